@@ -1,0 +1,117 @@
+//! Failures as they travel: a stable code, a message, perhaps a hint.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What went wrong, as the daemon tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// The kind of failure; programs decide by it.
+    pub code: ErrorCode,
+    /// What happened, for people: lower case, the subject first.
+    pub message: String,
+    /// What to do about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+impl ErrorBody {
+    /// A failure without a hint.
+    pub fn new(code: ErrorCode, message: impl fmt::Display) -> Self {
+        Self { code, message: message.to_string(), hint: None }
+    }
+
+    /// Adds what to do about it.
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl fmt::Display) -> Self {
+        self.hint = Some(hint.to_string());
+        self
+    }
+}
+
+impl fmt::Display for ErrorBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        self.hint.as_ref().map_or(Ok(()), |hint| write!(f, "; {hint}"))
+    }
+}
+
+impl std::error::Error for ErrorBody {}
+
+/// The envelope: `{"error":{"code":…,"message":…}}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorAnswer {
+    /// What went wrong.
+    pub error: ErrorBody,
+}
+
+/// The kinds of failure. Each has one HTTP status and one exit code of the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ErrorCode {
+    /// The request is malformed: a wrong name, an unknown route, a body that is no JSON.
+    InvalidRequest,
+    /// The file or manifest is malformed and nothing of it was kept.
+    InvalidInput,
+    /// No such model, tensor or tag.
+    NotFound,
+    /// Something else holds what is needed: another daemon, too many sessions.
+    Busy,
+    /// Stored data is not what it should be.
+    Corrupt,
+    /// No space left for what is to be written.
+    NoSpace,
+    /// The caller may not do this.
+    Denied,
+    /// A registry failed, lied or could not be reached.
+    Upstream,
+    /// The daemon itself failed.
+    Internal,
+}
+
+impl ErrorCode {
+    /// The HTTP status that carries this failure.
+    #[must_use]
+    pub const fn http_status(self) -> u16 {
+        match self {
+            Self::InvalidRequest => 400,
+            Self::InvalidInput => 422,
+            Self::NotFound => 404,
+            Self::Busy => 409,
+            Self::Corrupt | Self::Internal => 500,
+            Self::NoSpace => 507,
+            Self::Denied => 403,
+            Self::Upstream => 502,
+        }
+    }
+
+    /// The exit code of the command line.
+    #[must_use]
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::InvalidInput | Self::Upstream | Self::Internal => 1,
+            Self::InvalidRequest => 2,
+            Self::NotFound => 3,
+            Self::Busy => 4,
+            Self::Corrupt => 5,
+            Self::NoSpace => 6,
+            Self::Denied => 7,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failure_reads_back_from_its_json() {
+        let error = ErrorBody::new(ErrorCode::NoSpace, "no space").with_hint("run gc");
+        let json = serde_json::to_string(&ErrorAnswer { error: error.clone() }).unwrap();
+        assert_eq!(json, r#"{"error":{"code":"no_space","message":"no space","hint":"run gc"}}"#);
+        assert_eq!(serde_json::from_str::<ErrorAnswer>(&json).unwrap().error, error);
+        assert_eq!(error.to_string(), "no space; run gc");
+    }
+}

@@ -1,0 +1,93 @@
+//! What a client asks for.
+
+use blobd_store_format::reference::Reference;
+use serde::{Deserialize, Serialize};
+
+/// Body of `POST /v1/open`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OpenParams {
+    /// The model.
+    pub reference: Reference,
+    /// Which tensors to locate and pass descriptors for.
+    #[serde(default)]
+    pub tensors: TensorSelection,
+    /// Only the layers that play this part (`model`, `projector`, `template`, …); all if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub component: Option<String>,
+    /// Which layers to describe so that they can be read as the files they were.
+    #[serde(default)]
+    pub files: FileSelection,
+}
+
+/// Some of a model's tensors.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TensorSelection {
+    /// Every tensor.
+    #[default]
+    All,
+    /// None: for a caller who wants files only.
+    None,
+    /// Those whose name starts with this.
+    Prefix(String),
+    /// Those with these names; one that the model lacks is an error.
+    Names(Vec<String>),
+}
+
+/// Which layers come with the pieces that they are made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileSelection {
+    /// Those that are stored whole: templates, parameters, licences. They cost one descriptor.
+    #[default]
+    Whole,
+    /// All: split files too come with the list of segments that rebuilds them.
+    All,
+}
+
+/// Body of `POST /v1/import`; the open file follows in a frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImportParams {
+    /// The file's name, for messages and for the model's name when none is given.
+    pub file_name: String,
+    /// The model's name; made from the file's name if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<Reference>,
+}
+
+/// Body of `POST /v1/pull`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PullParams {
+    /// The model.
+    pub reference: Reference,
+}
+
+/// Body of `POST /v1/remove`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveParams {
+    /// The names to drop; what only they need is freed.
+    pub references: Vec<Reference>,
+}
+
+/// Body of `POST /v1/tag`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TagParams {
+    /// The model.
+    pub source: Reference,
+    /// Its further name; what it named before is let go.
+    pub target: Reference,
+}
+
+/// Body of `POST /v1/gc`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GcParams {
+    /// Make the plan and do nothing.
+    #[serde(default)]
+    pub dry_run: bool,
+}

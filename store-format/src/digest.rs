@@ -1,0 +1,188 @@
+//! SHA-256 digests: the names of everything in a store.
+//!
+//! A [`Digest`] can only come from hashing or from a well-formed text, so a path that is built
+//! from one ([`crate::layout`]) cannot leave the store.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sha2::{Digest as _, Sha256};
+
+/// A SHA-256 digest, written `sha256:` and 64 lower-case hexadecimal digits.
+///
+/// Upper-case digits are refused: they would give one blob two names.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    /// The digest of `bytes`.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        let mut hasher = Hasher::new();
+        hasher.update(bytes);
+        hasher.finish()
+    }
+
+    /// The 32 raw bytes.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// The 64 hexadecimal digits without the algorithm's name.
+    #[must_use]
+    pub fn to_hex(self) -> String {
+        self.0.iter().fold(String::with_capacity(64), |mut hex, byte| {
+            for nibble in [byte >> 4, byte & 15] {
+                hex.push(char::from_digit(nibble.into(), 16).unwrap_or('0'));
+            }
+            hex
+        })
+    }
+
+    /// The first twelve hexadecimal digits: enough for people, as in `ollama list`.
+    #[must_use]
+    pub fn short(self) -> String {
+        let mut hex = self.to_hex();
+        hex.truncate(12);
+        hex
+    }
+
+    /// Parses 64 lower-case hexadecimal digits.
+    ///
+    /// # Errors
+    /// [`DigestError`] when the text has another length or another character.
+    pub fn from_hex(hex: &str) -> Result<Self, DigestError> {
+        let malformed = || DigestError { found: printable(hex) };
+        if hex.len() != 64 {
+            return Err(malformed());
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
+            let nibble = |index: usize| pair.get(index).copied().and_then(hex_value);
+            *byte = nibble(0).zip(nibble(1)).map(|(high, low)| high << 4 | low).ok_or_else(malformed)?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sha256:{}", self.to_hex())
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Digest {
+    type Err = DigestError;
+
+    fn from_str(text: &str) -> Result<Self, DigestError> {
+        let hex = text.strip_prefix("sha256:").ok_or_else(|| DigestError { found: printable(text) })?;
+        Self::from_hex(hex).map_err(|_malformed| DigestError { found: printable(text) })
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Computes a [`Digest`] from bytes that arrive in pieces.
+#[derive(Clone, Debug, Default)]
+pub struct Hasher(Sha256);
+
+impl Hasher {
+    /// A hasher that has seen nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The digest of all bytes seen.
+    #[must_use]
+    pub fn finish(self) -> Digest {
+        Digest(self.0.finalize().into())
+    }
+}
+
+/// A text is not a digest.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("digest {found:?}: not sha256: and 64 lower-case hexadecimal digits")]
+#[non_exhaustive]
+pub struct DigestError {
+    /// The text, cut to a printable length.
+    pub found: String,
+}
+
+fn hex_value(digit: u8) -> Option<u8> {
+    match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    }
+}
+
+/// Enough of a hostile text for an error message.
+fn printable(text: &str) -> String {
+    text.chars().take(80).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EMPTY: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+    #[test]
+    fn digest_of_nothing_is_the_well_known_one() {
+        assert_eq!(Digest::of(b"").to_string(), EMPTY);
+        assert_eq!(EMPTY.parse(), Ok(Digest::of(b"")));
+        assert_eq!(Digest::of(b"").short(), "e3b0c44298fc");
+    }
+
+    #[test]
+    fn malformed_digests_are_refused() {
+        let hex = &EMPTY[7..];
+        for text in [
+            String::new(),
+            hex.to_owned(),
+            format!("sha512:{hex}"),
+            format!("sha256-{hex}"),
+            format!("sha256:{}", hex.to_uppercase()),
+            format!("sha256:{}", &hex[1..]),
+            format!("sha256:{hex}0"),
+            format!("sha256:../{}", &hex[3..]),
+            format!("sha256:{}é", &hex[2..]),
+            format!("sha256:{}\0", &hex[1..]),
+        ] {
+            assert!(text.parse::<Digest>().is_err(), "{text:?} was accepted");
+        }
+    }
+
+    #[test]
+    fn json_form_is_the_text_form() {
+        let json = serde_json::to_string(&Digest::of(b"")).unwrap();
+        assert_eq!(json, format!("{EMPTY:?}"));
+        assert_eq!(serde_json::from_str::<Digest>(&json).unwrap(), Digest::of(b""));
+        assert!(serde_json::from_str::<Digest>("\"sha256:00\"").is_err());
+    }
+}

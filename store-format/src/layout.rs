@@ -1,0 +1,101 @@
+//! Names under a store's root: path arithmetic, no file access.
+//!
+//! Every path is relative to the root and made from checked parts ([`Digest`], [`Reference`]),
+//! so none can lead out of the store. `docs/STORE-FORMAT.md` describes the whole tree.
+
+use std::path::PathBuf;
+
+use crate::digest::Digest;
+use crate::reference::Reference;
+
+/// Format version and identity of the store.
+pub const STORE_FILE: &str = "store.json";
+/// Immutable blobs, named by their digest.
+pub const BLOBS: &str = "blobs";
+/// Recipes, named by the digest of the file that they rebuild.
+pub const RECIPES: &str = "recipes";
+/// Manifests, one per tag: `host/namespace/model/tag`.
+pub const MANIFESTS: &str = "manifests";
+/// Where each model came from, named by its manifest's digest.
+pub const ORIGINS: &str = "origins";
+/// What transactions in progress have written.
+pub const STAGING: &str = "staging";
+/// Downloads that can be resumed.
+pub const PARTIAL: &str = "partial";
+/// Models put aside with an expiry.
+pub const TRASH: &str = "trash";
+/// Blobs that failed verification.
+pub const QUARANTINE: &str = "quarantine";
+/// A cache that can be rebuilt from the rest.
+pub const INDEX: &str = "index";
+/// Held by the one process that has the store open.
+pub const LOCK_FILE: &str = "lock";
+
+/// The file name of a digest's blob: `sha256-` and 64 hexadecimal digits, as in Ollama's store.
+#[must_use]
+pub fn blob_name(digest: Digest) -> String {
+    format!("sha256-{}", digest.to_hex())
+}
+
+/// `blobs/sha256-…`.
+#[must_use]
+pub fn blob(digest: Digest) -> PathBuf {
+    [BLOBS, &blob_name(digest)].iter().collect()
+}
+
+/// The file name of the recipe for the file with this digest.
+#[must_use]
+pub fn recipe_name(file: Digest) -> String {
+    format!("sha256-{}.json", file.to_hex())
+}
+
+/// `recipes/sha256-….json`.
+#[must_use]
+pub fn recipe(file: Digest) -> PathBuf {
+    [RECIPES, &recipe_name(file)].iter().collect()
+}
+
+/// `origins/sha256-….json`.
+#[must_use]
+pub fn origin(manifest: Digest) -> PathBuf {
+    [ORIGINS, &recipe_name(manifest)].iter().collect()
+}
+
+/// `manifests/<host>/<namespace>/<model>/<tag>`.
+#[must_use]
+pub fn manifest(reference: &Reference) -> PathBuf {
+    [MANIFESTS, reference.host(), reference.namespace(), reference.model(), reference.tag()].iter().collect()
+}
+
+/// The digest that a file name in `blobs/` stands for, if it is one.
+#[must_use]
+pub fn parse_blob_name(name: &str) -> Option<Digest> {
+    Digest::from_hex(name.strip_prefix("sha256-")?).ok()
+}
+
+/// The digest that a file name in `recipes/` or `origins/` stands for, if it is one.
+#[must_use]
+pub fn parse_recipe_name(name: &str) -> Option<Digest> {
+    parse_blob_name(name.strip_suffix(".json")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back_as_their_digest() {
+        let digest = Digest::of(b"x");
+        assert_eq!(parse_blob_name(&blob_name(digest)), Some(digest));
+        assert_eq!(parse_recipe_name(&recipe_name(digest)), Some(digest));
+        for name in ["", "sha256-", "sha256-00", ".", "..", "sha256-../../etc/passwd", "index.html"] {
+            assert_eq!(parse_blob_name(name), None, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn manifest_path_has_the_four_parts_of_the_name() {
+        let reference: Reference = "llama3:8b".parse().unwrap();
+        assert_eq!(manifest(&reference).to_str(), Some("manifests/registry.ollama.ai/library/llama3/8b"));
+    }
+}

@@ -1,0 +1,57 @@
+//! What the bytes of a blobd store mean.
+//!
+//! This crate turns bytes into checked values and plans, and values back into bytes: digests,
+//! references, manifests, recipes, GGUF headers, and the plan by which a model file is split
+//! into one blob per tensor. It never reads a file or a socket, never asks the time, starts no
+//! thread and contains no `unsafe`; its `clippy.toml` enforces that. What is hostile here are
+//! the bytes: every length is checked before it is used, nothing recurses on input, and no
+//! allocation is sized by a number that has not been compared with the bytes at hand.
+//!
+//! Split a small GGUF into its blobs and put it together again:
+//!
+//! ```
+//! use blobd_store_format::digest::Digest;
+//! use blobd_store_format::gguf::{GgmlType, GgufWriter, HeaderParser, Progress, Value};
+//! use blobd_store_format::split::{SplitPlan, Splitter, Target};
+//!
+//! let mut writer = GgufWriter::new();
+//! writer.metadata("general.architecture", Value::from("llama"))?;
+//! writer.tensor("token_embd.weight", GgmlType::F32, &[8, 2])?;
+//! let mut file = writer.header()?;
+//! file.extend([7u8; 64]);
+//!
+//! let mut parser = HeaderParser::new();
+//! let Progress::Done = parser.push(&file)? else { panic!("the header is complete") };
+//! let plan = SplitPlan::new(&parser.finish()?, file.len() as u64)?;
+//! let mut blobs = vec![Vec::new(); plan.blobs().len()];
+//! let mut literals = vec![Vec::new(); plan.literal_count()];
+//! for part in Splitter::new(&plan).push(&file)? {
+//!     match part.target {
+//!         Target::Blob { blob, .. } => blobs[blob].extend(part.bytes),
+//!         Target::Literal { literal } => literals[literal].extend(part.bytes),
+//!     }
+//! }
+//! let digests: Vec<Digest> = blobs.iter().map(|blob| Digest::of(blob)).collect();
+//! let recipe = plan.recipe(Digest::of(&file), &digests, literals)?;
+//! assert_eq!(recipe.size(), file.len() as u64);
+//! assert_eq!(recipe.tensors()[0].digest, Digest::of(&[7u8; 64]));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod descriptor;
+pub mod digest;
+pub mod expert;
+pub mod gguf;
+pub mod layout;
+pub mod manifest;
+pub mod reach;
+pub mod recipe;
+pub mod reference;
+pub mod split;
+pub mod tensor;
+
+/// The on-disk format of a store, word for word `docs/STORE-FORMAT.md`.
+#[cfg(doc)]
+#[doc = include_str!("../../docs/STORE-FORMAT.md")]
+pub mod spec {}

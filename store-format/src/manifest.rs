@@ -1,0 +1,310 @@
+//! Manifests: the registry's JSON record of a model.
+//!
+//! A [`Manifest`] keeps the registry's bytes exactly as they came, because their digest is the
+//! model's ID; what it says has been checked when the value exists. Source of the form: the OCI
+//! image manifest and Docker's `manifest.v2+json`, as Ollama's registry serves it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::descriptor::{Descriptor, MediaType};
+use crate::digest::Digest;
+
+/// A checked manifest and the bytes it was read from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    raw: Vec<u8>,
+    digest: Digest,
+    config: Descriptor,
+    layers: Vec<Descriptor>,
+}
+
+/// The JSON form, with the fields in the order that Ollama writes them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageManifest {
+    /// Always 2.
+    pub schema_version: u32,
+    /// The manifest's own media type; OCI allows to leave it out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub media_type: Option<MediaType>,
+    /// The model's configuration.
+    pub config: Descriptor,
+    /// The model's files.
+    pub layers: Vec<Descriptor>,
+}
+
+impl Manifest {
+    /// The longest manifest read: registries must take 4 MiB, so none has reason to serve more.
+    pub const MAX_BYTES: u64 = 4 << 20;
+    /// The most layers a manifest may have: one per tensor of the largest known models is 2,000.
+    pub const MAX_LAYERS: usize = 16_384;
+
+    /// Checks a registry's bytes and keeps them.
+    ///
+    /// # Errors
+    /// [`ManifestError`] when they are too long, no JSON of this form, an index, or contradict
+    /// themselves.
+    pub fn parse(raw: Vec<u8>) -> Result<Self, ManifestError> {
+        if raw.len() as u64 > Self::MAX_BYTES {
+            return Err(ManifestError::TooLong { length: raw.len() });
+        }
+        refuse_index(&raw)?;
+        let image: ImageManifest = serde_json::from_slice(&raw)?;
+        check(&image)?;
+        Ok(Self { digest: Digest::of(&raw), config: image.config, layers: image.layers, raw })
+    }
+
+    /// Makes the manifest of a model that has no registry, in the form that Ollama writes.
+    ///
+    /// # Errors
+    /// [`ManifestError`] as for [`Self::parse`].
+    pub fn compose(config: Descriptor, layers: Vec<Descriptor>) -> Result<Self, ManifestError> {
+        let media_type = Some(MediaType::new(MediaType::DOCKER_MANIFEST));
+        let image = ImageManifest { schema_version: 2, media_type, config, layers };
+        Self::parse(serde_json::to_vec(&image)?)
+    }
+
+    /// The bytes, as the registry served them.
+    #[must_use]
+    pub fn raw(&self) -> &[u8] {
+        &self.raw
+    }
+
+    /// The digest of [`Self::raw`]: the model's ID.
+    #[must_use]
+    pub const fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// The model's configuration.
+    #[must_use]
+    pub const fn config(&self) -> &Descriptor {
+        &self.config
+    }
+
+    /// The model's files.
+    #[must_use]
+    pub fn layers(&self) -> &[Descriptor] {
+        &self.layers
+    }
+
+    /// The configuration and the layers: every file that the model is made of.
+    pub fn files(&self) -> impl Iterator<Item = &Descriptor> {
+        std::iter::once(&self.config).chain(&self.layers)
+    }
+
+    /// The digests of the files that this manifest keeps alive.
+    #[must_use]
+    pub fn digests(&self) -> BTreeSet<Digest> {
+        self.files().map(|file| file.digest).collect()
+    }
+
+    /// The size of all files in bytes, as `ollama list` counts it.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        // `check` has proved that the sum does not overflow.
+        self.files().fold(0, |sum, file| sum.saturating_add(file.size))
+    }
+}
+
+/// Why a manifest is refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManifestError {
+    /// More bytes than any manifest has.
+    #[error("manifest: {length} bytes, at most {} allowed", Manifest::MAX_BYTES)]
+    TooLong {
+        /// The length in bytes.
+        length: usize,
+    },
+    /// Not JSON, or JSON of another form.
+    #[error("manifest: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Not a version 2 manifest.
+    #[error("manifest: schema version {found}, 2 expected")]
+    SchemaVersion {
+        /// The version found.
+        found: u32,
+    },
+    /// A list of manifests, one per platform.
+    #[error("manifest: is an index of manifests; name one of them with @sha256:…")]
+    Index,
+    /// Nothing to pull.
+    #[error("manifest: no layers")]
+    NoLayers,
+    /// More layers than any model has.
+    #[error("manifest: {found} layers, at most {} allowed", Manifest::MAX_LAYERS)]
+    TooManyLayers {
+        /// How many layers.
+        found: usize,
+    },
+    /// One digest with two sizes.
+    #[error("manifest: {digest}: sizes {first} and {second}")]
+    SizesDiffer {
+        /// The file's digest.
+        digest: Digest,
+        /// The size it is first given.
+        first: u64,
+        /// Another.
+        second: u64,
+    },
+    /// The sizes add up to more than 2^64.
+    #[error("manifest: the layers' sizes add up to more than 2^64 bytes")]
+    SizeOverflow,
+}
+
+/// Looked at first: an index lacks `config` and `layers`, and "missing field `config`" would hide
+/// what is wrong; a document that has both is ambiguous (CVE-2021-41190).
+fn refuse_index(raw: &[u8]) -> Result<(), ManifestError> {
+    #[derive(Deserialize)]
+    struct Kind {
+        #[serde(rename = "mediaType")]
+        media_type: Option<MediaType>,
+        manifests: Option<serde::de::IgnoredAny>,
+    }
+    let kind: Kind = serde_json::from_slice(raw)?;
+    let index_type = kind.media_type.is_some_and(|media_type| {
+        [MediaType::OCI_INDEX, MediaType::DOCKER_MANIFEST_LIST].contains(&media_type.as_str())
+    });
+    if index_type || kind.manifests.is_some() { Err(ManifestError::Index) } else { Ok(()) }
+}
+
+fn check(image: &ImageManifest) -> Result<(), ManifestError> {
+    if image.schema_version != 2 {
+        return Err(ManifestError::SchemaVersion { found: image.schema_version });
+    }
+    match image.layers.len() {
+        0 => return Err(ManifestError::NoLayers),
+        found if found > Manifest::MAX_LAYERS => return Err(ManifestError::TooManyLayers { found }),
+        _ => {}
+    }
+    let mut sizes = BTreeMap::new();
+    let mut sum = 0u64;
+    for Descriptor { digest, size, .. } in std::iter::once(&image.config).chain(&image.layers) {
+        sum = sum.checked_add(*size).ok_or(ManifestError::SizeOverflow)?;
+        match sizes.insert(*digest, *size) {
+            Some(first) if first != *size => {
+                return Err(ManifestError::SizesDiffer { digest: *digest, first, second: *size });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The manifest of `llama3:8b` as registry.ollama.ai serves it, byte for byte.
+    const LLAMA3_8B: &str = concat!(
+        r#"{"schemaVersion":2,"mediaType":"application/vnd.docker.distribution.manifest.v2+json","config":{"#,
+        r#""mediaType":"application/vnd.docker.container.image.v1+json","digest":"#,
+        r#""sha256:3f8eb4da87fa7a3c9da615036b0dc418d31fef2a30b115ff33562588b32c691d","size":485},"layers":["#,
+        r#"{"mediaType":"application/vnd.ollama.image.model","digest":"#,
+        r#""sha256:6a0746a1ec1aef3e7ec53868f220ff6e389f6f8ef87a01d77c96807de94ca2aa","size":4661211424},"#,
+        r#"{"mediaType":"application/vnd.ollama.image.license","digest":"#,
+        r#""sha256:4fa551d4f938f68b8c1e6afa9d28befb70e3f33f75d0753248d530364aeea40f","size":12403},"#,
+        r#"{"mediaType":"application/vnd.ollama.image.template","digest":"#,
+        r#""sha256:8ab4849b038cf0abc5b1c9b8ee1443dca6b93a045c2272180d985126eb40bf6f","size":254},"#,
+        r#"{"mediaType":"application/vnd.ollama.image.params","digest":"#,
+        r#""sha256:577073ffcc6ce95b9981eacc77d1039568639e5638e83044994560d9ef82ce1b","size":110}]}"#,
+    );
+
+    fn refused(json: &str) -> ManifestError {
+        Manifest::parse(json.as_bytes().to_vec()).expect_err("was accepted")
+    }
+
+    fn edited(from: &str, to: &str) -> String {
+        let json = LLAMA3_8B.replacen(from, to, 1);
+        assert_ne!(json, LLAMA3_8B, "{from} is not in the manifest");
+        json
+    }
+
+    #[test]
+    fn ollamas_llama3_has_its_well_known_id_and_size() {
+        let manifest = Manifest::parse(LLAMA3_8B.into()).unwrap();
+        assert_eq!(manifest.digest().short(), "365c0bd3c000");
+        assert_eq!(manifest.size(), 4_661_224_676);
+        assert_eq!(manifest.digests().len(), 5);
+        assert_eq!(manifest.raw(), LLAMA3_8B.as_bytes());
+    }
+
+    #[test]
+    fn composed_manifest_has_ollamas_form() {
+        let pulled = Manifest::parse(LLAMA3_8B.into()).unwrap();
+        let composed = Manifest::compose(pulled.config().clone(), pulled.layers().to_vec()).unwrap();
+        assert_eq!(composed, pulled);
+    }
+
+    #[test]
+    fn unknown_fields_are_kept_in_the_raw_bytes() {
+        let json = edited(r#""size":485"#, r#""size":485,"from":"llama2","annotations":{"a":"b"}"#);
+        assert_eq!(Manifest::parse(json.clone().into()).unwrap().raw(), json.as_bytes());
+    }
+
+    #[test]
+    fn traversing_and_foreign_digests_are_refused() {
+        for digest in ["../../etc/passwd", "sha512:00", "sha256:6A07", "", "sha256:../../../../x"] {
+            let json =
+                edited("sha256:6a0746a1ec1aef3e7ec53868f220ff6e389f6f8ef87a01d77c96807de94ca2aa", digest);
+            assert!(matches!(refused(&json), ManifestError::Json(_)), "{digest}");
+        }
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused() {
+        for size in ["-1", "1.5", "1e30", "18446744073709551616", "\"254\"", "null"] {
+            let json = edited(r#""size":254"#, &format!(r#""size":{size}"#));
+            assert!(matches!(refused(&json), ManifestError::Json(_)), "{size}");
+        }
+        let json = edited(r#""size":254"#, r#""size":18446744073709551615"#);
+        assert!(matches!(refused(&json), ManifestError::SizeOverflow));
+    }
+
+    #[test]
+    fn index_and_ambiguous_documents_are_refused() {
+        assert!(matches!(refused(r#"{"schemaVersion":2,"manifests":[]}"#), ManifestError::Index));
+        let both = edited(r#""layers":"#, r#""manifests":[],"layers":"#);
+        assert!(matches!(refused(&both), ManifestError::Index));
+        let media_type = edited(MediaType::DOCKER_MANIFEST, MediaType::OCI_INDEX);
+        assert!(matches!(refused(&media_type), ManifestError::Index));
+    }
+
+    #[test]
+    fn documents_that_are_no_manifest_are_refused() {
+        for json in ["", "{}", "[]", "null", "<html>captive portal</html>", r#"{"schemaVersion":2}"#] {
+            assert!(matches!(refused(json), ManifestError::Json(_)), "{json}");
+        }
+        let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+        assert!(matches!(refused(&deep), ManifestError::Json(_)));
+        let twice = edited(r#""schemaVersion":2"#, r#""schemaVersion":2,"schemaVersion":2"#);
+        assert!(matches!(refused(&twice), ManifestError::Json(_)));
+        let one = edited(r#""schemaVersion":2"#, r#""schemaVersion":1"#);
+        assert!(matches!(refused(&one), ManifestError::SchemaVersion { found: 1 }));
+    }
+
+    #[test]
+    fn layers_are_counted() {
+        let layer = r#"{"mediaType":"m","digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0}"#;
+        let with = |count: usize| {
+            let layers = vec![layer; count].join(",");
+            format!(r#"{{"schemaVersion":2,"config":{layer},"layers":[{layers}]}}"#)
+        };
+        assert!(matches!(refused(&with(0)), ManifestError::NoLayers));
+        assert!(Manifest::parse(with(Manifest::MAX_LAYERS).into()).is_ok());
+        assert!(matches!(refused(&with(Manifest::MAX_LAYERS + 1)), ManifestError::TooManyLayers { .. }));
+        assert!(matches!(refused(&" ".repeat(5 << 20)), ManifestError::TooLong { .. }));
+    }
+
+    #[test]
+    fn one_digest_with_two_sizes_is_refused() {
+        let json = edited(
+            "8ab4849b038cf0abc5b1c9b8ee1443dca6b93a045c2272180d985126eb40bf6f",
+            "577073ffcc6ce95b9981eacc77d1039568639e5638e83044994560d9ef82ce1b",
+        );
+        assert!(matches!(refused(&json), ManifestError::SizesDiffer { first: 254, second: 110, .. }));
+    }
+}

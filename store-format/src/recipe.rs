@@ -1,0 +1,434 @@
+//! Recipes: how to rebuild a split file from its blobs, bit for bit.
+//!
+//! A recipe is a JSON document named by the digest of the file it rebuilds. It lists the file's
+//! pieces in order, and one entry per tensor that says where the tensor's bytes are. The form is
+//! written down in `docs/STORE-FORMAT.md`.
+//!
+//! A [`Recipe`] exists only if it has passed [`Recipe::parse`] or [`Recipe::new`]: its pieces
+//! sum up to its size, every length is positive, every tensor lies in a blob that some piece
+//! uses, and nothing overflows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+
+/// How one file is put together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recipe {
+    file: Digest,
+    size: u64,
+    pieces: Vec<Piece>,
+    tensors: Vec<TensorEntry>,
+}
+
+/// One contiguous part of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+pub enum Piece {
+    /// `length` bytes of a blob, from `offset` (in bytes, from the blob's start) on: a segment.
+    Blob {
+        /// The blob.
+        blob: Digest,
+        /// Where in the blob the segment starts.
+        offset: u64,
+        /// How long it is.
+        length: u64,
+    },
+    /// That many zero bytes: padding.
+    Zeros {
+        /// How many.
+        zeros: u64,
+    },
+    /// Bytes that belong to no blob: odd padding, a tail.
+    Literal {
+        /// The bytes; base64 in JSON.
+        #[serde(with = "literal")]
+        literal: Vec<u8>,
+    },
+}
+
+impl Piece {
+    /// How many bytes of the file the piece is.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        match self {
+            Self::Blob { length, .. } => *length,
+            Self::Zeros { zeros } => *zeros,
+            Self::Literal { literal } => literal.len() as u64,
+        }
+    }
+}
+
+/// A tensor as the store records it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorEntry {
+    /// The tensor's name in its file.
+    pub name: String,
+    /// The name of its ggml type, such as `Q4_K`.
+    #[serde(rename = "type")]
+    pub type_name: String,
+    /// Its dimensions in GGUF order, the fastest first.
+    pub shape: Vec<u64>,
+    /// The blob that holds it. For a tensor without elements, the digest of nothing, which is
+    /// not stored.
+    pub digest: Digest,
+    /// Where in the blob its bytes start: not 0 only for a member of a packed expert group.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub size: u64,
+    /// For a stack of experts, how to find each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
+}
+
+/// Where each expert of a stack lies: expert `i` is the `stride` bytes from `i * stride` on,
+/// counted from the tensor's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Experts {
+    /// How many experts the tensor stacks.
+    pub count: u64,
+    /// The length of one in bytes.
+    pub stride: u64,
+}
+
+impl Recipe {
+    /// The newest form this code reads and the one it writes.
+    pub const VERSION: u32 = 1;
+    /// The longest recipe read: 131,072 tensors with long names stay below it.
+    pub const MAX_BYTES: u64 = 64 << 20;
+
+    /// Checks the parts of a recipe and joins them.
+    ///
+    /// # Errors
+    /// [`RecipeError`] when an invariant of the module does not hold.
+    pub fn new(file: Digest, pieces: Vec<Piece>, tensors: Vec<TensorEntry>) -> Result<Self, RecipeError> {
+        let extents = check_pieces(&pieces)?;
+        tensors.iter().try_for_each(|tensor| check_tensor(tensor, &extents.blobs))?;
+        Ok(Self { file, size: extents.size, pieces, tensors })
+    }
+
+    /// Reads the JSON form.
+    ///
+    /// # Errors
+    /// [`RecipeError`] when the text is not JSON of this form, has another version, or breaks an
+    /// invariant of the module.
+    pub fn parse(json: &[u8]) -> Result<Self, RecipeError> {
+        let raw: RawRecipe = serde_json::from_slice(json)?;
+        if raw.version != Self::VERSION {
+            return Err(RecipeError::Version { found: raw.version });
+        }
+        let recipe = Self::new(raw.file, raw.pieces, raw.tensors)?;
+        if recipe.size != raw.size {
+            return Err(RecipeError::Size { pieces: recipe.size, declared: raw.size });
+        }
+        Ok(recipe)
+    }
+
+    /// The JSON form, as it lies on disk.
+    #[must_use]
+    pub fn to_json(&self) -> Vec<u8> {
+        let raw = RawRecipeRef {
+            version: Self::VERSION,
+            file: self.file,
+            size: self.size,
+            pieces: &self.pieces,
+            tensors: &self.tensors,
+        };
+        // Strings, integers and arrays always serialise.
+        let mut json = serde_json::to_vec(&raw).unwrap_or_default();
+        json.push(b'\n');
+        json
+    }
+
+    /// The digest of the file that the recipe rebuilds.
+    #[must_use]
+    pub const fn file(&self) -> Digest {
+        self.file
+    }
+
+    /// The length of that file in bytes.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The file's parts, in order.
+    #[must_use]
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// The file's tensors, in the order of its own table.
+    #[must_use]
+    pub fn tensors(&self) -> &[TensorEntry] {
+        &self.tensors
+    }
+
+    /// The blob that holds the file's header: the first piece of every split file.
+    #[must_use]
+    pub fn header(&self) -> Option<(Digest, u64)> {
+        match self.pieces.first() {
+            Some(Piece::Blob { blob, offset: 0, length }) => Some((*blob, *length)),
+            _ => None,
+        }
+    }
+
+    /// Every blob that the recipe keeps alive.
+    #[must_use]
+    pub fn digests(&self) -> BTreeSet<Digest> {
+        self.blob_sizes().into_keys().collect()
+    }
+
+    /// Every blob and the least size it must have to serve this recipe, in bytes.
+    #[must_use]
+    pub fn blob_sizes(&self) -> BTreeMap<Digest, u64> {
+        let mut sizes = BTreeMap::new();
+        for piece in &self.pieces {
+            if let Piece::Blob { blob, offset, length } = piece {
+                // `check_pieces` has proved that the sum does not overflow.
+                let end = offset.saturating_add(*length);
+                sizes.entry(*blob).and_modify(|size: &mut u64| *size = end.max(*size)).or_insert(end);
+            }
+        }
+        sizes
+    }
+}
+
+/// Why a recipe is refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecipeError {
+    /// Not JSON, or JSON of another form.
+    #[error("recipe: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Written by another blobd.
+    #[error("recipe: version {found}, this blobd reads {}; upgrade blobd", Recipe::VERSION)]
+    Version {
+        /// The version found.
+        found: u32,
+    },
+    /// The pieces do not sum up to the file.
+    #[error("recipe: pieces of {pieces} bytes, file of {declared}")]
+    Size {
+        /// The sum of the pieces' lengths.
+        pieces: u64,
+        /// The size the recipe declares.
+        declared: u64,
+    },
+    /// A piece has no bytes, or its end does not fit 64 bits.
+    #[error("recipe: piece {index} is empty or ends beyond 2^64")]
+    Piece {
+        /// Its place in the list.
+        index: usize,
+    },
+    /// A tensor lies outside the blobs that the file is made of.
+    #[error("recipe: tensor {name:?}: bytes {offset}+{size} are not in a blob of this file")]
+    Tensor {
+        /// The tensor.
+        name: String,
+        /// Where it should start.
+        offset: u64,
+        /// How long it should be.
+        size: u64,
+    },
+    /// A tensor's experts do not add up to its size.
+    #[error("recipe: tensor {name:?}: {count} experts of {stride} bytes do not make {size} bytes")]
+    Experts {
+        /// The tensor.
+        name: String,
+        /// How many experts it should have.
+        count: u64,
+        /// How long each should be.
+        stride: u64,
+        /// The tensor's size.
+        size: u64,
+    },
+    /// A plan was given another number of digests or literals than it has blobs or literals.
+    #[error("recipe: {found} {what} given, the plan has {expected}")]
+    Parts {
+        /// What there are too many or too few of.
+        what: &'static str,
+        /// How many were given.
+        found: usize,
+        /// How many the plan has.
+        expected: usize,
+    },
+}
+
+struct Extents {
+    size: u64,
+    blobs: BTreeMap<Digest, u64>,
+}
+
+/// Proves that the pieces are non-empty and overflow nothing; returns what they add up to.
+fn check_pieces(pieces: &[Piece]) -> Result<Extents, RecipeError> {
+    let mut extents = Extents { size: 0, blobs: BTreeMap::new() };
+    for (index, piece) in pieces.iter().enumerate() {
+        let refused = || RecipeError::Piece { index };
+        let length = piece.length();
+        if length == 0 {
+            return Err(refused());
+        }
+        extents.size = extents.size.checked_add(length).ok_or_else(refused)?;
+        if let Piece::Blob { blob, offset, .. } = piece {
+            let end = offset.checked_add(length).ok_or_else(refused)?;
+            let known = extents.blobs.entry(*blob).or_insert(end);
+            *known = end.max(*known);
+        }
+    }
+    Ok(extents)
+}
+
+fn check_tensor(tensor: &TensorEntry, blobs: &BTreeMap<Digest, u64>) -> Result<(), RecipeError> {
+    let end = tensor.offset.checked_add(tensor.size);
+    let inside = match blobs.get(&tensor.digest) {
+        Some(blob_size) => end.is_some_and(|end| end <= *blob_size),
+        None => tensor.size == 0 && tensor.digest == Digest::of(b""),
+    };
+    if !inside {
+        let TensorEntry { name, offset, size, .. } = tensor.clone();
+        return Err(RecipeError::Tensor { name, offset, size });
+    }
+    let Some(Experts { count, stride }) = tensor.experts else { return Ok(()) };
+    if count.checked_mul(stride) != Some(tensor.size) {
+        let TensorEntry { name, size, .. } = tensor.clone();
+        return Err(RecipeError::Experts { name, count, stride, size });
+    }
+    Ok(())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawRecipe {
+    version: u32,
+    file: Digest,
+    size: u64,
+    pieces: Vec<Piece>,
+    tensors: Vec<TensorEntry>,
+}
+
+#[derive(Serialize)]
+struct RawRecipeRef<'a> {
+    version: u32,
+    file: Digest,
+    size: u64,
+    pieces: &'a [Piece],
+    tensors: &'a [TensorEntry],
+}
+
+/// Bytes as base64 in JSON, for serde's `with`.
+pub mod literal {
+    use base64::Engine as _;
+
+    use super::{BASE64, Deserialize};
+
+    /// Writes the bytes as base64.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: serde::Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&BASE64.encode(bytes))
+    }
+
+    /// Reads base64.
+    ///
+    /// # Errors
+    /// When the text is no base64.
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        BASE64.decode(text.as_bytes()).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blob_piece(blob: Digest, offset: u64, length: u64) -> Piece {
+        Piece::Blob { blob, offset, length }
+    }
+
+    fn tensor(digest: Digest, offset: u64, size: u64) -> TensorEntry {
+        let (name, type_name) = ("t".to_owned(), "F32".to_owned());
+        TensorEntry { name, type_name, shape: vec![size / 4], digest, offset, size, experts: None }
+    }
+
+    fn sample() -> Recipe {
+        let (header, weights) = (Digest::of(b"header"), Digest::of(b"weights"));
+        let pieces = vec![
+            blob_piece(header, 0, 6),
+            Piece::Zeros { zeros: 26 },
+            blob_piece(weights, 0, 64),
+            Piece::Literal { literal: vec![0xff, 0, 1] },
+        ];
+        Recipe::new(Digest::of(b"file"), pieces, vec![tensor(weights, 0, 64)]).unwrap()
+    }
+
+    #[test]
+    fn json_form_reads_back_as_the_same_recipe() {
+        let recipe = sample();
+        assert_eq!(Recipe::parse(&recipe.to_json()).unwrap(), recipe);
+        assert_eq!(recipe.size(), 99);
+        assert_eq!(recipe.header(), Some((Digest::of(b"header"), 6)));
+        assert_eq!(recipe.digests().len(), 2);
+    }
+
+    #[test]
+    fn wrong_size_version_or_field_is_refused() {
+        let json = String::from_utf8(sample().to_json()).unwrap();
+        for (from, to) in [
+            ("\"size\":99", "\"size\":98"),
+            ("\"version\":1", "\"version\":2"),
+            ("\"version\":1", "\"version\":1,\"extra\":1"),
+            ("\"zeros\":26", "\"zeros\":0"),
+            ("\"zeros\":26", "\"zeros\":18446744073709551615"),
+            ("\"zeros\":26", "\"zeros\":-26"),
+            ("\"zeros\":26", "\"zeros\":26,\"literal\":\"AA==\""),
+            ("/wAB", "/wA"),
+            ("\"offset\":0,\"size\":64", "\"offset\":1,\"size\":64"),
+            ("\"offset\":0,\"size\":64", "\"offset\":18446744073709551615,\"size\":64"),
+        ] {
+            let broken = json.replacen(from, to, 1);
+            assert_ne!(broken, json, "{from} is not in {json}");
+            assert!(Recipe::parse(broken.as_bytes()).is_err(), "{to} was accepted");
+        }
+    }
+
+    #[test]
+    fn segment_that_wraps_around_is_refused() {
+        let piece = blob_piece(Digest::of(b"x"), u64::MAX, 2);
+        let error = Recipe::new(Digest::of(b"f"), vec![piece], vec![]).unwrap_err();
+        assert!(matches!(error, RecipeError::Piece { index: 0 }), "{error}");
+    }
+
+    #[test]
+    fn tensor_in_a_foreign_blob_is_refused() {
+        let recipe = sample();
+        let foreign = tensor(Digest::of(b"elsewhere"), 0, 64);
+        let error = Recipe::new(recipe.file(), recipe.pieces().to_vec(), vec![foreign]).unwrap_err();
+        assert!(matches!(error, RecipeError::Tensor { .. }), "{error}");
+    }
+
+    #[test]
+    fn tensor_without_elements_needs_no_blob() {
+        let recipe = sample();
+        let empty = tensor(Digest::of(b""), 0, 0);
+        let recipe = Recipe::new(recipe.file(), recipe.pieces().to_vec(), vec![empty]).unwrap();
+        assert!(!recipe.digests().contains(&Digest::of(b"")));
+    }
+
+    #[test]
+    fn experts_must_fill_their_tensor() {
+        let recipe = sample();
+        let mut stack = recipe.tensors()[0].clone();
+        for (count, stride, accepted) in [(4, 16, true), (3, 16, false), (u64::MAX, 16, false)] {
+            stack.experts = Some(Experts { count, stride });
+            let result = Recipe::new(recipe.file(), recipe.pieces().to_vec(), vec![stack.clone()]);
+            assert_eq!(result.is_ok(), accepted, "{count} experts of {stride} bytes");
+        }
+    }
+}

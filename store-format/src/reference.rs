@@ -1,0 +1,372 @@
+//! References: the names people give to models.
+//!
+//! The form is Ollama's, `[scheme://][host/][namespace/]model[:tag]`, and an optional
+//! `@sha256:…` that pins the manifest. It is read from the right: the last `:` after the last
+//! `/` splits off the tag, then `/` splits off the model and the namespace; the rest is the host.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::digest::{Digest, DigestError};
+
+/// A model's full name: host, namespace, model, tag, and how its registry is spoken to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Reference {
+    host: String,
+    namespace: String,
+    model: String,
+    tag: String,
+    scheme: Scheme,
+    digest: Option<Digest>,
+}
+
+/// How a registry is spoken to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Scheme {
+    /// Over TLS: the default.
+    #[default]
+    Https,
+    /// In the clear: only when the user writes `http://`.
+    Http,
+}
+
+impl Scheme {
+    /// `https` or `http`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Https => "https",
+            Self::Http => "http",
+        }
+    }
+}
+
+impl Reference {
+    /// The registry of a name without a host.
+    pub const DEFAULT_HOST: &str = "registry.ollama.ai";
+    /// The namespace of a name without one.
+    pub const DEFAULT_NAMESPACE: &str = "library";
+    /// The tag of a name without one.
+    pub const DEFAULT_TAG: &str = "latest";
+
+    /// Joins four parts, each checked.
+    ///
+    /// # Errors
+    /// [`ReferenceError`] when a part is empty, too long or has a character it may not have.
+    pub fn from_parts(host: &str, namespace: &str, model: &str, tag: &str) -> Result<Self, ReferenceError> {
+        HOST.check(host)?;
+        NAMESPACE.check(namespace)?;
+        MODEL.check(model)?;
+        TAG.check(tag)?;
+        Ok(Self {
+            host: host.to_owned(),
+            namespace: namespace.to_owned(),
+            model: model.to_owned(),
+            tag: tag.to_owned(),
+            scheme: Scheme::Https,
+            digest: None,
+        })
+    }
+
+    /// The registry's host, with its port if it has one.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The namespace: a user or organisation.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The model's own name.
+    #[must_use]
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// The tag.
+    #[must_use]
+    pub fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    /// How the registry is spoken to.
+    #[must_use]
+    pub const fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// The manifest that the name is pinned to.
+    #[must_use]
+    pub const fn digest(&self) -> Option<Digest> {
+        self.digest
+    }
+
+    /// The same model under another tag.
+    ///
+    /// # Errors
+    /// [`ReferenceError`] when `tag` is not a tag.
+    pub fn with_tag(&self, tag: &str) -> Result<Self, ReferenceError> {
+        TAG.check(tag)?;
+        Ok(Self { tag: tag.to_owned(), ..self.clone() })
+    }
+
+    /// Whether both name the same model: the four parts, compared without regard to case as
+    /// Ollama does; scheme and digest do not count.
+    #[must_use]
+    pub fn same_model(&self, other: &Self) -> bool {
+        self.parts().iter().zip(other.parts()).all(|(a, b)| a.eq_ignore_ascii_case(b))
+    }
+
+    /// The shortest text that [`FromStr`] reads back as this host, namespace, model and tag; the
+    /// tag is always written. Scheme and digest are left out.
+    #[must_use]
+    pub fn short(&self) -> String {
+        let Self { host, namespace, model, tag, .. } = self;
+        match (host == Self::DEFAULT_HOST, namespace == Self::DEFAULT_NAMESPACE) {
+            (true, true) => format!("{model}:{tag}"),
+            (true, false) => format!("{namespace}/{model}:{tag}"),
+            (false, _) => format!("{host}/{namespace}/{model}:{tag}"),
+        }
+    }
+
+    fn parts(&self) -> [&str; 4] {
+        [&self.host, &self.namespace, &self.model, &self.tag]
+    }
+}
+
+/// The whole name, scheme and digest included where they are not the default.
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, namespace, model, tag, scheme, digest } = self;
+        if *scheme != Scheme::Https {
+            write!(f, "{}://", scheme.as_str())?;
+        }
+        write!(f, "{host}/{namespace}/{model}:{tag}")?;
+        digest.map_or(Ok(()), |digest| write!(f, "@{digest}"))
+    }
+}
+
+impl FromStr for Reference {
+    type Err = ReferenceError;
+
+    fn from_str(text: &str) -> Result<Self, ReferenceError> {
+        if text.len() > MAX_LENGTH {
+            return Err(ReferenceError::TooLong { length: text.len() });
+        }
+        let (name, digest) = match text.split_once('@') {
+            Some((name, digest)) => (name, Some(digest.parse()?)),
+            None => (text, None),
+        };
+        let (scheme, name) = split_scheme(name)?;
+        if scheme.is_some() && name.matches('/').count() < 2 {
+            return Err(ReferenceError::SchemeWithoutHost { found: name.to_owned() });
+        }
+        let (path, tag) = match name.rsplit_once(':') {
+            Some((path, tag)) if !tag.contains('/') => (path, tag),
+            _ => (name, Self::DEFAULT_TAG),
+        };
+        let mut from_right = path.rsplitn(3, '/');
+        let model = from_right.next().unwrap_or_default();
+        let namespace = from_right.next().unwrap_or(Self::DEFAULT_NAMESPACE);
+        let host = from_right.next().unwrap_or(Self::DEFAULT_HOST);
+        Ok(Self {
+            scheme: scheme.unwrap_or_default(),
+            digest,
+            ..Self::from_parts(host, namespace, model, tag)?
+        })
+    }
+}
+
+impl Serialize for Reference {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Reference {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Why a text is not a reference.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReferenceError {
+    /// One of the four parts is not well-formed.
+    #[error(
+        "reference: {part} {found:?}: 1 to {max_length} letters, digits or {extra:?} expected, \
+         the first a letter, a digit or '_'"
+    )]
+    Part {
+        /// Which part.
+        part: &'static str,
+        /// What stands there.
+        found: String,
+        /// The greatest length in bytes.
+        max_length: usize,
+        /// What may stand beside letters and digits.
+        extra: &'static str,
+    },
+    /// Neither `http://` nor `https://`.
+    #[error("reference: scheme {found:?}: http or https expected")]
+    Scheme {
+        /// What stands before `://`.
+        found: String,
+    },
+    /// A scheme says how to speak to a host, but no host is named.
+    #[error("reference: {found:?} after a scheme: host/namespace/model expected")]
+    SchemeWithoutHost {
+        /// What stands after `://`.
+        found: String,
+    },
+    /// The text after `@` is not a digest.
+    #[error("reference: {0}")]
+    Digest(#[from] DigestError),
+    /// Longer than all parts together may be.
+    #[error("reference: {length} bytes, at most {MAX_LENGTH} allowed")]
+    TooLong {
+        /// The length in bytes.
+        length: usize,
+    },
+}
+
+/// What one part of a name may look like. The rule for the first character keeps `.` and `..`
+/// from being a part, and so a path from leaving `manifests/`.
+struct PartRule {
+    part: &'static str,
+    extra: &'static str,
+    max_length: usize,
+}
+
+impl PartRule {
+    fn check(&self, text: &str) -> Result<(), ReferenceError> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || self.extra.contains(c);
+        let first = text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+        if first && text.len() <= self.max_length && text.chars().all(allowed) {
+            return Ok(());
+        }
+        let found = text.chars().take(100).collect();
+        Err(ReferenceError::Part { part: self.part, found, max_length: self.max_length, extra: self.extra })
+    }
+}
+
+/// Ollama allows 350 bytes, but a file name ends at 255 and a host name at 253.
+const HOST: PartRule = PartRule { part: "host", extra: "_-.:", max_length: 253 };
+const NAMESPACE: PartRule = PartRule { part: "namespace", extra: "_-", max_length: 80 };
+const MODEL: PartRule = PartRule { part: "model", extra: "_-.", max_length: 80 };
+const TAG: PartRule = PartRule { part: "tag", extra: "_-.", max_length: 80 };
+/// All parts at their longest, the scheme, the digest and the separators.
+const MAX_LENGTH: usize = 253 + 3 * 80 + 8 + 72 + 4;
+
+fn split_scheme(name: &str) -> Result<(Option<Scheme>, &str), ReferenceError> {
+    match name.split_once("://") {
+        None => Ok((None, name)),
+        Some(("https", rest)) => Ok((Some(Scheme::Https), rest)),
+        Some(("http", rest)) => Ok((Some(Scheme::Http), rest)),
+        Some((scheme, _)) => Err(ReferenceError::Scheme { found: scheme.to_owned() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn defaults_fill_what_is_left_out() {
+        for (text, full, short) in [
+            ("llama3", "registry.ollama.ai/library/llama3:latest", "llama3:latest"),
+            ("llama3:8b", "registry.ollama.ai/library/llama3:8b", "llama3:8b"),
+            ("me/llama3", "registry.ollama.ai/me/llama3:latest", "me/llama3:latest"),
+            ("hf.co/me/repo-GGUF:Q4_K_M", "hf.co/me/repo-GGUF:Q4_K_M", "hf.co/me/repo-GGUF:Q4_K_M"),
+            ("localhost:5000/a/b", "localhost:5000/a/b:latest", "localhost:5000/a/b:latest"),
+            ("https://hf.co/a/b:c", "hf.co/a/b:c", "hf.co/a/b:c"),
+            ("http://127.0.0.1:1/a/b:c", "http://127.0.0.1:1/a/b:c", "127.0.0.1:1/a/b:c"),
+        ] {
+            let reference: Reference = text.parse().unwrap();
+            assert_eq!(reference.to_string(), full);
+            assert_eq!(reference.short(), short);
+        }
+    }
+
+    #[test]
+    fn digest_pins_a_name() {
+        let digest = Digest::of(b"manifest");
+        let reference: Reference = format!("llama3:8b@{digest}").parse().unwrap();
+        assert_eq!(reference.digest(), Some(digest));
+        assert_eq!(reference.to_string().parse(), Ok(reference));
+    }
+
+    #[test]
+    fn hostile_and_malformed_names_are_refused() {
+        for text in [
+            "",
+            ":",
+            "/",
+            "a:",
+            ":b",
+            "a/",
+            "/a",
+            "a//b",
+            "..",
+            "../a",
+            "a/../b",
+            "a/..",
+            "a:..",
+            "a:.hidden",
+            "-a",
+            ".a",
+            "a b",
+            "a\0",
+            "a\n",
+            "ä",
+            "a/b/c/d",
+            "host/name:space/model:tag",
+            "ftp://a/b/c",
+            "http://host/model",
+            "a@",
+            "a@sha256:00",
+            "a@b@c",
+            "a:b:c",
+        ] {
+            assert!(text.parse::<Reference>().is_err(), "{text:?} was accepted");
+        }
+        assert!("a".repeat(81).parse::<Reference>().is_err());
+        assert!("a".repeat(1 << 20).parse::<Reference>().is_err());
+    }
+
+    #[test]
+    fn case_does_not_tell_models_apart() {
+        let [a, b]: [Reference; 2] = ["LLaMA3:8B", "llama3:8b"].map(|text| text.parse().unwrap());
+        assert_ne!(a, b);
+        assert!(a.same_model(&b));
+        assert!(!a.same_model(&b.with_tag("70b").unwrap()));
+    }
+
+    proptest! {
+        #[test]
+        fn text_form_reads_back(
+            host in "[a-z0-9_][a-zA-Z0-9_.:-]{0,40}", namespace in "[a-z0-9_][a-zA-Z0-9_-]{0,20}",
+            model in "[a-z0-9_][a-zA-Z0-9_.-]{0,20}", tag in "[a-z0-9_][a-zA-Z0-9_.-]{0,20}",
+        ) {
+            let reference = Reference::from_parts(&host, &namespace, &model, &tag).unwrap();
+            prop_assert_eq!(reference.to_string().parse(), Ok(reference.clone()));
+            prop_assert_eq!(reference.short().parse(), Ok(reference));
+        }
+
+        #[test]
+        fn any_text_is_refused_or_reads_back(text in "\\PC{0,60}") {
+            if let Ok(reference) = text.parse::<Reference>() {
+                prop_assert_eq!(reference.to_string().parse(), Ok(reference));
+            }
+        }
+    }
+}
