@@ -1,2 +1,52 @@
-//! placeholder
+//! Open a model from a blobd daemon and map its tensors without a copy.
+//!
+//! ```
+//! # #![allow(dead_code)]
+//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/daemon/fake.rs"));
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let socket = folder.path().join("blobd.sock");
+//! # let mut fake = FakeModel::new();
+//! # let fd = fake.add_file(&[7; 64]);
+//! # fake.add_tensor("token_embd.weight", Some(fd), 0, 64);
+//! # listen(&socket, move |call| fake.serve(call));
+//! # // SAFETY: no other thread of this example looks at the environment.
+//! # unsafe { std::env::set_var("BLOBD_SOCKET", &socket) };
+//! let client = blobd_client::Client::connect_default()?;
+//! let model = client.open(&"llama3:8b".parse()?)?;
+//!
+//! let tensor = model.map("token_embd.weight")?;
+//! println!("{} {:?}", tensor.type_name(), tensor.shape());
+//! println!("{:02x?}", &tensor[..8]); // a `&[u8]` of the page cache, shared by all processes
+//! # assert_eq!(tensor[..], [7; 64]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The model is in use until the [`OpenModel`](model::OpenModel) is dropped; what was mapped
+//! stays valid after that, when the daemon stops and when the model is removed. Nothing here is
+//! asynchronous, starts a thread or keeps global state.
+//!
+//! - [`client`]: finding a daemon; one method per verb
+//! - [`model`]: a model that is open: its tensors, its files
+//! - [`error`]: what can go wrong in between
+//! - [`protocol`]: the messages and frames, used by both ends
+//!
+//! `docs/PROTOCOL.md` is the protocol's specification, for clients in other languages.
+
+pub mod client;
+pub mod error;
+pub mod model;
 pub mod protocol;
+
+mod blob;
+mod http;
+mod map;
+mod open;
+
+pub use crate::client::Client;
+
+/// The protocol, word for word `docs/PROTOCOL.md`.
+#[cfg(doc)]
+#[doc = include_str!("../../docs/PROTOCOL.md")]
+pub mod spec {}

@@ -1,1 +1,43 @@
-//! placeholder
+//! The parts of the `blobd` binary: a store of model weights, the registries they come from, the
+//! socket that hands them out, and the command line.
+//!
+//! A model file is split on its way in: every tensor becomes one blob named by its digest, and a
+//! recipe says how to put the file together again. Put one in and find it twice but stored once:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use blobd::intake::take_gguf;
+//! use blobd::store::{Ingest, Store};
+//! use blobd_store_format::gguf::{GgmlType, GgufWriter};
+//!
+//! let root = tempfile::tempdir()?;
+//! let store = Arc::new(Store::open(root.path().join("store"))?);
+//! let mut writer = GgufWriter::new();
+//! writer.tensor("token_embd.weight", GgmlType::F32, &[256])?;
+//! let mut file = writer.header()?;
+//! file.extend([1; 1024]);
+//!
+//! let mut ingest = Ingest::begin(&store, store.leases().grant("an example"))?;
+//! let size = file.len() as u64;
+//! let taken = take_gguf(&mut ingest, &mut file.as_slice(), size, &mut |_completed| ())?;
+//! assert_eq!(taken.digest, blobd_store_format::digest::Digest::of(&file));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! From the outside in: [`cli`] turns arguments into requests, [`server`] and [`api`] turn
+//! requests into verbs, [`ops`] has one file per verb, [`session`] serves open models;
+//! [`intake`], [`registry`] and [`gc`] do the work on the [`store`].
+
+pub mod api;
+pub mod cli;
+pub mod config;
+pub mod demo;
+pub mod gc;
+pub mod intake;
+pub mod ops;
+pub mod registry;
+pub mod server;
+pub mod session;
+pub mod state;
+pub mod store;
+mod sys;

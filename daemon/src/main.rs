@@ -1,2 +1,7 @@
-//! placeholder
-fn main() {}
+//! The `blobd` command: daemon and command line in one.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    blobd::cli::main()
+}

@@ -1,1 +1,246 @@
-//! expert
+//! Which tensors are experts, and where each expert's bytes are.
+//!
+//! A mixture-of-experts model has, per layer and projection, one weight matrix per expert. Today's
+//! files stack them into one tensor; files from before April 2024 have a tensor for each. Packed
+//! in expert order the latter are the very bytes of the former, so both become the same blob.
+
+use std::collections::BTreeMap;
+
+use crate::gguf::GgmlType;
+pub use crate::recipe::Experts;
+use crate::tensor::{Shape, TensorInfo};
+
+/// Separate tensors that are the experts of one projection of one layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertGroup {
+    members: Vec<usize>,
+    stride: u64,
+}
+
+impl ExpertGroup {
+    /// What a member's size must be a multiple of, in bytes. Engines read tensors in vectors of up
+    /// to 64 bytes, so every expert in a page-aligned blob is aligned as well as a blob of its own.
+    pub const MEMBER_ALIGNMENT: u64 = 64;
+
+    /// The members in expert order, as places in the list they were found in.
+    #[must_use]
+    pub fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    /// How many bytes each member has, and so how far apart they are when packed.
+    #[must_use]
+    pub fn stride(&self) -> u64 {
+        self.stride
+    }
+
+    /// How many bytes all members have.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        // `pack` has proved that the product fits.
+        self.stride.saturating_mul(self.members.len() as u64)
+    }
+}
+
+/// Finds the tensors that can be packed: `blk.N.ffn_{gate,up,down}.E.weight` for every E from 0
+/// to the last one, at least two, all of one known type and one shape, and with a size that is
+/// a positive multiple of [`ExpertGroup::MEMBER_ALIGNMENT`].
+#[must_use]
+pub fn expert_groups<'a>(tensors: impl IntoIterator<Item = TensorInfo<'a>>) -> Vec<ExpertGroup> {
+    let mut projections: BTreeMap<Projection<'a>, Vec<Member>> = BTreeMap::new();
+    for (index, tensor) in tensors.into_iter().enumerate() {
+        if let Some((projection, expert)) = separate_expert(tensor.name()) {
+            let (ggml_type, shape, size) = (tensor.ggml_type(), tensor.shape(), tensor.size_bytes());
+            projections.entry(projection).or_default().push(Member { expert, index, ggml_type, shape, size });
+        }
+    }
+    projections.into_values().filter_map(pack).collect()
+}
+
+/// The experts of a stacked tensor such as `blk.3.ffn_gate_exps.weight`: as many as its slowest
+/// dimension says. `None` for any other tensor.
+#[must_use]
+pub fn stacked_experts(name: &str, shape: &Shape, size_bytes: u64) -> Option<Experts> {
+    if shape.dimensions().len() != stacked_rank(name)? || size_bytes == 0 {
+        return None;
+    }
+    let count = *shape.dimensions().last()?;
+    let stride = size_bytes.checked_div(count)?;
+    (stride.checked_mul(count) == Some(size_bytes)).then_some(Experts { count, stride })
+}
+
+/// Layer and projection of separate expert tensors.
+type Projection<'a> = (u32, &'a str);
+
+struct Member {
+    expert: u32,
+    index: usize,
+    ggml_type: GgmlType,
+    shape: Shape,
+    size: Option<u64>,
+}
+
+fn pack(mut members: Vec<Member>) -> Option<ExpertGroup> {
+    members.sort_unstable_by_key(|member| member.expert);
+    let first = members.first()?;
+    let stride = first.size.filter(|size| *size > 0 && size.is_multiple_of(ExpertGroup::MEMBER_ALIGNMENT))?;
+    stride.checked_mul(members.len() as u64)?;
+    let fits = |(place, member): (usize, &Member)| {
+        usize::try_from(member.expert) == Ok(place)
+            && (member.ggml_type, member.shape, member.size) == (first.ggml_type, first.shape, first.size)
+    };
+    let complete = members.len() >= 2 && members.iter().enumerate().all(fits);
+    complete.then(|| ExpertGroup { members: members.iter().map(|member| member.index).collect(), stride })
+}
+
+/// Takes `blk.N.ffn_{gate,up,down}.E.weight` apart.
+fn separate_expert(name: &str) -> Option<(Projection<'_>, u32)> {
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once(".ffn_")?;
+    let (projection, expert) = rest.strip_suffix(".weight")?.split_once('.')?;
+    let is_projection = matches!(projection, "gate" | "up" | "down");
+    Some(((number(layer)?, projection), number(expert)?)).filter(|_| is_projection)
+}
+
+/// How many dimensions a stack of experts with this name has:
+/// `[v.]blk.N.ffn_{gate,up,down,gate_up}_{exps,chexps}.{weight,bias,scale,input_scale}`.
+fn stacked_rank(name: &str) -> Option<usize> {
+    let name = name.strip_prefix("v.").unwrap_or(name);
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once(".ffn_")?;
+    let (stack, kind) = rest.split_once('.')?;
+    let projection = stack.strip_suffix("_exps").or_else(|| stack.strip_suffix("_chexps"))?;
+    let is_stack = matches!(projection, "gate" | "up" | "down" | "gate_up");
+    let is_layer = !layer.is_empty() && layer.bytes().all(|byte| byte.is_ascii_digit());
+    match kind {
+        _ if !is_stack || !is_layer => None,
+        "weight" => Some(3),
+        "bias" => Some(2),
+        "scale" | "input_scale" => Some(1),
+        _ => None,
+    }
+}
+
+/// A number as llama.cpp prints it: with `01` or `+1` taken too, two tensors could claim one place.
+fn number(digits: &str) -> Option<u32> {
+    let plain =
+        digits.bytes().all(|byte| byte.is_ascii_digit()) && (digits == "0" || !digits.starts_with('0'));
+    digits.parse().ok().filter(|_| plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info<'a>(name: &'a str, ggml_type: GgmlType, shape: &[u64]) -> TensorInfo<'a> {
+        TensorInfo::new(name, ggml_type, Shape::new(shape).unwrap(), 0).unwrap()
+    }
+
+    /// Groups of 16-element F32 tensors (64 bytes) with these names.
+    fn groups(names: &[&str]) -> Vec<ExpertGroup> {
+        expert_groups(names.iter().map(|name| info(name, GgmlType::F32, &[4, 4])))
+    }
+
+    #[test]
+    fn experts_are_packed_in_their_own_order() {
+        let names: Vec<String> =
+            [0, 1, 10, 2, 3, 4, 5, 6, 7, 8, 9].iter().map(|e| format!("blk.3.ffn_up.{e}.weight")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let [group] = groups(&names).try_into().unwrap();
+        assert_eq!(group.members(), [0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 2]);
+        assert_eq!((group.stride(), group.size_bytes()), (64, 704));
+    }
+
+    #[test]
+    fn each_layer_and_projection_is_a_group() {
+        let mut names = Vec::new();
+        for layer in [0, 1] {
+            for projection in ["gate", "up", "down"] {
+                names.extend([0, 1].map(|e| format!("blk.{layer}.ffn_{projection}.{e}.weight")));
+            }
+        }
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        assert_eq!(groups(&names).len(), 6);
+    }
+
+    #[test]
+    fn incomplete_or_single_experts_stay_unpacked() {
+        assert!(groups(&["blk.0.ffn_up.0.weight"]).is_empty());
+        assert!(groups(&["blk.0.ffn_up.0.weight", "blk.0.ffn_up.2.weight"]).is_empty());
+        assert!(groups(&["blk.0.ffn_up.1.weight", "blk.0.ffn_up.2.weight"]).is_empty());
+        assert!(groups(&["blk.0.ffn_up.0.weight", "blk.0.ffn_up.01.weight"]).is_empty());
+        assert!(groups(&["blk.0.ffn_up.0.weight", "blk.0.ffn_up.4294967296.weight"]).is_empty());
+    }
+
+    #[test]
+    fn names_of_other_tensors_are_not_experts() {
+        for name in [
+            "blk.0.ffn_up.weight",
+            "blk.0.ffn_norm.0.weight",
+            "blk.x.ffn_up.0.weight",
+            "blk..ffn_up.0.weight",
+            "blk.0.ffn_up.+1.weight",
+            "blk.0.ffn_up.0.bias",
+            "blk.0.ffn_up.0.0.weight",
+            "v.blk.0.ffn_up.0.weight",
+        ] {
+            assert_eq!(separate_expert(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn members_that_differ_stay_unpacked() {
+        let first = info("blk.0.ffn_up.0.weight", GgmlType::F32, &[4, 4]);
+        let same = info("blk.0.ffn_up.1.weight", GgmlType::F32, &[4, 4]);
+        let shape = info("blk.0.ffn_up.1.weight", GgmlType::F32, &[16]);
+        let ggml_type = info("blk.0.ffn_up.1.weight", GgmlType::I32, &[4, 4]);
+        assert_eq!(expert_groups([first, same]).len(), 1);
+        assert!(expert_groups([first, shape]).is_empty());
+        assert!(expert_groups([first, ggml_type]).is_empty());
+    }
+
+    #[test]
+    fn member_size_that_breaks_alignment_stays_unpacked() {
+        for (ggml_type, shape) in [
+            (GgmlType::F32, vec![8]),
+            (GgmlType::F32, vec![0]),
+            (GgmlType::Q4_0, vec![32]),
+            (GgmlType::from_id(77), vec![64]),
+            (GgmlType::I8, vec![1 << 62, 1]),
+        ] {
+            let names = ["0", "1", "2", "3"].map(|e| format!("blk.0.ffn_up.{e}.weight"));
+            let members = names.iter().map(|name| info(name, ggml_type, &shape));
+            assert!(expert_groups(members).is_empty(), "{ggml_type} {shape:?}");
+        }
+    }
+
+    #[test]
+    fn stacked_tensors_say_where_each_expert_is() {
+        let stacked = |name, shape: &[u64], size| stacked_experts(name, &Shape::new(shape).unwrap(), size);
+        let found = |count, stride| Some(Experts { count, stride });
+        assert_eq!(stacked("blk.3.ffn_gate_exps.weight", &[256, 2, 8], 2304), found(8, 288));
+        assert_eq!(stacked("v.blk.31.ffn_down_exps.weight", &[4, 2, 2], 64), found(2, 32));
+        assert_eq!(stacked("blk.0.ffn_gate_up_exps.bias", &[4, 32], 512), found(32, 16));
+        assert_eq!(stacked("blk.0.ffn_up_exps.scale", &[32], 128), found(32, 4));
+        assert_eq!(stacked("blk.0.ffn_up_exps.input_scale", &[32], 128), found(32, 4));
+        assert_eq!(stacked("blk.0.ffn_up_chexps.weight", &[4, 2, 2], 64), found(2, 32));
+    }
+
+    #[test]
+    fn other_tensors_have_no_experts() {
+        let shape = Shape::new(&[4, 2, 2]).unwrap();
+        for name in [
+            "blk.0.ffn_norm_exps.weight",
+            "blk.0.ffn_gate_shexp.weight",
+            "blk.0.ffn_gate_inp.weight",
+            "blk.x.ffn_gate_exps.weight",
+            "blk..ffn_gate_exps.weight",
+            "x.blk.0.ffn_gate_exps.weight",
+            "blk.0.ffn_gate_exps.weight.0",
+            "blk.0.ffn_gate_exps",
+            "blk.0.ffn_gate_exps.bias",
+        ] {
+            assert_eq!(stacked_experts(name, &shape, 64), None, "{name}");
+        }
+        assert_eq!(stacked_experts("blk.0.ffn_up_exps.weight", &shape, 63), None);
+        assert_eq!(stacked_experts("blk.0.ffn_up_exps.weight", &Shape::new(&[4, 2, 0]).unwrap(), 0), None);
+    }
+}

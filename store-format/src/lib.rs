@@ -42,6 +42,7 @@
 pub mod descriptor;
 pub mod digest;
 pub mod expert;
+pub mod file_type;
 pub mod gguf;
 pub mod layout;
 pub mod manifest;

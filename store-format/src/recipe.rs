@@ -98,8 +98,9 @@ pub struct Experts {
 impl Recipe {
     /// The newest form this code reads and the one it writes.
     pub const VERSION: u32 = 1;
-    /// The longest recipe read: 131,072 tensors with long names stay below it.
-    pub const MAX_BYTES: u64 = 64 << 20;
+    /// The longest recipe read: one of as many tensors as a header may have, with names as long
+    /// as they may be, stays below it.
+    pub const MAX_BYTES: u64 = 128 << 20;
 
     /// Checks the parts of a recipe and joins them.
     ///

@@ -1,1 +1,295 @@
-//! tensor
+//! A tensor as its file declares it, and how many bytes it must have.
+//!
+//! The one owner of "a tensor's bytes are its shape times its type": every [`TensorInfo`] has
+//! passed that arithmetic without overflow. Whether the bytes are there is [`crate::split`]'s.
+
+use crate::gguf::GgmlType;
+
+/// Name, type, shape and place of one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorInfo<'a> {
+    name: &'a str,
+    ggml_type: GgmlType,
+    shape: Shape,
+    offset: u64,
+}
+
+impl<'a> TensorInfo<'a> {
+    /// The longest name read. llama.cpp takes 63 bytes, stable-diffusion.cpp 127.
+    pub const MAX_NAME_BYTES: usize = 127;
+
+    /// Checks a tensor's description; `offset` is in bytes from the start of the data section.
+    ///
+    /// # Errors
+    /// [`TensorError`] when the name is not printable, the type is gone, or the size overflows.
+    pub fn new(name: &'a str, ggml_type: GgmlType, shape: Shape, offset: u64) -> Result<Self, TensorError> {
+        check_name(name.as_bytes())?;
+        size_bytes(ggml_type, shape)?;
+        Ok(Self::checked(name, ggml_type, shape, offset))
+    }
+
+    /// A description whose parts have passed [`check_name`] and [`size_bytes`].
+    pub(crate) const fn checked(name: &'a str, ggml_type: GgmlType, shape: Shape, offset: u64) -> Self {
+        Self { name, ggml_type, shape, offset }
+    }
+
+    /// The name: any text without control characters, never to be used as a path.
+    #[must_use]
+    pub const fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// The number format.
+    #[must_use]
+    pub const fn ggml_type(&self) -> GgmlType {
+        self.ggml_type
+    }
+
+    /// The dimensions.
+    #[must_use]
+    pub const fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Where the tensor's bytes start, in bytes from the start of the file's data section.
+    #[must_use]
+    pub const fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// How many bytes the tensor has, without padding; `None` when it has elements of an unknown
+    /// type.
+    #[must_use]
+    pub fn size_bytes(&self) -> Option<u64> {
+        size_bytes(self.ggml_type, self.shape).ok().flatten()
+    }
+}
+
+/// The dimensions of a tensor: at most four, the fastest first, as GGUF has them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    dimensions: [u64; Self::MAX_DIMENSIONS],
+    rank: usize,
+}
+
+impl Shape {
+    /// The most dimensions of a tensor in ggml.
+    pub const MAX_DIMENSIONS: usize = 4;
+
+    /// Checks dimensions; none at all make a scalar.
+    ///
+    /// # Errors
+    /// [`TensorError`] when there are more than four, or more elements than ggml can count.
+    pub fn new(dimensions: &[u64]) -> Result<Self, TensorError> {
+        let mut shape = Self { dimensions: [0; Self::MAX_DIMENSIONS], rank: dimensions.len() };
+        let slots = shape.dimensions.get_mut(..dimensions.len());
+        slots.ok_or(TensorError::Rank { found: dimensions.len() as u64 })?.copy_from_slice(dimensions);
+        if let Some((index, &found)) = dimensions.iter().enumerate().find(|(_, d)| **d > MAX_ELEMENTS) {
+            return Err(TensorError::Dimension { index, found: found.cast_signed() });
+        }
+        match shape.checked_count() {
+            Some(_) => Ok(shape),
+            None => Err(TensorError::Elements { dimensions: dimensions.to_vec() }),
+        }
+    }
+
+    /// The dimensions, the fastest first.
+    #[must_use]
+    pub fn dimensions(&self) -> &[u64] {
+        self.dimensions.get(..self.rank).unwrap_or_default()
+    }
+
+    /// How many elements there are: 1 for a scalar, 0 if any dimension is 0.
+    #[must_use]
+    pub fn element_count(&self) -> u64 {
+        // `new` has proved that the product fits.
+        self.checked_count().unwrap_or(0)
+    }
+
+    /// The length of the fastest dimension.
+    fn row_elements(&self) -> u64 {
+        self.dimensions().first().copied().unwrap_or(1)
+    }
+
+    fn checked_count(&self) -> Option<u64> {
+        // Asked for by name: in 2^32 x 2^32 a wrapping product is 0 as well, and llama.cpp took
+        // such a tensor for an empty one.
+        if self.dimensions().contains(&0) {
+            return Some(0);
+        }
+        let count = self.dimensions().iter().try_fold(1_u64, |count, d| count.checked_mul(*d))?;
+        (count <= MAX_ELEMENTS).then_some(count)
+    }
+}
+
+impl std::fmt::Debug for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.dimensions().fmt(f)
+    }
+}
+
+/// Why a tensor's description is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TensorError {
+    /// The name is too long.
+    #[error("name of {found} bytes, at most {} allowed", TensorInfo::MAX_NAME_BYTES)]
+    NameLength {
+        /// Its length in bytes.
+        found: u64,
+    },
+    /// The name is not UTF-8, or has control characters that would reach terminals and JSON.
+    #[error("name is not printable text")]
+    NameText,
+    /// Too many dimensions.
+    #[error("{found} dimensions, at most {} allowed", Shape::MAX_DIMENSIONS)]
+    Rank {
+        /// How many there are.
+        found: u64,
+    },
+    /// A dimension below zero.
+    #[error("dimension {index} is {found}")]
+    Dimension {
+        /// Which, counted from 0.
+        index: usize,
+        /// Its value.
+        found: i64,
+    },
+    /// The product of the dimensions is out of range.
+    #[error("shape {dimensions:?} has more than 2^63 - 1 elements")]
+    Elements {
+        /// The dimensions.
+        dimensions: Vec<u64>,
+    },
+    /// A type that llama.cpp no longer has.
+    #[error("type {} was removed from llama.cpp; quantise the original model again", ggml_type.id())]
+    RemovedType {
+        /// The type.
+        ggml_type: GgmlType,
+    },
+    /// A row that is not a whole number of blocks.
+    #[error("rows of {row} elements, {ggml_type} has blocks of {block}")]
+    Row {
+        /// The type.
+        ggml_type: GgmlType,
+        /// The length of a row.
+        row: u64,
+        /// The length of a block.
+        block: u64,
+    },
+    /// The size in bytes, or the place after it, is out of range.
+    #[error("ends beyond 2^64 bytes")]
+    Size,
+    /// The size cannot be computed where it is needed.
+    #[error("{ggml_type} has no known size")]
+    UnknownType {
+        /// The type.
+        ggml_type: GgmlType,
+    },
+}
+
+/// Proves that a name can be shown to people and put into JSON.
+pub(crate) fn check_name(name: &[u8]) -> Result<&str, TensorError> {
+    if name.len() > TensorInfo::MAX_NAME_BYTES {
+        return Err(TensorError::NameLength { found: name.len() as u64 });
+    }
+    let text = std::str::from_utf8(name).map_err(|_not_utf8| TensorError::NameText)?;
+    if text.chars().any(char::is_control) { Err(TensorError::NameText) } else { Ok(text) }
+}
+
+/// The size of a tensor in bytes: its shape times its type; `None` if that type is unknown.
+pub(crate) fn size_bytes(ggml_type: GgmlType, shape: Shape) -> Result<Option<u64>, TensorError> {
+    if ggml_type.is_removed() {
+        return Err(TensorError::RemovedType { ggml_type });
+    }
+    let count = shape.element_count();
+    let Some((block, block_bytes)) = ggml_type.block() else {
+        return Ok((count == 0).then_some(0));
+    };
+    let row = shape.row_elements();
+    if !row.is_multiple_of(block) {
+        return Err(TensorError::Row { ggml_type, row, block });
+    }
+    // Rows are whole blocks, so the count divides without a rest.
+    (count / block).checked_mul(block_bytes).map(Some).ok_or(TensorError::Size)
+}
+
+/// ggml counts elements in an `int64_t`.
+const MAX_ELEMENTS: u64 = i64::MAX.cast_unsigned();
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size(ggml_type: GgmlType, dimensions: &[u64]) -> Result<Option<u64>, TensorError> {
+        size_bytes(ggml_type, Shape::new(dimensions)?)
+    }
+
+    #[test]
+    fn sizes_of_ordinary_tensors() {
+        assert_eq!(size(GgmlType::F32, &[8, 2]), Ok(Some(64)));
+        assert_eq!(size(GgmlType::F32, &[]), Ok(Some(4)));
+        assert_eq!(size(GgmlType::Q4_K, &[4096, 14336, 8]), Ok(Some(4096 / 256 * 144 * 14336 * 8)));
+        assert_eq!(size(GgmlType::from_id(77), &[5, 7]), Ok(None));
+    }
+
+    #[test]
+    fn any_zero_dimension_means_no_bytes() {
+        assert_eq!(size(GgmlType::F16, &[7, 0]), Ok(Some(0)));
+        assert_eq!(size(GgmlType::Q4_0, &[0, 1 << 62, 1 << 62]), Ok(Some(0)));
+        assert_eq!(size(GgmlType::from_id(77), &[0]), Ok(Some(0)));
+    }
+
+    #[test]
+    fn product_that_wraps_to_zero_is_refused() {
+        let dimensions = vec![1 << 32, 1 << 32];
+        let error = size(GgmlType::I8, &dimensions).unwrap_err();
+        assert_eq!(error, TensorError::Elements { dimensions });
+    }
+
+    #[test]
+    fn element_count_up_to_an_int64_is_taken() {
+        assert_eq!(size(GgmlType::I8, &[MAX_ELEMENTS]), Ok(Some(MAX_ELEMENTS)));
+        assert!(matches!(size(GgmlType::I8, &[1 << 31, 1 << 32]), Err(TensorError::Elements { .. })));
+        assert_eq!(size(GgmlType::I64, &[MAX_ELEMENTS]), Err(TensorError::Size));
+    }
+
+    #[test]
+    fn negative_dimension_is_refused_even_beside_a_zero() {
+        let error = TensorError::Dimension { index: 1, found: -1 };
+        assert_eq!(Shape::new(&[0, u64::MAX]), Err(error));
+    }
+
+    #[test]
+    fn fifth_dimension_is_refused() {
+        assert_eq!(Shape::new(&[1; 5]), Err(TensorError::Rank { found: 5 }));
+    }
+
+    #[test]
+    fn row_of_a_broken_block_is_refused() {
+        let error = TensorError::Row { ggml_type: GgmlType::Q4_K, row: 384, block: 256 };
+        assert_eq!(size(GgmlType::Q4_K, &[384, 256]), Err(error));
+        assert!(matches!(size(GgmlType::Q4_0, &[]), Err(TensorError::Row { row: 1, .. })));
+    }
+
+    #[test]
+    fn removed_types_are_refused() {
+        for id in [5, 31, 32, 33, 36, 37, 38] {
+            assert!(matches!(size(GgmlType::from_id(id), &[256]), Err(TensorError::RemovedType { .. })));
+        }
+    }
+
+    #[test]
+    fn names_that_could_harm_a_terminal_are_refused() {
+        let info = |name: &str| TensorInfo::new(name, GgmlType::F32, Shape::new(&[1]).unwrap(), 0).map(drop);
+        for name in ["", "blk.0.attn_q.weight", "../../etc/passwd", "a/b", "größe"] {
+            assert!(info(name).is_ok(), "{name:?}");
+        }
+        for name in ["a\0b", "\u{1b}[2J", "a\nb", "\u{7f}", "\u{9b}31m"] {
+            assert_eq!(info(name).unwrap_err(), TensorError::NameText, "{name:?}");
+        }
+        assert!(info(&"x".repeat(127)).is_ok());
+        assert_eq!(info(&"x".repeat(128)).unwrap_err(), TensorError::NameLength { found: 128 });
+        assert_eq!(check_name(b"\xff\xfe"), Err(TensorError::NameText));
+    }
+}

@@ -1,1 +1,238 @@
-//! Connection.
+//! Bytes and descriptors on a Unix socket: the only place that names `SCM_RIGHTS`.
+//!
+//! [`send_message`] and [`receive_message`] are single system calls for both ends, blocking or
+//! not; the daemon wraps them in its runtime's readiness loop. [`Connection`] is the blocking
+//! form that speaks in [`Frame`]s. Descriptors arrive in the order in which they were sent; the
+//! kernel never delivers those of two messages in one call, and delivers them with the first
+//! byte they were attached to.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::io::retry_on_intr;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use super::MAX_FDS_PER_BATCH;
+use super::frame::{Frame, FrameDecoder, FrameError};
+
+/// Sends `bytes` with `fds` attached to the first of them, in one system call, and returns how
+/// many bytes went out: at least one, perhaps not all. Once anything went out, all descriptors
+/// did; the caller sends the rest without them.
+///
+/// Without bytes nothing is sent.
+///
+/// # Errors
+/// Those of `sendmsg`, with [`io::ErrorKind::WouldBlock`] on a socket that does not block or has
+/// a timeout; [`io::ErrorKind::InvalidInput`] for more than [`MAX_FDS_PER_BATCH`] descriptors.
+/// A peer that is gone is [`io::ErrorKind::BrokenPipe`], never a signal.
+pub fn send_message(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS_PER_BATCH))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let attached = fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds));
+    if !attached || fds.len() > MAX_FDS_PER_BATCH {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{} descriptors in one message, at most {MAX_FDS_PER_BATCH} allowed", fds.len()),
+        ));
+    }
+    if bytes.is_empty() {
+        return Ok(0);
+    }
+    let bytes = [IoSlice::new(bytes)];
+    Ok(retry_on_intr(|| sendmsg(&socket, &bytes, &mut control, SendFlags::NOSIGNAL))?)
+}
+
+/// Receives bytes into `buffer` and descriptors into `fds`, in one system call, and returns how
+/// many bytes came: 0 when the peer has closed (or `buffer` is empty).
+///
+/// The queue never grows beyond `max_fds`; what comes in excess is closed at once. All
+/// descriptors are close-on-exec.
+///
+/// # Errors
+/// Those of `recvmsg`, with [`io::ErrorKind::WouldBlock`] on a socket that does not block or has
+/// a timeout. An error around [`FdsLost`] when this process could not take all descriptors; the
+/// connection is of no further use then.
+pub fn receive_message(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    fds: &mut VecDeque<OwnedFd>,
+    max_fds: usize,
+) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(KERNEL_MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [IoSliceMut::new(buffer)];
+    let received = retry_on_intr(|| recvmsg(&socket, &mut bytes, &mut control, RecvFlags::CMSG_CLOEXEC))?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(arrived) = message {
+            let room = max_fds.saturating_sub(fds.len());
+            fds.extend(arrived.take(room));
+        }
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::other(FdsLost));
+    }
+    Ok(received.bytes)
+}
+
+/// Descriptors were sent that this process could not take: it has as many open as it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("descriptors lost: this process has too many open files; raise `ulimit -n`")]
+pub struct FdsLost;
+
+/// A blocking connection that speaks in frames.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+    decoder: FrameDecoder,
+    fds: VecDeque<OwnedFd>,
+    buffer: Box<[u8]>,
+}
+
+impl Connection {
+    /// Speaks frames on `stream` from here on.
+    #[must_use]
+    pub fn new(stream: UnixStream) -> Self {
+        Self::resume(stream, &[], VecDeque::new())
+    }
+
+    /// Speaks frames on `stream`, of which `bytes` and `fds` have been received already.
+    #[must_use]
+    pub fn resume(stream: UnixStream, bytes: &[u8], fds: VecDeque<OwnedFd>) -> Self {
+        let mut decoder = FrameDecoder::new();
+        decoder.push(bytes);
+        let buffer = vec![0; RECEIVE_BYTES].into_boxed_slice();
+        Self { stream, decoder, fds, buffer }
+    }
+
+    /// How long to wait for the peer to take or send bytes; for ever if `None`.
+    ///
+    /// # Errors
+    /// Those of the system call; a duration of zero is refused.
+    pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.stream.set_read_timeout(timeout)?;
+        self.stream.set_write_timeout(timeout)
+    }
+
+    /// Sends a frame, with `fds` attached to its first byte.
+    ///
+    /// # Errors
+    /// [`ConnectionError`] when the frame is too long or the peer does not take it.
+    pub fn send(&mut self, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result<(), ConnectionError> {
+        Ok(send_all(&self.stream, &frame.encode()?, fds)?)
+    }
+
+    /// Sends frames that are encoded already.
+    ///
+    /// # Errors
+    /// [`ConnectionError`] when the peer does not take them.
+    pub fn send_bytes(&mut self, frames: &[u8]) -> Result<(), ConnectionError> {
+        Ok(send_all(&self.stream, frames, &[])?)
+    }
+
+    /// Waits for the next frame.
+    ///
+    /// # Errors
+    /// [`ConnectionError`] when the peer closes first, sends something else, or is silent for
+    /// longer than the timeout.
+    pub fn receive(&mut self) -> Result<Frame, ConnectionError> {
+        loop {
+            if let Some(frame) = self.decoder.next_frame()? {
+                return Ok(frame);
+            }
+            match receive_message(&self.stream, &mut self.buffer, &mut self.fds, MAX_FDS_PER_BATCH)? {
+                0 => return Err(ConnectionError::Closed { inside_frame: self.decoder.is_inside_frame() }),
+                count => self.decoder.push(self.buffer.get(..count).unwrap_or_default()),
+            }
+        }
+    }
+
+    /// Takes the descriptors that came with the `fds` frame just received.
+    ///
+    /// # Errors
+    /// [`ConnectionError::FdCount`] when there are more or fewer than the frame's `count`; all
+    /// are closed then.
+    pub fn take_fds(&mut self, count: u32) -> Result<VecDeque<OwnedFd>, ConnectionError> {
+        let arrived = std::mem::take(&mut self.fds);
+        if u32::try_from(arrived.len()) != Ok(count) {
+            return Err(ConnectionError::FdCount { found: arrived.len(), expected: count });
+        }
+        Ok(arrived)
+    }
+
+    /// The socket, when no more frames are expected. What has been received and not been asked
+    /// for is dropped.
+    #[must_use]
+    pub fn into_stream(self) -> UnixStream {
+        self.stream
+    }
+}
+
+/// Why frames cannot be exchanged any further.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectionError {
+    /// The peer closed the connection.
+    #[error("connection: closed by the peer{}", if *.inside_frame { " in the middle of a frame" } else { "" })]
+    Closed {
+        /// Whether part of a frame had arrived.
+        inside_frame: bool,
+    },
+    /// The peer was silent, or took nothing, for longer than the timeout.
+    #[error("connection: the peer is silent")]
+    TimedOut,
+    /// An `fds` frame came with another number of descriptors than it says.
+    #[error("connection: {found} descriptors came with a frame that promises {expected}")]
+    FdCount {
+        /// How many came.
+        found: usize,
+        /// How many the frame says.
+        expected: u32,
+    },
+    /// What came is no frame, or what was to be sent does not fit one.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// The socket failed.
+    #[error("connection: {0}")]
+    Io(io::Error),
+}
+
+impl From<io::Error> for ConnectionError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::TimedOut,
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+                Self::Closed { inside_frame: false }
+            }
+            _ => Self::Io(error),
+        }
+    }
+}
+
+/// Sends all of `bytes` on a blocking socket, with `fds` attached to the first of them.
+///
+/// # Errors
+/// Those of [`send_message`].
+pub fn send_all(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut sent = send_message(stream, bytes, fds)?;
+    while let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
+        sent += send_message(stream, rest, &[])?;
+    }
+    Ok(())
+}
+
+/// The most descriptors that the kernel puts into one message (its `SCM_MAX_FD`). Room for all
+/// of them makes sure that truncation means this process's own limit.
+const KERNEL_MAX_FDS: usize = 253;
+
+/// What one system call may bring: the tables of an ordinary model in one or two.
+const RECEIVE_BYTES: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests;

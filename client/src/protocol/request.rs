@@ -20,6 +20,14 @@ pub struct OpenParams {
     pub files: FileSelection,
 }
 
+impl OpenParams {
+    /// All tensors of all layers, and those files that are stored whole.
+    #[must_use]
+    pub const fn new(reference: Reference) -> Self {
+        Self { reference, tensors: TensorSelection::All, component: None, files: FileSelection::Whole }
+    }
+}
+
 /// Some of a model's tensors.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -1,1 +1,43 @@
-//! gguf
+//! GGUF, the model file format of llama.cpp: reading and writing its header.
+//!
+//! A GGUF file is a header (metadata and a table of tensors), padding, and the tensors' bytes.
+//! [`HeaderParser`] takes the header's bytes as they arrive and yields a [`Header`];
+//! [`GgufWriter`] makes one. Both know versions 2 and 3 in both byte orders. Nothing here reads
+//! tensor data or decides where a tensor goes: that is [`crate::split`].
+//!
+//! A [`Header`] exists only if every length, type, name and dimension in it has passed its check,
+//! and whatever is refused is refused at the first byte that decides it, in memory of the order
+//! of [`Header::MAX_BYTES`].
+//!
+//! Source of the format: `ggml/docs/gguf.md` and `ggml/src/gguf.cpp` of llama.cpp.
+
+mod cursor;
+mod error;
+mod ggml_type;
+mod header;
+mod parser;
+mod value;
+mod writer;
+
+#[cfg(test)]
+pub(crate) mod generate;
+#[cfg(test)]
+mod tests;
+
+pub use cursor::ByteOrder;
+pub use error::GgufError;
+pub use ggml_type::GgmlType;
+pub use header::{Header, Tensors};
+pub use parser::{HeaderParser, Progress};
+pub use value::{ArrayRef, ArrayValue, MetadataValue, Value, ValueType};
+pub use writer::GgufWriter;
+
+/// The metadata key that holds the alignment of the data section and of every tensor in it.
+pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
+/// The alignment of files that do not set one; fixed by the format.
+pub(crate) const DEFAULT_ALIGNMENT: u32 = 32;
+/// The largest alignment read. Files use 32, sometimes a page (4 KiB to 64 KiB); more would let a
+/// header of a few bytes ask for gigabytes of padding.
+pub(crate) const MAX_ALIGNMENT: u32 = 1 << 20;
+/// The first four bytes of every GGUF file.
+pub(crate) const MAGIC: [u8; 4] = *b"GGUF";

@@ -1,0 +1,110 @@
+//! The blobs of an open model: descriptors that become maps when they are needed.
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::map::{BlobMap, BlobSlice};
+
+/// One blob.
+#[derive(Debug)]
+pub(crate) enum Blob {
+    /// Its descriptor, and its map while somebody uses it.
+    Open { fd: OwnedFd, map: Mutex<Weak<BlobMap>> },
+    /// Its map alone: this process may not have as many files open as the model has blobs.
+    Mapped(Arc<BlobMap>),
+}
+
+/// Why a range of a blob cannot be had.
+#[derive(Debug)]
+pub(crate) enum BlobError {
+    /// The blob is shorter.
+    Short { found: u64 },
+    /// It cannot be mapped or read.
+    Io(io::Error),
+}
+
+impl Blob {
+    /// Keeps the descriptor.
+    pub(crate) fn open(fd: OwnedFd) -> Self {
+        Self::Open { fd, map: Mutex::default() }
+    }
+
+    /// Maps the blob now and closes the descriptor.
+    pub(crate) fn mapped(fd: &OwnedFd) -> io::Result<Self> {
+        BlobMap::new(fd.as_fd()).map(|map| Self::Mapped(Arc::new(map)))
+    }
+
+    /// The descriptor, if it is still open.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Open { fd, .. } => Some(fd.as_fd()),
+            Self::Mapped(_) => None,
+        }
+    }
+
+    /// `length` bytes from `offset` on, mapped; all ranges of a blob share one map.
+    pub(crate) fn slice(&self, offset: u64, length: u64) -> Result<BlobSlice, BlobError> {
+        let map = self.map()?;
+        let found = map.length() as u64;
+        BlobSlice::new(map, offset, length).ok_or(BlobError::Short { found })
+    }
+
+    /// Writes `length` bytes from `offset` on to `out`. Reads into `buffer` where there is a
+    /// descriptor: a large sequential read is cheaper than a fault per page.
+    pub(crate) fn copy_to(
+        &self,
+        mut offset: u64,
+        length: u64,
+        buffer: &mut [u8],
+        out: &mut impl Write,
+    ) -> Result<(), CopyError> {
+        let Self::Open { fd, .. } = self else {
+            return out.write_all(&self.slice(offset, length)?).map_err(CopyError::Write);
+        };
+        let mut left = length;
+        while left > 0 {
+            let portion = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+            let room = buffer.get_mut(..portion).unwrap_or_default();
+            let count = rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut *room, offset));
+            let count = count.map_err(|error| BlobError::Io(error.into()))?;
+            if count == 0 {
+                return Err(BlobError::Short { found: offset }.into());
+            }
+            out.write_all(room.get(..count).unwrap_or_default()).map_err(CopyError::Write)?;
+            offset += count as u64;
+            left -= count as u64;
+        }
+        Ok(())
+    }
+
+    fn map(&self) -> Result<Arc<BlobMap>, BlobError> {
+        match self {
+            Self::Mapped(map) => Ok(Arc::clone(map)),
+            Self::Open { fd, map } => {
+                let mut known = map.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(map) = known.upgrade() {
+                    return Ok(map);
+                }
+                let map = Arc::new(BlobMap::new(fd.as_fd()).map_err(BlobError::Io)?);
+                *known = Arc::downgrade(&map);
+                Ok(map)
+            }
+        }
+    }
+}
+
+/// Why a range of a blob cannot be copied.
+#[derive(Debug)]
+pub(crate) enum CopyError {
+    /// The blob's fault.
+    Read(BlobError),
+    /// The target's fault.
+    Write(io::Error),
+}
+
+impl From<BlobError> for CopyError {
+    fn from(error: BlobError) -> Self {
+        Self::Read(error)
+    }
+}

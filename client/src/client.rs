@@ -1,0 +1,300 @@
+//! The client: one method per verb.
+//!
+//! Every request is a connection of its own; nothing is kept between them, so a [`Client`] can
+//! be shared by threads and outlives a restart of the daemon.
+
+use std::env;
+use std::fmt;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blobd_store_format::reference::Reference;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{ClientError, ProtocolError};
+use crate::http::{Answer, Request};
+use crate::model::OpenModel;
+use crate::open;
+use crate::protocol::connection::ConnectionError;
+use crate::protocol::frame::Frame;
+use crate::protocol::request::{GcParams, ImportParams, OpenParams, PullParams, RemoveParams, TagParams};
+use crate::protocol::response::{
+    DiskUsage, GcReport, Imported, ModelDetails, ModelList, PullDone, PullEvent, Removed, SessionList,
+    Tagged, Version,
+};
+
+/// Makes a connection to a daemon.
+type Connector = dyn Fn() -> io::Result<UnixStream> + Send + Sync;
+
+/// The environment variable that names the socket.
+pub const SOCKET_VARIABLE: &str = "BLOBD_SOCKET";
+
+/// The socket of the system's daemon.
+pub const SYSTEM_SOCKET: &str = "/run/blobd/blobd.sock";
+
+/// A daemon that can be asked.
+#[derive(Clone)]
+pub struct Client {
+    connector: Arc<Connector>,
+    /// Where the daemon is, for messages.
+    socket: String,
+    timeout: Option<Duration>,
+}
+
+impl Client {
+    /// The daemon behind this socket. Connects once, to see that it is there.
+    ///
+    /// # Errors
+    /// [`ClientError::NotRunning`] when nothing listens there, [`ClientError::Connect`] when
+    /// connecting fails otherwise, for instance without permission.
+    pub fn connect(socket: impl Into<PathBuf>) -> Result<Self, ClientError> {
+        let path = socket.into();
+        let socket = path.display().to_string();
+        let client = Self { socket, ..Self::with_connector(Arc::new(move || UnixStream::connect(&path))) };
+        client.stream()?;
+        Ok(client)
+    }
+
+    /// The daemon that a command without further options means: the one that `BLOBD_SOCKET`
+    /// names, or else the first of [`default_sockets`] that can be reached.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn connect_default() -> Result<Self, ClientError> {
+        if let Some(socket) = env::var_os(SOCKET_VARIABLE).filter(|socket| !socket.is_empty()) {
+            return Self::connect(socket);
+        }
+        Self::connect_first(&default_sockets())
+    }
+
+    /// A daemon reached in another way, such as a server in the same process.
+    #[must_use]
+    pub fn with_connector(connector: Arc<Connector>) -> Self {
+        Self { connector, socket: "its private socket".to_owned(), timeout: None }
+    }
+
+    /// How long to wait for the daemon to take or send the next bytes. Without this, for ever;
+    /// a pull may well be silent for minutes.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Where the daemon is, for messages.
+    #[must_use]
+    pub fn socket(&self) -> &str {
+        &self.socket
+    }
+
+    /// What the daemon is and which store it serves.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn version(&self) -> Result<Version, ClientError> {
+        self.query("/v1/version")
+    }
+
+    /// The models there are.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn models(&self) -> Result<ModelList, ClientError> {
+        self.query("/v1/models")
+    }
+
+    /// One model in depth.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] with `not_found` when there is none with this name.
+    pub fn model(&self, reference: &Reference) -> Result<ModelDetails, ClientError> {
+        self.query(&model_path(reference))
+    }
+
+    /// Where the bytes go.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn disk_usage(&self) -> Result<DiskUsage, ClientError> {
+        self.query("/v1/df")
+    }
+
+    /// Who has which model open.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn sessions(&self) -> Result<SessionList, ClientError> {
+        self.query("/v1/ps")
+    }
+
+    /// Drops names, and what only they need.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn remove(&self, params: &RemoveParams) -> Result<Removed, ClientError> {
+        self.post("/v1/remove", params)
+    }
+
+    /// Gives a model a further name.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn tag(&self, params: &TagParams) -> Result<Tagged, ClientError> {
+        self.post("/v1/tag", params)
+    }
+
+    /// Deletes what nothing needs, or says what that would be.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn gc(&self, params: &GcParams) -> Result<GcReport, ClientError> {
+        self.post("/v1/gc", params)
+    }
+
+    /// Fetches a model from its registry. `on_event` sees every line of the answer as it comes,
+    /// the last included, which is then also what this returns.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] when the pull fails, be it before it starts or in the middle.
+    pub fn pull(
+        &self,
+        params: &PullParams,
+        mut on_event: impl FnMut(PullEvent),
+    ) -> Result<PullDone, ClientError> {
+        let mut lines = self.send(Request::post("/v1/pull", params)?)?.lines()?;
+        while let Some(event) = lines.next_json::<PullEvent>()? {
+            on_event(event.clone());
+            match event {
+                PullEvent::Progress(_) => {}
+                PullEvent::Done(done) => return Ok(done),
+                PullEvent::Failed(answer) => return Err(answer.error.into()),
+            }
+        }
+        Err(ClientError::Closed)
+    }
+
+    /// Brings a file into the store. The daemon reads it through this descriptor, from its start
+    /// whatever its position is, and never opens a path of the caller's. `on_progress` is told
+    /// how many bytes have been read, and how many there are.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] with `invalid_input` when the file is no model.
+    pub fn import(
+        &self,
+        params: &ImportParams,
+        file: impl AsFd,
+        mut on_progress: impl FnMut(u64, u64),
+    ) -> Result<Imported, ClientError> {
+        let mut connection = self.send(Request::upgrade("/v1/import", params)?)?.into_connection()?;
+        match connection.send(&Frame::Fds { first: 0, count: 1 }, &[file.as_fd()]) {
+            // A daemon that gives up early closes early; its error is there to be read.
+            Err(ConnectionError::Closed { .. }) => {}
+            sent => sent?,
+        }
+        loop {
+            match connection.receive()? {
+                Frame::Progress { completed, total } => on_progress(completed, total),
+                Frame::Imported(imported) => return Ok(imported),
+                Frame::Error(error) => return Err(error.into()),
+                other => {
+                    let (found, expected) = (other.kind(), "progress, imported or error");
+                    return Err(ProtocolError::UnexpectedFrame { found, expected }.into());
+                }
+            }
+        }
+    }
+
+    /// Opens a model with all its tensors. It is in use until the [`OpenModel`] is dropped.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] with `not_found` when there is none with this name.
+    pub fn open(&self, reference: &Reference) -> Result<OpenModel, ClientError> {
+        self.open_with(&OpenParams::new(reference.clone()))
+    }
+
+    /// Opens some of a model, or its files too.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(&self, params: &OpenParams) -> Result<OpenModel, ClientError> {
+        open::receive(self.send(Request::upgrade("/v1/open", params)?)?.into_connection()?)
+    }
+
+    fn connect_first(sockets: &[PathBuf]) -> Result<Self, ClientError> {
+        let mut refused = None;
+        for socket in sockets {
+            match Self::connect(socket) {
+                Err(ClientError::NotRunning { .. }) => {}
+                Err(error) => refused = refused.or(Some(error)),
+                connected => return connected,
+            }
+        }
+        let names: Vec<_> = sockets.iter().map(|socket| socket.display().to_string()).collect();
+        Err(refused.unwrap_or(ClientError::NotRunning { socket: names.join(" or ") }))
+    }
+
+    fn query<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.send(Request::query(path))?.json()
+    }
+
+    fn post<T: DeserializeOwned>(&self, path: &str, params: &impl Serialize) -> Result<T, ClientError> {
+        self.send(Request::post(path, params)?)?.json()
+    }
+
+    fn send(&self, request: Request) -> Result<Answer, ClientError> {
+        let stream = self.stream()?;
+        if self.timeout.is_some() {
+            stream.set_read_timeout(self.timeout)?;
+            stream.set_write_timeout(self.timeout)?;
+        }
+        request.send(stream)
+    }
+
+    fn stream(&self) -> Result<UnixStream, ClientError> {
+        (self.connector)().map_err(|reason| {
+            let socket = self.socket.clone();
+            match reason.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                    ClientError::NotRunning { socket }
+                }
+                _ => ClientError::Connect { socket, reason },
+            }
+        })
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("socket", &self.socket).finish_non_exhaustive()
+    }
+}
+
+/// The sockets that a command tries when none is named, in this order: the system's, then the
+/// user's.
+#[must_use]
+pub fn default_sockets() -> Vec<PathBuf> {
+    let system = PathBuf::from(SYSTEM_SOCKET);
+    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let user = runtime.filter(|dir| dir.is_absolute()).map(|dir| dir.join("blobd/blobd.sock"));
+    [Some(system), user].into_iter().flatten().collect()
+}
+
+/// The path of a model's details. A reference keeps its slashes; what a path may not have as it
+/// is, is percent-encoded.
+fn model_path(reference: &Reference) -> String {
+    let name = reference.to_string();
+    name.bytes().fold("/v1/models/".to_owned(), |mut path, byte| {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b':' | b'.' | b'-' | b'_' | b'@' => {
+                path.push(byte.into());
+            }
+            _ => path.push_str(&format!("%{byte:02X}")),
+        }
+        path
+    })
+}

@@ -1,0 +1,275 @@
+//! As much of HTTP/1.1 as a client of the daemon needs.
+//!
+//! One request on one connection. Everything is received with `recvmsg`, from the first byte of
+//! the answer's head on: after an upgrade, frames with descriptors follow it without a pause.
+//! The daemon is not trusted with this process's memory: head, body and lines have named limits.
+
+mod body;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use self::body::BodyDecoder;
+use crate::error::{ClientError, ProtocolError};
+use crate::protocol::connection::{Connection, receive_message, send_all};
+use crate::protocol::error::ErrorAnswer;
+use crate::protocol::{MAX_FDS_PER_BATCH, UPGRADE};
+
+/// The longest answer head read.
+pub(crate) const MAX_HEAD_BYTES: usize = 16 << 10;
+/// The longest body kept: details of a model with 131,072 tensors are below it.
+pub(crate) const MAX_BODY_BYTES: usize = 256 << 20;
+/// The longest line of a streamed body.
+pub(crate) const MAX_LINE_BYTES: usize = 1 << 20;
+
+/// What is asked.
+pub(crate) struct Request {
+    head: String,
+    body: Vec<u8>,
+    max_fds: usize,
+}
+
+impl Request {
+    /// `GET path`.
+    pub(crate) fn query(path: &str) -> Self {
+        let head = format!("GET {path} HTTP/1.1\r\nhost: blobd\r\nconnection: close\r\n\r\n");
+        Self { head, body: Vec::new(), max_fds: 0 }
+    }
+
+    /// `POST path` with a JSON body.
+    pub(crate) fn post(path: &str, params: &impl Serialize) -> Result<Self, ClientError> {
+        Self::with_body(path, params, "connection: close", 0)
+    }
+
+    /// `POST path` with a JSON body, to go on in frames.
+    pub(crate) fn upgrade(path: &str, params: &impl Serialize) -> Result<Self, ClientError> {
+        let headers = format!("connection: upgrade\r\nupgrade: {UPGRADE}");
+        Self::with_body(path, params, &headers, MAX_FDS_PER_BATCH)
+    }
+
+    fn with_body(
+        path: &str,
+        params: &impl Serialize,
+        headers: &str,
+        max_fds: usize,
+    ) -> Result<Self, ClientError> {
+        let body = serde_json::to_vec(params).map_err(io::Error::from)?;
+        let length = body.len();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: blobd\r\n{headers}\r\n\
+             content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+        );
+        Ok(Self { head, body, max_fds })
+    }
+
+    /// Sends the request and waits for the head of the answer.
+    pub(crate) fn send(self, stream: UnixStream) -> Result<Answer, ClientError> {
+        let mut bytes = self.head.into_bytes();
+        bytes.extend_from_slice(&self.body);
+        match send_all(&stream, &bytes, &[]) {
+            // A daemon that refuses early closes early; its answer is there to be read.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            sent => sent?,
+        }
+        let mut wire = Wire::new(stream, self.max_fds);
+        loop {
+            if !wire.receive()? {
+                return Err(ClientError::Closed);
+            }
+            if let Some((head, length)) = parse_head(wire.pending())? {
+                wire.consume(length);
+                return Ok(Answer { head, wire });
+            }
+        }
+    }
+}
+
+/// An answer whose head has been read.
+pub(crate) struct Answer {
+    head: Head,
+    wire: Wire,
+}
+
+impl Answer {
+    /// The body of an answer of success, read as JSON.
+    pub(crate) fn json<T: DeserializeOwned>(self) -> Result<T, ClientError> {
+        let body = self.expect_status(200)?.body()?;
+        from_json(&body)
+    }
+
+    /// The lines of an answer of success.
+    pub(crate) fn lines(self) -> Result<Lines, ClientError> {
+        let Self { head, wire } = self.expect_status(200)?;
+        Ok(Lines { decoder: head.body.ok_or_else(no_length)?, wire, text: Vec::new() })
+    }
+
+    /// The connection after an upgrade.
+    pub(crate) fn into_connection(self) -> Result<Connection, ClientError> {
+        let Wire { stream, received, start, fds, .. } = self.expect_status(101)?.wire;
+        Ok(Connection::resume(stream, received.get(start..).unwrap_or_default(), fds))
+    }
+
+    /// The same answer if it has the status of success; the daemon's error if it sent one.
+    fn expect_status(self, expected: u16) -> Result<Self, ClientError> {
+        let found = self.head.status;
+        if found == expected {
+            return Ok(self);
+        }
+        let error = if found >= 400 { from_json::<ErrorAnswer>(&self.body()?).ok() } else { None };
+        Err(error.map_or(ProtocolError::Status { found, expected }.into(), |answer| answer.error.into()))
+    }
+
+    fn body(mut self) -> Result<Vec<u8>, ClientError> {
+        let mut decoder = self.head.body.ok_or_else(no_length)?;
+        let mut body = Vec::new();
+        while !self.wire.decode(&mut decoder, &mut body)? {
+            if body.len() > MAX_BODY_BYTES {
+                return Err(ProtocolError::TooLong { what: "body", limit: MAX_BODY_BYTES as u64 }.into());
+            }
+        }
+        Ok(body)
+    }
+}
+
+/// A body that is read line by line.
+pub(crate) struct Lines {
+    decoder: BodyDecoder,
+    wire: Wire,
+    text: Vec<u8>,
+}
+
+impl Lines {
+    /// The next line read as JSON, as soon as it is there; `None` after the last.
+    pub(crate) fn next_json<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ClientError> {
+        let mut searched = 0;
+        let mut complete = self.decoder.is_done();
+        loop {
+            let unsearched = self.text.get(searched..).unwrap_or_default();
+            if let Some(end) = unsearched.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.text.drain(..=searched + end).collect();
+                return from_json(&line).map(Some);
+            }
+            if complete {
+                let rest = std::mem::take(&mut self.text);
+                return if rest.is_empty() { Ok(None) } else { from_json(&rest).map(Some) };
+            }
+            searched = self.text.len();
+            if searched > MAX_LINE_BYTES {
+                return Err(ProtocolError::TooLong { what: "line", limit: MAX_LINE_BYTES as u64 }.into());
+            }
+            complete = self.wire.decode(&mut self.decoder, &mut self.text)?;
+        }
+    }
+}
+
+/// A socket, and what it has brought that nobody has looked at yet.
+struct Wire {
+    stream: UnixStream,
+    received: Vec<u8>,
+    start: usize,
+    fds: VecDeque<OwnedFd>,
+    max_fds: usize,
+}
+
+impl Wire {
+    fn new(stream: UnixStream, max_fds: usize) -> Self {
+        Self { stream, received: Vec::new(), start: 0, fds: VecDeque::new(), max_fds }
+    }
+
+    fn pending(&self) -> &[u8] {
+        self.received.get(self.start..).unwrap_or_default()
+    }
+
+    fn consume(&mut self, length: usize) {
+        self.start += length;
+    }
+
+    /// Waits for more bytes; `false` when the daemon has closed.
+    fn receive(&mut self) -> Result<bool, ClientError> {
+        self.received.drain(..self.start);
+        self.start = 0;
+        let filled = self.received.len();
+        self.received.resize(filled + RECEIVE_BYTES, 0);
+        let room = self.received.get_mut(filled..).unwrap_or_default();
+        let result = receive_message(&self.stream, room, &mut self.fds, self.max_fds);
+        self.received.truncate(filled + result.as_ref().map_or(0, |count| *count));
+        Ok(result? > 0)
+    }
+
+    /// Decodes what is there into `out`, or waits for more; `true` when the body is complete.
+    fn decode(&mut self, decoder: &mut BodyDecoder, out: &mut Vec<u8>) -> Result<bool, ClientError> {
+        if decoder.is_done() {
+            return Ok(true);
+        }
+        if self.pending().is_empty() && !self.receive()? {
+            return Err(ClientError::Closed);
+        }
+        let used = decoder.decode(self.pending(), out)?;
+        self.consume(used);
+        Ok(decoder.is_done())
+    }
+}
+
+/// What the head of an answer says.
+#[derive(Debug, PartialEq, Eq)]
+struct Head {
+    status: u16,
+    /// Absent when the head announces no body.
+    body: Option<BodyDecoder>,
+}
+
+/// The head at the start of `bytes` and how long it is; `None` while it is not complete.
+fn parse_head(bytes: &[u8]) -> Result<Option<(Head, usize)>, ProtocolError> {
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut response = httparse::Response::new(&mut headers);
+    let parsed = response.parse(bytes);
+    let parsed = parsed.map_err(|error| ProtocolError::NotHttp { reason: error.to_string() })?;
+    let (httparse::Status::Complete(length), Some(status)) = (parsed, response.code) else {
+        return if bytes.len() < MAX_HEAD_BYTES {
+            Ok(None)
+        } else {
+            Err(ProtocolError::TooLong { what: "head", limit: MAX_HEAD_BYTES as u64 })
+        };
+    };
+    Ok(Some((Head { status, body: announced_body(response.headers)? }, length)))
+}
+
+fn announced_body(headers: &[httparse::Header<'_>]) -> Result<Option<BodyDecoder>, ProtocolError> {
+    let value = |name: &str| {
+        let header = headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
+        Some(String::from_utf8_lossy(header.value).trim().to_ascii_lowercase())
+    };
+    match (value("transfer-encoding"), value("content-length")) {
+        (Some(encoding), _) if encoding == "chunked" => Ok(Some(BodyDecoder::chunked())),
+        (Some(_), _) => Err(ProtocolError::Chunks),
+        (None, Some(length)) => match length.parse() {
+            Ok(length) if length <= MAX_BODY_BYTES as u64 => Ok(Some(BodyDecoder::counted(length))),
+            Ok(_) => Err(ProtocolError::TooLong { what: "body", limit: MAX_BODY_BYTES as u64 }),
+            Err(_) => Err(ProtocolError::NotHttp { reason: "content-length is no number".to_owned() }),
+        },
+        (None, None) => Ok(None),
+    }
+}
+
+fn from_json<T: DeserializeOwned>(json: &[u8]) -> Result<T, ClientError> {
+    let malformed = |error: serde_json::Error| ProtocolError::Json { reason: error.to_string() };
+    Ok(serde_json::from_slice(json).map_err(malformed)?)
+}
+
+fn no_length() -> ProtocolError {
+    ProtocolError::NotHttp { reason: "neither content-length nor chunks".to_owned() }
+}
+
+/// The most header fields read; the daemon sends about five.
+const MAX_HEADERS: usize = 32;
+
+/// What one system call may bring: the tables of an ordinary model in one or two.
+const RECEIVE_BYTES: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests;

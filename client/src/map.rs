@@ -1,0 +1,252 @@
+//! Blobs in this process's memory: the only `unsafe` code of the crate.
+//!
+//! A blob is mapped once, read-only and shared: its pages are the page cache's own, one copy for
+//! all processes and models that use it. Blobs of 2 MiB and more start at a 2 MiB boundary and
+//! ask for huge pages, so that one page-table entry can cover 2 MiB: their first touch is about
+//! ten times cheaper. What this module does not do is decide which blob to map when.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use rustix::fs::fstat;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+/// A whole blob in memory, until it is dropped.
+///
+/// # Safety argument
+///
+/// A `&[u8]` must not change and must stay readable. That holds because the file behind the
+/// descriptor neither changes nor shrinks: blobd gives a blob its name only when it is complete,
+/// makes it read-only (mode 0444, owned by the daemon's user), and from then on only ever
+/// unlinks it, which leaves existing maps alone. The descriptor is `O_RDONLY`, so neither this
+/// process nor another client can write through it. The length is the kernel's own (`fstat`),
+/// so no byte of the slice lies behind the end of the file, where touching it would raise
+/// `SIGBUS`.
+///
+/// What is left to trust is the store's owner: whoever is root or the daemon's user can
+/// overwrite a blob in place and change the bytes under every reader, as with any mapped file.
+/// An I/O error of the disk on first touch raises `SIGBUS`, likewise.
+#[derive(Debug)]
+pub(crate) struct BlobMap {
+    address: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: The map is memory that is only ever read, from any thread; nothing about it belongs to
+// the thread that made it.
+unsafe impl Send for BlobMap {}
+// SAFETY: As above: all access through a shared reference is reading.
+unsafe impl Sync for BlobMap {}
+
+impl BlobMap {
+    /// Maps all of `blob`. The descriptor is not needed afterwards.
+    pub(crate) fn new(blob: BorrowedFd<'_>) -> io::Result<Self> {
+        let length = usize::try_from(fstat(blob)?.st_size).unwrap_or(usize::MAX);
+        let address = match length {
+            0 => Some(NonNull::dangling()),
+            1..HUGE_PAGE_BYTES => NonNull::new(map_anywhere(blob, length)?.cast()),
+            _ => NonNull::new(map_huge(blob, length)?.cast()),
+        };
+        let address = address.ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { address, length })
+    }
+
+    /// How many bytes the blob has.
+    pub(crate) const fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The blob's bytes.
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: Needed because the memory comes from the kernel, not from Rust. It is mapped
+        // readable for `length` bytes from `address` on until `self` is dropped (`new` maps it
+        // and only `drop` unmaps it; `length` 0 goes with a dangling, aligned pointer), a
+        // mapping is at most isize::MAX bytes long, and it does not change: see the type.
+        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.length) }
+    }
+}
+
+impl Drop for BlobMap {
+    fn drop(&mut self) {
+        if self.length > 0 {
+            // SAFETY: Needed to give the address space back. The range is one that `new` mapped
+            // and nothing else unmaps; every slice of it borrows from `self` or holds an `Arc`.
+            let _cannot_fail = unsafe { munmap(self.address.as_ptr().cast(), self.length) };
+        }
+    }
+}
+
+/// Bytes of a blob, in memory. Cheap to clone; the memory stays mapped while a clone is left,
+/// after the model is dropped and the daemon is gone too.
+#[derive(Clone, Debug, Default)]
+pub struct BlobSlice {
+    /// Absent for no bytes at all.
+    map: Option<Arc<BlobMap>>,
+    offset: usize,
+    length: usize,
+}
+
+impl BlobSlice {
+    /// `length` bytes of a mapped blob, from `offset` on; `None` if it does not have them.
+    pub(crate) fn new(map: Arc<BlobMap>, offset: u64, length: u64) -> Option<Self> {
+        let (offset, length) = (usize::try_from(offset).ok()?, usize::try_from(length).ok()?);
+        let end = offset.checked_add(length)?;
+        (end <= map.length()).then_some(Self { map: Some(map), offset, length })
+    }
+}
+
+impl Deref for BlobSlice {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let bytes = self.map.as_ref().map(|map| map.bytes()).unwrap_or_default();
+        bytes.get(self.offset..self.offset + self.length).unwrap_or_default()
+    }
+}
+
+impl AsRef<[u8]> for BlobSlice {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+/// Maps a large blob at a 2 MiB boundary. Recent kernels choose one by themselves on the usual
+/// file systems; where not, the blob is placed into a larger reservation.
+fn map_huge(blob: BorrowedFd<'_>, length: usize) -> io::Result<*mut c_void> {
+    let mut address = map_anywhere(blob, length)?;
+    if !address.addr().is_multiple_of(HUGE_PAGE_BYTES) {
+        // SAFETY: Needed to move the map. It was made just now and nobody has seen it.
+        unsafe { munmap(address, length)? };
+        address = map_into_reservation(blob, length)?;
+    }
+    // SAFETY: Needed for page-table entries of 2 MiB. Advice about memory that was mapped just
+    // now; it changes no bytes, and a kernel without huge pages refuses it without harm.
+    let _unsupported = unsafe { madvise(address, length, Advice::LinuxHugepage) };
+    Ok(address)
+}
+
+fn map_anywhere(blob: BorrowedFd<'_>, length: usize) -> io::Result<*mut c_void> {
+    // SAFETY: Needed to map at all. Without MAP_FIXED the kernel chooses addresses that nobody
+    // uses.
+    Ok(unsafe { mmap(ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED, blob, 0)? })
+}
+
+/// Reserves 2 MiB more than needed, maps the blob at the boundary inside, and gives the rest of
+/// the reservation back.
+fn map_into_reservation(blob: BorrowedFd<'_>, length: usize) -> io::Result<*mut c_void> {
+    let whole_pages = length.checked_next_multiple_of(rustix::param::page_size());
+    let reserved = whole_pages.and_then(|pages| pages.checked_add(HUGE_PAGE_BYTES));
+    let (Some(whole_pages), Some(reserved)) = (whole_pages, reserved) else {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    };
+    // SAFETY: Needed to own a range that is large enough. Without MAP_FIXED the kernel chooses
+    // addresses that nobody uses; PROT_NONE and NORESERVE make it cost nothing.
+    let base = unsafe {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        mmap_anonymous(ptr::null_mut(), reserved, ProtFlags::empty(), flags)?
+    };
+    let front = base.addr().next_multiple_of(HUGE_PAGE_BYTES) - base.addr();
+    let address = base.wrapping_byte_add(front);
+    // SAFETY: Needed to place the map. MAP_FIXED replaces only pages of the reservation, which
+    // is ours and unseen: `front` is below 2 MiB and `reserved` is `whole_pages` and 2 MiB.
+    let mapped =
+        unsafe { mmap(address, length, ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED, blob, 0) };
+    if mapped.is_err() {
+        release(base, reserved);
+    } else {
+        release(base, front);
+        release(address.wrapping_byte_add(whole_pages), reserved - front - whole_pages);
+    }
+    Ok(mapped?)
+}
+
+/// Gives part of a reservation back.
+fn release(address: *mut c_void, length: usize) {
+    if length > 0 {
+        // SAFETY: Needed to keep no address space. Called by `map_into_reservation` alone, with
+        // whole pages of its own reservation that hold no map.
+        let _cannot_fail = unsafe { munmap(address, length) };
+    }
+}
+
+/// What one entry of the second page-table level covers on x86-64 and, with pages of 4 KiB, on
+/// AArch64.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Write as _;
+    use std::os::fd::AsFd as _;
+
+    use super::*;
+
+    fn file_of(length: usize) -> (File, Vec<u8>) {
+        let bytes: Vec<u8> = (0..=250).cycle().take(length).collect();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&bytes).unwrap();
+        (file, bytes)
+    }
+
+    #[test]
+    fn blobs_of_any_size_read_as_their_file() {
+        for length in [0, 1, 4095, 4096, 4097, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, 5_000_001] {
+            let (file, bytes) = file_of(length);
+            let map = BlobMap::new(file.as_fd()).unwrap();
+            drop(file);
+            assert!(map.bytes() == bytes, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn large_blobs_start_at_a_huge_page() {
+        let (file, bytes) = file_of(3 * HUGE_PAGE_BYTES + 1);
+        let map = BlobMap::new(file.as_fd()).unwrap();
+        assert_eq!(map.bytes().as_ptr().addr() % HUGE_PAGE_BYTES, 0);
+        assert!(map.bytes() == bytes);
+    }
+
+    #[test]
+    fn reservation_leaves_no_slack_behind() {
+        let (file, bytes) = file_of(HUGE_PAGE_BYTES + 5);
+        let address = map_into_reservation(file.as_fd(), bytes.len()).unwrap();
+        assert_eq!(address.addr() % HUGE_PAGE_BYTES, 0);
+        let map = BlobMap { address: NonNull::new(address.cast()).unwrap(), length: bytes.len() };
+        assert!(map.bytes() == bytes);
+
+        let end = address.addr() + bytes.len().next_multiple_of(rustix::param::page_size());
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let range = format!("{:x}-{end:x} r--s", address.addr());
+        assert!(maps.lines().any(|line| line.starts_with(&range)), "{range} is not in\n{maps}");
+        // A PROT_NONE neighbour of the slack's size would be the reservation's rest.
+        let slack = maps.lines().filter(|line| line.contains(" ---p 00000000 00:00 0"));
+        let touches = |line: &str| {
+            line.starts_with(&format!("{end:x}-")) || line.contains(&format!("-{:x} ", address.addr()))
+        };
+        assert_eq!(slack.filter(|line| touches(line)).count(), 0, "{maps}");
+    }
+
+    #[test]
+    fn slices_stay_inside_their_blob_and_outlive_it() {
+        let (file, bytes) = file_of(100);
+        let map = Arc::new(BlobMap::new(file.as_fd()).unwrap());
+        let slice = BlobSlice::new(Arc::clone(&map), 10, 20).unwrap();
+        for (offset, length) in [(0, 101), (100, 1), (101, 0), (u64::MAX, 1), (1, u64::MAX)] {
+            assert!(BlobSlice::new(Arc::clone(&map), offset, length).is_none(), "{offset}+{length}");
+        }
+        assert!(BlobSlice::new(map, 100, 0).unwrap().is_empty());
+        assert_eq!(slice[..], bytes[10..30]);
+        assert!(BlobSlice::default().is_empty());
+    }
+
+    #[test]
+    fn descriptor_that_cannot_be_mapped_is_an_error() {
+        let folder = File::open("/").unwrap();
+        assert!(BlobMap::new(folder.as_fd()).is_err());
+    }
+}

@@ -1,0 +1,406 @@
+//! A model that is open: its tensors in memory, its files as bytes.
+//!
+//! Everything an [`OpenModel`] needs has arrived when it exists; from then on it asks the daemon
+//! for nothing. It holds the connection, and with it the lease: while it lives, the daemon shows
+//! the model as in use and evicts nothing of it.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
+
+use blobd_store_format::digest::Digest;
+
+use crate::blob::{Blob, BlobError, CopyError};
+pub use crate::map::BlobSlice;
+use crate::protocol::error::ErrorCode;
+use crate::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLocation};
+
+/// A model held open; dropping it ends the lease.
+///
+/// Maps and slices made from it are independent of it: they stay valid when it is dropped, when
+/// the daemon stops, and when the model is removed from the store.
+#[derive(Debug)]
+pub struct OpenModel {
+    head: OpenHead,
+    /// One list per layer; empty where it was not asked for.
+    pieces: Vec<Vec<OpenPiece>>,
+    tensors: Vec<TensorLocation>,
+    /// Where in `tensors` a name stands; made when first needed.
+    names: OnceLock<HashMap<Box<str>, usize>>,
+    blobs: Vec<Blob>,
+    /// The lease: held, never used.
+    _lease: UnixStream,
+}
+
+impl OpenModel {
+    /// Joins what `open` has received and checked.
+    pub(crate) fn new(
+        head: OpenHead,
+        pieces: Vec<Vec<OpenPiece>>,
+        tensors: Vec<TensorLocation>,
+        blobs: Vec<Blob>,
+        lease: UnixStream,
+    ) -> Self {
+        Self { head, pieces, tensors, names: OnceLock::new(), blobs, _lease: lease }
+    }
+
+    /// The shortest name that was unique when the model was opened.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.head.name
+    }
+
+    /// The manifest's digest: the model's ID.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        self.head.digest
+    }
+
+    /// The model's files, the configuration first.
+    #[must_use]
+    pub fn layers(&self) -> &[OpenLayer] {
+        &self.head.layers
+    }
+
+    /// The tensors asked for, layer by layer in file order.
+    #[must_use]
+    pub fn tensors(&self) -> &[TensorLocation] {
+        &self.tensors
+    }
+
+    /// The tensor with this name, in constant time. If several layers have one, such as a model
+    /// and its draft model, the first; [`tensors`](Self::tensors) has all.
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<&TensorLocation> {
+        let names = self.names.get_or_init(|| {
+            // In reverse, so that the first of several is the one that stays.
+            let places = self.tensors.iter().enumerate().rev();
+            places.map(|(place, tensor)| (tensor.name.as_str().into(), place)).collect()
+        });
+        self.tensors.get(*names.get(name)?)
+    }
+
+    /// Maps the tensor with this name.
+    ///
+    /// # Errors
+    /// [`ModelError::NoTensor`], or those of [`map_tensor`](Self::map_tensor).
+    pub fn map(&self, name: &str) -> Result<TensorMap, ModelError> {
+        let unknown = || ModelError::NoTensor { model: self.head.name.clone(), name: name.to_owned() };
+        self.map_tensor(self.tensor(name).ok_or_else(unknown)?)
+    }
+
+    /// Maps a tensor of the table. Tensors that share a blob share its map; one without elements
+    /// is an empty slice.
+    ///
+    /// # Errors
+    /// [`ModelError::Short`] when the blob is shorter than the table says, [`ModelError::Map`]
+    /// when the kernel refuses.
+    pub fn map_tensor(&self, tensor: &TensorLocation) -> Result<TensorMap, ModelError> {
+        let bytes = match tensor.fd {
+            Some(fd) if tensor.size > 0 => self.slice(fd, tensor.offset, tensor.size)?,
+            _ => BlobSlice::default(),
+        };
+        Ok(TensorMap { tensor: tensor.clone(), bytes })
+    }
+
+    /// Maps all tensors of the table, in its order.
+    ///
+    /// # Errors
+    /// Those of [`map_tensor`](Self::map_tensor).
+    pub fn map_all(&self) -> Result<Vec<TensorMap>, ModelError> {
+        self.tensors.iter().map(|tensor| self.map_tensor(tensor)).collect()
+    }
+
+    /// The header of the model's first split GGUF file: all bytes before its data section.
+    ///
+    /// # Errors
+    /// [`ModelError::NoHeader`] when no layer has one, and those of mapping.
+    pub fn header(&self) -> Result<BlobSlice, ModelError> {
+        let place = self.head.layers.iter().position(|layer| layer.header.is_some());
+        self.layer_header(place.ok_or(ModelError::NoHeader { layer: None })?)
+    }
+
+    /// The GGUF header of the layer with this number.
+    ///
+    /// # Errors
+    /// As [`header`](Self::header), or [`ModelError::NoLayer`].
+    pub fn layer_header(&self, layer: usize) -> Result<BlobSlice, ModelError> {
+        let header = self.layer(layer)?.header.ok_or(ModelError::NoHeader { layer: Some(layer) })?;
+        self.slice(header.fd, 0, header.size)
+    }
+
+    /// The bytes of a layer that is stored whole: a template, parameters, a licence.
+    ///
+    /// # Errors
+    /// [`ModelError::NoLayer`], [`ModelError::NotWhole`] for a split file (see
+    /// [`write_layer`](Self::write_layer)), and those of mapping.
+    pub fn layer_bytes(&self, layer: usize) -> Result<BlobSlice, ModelError> {
+        let OpenLayer { fd, size, .. } = self.layer(layer)?;
+        match fd {
+            Some(fd) if *size > 0 => self.slice(*fd, 0, *size),
+            None if *size > 0 => Err(ModelError::NotWhole { layer }),
+            _ => Ok(BlobSlice::default()),
+        }
+    }
+
+    /// The text of the first layer that plays this part: `template`, `params`, `license`, …;
+    /// `None` if no layer does.
+    ///
+    /// # Errors
+    /// Those of [`layer_bytes`](Self::layer_bytes), and [`ModelError::NotText`].
+    pub fn text(&self, component: &str) -> Result<Option<String>, ModelError> {
+        let mut layers = self.head.layers.iter();
+        let Some(layer) = layers.position(|layer| layer.media_type.component() == component) else {
+            return Ok(None);
+        };
+        let bytes = self.layer_bytes(layer)?.to_vec();
+        String::from_utf8(bytes).map(Some).map_err(|_binary| ModelError::NotText { layer })
+    }
+
+    /// Writes the file that a layer was, bit for bit, and returns its length. A split file needs
+    /// [`FileSelection::All`](crate::protocol::request::FileSelection::All) when opening.
+    /// Nothing is verified: whoever keeps the file should hash it on the way.
+    ///
+    /// # Errors
+    /// [`ModelError::NoLayer`], [`ModelError::NoPieces`], and failures to read or write.
+    pub fn write_layer(&self, layer: usize, mut out: impl Write) -> Result<u64, ModelError> {
+        let OpenLayer { fd, size, .. } = *self.layer(layer)?;
+        let mut buffer = vec![0; usize::try_from(size).unwrap_or(usize::MAX).min(COPY_BYTES)];
+        match (fd, self.pieces.get(layer)) {
+            (Some(fd), _) => self.copy(fd, 0, size, &mut buffer, &mut out)?,
+            (None, Some(pieces)) if !pieces.is_empty() || size == 0 => {
+                for piece in pieces {
+                    self.write_piece(piece, &mut buffer, &mut out)?;
+                }
+            }
+            _ => return Err(ModelError::NoPieces { layer }),
+        }
+        out.flush().map_err(ModelError::Write)?;
+        Ok(size)
+    }
+
+    /// How many descriptors the model came with.
+    #[must_use]
+    pub fn fd_count(&self) -> usize {
+        self.blobs.len()
+    }
+
+    /// A descriptor, for an engine that maps or reads for itself; number `n` of the table.
+    ///
+    /// `None` if there is no such number, or if it is closed: when a model has more descriptors
+    /// than half of what this process may have open (`ulimit -n`), each is mapped on arrival and
+    /// closed. Everything but this method works as before.
+    #[must_use]
+    pub fn fd(&self, n: u32) -> Option<BorrowedFd<'_>> {
+        self.blob(n).ok()?.fd()
+    }
+
+    fn layer(&self, layer: usize) -> Result<&OpenLayer, ModelError> {
+        let count = self.head.layers.len();
+        self.head.layers.get(layer).ok_or(ModelError::NoLayer { layer, count })
+    }
+
+    fn blob(&self, fd: u32) -> Result<&Blob, ModelError> {
+        let place = usize::try_from(fd).unwrap_or(usize::MAX);
+        self.blobs.get(place).ok_or(ModelError::NoFd { fd, count: self.blobs.len() })
+    }
+
+    fn slice(&self, fd: u32, offset: u64, length: u64) -> Result<BlobSlice, ModelError> {
+        let blame = |error| match error {
+            BlobError::Short { found } => ModelError::short(fd, found, offset, length),
+            BlobError::Io(reason) => ModelError::Map { fd, reason },
+        };
+        self.blob(fd)?.slice(offset, length).map_err(blame)
+    }
+
+    fn write_piece(
+        &self,
+        piece: &OpenPiece,
+        buffer: &mut [u8],
+        out: &mut impl Write,
+    ) -> Result<(), ModelError> {
+        match piece {
+            OpenPiece::Fd { fd, offset, length } => self.copy(*fd, *offset, *length, buffer, out),
+            OpenPiece::Literal { literal } => out.write_all(literal).map_err(ModelError::Write),
+            OpenPiece::Zeros { zeros } => {
+                io::copy(&mut io::Read::take(io::repeat(0), *zeros), out).map_err(ModelError::Write)?;
+                Ok(())
+            }
+        }
+    }
+
+    fn copy(
+        &self,
+        fd: u32,
+        offset: u64,
+        length: u64,
+        buffer: &mut [u8],
+        out: &mut impl Write,
+    ) -> Result<(), ModelError> {
+        let blame = |error| match error {
+            CopyError::Read(BlobError::Short { found }) => ModelError::short(fd, found, offset, length),
+            CopyError::Read(BlobError::Io(reason)) => ModelError::Read { fd, reason },
+            CopyError::Write(reason) => ModelError::Write(reason),
+        };
+        self.blob(fd)?.copy_to(offset, length, buffer, out).map_err(blame)
+    }
+}
+
+/// A tensor in memory: derefs to its bytes.
+///
+/// It keeps its own memory mapped, independently of the [`OpenModel`] it came from.
+#[derive(Clone, Debug)]
+pub struct TensorMap {
+    tensor: TensorLocation,
+    bytes: BlobSlice,
+}
+
+impl TensorMap {
+    /// The tensor's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.tensor.name
+    }
+
+    /// The name of its ggml type, such as `Q4_K`.
+    #[must_use]
+    pub fn type_name(&self) -> &str {
+        &self.tensor.type_name
+    }
+
+    /// Its dimensions in GGUF order, the fastest first.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        &self.tensor.shape
+    }
+
+    /// One expert of a stack; `None` if the tensor is no stack or has not that many.
+    #[must_use]
+    pub fn expert(&self, index: u64) -> Option<&[u8]> {
+        let experts = self.tensor.experts.filter(|experts| index < experts.count)?;
+        let start = usize::try_from(index.checked_mul(experts.stride)?).ok()?;
+        let end = start.checked_add(usize::try_from(experts.stride).ok()?)?;
+        self.bytes.get(start..end)
+    }
+}
+
+impl Deref for TensorMap {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl AsRef<[u8]> for TensorMap {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+/// Why an open model cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// No tensor with this name was opened.
+    #[error("model {model}: no tensor {name:?}")]
+    NoTensor {
+        /// The model.
+        model: String,
+        /// The name asked for.
+        name: String,
+    },
+    /// No layer with this number.
+    #[error("layer {layer}: no such layer, the model has {count}")]
+    NoLayer {
+        /// The number asked for.
+        layer: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// No GGUF header there.
+    #[error("{}: no GGUF header", .layer.map_or("model".to_owned(), |layer| format!("layer {layer}")))]
+    NoHeader {
+        /// The layer asked for; any if absent.
+        layer: Option<usize>,
+    },
+    /// The layer is a split file, not one blob.
+    #[error("layer {layer}: stored in pieces; use write_layer")]
+    NotWhole {
+        /// Its number.
+        layer: usize,
+    },
+    /// The layer is a split file, and its pieces were not asked for.
+    #[error("layer {layer}: its pieces were not asked for; open with FileSelection::All")]
+    NoPieces {
+        /// Its number.
+        layer: usize,
+    },
+    /// The layer is not UTF-8.
+    #[error("layer {layer}: not UTF-8 text")]
+    NotText {
+        /// Its number.
+        layer: usize,
+    },
+    /// No descriptor with this number: the location is not from this model.
+    #[error("descriptor {fd}: no such descriptor, the model has {count}")]
+    NoFd {
+        /// The number.
+        fd: u32,
+        /// How many there are.
+        count: usize,
+    },
+    /// The file behind a descriptor is shorter than the table says.
+    #[error("descriptor {fd}: {found} bytes behind it, {expected} expected; run `blobd verify`")]
+    Short {
+        /// The descriptor's number.
+        fd: u32,
+        /// How many bytes there are.
+        found: u64,
+        /// How many there should be at least.
+        expected: u64,
+    },
+    /// The kernel does not map the file.
+    #[error("descriptor {fd}: cannot be mapped: {reason}")]
+    Map {
+        /// The descriptor's number.
+        fd: u32,
+        /// Why not.
+        reason: io::Error,
+    },
+    /// The file cannot be read.
+    #[error("descriptor {fd}: cannot be read: {reason}")]
+    Read {
+        /// The descriptor's number.
+        fd: u32,
+        /// Why not.
+        reason: io::Error,
+    },
+    /// The file being written cannot be written.
+    #[error("layer cannot be written: {0}")]
+    Write(io::Error),
+}
+
+impl ModelError {
+    /// The kind of failure.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::NoTensor { .. } | Self::NoLayer { .. } | Self::NoHeader { .. } => ErrorCode::NotFound,
+            Self::NotWhole { .. } | Self::NoPieces { .. } | Self::NoFd { .. } => ErrorCode::InvalidRequest,
+            Self::NotText { .. } | Self::Short { .. } => ErrorCode::Corrupt,
+            Self::Write(error) if error.kind() == io::ErrorKind::StorageFull => ErrorCode::NoSpace,
+            Self::Map { .. } | Self::Read { .. } | Self::Write(_) => ErrorCode::Internal,
+        }
+    }
+
+    fn short(fd: u32, found: u64, offset: u64, length: u64) -> Self {
+        Self::Short { fd, found, expected: offset.saturating_add(length) }
+    }
+}
+
+/// How much of a file is read at a time when one is put together.
+const COPY_BYTES: usize = 4 << 20;

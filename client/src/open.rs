@@ -1,0 +1,189 @@
+//! Receiving an open answer, and checking it before anything is built on it.
+//!
+//! The numbers in an answer refer to each other: tensors to layers and descriptors, pieces to
+//! descriptors, counts to what follows. They are compared here once; what then remains to be
+//! checked is whether the files behind the descriptors are long enough, at the time of mapping.
+
+use rustix::process::{Resource, getrlimit};
+
+use crate::blob::Blob;
+use crate::error::{ClientError, ProtocolError};
+use crate::model::{ModelError, OpenModel};
+use crate::protocol::connection::Connection;
+use crate::protocol::frame::Frame;
+use crate::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLocation};
+
+/// The most layers accepted; a manifest has about ten.
+pub(crate) const MAX_LAYERS: u64 = 4096;
+/// The most tensors accepted, of all layers together; a GGUF file has 131,072 at most.
+pub(crate) const MAX_TENSORS: u64 = 1 << 20;
+/// The most pieces accepted, of all layers together: a tensor and its padding are two.
+pub(crate) const MAX_PIECES: u64 = 4 << 20;
+/// The most descriptors accepted: one per tensor, and some for headers and whole files.
+pub(crate) const MAX_FDS: u64 = MAX_TENSORS + 2 * MAX_LAYERS;
+
+/// Receives all of an open answer; the connection becomes the lease.
+pub(crate) fn receive(mut connection: Connection) -> Result<OpenModel, ClientError> {
+    let head = match next(&mut connection)? {
+        Frame::Open(head) => head,
+        other => return Err(unexpected(&other, "open")),
+    };
+    check_head(&head)?;
+    let pieces = receive_pieces(&mut connection, &head)?;
+    let tensors = receive_tensors(&mut connection, &head)?;
+    let blobs = receive_blobs(&mut connection, head.fd_count)?;
+    Ok(OpenModel::new(head, pieces, tensors, blobs, connection.into_stream()))
+}
+
+fn receive_pieces(connection: &mut Connection, head: &OpenHead) -> Result<Vec<Vec<OpenPiece>>, ClientError> {
+    let mut pieces = vec![Vec::new(); head.layers.len()];
+    let mut left: u64 = head.layers.iter().map(|layer| layer.piece_count).sum();
+    while left > 0 {
+        let (layer, part) = match next(connection)? {
+            Frame::Pieces { layer, pieces } => (usize::try_from(layer).unwrap_or(usize::MAX), pieces),
+            other => return Err(unexpected(&other, "pieces")),
+        };
+        left = count_down(left, part.len(), "pieces")?;
+        let known = pieces.get_mut(layer);
+        known.ok_or(ProtocolError::Layer { layer, problem: "no such layer" })?.extend(part);
+    }
+    for (number, (layer, pieces)) in head.layers.iter().zip(&pieces).enumerate() {
+        check_pieces(layer, pieces, head.fd_count)
+            .map_err(|problem| ProtocolError::Layer { layer: number, problem })?;
+    }
+    Ok(pieces)
+}
+
+fn receive_tensors(connection: &mut Connection, head: &OpenHead) -> Result<Vec<TensorLocation>, ClientError> {
+    let mut tensors = Vec::new();
+    let mut left = head.tensor_count;
+    while left > 0 {
+        let part = match next(connection)? {
+            Frame::Tensors(part) => part,
+            other => return Err(unexpected(&other, "tensors")),
+        };
+        left = count_down(left, part.len(), "tensors")?;
+        for tensor in part {
+            if let Err(problem) = check_tensor(&tensor, head) {
+                return Err(ProtocolError::Tensor { name: tensor.name, problem }.into());
+            }
+            tensors.push(tensor);
+        }
+    }
+    Ok(tensors)
+}
+
+/// Receives the descriptors. The acknowledgement goes out before anything is done with a batch,
+/// so that the daemon opens the next files meanwhile.
+fn receive_blobs(connection: &mut Connection, fd_count: u32) -> Result<Vec<Blob>, ClientError> {
+    let keep_open = u64::from(fd_count) <= max_open_files() / 2;
+    let mut blobs = Vec::new();
+    let mut received = 0;
+    while received < fd_count {
+        let (first, count) = match next(connection)? {
+            Frame::Fds { first, count } => (first, count),
+            other => return Err(unexpected(&other, "fds")),
+        };
+        if first != received || count == 0 || count > fd_count - received {
+            return Err(ProtocolError::Batch { first, count, received, fd_count }.into());
+        }
+        let fds = connection.take_fds(count)?;
+        received += count;
+        connection.send(&Frame::Ack { received }, &[])?;
+        for (fd, number) in fds.into_iter().zip(first..) {
+            blobs.push(if keep_open {
+                Blob::open(fd)
+            } else {
+                Blob::mapped(&fd).map_err(|reason| ModelError::Map { fd: number, reason })?
+            });
+        }
+    }
+    Ok(blobs)
+}
+
+/// The next frame, unless it is the daemon's error.
+fn next(connection: &mut Connection) -> Result<Frame, ClientError> {
+    match connection.receive()? {
+        Frame::Error(error) => Err(error.into()),
+        frame => Ok(frame),
+    }
+}
+
+/// What is left of a count after another part of what it promised; a part is never empty, so
+/// that a list of parts has an end.
+fn count_down(left: u64, part: usize, what: &'static str) -> Result<u64, ProtocolError> {
+    let part = part as u64;
+    let rest = left.checked_sub(part).filter(|_| part > 0);
+    rest.ok_or(ProtocolError::Count { what, found: part, expected: left })
+}
+
+fn unexpected(frame: &Frame, expected: &'static str) -> ClientError {
+    ProtocolError::UnexpectedFrame { found: frame.kind(), expected }.into()
+}
+
+/// How many files this process may have open.
+fn max_open_files() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Compares the head's counts with the limits, and its layers with the number of descriptors.
+fn check_head(head: &OpenHead) -> Result<(), ProtocolError> {
+    let piece_count = head.layers.iter().try_fold(0u64, |sum, layer| sum.checked_add(layer.piece_count));
+    for (what, found, limit) in [
+        ("layers", head.layers.len() as u64, MAX_LAYERS),
+        ("tensors", head.tensor_count, MAX_TENSORS),
+        ("pieces", piece_count.unwrap_or(u64::MAX), MAX_PIECES),
+        ("descriptors", head.fd_count.into(), MAX_FDS),
+    ] {
+        if found > limit {
+            return Err(ProtocolError::TooMany { what, found, limit });
+        }
+    }
+    let known = |fd: Option<u32>| fd.is_none_or(|fd| fd < head.fd_count);
+    for (number, layer) in head.layers.iter().enumerate() {
+        if !known(layer.fd) || !known(layer.header.map(|header| header.fd)) {
+            return Err(ProtocolError::Layer { layer: number, problem: NO_SUCH_FD });
+        }
+    }
+    Ok(())
+}
+
+fn check_pieces(layer: &OpenLayer, pieces: &[OpenPiece], fd_count: u32) -> Result<(), &'static str> {
+    if pieces.len() as u64 != layer.piece_count {
+        return Err("another number of pieces came than promised");
+    }
+    let mut sum = 0u64;
+    for piece in pieces {
+        let length = match piece {
+            OpenPiece::Fd { fd, .. } if *fd >= fd_count => return Err(NO_SUCH_FD),
+            OpenPiece::Fd { offset, length, .. } => offset.checked_add(*length).and(Some(*length)),
+            OpenPiece::Zeros { zeros } => Some(*zeros),
+            OpenPiece::Literal { literal } => Some(literal.len() as u64),
+        };
+        sum = length.and_then(|length| sum.checked_add(length)).ok_or("a piece ends beyond 2^64")?;
+    }
+    if pieces.is_empty() || sum == layer.size { Ok(()) } else { Err("its pieces do not add up to its size") }
+}
+
+fn check_tensor(tensor: &TensorLocation, head: &OpenHead) -> Result<(), &'static str> {
+    let TensorLocation { layer, fd, offset, size, experts, .. } = tensor;
+    if usize::try_from(*layer).is_ok_and(|layer| layer >= head.layers.len()) {
+        return Err("no such layer");
+    }
+    match fd {
+        Some(fd) if *fd >= head.fd_count => return Err(NO_SUCH_FD),
+        None if *size > 0 => return Err("bytes without a descriptor"),
+        _ => {}
+    }
+    if offset.checked_add(*size).is_none() {
+        return Err("ends beyond 2^64");
+    }
+    match experts {
+        Some(experts) if experts.count.checked_mul(experts.stride) != Some(*size) => {
+            Err("its experts do not add up to its size")
+        }
+        _ => Ok(()),
+    }
+}
+
+const NO_SUCH_FD: &str = "descriptor beyond the number promised";

@@ -1,0 +1,8 @@
+//! The client against a daemon that plays its part of the protocol, or lies.
+#![allow(clippy::unwrap_used)]
+
+mod broken;
+mod fake;
+mod import;
+mod open;
+mod verbs;

@@ -1,0 +1,209 @@
+//! The daemon's table of contents: which request is which verb.
+
+use std::sync::Arc;
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::request::{
+    GcParams, ImportParams, OpenParams, PullParams, RemoveParams, TagParams,
+};
+use blobd_client::protocol::response::Version;
+use blobd_store_format::reference::{Reference, ReferenceError};
+use hyper::body::Incoming;
+use hyper::{Method, Request};
+
+use crate::ops;
+use crate::session::{Peer, Right, serve_import, serve_open};
+use crate::state::Daemon;
+
+mod body;
+mod pull;
+mod upgrade;
+
+pub(crate) use body::{Answer, json_answer};
+use body::{error_answer, read_json};
+use upgrade::Upgrade;
+
+/// The newest protocol spoken. A change that an older client could not take makes it one more.
+pub const PROTOCOL: u32 = 1;
+
+/// What can be asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Route {
+    Version,
+    Models,
+    Model(Reference),
+    DiskUsage,
+    Sessions,
+    Remove,
+    Tag,
+    Gc,
+    Pull,
+    Open,
+    Import,
+}
+
+impl Route {
+    fn of(method: &Method, path: &str) -> Result<Self, ErrorBody> {
+        const MODELS: &str = "/v1/models/";
+        match (method, path) {
+            (&Method::GET, "/v1/version") => Ok(Self::Version),
+            (&Method::GET, "/v1/models") => Ok(Self::Models),
+            (&Method::GET, "/v1/df") => Ok(Self::DiskUsage),
+            (&Method::GET, "/v1/ps") => Ok(Self::Sessions),
+            (&Method::POST, "/v1/remove") => Ok(Self::Remove),
+            (&Method::POST, "/v1/tag") => Ok(Self::Tag),
+            (&Method::POST, "/v1/gc") => Ok(Self::Gc),
+            (&Method::POST, "/v1/pull") => Ok(Self::Pull),
+            (&Method::POST, "/v1/open") => Ok(Self::Open),
+            (&Method::POST, "/v1/import") => Ok(Self::Import),
+            (&Method::GET, path) if path.starts_with(MODELS) => {
+                let text = percent_decode(path.strip_prefix(MODELS).unwrap_or_default())?;
+                let reference: Result<Reference, ReferenceError> = text.parse();
+                Ok(Self::Model(reference.map_err(|error| ErrorBody::new(ErrorCode::InvalidRequest, error))?))
+            }
+            _ => {
+                let message = format!("{method} {path}: no such request");
+                Err(ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint("docs/PROTOCOL.md lists them"))
+            }
+        }
+    }
+
+    const fn right(&self) -> Right {
+        match self {
+            Self::Version | Self::Models | Self::Model(_) | Self::DiskUsage | Self::Sessions | Self::Open => {
+                Right::Read
+            }
+            Self::Pull | Self::Import => Right::Pull,
+            Self::Remove | Self::Tag | Self::Gc => Right::Administer,
+        }
+    }
+}
+
+/// Answers one request.
+pub(crate) async fn answer(daemon: Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Answer {
+    match dispatch(daemon, peer, request).await {
+        Ok(answer) => answer,
+        Err(error) => error_answer(error),
+    }
+}
+
+async fn dispatch(
+    daemon: Arc<Daemon>,
+    peer: Peer,
+    mut request: Request<Incoming>,
+) -> Result<Answer, ErrorBody> {
+    let route = Route::of(request.method(), request.uri().path())?;
+    if !peer.may(route.right()) {
+        let message = format!("{}: uid {} may not do this", request.uri().path(), peer.uid);
+        return Err(ErrorBody::new(ErrorCode::Denied, message).with_hint("the daemon's own user and root may"));
+    }
+    match route {
+        Route::Version => Ok(json_answer(&version(&daemon))),
+        Route::Models => respond(&daemon, |daemon| ops::list(&daemon.store)).await,
+        Route::Model(reference) => respond(&daemon, move |daemon| ops::show(&daemon.store, &reference)).await,
+        Route::Sessions => Ok(json_answer(&daemon.sessions.list())),
+        Route::DiskUsage => {
+            let usage = |daemon: &Daemon| ops::usage(&daemon.store, |model| daemon.sessions.last_opened(model));
+            respond(&daemon, usage).await
+        }
+        Route::Remove => {
+            let params: RemoveParams = read_json(request).await?;
+            respond(&daemon, move |daemon| ops::remove(&daemon.store, &daemon.condemned, &params)).await
+        }
+        Route::Tag => {
+            let params: TagParams = read_json(request).await?;
+            respond(&daemon, move |daemon| ops::tag(&daemon.store, &params)).await
+        }
+        Route::Gc => {
+            let params: GcParams = read_json(request).await?;
+            respond(&daemon, move |daemon| ops::collect(&daemon.store, params)).await
+        }
+        Route::Pull => {
+            let params: PullParams = read_json(request).await?;
+            Ok(pull::start(&daemon, params))
+        }
+        Route::Open => {
+            let upgrade = Upgrade::requested(&mut request)?;
+            let params: OpenParams = read_json(request).await?;
+            let holder = peer.description();
+            let open = move |daemon: &Daemon| ops::open(&daemon.store, &params, holder);
+            let located = daemon.blocking(open).await.map_err(|error| error.body())?;
+            Ok(upgrade.accept(0, move |stream| serve_open(daemon, stream, peer, located)))
+        }
+        Route::Import => {
+            let upgrade = Upgrade::requested(&mut request)?;
+            let params: ImportParams = read_json(request).await?;
+            Ok(upgrade.accept(1, move |stream| serve_import(daemon, stream, peer, params)))
+        }
+    }
+}
+
+async fn respond<T: serde::Serialize + Send + 'static>(
+    daemon: &Arc<Daemon>,
+    work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
+) -> Result<Answer, ErrorBody> {
+    let done = daemon.blocking(work).await;
+    done.map(|done| json_answer(&done)).map_err(|error| error.body())
+}
+
+fn version(daemon: &Daemon) -> Version {
+    Version {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        protocol: PROTOCOL,
+        root: daemon.store.root().display().to_string(),
+        pid: std::process::id(),
+    }
+}
+
+/// A reference in a path: `%2F` and the like may stand for what HTTP clients escape.
+fn percent_decode(text: &str) -> Result<String, ErrorBody> {
+    let malformed = || ErrorBody::new(ErrorCode::InvalidRequest, format!("{text:?}: malformed escape"));
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes().iter();
+    while let Some(byte) = rest.next() {
+        if *byte != b'%' {
+            bytes.push(*byte);
+            continue;
+        }
+        let mut digit = || char::from(*rest.next()?).to_digit(16);
+        let (high, low) = digit().zip(digit()).ok_or_else(malformed)?;
+        bytes.push(u8::try_from(high * 16 + low).map_err(|_too_big| malformed())?);
+    }
+    String::from_utf8(bytes).map_err(|_not_utf8| malformed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reference_in_a_path_may_have_slashes_and_escapes() {
+        for path in ["/v1/models/hf.co/a/b:c", "/v1/models/hf.co%2Fa%2Fb%3Ac"] {
+            let Ok(Route::Model(reference)) = Route::of(&Method::GET, path) else { panic!("{path}") };
+            assert_eq!(reference.short(), "hf.co/a/b:c");
+        }
+    }
+
+    #[test]
+    fn unknown_requests_and_malformed_names_are_refused() {
+        for (method, path) in [
+            (Method::GET, "/"),
+            (Method::DELETE, "/v1/models"),
+            (Method::GET, "/v1/models/"),
+            (Method::GET, "/v1/models/../../etc/passwd"),
+            (Method::GET, "/v1/models/a%"),
+            (Method::GET, "/v1/models/a%zz"),
+            (Method::GET, "/v1/models/%ff"),
+        ] {
+            let error = Route::of(&method, path).expect_err(path);
+            assert_eq!(error.code, ErrorCode::InvalidRequest);
+        }
+    }
+
+    #[test]
+    fn changing_the_store_needs_more_than_reading_it() {
+        assert_eq!(Route::Gc.right(), Right::Administer);
+        assert_eq!(Route::Remove.right(), Right::Administer);
+        assert_eq!(Route::Open.right(), Right::Read);
+    }
+}

@@ -1,0 +1,54 @@
+//! `POST /v1/pull`: the answer is a line for everything that happens.
+
+use std::sync::Arc;
+
+use blobd_client::protocol::error::ErrorAnswer;
+use blobd_client::protocol::request::PullParams;
+use blobd_client::protocol::response::PullEvent;
+use bytes::Bytes;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use super::body::{Answer, Lines, lines_answer};
+use crate::ops;
+use crate::state::Daemon;
+
+/// Lines that may wait for a client; progress beyond them is dropped, the last line never.
+const LINES_WAITING: usize = 64;
+
+/// Starts a pull. It stops when the client closes the connection.
+pub(super) fn start(daemon: &Arc<Daemon>, params: PullParams) -> Answer {
+    let (events, waiting) = mpsc::channel(LINES_WAITING);
+    let (lines, body) = mpsc::channel(LINES_WAITING);
+    tokio::spawn(run(Arc::clone(daemon), params, events));
+    tokio::spawn(write_lines(waiting, lines));
+    lines_answer(Lines(body))
+}
+
+async fn run(daemon: Arc<Daemon>, params: PullParams, events: mpsc::Sender<PullEvent>) {
+    let name = params.reference.short();
+    let handle = Handle::current();
+    let sender = events.clone();
+    let pull = move |daemon: &crate::state::Daemon| {
+        ops::pull(&daemon.store, &daemon.registry, &handle, &params, &sender)
+    };
+    let last = match daemon.blocking(pull).await {
+        Ok(done) => PullEvent::Done(done),
+        Err(error) => {
+            tracing::warn!("pull of {name}: {error}");
+            PullEvent::Failed(ErrorAnswer { error: error.body() })
+        }
+    };
+    // Fails when the client has gone: nobody wants to know.
+    let _ = events.send(last).await;
+}
+
+async fn write_lines(mut events: mpsc::Receiver<PullEvent>, lines: mpsc::Sender<Bytes>) {
+    while let Some(event) = events.recv().await {
+        let mut line = serde_json::to_vec(&event).unwrap_or_default();
+        line.push(b'\n');
+        if lines.send(line.into()).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Whom a command talks to: the daemon that runs, or a server of its own.
+//!
+//! There is one path: without a daemon the command opens the store itself and serves it to
+//! itself over socket pairs, with the very code that the daemon runs.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blobd_client::client::{Client, default_sockets};
+use blobd_client::error::ClientError;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use tokio::runtime::Runtime;
+
+use super::Global;
+use crate::config::{Config, Defaults};
+use crate::ops::OpError;
+use crate::server::Server;
+use crate::state::Daemon;
+use crate::store::{LockHolder, Store, StoreError};
+
+/// A connection to a daemon, and the daemon itself if it lives in this process.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    pub(crate) client: Client,
+    /// Dropped last: it serves the client.
+    _embedded: Option<Runtime>,
+}
+
+/// Connects to the socket that was named; else to whoever holds the store that was named; else to
+/// a daemon at the usual places; else to a server in this process.
+pub(crate) fn connect(global: &Global) -> Result<Connected, ErrorBody> {
+    let config = load_config(global)?;
+    if let Some(socket) = global.socket.as_ref().or(config.socket.as_ref()) {
+        match connect_to(socket) {
+            // A configured daemon that is not running is no reason to refuse work.
+            Err(error) if global.socket.is_some() || !is_away(&error) => return Err(client_error(error)),
+            Err(_away) => {}
+            Ok(connected) => return Ok(connected),
+        }
+    }
+    if let Some(root) = global.root.as_ref().or(config.root.as_ref()) {
+        return embedded(root, &config);
+    }
+    for socket in default_sockets() {
+        if let Ok(connected) = connect_to(&socket) {
+            return Ok(connected);
+        }
+    }
+    embedded(&Defaults::of_user().root, &config)
+}
+
+pub(crate) fn load_config(global: &Global) -> Result<Config, ErrorBody> {
+    Config::load(global.config.as_deref()).map_err(super::usage)
+}
+
+/// A client's failure as the command line reports it.
+pub(crate) fn client_error(error: ClientError) -> ErrorBody {
+    match error {
+        ClientError::Daemon(body) => body,
+        error => ErrorBody::new(error.code(), error),
+    }
+}
+
+fn connect_to(socket: &Path) -> Result<Connected, ClientError> {
+    let client = Client::connect(socket)?;
+    Ok(Connected { client, _embedded: None })
+}
+
+fn is_away(error: &ClientError) -> bool {
+    matches!(error, ClientError::NotRunning { .. })
+}
+
+/// Serves the store in this process; if a daemon has it, talks to that instead.
+fn embedded(root: &Path, config: &Config) -> Result<Connected, ErrorBody> {
+    let store = match Store::open(root) {
+        Ok(store) => store,
+        Err(StoreError::Locked { holder, .. }) => return connect_to_holder(root, &holder),
+        Err(error) => return Err(OpError::from(error).body()),
+    };
+    let daemon = Daemon::new(store, &config.registry_policy()).map_err(|error| OpError::from(error).body())?;
+    let runtime = runtime().map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let server = Server::new(Arc::new(daemon));
+    let handle = runtime.handle().clone();
+    let connector = move || -> io::Result<UnixStream> {
+        let (ours, theirs) = UnixStream::pair()?;
+        theirs.set_nonblocking(true)?;
+        let _context = handle.enter();
+        server.start(tokio::net::UnixStream::from_std(theirs)?);
+        Ok(ours)
+    };
+    Ok(Connected { client: Client::with_connector(Arc::new(connector)), _embedded: Some(runtime) })
+}
+
+fn connect_to_holder(root: &Path, holder: &LockHolder) -> Result<Connected, ErrorBody> {
+    if let Some(connected) = holder.socket.as_ref().and_then(|socket| connect_to(socket).ok()) {
+        return Ok(connected);
+    }
+    let locked = StoreError::Locked { root: root.to_path_buf(), holder: Box::new(holder.clone()) };
+    Err(OpError::from(locked).body().with_hint("wait until it is done, or start `blobd serve` and share it"))
+}
+
+/// Two workers carry all connections; blocking work has threads of its own.
+pub(crate) fn runtime() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
+}
+
+/// Where the daemon's store is.
+pub(crate) fn root(global: &Global, config: &Config) -> PathBuf {
+    let named = global.root.clone().or_else(|| config.root.clone());
+    named.unwrap_or_else(|| Defaults::of_user().root)
+}

@@ -1,0 +1,63 @@
+//! `blobd df`
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::response::DiskUsage;
+use clap::Args;
+
+use super::connect::{client_error, connect};
+use super::output::{Table, human_bytes, print, print_json, terminal_width};
+use super::Global;
+
+/// Show where the bytes go
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd df
+  blobd df -v                                  one row per model
+  blobd df --json | jq .saved_bytes")]
+pub(super) struct Params {
+    /// One row per model: what it alone keeps, and what it shares
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let usage = connect(global)?.client.disk_usage().map_err(client_error)?;
+    if global.json {
+        return print_json(&usage);
+    }
+    let mut text = totals(&usage).render(terminal_width());
+    if params.verbose {
+        text.push('\n');
+        text.push_str(&models(&usage).render(terminal_width()));
+    }
+    print(&text)
+}
+
+fn totals(usage: &DiskUsage) -> Table {
+    let mut table = Table::new(&["WHAT", "SIZE", ""], &[1]);
+    for (what, bytes, remark) in [
+        ("models", usage.logical_bytes, "as if nothing were shared"),
+        ("on disk", usage.physical_bytes, "blobs and recipes"),
+        ("saved", usage.saved_bytes, "by sharing"),
+        ("reclaimable", usage.reclaimable_bytes, "`blobd gc` frees it"),
+        ("unfinished", usage.partial_bytes, "imports and pulls in progress"),
+        ("free", usage.free_bytes, "on the file system"),
+    ] {
+        table.row([what.to_owned(), human_bytes(bytes), remark.to_owned()]);
+    }
+    table
+}
+
+fn models(usage: &DiskUsage) -> Table {
+    let mut table = Table::new(&["NAME", "SIZE", "UNIQUE", "SHARED", "LAST OPENED"], &[1, 2, 3]);
+    for model in &usage.models {
+        table.row([
+            model.name.clone(),
+            human_bytes(model.logical_bytes),
+            human_bytes(model.unique_bytes),
+            human_bytes(model.shared_bytes),
+            model.last_opened.clone().unwrap_or_else(|| "-".to_owned()),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,174 @@
+//! `blobd export`
+
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use blobd_client::client::Client;
+use blobd_client::model::{ModelError, OpenModel};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
+use blobd_client::protocol::response::OpenLayer;
+use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::reference::Reference;
+use clap::Args;
+use serde::Serialize;
+
+use super::connect::{client_error, connect};
+use super::output::{human_bytes, print, print_json};
+use super::progress::Bar;
+use super::{Global, usage};
+
+/// Write a model's original file, bit for bit
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd export llama3:8b                       writes llama3-8b.gguf
+  blobd export llama3:8b -o /models/           into a directory
+  blobd export llama3:8b -o - | sha256sum
+  blobd export llama3:8b --component template -o -")]
+pub(super) struct Params {
+    /// The model
+    #[arg(value_name = "REF")]
+    reference: Reference,
+    /// The file or directory to write, - for standard output
+    #[arg(short, long, value_name = "PATH")]
+    output: Option<PathBuf>,
+    /// Which part: model, projector, adapter, template, params, license, config
+    #[arg(long, default_value = "model", value_name = "NAME")]
+    component: String,
+}
+
+#[derive(Serialize)]
+struct Exported {
+    path: PathBuf,
+    digest: Digest,
+    size: u64,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let connected = connect(global)?;
+    let model = open(&connected.client, params)?;
+    let to_stdout = params.output.as_deref() == Some(Path::new("-"));
+    if to_stdout {
+        return write_to_stdout(&model, global.json);
+    }
+    let mut exported = Vec::new();
+    for (index, layer) in model.layers().iter().enumerate() {
+        let path = output_path(params, layer, index)?;
+        let bar = Bar::new(&path.display().to_string(), layer.size, global.json);
+        write_file(&model, index, &path, &bar)?;
+        bar.clear();
+        if !global.json {
+            print(&format!("{} {}: {}\n", path.display(), layer.digest.short(), human_bytes(layer.size)))?;
+        }
+        exported.push(Exported { path, digest: layer.digest, size: layer.size });
+    }
+    if global.json { print_json(&serde_json::json!({ "exported": exported })) } else { Ok(()) }
+}
+
+fn open(client: &Client, params: &Params) -> Result<OpenModel, ErrorBody> {
+    let request = OpenParams {
+        reference: params.reference.clone(),
+        tensors: TensorSelection::None,
+        component: Some(params.component.clone()),
+        files: FileSelection::All,
+    };
+    client.open_with(&request).map_err(client_error)
+}
+
+/// `llama3-8b.gguf` in the current directory or the one that was named; a second file of the same
+/// component gets its number.
+fn output_path(params: &Params, layer: &OpenLayer, index: usize) -> Result<PathBuf, ErrorBody> {
+    let stem = format!("{}-{}", params.reference.model(), params.reference.tag());
+    let number = if index == 0 { String::new() } else { format!("-{}", index + 1) };
+    let name = match layer.media_type.component() {
+        "model" => format!("{stem}{number}.gguf"),
+        part if layer.media_type.is_gguf() => format!("{stem}-{part}{number}.gguf"),
+        part => format!("{stem}-{}{number}", part.replace('/', "-")),
+    };
+    match &params.output {
+        None => Ok(name.into()),
+        Some(directory) if directory.is_dir() => Ok(directory.join(name)),
+        Some(path) if index == 0 => Ok(path.clone()),
+        Some(path) => Err(usage(format!("{}: the model has several such files; name a directory", path.display()))),
+    }
+}
+
+/// Writes beside the target and renames: a failed export leaves no half file under its name.
+fn write_file(model: &OpenModel, index: usize, path: &Path, bar: &Bar) -> Result<(), ErrorBody> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let io_error = |error: io::Error| write_error(&path.display().to_string(), &error);
+    let temporary = tempfile::Builder::new()
+        .prefix(".blobd-export-")
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
+        .tempfile_in(directory)
+        .map_err(io_error)?;
+    write_layer(model, index, temporary.as_file(), &path.display().to_string(), Some(bar))?;
+    temporary.as_file().sync_all().map_err(io_error)?;
+    temporary.persist(path).map_err(|error| io_error(error.error))?;
+    Ok(())
+}
+
+fn write_to_stdout(model: &OpenModel, json: bool) -> Result<(), ErrorBody> {
+    let [layer] = model.layers() else {
+        return Err(usage("-o -: the model has several such files; name a directory"));
+    };
+    let bar = Bar::new("exporting", layer.size, json);
+    let written = write_layer(model, 0, io::stdout().lock(), "standard output", Some(&bar));
+    bar.clear();
+    written
+}
+
+/// Writes and hashes in one pass; what comes out must be what the manifest names.
+fn write_layer(
+    model: &OpenModel,
+    index: usize,
+    out: impl Write,
+    name: &str,
+    bar: Option<&Bar>,
+) -> Result<(), ErrorBody> {
+    const BUFFER_BYTES: usize = 1 << 20;
+    let Some(layer) = model.layers().get(index) else { return Err(usage("no such file in the model")) };
+    let mut out = Hashing { out: BufWriter::with_capacity(BUFFER_BYTES, out), hasher: Hasher::new(), written: 0, layer, bar };
+    let written = model.write_layer(index, &mut out).and_then(|_length| out.flush().map_err(ModelError::Write));
+    written.map_err(|error| ErrorBody::new(error.code(), format!("{name}: {error}")))?;
+    let found = out.hasher.finish();
+    if found == layer.digest {
+        return Ok(());
+    }
+    let message = format!("{name}: digest {found}, {} expected: stored data is damaged", layer.digest);
+    Err(ErrorBody::new(ErrorCode::Corrupt, message).with_hint("pull or import the model again"))
+}
+
+fn write_error(name: &str, error: &io::Error) -> ErrorBody {
+    let code = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::NoSpace,
+        io::ErrorKind::PermissionDenied => ErrorCode::Denied,
+        io::ErrorKind::NotFound => ErrorCode::NotFound,
+        _ => ErrorCode::Internal,
+    };
+    ErrorBody::new(code, format!("{name}: {error}"))
+}
+
+struct Hashing<'l, W: Write> {
+    out: BufWriter<W>,
+    hasher: Hasher,
+    written: u64,
+    layer: &'l OpenLayer,
+    bar: Option<&'l Bar>,
+}
+
+impl<W: Write> Write for Hashing<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let length = self.out.write(bytes)?;
+        self.hasher.update(bytes.get(..length).unwrap_or_default());
+        self.written += length as u64;
+        if let Some(bar) = self.bar {
+            bar.set(self.written, self.layer.size);
+        }
+        Ok(length)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}

@@ -1,0 +1,79 @@
+//! `blobd import`
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::request::ImportParams;
+use blobd_client::protocol::response::Imported;
+use blobd_store_format::reference::Reference;
+use clap::Args;
+use serde::Serialize;
+
+use super::connect::{client_error, connect};
+use super::output::{human_bytes, print, print_json};
+use super::progress::Bar;
+use super::{Global, usage};
+
+/// Take in GGUF files that are on this machine
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd import llama-3-8b-Q4_K_M.gguf               becomes llama-3-8b:Q4_K_M
+  blobd import model.gguf --name my/model:v1
+  blobd import *.gguf                               stores what they share once")]
+pub(super) struct Params {
+    /// The files
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// The model's name; made from the file's if absent
+    #[arg(long, value_name = "REF")]
+    name: Option<Reference>,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    imported: Vec<Imported>,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    if params.name.is_some() && params.paths.len() > 1 {
+        return Err(usage("--name: names one model, but there are several files"));
+    }
+    let connected = connect(global)?;
+    let mut imported = Vec::new();
+    for path in &params.paths {
+        let file = open(path)?;
+        let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let bar = Bar::new(&file_name, 0, global.json);
+        let request = ImportParams { file_name, name: params.name.clone() };
+        let done = connected.client.import(&request, &file, |completed, total| bar.set(completed, total));
+        bar.clear();
+        let done = done.map_err(client_error)?;
+        if !global.json {
+            print(&summary(&done))?;
+        }
+        imported.push(done);
+    }
+    if global.json { print_json(&Answer { imported }) } else { Ok(()) }
+}
+
+/// Opened here, with the caller's own rights; the daemon only gets the descriptor. A pipe is
+/// opened without waiting for its other end, so that it can be refused.
+fn open(path: &Path) -> Result<File, ErrorBody> {
+    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
+    OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(|error| {
+        let code = match error.kind() {
+            std::io::ErrorKind::NotFound => ErrorCode::NotFound,
+            std::io::ErrorKind::PermissionDenied => ErrorCode::Denied,
+            _ => ErrorCode::Internal,
+        };
+        ErrorBody::new(code, format!("{}: {error}", path.display()))
+    })
+}
+
+fn summary(done: &Imported) -> String {
+    let Imported { name, digest, size, new_bytes, reused_bytes, tensor_count, .. } = done;
+    let [size, new, reused] = [size, new_bytes, reused_bytes].map(|bytes| human_bytes(*bytes));
+    format!("{name} {}: {tensor_count} tensors, {size}; {new} new, {reused} there already\n", digest.short())
+}

@@ -1,0 +1,60 @@
+//! `blobd ls`
+
+use std::time::{Duration, SystemTime};
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::response::ModelSummary;
+use clap::Args;
+
+use super::connect::{client_error, connect};
+use super::output::{Table, human_bytes, print, print_json, terminal_width};
+use super::Global;
+
+/// List the models there are
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd ls
+  blobd ls llama                               those whose name contains llama
+  blobd ls --json | jq -r '.models[].name'")]
+pub(super) struct Params {
+    /// Only models whose name contains this
+    #[arg(value_name = "TEXT")]
+    filter: Option<String>,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let mut list = connect(global)?.client.models().map_err(client_error)?;
+    if let Some(filter) = &params.filter {
+        list.models.retain(|model| model.name.contains(filter.as_str()));
+    }
+    if global.json {
+        return print_json(&list);
+    }
+    let mut table = Table::new(&["NAME", "ID", "SIZE", "MODIFIED"], &[2]);
+    for model in &list.models {
+        table.row(row(model));
+    }
+    print(&table.render(terminal_width()))
+}
+
+fn row(model: &ModelSummary) -> [String; 4] {
+    match &model.damage {
+        None => [model.name.clone(), model.digest.short(), human_bytes(model.size), age(&model.modified)],
+        Some(damage) => [model.name.clone(), "-".to_owned(), "-".to_owned(), format!("damaged: {damage}")],
+    }
+}
+
+/// `3 hours ago`
+fn age(modified: &str) -> String {
+    const UNITS: [(u64, &str); 5] =
+        [(365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"), (60, "minute")];
+    let Ok(modified) = humantime::parse_rfc3339(modified) else { return modified.to_owned() };
+    let age = SystemTime::now().duration_since(modified).unwrap_or(Duration::ZERO).as_secs();
+    for (seconds, name) in UNITS {
+        if age >= seconds {
+            let count = age / seconds;
+            return format!("{count} {name}{} ago", if count == 1 { "" } else { "s" });
+        }
+    }
+    "just now".to_owned()
+}

@@ -1,0 +1,143 @@
+//! The command line: arguments → request → rendering. One file per command.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use blobd_client::protocol::error::{ErrorAnswer, ErrorBody, ErrorCode};
+use clap::{Args, Parser, Subcommand};
+
+mod connect;
+mod demo;
+mod df;
+mod export;
+mod gc;
+mod import;
+mod ls;
+pub mod output;
+mod progress;
+mod ps;
+mod pull;
+mod rm;
+mod serve;
+mod show;
+mod tag;
+
+/// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
+#[derive(Debug, Parser)]
+#[command(name = "blobd", version, max_term_width = 100, disable_help_subcommand = true)]
+#[command(after_help = "Examples:
+  blobd pull llama3:8b                 fetch a model; needs no set-up and no daemon
+  blobd import model-Q4_K_M.gguf       take in a file you have
+  blobd serve                          hand models out over a socket
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 busy or locked, 5 corrupt data found,
+6 no space, 7 denied.")]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command takes.
+#[derive(Clone, Debug, Args)]
+pub struct Global {
+    /// The store's directory; without a daemon the command opens it itself
+    #[arg(long, global = true, env = "BLOBD_ROOT", value_name = "DIR")]
+    root: Option<PathBuf>,
+    /// The daemon's socket
+    #[arg(long, global = true, env = "BLOBD_SOCKET", value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// The configuration file
+    #[arg(long, global = true, env = "BLOBD_CONFIG", value_name = "PATH")]
+    config: Option<PathBuf>,
+    /// Print one JSON document (NDJSON while something is in progress)
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Pull(pull::Params),
+    Import(import::Params),
+    Export(export::Params),
+    Ls(ls::Params),
+    Show(show::Params),
+    Ps(ps::Params),
+    Df(df::Params),
+    Rm(rm::Params),
+    Tag(tag::Params),
+    Gc(gc::Params),
+    Serve(serve::Params),
+    Demo(demo::Params),
+    #[command(hide = true)]
+    DemoReader(demo::ReaderParams),
+}
+
+/// Parses the arguments, runs the command, and turns a failure into a message and an exit code.
+#[must_use]
+pub fn main() -> ExitCode {
+    let Cli { global, command } = Cli::parse();
+    match run(&global, command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report(&global, &error);
+            ExitCode::from(error.code.exit_code())
+        }
+    }
+}
+
+fn run(global: &Global, command: Command) -> Result<(), ErrorBody> {
+    match command {
+        Command::Pull(params) => pull::run(global, &params),
+        Command::Import(params) => import::run(global, &params),
+        Command::Export(params) => export::run(global, &params),
+        Command::Ls(params) => ls::run(global, &params),
+        Command::Show(params) => show::run(global, &params),
+        Command::Ps(params) => ps::run(global, &params),
+        Command::Df(params) => df::run(global, &params),
+        Command::Rm(params) => rm::run(global, &params),
+        Command::Tag(params) => tag::run(global, &params),
+        Command::Gc(params) => gc::run(global, &params),
+        Command::Serve(params) => serve::run(global, &params),
+        Command::Demo(params) => demo::run(&params),
+        Command::DemoReader(params) => demo::run_reader(global, &params),
+    }
+}
+
+fn report(global: &Global, error: &ErrorBody) {
+    if global.json {
+        let answer = ErrorAnswer { error: error.clone() };
+        eprintln!("{}", serde_json::to_string(&answer).unwrap_or_default());
+        return;
+    }
+    eprintln!("blobd: {}", output::printable(&error.message));
+    if let Some(hint) = &error.hint {
+        eprintln!("hint: {}", output::printable(hint));
+    }
+}
+
+/// A failure that the command line itself finds.
+fn usage(message: impl std::fmt::Display) -> ErrorBody {
+    ErrorBody::new(ErrorCode::InvalidRequest, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_of_every_command_ends_with_examples() {
+        for command in Cli::command().get_subcommands_mut().filter(|command| !command.is_hide_set()) {
+            let help = command.render_long_help().to_string();
+            assert!(help.contains("Examples:"), "{}", command.get_name());
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! What people and scripts read: tables, sizes, JSON.
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use serde::Serialize;
+
+/// Writes to standard output. A reader that has gone (`blobd ls | head`) is no failure.
+///
+/// # Errors
+/// Any other failure of the write, a full disk behind a redirection among them.
+pub fn print(text: &str) -> Result<(), ErrorBody> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            let code = match error.kind() {
+                io::ErrorKind::StorageFull => ErrorCode::NoSpace,
+                _ => ErrorCode::Internal,
+            };
+            Err(ErrorBody::new(code, format!("standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes one JSON document on a line of its own.
+///
+/// # Errors
+/// As for [`print()`].
+pub fn print_json(value: &impl Serialize) -> Result<(), ErrorBody> {
+    let json = serde_json::to_string(value).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    print(&format!("{json}\n"))
+}
+
+/// A size in binary units with three significant digits: `4.34 GiB`, `512 B`.
+#[must_use]
+pub fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = u128::from(bytes) * 100;
+    let mut unit = UNITS[0];
+    for name in UNITS {
+        (value, unit) = (value.div_ceil(1024).max(1), name);
+        // 1023.5 of a unit would be printed as 1024: that is 1.00 of the next.
+        if value < 1_023_50 {
+            break;
+        }
+    }
+    match value {
+        0..1000 => format!("{}.{:02} {unit}", value / 100, value % 100),
+        1000..10_000 => format!("{}.{} {unit}", (value + 5) / 100, (value + 5) % 100 / 10),
+        _ => format!("{} {unit}", (value + 50) / 100),
+    }
+}
+
+/// A text without what could move the cursor or colour the screen of whoever reads it: names and
+/// metadata come from files and registries.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    let harmless = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    text.chars().map(harmless).collect()
+}
+
+/// How many columns there are to fill.
+#[must_use]
+pub fn terminal_width() -> usize {
+    const NOT_A_TERMINAL: usize = usize::MAX;
+    if !io::stdout().is_terminal() {
+        return NOT_A_TERMINAL;
+    }
+    rustix::termios::tcgetwinsize(io::stdout()).map_or(80, |size| usize::from(size.ws_col).max(40))
+}
+
+/// A table: the first row is the heading. Columns are as wide as they need to be; if that is too
+/// much for the terminal, the first column, which holds names, is cut.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    rows: Vec<Vec<String>>,
+    right: Vec<usize>,
+}
+
+impl Table {
+    /// A table with these headings; the columns of numbers in `right` are set to the right.
+    #[must_use]
+    pub fn new(headings: &[&str], right: &[usize]) -> Self {
+        let rows = vec![headings.iter().map(|heading| (*heading).to_owned()).collect()];
+        Self { rows, right: right.to_vec() }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().map(|cell| printable(&cell)).collect());
+    }
+
+    /// The table for a screen of this width.
+    #[must_use]
+    pub fn render(&self, width: usize) -> String {
+        const GAP: usize = 2;
+        let mut widths = self.column_widths();
+        let total: usize = widths.iter().map(|column| column + GAP).sum();
+        if let (Some(first), excess @ 1..) = (widths.first_mut(), total.saturating_sub(GAP + width.min(total))) {
+            *first = first.saturating_sub(excess).max(8);
+        }
+        let mut text = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (index, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                line.push_str(&self.fit(index, cell, *width));
+                line.push_str("  ");
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+
+    fn column_widths(&self) -> Vec<usize> {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or_default();
+        let widest = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or_default()
+        };
+        (0..columns).map(widest).collect()
+    }
+
+    fn fit(&self, column: usize, cell: &str, width: usize) -> String {
+        let length = cell.chars().count();
+        if length > width {
+            let kept: String = cell.chars().take(width.saturating_sub(1)).collect();
+            return format!("{kept}…");
+        }
+        if self.right.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_three_digits() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.00 KiB"),
+            (1536, "1.50 KiB"),
+            (10 << 20, "10.0 MiB"),
+            (1 << 30, "1.00 GiB"),
+            (4_661_224_676, "4.35 GiB"),
+            (1023 << 20, "1023 MiB"),
+            ((1 << 30) - 1, "1.00 GiB"),
+            (u64::MAX, "16.0 EiB"),
+        ] {
+            assert_eq!(human_bytes(bytes), text, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn table_fits_its_width_by_cutting_names() {
+        let mut table = Table::new(&["NAME", "SIZE"], &[1]);
+        table.row(["a-very-long-name-of-a-model:latest".to_owned(), "4.35 GiB".to_owned()]);
+        table.row(["short:1".to_owned(), "12 B".to_owned()]);
+        let text = table.render(30);
+        assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
+        assert!(text.contains("a-very-long-name-o…"), "{text}");
+        assert!(table.render(200).contains("a-very-long-name-of-a-model:latest  4.35 GiB"));
+    }
+
+    #[test]
+    fn escapes_do_not_reach_the_terminal() {
+        assert_eq!(printable("a\u{1b}[31mb\n"), "a\u{fffd}[31mb\u{fffd}");
+    }
+}

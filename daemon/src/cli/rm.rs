@@ -1,0 +1,41 @@
+//! `blobd rm`
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::request::RemoveParams;
+use blobd_client::protocol::response::Removed;
+use blobd_store_format::reference::Reference;
+use clap::Args;
+
+use super::connect::{client_error, connect};
+use super::output::{human_bytes, print, print_json, printable};
+use super::Global;
+
+/// Remove models and free what nothing else needs
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd rm llama3:8b
+  blobd rm llama3:8b llama3:70b --json | jq .freed_bytes")]
+pub(super) struct Params {
+    /// The models
+    #[arg(required = true, value_name = "REF")]
+    references: Vec<Reference>,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let request = RemoveParams { references: params.references.clone() };
+    let removed = connect(global)?.client.remove(&request).map_err(client_error)?;
+    if global.json { print_json(&removed) } else { print(&summary(&removed)) }
+}
+
+fn summary(removed: &Removed) -> String {
+    let mut text = String::new();
+    for name in &removed.removed {
+        text.push_str(&format!("removed {}\n", printable(name)));
+    }
+    text.push_str(&format!("freed {}\n", human_bytes(removed.freed_bytes)));
+    for kept in &removed.kept {
+        let by = kept.by.iter().map(|by| printable(by)).collect::<Vec<_>>().join(", ");
+        text.push_str(&format!("kept {} needed by {by}\n", human_bytes(kept.bytes)));
+    }
+    text
+}

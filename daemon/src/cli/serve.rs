@@ -1,0 +1,96 @@
+//! `blobd serve`: the daemon.
+
+use std::io::IsTerminal as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::connect::{load_config, root, runtime};
+use super::Global;
+use crate::config::Defaults;
+use crate::ops::OpError;
+use crate::server::{Server, Socket};
+use crate::state::Daemon;
+use crate::store::Store;
+
+/// Run the daemon
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd serve
+  blobd serve --root /srv/models --socket /run/blobd/blobd.sock")]
+pub(super) struct Params {}
+
+pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
+    start_log();
+    let config = load_config(global)?;
+    let root = root(global, &config);
+    let socket = global.socket.clone().or_else(|| config.socket.clone());
+    let socket = socket.unwrap_or_else(|| Defaults::of_user().socket);
+    let store = Store::open(&root).map_err(|error| OpError::from(error).body())?;
+    let daemon = Daemon::new(store, &config.registry_policy()).map_err(|error| OpError::from(error).body())?;
+    let runtime = runtime().map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    runtime.block_on(serve(Arc::new(daemon), &socket))?;
+    // Work in progress is dropped where it stands: what is not committed is swept at the next start.
+    runtime.shutdown_background();
+    Ok(())
+}
+
+async fn serve(daemon: Arc<Daemon>, path: &Path) -> Result<(), ErrorBody> {
+    let socket = Socket::bind(path).map_err(|error| bind_error(path, &error))?;
+    admit_system_group(&socket);
+    let announced = daemon.store.announce(Some(path));
+    announced.map_err(|error| OpError::from(error).body())?;
+    tracing::info!("serving {} on {}", daemon.store.root().display(), path.display());
+    let server = Server::new(daemon);
+    tokio::select! {
+        () = server.serve(socket.listener()) => {}
+        () = told_to_stop() => tracing::info!("stopping; clients keep what they have mapped"),
+    }
+    Ok(())
+}
+
+fn bind_error(path: &Path, error: &std::io::Error) -> ErrorBody {
+    let name = path.display();
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            let body = ErrorBody::new(ErrorCode::Busy, format!("{name}: another daemon answers there"));
+            body.with_hint("choose another --socket")
+        }
+        std::io::ErrorKind::PermissionDenied => ErrorBody::new(ErrorCode::Denied, format!("{name}: {error}")),
+        _ => ErrorBody::new(ErrorCode::Internal, format!("{name}: {error}")),
+    }
+}
+
+/// On a system where somebody made the group `blobd`, its members may connect.
+fn admit_system_group(socket: &Socket) {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let gid = groups.lines().find_map(|line| line.strip_prefix("blobd:")?.split(':').nth(1)?.parse().ok());
+    if let Some(Err(error)) = gid.map(|gid| socket.admit_group(gid)) {
+        tracing::warn!("group blobd cannot be admitted: {error}");
+    }
+}
+
+async fn told_to_stop() {
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+fn start_log() {
+    let subscriber = tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false);
+    let colour = std::io::stderr().is_terminal();
+    // Fails only if a log is already running, as in tests.
+    let _ = tracing::subscriber::set_global_default(subscriber.with_ansi(colour).finish());
+}

@@ -1,0 +1,98 @@
+//! `blobd show`
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::response::{ModelDetails, Stored};
+use blobd_store_format::reference::Reference;
+use clap::Args;
+
+use super::connect::{client_error, connect};
+use super::output::{Table, human_bytes, print, print_json, terminal_width};
+use super::Global;
+
+/// Show one model in depth
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd show llama3:8b
+  blobd show llama3:8b --tensors
+  blobd show llama3:8b --json | jq '.tensors[0].digest'")]
+pub(super) struct Params {
+    /// The model
+    #[arg(value_name = "REF")]
+    reference: Reference,
+    /// List every tensor
+    #[arg(long)]
+    tensors: bool,
+    /// List the metadata
+    #[arg(long)]
+    metadata: bool,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let details = connect(global)?.client.model(&params.reference).map_err(client_error)?;
+    if global.json {
+        return print_json(&details);
+    }
+    let width = terminal_width();
+    let mut text = overview(&details);
+    text.push_str(&layers(&details).render(width));
+    if params.metadata {
+        text.push('\n');
+        text.push_str(&metadata(&details).render(width));
+    }
+    if params.tensors {
+        text.push('\n');
+        text.push_str(&tensors(&details).render(width));
+    }
+    print(&text)
+}
+
+fn overview(details: &ModelDetails) -> String {
+    let unknown = || "-".to_owned();
+    let mut table = Table::new(&["name", &super::output::printable(&details.name)], &[]);
+    table.row(["digest".to_owned(), details.digest.to_string()]);
+    table.row(["architecture".to_owned(), details.architecture.clone().unwrap_or_else(unknown)]);
+    table.row(["parameters".to_owned(), details.parameters.to_string()]);
+    table.row(["quantization".to_owned(), details.quantization.clone().unwrap_or_else(unknown)]);
+    table.row(["tensors".to_owned(), details.tensors.len().to_string()]);
+    table.render(usize::MAX) + "\n"
+}
+
+fn layers(details: &ModelDetails) -> Table {
+    let mut table = Table::new(&["LAYER", "DIGEST", "SIZE", "STORED"], &[2]);
+    for layer in &details.layers {
+        let stored = match layer.stored {
+            Stored::Blob => "as one blob",
+            Stored::Recipe => "by tensor",
+        };
+        let component = layer.media_type.component().to_owned();
+        table.row([component, layer.digest.short(), human_bytes(layer.size), stored.to_owned()]);
+    }
+    table
+}
+
+fn metadata(details: &ModelDetails) -> Table {
+    const MAX_VALUE_CHARS: usize = 60;
+    let mut table = Table::new(&["KEY", "VALUE"], &[]);
+    for (key, value) in &details.metadata {
+        let value = value.to_string();
+        let shown: String = value.chars().take(MAX_VALUE_CHARS).collect();
+        let ellipsis = if shown.len() < value.len() { "…" } else { "" };
+        table.row([key.clone(), shown + ellipsis]);
+    }
+    table
+}
+
+fn tensors(details: &ModelDetails) -> Table {
+    let mut table = Table::new(&["TENSOR", "TYPE", "SHAPE", "SIZE", "BLOB"], &[3]);
+    for tensor in &details.tensors {
+        let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
+        table.row([
+            tensor.name.clone(),
+            tensor.type_name.clone(),
+            shape.join("×"),
+            human_bytes(tensor.size),
+            tensor.digest.short(),
+        ]);
+    }
+    table
+}

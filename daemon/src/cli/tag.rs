@@ -1,0 +1,32 @@
+//! `blobd tag`
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::request::TagParams;
+use blobd_store_format::reference::Reference;
+use clap::Args;
+
+use super::connect::{client_error, connect};
+use super::output::{print, print_json, printable};
+use super::Global;
+
+/// Give a model a further name
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd tag llama3:8b mine/assistant:v1")]
+pub(super) struct Params {
+    /// The model
+    #[arg(value_name = "SRC")]
+    source: Reference,
+    /// Its further name; what it named before is let go
+    #[arg(value_name = "DST")]
+    target: Reference,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let request = TagParams { source: params.source.clone(), target: params.target.clone() };
+    let tagged = connect(global)?.client.tag(&request).map_err(client_error)?;
+    if global.json {
+        return print_json(&tagged);
+    }
+    print(&format!("{} {}\n", printable(&tagged.name), tagged.digest.short()))
+}

@@ -1,0 +1,140 @@
+//! Where things are, and the configuration file.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::registry::RegistryPolicy;
+
+/// The configuration file's content. Everything in it is optional.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The store's directory.
+    pub root: Option<PathBuf>,
+    /// The daemon's socket.
+    pub socket: Option<PathBuf>,
+    /// A registry's host and the base URL to use in its place.
+    pub mirrors: BTreeMap<String, String>,
+    /// PEM files with certificate authorities to trust beside the machine's own.
+    pub ca_files: Vec<PathBuf>,
+}
+
+/// The configuration file cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("{}: cannot read: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is no TOML, or has a key that does not exist.
+    #[error("{}: {source}", path.display())]
+    Toml {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: Box<toml::de::Error>,
+    },
+}
+
+impl Config {
+    /// Reads the file that the user named, or the default one if there is one.
+    ///
+    /// # Errors
+    /// [`ConfigError`]; a default file that is not there is no error.
+    pub fn load(named: Option<&Path>) -> Result<Self, ConfigError> {
+        let path = named.map_or_else(|| Defaults::of_user().config, Path::to_path_buf);
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Self::default());
+            }
+            Err(source) => return Err(ConfigError::Io { path, source }),
+        };
+        toml::from_str(&text).map_err(|source| ConfigError::Toml { path, source: Box::new(source) })
+    }
+
+    /// How registries are reached.
+    #[must_use]
+    pub fn registry_policy(&self) -> RegistryPolicy {
+        RegistryPolicy { mirrors: self.mirrors.clone(), ca_files: self.ca_files.clone() }
+    }
+}
+
+/// Where things are unless the user says otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Defaults {
+    /// The store's directory.
+    pub root: PathBuf,
+    /// The daemon's socket.
+    pub socket: PathBuf,
+    /// The configuration file.
+    pub config: PathBuf,
+}
+
+impl Defaults {
+    /// The system's for root, the user's own for everyone else.
+    #[must_use]
+    pub fn of_user() -> Self {
+        if rustix::process::geteuid().is_root() { Self::system() } else { Self::user() }
+    }
+
+    /// Those of the system service.
+    #[must_use]
+    pub fn system() -> Self {
+        Self {
+            root: "/var/lib/blobd".into(),
+            socket: "/run/blobd/blobd.sock".into(),
+            config: "/etc/blobd/config.toml".into(),
+        }
+    }
+
+    fn user() -> Self {
+        let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
+        let directory = |variable: &str, fallback: &str| match std::env::var_os(variable) {
+            Some(path) if Path::new(&path).is_absolute() => PathBuf::from(path),
+            _ => home.join(fallback),
+        };
+        Self {
+            root: directory("XDG_DATA_HOME", ".local/share").join("blobd"),
+            // Its place is the client library's business: both must look at the same one.
+            socket: blobd_client::client::default_sockets().pop().unwrap_or_default(),
+            config: directory("XDG_CONFIG_HOME", ".config").join("blobd/config.toml"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_with_an_unknown_key_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.toml");
+        std::fs::write(&path, "rooot = \"/x\"").unwrap();
+        let error = Config::load(Some(&path)).unwrap_err().to_string();
+        assert!(error.contains("rooot"), "{error}");
+    }
+
+    #[test]
+    fn named_file_must_be_there() {
+        assert!(Config::load(Some(Path::new("/nonexistent/config.toml"))).is_err());
+    }
+
+    #[test]
+    fn mirrors_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.toml");
+        std::fs::write(&path, "root = \"/x\"\n[mirrors]\n\"registry.ollama.ai\" = \"http://127.0.0.1:1\"\n").unwrap();
+        let config = Config::load(Some(&path)).unwrap();
+        assert_eq!(config.root.as_deref(), Some(Path::new("/x")));
+        assert_eq!(config.registry_policy().mirrors["registry.ollama.ai"], "http://127.0.0.1:1");
+    }
+}

@@ -1,0 +1,151 @@
+//! What a verb can fail with, and how the client is told.
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_store_format::manifest::ManifestError;
+use blobd_store_format::reference::ReferenceError;
+
+use crate::intake::IntakeError;
+use crate::registry::RegistryError;
+use crate::store::StoreError;
+
+/// A verb's failure.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpError {
+    /// The store failed or lacks what was asked for.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A file was refused or could not be read.
+    #[error("{name}: {source}")]
+    Intake {
+        /// The file, as the user knows it.
+        name: String,
+        /// Why.
+        source: IntakeError,
+    },
+    /// A registry failed, lied or could not be reached.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// What was imported does not make a manifest.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// A name cannot be made from a file's.
+    #[error("{file_name}: makes no model name ({source}); give one with --name")]
+    Name {
+        /// The file's name.
+        file_name: String,
+        /// What is wrong with it.
+        source: ReferenceError,
+    },
+    /// The caller passed something that is no file.
+    #[error("{name}: {found}, a regular file expected")]
+    NotAFile {
+        /// Its name.
+        name: String,
+        /// What it is.
+        found: &'static str,
+    },
+    /// The file was written to while it was read.
+    #[error("{name}: changed while it was imported; import it again when nothing writes to it")]
+    Changed {
+        /// Its name.
+        name: String,
+    },
+    /// The bytes that came are not the ones that were named.
+    #[error("{what}: digest {found}, {expected} expected")]
+    DigestMismatch {
+        /// The file.
+        what: String,
+        /// The digest of what came.
+        found: blobd_store_format::digest::Digest,
+        /// The digest that was named.
+        expected: blobd_store_format::digest::Digest,
+    },
+    /// The model lacks something that was asked for.
+    #[error("model {model}: no {what}")]
+    NotInModel {
+        /// The model.
+        model: String,
+        /// What was asked for.
+        what: String,
+    },
+    /// A descriptor, thread or socket could not be had.
+    #[error("{action}: {source}")]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// The task that did the work died.
+    #[error("internal error: {0}")]
+    Panicked(String),
+}
+
+impl OpError {
+    /// The failure as it travels.
+    #[must_use]
+    pub fn body(&self) -> ErrorBody {
+        let body = ErrorBody::new(self.code(), self);
+        match self.hint() {
+            Some(hint) => body.with_hint(hint),
+            None => body,
+        }
+    }
+
+    /// The peer's fault or ours, and which.
+    fn code(&self) -> ErrorCode {
+        match self {
+            Self::Store(error) | Self::Intake { source: IntakeError::Store(error), .. } => store_code(error),
+            Self::Intake { source: IntakeError::Source(error), .. } => match registry_error(error) {
+                Some(error) => registry_code(error),
+                None => ErrorCode::Internal,
+            },
+            Self::Intake { .. } | Self::Manifest(_) | Self::Changed { .. } => ErrorCode::InvalidInput,
+            Self::Registry(error) => registry_code(error),
+            Self::Name { .. } | Self::NotAFile { .. } => ErrorCode::InvalidRequest,
+            Self::DigestMismatch { .. } => ErrorCode::Upstream,
+            Self::NotInModel { .. } => ErrorCode::NotFound,
+            Self::System { .. } | Self::Panicked(_) => ErrorCode::Internal,
+        }
+    }
+
+    fn hint(&self) -> Option<&'static str> {
+        match self.code() {
+            ErrorCode::NoSpace => Some("`blobd gc` or `blobd rm` makes room; nothing was kept of this"),
+            _ => None,
+        }
+    }
+}
+
+fn store_code(error: &StoreError) -> ErrorCode {
+    match error {
+        error if error.is_no_space() => ErrorCode::NoSpace,
+        StoreError::Io { .. } => ErrorCode::Internal,
+        StoreError::Locked { .. } => ErrorCode::Busy,
+        StoreError::NoSuchModel { .. } => ErrorCode::NotFound,
+        StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } | StoreError::StoreFile { .. } => {
+            ErrorCode::InvalidRequest
+        }
+        StoreError::Manifest { .. }
+        | StoreError::Recipe { .. }
+        | StoreError::ForeignFile { .. }
+        | StoreError::MissingBlob { .. }
+        | StoreError::BlobSize { .. } => ErrorCode::Corrupt,
+    }
+}
+
+/// Whatever a registry does wrong is upstream's; what the user named wrongly is not.
+fn registry_code(error: &RegistryError) -> ErrorCode {
+    match error {
+        RegistryError::NotFound { .. } => ErrorCode::NotFound,
+        RegistryError::Denied { .. } => ErrorCode::Denied,
+        RegistryError::Mirror { .. } | RegistryError::Certificates { .. } | RegistryError::Host { .. } => ErrorCode::InvalidRequest,
+        _ => ErrorCode::Upstream,
+    }
+}
+
+/// A pull reads its layers through [`std::io::Read`]; the registry's own error is inside.
+fn registry_error(error: &std::io::Error) -> Option<&RegistryError> {
+    error.get_ref()?.downcast_ref()
+}

@@ -1,0 +1,191 @@
+//! `import`: a GGUF file that the caller has opened becomes a model.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use blobd_client::protocol::request::ImportParams;
+use blobd_client::protocol::response::Imported;
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::file_type::is_file_type_name;
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::reference::Reference;
+use serde::Serialize;
+
+use super::OpError;
+use crate::intake::{IntakeError, ModelFacts, TakenFile, take_gguf};
+use crate::store::{Ingest, Store, StoreError};
+
+/// Imports one GGUF file. `progress` is told how many bytes have been read, and of how many. Soon
+/// after `cancelled` is set, it stops.
+///
+/// # Errors
+/// [`OpError`]; nothing of the file is kept then.
+pub fn import(
+    store: &Arc<Store>,
+    params: &ImportParams,
+    file: &File,
+    cancelled: &AtomicBool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Imported, OpError> {
+    let file_name = display_name(&params.file_name);
+    let reference = params.name.clone().map_or_else(|| name_from_file(&file_name), Ok)?;
+    let before = inspect(file, &file_name)?;
+    let lease = store.leases().grant(format!("import of {file_name}"));
+    let mut ingest = Ingest::begin(store, lease)?;
+    let mut source = FileSource { file, offset: 0, cancelled };
+    let size = before.len();
+    let refused = |source| OpError::Intake { name: file_name.clone(), source };
+    let taken = take_gguf(&mut ingest, &mut source, size, &mut |completed| progress(completed, size))
+        .map_err(refused)?;
+    let facts = taken.facts.clone().unwrap_or_default();
+    if let Some(count) = facts.shard_count {
+        return Err(refused(IntakeError::Shard { count }));
+    }
+    let after = inspect(file, &file_name)?;
+    if after.len() != size || after.modified().ok() != before.modified().ok() {
+        return Err(OpError::Changed { name: file_name });
+    }
+    let manifest = compose_manifest(&mut ingest, &taken, &facts)?;
+    let committed = ingest.commit(&reference, &manifest, Some(&format!("import {file_name}")))?;
+    Ok(Imported {
+        name: reference.short(),
+        digest: manifest.digest(),
+        file: taken.digest,
+        size,
+        new_bytes: committed.new_bytes,
+        reused_bytes: committed.reused_bytes,
+        tensor_count: facts.tensor_count,
+        new_blob_count: committed.new_blob_count,
+    })
+}
+
+/// Reads with offsets of its own: the caller's description shares its offset with us.
+struct FileSource<'f> {
+    file: &'f File,
+    offset: u64,
+    cancelled: &'f AtomicBool,
+}
+
+impl Read for FileSource<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.cancelled.load(Ordering::Relaxed) {
+            return Err(io::Error::other("the client that asked for this import has gone"));
+        }
+        let read = self.file.read_at(buffer, self.offset)?;
+        self.offset = self.offset.saturating_add(read as u64);
+        Ok(read)
+    }
+}
+
+/// Anything but a regular file could block for ever or end nowhere.
+fn inspect(file: &File, name: &str) -> Result<std::fs::Metadata, OpError> {
+    use std::os::unix::fs::FileTypeExt as _;
+    let metadata = file.metadata().map_err(StoreError::io("inspect", name))?;
+    let kind = metadata.file_type();
+    let found = match kind {
+        _ if kind.is_file() => return Ok(metadata),
+        _ if kind.is_dir() => "a directory",
+        _ if kind.is_fifo() => "a pipe",
+        _ if kind.is_socket() => "a socket",
+        _ => "a device",
+    };
+    Err(OpError::NotAFile { name: name.to_owned(), found })
+}
+
+/// The configuration that Ollama writes for a GGUF model, with its keys in its order.
+#[derive(Serialize)]
+struct ModelConfig<'a> {
+    model_format: &'a str,
+    model_family: &'a str,
+    model_families: [&'a str; 1],
+    model_type: String,
+    file_type: &'a str,
+    architecture: &'a str,
+    os: &'a str,
+    rootfs: RootFs,
+}
+
+#[derive(Serialize)]
+struct RootFs {
+    r#type: &'static str,
+    diff_ids: Vec<blobd_store_format::digest::Digest>,
+}
+
+fn compose_manifest(
+    ingest: &mut Ingest,
+    taken: &TakenFile,
+    facts: &ModelFacts,
+) -> Result<Manifest, OpError> {
+    let family = facts.architecture.as_deref().unwrap_or("unknown");
+    let config = ModelConfig {
+        model_format: "gguf",
+        model_family: family,
+        model_families: [family],
+        model_type: facts.parameter_size(),
+        file_type: facts.quantization.as_deref().unwrap_or("unknown"),
+        architecture: "amd64",
+        os: "linux",
+        rootfs: RootFs { r#type: "layers", diff_ids: vec![taken.digest] },
+    };
+    let config = serde_json::to_vec(&config).map_err(blobd_store_format::manifest::ManifestError::Json)?;
+    let config = Descriptor {
+        media_type: MediaType::new(MediaType::DOCKER_CONFIG),
+        digest: ingest.add_bytes(&config)?,
+        size: config.len() as u64,
+    };
+    let model = Descriptor {
+        media_type: MediaType::new(MediaType::OLLAMA_MODEL),
+        digest: taken.digest,
+        size: taken.size,
+    };
+    Ok(Manifest::compose(config, vec![model])?)
+}
+
+/// The last part of a path, without what could harm a terminal or a log.
+fn display_name(file_name: &str) -> String {
+    const MAX_CHARS: usize = 200;
+    let last = Path::new(file_name).file_name().and_then(|name| name.to_str()).unwrap_or(file_name);
+    last.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()
+}
+
+/// `chain-llama-Q4_K_M.gguf` is `chain-llama:Q4_K_M`; without a file type the tag is `latest`.
+fn name_from_file(file_name: &str) -> Result<Reference, OpError> {
+    let stem = file_name.strip_suffix(".gguf").unwrap_or(file_name);
+    let (model, tag) = match stem.rsplit_once(['-', '.']) {
+        Some((model, tag)) if is_file_type_name(tag) => (model, tag),
+        _ => (stem, Reference::DEFAULT_TAG),
+    };
+    let allowed = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '-' };
+    let model: String = model.chars().map(allowed).take(80).collect();
+    let model = model.trim_start_matches(['-', '.']);
+    Reference::from_parts(Reference::DEFAULT_HOST, Reference::DEFAULT_NAMESPACE, model, tag)
+        .map_err(|source| OpError::Name { file_name: file_name.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_name_gives_model_and_tag() {
+        for (file, name) in [
+            ("chain-llama-Q4_K_M.gguf", "chain-llama:Q4_K_M"),
+            ("Meta-Llama-3-8B.Q8_0.gguf", "Meta-Llama-3-8B:Q8_0"),
+            ("my model (1).gguf", "my-model--1-:latest"),
+            ("model", "model:latest"),
+            ("..gguf", "gguf:latest"),
+        ] {
+            assert_eq!(name_from_file(file).unwrap().short(), name, "{file}");
+        }
+        assert!(name_from_file(".gguf").is_err());
+    }
+
+    #[test]
+    fn names_are_safe_to_print() {
+        assert_eq!(display_name("/a/b/\u{1b}[31mred.gguf\n"), "[31mred.gguf");
+    }
+}

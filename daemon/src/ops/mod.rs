@@ -1,0 +1,27 @@
+//! The verbs: one file each. They say what happens in which order; how it is done is the
+//! store's, the intake's and the registry's business.
+//!
+//! All of them block on the disk; the server calls them where blocking is allowed.
+
+mod collect;
+mod error;
+mod import;
+mod list;
+mod open;
+mod pull;
+mod remove;
+mod show;
+mod tag;
+mod usage;
+
+pub use collect::collect;
+pub use error::OpError;
+pub use import::import;
+pub use list::list;
+pub(crate) use list::rfc3339;
+pub use open::{Located, open};
+pub use pull::pull;
+pub use remove::{Condemned, remove};
+pub use show::show;
+pub use tag::tag;
+pub use usage::usage;

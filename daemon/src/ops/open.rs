@@ -1,0 +1,197 @@
+//! `open`: where a model's bytes are, and a lease that keeps them there.
+//!
+//! Nothing is hashed and no blob is read: a reference leads to a manifest, that to recipes, and
+//! those are the tensor table.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use blobd_client::protocol::frame;
+use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
+use blobd_client::protocol::response::{HeaderLocation, OpenHead, OpenLayer, OpenPiece, TensorLocation};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
+use blobd_store_format::reference::Reference;
+
+use super::OpError;
+use crate::store::leases::Lease;
+use crate::store::{Store, StoredFile, StoredForm};
+
+/// Everything an open session needs: what to tell the client and which blobs to pass.
+#[derive(Debug)]
+pub struct Located {
+    /// The model's tag.
+    pub reference: Reference,
+    /// The answer's first frame.
+    pub head: OpenHead,
+    /// The frames of its tables.
+    pub tables: Vec<u8>,
+    /// The blobs to pass, in order, each with the least length it must have in bytes.
+    pub blobs: Vec<(Digest, u64)>,
+    /// Keeps all of the model from being collected.
+    pub lease: Lease,
+}
+
+/// Locates what is asked for. `holder` is who `rm` will name as the one that keeps the bytes.
+///
+/// # Errors
+/// [`crate::store::StoreError`]; [`OpError::NotInModel`] for a component or tensor name that the
+/// model lacks.
+pub fn open(store: &Store, params: &OpenParams, holder: String) -> Result<Located, OpError> {
+    let lease = store.leases().grant(holder);
+    let model = store.model(&params.reference)?;
+    lease.pin_all(model.blob_sizes().map(|(digest, _)| digest));
+    let mut locator = Locator::new(params);
+    for file in &model.files {
+        locator.add(file);
+    }
+    locator.check_selection(&model.reference)?;
+    let mut tables = Vec::new();
+    let too_long = |error: frame::FrameError| OpError::Panicked(error.to_string());
+    for (layer, pieces) in &locator.pieces {
+        frame::encode_pieces(*layer, pieces, &mut tables).map_err(too_long)?;
+    }
+    frame::encode_tensors(&locator.tensors, &mut tables).map_err(too_long)?;
+    let head = OpenHead {
+        name: model.reference.short(),
+        digest: model.manifest.digest(),
+        layers: locator.layers,
+        tensor_count: locator.tensors.len() as u64,
+        fd_count: locator.fds.next_number(),
+    };
+    Ok(Located { reference: model.reference, head, tables, blobs: locator.fds.order, lease })
+}
+
+/// Numbers the descriptors in the order in which they are first needed.
+#[derive(Default)]
+struct FdTable {
+    numbers: BTreeMap<Digest, u32>,
+    order: Vec<(Digest, u64)>,
+}
+
+impl FdTable {
+    /// The number of a blob's descriptor; whoever has it may read up to `end`.
+    fn number(&mut self, digest: Digest, end: u64) -> u32 {
+        let next = self.next_number();
+        let number = *self.numbers.entry(digest).or_insert(next);
+        if number == next {
+            self.order.push((digest, end));
+        } else if let Some((_, least)) = usize::try_from(number).ok().and_then(|at| self.order.get_mut(at)) {
+            *least = end.max(*least);
+        }
+        number
+    }
+
+    fn next_number(&self) -> u32 {
+        // A recipe of 128 MiB cannot name 2^32 blobs.
+        u32::try_from(self.order.len()).unwrap_or(u32::MAX)
+    }
+}
+
+struct Locator<'p> {
+    params: &'p OpenParams,
+    names: Option<BTreeSet<&'p str>>,
+    layers: Vec<OpenLayer>,
+    pieces: Vec<(u32, Vec<OpenPiece>)>,
+    tensors: Vec<TensorLocation>,
+    fds: FdTable,
+}
+
+impl<'p> Locator<'p> {
+    fn new(params: &'p OpenParams) -> Self {
+        let names = match &params.tensors {
+            TensorSelection::Names(names) => Some(names.iter().map(String::as_str).collect()),
+            _ => None,
+        };
+        let (layers, pieces, tensors) = (Vec::new(), Vec::new(), Vec::new());
+        Self { params, names, layers, pieces, tensors, fds: FdTable::default() }
+    }
+
+    fn add(&mut self, file: &StoredFile) {
+        let descriptor = &file.descriptor;
+        let wanted = self.params.component.as_deref();
+        if wanted.is_some_and(|component| component != descriptor.media_type.component()) {
+            return;
+        }
+        let mut layer = OpenLayer {
+            media_type: descriptor.media_type.clone(),
+            digest: descriptor.digest,
+            size: descriptor.size,
+            fd: None,
+            header: None,
+            piece_count: 0,
+        };
+        let number = u32::try_from(self.layers.len()).unwrap_or(u32::MAX);
+        match &file.form {
+            StoredForm::Blob => layer.fd = Some(self.fds.number(descriptor.digest, descriptor.size)),
+            StoredForm::Recipe(recipe) => self.add_split(number, recipe, &mut layer),
+        }
+        self.layers.push(layer);
+    }
+
+    fn add_split(&mut self, number: u32, recipe: &Recipe, layer: &mut OpenLayer) {
+        let tensors_wanted = self.params.tensors != TensorSelection::None;
+        if let Some((header, size)) = recipe.header().filter(|_| tensors_wanted) {
+            layer.header = Some(HeaderLocation { fd: self.fds.number(header, size), size });
+        }
+        if self.params.files == FileSelection::All {
+            let pieces = recipe.pieces().iter().map(|piece| self.piece(piece)).collect();
+            let pieces = frame::cut_literals(pieces);
+            layer.piece_count = pieces.len() as u64;
+            self.pieces.push((number, pieces));
+        }
+        for tensor in recipe.tensors() {
+            if self.selects(&tensor.name) {
+                let location = self.tensor(number, tensor);
+                self.tensors.push(location);
+            }
+        }
+    }
+
+    fn selects(&self, name: &str) -> bool {
+        match &self.params.tensors {
+            TensorSelection::All => true,
+            TensorSelection::None => false,
+            TensorSelection::Prefix(prefix) => name.starts_with(prefix.as_str()),
+            TensorSelection::Names(_) => self.names.as_ref().is_some_and(|names| names.contains(name)),
+        }
+    }
+
+    fn tensor(&mut self, layer: u32, tensor: &TensorEntry) -> TensorLocation {
+        let end = tensor.offset.saturating_add(tensor.size);
+        let fd = (tensor.size > 0).then(|| self.fds.number(tensor.digest, end));
+        TensorLocation {
+            name: tensor.name.clone(),
+            type_name: tensor.type_name.clone(),
+            shape: tensor.shape.clone(),
+            layer,
+            fd,
+            offset: tensor.offset,
+            size: tensor.size,
+            experts: tensor.experts,
+        }
+    }
+
+    fn piece(&mut self, piece: &Piece) -> OpenPiece {
+        match piece {
+            Piece::Blob { blob, offset, length } => {
+                let fd = self.fds.number(*blob, offset.saturating_add(*length));
+                OpenPiece::Fd { fd, offset: *offset, length: *length }
+            }
+            Piece::Zeros { zeros } => OpenPiece::Zeros { zeros: *zeros },
+            Piece::Literal { literal } => OpenPiece::Literal { literal: literal.clone() },
+        }
+    }
+
+    /// What was named must be there; a prefix may match nothing.
+    fn check_selection(&self, model: &Reference) -> Result<(), OpError> {
+        let lacks = |what: String| Err(OpError::NotInModel { model: model.short(), what });
+        if let Some(component) = self.params.component.as_ref().filter(|_| self.layers.is_empty()) {
+            return lacks(format!("component {component:?}"));
+        }
+        let found: BTreeSet<&str> = self.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        match self.names.iter().flatten().find(|name| !found.contains(*name)) {
+            Some(name) => lacks(format!("tensor {name:?}")),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! `show`: one model in depth.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+
+use blobd_client::protocol::response::{LayerSummary, ModelDetails, Stored};
+use blobd_store_format::gguf::{Header, MetadataValue};
+use blobd_store_format::reference::Reference;
+use serde_json::{Value as Json, json};
+
+use super::OpError;
+use crate::intake::{IntakeError, ModelFacts};
+use crate::store::{Model, Store, StoreError, StoredFile, StoredForm};
+
+/// Describes a model: its files, its tensors, and what the first GGUF header says.
+///
+/// # Errors
+/// [`StoreError`]; [`OpError::Intake`] when the stored header does not parse, which means that
+/// its blob is damaged.
+pub fn show(store: &Store, reference: &Reference) -> Result<ModelDetails, OpError> {
+    let model = store.model(reference)?;
+    let header = header(store, &model)?;
+    let facts = header.as_ref().map(ModelFacts::of).unwrap_or_default();
+    let metadata = header.iter().flat_map(Header::metadata);
+    let metadata: BTreeMap<String, Json> =
+        metadata.map(|(key, value)| (key.into_owned(), metadata_json(&value))).collect();
+    Ok(ModelDetails {
+        name: model.reference.short(),
+        digest: model.manifest.digest(),
+        architecture: facts.architecture,
+        parameters: facts.parameters,
+        quantization: facts.quantization,
+        metadata,
+        layers: model.files.iter().map(layer).collect(),
+        tensors: recipes(&model).flat_map(|recipe| recipe.tensors().to_vec()).collect(),
+    })
+}
+
+fn recipes(model: &Model) -> impl Iterator<Item = &blobd_store_format::recipe::Recipe> {
+    model.files.iter().filter_map(|file| match &file.form {
+        StoredForm::Recipe(recipe) => Some(&**recipe),
+        StoredForm::Blob => None,
+    })
+}
+
+/// The header of the model's first split file.
+fn header(store: &Store, model: &Model) -> Result<Option<Header>, OpError> {
+    let Some((digest, size)) = recipes(model).find_map(|recipe| recipe.header()) else { return Ok(None) };
+    let mut bytes = Vec::new();
+    let mut file = store.open_blob(digest, size)?;
+    // A recipe's first piece is as long as a header with its padding: limited when it was made.
+    file.by_ref()
+        .take(Header::MAX_BYTES * 2)
+        .read_to_end(&mut bytes)
+        .map_err(StoreError::io("read", store.root()))?;
+    let refused = |source| OpError::Intake { name: format!("blob {digest}"), source: IntakeError::Gguf(source) };
+    Header::parse(&bytes).map(Some).map_err(refused)
+}
+
+fn layer(file: &StoredFile) -> LayerSummary {
+    let stored = match file.form {
+        StoredForm::Blob => Stored::Blob,
+        StoredForm::Recipe(_) => Stored::Recipe,
+    };
+    let descriptor = &file.descriptor;
+    LayerSummary {
+        media_type: descriptor.media_type.clone(),
+        digest: descriptor.digest,
+        size: descriptor.size,
+        stored,
+    }
+}
+
+/// A metadata value as JSON. Vocabularies have hundreds of thousands of entries: a long array is
+/// described, not listed.
+fn metadata_json(value: &MetadataValue<'_>) -> Json {
+    const MAX_LISTED: usize = 64;
+    match value {
+        MetadataValue::Array(array) if array.len() > MAX_LISTED => {
+            json!({"type": array.element_type().to_string(), "count": array.len()})
+        }
+        MetadataValue::Array(array) => array.iter().map(|element| metadata_json(&element)).collect(),
+        MetadataValue::String(bytes) => String::from_utf8_lossy(bytes).into_owned().into(),
+        MetadataValue::Bool(value) => (*value).into(),
+        MetadataValue::F32(value) => f64::from(*value).into(),
+        MetadataValue::F64(value) => (*value).into(),
+        MetadataValue::I8(value) => (*value).into(),
+        MetadataValue::I16(value) => (*value).into(),
+        MetadataValue::I32(value) => (*value).into(),
+        MetadataValue::I64(value) => (*value).into(),
+        MetadataValue::U8(value) => (*value).into(),
+        MetadataValue::U16(value) => (*value).into(),
+        MetadataValue::U32(value) => (*value).into(),
+        MetadataValue::U64(value) => (*value).into(),
+    }
+}

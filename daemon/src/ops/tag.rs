@@ -1,0 +1,22 @@
+//! `tag`: a further name for a model.
+
+use std::sync::Arc;
+
+use blobd_client::protocol::request::TagParams;
+use blobd_client::protocol::response::Tagged;
+
+use super::OpError;
+use crate::store::{Ingest, Store};
+
+/// Points `target` at the manifest of `source`; not a byte of the model is copied.
+///
+/// # Errors
+/// [`crate::store::StoreError`] when there is no such model or it is not whole.
+pub fn tag(store: &Arc<Store>, params: &TagParams) -> Result<Tagged, OpError> {
+    let lease = store.leases().grant(format!("tag {}", params.target.short()));
+    let model = store.model(&params.source)?;
+    lease.pin_all(model.blob_sizes().map(|(digest, _)| digest));
+    let ingest = Ingest::begin(store, lease)?;
+    ingest.commit(&params.target, &model.manifest, None)?;
+    Ok(Tagged { name: params.target.short(), digest: model.manifest.digest() })
+}

@@ -1,0 +1,249 @@
+//! Connections: TCP to an allowed address, through the user's proxy if there is one, then TLS.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Empty;
+use hyper::body::Incoming;
+use hyper::{Request, Response, Uri};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::legacy::connect::{HttpConnector, HttpInfo};
+use hyper_util::client::legacy::{self, Client};
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tower_service::Service;
+
+use super::Limits;
+use super::error::RegistryError;
+use super::origin::host_of;
+use super::zone::Zone;
+
+/// The HTTP clients, one for each [`Zone`] up to which connections may reach. A connection is
+/// kept for later requests of the same reach only.
+#[derive(Debug)]
+pub(super) struct Transport {
+    clients: [(Zone, HttpClient); 4],
+    proxies: Arc<Matcher>,
+    head: Duration,
+}
+
+type HttpClient = Client<HttpsConnector<Dialer>, Empty<Bytes>>;
+type BoxError = Box<dyn Error + Send + Sync>;
+type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
+
+impl Transport {
+    /// Reads the certificate authorities; connects to nothing.
+    pub(super) fn new(
+        ca_files: &[PathBuf],
+        limits: &Limits,
+        proxies: Matcher,
+    ) -> Result<Self, RegistryError> {
+        let tls = tls_config(ca_files)?;
+        let proxies = Arc::new(proxies);
+        let client = |reach| (reach, http_client(Dialer::new(reach, limits, &proxies), tls.clone()));
+        let clients = [Zone::Public, Zone::Private, Zone::Loopback, Zone::Reserved].map(client);
+        Ok(Self { clients, proxies, head: limits.head })
+    }
+
+    /// Sends one request to a host no nearer than `reach`; the answer's body is still to come.
+    pub(super) async fn send(
+        &self,
+        request: Request<Empty<Bytes>>,
+        reach: Zone,
+    ) -> Result<Response<Incoming>, RegistryError> {
+        let host = host_of(request.uri());
+        if let Some(zone) = Zone::of_literal(request.uri()).filter(|zone| *zone > reach) {
+            return Err(RegistryError::ForbiddenAddress { host, zone });
+        }
+        match tokio::time::timeout(self.head, self.client(reach).request(request)).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) => Err(unreachable(host, &error)),
+            Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: self.head.as_secs() }),
+        }
+    }
+
+    /// How near the host is that answered a request to `uri`. What a proxy speaks to cannot be
+    /// seen from here and counts as public.
+    pub(super) fn zone(&self, uri: &Uri, response: &Response<Incoming>) -> Zone {
+        match response.extensions().get::<HttpInfo>() {
+            Some(connection) if proxy_for(&self.proxies, uri).is_none() => {
+                Zone::of(connection.remote_addr().ip())
+            }
+            _ => Zone::Public,
+        }
+    }
+
+    fn client(&self, reach: Zone) -> &HttpClient {
+        let [public, nearer @ ..] = &self.clients;
+        let (_, client) = nearer.iter().find(|(zone, _)| *zone == reach).unwrap_or(public);
+        client
+    }
+}
+
+/// Opens TCP connections to hosts no nearer than a [`Zone`].
+#[derive(Clone, Debug)]
+struct Dialer {
+    direct: HttpConnector<GuardedResolver>,
+    to_proxy: HttpConnector,
+    proxies: Arc<Matcher>,
+}
+
+impl Dialer {
+    fn new(reach: Zone, limits: &Limits, proxies: &Arc<Matcher>) -> Self {
+        let mut direct = HttpConnector::new_with_resolver(GuardedResolver { reach });
+        let mut to_proxy = HttpConnector::new();
+        direct.set_connect_timeout(Some(limits.connect));
+        direct.set_nodelay(true);
+        // It is asked for https hosts too; TLS comes on top.
+        direct.enforce_http(false);
+        to_proxy.set_connect_timeout(Some(limits.connect));
+        to_proxy.set_nodelay(true);
+        Self { direct, to_proxy, proxies: Arc::clone(proxies) }
+    }
+}
+
+impl Service<Uri> for Dialer {
+    type Response = TokioIo<TcpStream>;
+    type Error = BoxError;
+    type Future = Connecting<Self::Response>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, target: Uri) -> Self::Future {
+        let Some(proxy) = proxy_for(&self.proxies, &target) else {
+            let connecting = self.direct.call(target);
+            return Box::pin(async { Ok(connecting.await?) });
+        };
+        let mut tunnel = Tunnel::new(proxy.uri().clone(), self.to_proxy.clone());
+        if let Some(credentials) = proxy.basic_auth() {
+            tunnel = tunnel.with_auth(credentials.clone());
+        }
+        let connecting = tunnel.call(target);
+        Box::pin(async { Ok(connecting.await?) })
+    }
+}
+
+/// The proxy that the user wants for a URL. Plain HTTP is for registries of the house and goes
+/// directly: no tunnel would protect it.
+fn proxy_for(proxies: &Matcher, target: &Uri) -> Option<Intercept> {
+    proxies.intercept(target).filter(|_| target.scheme_str() == Some("https"))
+}
+
+/// Resolves names and leaves out the addresses that are too near.
+#[derive(Clone, Debug)]
+struct GuardedResolver {
+    reach: Zone,
+}
+
+impl Service<Name> for GuardedResolver {
+    type Response = std::vec::IntoIter<std::net::SocketAddr>;
+    type Error = BoxError;
+    type Future = Connecting<Self::Response>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let reach = self.reach;
+        let lookup = GaiResolver::new().call(name);
+        Box::pin(async move {
+            let (allowed, refused): (Vec<_>, Vec<_>) =
+                lookup.await?.partition(|address| Zone::of(address.ip()) <= reach);
+            match refused.first() {
+                Some(address) if allowed.is_empty() => Err(TooNear(Zone::of(address.ip())).into()),
+                _ => Ok(allowed.into_iter()),
+            }
+        })
+    }
+}
+
+/// A name has no address that may be connected to.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} address")]
+struct TooNear(Zone);
+
+/// The most bytes of an answer's head, which is read before anything can be decided: signed URLs
+/// have some 2 KiB.
+const MAX_HEAD_BYTES: usize = 128 << 10;
+/// Idle connections kept for each host: what one pull can use again.
+const MAX_IDLE_CONNECTIONS: usize = 4;
+/// Less than the minute after which common servers close idle connections.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+fn http_client(dialer: Dialer, tls: ClientConfig) -> HttpClient {
+    let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1();
+    Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(IDLE_TIMEOUT)
+        .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
+        .http1_max_buf_size(MAX_HEAD_BYTES)
+        .build(connector.wrap_connector(dialer))
+}
+
+fn tls_config(ca_files: &[PathBuf]) -> Result<ClientConfig, RegistryError> {
+    let roots = certificate_authorities(ca_files)?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| unusable(Path::new(""), &error))?;
+    Ok(config.with_root_certificates(roots).with_no_client_auth())
+}
+
+/// The machine's own authorities and those of `ca_files`. A machine without any is no error: it
+/// may have a mirror without TLS.
+fn certificate_authorities(ca_files: &[PathBuf]) -> Result<RootCertStore, RegistryError> {
+    let mut roots = RootCertStore::empty();
+    let native = rustls_native_certs::load_native_certs();
+    for error in &native.errors {
+        tracing::warn!(%error, "certificate authorities of this machine");
+    }
+    roots.add_parsable_certificates(native.certs);
+    for path in ca_files {
+        let before = roots.len();
+        for certificate in CertificateDer::pem_file_iter(path).map_err(|error| unusable(path, &error))? {
+            let certificate = certificate.map_err(|error| unusable(path, &error))?;
+            roots.add(certificate).map_err(|error| unusable(path, &error))?;
+        }
+        if roots.len() == before {
+            return Err(unusable(path, &"no certificate in it"));
+        }
+    }
+    if roots.is_empty() {
+        tracing::warn!("no certificate authorities found; registries can only be reached without TLS");
+    }
+    Ok(roots)
+}
+
+fn unusable(path: &Path, reason: &impl ToString) -> RegistryError {
+    RegistryError::Certificates { path: path.to_owned(), reason: reason.to_string() }
+}
+
+fn unreachable(host: String, error: &legacy::Error) -> RegistryError {
+    let innermost = innermost(error);
+    match innermost.downcast_ref() {
+        Some(&TooNear(zone)) => RegistryError::ForbiddenAddress { host, zone },
+        None => RegistryError::Unreachable { host, reason: innermost.to_string() },
+    }
+}
+
+/// The cause of all causes: the ones above it only say that a client could not connect.
+pub(super) fn innermost<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Error + 'static) {
+    while let Some(cause) = error.source() {
+        error = cause;
+    }
+    error
+}

@@ -1,0 +1,223 @@
+//! How a pull from a registry fails.
+
+use std::path::PathBuf;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::manifest::ManifestError;
+use blobd_store_format::reference::Reference;
+
+use super::zone::Zone;
+
+/// Why a registry's answer could not be had or cannot be used.
+///
+/// Hosts are named, URLs are not: the query of a signed URL is a credential.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegistryError {
+    /// The registry has no such model or tag.
+    #[error("model {reference}: not found at {host}")]
+    NotFound {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// Who answered.
+        host: String,
+    },
+    /// A manifest names a file that its registry does not have.
+    #[error("blob {digest}: missing at {host} although the manifest names it; try again later")]
+    BlobMissing {
+        /// The file.
+        digest: Digest,
+        /// Who answered.
+        host: String,
+    },
+    /// The registry wants more than an anonymous token.
+    #[error("model {reference}: denied by {host}; it is private, gated or misspelt")]
+    Denied {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// Who answered.
+        host: String,
+    },
+    /// The bytes served as the manifest are none.
+    #[error("model {reference}: {error}")]
+    Manifest {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// What is wrong with them.
+        error: ManifestError,
+    },
+    /// HTML where a manifest should be.
+    #[error("{host}: answers with a web page, not a registry; is this network behind a login page?")]
+    WebPage {
+        /// Who answered.
+        host: String,
+    },
+    /// The manifest is not the one that was announced or pinned.
+    #[error("{host}: manifest is {found}, {expected} expected")]
+    DigestDiffers {
+        /// Who answered.
+        host: String,
+        /// The digest that the reference or the registry's own header gives.
+        expected: Digest,
+        /// The digest of what came.
+        found: Digest,
+    },
+    /// No connection, or one that broke before the answer began.
+    #[error("{host}: {reason}")]
+    Unreachable {
+        /// Who was asked.
+        host: String,
+        /// The innermost cause.
+        reason: String,
+    },
+    /// The server closed the connection inside a body.
+    #[error("{host}: connection broke after {received_bytes} bytes: {reason}")]
+    Broken {
+        /// Who answered.
+        host: String,
+        /// How much of the body had come.
+        received_bytes: u64,
+        /// The innermost cause.
+        reason: String,
+    },
+    /// Nothing, or next to nothing, came for too long.
+    #[error("{host}: stalled for {seconds} s")]
+    Stalled {
+        /// Who was asked.
+        host: String,
+        /// How long was waited.
+        seconds: u64,
+    },
+    /// An answer that is neither the thing asked for nor a known refusal.
+    #[error("{host}: answers with status {status}")]
+    Status {
+        /// Who answered.
+        host: String,
+        /// The HTTP status.
+        status: u16,
+    },
+    /// The registry asked for patience, and more of it than was given.
+    #[error("{host}: too many requests; try again later")]
+    TooManyRequests {
+        /// Who answered.
+        host: String,
+    },
+    /// A compressed answer, though none was asked for: it could unfold without limit.
+    #[error("{host}: content encoding {found:?}, none was asked for")]
+    Encoding {
+        /// Who answered.
+        host: String,
+        /// The encoding.
+        found: String,
+    },
+    /// A manifest or token that is longer than any may be.
+    #[error("{host}: more than {max_bytes} bytes for a {what}")]
+    TooLong {
+        /// Who answered.
+        host: String,
+        /// What the body should be.
+        what: &'static str,
+        /// The most that is read.
+        max_bytes: u64,
+    },
+    /// A file that is not as long as the manifest says.
+    #[error("blob {digest}: {found_bytes} bytes at {host}, manifest says {expected_bytes}")]
+    SizeDiffers {
+        /// The file.
+        digest: Digest,
+        /// Who answered.
+        host: String,
+        /// How many bytes were announced or came; of a body that is too long, how many were read.
+        found_bytes: u64,
+        /// How many the manifest says.
+        expected_bytes: u64,
+    },
+    /// A redirect that is not followed.
+    #[error("{host}: redirect refused: {reason}")]
+    Redirect {
+        /// Who redirected.
+        host: String,
+        /// What is wrong with it.
+        reason: RedirectRefusal,
+    },
+    /// A host whose address is nearer to this machine than the registry's own.
+    #[error("{host}: is a {zone} address, and the registry is not; refused")]
+    ForbiddenAddress {
+        /// The host that a registry pointed to.
+        host: String,
+        /// How near it is.
+        zone: Zone,
+    },
+    /// A token service that could not be used.
+    #[error("{host}: token service refused: {reason}")]
+    Realm {
+        /// The registry that named it.
+        host: String,
+        /// What is wrong with it.
+        reason: RealmRefusal,
+    },
+    /// The reference's host is no host name with at most a port.
+    #[error("host {host:?}: not a host name and a port")]
+    Host {
+        /// What stands in the reference.
+        host: String,
+    },
+    /// A mirror's base URL is not usable.
+    #[error("mirror of {host}: {base:?}: http://HOST[:PORT] or https://HOST[:PORT] expected")]
+    Mirror {
+        /// Whose mirror.
+        host: String,
+        /// The configured URL.
+        base: String,
+    },
+    /// The certificate authorities could not be set up.
+    #[error("certificate authorities {}: {reason}", path.display())]
+    Certificates {
+        /// The file; empty when it is TLS itself that failed.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// Why a redirect is not followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RedirectRefusal {
+    /// No `Location`, or one that is not a URL.
+    #[error("its target is not a URL")]
+    Malformed,
+    /// The target's URL holds a user name.
+    #[error("its target names a user")]
+    NamesUser,
+    /// From TLS to plain text, as login pages do.
+    #[error("it leads from https to http; is this network behind a login page?")]
+    Downgrade,
+    /// More in a row than any registry needs.
+    #[error("it is one too many; at most {} are followed", super::fetch::MAX_REDIRECTS)]
+    TooMany,
+}
+
+/// Why a token service is not asked, or its answer is not used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RealmRefusal {
+    /// The realm is not an http or https URL.
+    #[error("its realm is not a URL")]
+    Malformed,
+    /// The realm is on a host that the registry has no business to name.
+    #[error("realm host {found:?} is not the registry's")]
+    ForeignHost {
+        /// The realm's host.
+        found: String,
+    },
+    /// The realm is plain HTTP and the registry is not.
+    #[error("its realm is http, the registry https")]
+    Downgrade,
+    /// The service answered, but with no token.
+    #[error("status {status} and no usable token")]
+    NoToken {
+        /// The HTTP status.
+        status: u16,
+    },
+}

@@ -1,0 +1,127 @@
+//! Redirects: which URL a `Location` means, and whether it may be followed.
+
+use hyper::header::LOCATION;
+use hyper::{HeaderMap, StatusCode, Uri};
+
+use super::error::RedirectRefusal;
+use super::origin::{Origin, names_user};
+
+/// Whether an answer sends the client elsewhere. 300 and 304 do not, for a plain GET.
+pub(super) fn is_redirect(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
+}
+
+/// Where `headers` send a request that went to `from`.
+pub(super) fn target(from: &Uri, headers: &HeaderMap) -> Result<Uri, RedirectRefusal> {
+    let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
+    let target = location.and_then(|location| resolve(from, location)).ok_or(RedirectRefusal::Malformed)?;
+    if names_user(&target) {
+        return Err(RedirectRefusal::NamesUser);
+    }
+    let is_https = |uri| Origin::of(uri).map(|origin| origin.is_https());
+    match (is_https(from), is_https(&target)) {
+        (_, None) => Err(RedirectRefusal::Malformed),
+        (Some(true), Some(false)) => Err(RedirectRefusal::Downgrade),
+        _ => Ok(target),
+    }
+}
+
+/// The absolute URL that `location` means as seen from `from` (RFC 3986, section 5.2).
+fn resolve(from: &Uri, location: &str) -> Option<Uri> {
+    let location = location.split('#').next()?;
+    let (scheme, authority) = (from.scheme_str()?, from.authority()?);
+    let path = from.path();
+    let directory = path.rsplit_once('/').map_or("", |(directory, _file)| directory);
+    let url = match location {
+        _ if has_scheme(location) => location.to_owned(),
+        "" => format!("{scheme}://{authority}{}", from.path_and_query()?),
+        _ if location.starts_with("//") => format!("{scheme}:{location}"),
+        _ if location.starts_with('/') => format!("{scheme}://{authority}{location}"),
+        _ if location.starts_with('?') => format!("{scheme}://{authority}{path}{location}"),
+        _ => format!("{scheme}://{authority}{}", without_dots(directory, location)),
+    };
+    url.parse().ok()
+}
+
+/// Whether a `:` comes before any `/` and `?`.
+fn has_scheme(location: &str) -> bool {
+    location.split(['/', '?']).next().is_some_and(|first| first.contains(':'))
+}
+
+/// `directory/relative` with `.` and `..` worked out; the query stays as it is.
+fn without_dots(directory: &str, relative: &str) -> String {
+    let (path, query) = relative.find('?').map_or((relative, ""), |at| relative.split_at(at));
+    let mut segments: Vec<&str> = directory.split('/').skip(1).collect();
+    let mut ends_in_directory = false;
+    for segment in path.split('/') {
+        ends_in_directory = matches!(segment, "." | "..");
+        match segment {
+            "." => {}
+            ".." => drop(segments.pop()),
+            _ => segments.push(segment),
+        }
+    }
+    let slash = if ends_in_directory && !segments.is_empty() { "/" } else { "" };
+    format!("/{}{slash}{query}", segments.join("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::HeaderValue;
+
+    use super::*;
+
+    fn redirect(from: &str, location: &str) -> Result<String, RedirectRefusal> {
+        let mut headers = HeaderMap::new();
+        headers.insert(LOCATION, HeaderValue::from_str(location).unwrap());
+        target(&from.parse().unwrap(), &headers).map(|uri| uri.to_string())
+    }
+
+    #[test]
+    fn relative_locations_are_resolved() {
+        for (location, url) in [
+            ("https://cdn.example/x?sig=1#part", "https://cdn.example/x?sig=1"),
+            ("HTTPS://cdn.example/x", "https://cdn.example/x"),
+            ("//cdn.example/x", "https://cdn.example/x"),
+            ("/x?q=a:b", "https://r.example:1/x?q=a:b"),
+            ("?__sign=abc", "https://r.example:1/v2/a/blobs?__sign=abc"),
+            ("x/y?u=http://z/..", "https://r.example:1/v2/a/x/y?u=http://z/.."),
+            ("./x", "https://r.example:1/v2/a/x"),
+            ("../x", "https://r.example:1/v2/x"),
+            ("../../../../x", "https://r.example:1/x"),
+            ("..", "https://r.example:1/v2/"),
+            ("", "https://r.example:1/v2/a/blobs?q"),
+        ] {
+            assert_eq!(redirect("https://r.example:1/v2/a/blobs?q", location), Ok(url.into()), "{location}");
+        }
+    }
+
+    #[test]
+    fn locations_that_are_no_http_url_are_refused() {
+        for location in
+            ["file:///etc/passwd", "gopher://x/", "https:x", "javascript:x", "https://", "//", "http://a b/"]
+        {
+            assert_eq!(
+                redirect("http://r.example/a", location),
+                Err(RedirectRefusal::Malformed),
+                "{location}"
+            );
+        }
+        let none = target(&Uri::from_static("http://r.example/"), &HeaderMap::new());
+        assert_eq!(none, Err(RedirectRefusal::Malformed));
+    }
+
+    #[test]
+    fn tls_is_never_given_up() {
+        assert_eq!(redirect("https://a.example/", "http://a.example/"), Err(RedirectRefusal::Downgrade));
+        assert_eq!(redirect("http://a.example/", "https://b.example/"), Ok("https://b.example/".into()));
+        assert_eq!(redirect("http://a.example/", "http://b.example/"), Ok("http://b.example/".into()));
+    }
+
+    #[test]
+    fn user_names_in_a_target_are_refused() {
+        let refused = Err(RedirectRefusal::NamesUser);
+        assert_eq!(redirect("https://a.example/", "https://a.example@b.example/"), refused);
+        assert_eq!(redirect("https://a.example/", "//user:password@b.example/"), refused);
+    }
+}

@@ -1,0 +1,72 @@
+//! The client against servers that answer byte for byte as a test wants.
+
+mod auth;
+mod blob;
+mod manifest;
+mod server;
+mod transport;
+
+use std::time::Duration;
+
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
+use hyper_util::client::proxy::matcher::Matcher;
+
+use self::server::Server;
+use super::{Limits, RegistryClient, RegistryError, RegistryPolicy};
+
+const WEIGHTS: &[u8] = b"GGUF and so on";
+
+/// No test waits for these to run out; those that test a wait shorten it.
+fn limits() -> Limits {
+    let patient = Duration::from_secs(20);
+    Limits {
+        connect: patient,
+        head: patient,
+        document: patient,
+        stall: patient,
+        slowest_bytes: 64,
+        backoff: Duration::from_millis(1),
+        longest_wait: Duration::from_millis(20),
+    }
+}
+
+fn client_with(limits: Limits) -> RegistryClient {
+    RegistryClient::with_limits(&RegistryPolicy::default(), limits, Matcher::builder().build()).unwrap()
+}
+
+fn client() -> RegistryClient {
+    client_with(limits())
+}
+
+fn impatient() -> Limits {
+    let short = Duration::from_millis(100);
+    Limits { head: short, document: short, stall: short, ..limits() }
+}
+
+/// `library/tiny:latest` at a server.
+fn tiny(server: &Server) -> Reference {
+    format!("http://{}/library/tiny", server.address()).parse().unwrap()
+}
+
+fn weights() -> Descriptor {
+    let size = WEIGHTS.len() as u64;
+    Descriptor { media_type: MediaType::new(MediaType::OLLAMA_MODEL), digest: Digest::of(WEIGHTS), size }
+}
+
+/// The manifest of a model with one layer, [`WEIGHTS`].
+fn manifest_json() -> String {
+    let layer = serde_json::to_string(&weights()).unwrap();
+    format!(r#"{{"schemaVersion":2,"config":{layer},"layers":[{layer}]}}"#)
+}
+
+/// Fetches [`WEIGHTS`] to the end.
+async fn fetch(client: &RegistryClient, server: &Server) -> Result<Vec<u8>, RegistryError> {
+    let mut stream = client.blob(&tiny(server), &weights()).await?;
+    let mut bytes = Vec::new();
+    while let Some(chunk) = stream.next().await? {
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}

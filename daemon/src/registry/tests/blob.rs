@@ -1,0 +1,167 @@
+//! Blobs: where they come from, and how long they may be.
+
+use super::server::{Reply, Server, answer, head, ok, redirect};
+use super::*;
+use crate::registry::error::RedirectRefusal;
+
+async fn fetch_from(reply: impl Fn() -> Reply + Send + Sync + 'static) -> Result<Vec<u8>, RegistryError> {
+    let server = Server::start(move |_, _| reply()).await;
+    fetch(&client(), &server).await
+}
+
+fn found_bytes(result: Result<Vec<u8>, RegistryError>) -> u64 {
+    match result.unwrap_err() {
+        RegistryError::SizeDiffers { found_bytes, expected_bytes, .. } => {
+            assert_eq!(expected_bytes, WEIGHTS.len() as u64);
+            found_bytes
+        }
+        error => panic!("{error}"),
+    }
+}
+
+#[tokio::test]
+async fn blob_comes_from_the_registry_itself() {
+    let server = Server::always(ok(WEIGHTS)).await;
+    assert_eq!(fetch(&client(), &server).await.unwrap(), WEIGHTS);
+    assert_eq!(server.paths(), [format!("/v2/library/tiny/blobs/{}", Digest::of(WEIGHTS))]);
+}
+
+#[tokio::test]
+async fn body_that_comes_with_a_location_is_used() {
+    let reply = answer(200, "Location: ?__sign=abc\r\n", WEIGHTS);
+    let server = Server::always(reply).await;
+    assert_eq!(fetch(&client(), &server).await.unwrap(), WEIGHTS);
+    assert_eq!(server.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn every_kind_of_redirect_is_followed() {
+    for status in [301, 302, 303, 307, 308] {
+        let cdn = Server::always(ok(WEIGHTS)).await;
+        let target = cdn.url("/file?X-Signature=s");
+        let server = Server::start(move |_, _| redirect(status, &target)).await;
+        assert_eq!(fetch(&client(), &server).await.unwrap(), WEIGHTS);
+    }
+}
+
+#[tokio::test]
+async fn redirects_are_counted() {
+    let hops = |count: usize| async move {
+        let server = Server::start(move |_, earlier| match earlier {
+            earlier if earlier < count => redirect(307, &format!("?hop={earlier}")),
+            _ => Reply::Whole(ok(WEIGHTS)),
+        });
+        let server = server.await;
+        (fetch(&client(), &server).await, server.seen().len())
+    };
+    assert!(matches!(hops(5).await, (Ok(_), 6)));
+    let (error, requests) = hops(usize::MAX).await;
+    assert!(matches!(error, Err(RegistryError::Redirect { reason: RedirectRefusal::TooMany, .. })));
+    assert_eq!(requests, 6);
+}
+
+#[tokio::test]
+async fn redirects_to_nearer_addresses_are_refused() {
+    for target in
+        ["http://169.254.169.254/latest", "http://[fe80::1]/", "http://0.0.0.0:80/", "//100.100.100.200/"]
+    {
+        let error = fetch_from(move || redirect(307, target)).await.unwrap_err();
+        assert!(matches!(error, RegistryError::ForbiddenAddress { .. }), "{target}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn redirects_without_a_target_are_refused() {
+    let error = fetch_from(|| Reply::Whole(answer(307, "", b""))).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Redirect { reason: RedirectRefusal::Malformed, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn announced_length_must_be_the_manifests() {
+    let longer = [WEIGHTS, b"!"].concat();
+    assert_eq!(found_bytes(fetch_from(move || Reply::Whole(ok(&longer))).await), 15);
+    assert_eq!(found_bytes(fetch_from(|| Reply::Whole(ok(b"<html>"))).await), 6);
+    // Known from the head alone: the body never comes.
+    assert_eq!(found_bytes(fetch_from(|| Reply::ThenSilence(head("Content-Length: 13\r\n"))).await), 13);
+}
+
+#[tokio::test]
+async fn bodies_of_unannounced_length_are_counted() {
+    let plain = |body: &[u8]| Reply::Whole([&head("Connection: close\r\n"), body].concat());
+    assert_eq!(fetch_from(move || plain(WEIGHTS)).await.unwrap(), WEIGHTS);
+    assert_eq!(found_bytes(fetch_from(move || plain(&WEIGHTS[1..])).await), 13);
+    assert_eq!(found_bytes(fetch_from(move || plain(b"")).await), 0);
+    let flood = fetch_from(|| Reply::ThenFlood([&head("Connection: close\r\n"), WEIGHTS].concat())).await;
+    assert!(found_bytes(flood) > 14);
+}
+
+#[tokio::test]
+async fn stream_never_ends_well_after_an_error() {
+    let chunks = b"e\r\nGGUF and so on\r\n1\r\n!\r\n0\r\n\r\n".as_slice();
+    let reply = [&head("Transfer-Encoding: chunked\r\n"), chunks].concat();
+    let server = Server::always(reply).await;
+    let mut stream = client().blob(&tiny(&server), &weights()).await.unwrap();
+    while let Ok(chunk) = stream.next().await {
+        assert!(chunk.is_some(), "the excess was not seen");
+    }
+    assert!(stream.next().await.is_err());
+}
+
+#[tokio::test]
+async fn broken_connection_is_told_from_a_short_file() {
+    let cut = [&head("Content-Length: 14\r\n"), b"GGUF".as_slice()].concat();
+    let error = fetch_from(move || Reply::Whole(cut.clone())).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Broken { received_bytes: 4, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn silent_and_dripping_bodies_stall() {
+    let started = || [&head("Content-Length: 1000000\r\n"), b"GGUF".as_slice()].concat();
+    let big = Descriptor { size: 1_000_000, ..weights() };
+    for reply in [|bytes| Reply::ThenSilence(bytes), |bytes| Reply::ThenDrip(bytes)] {
+        let server = Server::start(move |_, _| reply(started())).await;
+        let mut stream = client_with(impatient()).blob(&tiny(&server), &big).await.unwrap();
+        let error = loop {
+            match stream.next().await {
+                Ok(chunk) => assert!(chunk.is_some()),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, RegistryError::Stalled { .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn slow_but_steady_body_does_not_stall() {
+    let server = Server::start(|_, _| Reply::ThenDrip(head("Content-Length: 40\r\n"))).await;
+    let file = Descriptor { size: 40, ..weights() };
+    let limits = Limits { slowest_bytes: 1, ..impatient() };
+    let mut stream = client_with(limits).blob(&tiny(&server), &file).await.unwrap();
+    while stream.next().await.unwrap().is_some() {}
+}
+
+#[tokio::test]
+async fn slow_reader_does_not_stall() {
+    let server = Server::always(ok(WEIGHTS)).await;
+    let mut stream = client_with(impatient()).blob(&tiny(&server), &weights()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    while stream.next().await.unwrap().is_some() {}
+}
+
+#[tokio::test]
+async fn partial_and_missing_blobs_are_refused() {
+    let error = fetch_from(|| Reply::Whole(answer(206, "Content-Range: bytes 0-13/14\r\n", WEIGHTS))).await;
+    assert!(matches!(error, Err(RegistryError::Status { status: 206, .. })));
+    let error = fetch_from(|| Reply::Whole(answer(404, "", b""))).await;
+    assert!(matches!(error, Err(RegistryError::BlobMissing { .. })));
+    let error = fetch_from(|| Reply::Whole(answer(200, "Content-Encoding: br\r\n", WEIGHTS))).await;
+    assert!(matches!(error, Err(RegistryError::Encoding { .. })));
+}
+
+#[tokio::test]
+async fn empty_blob_is_whole() {
+    let server = Server::always(ok(b"")).await;
+    let empty = Descriptor { digest: Digest::of(b""), size: 0, ..weights() };
+    let mut stream = client().blob(&tiny(&server), &empty).await.unwrap();
+    assert!(stream.next().await.unwrap().is_none());
+}

@@ -1,0 +1,160 @@
+//! Manifests: asked for, compared and refused.
+
+use blobd_store_format::manifest::{Manifest, ManifestError};
+
+use super::server::{Reply, Server, answer, head, ok};
+use super::*;
+use crate::registry::ACCEPT;
+
+async fn manifest_from(reply: Vec<u8>) -> Result<Manifest, RegistryError> {
+    let server = Server::always(reply).await;
+    client().manifest(&tiny(&server)).await
+}
+
+#[test]
+fn all_kinds_of_manifest_are_accepted() {
+    let kinds = [
+        MediaType::DOCKER_MANIFEST,
+        MediaType::OCI_MANIFEST,
+        MediaType::OCI_INDEX,
+        MediaType::DOCKER_MANIFEST_LIST,
+    ];
+    assert_eq!(ACCEPT, kinds.join(", "));
+}
+
+#[tokio::test]
+async fn manifest_is_asked_for_plainly_and_its_bytes_are_kept() {
+    let server =
+        Server::always(answer(200, "Content-Type: text/plain\r\n", manifest_json().as_bytes())).await;
+    let manifest = client().manifest(&tiny(&server)).await.unwrap();
+    assert_eq!(manifest.raw(), manifest_json().as_bytes());
+    let seen = server.seen();
+    assert_eq!(seen.len(), 1);
+    assert_eq!(seen[0].path, "/v2/library/tiny/manifests/latest");
+    assert_eq!(seen[0].header("accept"), Some(ACCEPT));
+    assert!(seen[0].header("user-agent").unwrap().starts_with("blobd/"));
+    for absent in ["accept-encoding", "authorization", "cookie", "referer"] {
+        assert_eq!(seen[0].header(absent), None, "{absent}");
+    }
+}
+
+#[tokio::test]
+async fn registry_that_contradicts_its_own_digest_is_refused() {
+    let claim =
+        |name: &str, value: &str| answer(200, &format!("{name}: {value}\r\n"), manifest_json().as_bytes());
+    let (truth, lie) = (Digest::of(manifest_json().as_bytes()).to_string(), Digest::of(b"lie").to_string());
+    for name in ["Docker-Content-Digest", "Ollama-Content-Digest"] {
+        assert!(manifest_from(claim(name, &truth)).await.is_ok());
+        assert!(manifest_from(claim(name, &truth.replace("sha256:", ""))).await.is_ok());
+        assert!(manifest_from(claim(name, "sha512:00")).await.is_ok());
+        let error = manifest_from(claim(name, &lie)).await.unwrap_err();
+        assert!(matches!(error, RegistryError::DigestDiffers { .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn pinned_manifest_is_asked_for_by_digest_then_by_tag() {
+    let server = Server::start(|seen, _| {
+        let found = !seen.path.contains("sha256:");
+        Reply::Whole(if found { ok(manifest_json().as_bytes()) } else { answer(404, "", b"") })
+    })
+    .await;
+    let pinned = |bytes: &[u8]| format!("{}@{}", tiny(&server), Digest::of(bytes)).parse().unwrap();
+    client().manifest(&pinned(manifest_json().as_bytes())).await.unwrap();
+    let by_digest = format!("/v2/library/tiny/manifests/{}", Digest::of(manifest_json().as_bytes()));
+    assert_eq!(server.paths(), [by_digest.as_str(), "/v2/library/tiny/manifests/latest"]);
+    let error = client().manifest(&pinned(b"another")).await.unwrap_err();
+    assert!(matches!(error, RegistryError::DigestDiffers { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn missing_model_is_named() {
+    let server = Server::always(answer(404, "", b"{}")).await;
+    let error = client().manifest(&tiny(&server)).await.unwrap_err();
+    let address = server.address();
+    assert_eq!(
+        error.to_string(),
+        format!("model http://{address}/library/tiny:latest: not found at {address}")
+    );
+}
+
+#[tokio::test]
+async fn documents_that_are_no_manifest_are_refused() {
+    let html = manifest_from(ok(b"\r\n<!doctype html><title>Welcome</title>")).await.unwrap_err();
+    assert!(matches!(html, RegistryError::WebPage { .. }), "{html}");
+    let traversal = manifest_json().replace("sha256:", "sha256:../../");
+    for body in ["", "{", "not json", traversal.as_str()] {
+        let error = manifest_from(ok(body.as_bytes())).await.unwrap_err();
+        assert!(matches!(error, RegistryError::Manifest { .. }), "{error}");
+    }
+    let index = manifest_from(ok(br#"{"schemaVersion":2,"manifests":[]}"#)).await.unwrap_err();
+    assert!(matches!(index, RegistryError::Manifest { error: ManifestError::Index, .. }), "{index}");
+}
+
+#[tokio::test]
+async fn manifest_without_end_is_cut_off() {
+    let chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffff\r\n".to_vec();
+    for head in [head("Content-Length: 10000000\r\n"), head("Connection: close\r\n"), chunked] {
+        let server = Server::start(move |_, _| Reply::ThenFlood(head.clone())).await;
+        let error = client().manifest(&tiny(&server)).await.unwrap_err();
+        assert!(matches!(error, RegistryError::TooLong { what: "manifest", .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn head_without_end_is_cut_off() {
+    let server = Server::start(|_, _| Reply::ThenFlood(b"HTTP/1.1 200 OK\r\nX-Fill: ".to_vec())).await;
+    let error = client().manifest(&tiny(&server)).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Unreachable { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn dripping_and_silent_manifests_stall() {
+    let drip = || Reply::ThenDrip(head("Connection: close\r\n"));
+    for reply in
+        [drip, || Reply::ThenSilence(b"HTTP/1.1 200 OK\r\n".to_vec()), || Reply::ThenSilence(Vec::new())]
+    {
+        let server = Server::start(move |_, _| reply()).await;
+        let error = client_with(impatient()).manifest(&tiny(&server)).await.unwrap_err();
+        assert!(matches!(error, RegistryError::Stalled { .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn compressed_answers_are_refused() {
+    let error = manifest_from(answer(200, "Content-Encoding: gzip\r\n", b"\x1f\x8b")).await.unwrap_err();
+    assert!(error.to_string().contains("content encoding \"gzip\""), "{error}");
+    assert!(
+        manifest_from(answer(200, "Content-Encoding: identity\r\n", manifest_json().as_bytes()))
+            .await
+            .is_ok()
+    );
+}
+
+#[tokio::test]
+async fn passing_failures_are_tried_again_a_few_times() {
+    for status in [429, 500, 502, 503, 504] {
+        let busy = answer(status, "Retry-After: 3600\r\n", b"");
+        let server = Server::start(move |_, earlier| {
+            Reply::Whole(if earlier < 2 { busy.clone() } else { ok(manifest_json().as_bytes()) })
+        })
+        .await;
+        client().manifest(&tiny(&server)).await.unwrap();
+    }
+    let server = Server::always(answer(503, "", b"")).await;
+    let error = client().manifest(&tiny(&server)).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Status { status: 503, .. }), "{error}");
+    assert_eq!(server.seen().len(), 3);
+    let error = manifest_from(answer(429, "", b"")).await.unwrap_err();
+    assert!(matches!(error, RegistryError::TooManyRequests { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn other_answers_are_final() {
+    for status in [201, 204, 206, 400, 410, 501] {
+        let server = Server::always(answer(status, "", b"")).await;
+        let error = client().manifest(&tiny(&server)).await.unwrap_err();
+        assert!(matches!(error, RegistryError::Status { status: found, .. } if found == status), "{error}");
+        assert_eq!(server.seen().len(), 1);
+    }
+}

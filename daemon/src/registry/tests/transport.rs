@@ -1,0 +1,159 @@
+//! Connections: TLS, proxies, mirrors, and names that lead too near.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use http_body_util::Empty;
+use hyper::Request;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+use super::server::{Reply, Server, answer, ok, redirect};
+use super::*;
+use crate::registry::zone::Zone;
+
+fn client_for(policy: &RegistryPolicy, proxies: Matcher) -> Result<RegistryClient, RegistryError> {
+    RegistryClient::with_limits(policy, limits(), proxies)
+}
+
+fn testdata(name: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "src/registry/testdata", name].iter().collect()
+}
+
+/// A server with the certificate in `testdata/`; it answers one request.
+fn tls_server(reply: Vec<u8>) -> SocketAddr {
+    let certificate = CertificateDer::from_pem_file(testdata("server.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_file(testdata("server.key")).unwrap();
+    let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let connection = ServerConnection::new(Arc::new(config)).unwrap();
+        let mut stream = StreamOwned::new(connection, listener.accept().unwrap().0);
+        // A client that does not trust the certificate hangs up here.
+        if stream.read(&mut [0; 4096]).is_ok() {
+            stream.write_all(&reply).unwrap();
+            stream.conn.send_close_notify();
+            stream.flush().unwrap();
+        }
+    });
+    address
+}
+
+fn trusting() -> RegistryPolicy {
+    RegistryPolicy { ca_files: vec![testdata("ca.pem")], ..RegistryPolicy::default() }
+}
+
+fn over_tls(address: SocketAddr) -> Reference {
+    format!("localhost:{}/library/tiny", address.port()).parse().unwrap()
+}
+
+#[tokio::test]
+async fn added_authority_is_trusted() {
+    let address = tls_server(ok(manifest_json().as_bytes()));
+    let client = client_for(&trusting(), Matcher::builder().build()).unwrap();
+    client.manifest(&over_tls(address)).await.unwrap();
+}
+
+#[tokio::test]
+async fn unknown_authority_is_not_trusted() {
+    let address = tls_server(ok(manifest_json().as_bytes()));
+    let error = client().manifest(&over_tls(address)).await.unwrap_err();
+    assert!(error.to_string().contains("UnknownIssuer"), "{error}");
+}
+
+#[tokio::test]
+async fn redirect_out_of_tls_is_refused() {
+    let plain = Server::always(ok(manifest_json().as_bytes())).await;
+    let Reply::Whole(reply) = redirect(302, &plain.url("/login")) else { unreachable!() };
+    let client = client_for(&trusting(), Matcher::builder().build()).unwrap();
+    let error = client.manifest(&over_tls(tls_server(reply))).await.unwrap_err();
+    assert!(error.to_string().contains("from https to http"), "{error}");
+    assert!(plain.seen().is_empty());
+}
+
+#[tokio::test]
+async fn tls_is_spoken_unless_the_reference_says_http() {
+    let plain = Server::always(ok(manifest_json().as_bytes())).await;
+    let reference = format!("{}/library/tiny", plain.address()).parse().unwrap();
+    let error = client().manifest(&reference).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Unreachable { .. }), "{error}");
+    assert!(plain.seen().is_empty());
+}
+
+#[tokio::test]
+async fn unusable_certificate_files_are_named() {
+    let policy = |name| RegistryPolicy { ca_files: vec![testdata(name)], ..RegistryPolicy::default() };
+    for name in ["absent.pem", "server.key", "README.md"] {
+        let error = client_for(&policy(name), Matcher::builder().build()).unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn mirror_takes_the_place_of_a_registry() {
+    let mirror = Server::always(ok(manifest_json().as_bytes())).await;
+    let mirrors = [("Registry.Ollama.AI".to_owned(), mirror.url("/cache/"))].into();
+    let policy = RegistryPolicy { mirrors, ..RegistryPolicy::default() };
+    let client = client_for(&policy, Matcher::builder().build()).unwrap();
+    client.manifest(&"tiny".parse().unwrap()).await.unwrap();
+    assert_eq!(mirror.paths(), ["/cache/v2/library/tiny/manifests/latest"]);
+}
+
+#[tokio::test]
+async fn unusable_mirror_is_refused_at_start() {
+    let mirrors = [("hf.co".to_owned(), "127.0.0.1".to_owned())].into();
+    let policy = RegistryPolicy { mirrors, ..RegistryPolicy::default() };
+    let error = client_for(&policy, Matcher::builder().build()).unwrap_err();
+    assert!(error.to_string().starts_with("mirror of hf.co: \"127.0.0.1\""), "{error}");
+}
+
+#[tokio::test]
+async fn proxy_is_asked_for_https_only() {
+    let proxy = Server::always(answer(403, "", b"")).await;
+    let proxies = || Matcher::builder().all(proxy.url("")).no("internal.example").build();
+    let client = client_for(&RegistryPolicy::default(), proxies()).unwrap();
+    let error = client.manifest(&"registry.example/library/tiny".parse().unwrap()).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Unreachable { .. }), "{error}");
+    assert_eq!(proxy.paths(), ["registry.example:443"]);
+    let plain = Server::always(ok(manifest_json().as_bytes())).await;
+    client.manifest(&tiny(&plain)).await.unwrap();
+    client.manifest(&"internal.example/library/tiny".parse().unwrap()).await.unwrap_err();
+    assert_eq!(proxy.seen().len(), 1);
+}
+
+#[tokio::test]
+async fn names_are_judged_by_what_they_resolve_to() {
+    let server = Server::always(ok(b"")).await;
+    let transport = &client().shared.transport;
+    let reached = async |host: &str, reach| {
+        let url = format!("http://{host}:{}/", server.address().port());
+        transport.send(Request::get(url).body(Empty::new()).unwrap(), reach).await
+    };
+    for host in ["localhost", "127.0.0.1", "127.1", "2130706433", "[::ffff:127.0.0.1]"] {
+        for reach in [Zone::Public, Zone::Private] {
+            let error = reached(host, reach).await.unwrap_err();
+            assert!(matches!(error, RegistryError::ForbiddenAddress { .. }), "{host}: {error}");
+        }
+    }
+    assert!(server.seen().is_empty());
+    let response = reached("localhost", Zone::Loopback).await.unwrap();
+    assert_eq!(transport.zone(&server.url("/").parse().unwrap(), &response), Zone::Loopback);
+}
+
+#[tokio::test]
+async fn closed_port_is_reported_with_its_cause() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let error = client().manifest(&format!("http://{address}/a/b").parse().unwrap()).await.unwrap_err();
+    assert_eq!(error.to_string(), format!("{address}: Connection refused (os error 111)"));
+}

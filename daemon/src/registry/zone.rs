@@ -1,0 +1,139 @@
+//! How near an address is to this machine.
+//!
+//! A registry decides where redirects and token requests go, so without a rule it could make the
+//! daemon ask a host that only the daemon can reach: a cloud's metadata service, a neighbour in
+//! the machine room, another daemon on this machine. The rule: never to an address nearer than
+//! the one at which the registry itself answered. It is checked on addresses, when connecting:
+//! a name can resolve to anything.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use hyper::Uri;
+
+/// How near an address is, the farthest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Zone {
+    /// Routed on the internet.
+    Public,
+    /// Of an organisation or a provider (RFC 1918, RFC 6598, RFC 4193).
+    Private,
+    /// Of this machine.
+    Loopback,
+    /// Of one link, of no host at all, or of a cloud's metadata service.
+    Reserved,
+}
+
+impl std::fmt::Display for Zone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Public => "public",
+            Self::Private => "private",
+            Self::Loopback => "loopback",
+            Self::Reserved => "link-local or reserved",
+        })
+    }
+}
+
+impl Zone {
+    /// The zone of an address. An IPv4 address wrapped in an IPv6 one counts as what it wraps.
+    pub(super) fn of(address: IpAddr) -> Self {
+        match address {
+            _ if METADATA.contains(&address) => Self::Reserved,
+            IpAddr::V4(address) => Self::of_v4(address),
+            IpAddr::V6(address) => {
+                wrapped_v4(address).map_or_else(|| Self::of_v6(address), |v4| Self::of(v4.into()))
+            }
+        }
+    }
+
+    /// The zone of a URL whose host is written as an address; names have none yet.
+    pub(super) fn of_literal(uri: &Uri) -> Option<Self> {
+        let host = uri.host()?.trim_start_matches('[').trim_end_matches(']');
+        host.parse().ok().map(Self::of)
+    }
+
+    fn of_v4(address: Ipv4Addr) -> Self {
+        let [a, b, ..] = address.octets();
+        match (a, b) {
+            (127, _) => Self::Loopback,
+            (10, _) | (172, 16..=31) | (192, 168) | (100, 64..=127) => Self::Private,
+            // This network, link-local, benchmarks, multicast, reserved and broadcast.
+            (0, _) | (169, 254) | (198, 18..=19) | (224..=255, _) => Self::Reserved,
+            _ => Self::Public,
+        }
+    }
+
+    fn of_v6(address: Ipv6Addr) -> Self {
+        match address.segments() {
+            [0, 0, 0, 0, 0, 0, 0, 1] => Self::Loopback,
+            [0xfc00..=0xfdff, ..] => Self::Private,
+            // Only 2000::/3 is given out.
+            [0x2000..=0x3fff, ..] => Self::Public,
+            _ => Self::Reserved,
+        }
+    }
+}
+
+/// Metadata services outside 169.254.0.0/16: Alibaba's, Azure's, Oracle's, and AWS's by IPv6.
+const METADATA: [IpAddr; 4] = [
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+];
+
+/// The IPv4 address inside a mapped (`::ffff:…`), NAT64 (`64:ff9b::…`) or 6to4 (`2002:…`) address.
+fn wrapped_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let join = |high: u16, low: u16| Ipv4Addr::from(u32::from(high) << 16 | u32::from(low));
+    match address.segments() {
+        [0, 0, 0, 0, 0, 0xffff, high, low]
+        | [0x64, 0xff9b, 0, 0, 0, 0, high, low]
+        | [0x2002, high, low, ..] => Some(join(high, low)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zones_of_well_known_addresses() {
+        for (address, zone) in [
+            ("1.1.1.1", Zone::Public),
+            ("172.32.0.1", Zone::Public),
+            ("2606:4700::1111", Zone::Public),
+            ("10.0.0.1", Zone::Private),
+            ("172.31.255.255", Zone::Private),
+            ("192.168.1.1", Zone::Private),
+            ("100.64.0.1", Zone::Private),
+            ("fd12::1", Zone::Private),
+            ("127.0.0.1", Zone::Loopback),
+            ("127.255.255.254", Zone::Loopback),
+            ("::1", Zone::Loopback),
+            ("0.0.0.0", Zone::Reserved),
+            ("::", Zone::Reserved),
+            ("169.254.169.254", Zone::Reserved),
+            ("fe80::1", Zone::Reserved),
+            ("fd00:ec2::254", Zone::Reserved),
+            ("100.100.100.200", Zone::Reserved),
+            ("224.0.0.1", Zone::Reserved),
+            ("255.255.255.255", Zone::Reserved),
+            ("::ffff:127.0.0.1", Zone::Loopback),
+            ("::ffff:169.254.169.254", Zone::Reserved),
+            ("64:ff9b::10.0.0.1", Zone::Private),
+            ("2002:7f00:1::", Zone::Loopback),
+        ] {
+            assert_eq!(Zone::of(address.parse().unwrap()), zone, "{address}");
+        }
+    }
+
+    #[test]
+    fn only_addresses_have_a_zone_before_they_are_resolved() {
+        let zone = |url: &str| Zone::of_literal(&url.parse().unwrap());
+        assert_eq!(zone("http://169.254.169.254/latest"), Some(Zone::Reserved));
+        assert_eq!(zone("http://[::1]:80/"), Some(Zone::Loopback));
+        assert_eq!(zone("http://localhost/"), None);
+    }
+}

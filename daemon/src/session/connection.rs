@@ -1,0 +1,106 @@
+//! Frames on the daemon's side: asynchronous, and never waiting for ever on a peer.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use blobd_client::protocol::connection::{receive_message, send_message};
+use blobd_client::protocol::frame::{Frame, FrameDecoder, FrameError};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// How long a peer may take to accept or to send what the protocol has it do next. One that is
+/// slower loses its connection, so that descriptors in flight do not pile up.
+const PEER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An upgraded connection.
+#[derive(Debug)]
+pub(crate) struct FrameStream {
+    stream: UnixStream,
+    decoder: FrameDecoder,
+    fds: VecDeque<OwnedFd>,
+    /// The most descriptors taken from the peer; more are closed unseen.
+    max_fds: usize,
+}
+
+/// Why a session cannot go on. It is the peer's business; the daemon only closes.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SessionError {
+    #[error("the peer has closed the connection")]
+    Closed,
+    #[error("the peer took longer than {} s", PEER_TIMEOUT.as_secs())]
+    Slow,
+    #[error("the peer sent {found}, {expected} expected")]
+    Unexpected { found: String, expected: &'static str },
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl FrameStream {
+    pub(crate) fn new(stream: UnixStream, max_fds: usize) -> Self {
+        Self { stream, decoder: FrameDecoder::new(), fds: VecDeque::new(), max_fds }
+    }
+
+    /// Sends frames that are encoded already, with `fds` attached to the first byte.
+    pub(crate) async fn send(&self, mut bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SessionError> {
+        let mut fds = fds;
+        while !bytes.is_empty() {
+            let send = self.stream.async_io(Interest::WRITABLE, || send_message(&self.stream, bytes, fds));
+            let sent = timeout(PEER_TIMEOUT, send).await.map_err(|_elapsed| SessionError::Slow)??;
+            bytes = bytes.get(sent..).unwrap_or_default();
+            fds = &[];
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn send_frame(&self, frame: &Frame) -> Result<(), SessionError> {
+        self.send(&frame.encode()?, &[]).await
+    }
+
+    /// Waits for the next frame, but not for ever.
+    pub(crate) async fn receive(&mut self) -> Result<Frame, SessionError> {
+        timeout(PEER_TIMEOUT, self.next_frame()).await.map_err(|_elapsed| SessionError::Slow)?
+    }
+
+    /// The descriptors that have come so far.
+    pub(crate) fn take_fds(&mut self) -> VecDeque<OwnedFd> {
+        std::mem::take(&mut self.fds)
+    }
+
+    /// Waits, for as long as it takes, until the peer closes the connection or breaks the
+    /// protocol by sending anything more.
+    pub(crate) async fn closed(&self) {
+        let mut byte = [0];
+        let mut fds = VecDeque::new();
+        let receive = || receive_message(&self.stream, &mut byte, &mut fds, 0);
+        // Whatever comes, end, error or byte, ends the session.
+        let _ = self.stream.async_io(Interest::READABLE, receive).await;
+    }
+
+    async fn next_frame(&mut self) -> Result<Frame, SessionError> {
+        const RECEIVE_BYTES: usize = 4096;
+        let mut buffer = [0; RECEIVE_BYTES];
+        loop {
+            if let Some(frame) = self.decoder.next_frame()? {
+                return Ok(frame);
+            }
+            let Self { stream, fds, max_fds, .. } = self;
+            let received = stream
+                .async_io(Interest::READABLE, || receive_message(&*stream, &mut buffer, fds, *max_fds))
+                .await?;
+            match buffer.get(..received).filter(|bytes| !bytes.is_empty()) {
+                Some(bytes) => self.decoder.push(bytes),
+                None => return Err(SessionError::Closed),
+            }
+        }
+    }
+}
+
+/// Refuses a frame that the protocol does not have here.
+pub(super) fn unexpected(frame: &Frame, expected: &'static str) -> SessionError {
+    SessionError::Unexpected { found: format!("a frame {:?}", frame.kind()), expected }
+}

@@ -1,0 +1,86 @@
+//! Blobs by their digest.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt as _;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+
+use super::error::optional;
+use super::{Store, StoreError, disk};
+
+impl Store {
+    /// Opens a blob for one reader: read-only, with a file description of its own, because a
+    /// shared one would share its offset and flags between clients. Nothing of it is read.
+    ///
+    /// # Errors
+    /// [`StoreError::MissingBlob`], [`StoreError::BlobSize`] when it is shorter than
+    /// `least_size` bytes (mapping it would end in SIGBUS), [`StoreError::Io`].
+    pub fn open_blob(&self, digest: Digest, least_size: u64) -> Result<File, StoreError> {
+        let path = self.path(layout::blob(digest));
+        let no_links = i32::try_from(rustix::fs::OFlags::NOFOLLOW.bits()).unwrap_or_default();
+        let opened = OpenOptions::new().read(true).custom_flags(no_links).open(&path);
+        let file = optional(opened, "open", &path)?.ok_or(StoreError::MissingBlob { digest })?;
+        let found = file.metadata().map_err(StoreError::io("inspect", &path))?.len();
+        if found < least_size {
+            return Err(StoreError::BlobSize { digest, found, expected: least_size });
+        }
+        Ok(file)
+    }
+
+    /// A blob's length, or `None` when there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn blob_size(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
+        Ok(self.inspect_blob(digest)?.map(|metadata| metadata.len()))
+    }
+
+    /// What a blob takes on disk, or `None` when there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn blob_bytes_on_disk(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
+        Ok(self.inspect_blob(digest)?.map(|metadata| disk::bytes_on_disk(&metadata)))
+    }
+
+    /// Every blob there is. Names that no digest gives are left out: they are not blobd's.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn blobs(&self) -> Result<Vec<Digest>, StoreError> {
+        self.digests_in(layout::BLOBS, layout::parse_blob_name)
+    }
+
+    /// Every file that there is a recipe for.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn recipes(&self) -> Result<Vec<Digest>, StoreError> {
+        self.digests_in(layout::RECIPES, layout::parse_recipe_name)
+    }
+
+    /// Every manifest whose origin is on record.
+    pub(crate) fn origins(&self) -> Result<Vec<Digest>, StoreError> {
+        self.digests_in(layout::ORIGINS, layout::parse_recipe_name)
+    }
+
+    fn digests_in(
+        &self,
+        directory: &str,
+        parse: impl Fn(&str) -> Option<Digest>,
+    ) -> Result<Vec<Digest>, StoreError> {
+        let path = self.path(directory);
+        let mut digests = Vec::new();
+        for entry in fs::read_dir(&path).map_err(StoreError::io("list", &path))? {
+            let name = entry.map_err(StoreError::io("list", &path))?.file_name();
+            digests.extend(name.to_str().and_then(&parse));
+        }
+        Ok(digests)
+    }
+
+    fn inspect_blob(&self, digest: Digest) -> Result<Option<fs::Metadata>, StoreError> {
+        let path = self.path(layout::blob(digest));
+        optional(fs::symlink_metadata(&path), "inspect", &path)
+    }
+}

@@ -1,0 +1,140 @@
+//! What can go wrong in the store.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::manifest::ManifestError;
+use blobd_store_format::recipe::RecipeError;
+
+/// A failure of the store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The file system refused something.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// Another process has the store open.
+    #[error("store {}: held by process {}", root.display(), holder.pid)]
+    Locked {
+        /// The store.
+        root: PathBuf,
+        /// Who has it.
+        holder: Box<super::LockHolder>,
+    },
+    /// Written by a later blobd.
+    #[error(
+        "store {}: format {found} is newer than this blobd supports ({}); upgrade blobd or choose another --root",
+        root.display(),
+        super::FORMAT
+    )]
+    NewerFormat {
+        /// The store.
+        root: PathBuf,
+        /// Its format.
+        found: u32,
+    },
+    /// `store.json` is no JSON of the known form.
+    #[error("{}: not a blobd store file: {source}", path.display())]
+    StoreFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// The directory has files but no `store.json`.
+    #[error("store {}: has files but no store.json; choose an empty directory with --root", root.display())]
+    NotAStore {
+        /// The directory.
+        root: PathBuf,
+    },
+    /// A manifest is damaged.
+    #[error("{}: {source}", path.display())]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: ManifestError,
+    },
+    /// A recipe is damaged.
+    #[error("{}: {source}", path.display())]
+    Recipe {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: RecipeError,
+    },
+    /// A file below `manifests/` has a name that no reference gives.
+    #[error("{}: not the name of a model; move it out of the store", path.display())]
+    ForeignFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A blob that a model needs is not there.
+    #[error("blob {digest}: missing; pull or import the model again")]
+    MissingBlob {
+        /// The blob.
+        digest: Digest,
+    },
+    /// A blob has not the length that is recorded.
+    #[error("blob {digest}: {found} bytes on disk, {expected} recorded; pull or import the model again")]
+    BlobSize {
+        /// The blob.
+        digest: Digest,
+        /// Its length on disk.
+        found: u64,
+        /// The length on record.
+        expected: u64,
+    },
+    /// No model of that name.
+    #[error("model {name}: not in the store")]
+    NoSuchModel {
+        /// The name.
+        name: String,
+    },
+}
+
+impl StoreError {
+    /// Wraps a failed call: `.map_err(StoreError::io("read", path))`.
+    pub fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { action, path, source }
+    }
+
+    /// The same for a call that reports an error number.
+    pub fn errno(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(rustix::io::Errno) -> Self {
+        let wrap = Self::io(action, path);
+        move |errno| wrap(errno.into())
+    }
+
+    /// Whether the disk or the user's share of it is full.
+    #[must_use]
+    pub fn is_no_space(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if is_no_space(source))
+    }
+}
+
+/// Whether a write failed because the disk or the user's share of it is full.
+pub(crate) fn is_no_space(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// `Ok(None)` where a missing file is an answer.
+pub(super) fn optional<T>(
+    result: io::Result<T>,
+    action: &'static str,
+    path: &Path,
+) -> Result<Option<T>, StoreError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(StoreError::io(action, path)(error)),
+    }
+}

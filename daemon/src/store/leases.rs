@@ -1,0 +1,161 @@
+//! Leases: what may not be collected although no tag points to it yet, or no more.
+//!
+//! A lease pins digests for as long as it lives. An import holds one from before it looks
+//! whether a blob exists until its manifest is durable; a session holds one while its client has
+//! a model open. Pins live in memory alone: when the daemon dies, nothing that they protected
+//! had been promised to anyone.
+//!
+//! Garbage collection deletes each digest under the same lock that pinning takes
+//! ([`Leases::delete_unpinned`]), and refuses whatever has been pinned since it began, even if
+//! the pin is gone again: the manifest that was committed under that pin is one that the mark
+//! phase may not have seen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blobd_store_format::digest::Digest;
+
+/// The table of all leases of one store.
+#[derive(Clone, Debug, Default)]
+pub struct Leases(Arc<Mutex<Table>>);
+
+#[derive(Debug, Default)]
+struct Table {
+    next_id: u64,
+    pins: BTreeMap<u64, Pins>,
+    /// What was pinned since the running collection began; `None` when none is running.
+    since_collection: Option<BTreeSet<Digest>>,
+}
+
+#[derive(Debug)]
+struct Pins {
+    holder: String,
+    digests: BTreeSet<Digest>,
+}
+
+impl Leases {
+    /// A new lease that pins nothing yet. `holder` tells people who it is, in `rm`'s answer.
+    pub fn grant(&self, holder: impl Into<String>) -> Lease {
+        let mut table = self.lock();
+        let id = table.next_id;
+        table.next_id += 1;
+        table.pins.insert(id, Pins { holder: holder.into(), digests: BTreeSet::new() });
+        Lease { leases: self.clone(), id }
+    }
+
+    /// Who pins a digest.
+    #[must_use]
+    pub fn holders(&self, digest: Digest) -> Vec<String> {
+        let table = self.lock();
+        let pinning = table.pins.values().filter(|pins| pins.digests.contains(&digest));
+        pinning.map(|pins| pins.holder.clone()).collect()
+    }
+
+    /// Every digest that is pinned now.
+    #[must_use]
+    pub fn pinned(&self) -> BTreeSet<Digest> {
+        self.lock().pins.values().flat_map(|pins| pins.digests.iter().copied()).collect()
+    }
+
+    /// Starts a collection: from now on, what is pinned stays even when its pin goes.
+    #[must_use]
+    pub fn begin_collection(&self) -> Collection {
+        self.lock().since_collection.get_or_insert_default();
+        Collection { leases: self.clone() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // Every change of the table is complete before anything could panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A collection in progress. Only one may run at a time, which the collector's own lock ensures.
+#[derive(Debug)]
+#[must_use]
+pub struct Collection {
+    leases: Leases,
+}
+
+impl Collection {
+    /// Calls `delete` unless the digest is pinned or was since the collection began; nobody can
+    /// pin it meanwhile. `None` when it was left alone.
+    pub fn delete_unpinned<T>(&self, digest: Digest, delete: impl FnOnce() -> T) -> Option<T> {
+        let table = self.leases.lock();
+        let pinned = table.pins.values().any(|pins| pins.digests.contains(&digest))
+            || table.since_collection.as_ref().is_some_and(|since| since.contains(&digest));
+        (!pinned).then(delete)
+    }
+}
+
+impl Drop for Collection {
+    fn drop(&mut self) {
+        self.leases.lock().since_collection = None;
+    }
+}
+
+/// Keeps digests from being collected until it is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct Lease {
+    leases: Leases,
+    id: u64,
+}
+
+impl Lease {
+    /// Pins one more digest. Pin first, look whether the blob exists after: the other way round
+    /// the collector could delete it in between.
+    pub fn pin(&self, digest: Digest) {
+        self.pin_all([digest]);
+    }
+
+    /// Pins several digests.
+    pub fn pin_all(&self, digests: impl IntoIterator<Item = Digest>) {
+        let mut table = self.leases.lock();
+        let Table { pins, since_collection, .. } = &mut *table;
+        let Some(pins) = pins.get_mut(&self.id) else { return };
+        for digest in digests {
+            pins.digests.insert(digest);
+            if let Some(since) = since_collection {
+                since.insert(digest);
+            }
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.leases.lock().pins.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pinned_digest_is_not_deleted_until_its_last_lease_ends() {
+        let (leases, digest) = (Leases::default(), Digest::of(b"x"));
+        let (first, second) = (leases.grant("first"), leases.grant("second"));
+        first.pin(digest);
+        second.pin(digest);
+        assert_eq!(leases.holders(digest), ["first", "second"]);
+        drop(first);
+        assert_eq!(leases.begin_collection().delete_unpinned(digest, || ()), None);
+        drop(second);
+        assert_eq!(leases.begin_collection().delete_unpinned(digest, || ()), Some(()));
+        assert!(leases.pinned().is_empty());
+    }
+
+    #[test]
+    fn digest_pinned_and_released_during_a_collection_stays() {
+        let (leases, digest) = (Leases::default(), Digest::of(b"x"));
+        let collection = leases.begin_collection();
+        let import = leases.grant("import");
+        import.pin(digest);
+        drop(import);
+        assert_eq!(collection.delete_unpinned(digest, || ()), None);
+        drop(collection);
+        assert_eq!(leases.begin_collection().delete_unpinned(digest, || ()), Some(()));
+    }
+}

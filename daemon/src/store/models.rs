@@ -1,0 +1,156 @@
+//! Models as they are stored: a manifest, and for each of its files a blob or a recipe.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::recipe::Recipe;
+use blobd_store_format::reference::Reference;
+
+use super::{Store, StoreError, disk, lock};
+
+/// A model that can be opened.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Its tag.
+    pub reference: Reference,
+    /// What its registry says about it.
+    pub manifest: Manifest,
+    /// Its files, the configuration first.
+    pub files: Vec<StoredFile>,
+}
+
+/// One file of a model.
+#[derive(Clone, Debug)]
+pub struct StoredFile {
+    /// What the manifest says about it.
+    pub descriptor: Descriptor,
+    /// How it is stored.
+    pub form: StoredForm,
+}
+
+/// How a file is stored.
+#[derive(Clone, Debug)]
+pub enum StoredForm {
+    /// As one blob, named by the file's own digest.
+    Blob,
+    /// In parts.
+    Recipe(Arc<Recipe>),
+}
+
+impl Model {
+    /// Every blob the model needs and the least length it must have in bytes.
+    pub fn blob_sizes(&self) -> impl Iterator<Item = (Digest, u64)> + '_ {
+        self.files.iter().flat_map(StoredFile::blob_sizes)
+    }
+}
+
+impl StoredFile {
+    /// Every blob the file needs and the least length it must have in bytes.
+    #[must_use]
+    pub fn blob_sizes(&self) -> Vec<(Digest, u64)> {
+        match &self.form {
+            StoredForm::Blob => vec![(self.descriptor.digest, self.descriptor.size)],
+            StoredForm::Recipe(recipe) => recipe.blob_sizes().into_iter().collect(),
+        }
+    }
+}
+
+impl Store {
+    /// A model with all its recipes. Its blobs are not looked at.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchModel`], or a damaged manifest or recipe.
+    pub fn model(&self, reference: &Reference) -> Result<Model, StoreError> {
+        let reference = self.resolve(reference)?;
+        let manifest = self.manifest(&reference)?;
+        let files = manifest.files().map(|file| self.stored_file(file)).collect::<Result<_, _>>()?;
+        Ok(Model { reference, manifest, files })
+    }
+
+    /// How a file is stored, or would be: a file without a recipe is a blob.
+    ///
+    /// # Errors
+    /// A damaged recipe, [`StoreError::Io`].
+    pub fn stored_file(&self, file: &Descriptor) -> Result<StoredFile, StoreError> {
+        let form = self.recipe(file.digest)?.map_or(StoredForm::Blob, StoredForm::Recipe);
+        Ok(StoredFile { descriptor: file.clone(), form })
+    }
+
+    /// The recipe of the file with this digest, if it was split.
+    ///
+    /// # Errors
+    /// [`StoreError::Recipe`] when it is damaged, [`StoreError::Io`].
+    pub fn recipe(&self, file: Digest) -> Result<Option<Arc<Recipe>>, StoreError> {
+        if let Some(recipe) = self.recipes.find(file) {
+            return Ok(Some(recipe));
+        }
+        let path = self.path(layout::recipe(file));
+        let Some(json) = disk::read_limited(&path, Recipe::MAX_BYTES)? else { return Ok(None) };
+        let recipe = Recipe::parse(&json).map_err(|source| StoreError::Recipe { path, source })?;
+        let recipe = Arc::new(recipe);
+        self.recipes.keep(file, &recipe);
+        Ok(Some(recipe))
+    }
+
+    /// Whether every blob of a file is there at its full length.
+    ///
+    /// # Errors
+    /// A damaged recipe, [`StoreError::Io`].
+    pub fn has_file(&self, file: &Descriptor) -> Result<bool, StoreError> {
+        self.check_file(file).map(|missing| missing.is_none())
+    }
+
+    /// What a file lacks, if anything.
+    pub(super) fn check_file(&self, file: &Descriptor) -> Result<Option<StoreError>, StoreError> {
+        for (digest, expected) in self.stored_file(file)?.blob_sizes() {
+            match self.blob_size(digest)? {
+                None => return Ok(Some(StoreError::MissingBlob { digest })),
+                Some(found) if found != expected => {
+                    return Ok(Some(StoreError::BlobSize { digest, found, expected }));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Forgets a recipe that is about to be removed.
+    pub(crate) fn forget_recipe(&self, file: Digest) {
+        self.recipes.forget(file);
+    }
+}
+
+/// The recipes used last, so that opening a model again reads nothing.
+#[derive(Debug, Default)]
+pub(super) struct RecipeCache(Mutex<VecDeque<(Digest, Arc<Recipe>)>>);
+
+impl RecipeCache {
+    /// Tensors and pieces over all cached recipes: some 40 MiB at the most.
+    const MAX_ENTRIES: usize = 1 << 17;
+
+    fn find(&self, file: Digest) -> Option<Arc<Recipe>> {
+        let mut recent = lock(&self.0);
+        let place = recent.iter().position(|(digest, _)| *digest == file)?;
+        let found = recent.remove(place)?;
+        let recipe = Arc::clone(&found.1);
+        recent.push_front(found);
+        Some(recipe)
+    }
+
+    fn keep(&self, file: Digest, recipe: &Arc<Recipe>) {
+        let entries = |recipe: &Recipe| recipe.tensors().len() + recipe.pieces().len();
+        let mut recent = lock(&self.0);
+        recent.push_front((file, Arc::clone(recipe)));
+        while recent.iter().map(|(_, recipe)| entries(recipe)).sum::<usize>() > Self::MAX_ENTRIES {
+            recent.pop_back();
+        }
+    }
+
+    fn forget(&self, file: Digest) {
+        lock(&self.0).retain(|(digest, _)| *digest != file);
+    }
+}

@@ -1,0 +1,206 @@
+//! A checked GGUF header.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use super::cursor::{ByteOrder, Cursor};
+use super::error::GgufError;
+use super::ggml_type::GgmlType;
+use super::parser::HeaderParser;
+use super::value::{MetadataValue, ValueType};
+use crate::tensor::{Shape, TensorInfo};
+
+/// The metadata and the tensor table of a GGUF file, with the exact bytes they were read from.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Header {
+    pub(super) preamble: Preamble,
+    pub(super) alignment: u32,
+    pub(super) bytes: Vec<u8>,
+    pub(super) metadata: Vec<MetadataRecord>,
+    pub(super) tensors: Vec<TensorRecord>,
+}
+
+/// The tensors of a header, in the order of its table.
+#[derive(Clone, Debug)]
+pub struct Tensors<'a> {
+    bytes: &'a [u8],
+    records: std::slice::Iter<'a, TensorRecord>,
+}
+
+impl Header {
+    /// The longest header read, in bytes. The largest real one, of gemma-4 with its 262,144
+    /// tokens and 514,906 merges, has 15.8 MB.
+    pub const MAX_BYTES: u64 = 32 << 20;
+    /// The most tensors read. Large models have about 1,000; the most that any is known to need,
+    /// Kimi K2 with its experts unpacked, is 70,000.
+    pub const MAX_TENSORS: u64 = 131_072;
+    /// The most metadata keys read. Files have some dozens; the public test file for this has
+    /// 32,768.
+    pub const MAX_KEYS: u64 = 131_072;
+
+    /// Reads the header at the start of `bytes`; what follows it is ignored.
+    ///
+    /// # Errors
+    /// [`GgufError`] when the bytes are no such header or end inside it.
+    pub fn parse(bytes: &[u8]) -> Result<Self, GgufError> {
+        let mut parser = HeaderParser::new();
+        parser.push(bytes)?;
+        parser.finish()
+    }
+
+    /// The byte order of the header and of the tensors' numbers.
+    #[must_use]
+    pub fn byte_order(&self) -> ByteOrder {
+        self.preamble.order
+    }
+
+    /// The version of the format: 2 or 3, which differ in name only.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        self.preamble.version
+    }
+
+    /// What the data section and every tensor in it is aligned to, in bytes: a power of two.
+    #[must_use]
+    pub fn alignment(&self) -> u64 {
+        self.alignment.into()
+    }
+
+    /// The header as it is in the file, without the padding before the data section.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Where the data section starts, in bytes from the start of the file.
+    #[must_use]
+    pub fn data_offset(&self) -> u64 {
+        // At most `MAX_BYTES` and `MAX_ALIGNMENT`, so the sum is far from wrapping.
+        (self.bytes.len() as u64).next_multiple_of(self.alignment())
+    }
+
+    /// All metadata in the order of the file. Keys are shown as text, however odd their bytes;
+    /// they may hold control characters.
+    pub fn metadata(&self) -> impl Iterator<Item = (Cow<'_, str>, MetadataValue<'_>)> {
+        self.metadata.iter().filter_map(|record| {
+            let key = String::from_utf8_lossy(record.key.of(&self.bytes));
+            self.read_value(record).map(|value| (key, value))
+        })
+    }
+
+    /// The value of a metadata key.
+    #[must_use]
+    pub fn value(&self, key: &str) -> Option<MetadataValue<'_>> {
+        let is_meant = |record: &&MetadataRecord| record.key.of(&self.bytes) == key.as_bytes();
+        self.metadata.iter().find(is_meant).and_then(|record| self.read_value(record))
+    }
+
+    /// The model's architecture, such as `llama`: `general.architecture`, if it is text.
+    #[must_use]
+    pub fn architecture(&self) -> Option<&str> {
+        self.value("general.architecture")?.as_str()
+    }
+
+    /// The tensors, in the order of the file's table.
+    #[must_use]
+    pub fn tensors(&self) -> Tensors<'_> {
+        Tensors { bytes: &self.bytes, records: self.tensors.iter() }
+    }
+
+    fn read_value(&self, record: &MetadataRecord) -> Option<MetadataValue<'_>> {
+        let mut cursor = Cursor::new(record.value.of(&self.bytes), 0, self.preamble.order);
+        let value_type = ValueType::from_id(cursor.u32().ok()?)?;
+        MetadataValue::read(&mut cursor, value_type).ok()
+    }
+}
+
+/// The counts instead of the content, which may be megabytes.
+impl fmt::Debug for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Header")
+            .field("preamble", &self.preamble)
+            .field("alignment", &self.alignment)
+            .field("bytes", &self.bytes.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Iterator for Tensors<'a> {
+    type Item = TensorInfo<'a>;
+
+    fn next(&mut self) -> Option<TensorInfo<'a>> {
+        self.records.next().map(|record| record.info(self.bytes))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.records.size_hint()
+    }
+
+    fn nth(&mut self, n: usize) -> Option<TensorInfo<'a>> {
+        self.records.nth(n).map(|record| record.info(self.bytes))
+    }
+}
+
+impl ExactSizeIterator for Tensors<'_> {}
+
+/// The first 24 bytes of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Preamble {
+    pub(super) order: ByteOrder,
+    pub(super) version: u32,
+    pub(super) tensor_count: usize,
+    pub(super) key_count: usize,
+}
+
+/// A range of the header's bytes. Half the size of a `Range<usize>`: there may be many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    start: u32,
+    end: u32,
+}
+
+impl Span {
+    /// A range that a [`Cursor`] has passed, and that therefore ends within
+    /// [`Header::MAX_BYTES`].
+    pub(super) fn new(start: usize, end: usize) -> Self {
+        let short = |place: usize| u32::try_from(place).unwrap_or(u32::MAX);
+        Self { start: short(start), end: short(end) }
+    }
+
+    /// The same start, another end.
+    pub(super) fn ending_at(self, end: usize) -> Self {
+        Self { start: self.start, ..Self::new(end, end) }
+    }
+
+    /// The bytes of the range.
+    pub(super) fn of(self, bytes: &[u8]) -> &[u8] {
+        let place = |place: u32| usize::try_from(place).unwrap_or(usize::MAX);
+        bytes.get(place(self.start)..place(self.end)).unwrap_or_default()
+    }
+}
+
+/// Where a metadata entry lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MetadataRecord {
+    /// The key's bytes.
+    pub(super) key: Span,
+    /// The id of the value's type and the value.
+    pub(super) value: Span,
+}
+
+/// A checked tensor info whose name is still in the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TensorRecord {
+    pub(super) name: Span,
+    pub(super) ggml_type: GgmlType,
+    pub(super) shape: Shape,
+    pub(super) offset: u64,
+}
+
+impl TensorRecord {
+    fn info<'a>(&self, bytes: &'a [u8]) -> TensorInfo<'a> {
+        // The parser has proved that the name is UTF-8.
+        let name = std::str::from_utf8(self.name.of(bytes)).unwrap_or_default();
+        TensorInfo::checked(name, self.ggml_type, self.shape, self.offset)
+    }
+}

@@ -1,0 +1,377 @@
+//! Metadata values: borrowed as they are read, owned as they are written.
+
+use std::fmt;
+
+use super::cursor::{ByteOrder, Cursor, Stop};
+
+/// The type of a metadata value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the names say it all
+pub enum ValueType {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    F32,
+    Bool,
+    String,
+    Array,
+    U64,
+    I64,
+    F64,
+}
+
+impl ValueType {
+    /// In the order of their ids.
+    const ALL: [Self; 13] = [
+        Self::U8,
+        Self::I8,
+        Self::U16,
+        Self::I16,
+        Self::U32,
+        Self::I32,
+        Self::F32,
+        Self::Bool,
+        Self::String,
+        Self::Array,
+        Self::U64,
+        Self::I64,
+        Self::F64,
+    ];
+
+    /// The type with this id in GGUF, if there is one.
+    #[must_use]
+    pub fn from_id(id: u32) -> Option<Self> {
+        Self::ALL.get(usize::try_from(id).ok()?).copied()
+    }
+
+    /// The id in GGUF.
+    #[must_use]
+    pub const fn id(self) -> u32 {
+        self as u32
+    }
+
+    /// The least size of such a value in bytes; the exact size of all but strings and arrays.
+    pub(super) const fn least_bytes(self) -> usize {
+        match self {
+            Self::U8 | Self::I8 | Self::Bool => 1,
+            Self::U16 | Self::I16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 | Self::String => 8,
+            Self::Array => 12,
+        }
+    }
+}
+
+impl fmt::Display for ValueType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::U8 => "u8",
+            Self::I8 => "i8",
+            Self::U16 => "u16",
+            Self::I16 => "i16",
+            Self::U32 => "u32",
+            Self::I32 => "i32",
+            Self::F32 => "f32",
+            Self::Bool => "bool",
+            Self::String => "string",
+            Self::Array => "array",
+            Self::U64 => "u64",
+            Self::I64 => "i64",
+            Self::F64 => "f64",
+        })
+    }
+}
+
+/// A metadata value, borrowed from its header.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)] // the names say it all
+pub enum MetadataValue<'a> {
+    U8(u8),
+    I8(i8),
+    U16(u16),
+    I16(i16),
+    U32(u32),
+    I32(i32),
+    F32(f32),
+    /// Any byte but 0 is true, as in llama.cpp.
+    Bool(bool),
+    /// Usually text, but the format allows any bytes; see [`MetadataValue::as_str`]. It may hold
+    /// control characters: escape it before it reaches a terminal.
+    String(&'a [u8]),
+    Array(ArrayRef<'a>),
+    U64(u64),
+    I64(i64),
+    F64(f64),
+}
+
+impl<'a> MetadataValue<'a> {
+    /// The text of a string that is UTF-8.
+    #[must_use]
+    pub fn as_str(&self) -> Option<&'a str> {
+        match self {
+            Self::String(bytes) => std::str::from_utf8(bytes).ok(),
+            _ => None,
+        }
+    }
+
+    /// The value of any integer type, if it is not negative.
+    #[must_use]
+    pub fn as_u64(&self) -> Option<u64> {
+        match *self {
+            Self::U8(value) => Some(value.into()),
+            Self::U16(value) => Some(value.into()),
+            Self::U32(value) => Some(value.into()),
+            Self::U64(value) => Some(value),
+            Self::I8(value) => value.try_into().ok(),
+            Self::I16(value) => value.try_into().ok(),
+            Self::I32(value) => value.try_into().ok(),
+            Self::I64(value) => value.try_into().ok(),
+            _ => None,
+        }
+    }
+
+    /// The value of either float type.
+    #[must_use]
+    pub fn as_f64(&self) -> Option<f64> {
+        match *self {
+            Self::F32(value) => Some(value.into()),
+            Self::F64(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// The value of a truth value.
+    #[must_use]
+    pub fn as_bool(&self) -> Option<bool> {
+        match *self {
+            Self::Bool(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// The value of an array.
+    #[must_use]
+    pub fn as_array(&self) -> Option<ArrayRef<'a>> {
+        match *self {
+            Self::Array(array) => Some(array),
+            _ => None,
+        }
+    }
+
+    /// Reads a value whose extent has been checked.
+    pub(super) fn read(cursor: &mut Cursor<'a>, value_type: ValueType) -> Result<Self, Stop> {
+        Ok(match value_type {
+            ValueType::U8 => Self::U8(u8::from_le_bytes(cursor.number()?)),
+            ValueType::I8 => Self::I8(i8::from_le_bytes(cursor.number()?)),
+            ValueType::U16 => Self::U16(u16::from_le_bytes(cursor.number()?)),
+            ValueType::I16 => Self::I16(i16::from_le_bytes(cursor.number()?)),
+            ValueType::U32 => Self::U32(cursor.u32()?),
+            ValueType::I32 => Self::I32(i32::from_le_bytes(cursor.number()?)),
+            ValueType::F32 => Self::F32(f32::from_le_bytes(cursor.number()?)),
+            ValueType::Bool => Self::Bool(cursor.number::<1>()? != [0]),
+            ValueType::String => Self::String(cursor.string()?),
+            ValueType::Array => Self::Array(ArrayRef::read(cursor)?),
+            ValueType::U64 => Self::U64(cursor.u64()?),
+            ValueType::I64 => Self::I64(i64::from_le_bytes(cursor.number()?)),
+            ValueType::F64 => Self::F64(f64::from_le_bytes(cursor.number()?)),
+        })
+    }
+}
+
+/// For people: strings and arrays of strings in quotes with escapes, so that any terminal can
+/// show them.
+impl fmt::Display for MetadataValue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::U8(value) => value.fmt(f),
+            Self::I8(value) => value.fmt(f),
+            Self::U16(value) => value.fmt(f),
+            Self::I16(value) => value.fmt(f),
+            Self::U32(value) => value.fmt(f),
+            Self::I32(value) => value.fmt(f),
+            Self::F32(value) => value.fmt(f),
+            Self::Bool(value) => value.fmt(f),
+            Self::String(bytes) => write!(f, "{:?}", String::from_utf8_lossy(bytes)),
+            Self::Array(array) => array.fmt(f),
+            Self::U64(value) => value.fmt(f),
+            Self::I64(value) => value.fmt(f),
+            Self::F64(value) => value.fmt(f),
+        }
+    }
+}
+
+/// An array of values of one type, borrowed from its header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArrayRef<'a> {
+    element: ValueType,
+    count: usize,
+    /// The elements; for an array of a checked header, exactly these.
+    bytes: &'a [u8],
+    order: ByteOrder,
+}
+
+impl<'a> ArrayRef<'a> {
+    /// The type of the elements; never an array.
+    #[must_use]
+    pub fn element_type(&self) -> ValueType {
+        self.element
+    }
+
+    /// How many elements there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The elements in order.
+    pub fn iter(&self) -> impl Iterator<Item = MetadataValue<'a>> + use<'a> {
+        let mut cursor = Cursor::new(self.bytes, 0, self.order);
+        let element = self.element;
+        (0..self.count).map_while(move |_| MetadataValue::read(&mut cursor, element).ok())
+    }
+
+    fn read(cursor: &mut Cursor<'a>) -> Result<Self, Stop> {
+        let element = ValueType::from_id(cursor.u32()?).filter(|element| *element != ValueType::Array);
+        // The parser refuses both an unknown type and an array of arrays: nothing gets here.
+        let element = element.ok_or(Stop::NeedMore)?;
+        let count = cursor.count(element.least_bytes() as u64)?;
+        Ok(Self { element, count, bytes: cursor.rest(), order: cursor.order() })
+    }
+}
+
+impl fmt::Display for ArrayRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// As many elements as a line of a table has room for; token lists have 262,144.
+        const SHOWN: usize = 8;
+        f.write_str("[")?;
+        for (index, value) in self.iter().take(SHOWN).enumerate() {
+            write!(f, "{}{value}", if index == 0 { "" } else { ", " })?;
+        }
+        match self.count.saturating_sub(SHOWN) {
+            0 => f.write_str("]"),
+            more => write!(f, ", … {more} more]"),
+        }
+    }
+}
+
+/// A metadata value to be written.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // the names say it all
+pub enum Value {
+    U8(u8),
+    I8(i8),
+    U16(u16),
+    I16(i16),
+    U32(u32),
+    I32(i32),
+    F32(f32),
+    Bool(bool),
+    /// Any bytes; text comes from `Value::from("…")`.
+    String(Vec<u8>),
+    Array(ArrayValue),
+    U64(u64),
+    I64(i64),
+    F64(f64),
+}
+
+impl Value {
+    /// An array of strings that need not be UTF-8.
+    pub fn strings(strings: impl IntoIterator<Item = Vec<u8>>) -> Self {
+        let values = strings.into_iter().map(Self::String).collect();
+        Self::Array(ArrayValue { element: ValueType::String, values })
+    }
+
+    /// The value's type.
+    #[must_use]
+    pub fn value_type(&self) -> ValueType {
+        match self {
+            Self::U8(_) => ValueType::U8,
+            Self::I8(_) => ValueType::I8,
+            Self::U16(_) => ValueType::U16,
+            Self::I16(_) => ValueType::I16,
+            Self::U32(_) => ValueType::U32,
+            Self::I32(_) => ValueType::I32,
+            Self::F32(_) => ValueType::F32,
+            Self::Bool(_) => ValueType::Bool,
+            Self::String(_) => ValueType::String,
+            Self::Array(_) => ValueType::Array,
+            Self::U64(_) => ValueType::U64,
+            Self::I64(_) => ValueType::I64,
+            Self::F64(_) => ValueType::F64,
+        }
+    }
+}
+
+/// An array to be written: values of one type, never arrays. It comes from
+/// `Value::from(vec![…])` or [`Value::strings`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct ArrayValue {
+    element: ValueType,
+    values: Vec<Value>,
+}
+
+impl ArrayValue {
+    /// The type of the elements.
+    #[must_use]
+    pub fn element_type(&self) -> ValueType {
+        self.element
+    }
+
+    /// The elements in order.
+    #[must_use]
+    pub fn values(&self) -> &[Value] {
+        &self.values
+    }
+}
+
+/// A Rust type whose values can be elements of a metadata array.
+pub trait ArrayElement: Into<Value> {
+    /// The type in GGUF.
+    const TYPE: ValueType;
+}
+
+impl<T: ArrayElement> From<Vec<T>> for Value {
+    fn from(values: Vec<T>) -> Self {
+        let values = values.into_iter().map(Into::into).collect();
+        Self::Array(ArrayValue { element: T::TYPE, values })
+    }
+}
+
+macro_rules! elements {
+    ($($variant:ident($native:ty) $convert:expr;)*) => {$(
+        impl From<$native> for Value {
+            fn from(value: $native) -> Self {
+                Self::$variant($convert(value))
+            }
+        }
+
+        impl ArrayElement for $native {
+            const TYPE: ValueType = ValueType::$variant;
+        }
+    )*};
+}
+
+elements! {
+    U8(u8) std::convert::identity;
+    I8(i8) std::convert::identity;
+    U16(u16) std::convert::identity;
+    I16(i16) std::convert::identity;
+    U32(u32) std::convert::identity;
+    I32(i32) std::convert::identity;
+    F32(f32) std::convert::identity;
+    Bool(bool) std::convert::identity;
+    String(&str) Vec::from;
+    String(String) String::into_bytes;
+    U64(u64) std::convert::identity;
+    I64(i64) std::convert::identity;
+    F64(f64) std::convert::identity;
+}

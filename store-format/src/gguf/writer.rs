@@ -1,0 +1,252 @@
+//! Writes GGUF headers.
+
+use super::cursor::ByteOrder;
+use super::error::{GgufError, printable};
+use super::ggml_type::GgmlType;
+use super::header::Header;
+use super::value::Value;
+use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
+use crate::tensor::{Shape, TensorError, check_name, size_bytes};
+
+/// Collects metadata and tensors and makes the header of a GGUF file. The caller writes the
+/// tensors' bytes behind it, each at its offset ([`GgufWriter::tensor_offsets`]).
+///
+/// The alignment is the value of `general.alignment`, if that is set, and 32 otherwise.
+#[derive(Clone, Debug)]
+pub struct GgufWriter {
+    order: ByteOrder,
+    version: u32,
+    metadata: Vec<(String, Value)>,
+    tensors: Vec<Planned>,
+}
+
+impl GgufWriter {
+    /// A writer of an empty version 3, little-endian header.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { order: ByteOrder::Little, version: 3, metadata: Vec::new(), tensors: Vec::new() }
+    }
+
+    /// Writes numbers in this order; the tensors' bytes are the caller's to swap.
+    #[must_use]
+    pub fn with_byte_order(mut self, order: ByteOrder) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// Writes this version number; 2 and 3 can be read back.
+    #[must_use]
+    pub fn with_version(mut self, version: u32) -> Self {
+        self.version = version;
+        self
+    }
+
+    /// Adds a metadata entry.
+    ///
+    /// # Errors
+    /// [`GgufError`] when the key is empty. Keys that appear twice are refused by
+    /// [`GgufWriter::header`].
+    pub fn metadata(&mut self, key: &str, value: impl Into<Value>) -> Result<&mut Self, GgufError> {
+        if key.is_empty() {
+            return Err(GgufError::EmptyKey { offset: 0 });
+        }
+        self.metadata.push((key.to_owned(), value.into()));
+        Ok(self)
+    }
+
+    /// Adds a tensor that lies behind the one added before it, dimensions fastest first.
+    ///
+    /// # Errors
+    /// [`GgufError::Unwritable`] when the name, the type or the shape is refused, or the type's
+    /// size is unknown.
+    pub fn tensor(&mut self, name: &str, ggml_type: GgmlType, shape: &[u64]) -> Result<&mut Self, GgufError> {
+        self.add(name, ggml_type, shape, None)
+    }
+
+    /// Adds a tensor at an offset of one's own, in bytes from the start of the data section. The
+    /// next [`GgufWriter::tensor`] lies behind it. The type may be unknown: it is then taken to
+    /// have no bytes.
+    ///
+    /// # Errors
+    /// [`GgufError::Unwritable`] when the name, the type or the shape is refused.
+    pub fn tensor_at(
+        &mut self,
+        name: &str,
+        ggml_type: GgmlType,
+        shape: &[u64],
+        offset: u64,
+    ) -> Result<&mut Self, GgufError> {
+        self.add(name, ggml_type, shape, Some(offset))
+    }
+
+    /// Where each tensor's bytes start, in bytes from the start of the data section, in the order
+    /// in which the tensors were added.
+    ///
+    /// # Errors
+    /// [`GgufError::Unwritable`] when the tensors do not fit 64 bits.
+    pub fn tensor_offsets(&self) -> Result<Vec<u64>, GgufError> {
+        let (alignment, mut next) = (self.alignment(), 0);
+        let place = |tensor: &Planned| {
+            let offset = tensor.offset.unwrap_or(next);
+            next = tensor.padded_end(offset, alignment)?;
+            Ok(offset)
+        };
+        self.tensors.iter().map(place).collect()
+    }
+
+    /// How long the data section is if the last tensor added is the last in the file and padded
+    /// like the others, in bytes.
+    ///
+    /// # Errors
+    /// [`GgufError::Unwritable`] when the tensors do not fit 64 bits.
+    pub fn data_size(&self) -> Result<u64, GgufError> {
+        let offsets = self.tensor_offsets()?;
+        match self.tensors.last().zip(offsets.last()) {
+            Some((tensor, offset)) => tensor.padded_end(*offset, self.alignment()),
+            None => Ok(0),
+        }
+    }
+
+    /// The header, with the padding up to the data section. It has been read back and passed all
+    /// checks of [`Header`].
+    ///
+    /// # Errors
+    /// [`GgufError`] when what was added makes no header that can be read.
+    pub fn header(&self) -> Result<Vec<u8>, GgufError> {
+        let mut out = Encoder { bytes: Vec::new(), order: self.order };
+        out.bytes.extend(MAGIC);
+        out.number(self.version.to_le_bytes());
+        out.count(self.tensors.len());
+        out.count(self.metadata.len());
+        for (key, value) in &self.metadata {
+            out.string(key.as_bytes());
+            out.number(value.value_type().id().to_le_bytes());
+            out.value(value);
+        }
+        for (tensor, offset) in self.tensors.iter().zip(self.tensor_offsets()?) {
+            out.tensor(tensor, offset);
+        }
+        let padded_size = Header::parse(&out.bytes)?.data_offset();
+        // At most 33 MiB, or `parse` would have refused the header.
+        out.bytes.resize(usize::try_from(padded_size).unwrap_or(out.bytes.len()), 0);
+        Ok(out.bytes)
+    }
+
+    fn add(
+        &mut self,
+        name: &str,
+        ggml_type: GgmlType,
+        shape: &[u64],
+        offset: Option<u64>,
+    ) -> Result<&mut Self, GgufError> {
+        let unwritable = |problem| GgufError::Unwritable { name: printable(name.as_bytes()), problem };
+        check_name(name.as_bytes()).map_err(unwritable)?;
+        let shape = Shape::new(shape).map_err(unwritable)?;
+        let size = size_bytes(ggml_type, shape).map_err(unwritable)?;
+        if size.is_none() && offset.is_none() {
+            return Err(unwritable(TensorError::UnknownType { ggml_type }));
+        }
+        let size = size.unwrap_or(0);
+        self.tensors.push(Planned { name: name.to_owned(), ggml_type, shape, size, offset });
+        Ok(self)
+    }
+
+    fn alignment(&self) -> u64 {
+        let set = self.metadata.iter().find_map(|(key, value)| match value {
+            // A zero is refused when the header is read back.
+            Value::U32(alignment) if key == ALIGNMENT_KEY => Some((*alignment).max(1)),
+            _ => None,
+        });
+        set.unwrap_or(DEFAULT_ALIGNMENT).into()
+    }
+}
+
+impl Default for GgufWriter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A tensor that will be written: at `offset`, or behind the one before it.
+#[derive(Clone, Debug)]
+struct Planned {
+    name: String,
+    ggml_type: GgmlType,
+    shape: Shape,
+    size: u64,
+    offset: Option<u64>,
+}
+
+impl Planned {
+    /// Where the next tensor starts if this one is at `offset`.
+    fn padded_end(&self, offset: u64, alignment: u64) -> Result<u64, GgufError> {
+        let end = offset.checked_add(self.size).and_then(|end| end.checked_next_multiple_of(alignment));
+        end.ok_or_else(|| GgufError::Unwritable {
+            name: printable(self.name.as_bytes()),
+            problem: TensorError::Size,
+        })
+    }
+}
+
+struct Encoder {
+    bytes: Vec<u8>,
+    order: ByteOrder,
+}
+
+impl Encoder {
+    /// A number, given least significant byte first.
+    fn number<const N: usize>(&mut self, little_endian: [u8; N]) {
+        self.bytes.extend(self.order.swap(little_endian));
+    }
+
+    fn count(&mut self, count: usize) {
+        self.number((count as u64).to_le_bytes());
+    }
+
+    fn string(&mut self, bytes: &[u8]) {
+        self.count(bytes.len());
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn value(&mut self, value: &Value) {
+        match value {
+            Value::Array(array) => {
+                self.number(array.element_type().id().to_le_bytes());
+                self.count(array.values().len());
+                // An `ArrayValue` never holds arrays: this goes no deeper.
+                array.values().iter().for_each(|value| self.scalar(value));
+            }
+            _ => self.scalar(value),
+        }
+    }
+
+    fn scalar(&mut self, value: &Value) {
+        match value {
+            Value::U8(value) => self.number(value.to_le_bytes()),
+            Value::I8(value) => self.number(value.to_le_bytes()),
+            Value::U16(value) => self.number(value.to_le_bytes()),
+            Value::I16(value) => self.number(value.to_le_bytes()),
+            Value::U32(value) => self.number(value.to_le_bytes()),
+            Value::I32(value) => self.number(value.to_le_bytes()),
+            Value::F32(value) => self.number(value.to_le_bytes()),
+            Value::Bool(value) => self.number([u8::from(*value)]),
+            Value::String(bytes) => self.string(bytes),
+            Value::Array(_) => {}
+            Value::U64(value) => self.number(value.to_le_bytes()),
+            Value::I64(value) => self.number(value.to_le_bytes()),
+            Value::F64(value) => self.number(value.to_le_bytes()),
+        }
+    }
+
+    fn tensor(&mut self, tensor: &Planned, offset: u64) {
+        let dimensions = tensor.shape.dimensions();
+        self.string(tensor.name.as_bytes());
+        // A `Shape` has at most four dimensions.
+        self.number(u32::try_from(dimensions.len()).unwrap_or(u32::MAX).to_le_bytes());
+        for dimension in dimensions {
+            self.number(dimension.to_le_bytes());
+        }
+        self.number(tensor.ggml_type.id().to_le_bytes());
+        self.number(offset.to_le_bytes());
+    }
+}

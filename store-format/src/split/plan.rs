@@ -1,0 +1,386 @@
+//! The plan: which bytes of the file go to which blob.
+
+use super::error::SplitError;
+use super::layout::{self, Extent};
+use crate::digest::Digest;
+use crate::expert::{ExpertGroup, Experts, expert_groups, stacked_experts};
+use crate::gguf::{GgmlType, Header};
+use crate::recipe::{Piece, Recipe, RecipeError, TensorEntry};
+use crate::tensor::Shape;
+
+/// How one file is split.
+#[derive(Clone, Debug)]
+pub struct SplitPlan {
+    file_size: u64,
+    blobs: Vec<PlannedBlob>,
+    /// Sorted, adjacent, none empty.
+    segments: Vec<Segment>,
+    tensors: Vec<PlannedTensor>,
+    literal_count: usize,
+}
+
+/// A blob that the file's bytes make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedBlob {
+    /// Its length in bytes.
+    pub size: u64,
+    /// What it holds.
+    pub content: BlobContent,
+}
+
+/// What a planned blob holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BlobContent {
+    /// The header, with the padding up to the data section.
+    Header,
+    /// The bytes of one tensor.
+    Tensor,
+    /// The bytes of all tensors of an expert group, in expert order.
+    ExpertGroup,
+    /// Bytes that belong to no tensor, too many for a literal.
+    Filler,
+}
+
+/// A range of the file that goes to one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it starts in the file, in bytes.
+    pub offset_in_file: u64,
+    /// How long it is in bytes; never 0.
+    pub length: u64,
+    /// Where its first byte goes.
+    pub target: Target,
+}
+
+/// Where bytes of the file go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Into a blob.
+    Blob {
+        /// Its place in [`SplitPlan::blobs`].
+        blob: usize,
+        /// Where in the blob, in bytes.
+        offset_in_blob: u64,
+    },
+    /// To the end of a literal: bytes that the recipe itself keeps.
+    Literal {
+        /// Which of the [`SplitPlan::literal_count`].
+        literal: usize,
+    },
+}
+
+/// A tensor of the file and where its bytes go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedTensor {
+    /// Its name.
+    pub name: String,
+    /// Its number format.
+    pub ggml_type: GgmlType,
+    /// Its dimensions.
+    pub shape: Shape,
+    /// The blob that holds it, as a place in [`SplitPlan::blobs`]; `None` if it has no bytes.
+    pub blob: Option<usize>,
+    /// Where in the blob it starts, in bytes.
+    pub offset_in_blob: u64,
+    /// How many bytes it has. For an unknown type: up to the next tensor, padding included.
+    pub size: u64,
+    /// If it is a stack of experts, where each of them is.
+    pub experts: Option<Experts>,
+}
+
+impl SplitPlan {
+    /// The longest stretch between tensors that becomes a literal: as base64 it stays a readable
+    /// part of a JSON recipe, and it covers the padding of any page size.
+    pub const MAX_LITERAL_BYTES: u64 = 64 << 10;
+    /// The most bytes of all literals together. What is more goes to filler blobs, so that
+    /// a hostile file can make neither a recipe of gigabytes nor a reader hold them in memory.
+    pub const MAX_LITERALS_BYTES: u64 = 16 << 20;
+
+    /// Plans how to split a file of `file_size` bytes that starts with `header`.
+    ///
+    /// # Errors
+    /// [`SplitError`] when a tensor is misaligned, lies outside the file, or overlaps another.
+    pub fn new(header: &Header, file_size: u64) -> Result<Self, SplitError> {
+        let extents = layout::extents(header, file_size)?;
+        let in_file_order = layout::file_order(header, &extents)?;
+        let mut builder = Builder::new(header);
+        builder.push_header(header.data_offset().min(file_size));
+        for extent in &in_file_order {
+            builder.fill_up_to(extent.start);
+            builder.push_tensor(extent);
+        }
+        builder.fill_up_to(file_size);
+        let tensors = planned_tensors(header, &extents, &builder.homes);
+        let Builder { position: file_size, blobs, segments, literal_count, .. } = builder;
+        Ok(Self { file_size, blobs, segments, tensors, literal_count })
+    }
+
+    /// How long the file is in bytes.
+    #[must_use]
+    pub fn file_size(&self) -> u64 {
+        self.file_size
+    }
+
+    /// The blobs, in the order in which the file first touches them; the header is the first.
+    #[must_use]
+    pub fn blobs(&self) -> &[PlannedBlob] {
+        &self.blobs
+    }
+
+    /// The segments: sorted, adjacent, and from the file's first byte to its last.
+    #[must_use]
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// The tensors, in the order of the file's table.
+    #[must_use]
+    pub fn tensors(&self) -> &[PlannedTensor] {
+        &self.tensors
+    }
+
+    /// How many literals there are.
+    #[must_use]
+    pub fn literal_count(&self) -> usize {
+        self.literal_count
+    }
+
+    /// Where a reader should end the chunk that starts at `offset_in_file`, so that it is at most
+    /// `max` bytes and large blobs are written in whole, equally aligned pieces: small segments
+    /// are read together, a blob's segment of `max` bytes or more starts a chunk and is cut at
+    /// multiples of `max` from its start. Beyond `offset_in_file` as long as that is in the file.
+    #[must_use]
+    pub fn chunk_end(&self, offset_in_file: u64, max: u64) -> u64 {
+        let max = max.max(1);
+        let limit = offset_in_file.saturating_add(max).min(self.file_size).max(offset_in_file);
+        let is_large =
+            |segment: &&Segment| segment.length >= max && matches!(segment.target, Target::Blob { .. });
+        if let Some(segment) = self.segment_at(offset_in_file).filter(is_large) {
+            // Both differences are within the segment.
+            let done = offset_in_file.saturating_sub(segment.offset_in_file);
+            let left_of_piece = max.saturating_sub(done % max);
+            return offset_in_file.saturating_add(left_of_piece).min(segment.end());
+        }
+        // A large segment that starts inside the chunk also holds the chunk's last byte.
+        let last = self.segment_at(limit.saturating_sub(1)).filter(is_large);
+        last.map(|segment| segment.offset_in_file).filter(|start| *start > offset_in_file).unwrap_or(limit)
+    }
+
+    /// The recipe that rebuilds the file from its blobs: `file` is the whole file's digest,
+    /// `blobs` and `literals` are the planned ones', in order.
+    ///
+    /// # Errors
+    /// [`RecipeError`] when there are too few or too many of them, or a literal is incomplete.
+    pub fn recipe(
+        &self,
+        file: Digest,
+        blobs: &[Digest],
+        literals: Vec<Vec<u8>>,
+    ) -> Result<Recipe, RecipeError> {
+        check_parts("blobs", blobs.len(), self.blobs.len())?;
+        check_parts("literals", literals.len(), self.literal_count)?;
+        let mut literals = literals.into_iter();
+        let mut pieces = Vec::with_capacity(self.segments.len());
+        for segment in &self.segments {
+            pieces.push(match segment.target {
+                Target::Blob { blob, offset_in_blob } => Piece::Blob {
+                    blob: digest_of(blobs, Some(blob)),
+                    offset: offset_in_blob,
+                    length: segment.length,
+                },
+                // Literals are numbered in the order of their segments.
+                Target::Literal { .. } => literal_piece(literals.next().unwrap_or_default(), segment.length)?,
+            });
+        }
+        let tensors = self.tensors.iter().map(|tensor| tensor.entry(digest_of(blobs, tensor.blob)));
+        Recipe::new(file, pieces, tensors.collect())
+    }
+
+    /// The segment that holds a byte of the file.
+    fn segment_at(&self, offset_in_file: u64) -> Option<&Segment> {
+        self.segments.get(self.segment_index(offset_in_file))
+    }
+
+    /// The place of the segment that holds a byte of the file; past the last one for a byte that
+    /// is not in the file.
+    pub(super) fn segment_index(&self, offset_in_file: u64) -> usize {
+        self.segments.partition_point(|segment| segment.end() <= offset_in_file)
+    }
+}
+
+impl Segment {
+    /// The first byte of the file behind the segment.
+    pub(super) fn end(&self) -> u64 {
+        // Segments lie in a file, whose size is a u64.
+        self.offset_in_file.saturating_add(self.length)
+    }
+}
+
+impl Target {
+    /// The target of the bytes that follow after `length` bytes.
+    pub(super) fn advanced(self, length: u64) -> Self {
+        match self {
+            Self::Blob { blob, offset_in_blob } => {
+                Self::Blob { blob, offset_in_blob: offset_in_blob.saturating_add(length) }
+            }
+            Self::Literal { .. } => self,
+        }
+    }
+}
+
+impl PlannedTensor {
+    fn entry(&self, digest: Digest) -> TensorEntry {
+        TensorEntry {
+            name: self.name.clone(),
+            type_name: self.ggml_type.name().into_owned(),
+            shape: self.shape.dimensions().to_vec(),
+            digest,
+            offset: self.offset_in_blob,
+            size: self.size,
+            experts: self.experts,
+        }
+    }
+}
+
+/// Lays segment after segment. What has been laid always covers the file up to `position`.
+struct Builder {
+    position: u64,
+    blobs: Vec<PlannedBlob>,
+    segments: Vec<Segment>,
+    literal_count: usize,
+    literals_size: u64,
+    groups: Vec<ExpertGroup>,
+    /// The blob of each group whose first member has been met.
+    group_blobs: Vec<Option<usize>>,
+    /// For each tensor its group and its place in it.
+    memberships: Vec<Option<(usize, usize)>>,
+    /// For each tensor its blob and where it starts in it.
+    homes: Vec<Option<(usize, u64)>>,
+}
+
+impl Builder {
+    fn new(header: &Header) -> Self {
+        let groups = expert_groups(header.tensors());
+        let mut memberships = vec![None; header.tensors().len()];
+        for (group, members) in groups.iter().map(ExpertGroup::members).enumerate() {
+            for (expert, tensor) in members.iter().enumerate() {
+                if let Some(membership) = memberships.get_mut(*tensor) {
+                    *membership = Some((group, expert));
+                }
+            }
+        }
+        Self {
+            position: 0,
+            blobs: Vec::new(),
+            segments: Vec::new(),
+            literal_count: 0,
+            literals_size: 0,
+            group_blobs: vec![None; groups.len()],
+            groups,
+            homes: vec![None; memberships.len()],
+            memberships,
+        }
+    }
+
+    fn push_header(&mut self, size: u64) {
+        let blob = self.add_blob(size, BlobContent::Header);
+        self.push_segment(size, Target::Blob { blob, offset_in_blob: 0 });
+    }
+
+    fn push_tensor(&mut self, extent: &Extent) {
+        let (blob, offset_in_blob) = match self.memberships.get(extent.tensor).copied().flatten() {
+            Some((group, expert)) => self.place_of_member(group, expert),
+            None => (self.add_blob(extent.size, BlobContent::Tensor), 0),
+        };
+        if let Some(home) = self.homes.get_mut(extent.tensor) {
+            *home = Some((blob, offset_in_blob));
+        }
+        self.push_segment(extent.size, Target::Blob { blob, offset_in_blob });
+    }
+
+    /// Covers bytes that belong to no tensor.
+    fn fill_up_to(&mut self, end: u64) {
+        let size = end.saturating_sub(self.position);
+        let literals_size = self.literals_size.saturating_add(size);
+        if size == 0 {
+            return;
+        }
+        if size > SplitPlan::MAX_LITERAL_BYTES || literals_size > SplitPlan::MAX_LITERALS_BYTES {
+            let blob = self.add_blob(size, BlobContent::Filler);
+            return self.push_segment(size, Target::Blob { blob, offset_in_blob: 0 });
+        }
+        self.push_segment(size, Target::Literal { literal: self.literal_count });
+        self.literal_count += 1;
+        self.literals_size = literals_size;
+    }
+
+    /// The blob of a group and where in it an expert is.
+    fn place_of_member(&mut self, group: usize, expert: usize) -> (usize, u64) {
+        let (size, stride) =
+            self.groups.get(group).map(|group| (group.size_bytes(), group.stride())).unwrap_or_default();
+        let known = self.group_blobs.get(group).copied().flatten();
+        let blob = known.unwrap_or_else(|| self.add_blob(size, BlobContent::ExpertGroup));
+        if let Some(group_blob) = self.group_blobs.get_mut(group) {
+            *group_blob = Some(blob);
+        }
+        (blob, stride.saturating_mul(expert as u64))
+    }
+
+    fn add_blob(&mut self, size: u64, content: BlobContent) -> usize {
+        self.blobs.push(PlannedBlob { size, content });
+        self.blobs.len() - 1
+    }
+
+    /// Lays the next bytes of the file; joins experts that are neighbours in file and blob.
+    fn push_segment(&mut self, length: u64, target: Target) {
+        let offset_in_file = self.position;
+        self.position = offset_in_file.saturating_add(length);
+        match self.segments.last_mut() {
+            Some(last) if last.target.advanced(last.length) == target => {
+                last.length = last.length.saturating_add(length);
+            }
+            _ => self.segments.push(Segment { offset_in_file, length, target }),
+        }
+    }
+}
+
+fn planned_tensors(
+    header: &Header,
+    extents: &[Extent],
+    homes: &[Option<(usize, u64)>],
+) -> Vec<PlannedTensor> {
+    let rows = header.tensors().zip(extents).zip(homes);
+    let plan = |((info, extent), home): ((crate::tensor::TensorInfo<'_>, &Extent), &Option<(usize, u64)>)| {
+        // Of an unknown type the size includes padding and says nothing about one expert.
+        let known_size = info.size_bytes().filter(|size| *size > 0);
+        PlannedTensor {
+            name: info.name().to_owned(),
+            ggml_type: info.ggml_type(),
+            shape: info.shape(),
+            blob: home.map(|(blob, _)| blob),
+            offset_in_blob: home.map_or(0, |(_, offset_in_blob)| offset_in_blob),
+            size: extent.size,
+            experts: known_size.and_then(|size| stacked_experts(info.name(), &info.shape(), size)),
+        }
+    };
+    rows.map(plan).collect()
+}
+
+fn digest_of(blobs: &[Digest], blob: Option<usize>) -> Digest {
+    // A tensor without bytes is in no blob: its digest is that of nothing.
+    blob.and_then(|blob| blobs.get(blob)).copied().unwrap_or_else(|| Digest::of(b""))
+}
+
+fn literal_piece(literal: Vec<u8>, length: u64) -> Result<Piece, RecipeError> {
+    let expected = usize::try_from(length).unwrap_or(usize::MAX);
+    check_parts("bytes of a literal", literal.len(), expected)?;
+    match literal.iter().all(|byte| *byte == 0) {
+        true => Ok(Piece::Zeros { zeros: length }),
+        false => Ok(Piece::Literal { literal }),
+    }
+}
+
+fn check_parts(what: &'static str, found: usize, expected: usize) -> Result<(), RecipeError> {
+    if found == expected { Ok(()) } else { Err(RecipeError::Parts { what, found, expected }) }
+}

@@ -1,0 +1,84 @@
+//! Walks a plan over the bytes of its file.
+
+use super::error::SplitError;
+use super::plan::{Segment, SplitPlan, Target};
+
+/// Takes a file's bytes in order and says where each goes.
+#[derive(Clone, Debug)]
+pub struct Splitter<'p> {
+    plan: &'p SplitPlan,
+    /// How many bytes have come.
+    position: u64,
+}
+
+/// Bytes that go to one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part<'c> {
+    /// Where the first of them goes.
+    pub target: Target,
+    /// The bytes; never none.
+    pub bytes: &'c [u8],
+    /// Whether they are the last of their segment.
+    pub completes: bool,
+}
+
+impl<'p> Splitter<'p> {
+    /// A splitter at the start of the file.
+    #[must_use]
+    pub fn new(plan: &'p SplitPlan) -> Self {
+        Self { plan, position: 0 }
+    }
+
+    /// Takes the next bytes of the file.
+    ///
+    /// # Errors
+    /// [`SplitError::TooLong`] when they go beyond the file's end; none are taken then.
+    pub fn push<'c>(&mut self, chunk: &'c [u8]) -> Result<Vec<Part<'c>>, SplitError> {
+        let parts = self.plan.parts(self.position, chunk)?;
+        self.position = self.position.saturating_add(chunk.len() as u64);
+        Ok(parts)
+    }
+
+    /// Ends the walk.
+    ///
+    /// # Errors
+    /// [`SplitError::TooShort`] when bytes are missing.
+    pub fn finish(self) -> Result<(), SplitError> {
+        let (found, file_size) = (self.position, self.plan.file_size());
+        if found == file_size { Ok(()) } else { Err(SplitError::TooShort { found, file_size }) }
+    }
+}
+
+impl SplitPlan {
+    /// Cuts the bytes that the file has at `offset_in_file` at the bounds of segments. For ranges
+    /// that come in any order; [`Splitter`] is the same for a whole file.
+    ///
+    /// # Errors
+    /// [`SplitError::TooLong`] when they go beyond the file's end.
+    pub fn parts<'c>(&self, offset_in_file: u64, bytes: &'c [u8]) -> Result<Vec<Part<'c>>, SplitError> {
+        let end = offset_in_file.checked_add(bytes.len() as u64);
+        if end.is_none_or(|end| end > self.file_size()) {
+            return Err(SplitError::TooLong { file_size: self.file_size() });
+        }
+        let (mut rest, mut position, mut parts) = (bytes, offset_in_file, Vec::new());
+        for segment in self.segments().get(self.segment_index(position)..).unwrap_or_default() {
+            let part = cut(segment, position, rest);
+            if part.bytes.is_empty() {
+                break;
+            }
+            rest = rest.get(part.bytes.len()..).unwrap_or_default();
+            position = position.saturating_add(part.bytes.len() as u64);
+            parts.push(part);
+        }
+        Ok(parts)
+    }
+}
+
+/// As many of the bytes at `position` as lie in `segment`, which holds the first of them.
+fn cut<'c>(segment: &Segment, position: u64, bytes: &'c [u8]) -> Part<'c> {
+    let left_of_segment = segment.end().saturating_sub(position);
+    let length = usize::try_from(left_of_segment).unwrap_or(usize::MAX).min(bytes.len());
+    let bytes = bytes.get(..length).unwrap_or_default();
+    let done = position.saturating_sub(segment.offset_in_file);
+    Part { target: segment.target.advanced(done), bytes, completes: length as u64 == left_of_segment }
+}
