@@ -10,9 +10,18 @@ use crate::map::{BlobMap, BlobSlice};
 #[derive(Debug)]
 pub(crate) enum Blob {
     /// Its descriptor, and its map while somebody uses it.
-    Open { fd: OwnedFd, map: Mutex<Weak<BlobMap>> },
+    Open { fd: OwnedFd, map: Mutex<MapSlot> },
     /// Its map alone: this process may not have as many files open as the model has blobs.
     Mapped(Arc<BlobMap>),
+}
+
+/// The map of an open blob.
+#[derive(Debug, Default)]
+pub(crate) struct MapSlot {
+    /// Made ahead of use; belongs to whoever asks first.
+    ready: Option<Arc<BlobMap>>,
+    /// In use; unmapped when the last user drops it.
+    in_use: Weak<BlobMap>,
 }
 
 /// Why a range of a blob cannot be had.
@@ -28,6 +37,15 @@ impl Blob {
     /// Keeps the descriptor.
     pub(crate) fn open(fd: OwnedFd) -> Self {
         Self::Open { fd, map: Mutex::default() }
+    }
+
+    /// Maps the blob ahead of use: while the daemon opens the next files, this costs no time. A
+    /// failure is left to whoever asks for the map.
+    pub(crate) fn prepare(&self) {
+        if let Self::Open { fd, map } = self {
+            map.lock().unwrap_or_else(PoisonError::into_inner).ready =
+                BlobMap::new(fd.as_fd()).ok().map(Arc::new);
+        }
     }
 
     /// Maps the blob now and closes the descriptor.
@@ -82,12 +100,15 @@ impl Blob {
         match self {
             Self::Mapped(map) => Ok(Arc::clone(map)),
             Self::Open { fd, map } => {
-                let mut known = map.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some(map) = known.upgrade() {
+                let mut slot = map.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(map) = slot.in_use.upgrade() {
                     return Ok(map);
                 }
-                let map = Arc::new(BlobMap::new(fd.as_fd()).map_err(BlobError::Io)?);
-                *known = Arc::downgrade(&map);
+                let map = match slot.ready.take() {
+                    Some(map) => map,
+                    None => Arc::new(BlobMap::new(fd.as_fd()).map_err(BlobError::Io)?),
+                };
+                slot.in_use = Arc::downgrade(&map);
                 Ok(map)
             }
         }

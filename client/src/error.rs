@@ -1,8 +1,10 @@
 //! What can go wrong between a client and its daemon.
 
+mod model;
+
 use std::io;
 
-use crate::model::ModelError;
+pub use self::model::ModelError;
 use crate::protocol::connection::{ConnectionError, FdsLost};
 use crate::protocol::error::{ErrorBody, ErrorCode};
 use crate::protocol::frame::FrameError;

@@ -4,11 +4,14 @@
 //! descriptors, counts to what follows. They are compared here once; what then remains to be
 //! checked is whether the files behind the descriptors are long enough, at the time of mapping.
 
+use std::collections::{HashSet, VecDeque};
+use std::os::fd::OwnedFd;
+
 use rustix::process::{Resource, getrlimit};
 
 use crate::blob::Blob;
-use crate::error::{ClientError, ProtocolError};
-use crate::model::{ModelError, OpenModel};
+use crate::error::{ClientError, ModelError, ProtocolError};
+use crate::model::OpenModel;
 use crate::protocol::connection::Connection;
 use crate::protocol::frame::Frame;
 use crate::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLocation};
@@ -22,6 +25,10 @@ pub(crate) const MAX_PIECES: u64 = 4 << 20;
 /// The most descriptors accepted: one per tensor, and some for headers and whole files.
 pub(crate) const MAX_FDS: u64 = MAX_TENSORS + 2 * MAX_LAYERS;
 
+/// The most blobs mapped before anyone asks. More than an ordinary model has; far from the
+/// number of maps that a process may have (65,530 by default), which its allocator needs too.
+const MAX_PREPARED: u32 = 4096;
+
 /// Receives all of an open answer; the connection becomes the lease.
 pub(crate) fn receive(mut connection: Connection) -> Result<OpenModel, ClientError> {
     let head = match next(&mut connection)? {
@@ -31,7 +38,7 @@ pub(crate) fn receive(mut connection: Connection) -> Result<OpenModel, ClientErr
     check_head(&head)?;
     let pieces = receive_pieces(&mut connection, &head)?;
     let tensors = receive_tensors(&mut connection, &head)?;
-    let blobs = receive_blobs(&mut connection, head.fd_count)?;
+    let blobs = receive_blobs(&mut connection, head.fd_count, &tensors)?;
     Ok(OpenModel::new(head, pieces, tensors, blobs, connection.into_stream()))
 }
 
@@ -73,32 +80,51 @@ fn receive_tensors(connection: &mut Connection, head: &OpenHead) -> Result<Vec<T
     Ok(tensors)
 }
 
-/// Receives the descriptors. The acknowledgement goes out before anything is done with a batch,
-/// so that the daemon opens the next files meanwhile.
-fn receive_blobs(connection: &mut Connection, fd_count: u32) -> Result<Vec<Blob>, ClientError> {
+/// Receives the descriptors. The acknowledgement goes out first and a batch is looked at then:
+/// the daemon opens the next files while the tensors of this batch are mapped.
+fn receive_blobs(
+    connection: &mut Connection,
+    fd_count: u32,
+    tensors: &[TensorLocation],
+) -> Result<Vec<Blob>, ClientError> {
     let keep_open = u64::from(fd_count) <= max_open_files() / 2;
+    let holds_tensor: HashSet<u32> = tensors.iter().filter_map(|tensor| tensor.fd).collect();
     let mut blobs = Vec::new();
     let mut received = 0;
     while received < fd_count {
-        let (first, count) = match next(connection)? {
-            Frame::Fds { first, count } => (first, count),
-            other => return Err(unexpected(&other, "fds")),
-        };
-        if first != received || count == 0 || count > fd_count - received {
-            return Err(ProtocolError::Batch { first, count, received, fd_count }.into());
-        }
-        let fds = connection.take_fds(count)?;
-        received += count;
-        connection.send(&Frame::Ack { received }, &[])?;
-        for (fd, number) in fds.into_iter().zip(first..) {
+        let fds = receive_batch(connection, received, fd_count)?;
+        for (fd, number) in fds.into_iter().zip(received..) {
             blobs.push(if keep_open {
-                Blob::open(fd)
+                let blob = Blob::open(fd);
+                if number < MAX_PREPARED && holds_tensor.contains(&number) {
+                    blob.prepare();
+                }
+                blob
             } else {
                 Blob::mapped(&fd).map_err(|reason| ModelError::Map { fd: number, reason })?
             });
+            received = number + 1;
         }
     }
     Ok(blobs)
+}
+
+/// Receives and acknowledges one batch of descriptors.
+fn receive_batch(
+    connection: &mut Connection,
+    received: u32,
+    fd_count: u32,
+) -> Result<VecDeque<OwnedFd>, ClientError> {
+    let (first, count) = match next(connection)? {
+        Frame::Fds { first, count } => (first, count),
+        other => return Err(unexpected(&other, "fds")),
+    };
+    if first != received || count == 0 || count > fd_count - received {
+        return Err(ProtocolError::Batch { first, count, received, fd_count }.into());
+    }
+    let fds = connection.take_fds(count)?;
+    connection.send(&Frame::Ack { received: received + count }, &[])?;
+    Ok(fds)
 }
 
 /// The next frame, unless it is the daemon's error.

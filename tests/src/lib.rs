@@ -1,1 +1,36 @@
-//! placeholder
+//! The harness of the integration tests: it drives the real `blobd` binary as a user would.
+//!
+//! ```no_run
+//! use blobd_tests::daemon::TestDaemon;
+//! use blobd_tests::model::ModelFile;
+//!
+//! let daemon = TestDaemon::start();
+//! let file = ModelFile::dense(1).write_to(daemon.scratch(), "tiny-F32.gguf");
+//! daemon.command().run(["import".as_ref(), file.as_os_str()]).succeeds();
+//! let model = daemon.client().open(&"tiny:F32".parse()?)?;
+//! assert!(model.tensor("token_embd.weight").is_some());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! - [`daemon`], [`command`], [`reader`]: processes: the daemon, one command, a client that maps
+//! - [`verbs`]: one set of calls for the store in process, the socket and the embedded command
+//! - [`model`], [`raw_gguf`]: model files, valid and hostile; [`oracle`] reads them independently
+//! - [`store_dir`], [`memory`], [`http`]: what lies in a store, what a process holds, raw requests
+//! - [`registry`]: a registry that misbehaves on demand
+//!
+//! What fails here panics with the reason: that is how a test says no.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+pub mod command;
+pub mod daemon;
+pub mod http;
+pub mod memory;
+pub mod model;
+pub mod oracle;
+pub mod programs;
+pub mod raw_gguf;
+pub mod reader;
+pub mod registry;
+pub mod store_dir;
+pub mod verbs;
+pub mod wait;

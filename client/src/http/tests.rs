@@ -29,6 +29,15 @@ fn request_carries_its_body_and_asks_for_the_upgrade() {
 }
 
 #[test]
+fn answer_of_a_daemon_that_refuses_early_is_read() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    theirs.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n7").unwrap();
+    drop(theirs);
+    let answer = Request::query("/v1/x").send(ours).unwrap();
+    assert_eq!(answer.json::<u32>().unwrap(), 7);
+}
+
+#[test]
 fn body_is_read_by_its_length_or_its_chunks() {
     for text in [
         "HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{\"a\":1}",

@@ -2,12 +2,15 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::IntoDeserializer;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// What went wrong, as the daemon tells it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// The kind of failure; programs decide by it.
+    /// The kind of failure; programs decide by it. One that only a newer daemon knows reads as
+    /// [`ErrorCode::Internal`].
+    #[serde(deserialize_with = "known_or_internal")]
     pub code: ErrorCode,
     /// What happened, for people: lower case, the subject first.
     pub message: String,
@@ -102,6 +105,12 @@ impl ErrorCode {
     }
 }
 
+fn known_or_internal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ErrorCode, D::Error> {
+    let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+    let known: Result<_, serde::de::value::Error> = ErrorCode::deserialize(text.as_ref().into_deserializer());
+    Ok(known.unwrap_or(ErrorCode::Internal))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,5 +122,11 @@ mod tests {
         assert_eq!(json, r#"{"error":{"code":"no_space","message":"no space","hint":"run gc"}}"#);
         assert_eq!(serde_json::from_str::<ErrorAnswer>(&json).unwrap().error, error);
         assert_eq!(error.to_string(), "no space; run gc");
+    }
+
+    #[test]
+    fn code_of_a_newer_daemon_reads_as_internal() {
+        let error: ErrorBody = serde_json::from_str(r#"{"code":"later","message":"x"}"#).unwrap();
+        assert_eq!(error.code, ErrorCode::Internal);
     }
 }

@@ -9,6 +9,9 @@ pub mod frame;
 pub mod request;
 pub mod response;
 
+/// The protocol's version, as `GET /v1/version` tells it.
+pub const VERSION: u32 = 1;
+
 /// What both ends write into the `Upgrade` header to switch from HTTP to frames.
 pub const UPGRADE: &str = "blobd-fd/1";
 

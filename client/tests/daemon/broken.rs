@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blobd_client::error::{ClientError, ProtocolError};
-use blobd_client::model::{ModelError, OpenModel};
+use blobd_client::error::{ClientError, ModelError, ProtocolError};
+use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::frame::{Frame, FrameError};
 use blobd_client::protocol::request::OpenParams;

@@ -5,4 +5,5 @@ mod broken;
 mod fake;
 mod import;
 mod open;
+mod specification;
 mod verbs;

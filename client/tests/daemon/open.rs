@@ -4,7 +4,8 @@ use std::io::Read as _;
 use std::sync::{Arc, mpsc};
 
 use blobd_client::Client;
-use blobd_client::model::{ModelError, OpenModel};
+use blobd_client::error::ModelError;
+use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_client::protocol::response::{HeaderLocation, OpenPiece};

@@ -4,7 +4,8 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use blobd_client::client::Client;
-use blobd_client::model::{ModelError, OpenModel};
+use blobd_client::error::ModelError;
+use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_client::protocol::response::OpenLayer;

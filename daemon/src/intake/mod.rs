@@ -1,15 +1,12 @@
 //! Intake: a file that arrives in order becomes staged blobs.
 //!
-//! The bytes pass once. The thread that reads them hashes the whole file; a second one hashes
-//! and writes the parts, so that both digests of every byte cost the time of one on two cores.
-//! Between them travel four buffers of [`CHUNK_BYTES`], which bounds the memory whatever the
-//! file's size. Import and pull differ only in where the bytes come from.
+//! The bytes pass once, through three threads: one reads and hashes the whole file, one writes
+//! its parts, one hashes them. Six buffers of [`CHUNK_BYTES`] travel between them, which bounds
+//! the memory whatever the file's size. Import and pull differ only in where the bytes come from.
 
 use std::io::{self, Cursor, Read};
-use std::sync::mpsc;
-use std::thread;
 
-use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{GgufError, Header, HeaderParser, Progress};
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::split::{SplitError, SplitPlan};
@@ -17,17 +14,13 @@ use blobd_store_format::split::{SplitError, SplitPlan};
 use crate::store::{Ingest, StoreError};
 
 mod facts;
-mod stager;
+mod pipeline;
 
 pub use facts::ModelFacts;
-use stager::Stager;
 
 /// How much is read and written at once. Writes of this size and alignment let the page cache
 /// build 2 MiB folios, which makes the first touch of a mapped blob ten times cheaper.
 pub const CHUNK_BYTES: usize = 4 << 20;
-
-/// Enough for the reader to stay ahead while the writer waits for the disk.
-const CHUNK_COUNT: usize = 4;
 
 /// A file that has been taken in; its blobs and its recipe are part of the ingest.
 #[derive(Clone, Debug)]
@@ -55,9 +48,9 @@ pub fn take_gguf(
     let plan = SplitPlan::new(&header, size)?;
     let facts = ModelFacts::of(&header);
     let mut source = Cursor::new(header.bytes()).chain(Cursor::new(surplus)).chain(source);
-    let (digest, parts) = split(ingest, &mut source, &plan, progress)?;
-    ingest.add_recipe(plan.recipe(digest, &parts.blobs, parts.literals)?);
-    Ok(TakenFile { digest, size, facts: Some(facts) })
+    let parts = pipeline::split(ingest, &mut source, &plan, progress)?;
+    ingest.add_recipe(plan.recipe(parts.file, &parts.blobs, parts.literals)?);
+    Ok(TakenFile { digest: parts.file, size, facts: Some(facts) })
 }
 
 /// Takes in a file of `size` bytes as one blob.
@@ -70,7 +63,7 @@ pub fn take_whole(
     size: u64,
     progress: &mut dyn FnMut(u64),
 ) -> Result<TakenFile, IntakeError> {
-    let mut writer = ingest.stage(size)?;
+    let mut writer = ingest.staging().stage(size)?;
     let mut buffer = vec![0; CHUNK_BYTES.min(usize::try_from(size).unwrap_or(CHUNK_BYTES))];
     let mut offset = 0;
     while offset < size {
@@ -143,77 +136,6 @@ fn read_head(source: &mut dyn Read, size: u64) -> Result<Head, IntakeError> {
         }
         read = end;
     }
-}
-
-/// What the stager made of a file.
-struct Parts {
-    blobs: Vec<Digest>,
-    literals: Vec<Vec<u8>>,
-}
-
-struct Chunk {
-    buffer: Vec<u8>,
-    length: usize,
-}
-
-/// Hashes the whole file on this thread while another one stages its parts.
-fn split(
-    ingest: &mut Ingest,
-    source: &mut dyn Read,
-    plan: &SplitPlan,
-    progress: &mut dyn FnMut(u64),
-) -> Result<(Digest, Parts), IntakeError> {
-    thread::scope(|scope| {
-        let (full, to_stage) = mpsc::sync_channel::<Chunk>(CHUNK_COUNT);
-        let (staged, empty) = mpsc::channel();
-        for _ in 0..CHUNK_COUNT {
-            // The receiver lives in this very function.
-            let _ = staged.send(vec![0; CHUNK_BYTES]);
-        }
-        let stager = scope.spawn(move || {
-            let mut stager = Stager::new(ingest, plan);
-            for Chunk { buffer, length } in to_stage {
-                stager.push(buffer.get(..length).unwrap_or_default())?;
-                // Fails at the end, when the reader has all it needs.
-                let _ = staged.send(buffer);
-            }
-            stager.finish()
-        });
-        let read = read_chunks(source, plan, &full, &empty, progress);
-        drop(full);
-        let parts = stager.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        match read {
-            Err(error) => Err(error),
-            // The stager has stopped early: it says why.
-            Ok(None) => parts.and(Err(IntakeError::Truncated { found: 0, expected: plan.file_size() })),
-            Ok(Some(digest)) => Ok((digest, parts?)),
-        }
-    })
-}
-
-/// Reads and hashes everything; `None` when the stager has given up.
-fn read_chunks(
-    source: &mut dyn Read,
-    plan: &SplitPlan,
-    full: &mpsc::SyncSender<Chunk>,
-    empty: &mpsc::Receiver<Vec<u8>>,
-    progress: &mut dyn FnMut(u64),
-) -> Result<Option<Digest>, IntakeError> {
-    let mut hasher = Hasher::new();
-    let mut offset = 0;
-    while offset < plan.file_size() {
-        let Ok(mut buffer) = empty.recv() else { return Ok(None) };
-        let end = plan.chunk_end(offset, CHUNK_BYTES as u64);
-        let chunk = fill(source, &mut buffer, offset..end, plan.file_size())?;
-        hasher.update(chunk);
-        let length = chunk.len();
-        if full.send(Chunk { buffer, length }).is_err() {
-            return Ok(None);
-        }
-        offset = end;
-        progress(offset);
-    }
-    Ok(Some(hasher.finish()))
 }
 
 /// Reads the bytes of `range` of a file of `size` bytes to the start of `buffer`.

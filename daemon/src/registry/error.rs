@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use blobd_client::protocol::error::ErrorCode;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::Reference;
@@ -178,6 +179,33 @@ pub enum RegistryError {
         /// What is wrong.
         reason: String,
     },
+}
+
+impl RegistryError {
+    /// What kind of failure this is for the client that asked.
+    #[must_use]
+    pub const fn code(&self) -> ErrorCode {
+        match self {
+            Self::NotFound { .. } => ErrorCode::NotFound,
+            Self::Denied { .. } => ErrorCode::Denied,
+            Self::Manifest { .. } => ErrorCode::InvalidInput,
+            Self::Host { .. } | Self::Mirror { .. } | Self::Certificates { .. } => ErrorCode::InvalidRequest,
+            Self::BlobMissing { .. }
+            | Self::WebPage { .. }
+            | Self::DigestDiffers { .. }
+            | Self::Unreachable { .. }
+            | Self::Broken { .. }
+            | Self::Stalled { .. }
+            | Self::Status { .. }
+            | Self::TooManyRequests { .. }
+            | Self::Encoding { .. }
+            | Self::TooLong { .. }
+            | Self::SizeDiffers { .. }
+            | Self::Redirect { .. }
+            | Self::ForbiddenAddress { .. }
+            | Self::Realm { .. } => ErrorCode::Upstream,
+        }
+    }
 }
 
 /// Why a redirect is not followed.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
@@ -27,14 +28,31 @@ use super::{Store, StoreError, disk};
 pub struct Ingest {
     store: Arc<Store>,
     lease: Lease,
-    directory: PathBuf,
+    staging: Staging,
     /// Opened before the first write: only then does `syncfs` report what went wrong since.
     directory_fd: File,
-    next_file: u64,
     new: BTreeMap<Digest, StagedBlob>,
     recipes: BTreeMap<Digest, Recipe>,
     new_bytes: u64,
     reused_bytes: u64,
+}
+
+/// Where a transaction writes. Its clones may be used by several threads.
+#[derive(Clone, Debug)]
+pub struct Staging {
+    directory: Arc<PathBuf>,
+    next_file: Arc<AtomicU64>,
+}
+
+impl Staging {
+    /// Starts a blob of `size` bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn stage(&self, size: u64) -> Result<StagedWriter, StoreError> {
+        let number = self.next_file.fetch_add(1, Ordering::Relaxed);
+        StagedWriter::create(self.directory.join(number.to_string()), size)
+    }
 }
 
 /// What a transaction did.
@@ -59,9 +77,8 @@ impl Ingest {
         Ok(Self {
             store: Arc::clone(store),
             lease,
-            directory,
+            staging: Staging { directory: Arc::new(directory), next_file: Arc::default() },
             directory_fd,
-            next_file: 0,
             new: BTreeMap::new(),
             recipes: BTreeMap::new(),
             new_bytes: 0,
@@ -80,14 +97,10 @@ impl Ingest {
         &self.lease
     }
 
-    /// Starts a blob of `size` bytes.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
-    pub fn stage(&mut self, size: u64) -> Result<StagedWriter, StoreError> {
-        let path = self.directory.join(self.next_file.to_string());
-        self.next_file += 1;
-        StagedWriter::create(path, size)
+    /// Where its blobs are written.
+    #[must_use]
+    pub fn staging(&self) -> Staging {
+        self.staging.clone()
     }
 
     /// Takes a finished blob. One that the store or this transaction has already is dropped at
@@ -116,7 +129,7 @@ impl Ingest {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn add_bytes(&mut self, bytes: &[u8]) -> Result<Digest, StoreError> {
-        let mut writer = self.stage(bytes.len() as u64)?;
+        let mut writer = self.staging.stage(bytes.len() as u64)?;
         if !bytes.is_empty() {
             writer.write_at(0, bytes)?;
         }
@@ -158,7 +171,7 @@ impl Ingest {
                 return Err(lack);
             }
         }
-        let temporary = self.directory.join("tag");
+        let temporary = self.staging.directory.join("tag");
         if let Some(origin) = origin {
             self.store.write_origin(&temporary, manifest.digest(), origin)?;
         }
@@ -175,7 +188,7 @@ impl Ingest {
         if self.new.len() < SYNCFS_FROM {
             return self.new.values().try_for_each(|blob| disk::sync_file(&blob.path));
         }
-        rustix::fs::syncfs(&self.directory_fd).map_err(StoreError::errno("sync", &self.directory))
+        rustix::fs::syncfs(&self.directory_fd).map_err(StoreError::errno("sync", &*self.staging.directory))
     }
 
     /// The directory is synced even when every blob was there already: the transaction that
@@ -201,7 +214,7 @@ impl Ingest {
     }
 
     fn publish_recipes(&mut self) -> Result<(), StoreError> {
-        let temporary = self.directory.join("recipe");
+        let temporary = self.staging.directory.join("recipe");
         for (file, recipe) in std::mem::take(&mut self.recipes) {
             let target = self.store.path(layout::recipe(file));
             disk::replace_file(&temporary, &target, &recipe.to_json(), 0o444)?;
@@ -213,8 +226,8 @@ impl Ingest {
 
 impl Drop for Ingest {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.directory) {
-            tracing::warn!("{}: cannot remove: {error}; it goes at the next start", self.directory.display());
+        if let Err(error) = fs::remove_dir_all(&*self.staging.directory) {
+            tracing::warn!("{}: cannot remove: {error}; it goes at the next start", self.staging.directory.display());
         }
     }
 }

@@ -27,9 +27,9 @@ mod staged;
 mod tags;
 
 pub use error::StoreError;
-pub use ingest::{Committed, Ingest};
+pub use ingest::{Committed, Ingest, Staging};
 pub use models::{Model, StoredFile, StoredForm};
-pub use staged::{StagedBlob, StagedWriter};
+pub use staged::{StagedBlob, StagedFile, StagedHash, StagedWriter};
 pub use tags::Tags;
 
 use leases::Leases;

@@ -1,9 +1,12 @@
-//! One blob while it is being written: bytes go to disk and into the hash in one pass.
+//! One blob while it is being written.
+//!
+//! It has two halves, so that one thread can write while another hashes: [`StagedFile`] puts
+//! bytes on disk, [`StagedHash`] computes the digest. [`StagedWriter`] is both at once.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use blobd_store_format::digest::{Digest, Hasher};
 use rustix::fs::Mode;
@@ -12,14 +15,28 @@ use super::error::StoreError;
 use crate::sys::start_writeback;
 
 /// A blob that is being staged. It has no name yet; its digest comes out at the end.
-///
-/// Bytes may come in any order, as the members of an expert group do: what arrives at the front
-/// of the hash is hashed at once, what arrives ahead of it is read back when the front gets there.
 #[derive(Debug)]
 pub struct StagedWriter {
+    file: StagedFile,
+    hash: StagedHash,
+}
+
+/// The bytes of a blob on their way to the disk.
+#[derive(Debug)]
+pub struct StagedFile {
     path: PathBuf,
     /// Open only while it is written to: a hostile file may interleave thousands of groups.
-    file: Option<File>,
+    open: Option<File>,
+}
+
+/// The digest of a blob in the making.
+///
+/// Bytes may come in any order, as the members of an expert group do: what arrives at the front
+/// of the hash is hashed at once, what arrives ahead of it is read back from the staged file when
+/// the front gets there. So a byte must be on disk before it is hashed.
+#[derive(Debug)]
+pub struct StagedHash {
+    path: PathBuf,
     size: u64,
     hasher: Hasher,
     hashed: u64,
@@ -46,73 +63,120 @@ impl StagedWriter {
             .mode(0o600)
             .open(&path)
             .map_err(StoreError::io("create", &path))?;
-        Ok(Self { path, file: Some(file), size, hasher: Hasher::new(), hashed: 0, ahead: BTreeMap::new() })
+        let hash =
+            StagedHash { path: path.clone(), size, hasher: Hasher::new(), hashed: 0, ahead: BTreeMap::new() };
+        Ok(Self { file: StagedFile { path, open: Some(file) }, hash })
     }
 
-    /// Writes `bytes` at `offset`. The caller's plan guarantees that no byte is written twice.
+    /// Writes and hashes `bytes` at `offset`. The caller's plan guarantees that no byte is
+    /// written twice.
     ///
     /// # Errors
     /// [`StoreError::Io`], a full disk among them.
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        let file = open_file(&mut self.file, &self.path)?;
-        file.write_all_at(bytes, offset).map_err(StoreError::io("write", &self.path))?;
-        start_writeback(&*file, offset, bytes.len() as u64);
-        if offset == self.hashed {
-            self.hasher.update(bytes);
-            self.hashed += bytes.len() as u64;
-            self.catch_up()
-        } else {
-            self.ahead.insert(offset, bytes.len() as u64);
-            Ok(())
-        }
-    }
-
-    /// Lets go of the descriptor until the next write.
-    pub fn suspend(&mut self) {
-        self.file = None;
+        self.file.write_at(offset, bytes)?;
+        self.hash.update(offset, bytes)
     }
 
     /// Ends the blob: read-only from now on.
     ///
     /// # Errors
     /// [`StoreError::BlobSize`] when bytes are missing, [`StoreError::Io`].
-    pub fn finish(mut self) -> Result<StagedBlob, StoreError> {
+    pub fn finish(self) -> Result<StagedBlob, StoreError> {
+        self.file.seal()?;
+        self.hash.finish()
+    }
+
+    /// For one thread that writes and another that hashes what has been written.
+    #[must_use]
+    pub fn into_halves(self) -> (StagedFile, StagedHash) {
+        (self.file, self.hash)
+    }
+}
+
+impl StagedFile {
+    /// Writes `bytes` at `offset` and has the kernel start to put them on disk.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`], a full disk among them.
+    pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        let file = match self.open.take() {
+            Some(file) => file,
+            None => OpenOptions::new()
+                .write(true)
+                .open(&self.path)
+                .map_err(StoreError::io("reopen", &self.path))?,
+        };
+        file.write_all_at(bytes, offset).map_err(StoreError::io("write", &self.path))?;
+        start_writeback(&file, offset, bytes.len() as u64);
+        self.open = Some(file);
+        Ok(())
+    }
+
+    /// Lets go of the descriptor until the next write.
+    pub fn suspend(&mut self) {
+        self.open = None;
+    }
+
+    /// Makes the file read-only: before the sync and the rename, because a crash after those must
+    /// not leave a writable blob.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn seal(self) -> Result<(), StoreError> {
+        rustix::fs::chmod(&self.path, Mode::from_raw_mode(0o444))
+            .map_err(StoreError::errno("make read-only", &self.path))
+    }
+}
+
+impl StagedHash {
+    /// Takes `bytes`, which have been written at `offset`.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] when what came ahead cannot be read back.
+    pub fn update(&mut self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        if offset != self.hashed {
+            self.ahead.insert(offset, bytes.len() as u64);
+            return Ok(());
+        }
+        self.hasher.update(bytes);
+        self.hashed += bytes.len() as u64;
+        self.catch_up()
+    }
+
+    /// Ends the blob.
+    ///
+    /// # Errors
+    /// [`StoreError::BlobSize`] when bytes are missing.
+    pub fn finish(self) -> Result<StagedBlob, StoreError> {
         let digest = self.hasher.finish();
         if self.hashed != self.size {
             return Err(StoreError::BlobSize { digest, found: self.hashed, expected: self.size });
         }
-        let file = open_file(&mut self.file, &self.path)?;
-        // Before the sync and the rename: a crash after those must not leave a writable blob.
-        rustix::fs::fchmod(&*file, Mode::from_raw_mode(0o444))
-            .map_err(StoreError::errno("make read-only", &self.path))?;
         Ok(StagedBlob { path: self.path, digest, size: self.size })
     }
 
-    /// Hashes what had been written ahead and is now next.
+    /// Hashes what had come ahead and is now next.
     fn catch_up(&mut self) -> Result<(), StoreError> {
-        const READ_BACK_BYTES: usize = 1 << 20;
+        const READ_BACK_BYTES: u64 = 1 << 20;
+        let Some(mut length) = self.ahead.remove(&self.hashed) else { return Ok(()) };
+        let file = File::open(&self.path).map_err(StoreError::io("read back", &self.path))?;
         let mut buffer = Vec::new();
-        while let Some(mut length) = self.ahead.remove(&self.hashed) {
-            let file = open_file(&mut self.file, &self.path)?;
+        loop {
             while length > 0 {
-                let step = usize::try_from(length).map_or(READ_BACK_BYTES, |length| length.min(READ_BACK_BYTES));
-                buffer.resize(step, 0);
+                let step = length.min(READ_BACK_BYTES);
+                buffer.resize(usize::try_from(step).unwrap_or_default(), 0);
                 file.read_exact_at(&mut buffer, self.hashed).map_err(StoreError::io("read back", &self.path))?;
                 self.hasher.update(&buffer);
-                self.hashed += step as u64;
-                length -= step as u64;
+                self.hashed += step;
+                length -= step;
+            }
+            match self.ahead.remove(&self.hashed) {
+                Some(next) => length = next,
+                None => return Ok(()),
             }
         }
-        Ok(())
     }
-}
-
-fn open_file<'f>(file: &'f mut Option<File>, path: &Path) -> Result<&'f mut File, StoreError> {
-    if file.is_none() {
-        let reopened = OpenOptions::new().read(true).write(true).open(path);
-        *file = Some(reopened.map_err(StoreError::io("reopen", path))?);
-    }
-    file.as_mut().ok_or_else(|| StoreError::io("reopen", path)(std::io::ErrorKind::NotFound.into()))
 }
 
 #[cfg(test)]
@@ -124,7 +188,7 @@ mod tests {
         let mut writer = StagedWriter::create(dir.path().join("b"), size)?;
         for (offset, bytes) in order {
             writer.write_at(*offset, bytes)?;
-            writer.suspend();
+            writer.file.suspend();
         }
         writer.finish()
     }
@@ -151,6 +215,7 @@ mod tests {
         let mut writer = StagedWriter::create(dir.path().join("b"), 1).unwrap();
         writer.write_at(0, b"x").unwrap();
         let blob = writer.finish().unwrap();
-        assert_eq!(std::os::unix::fs::PermissionsExt::mode(&blob.path.metadata().unwrap().permissions()) & 0o777, 0o444);
+        let mode = std::os::unix::fs::PermissionsExt::mode(&blob.path.metadata().unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o444);
     }
 }

@@ -1,0 +1,115 @@
+//! Why a demonstration fails.
+
+use std::io;
+use std::process::ExitStatus;
+
+use blobd_client::error::ClientError;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_store_format::manifest::ManifestError;
+use blobd_store_format::reference::ReferenceError;
+
+use super::models::SyntheticError;
+
+/// What stopped the demo, or what it showed to be wrong.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DemoError {
+    /// What was shown is not what should be.
+    #[error("{what}: {found}, {expected} expected")]
+    Mismatch {
+        /// What was looked at.
+        what: String,
+        /// What it is.
+        found: String,
+        /// What it should be.
+        expected: String,
+    },
+    /// A command failed; it has said why on standard error.
+    #[error("{command}: {status}")]
+    Command {
+        /// The command line.
+        command: String,
+        /// How it ended.
+        status: ExitStatus,
+    },
+    /// The daemon does not start, or does not stop.
+    #[error("daemon: {problem}; the end of its log:\n{log}")]
+    Daemon {
+        /// What it did.
+        problem: String,
+        /// The last lines it wrote.
+        log: String,
+    },
+    /// A reader process failed; it has said why on standard error.
+    #[error("reader {number}: {problem}")]
+    Reader {
+        /// Which.
+        number: usize,
+        /// What it did.
+        problem: String,
+    },
+    /// A file or a process cannot be had.
+    #[error("{subject}: {source}")]
+    Io {
+        /// What it is about.
+        subject: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The daemon refuses.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// A model cannot be made.
+    #[error(transparent)]
+    Model(#[from] SyntheticError),
+    /// The registry's manifest cannot be made.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// One of the demo's names is none.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    /// Standard output does not take it.
+    #[error(transparent)]
+    Output(#[from] ErrorBody),
+    /// Somebody pressed Ctrl-C.
+    #[error("demo: interrupted; nothing is left behind")]
+    Interrupted,
+}
+
+impl DemoError {
+    /// The failure as the command line reports it.
+    #[must_use]
+    pub fn body(&self) -> ErrorBody {
+        match self {
+            Self::Output(body) => body.clone(),
+            Self::Mismatch { .. } => ErrorBody::new(ErrorCode::Corrupt, self),
+            Self::Client(error) => ErrorBody::new(error.code(), error),
+            Self::Io { source, .. } | Self::Model(SyntheticError::Io { source, .. })
+                if source.kind() == io::ErrorKind::StorageFull =>
+            {
+                let body = ErrorBody::new(ErrorCode::NoSpace, self);
+                body.with_hint("the demo needs about 300 MiB; TMPDIR names another directory")
+            }
+            _ => ErrorBody::new(ErrorCode::Internal, self),
+        }
+    }
+
+    /// Names what an I/O error is about.
+    pub(super) fn io(subject: impl ToString) -> impl FnOnce(io::Error) -> Self {
+        let subject = subject.to_string();
+        move |source| Self::Io { subject, source }
+    }
+}
+
+/// Compares what was shown with what should be.
+pub(super) fn expect<T: PartialEq + std::fmt::Display>(
+    what: &str,
+    found: &T,
+    expected: &T,
+) -> Result<(), DemoError> {
+    if found == expected {
+        return Ok(());
+    }
+    let (found, expected) = (found.to_string(), expected.to_string());
+    Err(DemoError::Mismatch { what: what.to_owned(), found, expected })
+}

@@ -1,0 +1,83 @@
+//! What the audience sees: headings, command lines, their output, aligned facts.
+
+use std::io::{self, IsTerminal as _};
+
+use super::error::DemoError;
+use crate::cli::output::print;
+
+/// A heading, after an empty line.
+pub(super) fn heading(text: &str) -> Result<(), DemoError> {
+    show(&format!("\n{}\n", bold(text)))
+}
+
+/// Running text, indented and broken into lines.
+pub(super) fn text(text: &str) -> Result<(), DemoError> {
+    show(&wrap(text))
+}
+
+/// A command line.
+pub(super) fn command(line: &str) -> Result<(), DemoError> {
+    show(&format!("{INDENT}{}\n", bold(&format!("$ {line}"))))
+}
+
+/// What a command printed.
+pub(super) fn output(text: &str) -> Result<(), DemoError> {
+    let lines = text.lines().map(|line| format!("{INDENT}{line}"));
+    show(&lines.fold(String::new(), |text, line| text + line.trim_end() + "\n"))
+}
+
+/// Rows of a name and what there is to say about it, the latter aligned.
+pub(super) fn facts(rows: &[(&str, String)]) -> Result<(), DemoError> {
+    show(&aligned(rows))
+}
+
+fn aligned(rows: &[(&str, String)]) -> String {
+    let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or_default();
+    rows.iter().fold(String::new(), |text, (name, fact)| text + &format!("{INDENT}{name:<width$}  {fact}\n"))
+}
+
+fn wrap(text: &str) -> String {
+    let (mut lines, mut line) = (String::new(), INDENT.to_owned());
+    for word in text.split_whitespace() {
+        if line.chars().count() + 1 + word.chars().count() > COLUMNS {
+            lines.push_str(&format!("{line}\n"));
+            line = INDENT.to_owned();
+        }
+        if line.len() > INDENT.len() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines + &line + "\n"
+}
+
+/// Stands out on a terminal, and is plain text elsewhere.
+fn bold(text: &str) -> String {
+    let plain = !io::stdout().is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
+    if plain { text.to_owned() } else { format!("\u{1b}[1m{text}\u{1b}[0m") }
+}
+
+fn show(text: &str) -> Result<(), DemoError> {
+    Ok(print(text)?)
+}
+
+const INDENT: &str = "  ";
+const COLUMNS: usize = 80;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_broken_between_words() {
+        let text = wrap(&"word ".repeat(40));
+        assert!(text.lines().all(|line| line.starts_with("  word") && line.len() <= COLUMNS), "{text}");
+        assert_eq!(text.split_whitespace().count(), 40);
+    }
+
+    #[test]
+    fn facts_stand_below_each_other() {
+        let rows = [("a", "1".to_owned()), ("long name", "2".to_owned())];
+        assert_eq!(aligned(&rows), "  a          1\n  long name  2\n");
+    }
+}

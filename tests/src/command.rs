@@ -1,0 +1,182 @@
+//! Runs `blobd` commands as a user or a script would.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Instant;
+
+use blobd_client::protocol::error::{ErrorAnswer, ErrorBody};
+use serde_json::Value as Json;
+
+use crate::programs;
+use crate::wait::DEADLINE;
+
+/// The command line, pointed at one store. Nothing of the user's own set-up reaches it.
+#[derive(Clone, Debug)]
+pub struct Blobd {
+    place: Vec<(&'static str, PathBuf)>,
+    home: PathBuf,
+}
+
+/// What a command did.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Its arguments, for messages.
+    pub arguments: String,
+    /// Its exit code; -1 when a signal ended it.
+    pub code: i32,
+    /// What it printed.
+    pub stdout: Vec<u8>,
+    /// What it complained about.
+    pub stderr: String,
+}
+
+impl Blobd {
+    /// Commands that open the store in `root` themselves, or talk to the daemon that has it.
+    #[must_use]
+    pub fn at_root(root: &Path) -> Self {
+        Self { place: vec![("BLOBD_ROOT", root.to_path_buf())], home: root.with_extension("home") }
+    }
+
+    /// Commands that talk to the daemon behind `socket` and to nothing else.
+    #[must_use]
+    pub fn at_socket(socket: &Path) -> Self {
+        Self { place: vec![("BLOBD_SOCKET", socket.to_path_buf())], home: socket.with_extension("home") }
+    }
+
+    /// Runs a command to its end.
+    ///
+    /// # Panics
+    /// When it does not end before the deadline.
+    pub fn run<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Run {
+        let mut command = self.command();
+        command.args(arguments);
+        run(&mut command)
+    }
+
+    /// Runs a command that is written as one line of words without spaces in them.
+    ///
+    /// # Panics
+    /// As for [`Self::run`].
+    #[must_use]
+    pub fn line(&self, line: &str) -> Run {
+        self.run(line.split_whitespace())
+    }
+
+    /// The command without arguments, for a test that wants to run it in its own way.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(programs::blobd());
+        self.prepare(&mut command);
+        command
+    }
+
+    /// Points any command at the store.
+    pub fn prepare(&self, command: &mut Command) {
+        for variable in ["BLOBD_ROOT", "BLOBD_SOCKET", "BLOBD_CONFIG", "HTTPS_PROXY", "ALL_PROXY"] {
+            command.env_remove(variable);
+        }
+        let variables = ["HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"];
+        command.envs(variables.map(|variable| (variable, &self.home)));
+        command.envs(self.place.iter().map(|(variable, path)| (*variable, path)));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    }
+}
+
+/// Runs any command to its end.
+///
+/// # Panics
+/// When it cannot be started or does not end before the deadline.
+pub fn run(command: &mut Command) -> Run {
+    let arguments: Vec<_> = command.get_args().map(|argument| argument.to_string_lossy()).collect();
+    let arguments = arguments.join(" ");
+    let mut child = command.spawn().expect("the program starts");
+    let stdout = drain(child.stdout.take());
+    let stderr = drain(child.stderr.take());
+    let code = wait(&mut child, &arguments);
+    let stderr = String::from_utf8_lossy(&stderr.join().expect("the pipe is read")).into_owned();
+    Run { arguments, code, stdout: stdout.join().expect("the pipe is read"), stderr }
+}
+
+fn drain(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // What could be read is what there is to look at.
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        bytes
+    })
+}
+
+fn wait(child: &mut Child, arguments: &str) -> i32 {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("a child can be waited for") {
+            return status.code().unwrap_or(-1);
+        }
+        if start.elapsed() > DEADLINE {
+            let _ = child.kill();
+            panic!("{arguments}: still running after {DEADLINE:?}");
+        }
+        thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+impl Run {
+    /// Asserts that the command did what it was told.
+    ///
+    /// # Panics
+    /// When it did not.
+    pub fn succeeds(self) -> Self {
+        self.exits_with(0)
+    }
+
+    /// Asserts the exit code.
+    ///
+    /// # Panics
+    /// When it is another one.
+    pub fn exits_with(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "{}: {}", self.arguments, self.stderr);
+        self
+    }
+
+    /// The JSON document on standard output.
+    ///
+    /// # Panics
+    /// When there is no such document.
+    #[must_use]
+    pub fn json(&self) -> Json {
+        serde_json::from_slice(&self.stdout)
+            .unwrap_or_else(|error| panic!("{}: {error}: {}", self.arguments, self.text()))
+    }
+
+    /// The JSON documents on standard output, one per line.
+    ///
+    /// # Panics
+    /// When a line is none.
+    #[must_use]
+    pub fn json_lines(&self) -> Vec<Json> {
+        self.text().lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+    }
+
+    /// Standard output as text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+
+    /// The error that a command with `--json` printed.
+    ///
+    /// # Panics
+    /// When it printed none.
+    #[must_use]
+    pub fn error(&self) -> ErrorBody {
+        let line = self.stderr.lines().last().unwrap_or_default();
+        let answer: ErrorAnswer = serde_json::from_str(line)
+            .unwrap_or_else(|error| panic!("{}: {error}: {}", self.arguments, self.stderr));
+        answer.error
+    }
+}

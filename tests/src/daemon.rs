@@ -1,0 +1,185 @@
+//! A real daemon with a store of its own.
+
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use blobd_client::Client;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::command::Blobd;
+use crate::programs;
+use crate::wait::{eventually, eventually_some};
+
+/// `blobd serve` with a temporary root and socket; killed when dropped.
+#[derive(Debug)]
+pub struct TestDaemon {
+    child: Option<Child>,
+    /// What to start instead of the binary itself, such as `sh -c 'ulimit …'`; empty for nothing.
+    wrapper: Vec<String>,
+    root: PathBuf,
+    folder: TempDir,
+}
+
+impl TestDaemon {
+    /// Starts a daemon on an empty store and waits until it answers.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[must_use]
+    pub fn start() -> Self {
+        Self::start_under(&[])
+    }
+
+    /// The same under another program, which must replace itself by the command that its
+    /// arguments end with.
+    ///
+    /// # Panics
+    /// As for [`Self::start`].
+    #[must_use]
+    pub fn start_under(wrapper: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let root = folder.path().join("store");
+        Self::start_at(folder, root, wrapper)
+    }
+
+    /// The same with a root that is given. The socket and the log lie in `folder`.
+    ///
+    /// # Panics
+    /// As for [`Self::start`].
+    #[must_use]
+    pub fn start_at(folder: TempDir, root: PathBuf, wrapper: &[&str]) -> Self {
+        let wrapper = wrapper.iter().map(ToString::to_string).collect();
+        let mut daemon = Self { child: None, wrapper, root, folder };
+        daemon.restart();
+        daemon
+    }
+
+    /// Starts the daemon again on the same store, after it was killed or stopped.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub fn restart(&mut self) {
+        assert!(self.child.is_none(), "the daemon is running");
+        let log = File::create(self.log_path()).expect("a log file");
+        let mut words = self.wrapper.iter().map(String::as_str).chain(programs::blobd().to_str());
+        let mut command = Command::new(words.next().expect("a program"));
+        command.args(words);
+        self.embedded().prepare(&mut command);
+        command.arg("serve").arg("--socket").arg(self.socket());
+        let child = command.stdout(Stdio::null()).stderr(log).spawn().expect("the daemon starts");
+        self.child = Some(child);
+        eventually_some("the daemon answers", || {
+            assert!(self.is_running(), "the daemon has ended: {}", self.log());
+            Client::connect(self.socket()).and_then(|client| client.version()).ok()
+        });
+    }
+
+    /// Kills the daemon as a crash would.
+    ///
+    /// # Panics
+    /// When it is not running.
+    pub fn kill(&mut self) {
+        let status = self.end_with(Signal::KILL);
+        assert_eq!(status.signal(), Some(9), "{}", self.log());
+    }
+
+    /// Stops the daemon as the system does.
+    ///
+    /// # Panics
+    /// When it is not running.
+    pub fn stop(&mut self) -> ExitStatus {
+        self.end_with(Signal::TERM)
+    }
+
+    /// Whether the process is alive.
+    pub fn is_running(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
+    /// Its process.
+    ///
+    /// # Panics
+    /// When it is not running.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("the daemon is running").id()
+    }
+
+    /// The store's directory.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("blobd.sock")
+    }
+
+    /// A directory outside the store that goes with the daemon.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn scratch(&self) -> &Path {
+        // The store and the socket have names of their own in it.
+        self.folder.path()
+    }
+
+    /// A client of the daemon.
+    ///
+    /// # Panics
+    /// When it cannot connect.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        Client::connect(self.socket()).expect("the daemon is there")
+    }
+
+    /// Commands that talk to the daemon.
+    #[must_use]
+    pub fn command(&self) -> Blobd {
+        Blobd::at_socket(&self.socket())
+    }
+
+    /// Commands that name the daemon's root and know nothing of its socket.
+    #[must_use]
+    pub fn embedded(&self) -> Blobd {
+        Blobd::at_root(&self.root)
+    }
+
+    /// What the daemon has logged since it was last started.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.folder.path().join("log")
+    }
+
+    fn end_with(&mut self, signal: Signal) -> ExitStatus {
+        let mut child = self.child.take().expect("the daemon is running");
+        let pid = Pid::from_child(&child);
+        kill_process(pid, signal).expect("a child can be killed");
+        let mut status = None;
+        eventually("the daemon ends", || {
+            status = child.try_wait().expect("a child can be waited for");
+            status.is_some()
+        });
+        status.expect("it has ended")
+    }
+}
+
+impl Drop for TestDaemon {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            // Fails only if it has ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

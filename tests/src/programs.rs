@@ -1,0 +1,88 @@
+//! Finds the programs under test: they lie beside the test's own executable.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::SystemTime;
+
+/// The `blobd` binary.
+///
+/// `cargo test --workspace` builds it, because the daemon has integration tests of its own;
+/// `cargo test -p blobd-tests` does not, so a binary that is missing or older than its sources is
+/// built here, once.
+///
+/// # Panics
+/// When there is none and it cannot be built.
+pub fn blobd() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let path = profile_dir().join("blobd");
+        if !is_fresh(&path) {
+            build_blobd();
+        }
+        assert!(path.is_file(), "{}: not built", path.display());
+        path
+    })
+}
+
+/// The client program of this package.
+#[must_use]
+pub fn test_client() -> PathBuf {
+    profile_dir().join("test-client")
+}
+
+/// `target/debug` or the like: tests run from `deps` or `examples` below it.
+fn profile_dir() -> PathBuf {
+    let executable = env::current_exe().expect("a process knows its executable");
+    let directory = executable.parent().expect("an executable lies in a directory");
+    let is_below = ["deps", "examples"].iter().any(|name| directory.ends_with(name));
+    if is_below { directory.parent().unwrap_or(directory) } else { directory }.to_path_buf()
+}
+
+fn is_fresh(binary: &Path) -> bool {
+    let Some(built) = modified(binary) else { return false };
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let sources = ["daemon/src", "client/src", "store-format/src"];
+    sources.iter().all(|folder| newest_below(&workspace.join(folder)).is_none_or(|newest| newest <= built))
+}
+
+fn newest_below(folder: &Path) -> Option<SystemTime> {
+    let mut unvisited = vec![folder.to_path_buf()];
+    let mut newest = None;
+    while let Some(folder) = unvisited.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            newest = newest.max(if path.is_dir() { None } else { modified(&path) });
+            if path.is_dir() {
+                unvisited.push(path);
+            }
+        }
+    }
+    newest
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
+}
+
+fn build_blobd() {
+    let profile_dir = profile_dir();
+    let name = profile_dir.file_name().and_then(|name| name.to_str()).unwrap_or("debug");
+    let profile = if name == "debug" { "dev" } else { name };
+    let target = profile_dir.parent().expect("a profile's directory lies in the target directory");
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "blobd", "--bin", "blobd", "--profile", profile])
+        .arg("--target-dir")
+        .arg(target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    // A source that was saved half-way while the tests run is no reason not to run them.
+    assert!(
+        built.status.success() || profile_dir.join("blobd").is_file(),
+        "cargo build -p blobd: {}",
+        String::from_utf8_lossy(&built.stderr)
+    );
+}
