@@ -1,27 +1,30 @@
 //! `blobd demo`
 
 use blobd_client::protocol::error::ErrorBody;
+use blobd_store_format::reference::Reference;
 use clap::Args;
 
-use super::Global;
+use super::{Global, usage};
+use crate::demo;
 
 /// See a model pulled, split, shared and opened, on this machine alone
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  blobd demo")]
+  blobd demo                                   needs no network and leaves nothing behind")]
 pub(super) struct Params {}
 
 /// One of the demo's two reader processes
 #[derive(Debug, Args)]
 pub(super) struct ReaderParams {
     #[arg(value_name = "REF")]
-    reference: blobd_store_format::reference::Reference,
+    reference: Reference,
 }
 
 pub(super) fn run(_params: &Params) -> Result<(), ErrorBody> {
-    todo!()
+    demo::run().map_err(|error| error.body())
 }
 
-pub(super) fn run_reader(_global: &Global, _params: &ReaderParams) -> Result<(), ErrorBody> {
-    todo!()
+pub(super) fn run_reader(global: &Global, params: &ReaderParams) -> Result<(), ErrorBody> {
+    let socket = global.socket.as_deref().ok_or_else(|| usage("--socket: needed"))?;
+    demo::reader::run(socket, &params.reference).map_err(|error| error.body())
 }

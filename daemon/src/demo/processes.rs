@@ -100,6 +100,11 @@ impl ReaderProcess {
         Ok(Self { child, number, questions, answers: BufReader::new(answers) })
     }
 
+    /// Which of the readers it is.
+    pub(super) fn number(&self) -> usize {
+        self.number
+    }
+
     /// Its process.
     pub(super) fn pid(&self) -> u32 {
         self.child.0.id()

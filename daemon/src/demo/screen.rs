@@ -12,7 +12,7 @@ pub(super) fn heading(text: &str) -> Result<(), DemoError> {
 
 /// Running text, indented and broken into lines.
 pub(super) fn text(text: &str) -> Result<(), DemoError> {
-    show(&wrap(text))
+    show(&wrap(text, INDENT, INDENT))
 }
 
 /// A command line.
@@ -20,10 +20,9 @@ pub(super) fn command(line: &str) -> Result<(), DemoError> {
     show(&format!("{INDENT}{}\n", bold(&format!("$ {line}"))))
 }
 
-/// What a command printed.
+/// What a command printed. What does not fit goes on in the next line.
 pub(super) fn output(text: &str) -> Result<(), DemoError> {
-    let lines = text.lines().map(|line| format!("{INDENT}{line}"));
-    show(&lines.fold(String::new(), |text, line| text + line.trim_end() + "\n"))
+    show(&text.lines().fold(String::new(), |text, line| text + &fit(line)))
 }
 
 /// Rows of a name and what there is to say about it, the latter aligned.
@@ -36,14 +35,23 @@ fn aligned(rows: &[(&str, String)]) -> String {
     rows.iter().fold(String::new(), |text, (name, fact)| text + &format!("{INDENT}{name:<width$}  {fact}\n"))
 }
 
-fn wrap(text: &str) -> String {
-    let (mut lines, mut line) = (String::new(), INDENT.to_owned());
+/// A line as it is, unless it is too long.
+fn fit(line: &str) -> String {
+    if INDENT.len() + line.trim_end().chars().count() > COLUMNS {
+        return wrap(line, INDENT, "      ");
+    }
+    format!("{INDENT}{}\n", line.trim_end())
+}
+
+/// Breaks a text into lines between words.
+fn wrap(text: &str, first_indent: &str, indent: &str) -> String {
+    let (mut lines, mut line) = (String::new(), first_indent.to_owned());
     for word in text.split_whitespace() {
         if line.chars().count() + 1 + word.chars().count() > COLUMNS {
             lines.push_str(&format!("{line}\n"));
-            line = INDENT.to_owned();
+            line = indent.to_owned();
         }
-        if line.len() > INDENT.len() {
+        if !line.ends_with(' ') {
             line.push(' ');
         }
         line.push_str(word);
@@ -70,9 +78,17 @@ mod tests {
 
     #[test]
     fn text_is_broken_between_words() {
-        let text = wrap(&"word ".repeat(40));
+        let text = wrap(&"word ".repeat(40), INDENT, INDENT);
         assert!(text.lines().all(|line| line.starts_with("  word") && line.len() <= COLUMNS), "{text}");
         assert_eq!(text.split_whitespace().count(), 40);
+    }
+
+    #[test]
+    fn only_long_lines_are_broken() {
+        assert_eq!(fit("a  table   row "), "  a  table   row\n");
+        let broken = fit(&"12345678 ".repeat(10));
+        assert_eq!(broken.lines().count(), 2);
+        assert!(broken.lines().all(|line| line.len() <= COLUMNS), "{broken}");
     }
 
     #[test]

@@ -35,10 +35,11 @@ use hyper_util::client::proxy::matcher::Matcher;
 
 use self::auth::TokenCache;
 use self::dial::Transport;
-pub use self::error::RegistryError;
+pub use self::error::{RealmRefusal, RedirectRefusal, RegistryError};
 use self::fetch::{Answer, Target, What};
 use self::origin::Registry;
 pub use self::stream::BlobStream;
+pub use self::zone::Zone;
 
 /// How registries are reached.
 #[derive(Clone, Debug, Default)]

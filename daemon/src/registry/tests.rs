@@ -40,9 +40,11 @@ fn client() -> RegistryClient {
     client_with(limits())
 }
 
-fn impatient() -> Limits {
-    let short = Duration::from_millis(100);
-    Limits { head: short, document: short, stall: short, ..limits() }
+/// The client gives up soon, but only in the wait that `limit` names.
+fn client_without_patience(limit: fn(&mut Limits) -> &mut Duration) -> RegistryClient {
+    let mut limits = limits();
+    *limit(&mut limits) = Duration::from_millis(100);
+    client_with(limits)
 }
 
 /// `library/tiny:latest` at a server.

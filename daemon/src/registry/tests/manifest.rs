@@ -109,15 +109,24 @@ async fn head_without_end_is_cut_off() {
 }
 
 #[tokio::test]
-async fn dripping_and_silent_manifests_stall() {
-    let drip = || Reply::ThenDrip(head("Connection: close\r\n"));
-    for reply in
-        [drip, || Reply::ThenSilence(b"HTTP/1.1 200 OK\r\n".to_vec()), || Reply::ThenSilence(Vec::new())]
-    {
-        let server = Server::start(move |_, _| reply()).await;
-        let error = client_with(impatient()).manifest(&tiny(&server)).await.unwrap_err();
+async fn announced_length_alone_is_enough_to_refuse_a_manifest() {
+    let server = Server::start(|_, _| Reply::ThenSilence(head("Content-Length: 10000000\r\n"))).await;
+    let error = client().manifest(&tiny(&server)).await.unwrap_err();
+    assert!(matches!(error, RegistryError::TooLong { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn silent_heads_and_dripping_manifests_stall() {
+    for silence in ["HTTP/1.1 200 OK\r\n", ""] {
+        let server = Server::start(move |_, _| Reply::ThenSilence(silence.into())).await;
+        let client = client_without_patience(|limits| &mut limits.head);
+        let error = client.manifest(&tiny(&server)).await.unwrap_err();
         assert!(matches!(error, RegistryError::Stalled { .. }), "{error}");
     }
+    let server = Server::start(|_, _| Reply::ThenDrip(head("Connection: close\r\n"))).await;
+    let client = client_without_patience(|limits| &mut limits.document);
+    let error = client.manifest(&tiny(&server)).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Stalled { .. }), "{error}");
 }
 
 #[tokio::test]

@@ -1,0 +1,177 @@
+//! What was found, in figures for people.
+
+use std::time::Duration;
+
+use blobd_client::protocol::response::DiskUsage;
+
+use super::memory::MemoryUse;
+use super::reader::Opened;
+use crate::cli::output::{Table, human_bytes};
+
+/// What the play has shown.
+#[derive(Clone, Debug)]
+pub(super) struct Findings {
+    /// How the pull went.
+    pub(super) pulled: Pulled,
+    /// The store with all models in it.
+    pub(super) disk: DiskUsage,
+    /// How opening went.
+    pub(super) readings: Vec<Reading>,
+}
+
+/// A pull.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pulled {
+    /// What the registry has served.
+    pub(super) bytes: u64,
+    /// How long the command took.
+    pub(super) time: Duration,
+}
+
+/// What a reader reported.
+#[derive(Clone, Debug)]
+pub(super) struct Reading {
+    /// When it had opened the model.
+    pub(super) opened: Opened,
+    /// While all readers had the model mapped.
+    pub(super) memory: MemoryUse,
+}
+
+/// A reader's report on a line.
+pub(super) fn opened(number: usize, pid: u32, opened: &Opened) -> String {
+    let (count, time) = (opened.tensor_count, millis(median(opened.open_micros.iter().copied())));
+    format!("reader {number} (pid {pid}): {count} tensors mapped in {time}, all digests right")
+}
+
+/// One row per reader.
+pub(super) fn memory_table(readings: &[Reading]) -> String {
+    let mut table = Table::new(&["", "RSS", "PSS", "WEIGHTS RSS", "WEIGHTS PSS", "PRIVATE"], &[1, 2, 3, 4, 5]);
+    let row = |name: String, memory: &MemoryUse| {
+        let MemoryUse { rss_bytes, pss_bytes, weights_rss_bytes, weights_pss_bytes, anonymous_bytes } = *memory;
+        let figures = [rss_bytes, pss_bytes, weights_rss_bytes, weights_pss_bytes, anonymous_bytes];
+        [name].into_iter().chain(figures.map(human_bytes))
+    };
+    for (index, reading) in readings.iter().enumerate() {
+        table.row(row(format!("reader {}", index + 1), &reading.memory));
+    }
+    table.row(row("sum".to_owned(), &memory_of_all(readings)));
+    table.render(usize::MAX)
+}
+
+/// The closing figures.
+pub(super) fn summary(findings: &Findings, elapsed: Duration) -> Vec<(&'static str, String)> {
+    let Findings { pulled, disk, readings } = findings;
+    let DiskUsage { logical_bytes, physical_bytes, saved_bytes, blob_count, models, .. } = disk;
+    let micros = readings.iter().flat_map(|reading| reading.opened.open_micros.iter().copied());
+    let tensor_count = readings.first().map_or(0, |reading| reading.opened.tensor_count);
+    let copies: u64 = readings.iter().map(|reading| reading.opened.tensor_bytes).sum();
+    let weights = memory_of_all(readings).weights_pss_bytes;
+    vec![
+        ("pulled over HTTP", format!("{} in {}", human_bytes(pulled.bytes), seconds(pulled.time))),
+        ("logical size", format!("{} in {} models", human_bytes(*logical_bytes), models.len())),
+        ("physical size", format!("{} in {blob_count} blobs", human_bytes(*physical_bytes))),
+        ("saved by sharing", format!("{} ({} %)", human_bytes(*saved_bytes), percent(*saved_bytes, *logical_bytes))),
+        ("time to open", format!("{} for {tensor_count} tensors{BUILD}", millis(median(micros)))),
+        ("RSS of the readers", each(readings, |memory| memory.rss_bytes)),
+        ("PSS of the readers", each(readings, |memory| memory.pss_bytes)),
+        ("weights in memory", format!("{}; plain copies would take {}", human_bytes(weights), human_bytes(copies))),
+        ("daemon killed", "maps unchanged, all models there after the restart".to_owned()),
+        ("exported files", "SHA-256 equal to the originals'".to_owned()),
+        ("total time", seconds(elapsed)),
+    ]
+}
+
+/// `45.0 MiB + 45.0 MiB = 90.0 MiB`
+fn each(readings: &[Reading], figure: impl Fn(&MemoryUse) -> u64) -> String {
+    let figures: Vec<String> = readings.iter().map(|reading| human_bytes(figure(&reading.memory))).collect();
+    format!("{} = {}", figures.join(" + "), human_bytes(figure(&memory_of_all(readings))))
+}
+
+/// All readers together.
+pub(super) fn memory_of_all(readings: &[Reading]) -> MemoryUse {
+    readings.iter().map(|reading| reading.memory).fold(MemoryUse::default(), |sum, one| MemoryUse {
+        rss_bytes: sum.rss_bytes + one.rss_bytes,
+        pss_bytes: sum.pss_bytes + one.pss_bytes,
+        weights_rss_bytes: sum.weights_rss_bytes + one.weights_rss_bytes,
+        weights_pss_bytes: sum.weights_pss_bytes + one.weights_pss_bytes,
+        anonymous_bytes: sum.anonymous_bytes + one.anonymous_bytes,
+    })
+}
+
+fn median(figures: impl IntoIterator<Item = u64>) -> u64 {
+    let mut figures: Vec<u64> = figures.into_iter().collect();
+    figures.sort_unstable();
+    figures.get(figures.len() / 2).copied().unwrap_or_default()
+}
+
+fn percent(part: u64, whole: u64) -> u64 {
+    part.saturating_mul(100).checked_div(whole).unwrap_or_default()
+}
+
+fn millis(micros: u64) -> String {
+    format!("{}.{:02} ms", micros / 1000, micros % 1000 / 10)
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+/// What a time is worth.
+const BUILD: &str = if cfg!(debug_assertions) { " (unoptimised build)" } else { "" };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading() -> Reading {
+        let memory = MemoryUse {
+            rss_bytes: 1000 << 20,
+            pss_bytes: 999 << 20,
+            weights_rss_bytes: 998 << 20,
+            weights_pss_bytes: 997 << 20,
+            anonymous_bytes: 100 << 20,
+        };
+        let opened = Opened { open_micros: vec![900, 1234, 100_000], tensor_count: 291, tensor_bytes: 998 << 20 };
+        Reading { opened, memory }
+    }
+
+    fn findings() -> Findings {
+        let disk = DiskUsage {
+            logical_bytes: 200 << 20,
+            physical_bytes: 100 << 20,
+            saved_bytes: 100 << 20,
+            reclaimable_bytes: 0,
+            partial_bytes: 0,
+            free_bytes: 0,
+            blob_count: 1234,
+            models: Vec::new(),
+        };
+        let pulled = Pulled { bytes: 1000 << 20, time: Duration::from_millis(12_345) };
+        Findings { pulled, disk, readings: vec![reading(), reading()] }
+    }
+
+    #[test]
+    fn lines_fit_a_terminal() {
+        let summary = summary(&findings(), Duration::from_secs(12));
+        assert!(summary.iter().all(|(name, fact)| 2 + 18 + 2 + fact.len() <= 80 && name.len() <= 18), "{summary:?}");
+        let table = memory_table(&findings().readings);
+        assert!(table.lines().all(|line| line.len() <= 78), "{table}");
+        let line = opened(2, 4_194_304, &reading().opened);
+        assert!(line.len() <= 78, "{line}");
+    }
+
+    #[test]
+    fn figures_are_those_that_were_found() {
+        let summary = summary(&findings(), Duration::from_secs(12));
+        let fact = |name| summary.iter().find(|(known, _)| *known == name).unwrap().1.as_str();
+        assert_eq!(fact("time to open"), format!("1.23 ms for 291 tensors{BUILD}"));
+        assert_eq!(fact("saved by sharing"), "100 MiB (50 %)");
+        assert_eq!(fact("PSS of the readers"), "999 MiB + 999 MiB = 1.95 GiB");
+    }
+
+    #[test]
+    fn median_ignores_outliers() {
+        assert_eq!(median([]), 0);
+        assert_eq!(median([5, 1_000_000, 3]), 5);
+    }
+}

@@ -1,0 +1,59 @@
+//! The binary itself, as far as that needs no store. That this file is here makes `cargo test`
+//! build the binary, which the tests in `tests/` then run.
+
+use std::process::{Command, Output};
+
+fn blobd(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_blobd")).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn version_and_help_are_printed_to_standard_output() {
+    let version = blobd(&["--version"]);
+    assert_eq!(text(&version.stdout), format!("blobd {}\n", env!("CARGO_PKG_VERSION")));
+    let help = blobd(&["--help"]);
+    assert!(help.status.success() && text(&help.stdout).contains("Exit codes"), "{help:?}");
+}
+
+#[test]
+fn help_of_a_command_ends_with_examples() {
+    for command in ["pull", "import", "export", "ls", "show", "ps", "df", "rm", "tag", "gc", "serve"] {
+        let help = text(&blobd(&[command, "--help"]).stdout);
+        let (_, examples) = help.split_once("Examples:\n").unwrap_or_else(|| panic!("{command}: {help}"));
+        assert!(examples.trim_start().starts_with(&format!("blobd {command}")), "{command}: {help}");
+    }
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_says_why() {
+    for arguments in [
+        &[][..],
+        &["frobnicate"],
+        &["ls", "--no-such-option"],
+        &["show"],
+        &["rm"],
+        &["tag", "a"],
+        &["import"],
+        &["show", "../../etc/passwd"],
+        &["pull", "ftp://a/b/c"],
+        &["import", "a.gguf", "b.gguf", "--name", "c"],
+    ] {
+        let output = blobd(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+        assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{arguments:?}: {output:?}");
+    }
+}
+
+#[test]
+fn socket_that_nobody_serves_is_a_failure_and_not_an_embedded_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("no.sock");
+    let output = blobd(&["ls", "--json", "--socket", socket.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(text(&output.stderr).starts_with(r#"{"error":{"code":"#), "{output:?}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}

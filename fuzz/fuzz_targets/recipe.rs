@@ -1,0 +1,40 @@
+//! Recipes.
+//!
+//! Invariant: any bytes are refused or make a recipe whose pieces are not empty and add up to its
+//! size, whose tensors lie in blobs that the pieces name, and which reads back from its own JSON.
+#![no_main]
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::recipe::{Piece, Recipe};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(recipe) = Recipe::parse(bytes) else { return };
+    let json = recipe.to_json();
+    assert!(Recipe::parse(&json).is_ok_and(|again| again == recipe));
+
+    let sizes = recipe.blob_sizes();
+    let mut sum = 0_u128;
+    for piece in recipe.pieces() {
+        assert!(piece.length() > 0);
+        sum += u128::from(piece.length());
+        if let Piece::Blob { blob, offset, length } = piece {
+            assert!(u128::from(*offset) + u128::from(*length) <= u128::from(sizes[blob]));
+        }
+    }
+    assert_eq!(sum, u128::from(recipe.size()));
+    assert!(sizes.keys().copied().eq(recipe.digests()));
+    for tensor in recipe.tensors() {
+        let end = u128::from(tensor.offset) + u128::from(tensor.size);
+        match sizes.get(&tensor.digest) {
+            Some(size) => assert!(end <= u128::from(*size)),
+            None => assert!(tensor.size == 0 && tensor.digest == Digest::of(b"")),
+        }
+        if let Some(experts) = tensor.experts {
+            assert_eq!(u128::from(experts.count) * u128::from(experts.stride), u128::from(tensor.size));
+        }
+    }
+    if let Some((header, size)) = recipe.header() {
+        assert!(size <= sizes[&header]);
+    }
+});

@@ -1,0 +1,41 @@
+//! References.
+//!
+//! Invariant: any text is refused or names a model whose long form reads back as itself and whose
+//! short form as the same model; its path under `manifests/` is five plain names and nothing else,
+//! so no name leads out of the store.
+#![no_main]
+
+use std::path::{Component, Path};
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use blobd_store_format::reference::Reference;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(digest) = text.parse::<Digest>() {
+        assert_eq!(digest.to_string(), text);
+        assert_eq!(layout::parse_blob_name(&layout::blob_name(digest)), Some(digest));
+    }
+    if let Some(digest) = layout::parse_blob_name(text) {
+        assert_eq!(layout::blob_name(digest), text, "one digest has one name");
+    }
+    let Ok(reference) = text.parse::<Reference>() else { return };
+    assert_eq!(reference.to_string().parse(), Ok(reference.clone()));
+    let short: Reference = reference.short().parse().expect("the short form is a reference");
+    assert!(short.same_model(&reference) && reference.same_model(&short));
+    let json = serde_json::to_string(&reference).expect("text is JSON");
+    assert_eq!(serde_json::from_str::<Reference>(&json).ok(), Some(reference.clone()));
+
+    let path = layout::manifest(&reference);
+    let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
+    assert!(path.components().count() == 5 && path.components().all(plain), "{path:?}");
+    assert!(path.starts_with(layout::MANIFESTS));
+    assert!(path.iter().all(|part| part.len() <= 255 && !part.as_encoded_bytes().starts_with(b".")));
+    let parts = path.iter().skip(1).map(|part| part.to_str().unwrap_or_default());
+    let [host, namespace, model, tag] = parts.collect::<Vec<_>>()[..] else { panic!("{path:?}") };
+    let read_back = Reference::from_parts(host, namespace, model, tag);
+    assert!(read_back.is_ok_and(|read_back| read_back.same_model(&reference)));
+    assert_eq!(Path::new(host).components().count(), 1);
+});

@@ -1,0 +1,99 @@
+//! Import speed: against `cp` and `sync` on the disk, against the bound of two hash passes and
+//! one copy in memory.
+
+use std::path::Path;
+use std::process::Command;
+
+use blobd::demo::models::{Dimensions, SyntheticModel};
+use blobd_store_format::digest::Hasher;
+
+use crate::Setup;
+use crate::measure::{Daemon, Outcome, Series, run as run_command, timed};
+
+pub(crate) fn run(setup: &Setup) -> Outcome<()> {
+    let directory = tempfile::tempdir_in(&setup.tmpfs)?;
+    let file = directory.path().join("model.gguf");
+    let dimensions = Dimensions { block_count: setup.blocks, ..Dimensions::LLAMA3_8B };
+    let size = SyntheticModel::llama("bench", dimensions).write_to(&file)?;
+    println!("\nimport of {:.2} GiB, source in the page cache", gib(size));
+    to_disk(setup, &file, size)?;
+    to_tmpfs(setup, &file, size)?;
+    let daemon = Daemon::start(&setup.blobd, &setup.tmpfs)?;
+    daemon.import(&file)?;
+    println!("  peak RSS of the daemon     {:8.1} MiB (limit 64)", mib(daemon.peak_rss_bytes()?));
+    Ok(())
+}
+
+fn to_disk(setup: &Setup, file: &Path, size: u64) -> Outcome<()> {
+    let (mut copy, mut import) = (Series::default(), Series::default());
+    for _ in 0..setup.rounds {
+        let directory = tempfile::tempdir_in(&setup.disk)?;
+        let target = directory.path().join("copy");
+        rustix::fs::sync();
+        copy.push(timed(|| {
+            run_command(Command::new("cp").arg(file).arg(&target))?;
+            run_command(Command::new("sync").arg(&target))
+        })?.0);
+        std::fs::remove_file(&target)?;
+        rustix::fs::sync();
+        import.push(timed(|| import_to(setup, file, directory.path()))?.0);
+    }
+    println!("  disk: cp + sync            {:8.2} s  {:6.2} GiB/s", copy.seconds(), gib(size) / copy.seconds());
+    println!("  disk: blobd import         {:8.2} s  {:6.2} GiB/s", import.seconds(), gib(size) / import.seconds());
+    println!("  disk: speed against cp     {:8.2}    (floor 0.8)", import.ratio(&copy));
+    Ok(())
+}
+
+fn to_tmpfs(setup: &Setup, file: &Path, size: u64) -> Outcome<()> {
+    let (mut copy, mut hash, mut import) = (Series::default(), Series::default(), Series::default());
+    let mut bound = Series::default();
+    for _ in 0..setup.rounds {
+        let directory = tempfile::tempdir_in(&setup.tmpfs)?;
+        let target = directory.path().join("copy");
+        let copied = timed(|| run_command(Command::new("cp").arg(file).arg(&target)))?.0;
+        std::fs::remove_file(&target)?;
+        let hashed = timed(|| hash_pass(file))?.0;
+        import.push(timed(|| import_to(setup, file, directory.path()))?.0);
+        copy.push(copied);
+        hash.push(hashed);
+        let cores = u32::try_from(std::thread::available_parallelism()?.get())?;
+        // However many cores there are, the whole file's digest is computed on one.
+        bound.push(((hashed * 2 + copied) / cores).max(hashed));
+    }
+    println!("  tmpfs: cp                  {:8.2} s", copy.seconds());
+    println!("  tmpfs: one hash pass       {:8.2} s", hash.seconds());
+    println!("  tmpfs: bound               {:8.2} s  (two hash passes and one copy over the cores)", bound.seconds());
+    println!("  tmpfs: blobd import        {:8.2} s  {:6.2} GiB/s", import.seconds(), gib(size) / import.seconds());
+    println!("  tmpfs: speed against bound {:8.2}    (floor 0.8)", import.ratio(&bound));
+    Ok(())
+}
+
+/// A process of its own, as `cp` is.
+fn import_to(setup: &Setup, file: &Path, directory: &Path) -> Outcome<()> {
+    run_command(Command::new(&setup.blobd).arg("--root").arg(directory.join("store")).arg("import").arg(file))
+}
+
+fn hash_pass(file: &Path) -> Outcome<()> {
+    use std::io::Read as _;
+    let mut file = std::fs::File::open(file)?;
+    let mut buffer = vec![0; 1 << 20];
+    let mut hasher = Hasher::new();
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            std::hint::black_box(hasher.finish());
+            return Ok(());
+        }
+        hasher.update(buffer.get(..read).unwrap_or_default());
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}

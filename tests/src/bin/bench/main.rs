@@ -1,0 +1,60 @@
+//! Measures blobd against plain tools, in one run: `just bench`.
+//!
+//! Every figure is a median over several rounds in which blobd and its baseline take turns, and
+//! every claim is a ratio, because absolute times on a shared machine mean little.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+mod import;
+mod measure;
+mod open;
+mod plain_map;
+mod touch;
+
+/// What is measured, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// The binary under test.
+    blobd: PathBuf,
+    /// A directory on the disk to be measured.
+    disk: PathBuf,
+    /// A directory in memory.
+    tmpfs: PathBuf,
+    /// Transformer blocks of the imported model: 4 make 1.2 GiB, 31 make 4.4 GiB.
+    blocks: u32,
+    /// How often each measurement is taken.
+    rounds: usize,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let setup = Setup::from_args(std::env::args().skip(1))?;
+    println!("blobd benchmark: {} blocks, {} rounds, medians; disk {}", setup.blocks, setup.rounds, setup.disk.display());
+    import::run(&setup)?;
+    open::run(&setup)?;
+    touch::run(&setup)?;
+    Ok(())
+}
+
+impl Setup {
+    fn from_args(arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
+        let blobd = std::env::current_exe()?.with_file_name("blobd");
+        let (disk, tmpfs) = (PathBuf::from("target"), PathBuf::from("/dev/shm"));
+        let mut setup = Self { blobd, disk, tmpfs, blocks: 4, rounds: 7 };
+        for argument in arguments {
+            match argument.split_once('=') {
+                Some(("--disk", path)) => setup.disk = path.into(),
+                Some(("--tmpfs", path)) => setup.tmpfs = path.into(),
+                Some(("--blocks", count)) => setup.blocks = count.parse()?,
+                Some(("--rounds", count)) => setup.rounds = count.parse()?,
+                _ => return Err(format!("{argument}: --disk=DIR, --tmpfs=DIR, --blocks=N or --rounds=N expected").into()),
+            }
+        }
+        if !setup.blobd.is_file() {
+            return Err(format!("{}: not there; run `cargo build --release -p blobd`", setup.blobd.display()).into());
+        }
+        std::fs::create_dir_all(&setup.disk)?;
+        setup.disk = setup.disk.canonicalize()?;
+        Ok(setup)
+    }
+}

@@ -1,0 +1,16 @@
+//! What every engine does today: `mmap` of a plain file. The baseline of two measurements.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::path::Path;
+
+use memmap2::Mmap;
+
+use crate::measure::Outcome;
+
+pub(crate) fn map(path: &Path) -> Outcome<Mmap> {
+    let file = File::open(path)?;
+    // SAFETY: needed because mapping a file that others could truncate is unsafe; sound because
+    // the file lies in the benchmark's own temporary directory and nothing writes to it.
+    Ok(unsafe { Mmap::map(&file)? })
+}

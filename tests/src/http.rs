@@ -1,0 +1,90 @@
+//! Requests as bytes: what `curl --unix-socket` sends, and what nobody should.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use crate::wait::DEADLINE;
+
+/// An answer's status and body.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// The status; 0 when the connection was closed without an answer.
+    pub status: u16,
+    /// What follows the head, as text.
+    pub body: String,
+}
+
+impl Answer {
+    /// The body as JSON.
+    ///
+    /// # Panics
+    /// When it is none.
+    #[must_use]
+    pub fn json(&self) -> Json {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+/// A connection on which nothing has been sent.
+///
+/// # Panics
+/// When nobody listens.
+#[must_use]
+pub fn connect(socket: &Path) -> UnixStream {
+    let stream = UnixStream::connect(socket).expect("the daemon listens");
+    stream.set_read_timeout(Some(DEADLINE)).expect("a socket takes a timeout");
+    stream.set_write_timeout(Some(DEADLINE)).expect("a socket takes a timeout");
+    stream
+}
+
+/// Sends a request without a body.
+///
+/// # Panics
+/// When there is no answer in time.
+#[must_use]
+pub fn get(socket: &Path, path: &str) -> Answer {
+    send(socket, format!("GET {path} HTTP/1.1\r\nHost: blobd\r\nConnection: close\r\n\r\n").as_bytes())
+}
+
+/// Sends a request with a body.
+///
+/// # Panics
+/// As for [`get`].
+#[must_use]
+pub fn post(socket: &Path, path: &str, body: &str) -> Answer {
+    let head = format!("POST {path} HTTP/1.1\r\nHost: blobd\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+    send(socket, (head + body).as_bytes())
+}
+
+/// Sends bytes and reads until the daemon closes the connection.
+///
+/// # Panics
+/// As for [`get`].
+#[must_use]
+pub fn send(socket: &Path, request: &[u8]) -> Answer {
+    let mut stream = connect(socket);
+    // A daemon that refuses the first half need not read the second.
+    let _ = stream.write_all(request);
+    read_answer(&mut stream)
+}
+
+/// Reads until the daemon closes the connection.
+///
+/// # Panics
+/// When it does not in time.
+#[must_use]
+pub fn read_answer(stream: &mut UnixStream) -> Answer {
+    let mut bytes = Vec::new();
+    match stream.read_to_end(&mut bytes) {
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+        Err(error) => panic!("no answer: {error}"),
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    Answer { status: status.unwrap_or(0), body: body.to_owned() }
+}

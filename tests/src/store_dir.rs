@@ -1,0 +1,95 @@
+//! A store's directory, looked at from outside.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use crate::oracle::sha256_of;
+
+/// Files below a directory: mode, modification time in nanoseconds and digest of each.
+pub type Snapshot = BTreeMap<PathBuf, (u32, i64, String)>;
+
+/// Asserts that every blob is a whole, read-only file with the digest that it is named by;
+/// returns the digests.
+///
+/// # Panics
+/// When one is not.
+pub fn check_blobs(root: &Path) -> Vec<String> {
+    let check = |name: String| {
+        let path = root.join("blobs").join(&name);
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        assert!(metadata.is_file(), "{}: not a file", path.display());
+        assert_eq!(metadata.permissions().mode() & 0o7777, 0o444, "{}", path.display());
+        let digest = sha256_of(&mut File::open(&path).unwrap());
+        assert_eq!(name, format!("sha256-{digest}"));
+        digest
+    };
+    names(&root.join("blobs")).into_iter().map(check).collect()
+}
+
+/// Asserts that nothing is in the store and nothing is left of what did not get in.
+///
+/// # Panics
+/// When something is.
+pub fn check_empty(root: &Path) {
+    for directory in ["blobs", "recipes", "manifests", "origins", "staging", "partial"] {
+        assert_eq!(names(&root.join(directory)), [""; 0], "{directory}/");
+    }
+}
+
+/// What lies in `staging/`.
+///
+/// # Panics
+/// When it cannot be listed.
+#[must_use]
+pub fn staged(root: &Path) -> Vec<String> {
+    names(&root.join("staging"))
+}
+
+/// The only blob that is there.
+///
+/// # Panics
+/// When there are more or none.
+#[must_use]
+pub fn blob_path(root: &Path, digest: &str) -> PathBuf {
+    root.join("blobs").join(digest.replace(':', "-"))
+}
+
+/// The names in a directory, sorted; none if there is no directory.
+///
+/// # Panics
+/// When it cannot be listed.
+#[must_use]
+pub fn names(directory: &Path) -> Vec<String> {
+    if !directory.exists() {
+        return Vec::new();
+    }
+    let entries = fs::read_dir(directory).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Everything below a directory, to see later that nothing was touched.
+///
+/// # Panics
+/// When something cannot be read.
+#[must_use]
+pub fn snapshot(directory: &Path) -> Snapshot {
+    let mut files = BTreeMap::new();
+    let mut unvisited = vec![directory.to_path_buf()];
+    while let Some(path) = unvisited.pop() {
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        let mut digest = String::new();
+        if metadata.is_dir() {
+            unvisited.extend(names(&path).iter().map(|name| path.join(name)));
+        } else if metadata.is_file() {
+            digest = sha256_of(&mut File::open(&path).unwrap());
+        }
+        let changed = metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec();
+        files.insert(path, (metadata.mode(), changed, digest));
+    }
+    files
+}

@@ -1,0 +1,95 @@
+//! The verbs as commands that open the store themselves: no daemon runs.
+
+use std::path::Path;
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::response::{
+    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
+};
+use serde::de::DeserializeOwned;
+use tempfile::TempDir;
+
+use super::Verbs;
+use crate::command::{Blobd, Run};
+
+/// A directory and the commands that are given it as their root.
+#[derive(Debug)]
+pub struct Commands {
+    blobd: Blobd,
+    folder: TempDir,
+}
+
+impl Commands {
+    /// Commands on a store that does not exist yet.
+    ///
+    /// # Panics
+    /// When there is no place for it.
+    #[must_use]
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        Self { blobd: Blobd::at_root(folder.path()), folder }
+    }
+
+    fn run(&self, words: &[&str]) -> Result<Run, ErrorBody> {
+        let run = self.blobd.run(words.iter().chain(&["--json"]));
+        if run.code == 0 {
+            return Ok(run);
+        }
+        let error = run.error();
+        assert_eq!(run.code, i32::from(error.code.exit_code()), "{error}");
+        Err(error)
+    }
+
+    fn json<T: DeserializeOwned>(&self, words: &[&str]) -> Result<T, ErrorBody> {
+        let run = self.run(words)?;
+        Ok(serde_json::from_value(run.json()).unwrap_or_else(|error| panic!("{words:?}: {error}")))
+    }
+}
+
+impl Default for Commands {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Verbs for Commands {
+    fn root(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn import(&self, file: &Path, name: Option<&str>) -> Result<Imported, ErrorBody> {
+        let mut words = vec!["import", file.to_str().expect("a printable path")];
+        words.extend(name.iter().flat_map(|name| ["--name", name]));
+        let answer = self.run(&words)?.json();
+        Ok(serde_json::from_value(answer["imported"][0].clone()).expect("the shape of an import"))
+    }
+
+    fn export(&self, name: &str) -> Result<Vec<u8>, ErrorBody> {
+        Ok(self.run(&["export", name, "-o", "-"])?.stdout)
+    }
+
+    fn list(&self) -> Result<ModelList, ErrorBody> {
+        self.json(&["ls"])
+    }
+
+    fn show(&self, name: &str) -> Result<ModelDetails, ErrorBody> {
+        self.json(&["show", name])
+    }
+
+    fn usage(&self) -> Result<DiskUsage, ErrorBody> {
+        self.json(&["df"])
+    }
+
+    fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {
+        self.json(&["tag", source, target])
+    }
+
+    fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
+        self.json(&[&["rm"], names].concat())
+    }
+
+    fn gc(&self, dry_run: bool) -> Result<GcReport, ErrorBody> {
+        let words = if dry_run { &["gc", "--dry-run"][..] } else { &["gc"] };
+        self.json(words)
+    }
+}

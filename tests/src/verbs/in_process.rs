@@ -1,0 +1,107 @@
+//! The verbs called as functions on a store in this process.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use blobd::ops::{self, Condemned, OpError};
+use blobd::store::{Store, StoredFile, StoredForm};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::request::{GcParams, ImportParams, RemoveParams, TagParams};
+use blobd_client::protocol::response::{
+    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
+};
+use blobd_store_format::recipe::Piece;
+
+use super::{Verbs, reference};
+
+/// An open store and nothing else.
+#[derive(Debug)]
+pub struct InProcess {
+    /// The store.
+    pub store: Arc<Store>,
+    condemned: Condemned,
+}
+
+impl InProcess {
+    /// Opens the store in `root`, or makes it.
+    ///
+    /// # Panics
+    /// When it cannot be opened.
+    #[must_use]
+    pub fn open(root: &Path) -> Self {
+        Self { store: Arc::new(Store::open(root).unwrap()), condemned: Condemned::default() }
+    }
+
+    fn file_bytes(&self, file: &StoredFile) -> Result<Vec<u8>, OpError> {
+        let StoredForm::Recipe(recipe) = &file.form else {
+            let mut bytes = Vec::new();
+            let mut blob = self.store.open_blob(file.descriptor.digest, file.descriptor.size)?;
+            blob.read_to_end(&mut bytes).expect("a blob can be read");
+            return Ok(bytes);
+        };
+        let mut bytes = Vec::new();
+        for piece in recipe.pieces() {
+            let start = bytes.len();
+            match piece {
+                Piece::Blob { blob, offset, length } => {
+                    bytes.resize(start + usize::try_from(*length).expect("a small file"), 0);
+                    let blob = self.store.open_blob(*blob, offset + length)?;
+                    blob.read_exact_at(&mut bytes[start..], *offset).expect("a blob can be read");
+                }
+                Piece::Zeros { zeros } => bytes.resize(start + usize::try_from(*zeros).expect("a few"), 0),
+                Piece::Literal { literal } => bytes.extend(literal),
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+impl Verbs for InProcess {
+    fn root(&self) -> &Path {
+        self.store.root()
+    }
+
+    fn import(&self, file: &Path, name: Option<&str>) -> Result<Imported, ErrorBody> {
+        let file_name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let params = ImportParams { file_name, name: name.map(reference) };
+        let file = File::open(file).map_err(|error| ErrorBody::new(ErrorCode::NotFound, error))?;
+        let never = AtomicBool::new(false);
+        ops::import(&self.store, &params, &file, &never, &mut |_, _| ()).map_err(|error| error.body())
+    }
+
+    fn export(&self, name: &str) -> Result<Vec<u8>, ErrorBody> {
+        let model = self.store.model(&reference(name)).map_err(|error| OpError::from(error).body())?;
+        let file = model.files.iter().find(|file| file.descriptor.media_type.component() == "model");
+        self.file_bytes(file.expect("an imported model has its file")).map_err(|error| error.body())
+    }
+
+    fn list(&self) -> Result<ModelList, ErrorBody> {
+        ops::list(&self.store).map_err(|error| error.body())
+    }
+
+    fn show(&self, name: &str) -> Result<ModelDetails, ErrorBody> {
+        ops::show(&self.store, &reference(name)).map_err(|error| error.body())
+    }
+
+    fn usage(&self) -> Result<DiskUsage, ErrorBody> {
+        ops::usage(&self.store, |_| None).map_err(|error| error.body())
+    }
+
+    fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {
+        let params = TagParams { source: reference(source), target: reference(target) };
+        ops::tag(&self.store, &params).map_err(|error| error.body())
+    }
+
+    fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
+        let params = RemoveParams { references: names.iter().map(|name| reference(name)).collect() };
+        ops::remove(&self.store, &self.condemned, &params).map_err(|error| error.body())
+    }
+
+    fn gc(&self, dry_run: bool) -> Result<GcReport, ErrorBody> {
+        ops::collect(&self.store, GcParams { dry_run }).map_err(|error| error.body())
+    }
+}

@@ -1,0 +1,91 @@
+//! The verbs through the client library and the socket of a real daemon.
+
+use std::fs::File;
+use std::path::Path;
+
+use blobd_client::Client;
+use blobd_client::error::ClientError;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::request::{
+    FileSelection, GcParams, ImportParams, OpenParams, RemoveParams, TagParams, TensorSelection,
+};
+use blobd_client::protocol::response::{
+    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
+};
+
+use super::{Verbs, reference};
+use crate::daemon::TestDaemon;
+
+/// A daemon and a client of it.
+#[derive(Debug)]
+pub struct ThroughSocket {
+    client: Client,
+    daemon: TestDaemon,
+}
+
+impl ThroughSocket {
+    /// Starts a daemon on an empty store.
+    #[must_use]
+    pub fn start() -> Self {
+        let daemon = TestDaemon::start();
+        Self { client: daemon.client(), daemon }
+    }
+}
+
+impl Verbs for ThroughSocket {
+    fn root(&self) -> &Path {
+        self.daemon.root()
+    }
+
+    fn import(&self, file: &Path, name: Option<&str>) -> Result<Imported, ErrorBody> {
+        let file_name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let params = ImportParams { file_name, name: name.map(reference) };
+        let file = File::open(file).map_err(|error| ErrorBody::new(ErrorCode::NotFound, error))?;
+        self.client.import(&params, &file, |_, _| ()).map_err(body)
+    }
+
+    fn export(&self, name: &str) -> Result<Vec<u8>, ErrorBody> {
+        let params = OpenParams {
+            reference: reference(name),
+            tensors: TensorSelection::None,
+            component: Some("model".to_owned()),
+            files: FileSelection::All,
+        };
+        let model = self.client.open_with(&params).map_err(body)?;
+        let mut bytes = Vec::new();
+        model.write_layer(0, &mut bytes).map_err(|error| ErrorBody::new(error.code(), error))?;
+        Ok(bytes)
+    }
+
+    fn list(&self) -> Result<ModelList, ErrorBody> {
+        self.client.models().map_err(body)
+    }
+
+    fn show(&self, name: &str) -> Result<ModelDetails, ErrorBody> {
+        self.client.model(&reference(name)).map_err(body)
+    }
+
+    fn usage(&self) -> Result<DiskUsage, ErrorBody> {
+        self.client.disk_usage().map_err(body)
+    }
+
+    fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {
+        self.client.tag(&TagParams { source: reference(source), target: reference(target) }).map_err(body)
+    }
+
+    fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
+        let references = names.iter().map(|name| reference(name)).collect();
+        self.client.remove(&RemoveParams { references }).map_err(body)
+    }
+
+    fn gc(&self, dry_run: bool) -> Result<GcReport, ErrorBody> {
+        self.client.gc(&GcParams { dry_run }).map_err(body)
+    }
+}
+
+fn body(error: ClientError) -> ErrorBody {
+    match error {
+        ClientError::Daemon(body) => body,
+        error => ErrorBody::new(error.code(), error),
+    }
+}
