@@ -9,8 +9,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use blobd_store_format::reference::Reference;
 use serde::Serialize;
@@ -44,7 +44,13 @@ pub struct Client {
     /// Where the daemon is, for messages.
     socket: String,
     timeout: Option<Duration>,
+    /// The connection that [`Client::connect`] made to see that the daemon is there: the first
+    /// request takes it.
+    spare: Arc<Mutex<Option<(Instant, UnixStream)>>>,
 }
+
+/// After this the daemon may be another one by now, and the first request connects anew.
+const MAX_SPARE_AGE: Duration = Duration::from_millis(100);
 
 impl Client {
     /// The daemon behind this socket. Connects once, to see that it is there.
@@ -56,7 +62,7 @@ impl Client {
         let path = socket.into();
         let socket = path.display().to_string();
         let client = Self { socket, ..Self::with_connector(Arc::new(move || UnixStream::connect(&path))) };
-        client.stream()?;
+        *client.spare() = Some((Instant::now(), client.new_stream()?));
         Ok(client)
     }
 
@@ -75,7 +81,7 @@ impl Client {
     /// A daemon reached in another way, such as a server in the same process.
     #[must_use]
     pub fn with_connector(connector: Arc<Connector>) -> Self {
-        Self { connector, socket: "its private socket".to_owned(), timeout: None }
+        Self { connector, socket: "its private socket".to_owned(), timeout: None, spare: Arc::default() }
     }
 
     /// How long to wait for the daemon to take or send the next bytes. Without this, for ever;
@@ -256,6 +262,18 @@ impl Client {
     }
 
     fn stream(&self) -> Result<UnixStream, ClientError> {
+        match self.spare().take() {
+            Some((since, stream)) if since.elapsed() < MAX_SPARE_AGE => Ok(stream),
+            _ => self.new_stream(),
+        }
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Option<(Instant, UnixStream)>> {
+        // What is inside is whole at any time.
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn new_stream(&self) -> Result<UnixStream, ClientError> {
         (self.connector)().map_err(|reason| {
             let socket = self.socket.clone();
             match reason.kind() {

@@ -132,7 +132,8 @@ mod tests {
     fn mirrors_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.toml");
-        std::fs::write(&path, "root = \"/x\"\n[mirrors]\n\"registry.ollama.ai\" = \"http://127.0.0.1:1\"\n").unwrap();
+        std::fs::write(&path, "root = \"/x\"\n[mirrors]\n\"registry.ollama.ai\" = \"http://127.0.0.1:1\"\n")
+            .unwrap();
         let config = Config::load(Some(&path)).unwrap();
         assert_eq!(config.root.as_deref(), Some(Path::new("/x")));
         assert_eq!(config.registry_policy().mirrors["registry.ollama.ai"], "http://127.0.0.1:1");

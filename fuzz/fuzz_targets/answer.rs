@@ -55,13 +55,15 @@ fn open(client: &Client, params: &OpenParams) {
     for tensor in model.tensors() {
         if let Ok(map) = model.map_tensor(tensor) {
             assert_eq!(map.len() as u64, tensor.size);
-            let sum = map.iter().step_by(512).chain(map.last()).fold(0_u64, |sum, byte| sum + u64::from(*byte));
+            let sum =
+                map.iter().step_by(512).chain(map.last()).fold(0_u64, |sum, byte| sum + u64::from(*byte));
             assert!(sum > 0 || map.is_empty(), "the file behind each descriptor has no zeros");
         }
         assert!(model.tensor(&tensor.name).is_some());
     }
     for (index, layer) in model.layers().iter().enumerate() {
-        let _ = (model.layer_header(index), model.layer_bytes(index), model.text(layer.media_type.component()));
+        let _ =
+            (model.layer_header(index), model.layer_bytes(index), model.text(layer.media_type.component()));
         // The sizes are the daemon's word; what is written must not be made of it alone.
         if layer.size <= 1 << 20 {
             let mut out = Vec::new();

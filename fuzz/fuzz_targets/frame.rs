@@ -4,7 +4,9 @@
 //! every frame that was read can be sent, and reads back as itself.
 #![no_main]
 
-use blobd_client::protocol::frame::{Frame, FrameDecoder, FrameError, MAX_FRAME_BYTES, cut_literals, encode_pieces};
+use blobd_client::protocol::frame::{
+    Frame, FrameDecoder, FrameError, MAX_FRAME_BYTES, cut_literals, encode_pieces,
+};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -26,7 +26,9 @@ fuzz_target!(|input: &[u8]| {
     assert!(Header::parse(header.bytes()).is_ok_and(|again| again == header));
     read_everything(&header);
     let (length, data) = (bytes.len() as u64, header.data_offset());
-    for file_size in [0, length, data, data + 1, data + 4096, data + length, 1 << 40, i64::MAX as u64, u64::MAX] {
+    for file_size in
+        [0, length, data, data + 1, data + 4096, data + length, 1 << 40, i64::MAX as u64, u64::MAX]
+    {
         if let Ok(plan) = SplitPlan::new(&header, file_size) {
             assert_covers(&plan, &header, file_size);
         }

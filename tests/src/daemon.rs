@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::command::Blobd;
+use crate::places::{disk_folder, fast_folder};
 use crate::programs;
 use crate::wait::{eventually, eventually_some};
 
@@ -30,7 +31,25 @@ impl TestDaemon {
     /// When it does not.
     #[must_use]
     pub fn start() -> Self {
-        Self::start_under(&[])
+        Self::start_in(fast_folder())
+    }
+
+    /// The same on a real disk.
+    ///
+    /// # Panics
+    /// As for [`Self::start`].
+    #[must_use]
+    pub fn start_on_disk() -> Self {
+        Self::start_in(disk_folder())
+    }
+
+    /// The same in a directory that is given, which may hold a `store` already.
+    ///
+    /// # Panics
+    /// As for [`Self::start`].
+    #[must_use]
+    pub fn start_in(folder: TempDir) -> Self {
+        Self::start_under(&[], folder)
     }
 
     /// The same under another program, which must replace itself by the command that its
@@ -39,18 +58,8 @@ impl TestDaemon {
     /// # Panics
     /// As for [`Self::start`].
     #[must_use]
-    pub fn start_under(wrapper: &[&str]) -> Self {
-        let folder = tempfile::tempdir().expect("a temporary directory");
+    pub fn start_under(wrapper: &[&str], folder: TempDir) -> Self {
         let root = folder.path().join("store");
-        Self::start_at(folder, root, wrapper)
-    }
-
-    /// The same with a root that is given. The socket and the log lie in `folder`.
-    ///
-    /// # Panics
-    /// As for [`Self::start`].
-    #[must_use]
-    pub fn start_at(folder: TempDir, root: PathBuf, wrapper: &[&str]) -> Self {
         let wrapper = wrapper.iter().map(ToString::to_string).collect();
         let mut daemon = Self { child: None, wrapper, root, folder };
         daemon.restart();
@@ -120,13 +129,9 @@ impl TestDaemon {
         self.folder.path().join("blobd.sock")
     }
 
-    /// A directory outside the store that goes with the daemon.
-    ///
-    /// # Panics
-    /// When it cannot be made.
+    /// A directory beside the store, for the test's own files; it goes with the daemon.
     #[must_use]
     pub fn scratch(&self) -> &Path {
-        // The store and the socket have names of their own in it.
         self.folder.path()
     }
 

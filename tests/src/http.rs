@@ -55,7 +55,10 @@ pub fn get(socket: &Path, path: &str) -> Answer {
 /// As for [`get`].
 #[must_use]
 pub fn post(socket: &Path, path: &str, body: &str) -> Answer {
-    let head = format!("POST {path} HTTP/1.1\r\nHost: blobd\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: blobd\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
     send(socket, (head + body).as_bytes())
 }
 

@@ -16,6 +16,7 @@
 //! - [`verbs`]: one set of calls for the store in process, the socket and the embedded command
 //! - [`model`], [`raw_gguf`]: model files, valid and hostile; [`oracle`] reads them independently
 //! - [`store_dir`], [`memory`], [`http`]: what lies in a store, what a process holds, raw requests
+//! - [`places`], [`wait`], [`programs`]: where files go, how to wait, where the binaries are
 //! - [`registry`]: a registry that misbehaves on demand
 //!
 //! What fails here panics with the reason: that is how a test says no.
@@ -27,6 +28,7 @@ pub mod http;
 pub mod memory;
 pub mod model;
 pub mod oracle;
+pub mod places;
 pub mod programs;
 pub mod raw_gguf;
 pub mod reader;

@@ -103,7 +103,12 @@ impl ModelFile {
         Self::experts(seed, count, |file, projection, experts| {
             let name = format!("blk.0.ffn_{projection}_exps.weight");
             let bytes = experts.concat();
-            file.tensors.push(ModelTensor { name, ggml_type: GgmlType::F16, shape: vec![32, 16, count], bytes });
+            file.tensors.push(ModelTensor {
+                name,
+                ggml_type: GgmlType::F16,
+                shape: vec![32, 16, count],
+                bytes,
+            });
         })
     }
 

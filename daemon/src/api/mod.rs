@@ -23,9 +23,6 @@ pub(crate) use body::{Answer, json_answer};
 use body::{error_answer, read_json};
 use upgrade::Upgrade;
 
-/// The newest protocol spoken. A change that an older client could not take makes it one more.
-pub const PROTOCOL: u32 = 1;
-
 /// What can be asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Route {
@@ -63,7 +60,8 @@ impl Route {
             }
             _ => {
                 let message = format!("{method} {path}: no such request");
-                Err(ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint("docs/PROTOCOL.md lists them"))
+                Err(ErrorBody::new(ErrorCode::InvalidRequest, message)
+                    .with_hint("docs/PROTOCOL.md lists them"))
             }
         }
     }
@@ -95,7 +93,9 @@ async fn dispatch(
     let route = Route::of(request.method(), request.uri().path())?;
     if !peer.may(route.right()) {
         let message = format!("{}: uid {} may not do this", request.uri().path(), peer.uid);
-        return Err(ErrorBody::new(ErrorCode::Denied, message).with_hint("the daemon's own user and root may"));
+        return Err(
+            ErrorBody::new(ErrorCode::Denied, message).with_hint("the daemon's own user and root may")
+        );
     }
     match route {
         Route::Version => Ok(json_answer(&version(&daemon))),
@@ -103,7 +103,8 @@ async fn dispatch(
         Route::Model(reference) => respond(&daemon, move |daemon| ops::show(&daemon.store, &reference)).await,
         Route::Sessions => Ok(json_answer(&daemon.sessions.list())),
         Route::DiskUsage => {
-            let usage = |daemon: &Daemon| ops::usage(&daemon.store, |model| daemon.sessions.last_opened(model));
+            let usage =
+                |daemon: &Daemon| ops::usage(&daemon.store, |model| daemon.sessions.last_opened(model));
             respond(&daemon, usage).await
         }
         Route::Remove => {
@@ -149,7 +150,7 @@ async fn respond<T: serde::Serialize + Send + 'static>(
 fn version(daemon: &Daemon) -> Version {
     Version {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        protocol: PROTOCOL,
+        protocol: blobd_client::protocol::VERSION,
         root: daemon.store.root().display().to_string(),
         pid: std::process::id(),
     }

@@ -79,8 +79,10 @@ fn embedded(root: &Path, config: &Config) -> Result<Connected, ErrorBody> {
         Err(StoreError::Locked { holder, .. }) => return connect_to_holder(root, &holder),
         Err(error) => return Err(OpError::from(error).body()),
     };
-    let daemon = Daemon::new(store, &config.registry_policy()).map_err(|error| OpError::from(error).body())?;
-    let runtime = runtime().map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let daemon =
+        Daemon::new(store, &config.registry_policy()).map_err(|error| OpError::from(error).body())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let server = Server::new(Arc::new(daemon));
     let handle = runtime.handle().clone();
     let connector = move || -> io::Result<UnixStream> {
@@ -99,11 +101,6 @@ fn connect_to_holder(root: &Path, holder: &LockHolder) -> Result<Connected, Erro
     }
     let locked = StoreError::Locked { root: root.to_path_buf(), holder: Box::new(holder.clone()) };
     Err(OpError::from(locked).body().with_hint("wait until it is done, or start `blobd serve` and share it"))
-}
-
-/// Two workers carry all connections; blocking work has threads of its own.
-pub(crate) fn runtime() -> io::Result<Runtime> {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
 }
 
 /// Where the daemon's store is.

@@ -4,9 +4,9 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::DiskUsage;
 use clap::Args;
 
+use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{Table, human_bytes, print, print_json, terminal_width};
-use super::Global;
 
 /// Show where the bytes go
 #[derive(Debug, Args)]

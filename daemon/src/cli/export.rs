@@ -90,7 +90,9 @@ fn output_path(params: &Params, layer: &OpenLayer, index: usize) -> Result<PathB
         None => Ok(name.into()),
         Some(directory) if directory.is_dir() => Ok(directory.join(name)),
         Some(path) if index == 0 => Ok(path.clone()),
-        Some(path) => Err(usage(format!("{}: the model has several such files; name a directory", path.display()))),
+        Some(path) => {
+            Err(usage(format!("{}: the model has several such files; name a directory", path.display())))
+        }
     }
 }
 
@@ -129,8 +131,15 @@ fn write_layer(
 ) -> Result<(), ErrorBody> {
     const BUFFER_BYTES: usize = 1 << 20;
     let Some(layer) = model.layers().get(index) else { return Err(usage("no such file in the model")) };
-    let mut out = Hashing { out: BufWriter::with_capacity(BUFFER_BYTES, out), hasher: Hasher::new(), written: 0, layer, bar };
-    let written = model.write_layer(index, &mut out).and_then(|_length| out.flush().map_err(ModelError::Write));
+    let mut out = Hashing {
+        out: BufWriter::with_capacity(BUFFER_BYTES, out),
+        hasher: Hasher::new(),
+        written: 0,
+        layer,
+        bar,
+    };
+    let written =
+        model.write_layer(index, &mut out).and_then(|_length| out.flush().map_err(ModelError::Write));
     written.map_err(|error| ErrorBody::new(error.code(), format!("{name}: {error}")))?;
     let found = out.hasher.finish();
     if found == layer.digest {

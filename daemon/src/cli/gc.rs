@@ -5,9 +5,9 @@ use blobd_client::protocol::request::GcParams;
 use blobd_client::protocol::response::{GcReason, GcReport};
 use clap::Args;
 
+use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{Table, human_bytes, print, print_json, terminal_width};
-use super::Global;
 
 /// Delete what no model needs
 #[derive(Debug, Args)]

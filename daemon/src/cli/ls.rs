@@ -6,9 +6,9 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::ModelSummary;
 use clap::Args;
 
+use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{Table, human_bytes, print, print_json, terminal_width};
-use super::Global;
 
 /// List the models there are
 #[derive(Debug, Args)]

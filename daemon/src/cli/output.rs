@@ -44,7 +44,7 @@ pub fn human_bytes(bytes: u64) -> String {
     for name in UNITS {
         (value, unit) = (value.div_ceil(1024).max(1), name);
         // 1023.5 of a unit would be printed as 1024: that is 1.00 of the next.
-        if value < 1_023_50 {
+        if value < 102_350 {
             break;
         }
     }
@@ -100,7 +100,9 @@ impl Table {
         const GAP: usize = 2;
         let mut widths = self.column_widths();
         let total: usize = widths.iter().map(|column| column + GAP).sum();
-        if let (Some(first), excess @ 1..) = (widths.first_mut(), total.saturating_sub(GAP + width.min(total))) {
+        if let (Some(first), excess @ 1..) =
+            (widths.first_mut(), total.saturating_sub(GAP + width.min(total)))
+        {
             *first = first.saturating_sub(excess).max(8);
         }
         let mut text = String::new();

@@ -8,7 +8,8 @@ pub(crate) struct Bar(ProgressBar);
 impl Bar {
     /// A bar for `total` bytes, labelled with what is happening.
     pub(crate) fn new(label: &str, total: u64, quiet: bool) -> Self {
-        const TEMPLATE: &str = "{msg:32!} {bar:24} {percent:>3}% {binary_bytes:>11} {binary_bytes_per_sec:>13} {eta:>4}";
+        const TEMPLATE: &str =
+            "{msg:32!} {bar:24} {percent:>3}% {binary_bytes:>11} {binary_bytes_per_sec:>13} {eta:>4}";
         let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let bar = ProgressBar::with_draw_target(Some(total), target);
         if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {

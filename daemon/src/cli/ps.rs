@@ -3,9 +3,9 @@
 use blobd_client::protocol::error::ErrorBody;
 use clap::Args;
 
+use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{Table, human_bytes, print, print_json, terminal_width};
-use super::Global;
 
 /// List who has what open
 #[derive(Debug, Args)]

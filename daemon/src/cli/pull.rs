@@ -7,10 +7,10 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
+use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{human_bytes, print, print_json};
 use super::progress::Bar;
-use super::Global;
 
 /// Fetch models from their registries
 #[derive(Debug, Args)]

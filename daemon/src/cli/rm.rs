@@ -6,9 +6,9 @@ use blobd_client::protocol::response::Removed;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
+use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{human_bytes, print, print_json, printable};
-use super::Global;
 
 /// Remove models and free what nothing else needs
 #[derive(Debug, Args)]

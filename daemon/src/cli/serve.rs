@@ -8,8 +8,8 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::connect::{load_config, root, runtime};
 use super::Global;
+use super::connect::{load_config, root};
 use crate::config::Defaults;
 use crate::ops::OpError;
 use crate::server::{Server, Socket};
@@ -30,8 +30,12 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let socket = global.socket.clone().or_else(|| config.socket.clone());
     let socket = socket.unwrap_or_else(|| Defaults::of_user().socket);
     let store = Store::open(&root).map_err(|error| OpError::from(error).body())?;
-    let daemon = Daemon::new(store, &config.registry_policy()).map_err(|error| OpError::from(error).body())?;
-    let runtime = runtime().map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let daemon =
+        Daemon::new(store, &config.registry_policy()).map_err(|error| OpError::from(error).body())?;
+    // One thread carries all connections: what it does is short, and a request that hops from
+    // thread to thread waits for each to wake. Blocking work has threads of its own.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     runtime.block_on(serve(Arc::new(daemon), &socket))?;
     // Work in progress is dropped where it stands: what is not committed is swept at the next start.
     runtime.shutdown_background();

@@ -5,9 +5,9 @@ use blobd_client::protocol::response::{ModelDetails, Stored};
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
+use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{Table, human_bytes, print, print_json, terminal_width};
-use super::Global;
 
 /// Show one model in depth
 #[derive(Debug, Args)]

@@ -5,9 +5,9 @@ use blobd_client::protocol::request::TagParams;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
+use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{print, print_json, printable};
-use super::Global;
 
 /// Give a model a further name
 #[derive(Debug, Args)]

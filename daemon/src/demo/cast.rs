@@ -48,7 +48,8 @@ impl Cast {
     pub(super) fn make(stage: &Stage) -> Result<Self, DemoError> {
         let base = SyntheticModel::llama("Demo Llama 3 8B", Dimensions::SMALL_LLAMA);
         let tuned = fine_tune(base.clone());
-        let mixture = |experts| SyntheticModel::mixtral("Demo Mixtral 8x7B", Dimensions::SMALL_MIXTRAL, experts);
+        let mixture =
+            |experts| SyntheticModel::mixtral("Demo Mixtral 8x7B", Dimensions::SMALL_MIXTRAL, experts);
         let (stacked, separate) = (mixture(Experts::Stacked), mixture(Experts::Separate));
         let make = |reference, model, is_relative, remark| {
             stage.check_interrupted()?;
@@ -99,7 +100,7 @@ impl ModelFile {
 
     /// Deletes the file: the store has it.
     pub(super) fn delete(&self) -> Result<(), DemoError> {
-        std::fs::remove_file(&self.path).map_err(DemoError::io(self.path.display()))
+        std::fs::remove_file(&self.path).map_err(DemoError::at(&self.path))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Why a demonstration fails.
 
 use std::io;
+use std::path::Path;
 use std::process::ExitStatus;
 
 use blobd_client::error::ClientError;
@@ -33,12 +34,12 @@ pub enum DemoError {
         status: ExitStatus,
     },
     /// The daemon does not start, or does not stop.
-    #[error("daemon: {problem}; the end of its log:\n{log}")]
+    #[error("daemon: {problem}; its last words: {last_words:?}")]
     Daemon {
         /// What it did.
         problem: String,
-        /// The last lines it wrote.
-        log: String,
+        /// The last line of its log.
+        last_words: String,
     },
     /// A reader process failed; it has said why on standard error.
     #[error("reader {number}: {problem}")]
@@ -84,20 +85,33 @@ impl DemoError {
             Self::Output(body) => body.clone(),
             Self::Mismatch { .. } => ErrorBody::new(ErrorCode::Corrupt, self),
             Self::Client(error) => ErrorBody::new(error.code(), error),
-            Self::Io { source, .. } | Self::Model(SyntheticError::Io { source, .. })
-                if source.kind() == io::ErrorKind::StorageFull =>
-            {
+            _ if self.is_lack_of_space() => {
                 let body = ErrorBody::new(ErrorCode::NoSpace, self);
-                body.with_hint("the demo needs about 300 MiB; TMPDIR names another directory")
+                body.with_hint("the demo needs about 200 MiB; TMPDIR names another directory")
             }
             _ => ErrorBody::new(ErrorCode::Internal, self),
         }
     }
 
+    fn is_lack_of_space(&self) -> bool {
+        match self {
+            Self::Io { source, .. } | Self::Model(SyntheticError::Io { source, .. }) => {
+                source.kind() == io::ErrorKind::StorageFull
+            }
+            Self::Command { status, .. } => status.code() == Some(ErrorCode::NoSpace.exit_code().into()),
+            _ => false,
+        }
+    }
+
     /// Names what an I/O error is about.
-    pub(super) fn io(subject: impl ToString) -> impl FnOnce(io::Error) -> Self {
-        let subject = subject.to_string();
+    pub(super) fn io(subject: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let subject = subject.into();
         move |source| Self::Io { subject, source }
+    }
+
+    /// Names the file that an I/O error is about.
+    pub(super) fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        Self::io(path.display().to_string())
     }
 }
 

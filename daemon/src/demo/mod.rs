@@ -55,13 +55,14 @@ pub fn run() -> Result<(), DemoError> {
 
 fn play(stage: &Stage) -> Result<Findings, DemoError> {
     screen::text(&format!(
-        "A model store from one end to the other, in {}, which is gone afterwards. Registry, daemon, \
-         commands and clients are real; only the weights are made up.",
+        "A model store from one end to the other, in {}, which is gone afterwards: BLOBD_ROOT and \
+         BLOBD_SOCKET point there. Registry, daemon, commands and clients are real; only the weights \
+         are made up.",
         stage.directory().display()
     ))?;
     let cast = make_models(stage)?;
     let (pulled, daemon) = pull(stage, &cast.base)?;
-    let disk = import_relatives(stage, &cast)?;
+    let disk = import_others(stage, &cast)?;
     let (mut readers, readings) = open(stage, &cast.base)?;
     let daemon = kill_and_restart(stage, daemon, &mut readers)?;
     drop(readers);
@@ -81,7 +82,7 @@ fn make_models(stage: &Stage) -> Result<Cast, DemoError> {
 }
 
 fn pull(stage: &Stage, base: &ModelFile) -> Result<(Pulled, DaemonProcess), DemoError> {
-    screen::heading("2  Pull one")?;
+    screen::heading("2  Pull the first")?;
     let reference: Reference = base.reference.parse()?;
     let (catalogue, size) = offer::offer(&reference, &base.path, base.digest, base.size)?;
     let registry = stage.start_registry(catalogue)?;
@@ -105,8 +106,8 @@ fn stored_file(stage: &Stage, model: &ModelFile) -> Result<Digest, DemoError> {
     Ok(weights.map_or_else(|| Digest::of(b""), |layer| layer.digest))
 }
 
-fn import_relatives(stage: &Stage, cast: &Cast) -> Result<DiskUsage, DemoError> {
-    screen::heading("3  Import its relatives")?;
+fn import_others(stage: &Stage, cast: &Cast) -> Result<DiskUsage, DemoError> {
+    screen::heading("3  Import the others")?;
     for model in [&cast.tuned, &cast.stacked, &cast.separate] {
         let before = stage.client()?.disk_usage()?.physical_bytes;
         stage.run(&["import", &model.file_name(), "--name", model.reference])?;
@@ -130,7 +131,7 @@ fn import_relatives(stage: &Stage, cast: &Cast) -> Result<DiskUsage, DemoError> 
 }
 
 fn open(stage: &Stage, model: &ModelFile) -> Result<(Vec<ReaderProcess>, Vec<Reading>), DemoError> {
-    screen::heading("4  Open it in two processes")?;
+    screen::heading(&format!("4  Open {} in two processes", model.reference))?;
     screen::text(
         "Each connects to the socket, gets one descriptor per tensor, maps them all, hashes what it \
          sees and compares with the daemon's table.",
@@ -219,5 +220,9 @@ fn remove(stage: &Stage, model: &ModelFile) -> Result<(), DemoError> {
         return Ok(());
     }
     let what = format!("disk space after the removal of {}", model.reference);
-    Err(DemoError::Mismatch { what, found: human_bytes(after), expected: format!("less than {}", human_bytes(before)) })
+    Err(DemoError::Mismatch {
+        what,
+        found: human_bytes(after),
+        expected: format!("less than {}", human_bytes(before)),
+    })
 }

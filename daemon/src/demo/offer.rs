@@ -20,7 +20,7 @@ pub(super) fn offer(
     size: u64,
 ) -> Result<(Catalogue, u64), DemoError> {
     let mut catalogue = Catalogue::default();
-    catalogue.add_file(digest, path).map_err(DemoError::io(path.display()))?;
+    catalogue.add_file(digest, path).map_err(DemoError::at(path))?;
     let mut layers = vec![layer("model", digest, size)];
     for (component, text) in [("license", LICENSE), ("template", TEMPLATE), ("params", PARAMS)] {
         layers.push(layer(component, Digest::of(text.as_bytes()), text.len() as u64));
@@ -70,7 +70,8 @@ fn config(layers: &[Descriptor]) -> Result<Vec<u8>, DemoError> {
         os: "linux",
         rootfs: RootFs { r#type: "layers", diff_ids: layers.iter().map(|layer| layer.digest).collect() },
     };
-    let mut json = serde_json::to_vec(&config).map_err(std::io::Error::from).map_err(DemoError::io("config"))?;
+    let mut json =
+        serde_json::to_vec(&config).map_err(std::io::Error::from).map_err(DemoError::io("config"))?;
     json.push(b'\n');
     Ok(json)
 }

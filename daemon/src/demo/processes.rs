@@ -27,7 +27,7 @@ impl DaemonProcess {
     /// Starts it and waits until it answers.
     pub(super) fn start(stage: &Stage) -> Result<Self, DemoError> {
         let log = stage.path("daemon.log");
-        let file = File::options().create(true).append(true).open(&log).map_err(DemoError::io(log.display()))?;
+        let file = File::options().create(true).append(true).open(&log).map_err(DemoError::at(&log))?;
         let child = stage.command(&["serve"]).stdout(Stdio::null()).stderr(file).spawn();
         let mut daemon = Self { child: Killed(child.map_err(DemoError::io("daemon"))?), log };
         let deadline = Instant::now() + PATIENCE;
@@ -70,11 +70,9 @@ impl DaemonProcess {
     }
 
     fn failed(&self, problem: &str) -> DemoError {
-        const LINES: usize = 10;
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        let end = lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default();
-        DemoError::Daemon { problem: problem.to_owned(), log: end.join("\n") }
+        let last_words = log.lines().last().unwrap_or_default().to_owned();
+        DemoError::Daemon { problem: problem.to_owned(), last_words }
     }
 }
 

@@ -61,7 +61,10 @@ pub fn run(socket: &Path, reference: &Reference) -> Result<(), DemoError> {
     for line in io::stdin().lock().lines() {
         let line = line.map_err(DemoError::io("standard input"))?;
         match serde_json::from_str(&line).map_err(io::Error::from).map_err(DemoError::io(line))? {
-            Question::Memory => answer(&MemoryUse::of_this_process().map_err(DemoError::io("/proc/self/smaps"))?)?,
+            Question::Memory => {
+                let memory = MemoryUse::of_this_process();
+                answer(&memory.map_err(DemoError::io("/proc/self/smaps"))?)?;
+            }
             Question::Rehash => answer(&Rehashed { bytes: verify(&details, &tensors)? })?,
         }
     }

@@ -61,7 +61,8 @@ fn wrap(text: &str, first_indent: &str, indent: &str) -> String {
 
 /// Stands out on a terminal, and is plain text elsewhere.
 fn bold(text: &str) -> String {
-    let plain = !io::stdout().is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
+    let plain =
+        !io::stdout().is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
     if plain { text.to_owned() } else { format!("\u{1b}[1m{text}\u{1b}[0m") }
 }
 

@@ -61,7 +61,7 @@ impl Stage {
         let registry = registry.map_err(DemoError::io("registry"))?;
         let config = format!("[mirrors]\n\"registry.ollama.ai\" = \"{}\"\n", registry.url());
         let path = self.path(CONFIG);
-        std::fs::write(&path, config).map_err(DemoError::io(path.display()))?;
+        std::fs::write(&path, config).map_err(DemoError::at(&path))?;
         Ok(registry)
     }
 
@@ -85,7 +85,7 @@ impl Stage {
         screen::command(&line)?;
         // Progress bars and errors go straight to the terminal.
         let output = self.command(arguments).stderr(Stdio::inherit()).output();
-        let output = output.map_err(DemoError::io(&line))?;
+        let output = output.map_err(DemoError::io(line.as_str()))?;
         screen::output(&String::from_utf8_lossy(&output.stdout))?;
         if output.status.success() {
             return Ok(());
@@ -121,7 +121,7 @@ pub(super) fn digest_of_file(path: &Path) -> Result<Digest, DemoError> {
             }
         }
     };
-    read().map_err(DemoError::io(path.display()))
+    read().map_err(DemoError::at(path))
 }
 
 /// Ctrl-C reaches the commands by itself: they are in the same process group.

@@ -150,7 +150,9 @@ fn fill<'b>(
     let mut filled = 0;
     while let Some(rest) = wanted.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         match source.read(rest) {
-            Ok(0) => return Err(IntakeError::Truncated { found: range.start + filled as u64, expected: size }),
+            Ok(0) => {
+                return Err(IntakeError::Truncated { found: range.start + filled as u64, expected: size });
+            }
             Ok(read) => filled += read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(IntakeError::Source(error)),

@@ -11,7 +11,7 @@ use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::split::{Part, SplitPlan, Splitter, Target};
 
 use super::{CHUNK_BYTES, IntakeError, fill};
-use crate::store::{Ingest, Staging, StagedFile, StagedHash};
+use crate::store::{Ingest, StagedFile, StagedHash, Staging};
 
 /// One buffer in each thread's hands and one waiting for each.
 const CHUNK_COUNT: usize = 6;
@@ -56,7 +56,9 @@ pub(super) fn split(
         let hasher = scope.spawn(move || PartHasher::new(ingest, plan).run(&written, &to_reader));
         let read = read_chunks(source, plan, &to_writer, &empty, progress);
         drop(to_writer);
-        let joined = |result: thread::Result<Result<_, _>>| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let joined = |result: thread::Result<Result<_, _>>| {
+            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
         writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let (blobs, literals) = joined(hasher.join())?;
         match read? {

@@ -98,11 +98,11 @@ impl OpError {
         match self {
             Self::Store(error) | Self::Intake { source: IntakeError::Store(error), .. } => store_code(error),
             Self::Intake { source: IntakeError::Source(error), .. } => match registry_error(error) {
-                Some(error) => registry_code(error),
+                Some(error) => error.code(),
                 None => ErrorCode::Internal,
             },
             Self::Intake { .. } | Self::Manifest(_) | Self::Changed { .. } => ErrorCode::InvalidInput,
-            Self::Registry(error) => registry_code(error),
+            Self::Registry(error) => error.code(),
             Self::Name { .. } | Self::NotAFile { .. } => ErrorCode::InvalidRequest,
             Self::DigestMismatch { .. } => ErrorCode::Upstream,
             Self::NotInModel { .. } => ErrorCode::NotFound,
@@ -132,16 +132,6 @@ fn store_code(error: &StoreError) -> ErrorCode {
         | StoreError::ForeignFile { .. }
         | StoreError::MissingBlob { .. }
         | StoreError::BlobSize { .. } => ErrorCode::Corrupt,
-    }
-}
-
-/// Whatever a registry does wrong is upstream's; what the user named wrongly is not.
-fn registry_code(error: &RegistryError) -> ErrorCode {
-    match error {
-        RegistryError::NotFound { .. } => ErrorCode::NotFound,
-        RegistryError::Denied { .. } => ErrorCode::Denied,
-        RegistryError::Mirror { .. } | RegistryError::Certificates { .. } | RegistryError::Host { .. } => ErrorCode::InvalidRequest,
-        _ => ErrorCode::Upstream,
     }
 }
 

@@ -115,11 +115,7 @@ struct RootFs {
     diff_ids: Vec<blobd_store_format::digest::Digest>,
 }
 
-fn compose_manifest(
-    ingest: &mut Ingest,
-    taken: &TakenFile,
-    facts: &ModelFacts,
-) -> Result<Manifest, OpError> {
+fn compose_manifest(ingest: &mut Ingest, taken: &TakenFile, facts: &ModelFacts) -> Result<Manifest, OpError> {
     let family = facts.architecture.as_deref().unwrap_or("unknown");
     let config = ModelConfig {
         model_format: "gguf",

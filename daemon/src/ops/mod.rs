@@ -19,6 +19,7 @@ pub use error::OpError;
 pub use import::import;
 pub use list::list;
 pub(crate) use list::rfc3339;
+pub(crate) use open::open_blobs;
 pub use open::{Located, open};
 pub use pull::pull;
 pub use remove::{Condemned, remove};

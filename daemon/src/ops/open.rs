@@ -4,10 +4,11 @@
 //! those are the tensor table.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 
-use blobd_client::protocol::frame;
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_client::protocol::response::{HeaderLocation, OpenHead, OpenLayer, OpenPiece, TensorLocation};
+use blobd_client::protocol::{MAX_FDS_PER_BATCH, frame};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
@@ -27,6 +28,8 @@ pub struct Located {
     pub tables: Vec<u8>,
     /// The blobs to pass, in order, each with the least length it must have in bytes.
     pub blobs: Vec<(Digest, u64)>,
+    /// The first of them, as many as go out in one batch, open already.
+    pub first_files: Vec<File>,
     /// Keeps all of the model from being collected.
     pub lease: Lease,
 }
@@ -58,7 +61,18 @@ pub fn open(store: &Store, params: &OpenParams, holder: String) -> Result<Locate
         tensor_count: locator.tensors.len() as u64,
         fd_count: locator.fds.next_number(),
     };
-    Ok(Located { reference: model.reference, head, tables, blobs: locator.fds.order, lease })
+    let blobs = locator.fds.order;
+    let first_files = open_blobs(store, blobs.get(..MAX_FDS_PER_BATCH).unwrap_or(&blobs))?;
+    Ok(Located { reference: model.reference, head, tables, blobs, first_files, lease })
+}
+
+/// Opens blobs for one client.
+///
+/// # Errors
+/// As for [`Store::open_blob`].
+pub(crate) fn open_blobs(store: &Store, blobs: &[(Digest, u64)]) -> Result<Vec<File>, OpError> {
+    let open = |(digest, least_size): &(Digest, u64)| store.open_blob(*digest, *least_size);
+    Ok(blobs.iter().map(open).collect::<Result<_, _>>()?)
 }
 
 /// Numbers the descriptors in the order in which they are first needed.

@@ -34,7 +34,8 @@ pub fn pull(
     let manifest = handle.block_on(registry.manifest(reference))?;
     let lease = store.leases().grant(format!("pull of {}", reference.short()));
     let ingest = Ingest::begin(store, lease)?;
-    let mut pull = Pull { registry, handle, reference, events, ingest, downloaded_bytes: 0, present_bytes: 0 };
+    let mut pull =
+        Pull { registry, handle, reference, events, ingest, downloaded_bytes: 0, present_bytes: 0 };
     for file in files_in_order(&manifest) {
         pull.take(file)?;
     }

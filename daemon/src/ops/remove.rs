@@ -59,7 +59,11 @@ pub fn remove(store: &Store, condemned: &Condemned, params: &RemoveParams) -> Re
         Ok(deleted) => deleted,
         Err(error) => {
             let bytes = bytes_on_disk(store, &candidates)?;
-            return Ok(Removed { removed, freed_bytes: 0, kept: vec![Kept { bytes, by: vec![error.to_string()] }] });
+            return Ok(Removed {
+                removed,
+                freed_bytes: 0,
+                kept: vec![Kept { bytes, by: vec![error.to_string()] }],
+            });
         }
     };
     condemned.add(still_pinned(store, &candidates));

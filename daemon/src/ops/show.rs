@@ -5,6 +5,7 @@ use std::io::Read as _;
 
 use blobd_client::protocol::response::{LayerSummary, ModelDetails, Stored};
 use blobd_store_format::gguf::{Header, MetadataValue};
+use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 use serde_json::{Value as Json, json};
 
@@ -36,7 +37,7 @@ pub fn show(store: &Store, reference: &Reference) -> Result<ModelDetails, OpErro
     })
 }
 
-fn recipes(model: &Model) -> impl Iterator<Item = &blobd_store_format::recipe::Recipe> {
+fn recipes(model: &Model) -> impl Iterator<Item = &Recipe> {
     model.files.iter().filter_map(|file| match &file.form {
         StoredForm::Recipe(recipe) => Some(&**recipe),
         StoredForm::Blob => None,
@@ -45,7 +46,7 @@ fn recipes(model: &Model) -> impl Iterator<Item = &blobd_store_format::recipe::R
 
 /// The header of the model's first split file.
 fn header(store: &Store, model: &Model) -> Result<Option<Header>, OpError> {
-    let Some((digest, size)) = recipes(model).find_map(|recipe| recipe.header()) else { return Ok(None) };
+    let Some((digest, size)) = recipes(model).find_map(Recipe::header) else { return Ok(None) };
     let mut bytes = Vec::new();
     let mut file = store.open_blob(digest, size)?;
     // A recipe's first piece is as long as a header with its padding: limited when it was made.
@@ -53,7 +54,8 @@ fn header(store: &Store, model: &Model) -> Result<Option<Header>, OpError> {
         .take(Header::MAX_BYTES * 2)
         .read_to_end(&mut bytes)
         .map_err(StoreError::io("read", store.root()))?;
-    let refused = |source| OpError::Intake { name: format!("blob {digest}"), source: IntakeError::Gguf(source) };
+    let refused =
+        |source| OpError::Intake { name: format!("blob {digest}"), source: IntakeError::Gguf(source) };
     Header::parse(&bytes).map(Some).map_err(refused)
 }
 

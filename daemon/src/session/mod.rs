@@ -34,6 +34,7 @@ struct Table {
 #[derive(Debug)]
 struct OpenSession {
     peer: Peer,
+    command: Option<String>,
     model: Reference,
     since: SystemTime,
     bytes: u64,
@@ -42,12 +43,12 @@ struct OpenSession {
 impl Sessions {
     /// Notes that a peer has opened a model with blobs of `bytes` in all.
     pub(crate) fn begin(&self, peer: &Peer, model: Reference, bytes: u64) -> SessionGuard {
+        let (since, command) = (SystemTime::now(), peer.command());
         let mut table = self.lock();
         let id = table.next_id;
         table.next_id += 1;
-        let since = SystemTime::now();
         table.last_opened.insert(model.clone(), since);
-        table.open.insert(id, OpenSession { peer: peer.clone(), model, since, bytes });
+        table.open.insert(id, OpenSession { peer: peer.clone(), command, model, since, bytes });
         SessionGuard { sessions: self.clone(), id }
     }
 
@@ -76,7 +77,7 @@ impl OpenSession {
             pid: self.peer.pid,
             uid: self.peer.uid,
             user: self.peer.user_name(),
-            command: self.peer.command.clone(),
+            command: self.command.clone(),
             model: self.model.short(),
             since: rfc3339(self.since),
             bytes_mapped: self.bytes,

@@ -10,13 +10,13 @@ use blobd_store_format::digest::Digest;
 
 use super::connection::{FrameStream, SessionError, unexpected};
 use super::peer::Peer;
-use crate::ops::{Located, OpError};
+use crate::ops::{self, Located, OpError};
 use crate::state::Daemon;
 
 /// Serves one open model until its client goes, then frees what only it still held.
 pub(crate) async fn serve_open(daemon: Arc<Daemon>, stream: FrameStream, peer: Peer, located: Located) {
     let model = located.reference.clone();
-    tracing::info!("{}: opens {}", peer.description(), model.short());
+    tracing::debug!("{}: opens {}", peer.description(), model.short());
     if let Err(error) = hold(&daemon, stream, &peer, located).await {
         tracing::info!("{}: {}: {error}", peer.description(), model.short());
     }
@@ -33,13 +33,13 @@ async fn hold(
     peer: &Peer,
     located: Located,
 ) -> Result<(), SessionError> {
-    let Located { reference, head, tables, blobs, lease } = located;
+    let Located { reference, head, tables, blobs, first_files, lease } = located;
     let bytes = blobs.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
     let mut answer = Frame::Open(head).encode()?;
     answer.extend(tables);
     stream.send(&answer, &[]).await?;
     drop(answer);
-    if let Err(error) = send_blobs(daemon, &mut stream, blobs).await {
+    if let Err(error) = send_blobs(daemon, &mut stream, blobs, first_files).await {
         // Best effort: if the peer is the reason, it does not listen.
         if let SendError::Ours(error) = &error {
             let _ = stream.send_frame(&Frame::Error(error.body())).await;
@@ -71,12 +71,12 @@ async fn send_blobs(
     daemon: &Arc<Daemon>,
     stream: &mut FrameStream,
     blobs: Vec<(Digest, u64)>,
+    mut files: Vec<File>,
 ) -> Result<(), SendError> {
-    let mut batches = blobs.chunks(MAX_FDS_PER_BATCH).map(<[_]>::to_vec);
-    let mut files = open_batch(daemon, batches.next().unwrap_or_default()).await?;
+    let mut batches = blobs.chunks(MAX_FDS_PER_BATCH).map(<[_]>::to_vec).skip(1);
     let mut sent = 0;
     while !files.is_empty() {
-        let batch = send_batch(stream, &files, &mut sent);
+        let batch = send_batch(stream, files, &mut sent);
         let next = open_batch(daemon, batches.next().unwrap_or_default());
         let (acknowledged, next) = tokio::join!(batch, next);
         acknowledged.map_err(SendError::Theirs)?;
@@ -89,20 +89,19 @@ async fn open_batch(daemon: &Arc<Daemon>, batch: Vec<(Digest, u64)>) -> Result<V
     if batch.is_empty() {
         return Ok(Vec::new());
     }
-    let open = move |daemon: &Daemon| {
-        let open = |(digest, least_size): &(Digest, u64)| daemon.store.open_blob(*digest, *least_size);
-        Ok(batch.iter().map(open).collect::<Result<Vec<File>, _>>()?)
-    };
+    let open = move |daemon: &Daemon| ops::open_blobs(&daemon.store, &batch);
     daemon.blocking(open).await.map_err(SendError::Ours)
 }
 
 /// Sends one batch and waits until the peer has taken it: descriptors in flight count against
 /// the daemon's user, and one peer must not use up what all need.
-async fn send_batch(stream: &mut FrameStream, files: &[File], sent: &mut u32) -> Result<(), SessionError> {
+async fn send_batch(stream: &mut FrameStream, files: Vec<File>, sent: &mut u32) -> Result<(), SessionError> {
     let count = u32::try_from(files.len()).unwrap_or(u32::MAX);
     let fds: Vec<BorrowedFd<'_>> = files.iter().map(|file| file.as_fd()).collect();
     stream.send(&Frame::Fds { first: *sent, count }.encode()?, &fds).await?;
     *sent = sent.saturating_add(count);
+    // On their way they are the kernel's; closing ours takes time that the peer now uses.
+    drop(files);
     match stream.receive().await? {
         Frame::Ack { received } if received == *sent => Ok(()),
         frame => Err(unexpected(&frame, "an acknowledgement of all descriptors")),

@@ -9,8 +9,6 @@ pub struct Peer {
     pub pid: i32,
     /// Its user.
     pub uid: u32,
-    /// The name of its command, as `ps` shows it.
-    pub command: Option<String>,
 }
 
 /// What a request needs.
@@ -31,10 +29,14 @@ impl Peer {
     /// Those of `getsockopt`.
     pub fn of(stream: &tokio::net::UnixStream) -> std::io::Result<Self> {
         let credentials = stream.peer_cred()?;
-        let pid = credentials.pid().unwrap_or_default();
-        let command = fs::read_to_string(format!("/proc/{pid}/comm")).ok();
-        let command = command.map(|name| name.trim_end().chars().filter(|c| !c.is_control()).collect());
-        Ok(Self { pid, uid: credentials.uid(), command })
+        Ok(Self { pid: credentials.pid().unwrap_or_default(), uid: credentials.uid() })
+    }
+
+    /// The name of its command, as `ps` shows it; `None` once it has ended.
+    #[must_use]
+    pub fn command(&self) -> Option<String> {
+        let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).ok()?;
+        Some(name.trim_end().chars().filter(|c| !c.is_control()).collect())
     }
 
     /// Whether the peer may do what a request needs. Who can connect at all is decided by the
@@ -62,7 +64,7 @@ impl Peer {
     /// How `rm` and the log name the peer.
     #[must_use]
     pub fn description(&self) -> String {
-        match &self.command {
+        match self.command() {
             Some(command) => format!("process {} ({command})", self.pid),
             None => format!("process {}", self.pid),
         }

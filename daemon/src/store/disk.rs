@@ -72,7 +72,9 @@ pub(crate) fn publish(staged: &Path, target: &Path) -> Result<bool, StoreError> 
 /// Reads a file of at most `limit` bytes; `None` when there is none.
 pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
     let Some(file) = optional(File::open(path), "open", path)? else { return Ok(None) };
-    let mut content = Vec::new();
+    // One read where the length is known; a hostile one is capped.
+    let length = file.metadata().map_err(StoreError::io("inspect", path))?.len().min(limit);
+    let mut content = Vec::with_capacity(usize::try_from(length).unwrap_or_default().saturating_add(1));
     // One byte more than allowed, so that the caller's own check of the length sees the excess.
     file.take(limit.saturating_add(1)).read_to_end(&mut content).map_err(StoreError::io("read", path))?;
     Ok(Some(content))

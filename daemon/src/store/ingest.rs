@@ -112,8 +112,7 @@ impl Ingest {
         let digest = blob.digest;
         // Before the look whether it exists: a collection could delete it between look and pin.
         self.lease.pin(digest);
-        let present =
-            self.new.contains_key(&digest) || self.store.blob_size(digest)? == Some(blob.size);
+        let present = self.new.contains_key(&digest) || self.store.blob_size(digest)? == Some(blob.size);
         if present {
             self.reused_bytes += blob.size;
             disk::remove_file(&blob.path)?;
@@ -227,7 +226,10 @@ impl Ingest {
 impl Drop for Ingest {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&*self.staging.directory) {
-            tracing::warn!("{}: cannot remove: {error}; it goes at the next start", self.staging.directory.display());
+            tracing::warn!(
+                "{}: cannot remove: {error}; it goes at the next start",
+                self.staging.directory.display()
+            );
         }
     }
 }

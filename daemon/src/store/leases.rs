@@ -58,7 +58,6 @@ impl Leases {
     }
 
     /// Starts a collection: from now on, what is pinned stays even when its pin goes.
-    #[must_use]
     pub fn begin_collection(&self) -> Collection {
         self.lock().since_collection.get_or_insert_default();
         Collection { leases: self.clone() }

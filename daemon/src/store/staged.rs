@@ -166,7 +166,8 @@ impl StagedHash {
             while length > 0 {
                 let step = length.min(READ_BACK_BYTES);
                 buffer.resize(usize::try_from(step).unwrap_or_default(), 0);
-                file.read_exact_at(&mut buffer, self.hashed).map_err(StoreError::io("read back", &self.path))?;
+                file.read_exact_at(&mut buffer, self.hashed)
+                    .map_err(StoreError::io("read back", &self.path))?;
                 self.hasher.update(&buffer);
                 self.hashed += step;
                 length -= step;

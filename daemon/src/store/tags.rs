@@ -84,9 +84,7 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn modified(&self, reference: &Reference) -> Result<SystemTime, StoreError> {
         let path = self.path(layout::manifest(reference));
-        fs::metadata(&path)
-            .and_then(|metadata| metadata.modified())
-            .map_err(StoreError::io("inspect", path))
+        fs::metadata(&path).and_then(|metadata| metadata.modified()).map_err(StoreError::io("inspect", path))
     }
 
     /// Where the model with this manifest came from, if that is on record.
@@ -161,9 +159,7 @@ impl Store {
 /// A directory's entries; none if it has just been removed with its last tag.
 fn entries(directory: &Path) -> Result<Vec<PathBuf>, StoreError> {
     let Some(listing) = optional(fs::read_dir(directory), "list", directory)? else { return Ok(Vec::new()) };
-    listing
-        .map(|entry| Ok(entry.map_err(StoreError::io("list", directory))?.path()))
-        .collect()
+    listing.map(|entry| Ok(entry.map_err(StoreError::io("list", directory))?.path())).collect()
 }
 
 fn reference_of(root: &Path, path: &Path) -> Option<Reference> {

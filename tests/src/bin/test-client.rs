@@ -10,8 +10,8 @@ use std::io::{BufRead as _, Write as _};
 use std::process::ExitCode;
 
 use blobd_client::Client;
-use blobd_client::error::ClientError;
-use blobd_client::model::{ModelError, OpenModel, TensorMap};
+use blobd_client::error::{ClientError, ModelError};
+use blobd_client::model::{OpenModel, TensorMap};
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_tests::oracle::sha256_of;
 use serde_json::{Value as Json, json};

@@ -11,6 +11,7 @@ use tempfile::TempDir;
 
 use super::Verbs;
 use crate::command::{Blobd, Run};
+use crate::places::fast_folder;
 
 /// A directory and the commands that are given it as their root.
 #[derive(Debug)]
@@ -21,12 +22,9 @@ pub struct Commands {
 
 impl Commands {
     /// Commands on a store that does not exist yet.
-    ///
-    /// # Panics
-    /// When there is no place for it.
     #[must_use]
     pub fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a temporary directory");
+        let folder = fast_folder();
         Self { blobd: Blobd::at_root(folder.path()), folder }
     }
 

@@ -1,2 +1,80 @@
 //! One suite of what the verbs promise, run on the store in this process, through the socket of
 //! a daemon, and through commands without a daemon.
+
+mod content;
+mod names;
+mod space;
+
+/// Runs each test of the suite in all three ways.
+macro_rules! conformance {
+    ($($module:ident: $($name:ident)*;)*) => {
+        mod in_process {
+            $($(
+                #[test]
+                fn $name() {
+                    let folder = blobd_tests::places::fast_folder();
+                    super::$module::$name(&blobd_tests::verbs::InProcess::open(folder.path()));
+                }
+            )*)*
+        }
+
+        mod through_socket {
+            $($(
+                #[test]
+                fn $name() {
+                    super::$module::$name(&blobd_tests::verbs::ThroughSocket::start());
+                }
+            )*)*
+        }
+
+        mod commands {
+            $($(
+                #[test]
+                fn $name() {
+                    super::$module::$name(&blobd_tests::verbs::Commands::new());
+                }
+            )*)*
+        }
+    };
+}
+
+conformance! {
+    content:
+        file_of_every_layout_comes_back_bit_for_bit
+        every_tensor_blob_is_the_raw_bytes_of_its_tensor
+        experts_are_located_inside_their_group
+        header_and_config_are_told_by_show
+        refused_file_leaves_nothing_behind
+        shard_is_refused_with_what_to_do
+        lost_blob_is_reported_as_corrupt;
+    names:
+        file_name_gives_the_model_its_name
+        name_is_the_same_in_upper_and_lower_case
+        tag_points_at_the_same_manifest
+        unknown_name_is_not_found_and_drops_nothing
+        digest_in_a_name_must_be_the_models
+        second_import_under_a_name_replaces_it
+        origin_tells_where_a_model_came_from;
+    space:
+        same_file_again_adds_nothing
+        sibling_adds_only_what_differs
+        stacked_and_separate_experts_share_every_expert
+        removal_frees_what_it_says
+        removal_keeps_what_others_need_and_names_them
+        dry_run_is_what_collection_does
+        unreadable_manifest_stops_collection
+        unreadable_recipe_stops_collection
+        file_that_is_no_tag_stops_collection
+        usage_adds_up;
+}
+
+/// Imports a generated file under a name.
+fn import(
+    verbs: &impl blobd_tests::verbs::Verbs,
+    file: &blobd_tests::model::ModelFile,
+    name: &str,
+) -> blobd_client::protocol::response::Imported {
+    let folder = blobd_tests::places::fast_folder();
+    let path = file.write_to(folder.path(), "model.gguf");
+    verbs.import(&path, Some(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}

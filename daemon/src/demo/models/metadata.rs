@@ -68,7 +68,7 @@ impl SyntheticModel {
 /// The token with this number: its digits in base 32, as syllables.
 fn word(token: u32) -> String {
     let mut rest = token;
-    let mut text = String::from(if token % 2 == 0 { "Ġ" } else { "" });
+    let mut text = space(token).to_owned();
     loop {
         text.push_str(syllable(rest));
         rest /= SYLLABLE_COUNT;
@@ -80,9 +80,13 @@ fn word(token: u32) -> String {
 
 /// The pair that makes the token with this number: its first syllable and the others.
 fn merge(token: u32) -> String {
-    let space = if token % 2 == 0 { "Ġ" } else { "" };
     let rest = word(token / SYLLABLE_COUNT);
-    format!("{space}{} {}", syllable(token), rest.trim_start_matches('Ġ'))
+    format!("{}{} {}", space(token), syllable(token), rest.trim_start_matches('Ġ'))
+}
+
+/// Every other token starts a word: byte-level BPE writes the space before it as `Ġ`.
+fn space(token: u32) -> &'static str {
+    if token.is_multiple_of(2) { "Ġ" } else { "" }
 }
 
 fn special(index: u32) -> String {
@@ -102,8 +106,8 @@ fn syllable(digit: u32) -> &'static str {
 }
 
 const SYLLABLES: [&str; 32] = [
-    "a", "be", "ce", "di", "en", "fo", "ga", "hu", "in", "jo", "ka", "le", "mo", "ne", "or", "pi", "qu", "re",
-    "st", "ti", "un", "ve", "wa", "xi", "yo", "ze", "al", "ch", "ou", "sh", "th", "ng",
+    "a", "be", "ce", "di", "en", "fo", "ga", "hu", "in", "jo", "ka", "le", "mo", "ne", "or", "pi", "qu",
+    "re", "st", "ti", "un", "ve", "wa", "xi", "yo", "ze", "al", "ch", "ou", "sh", "th", "ng",
 ];
 const SYLLABLE_COUNT: u32 = 32;
 /// The first token of two syllables.

@@ -38,8 +38,7 @@ fn blobs(file: &[u8]) -> Vec<(BlobContent, Digest)> {
 fn tensor_counts_are_those_of_the_published_models() {
     let llama = SyntheticModel::llama("x", Dimensions::SMALL_LLAMA);
     let mixtral = |experts| SyntheticModel::mixtral("x", Dimensions::SMALL_MIXTRAL, experts);
-    for (model, count) in
-        [(llama, 291), (mixtral(Experts::Stacked), 323), (mixtral(Experts::Separate), 995)]
+    for (model, count) in [(llama, 291), (mixtral(Experts::Stacked), 323), (mixtral(Experts::Separate), 995)]
     {
         assert_eq!(model.tensor_count(), count);
         assert_eq!(header_of(&model).tensors().len(), count);

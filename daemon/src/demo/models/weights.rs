@@ -22,8 +22,9 @@ impl Stream {
         debug_assert!(start.is_multiple_of(WORD_BYTES));
         // FNV-1a, so that names which differ in one digit have nothing in common.
         let start_of_hash = 0xcbf2_9ce4_8422_2325 ^ mix(seed ^ (u64::from(ggml_type.id()) << 32));
-        let hash =
-            name.bytes().fold(start_of_hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        let hash = name
+            .bytes()
+            .fold(start_of_hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
         Self { key: mix(hash), position: start / WORD_BYTES, is_float: ggml_type == GgmlType::F32 }
     }
 

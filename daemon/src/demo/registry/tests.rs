@@ -33,7 +33,7 @@ async fn registry() -> LoopbackRegistry {
 
 /// More than fits in the chunks that are read ahead.
 fn big() -> Vec<u8> {
-    (0..5 << 20).map(|index: u32| index.to_le_bytes()[1]).collect()
+    [0, 1, 2, 3, 4].map(|byte| vec![byte; 1 << 20]).concat()
 }
 
 /// The answer to a request, head and body as they come.

@@ -30,16 +30,27 @@ fn to_disk(setup: &Setup, file: &Path, size: u64) -> Outcome<()> {
         let directory = tempfile::tempdir_in(&setup.disk)?;
         let target = directory.path().join("copy");
         rustix::fs::sync();
-        copy.push(timed(|| {
-            run_command(Command::new("cp").arg(file).arg(&target))?;
-            run_command(Command::new("sync").arg(&target))
-        })?.0);
+        copy.push(
+            timed(|| {
+                run_command(Command::new("cp").arg(file).arg(&target))?;
+                run_command(Command::new("sync").arg(&target))
+            })?
+            .0,
+        );
         std::fs::remove_file(&target)?;
         rustix::fs::sync();
         import.push(timed(|| import_to(setup, file, directory.path()))?.0);
     }
-    println!("  disk: cp + sync            {:8.2} s  {:6.2} GiB/s", copy.seconds(), gib(size) / copy.seconds());
-    println!("  disk: blobd import         {:8.2} s  {:6.2} GiB/s", import.seconds(), gib(size) / import.seconds());
+    println!(
+        "  disk: cp + sync            {:8.2} s  {:6.2} GiB/s",
+        copy.seconds(),
+        gib(size) / copy.seconds()
+    );
+    println!(
+        "  disk: blobd import         {:8.2} s  {:6.2} GiB/s",
+        import.seconds(),
+        gib(size) / import.seconds()
+    );
     println!("  disk: speed against cp     {:8.2}    (floor 0.8)", import.ratio(&copy));
     Ok(())
 }
@@ -62,8 +73,15 @@ fn to_tmpfs(setup: &Setup, file: &Path, size: u64) -> Outcome<()> {
     }
     println!("  tmpfs: cp                  {:8.2} s", copy.seconds());
     println!("  tmpfs: one hash pass       {:8.2} s", hash.seconds());
-    println!("  tmpfs: bound               {:8.2} s  (two hash passes and one copy over the cores)", bound.seconds());
-    println!("  tmpfs: blobd import        {:8.2} s  {:6.2} GiB/s", import.seconds(), gib(size) / import.seconds());
+    println!(
+        "  tmpfs: bound               {:8.2} s  (two hash passes and one copy over the cores)",
+        bound.seconds()
+    );
+    println!(
+        "  tmpfs: blobd import        {:8.2} s  {:6.2} GiB/s",
+        import.seconds(),
+        gib(size) / import.seconds()
+    );
     println!("  tmpfs: speed against bound {:8.2}    (floor 0.8)", import.ratio(&bound));
     Ok(())
 }

@@ -25,14 +25,30 @@ pub(crate) struct Setup {
     blocks: u32,
     /// How often each measurement is taken.
     rounds: usize,
+    /// The one measurement to take; all if absent.
+    only: Option<String>,
 }
+
+type Measurement = fn(&Setup) -> measure::Outcome<()>;
+
+const MEASUREMENTS: [(&str, Measurement); 3] =
+    [("import", import::run), ("open", open::run), ("touch", touch::run)];
+
+const USAGE: &str = "--disk=DIR, --tmpfs=DIR, --blocks=N, --rounds=N or --only=import|open|touch";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let setup = Setup::from_args(std::env::args().skip(1))?;
-    println!("blobd benchmark: {} blocks, {} rounds, medians; disk {}", setup.blocks, setup.rounds, setup.disk.display());
-    import::run(&setup)?;
-    open::run(&setup)?;
-    touch::run(&setup)?;
+    println!(
+        "blobd benchmark: {} blocks, {} rounds, medians; disk {}",
+        setup.blocks,
+        setup.rounds,
+        setup.disk.display()
+    );
+    for (name, measurement) in MEASUREMENTS {
+        if setup.only.as_deref().is_none_or(|only| only == name) {
+            measurement(&setup)?;
+        }
+    }
     Ok(())
 }
 
@@ -40,18 +56,23 @@ impl Setup {
     fn from_args(arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
         let blobd = std::env::current_exe()?.with_file_name("blobd");
         let (disk, tmpfs) = (PathBuf::from("target"), PathBuf::from("/dev/shm"));
-        let mut setup = Self { blobd, disk, tmpfs, blocks: 4, rounds: 7 };
+        let mut setup = Self { blobd, disk, tmpfs, blocks: 4, rounds: 7, only: None };
         for argument in arguments {
             match argument.split_once('=') {
                 Some(("--disk", path)) => setup.disk = path.into(),
                 Some(("--tmpfs", path)) => setup.tmpfs = path.into(),
                 Some(("--blocks", count)) => setup.blocks = count.parse()?,
                 Some(("--rounds", count)) => setup.rounds = count.parse()?,
-                _ => return Err(format!("{argument}: --disk=DIR, --tmpfs=DIR, --blocks=N or --rounds=N expected").into()),
+                Some(("--only", name)) => setup.only = Some(name.to_owned()),
+                _ => return Err(format!("{argument}: {USAGE} expected").into()),
             }
         }
         if !setup.blobd.is_file() {
-            return Err(format!("{}: not there; run `cargo build --release -p blobd`", setup.blobd.display()).into());
+            return Err(format!(
+                "{}: not there; run `cargo build --release -p blobd`",
+                setup.blobd.display()
+            )
+            .into());
         }
         std::fs::create_dir_all(&setup.disk)?;
         setup.disk = setup.disk.canonicalize()?;

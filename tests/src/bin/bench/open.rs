@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use blobd::demo::models::{Dimensions, SyntheticModel};
-use blobd_client::model::TensorMap;
+use blobd_client::model::{OpenModel, TensorMap};
 use blobd_store_format::reference::Reference;
 
 use crate::Setup;
@@ -26,16 +26,22 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
         opens.push(timed(|| open_and_map(&daemon))?.0);
         plains.push(timed(|| paths.iter().map(|path| plain_map::map(path)).collect::<Outcome<Vec<_>>>())?.0);
     }
-    println!("\nopen of {} tensors, daemon warm, from connect to the last tensor mapped", model.tensor_count());
+    println!(
+        "\nopen of {} tensors, daemon warm, from connect to the last tensor mapped",
+        model.tensor_count()
+    );
     let (median, p90) = (opens.seconds() * 1e3, opens.quantile(0.9) * 1e3);
     println!("  blobd                      {median:8.2} ms median, {p90:.2} ms p90 (limit 2)");
     println!("  open + mmap, plain files   {:8.2} ms median", plains.seconds() * 1e3);
     Ok(())
 }
 
-fn open_and_map(daemon: &Daemon) -> Outcome<Vec<TensorMap>> {
+/// The model is returned too: what it takes to close it is not part of opening it.
+fn open_and_map(daemon: &Daemon) -> Outcome<(OpenModel, Vec<TensorMap>)> {
     let reference: Reference = "bench".parse()?;
-    Ok(daemon.client()?.open(&reference)?.map_all()?)
+    let model = daemon.client()?.open(&reference)?;
+    let maps = model.map_all()?;
+    Ok((model, maps))
 }
 
 fn plain_files(directory: &Path, count: usize) -> Outcome<Vec<PathBuf>> {

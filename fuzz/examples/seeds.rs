@@ -1,0 +1,181 @@
+//! Writes a few small seeds for every target into `corpus/`: `cargo run --example seeds`.
+//!
+//! They are made here instead of kept as files, so that a reader sees what they are.
+
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::frame::Frame;
+use blobd_client::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLocation};
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::gguf::{ByteOrder, GgmlType, GgufError, GgufWriter, Header, Value};
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::split::{SplitPlan, Splitter, Target};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+fn main() -> Result<()> {
+    for (name, writer) in ggufs()? {
+        let file = file(&writer)?;
+        for (target, portion) in [("header", 0), ("header", 255), ("split", 3)] {
+            write(target, &format!("{name}-{portion}"), &[&[portion], &file[..]].concat())?;
+        }
+        if let Some(recipe) = recipe(&file) {
+            write("recipe", name, &recipe)?;
+        }
+    }
+    // Alignment 32; two experts of 64 bytes, in reverse; a stack; one of an unknown type far away.
+    write("split", "script", &[3, 5, 1, 1, 0, 1, 0, 0, 3, 7, 2, 12, 8, 77, 4, 9])?;
+    write("manifest", "imported", manifest()?.raw())?;
+    write("manifest", "index", br#"{"schemaVersion":2,"manifests":[]}"#)?;
+    for (name, text) in [
+        ("short", "llama3"),
+        ("hf", "hf.co/me/repo-GGUF:Q4_K_M"),
+        ("http", "http://127.0.0.1:5000/a/b:c"),
+        ("blob", "sha256-e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
+        ("pinned", "a/b@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
+    ] {
+        write("reference", name, text.as_bytes())?;
+    }
+    write_frames()
+}
+
+fn write(target: &str, name: &str, bytes: &[u8]) -> Result<()> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    fs::create_dir_all(&directory)?;
+    Ok(fs::write(directory.join(name), bytes)?)
+}
+
+fn ggufs() -> std::result::Result<Vec<(&'static str, GgufWriter)>, GgufError> {
+    let mut dense = GgufWriter::new();
+    dense.metadata("general.architecture", "llama")?.metadata("general.alignment", 64_u32)?;
+    dense.metadata("tokenizer.ggml.tokens", Value::from(vec!["<s>", "a", "b"]))?;
+    dense.metadata("scores", Value::from(vec![0.5_f32, 1.0]))?;
+    dense.tensor("token_embd.weight", GgmlType::Q4_K, &[256, 2])?;
+    dense.tensor("output_norm.weight", GgmlType::F32, &[5])?;
+
+    let mut experts = GgufWriter::new();
+    for expert in [0, 10, 1, 2, 3, 4, 5, 6, 7, 8, 9] {
+        experts.tensor(&format!("blk.0.ffn_up.{expert}.weight"), GgmlType::F32, &[8, 2])?;
+    }
+    experts.tensor("blk.1.ffn_gate_exps.weight", GgmlType::F32, &[4, 2, 2])?;
+
+    let mut odd = GgufWriter::new().with_byte_order(ByteOrder::Big).with_version(2);
+    odd.metadata("raw", Value::String(vec![0xff, 0xfe]))?.metadata("flag", true)?;
+    odd.tensor_at("last", GgmlType::from_id(77), &[5], 96)?;
+    odd.tensor_at("empty", GgmlType::F16, &[0], 32)?;
+    odd.tensor_at("first", GgmlType::I8, &[3], 0)?;
+
+    Ok(vec![("dense", dense), ("experts", experts), ("odd", odd), ("nothing", GgufWriter::new())])
+}
+
+/// The header, data, and a tail.
+fn file(writer: &GgufWriter) -> Result<Vec<u8>> {
+    let mut file = writer.header()?;
+    file.extend((0..writer.data_size()?.max(100)).map(|place| u8::try_from(place % 251).unwrap_or(0)));
+    file.extend(b"tail");
+    Ok(file)
+}
+
+fn recipe(file: &[u8]) -> Option<Vec<u8>> {
+    let plan = SplitPlan::new(&Header::parse(file).ok()?, file.len() as u64).ok()?;
+    let mut blobs = vec![Vec::new(); plan.blobs().len()];
+    let mut literals = vec![Vec::new(); plan.literal_count()];
+    for part in Splitter::new(&plan).push(file).ok()? {
+        match part.target {
+            // In file order, which for experts is not the blob's; a recipe does not look.
+            Target::Blob { blob, .. } => blobs[blob].extend(part.bytes),
+            Target::Literal { literal } => literals[literal].extend(part.bytes),
+        }
+    }
+    let digests: Vec<Digest> = blobs.iter().map(|blob| Digest::of(blob)).collect();
+    Some(plan.recipe(Digest::of(file), &digests, literals).ok()?.to_json())
+}
+
+fn manifest() -> Result<Manifest> {
+    let descriptor = |media_type: &str, content: &[u8]| Descriptor {
+        media_type: MediaType::new(media_type),
+        digest: Digest::of(content),
+        size: content.len() as u64,
+    };
+    let layers = vec![
+        descriptor(MediaType::OLLAMA_MODEL, b"weights"),
+        descriptor("application/vnd.ollama.image.template", b"{{ .Prompt }}"),
+    ];
+    Ok(Manifest::compose(descriptor(MediaType::DOCKER_CONFIG, b"{}"), layers)?)
+}
+
+/// Streams of frames; the same as answers of a daemon, with and without descriptors.
+fn write_frames() -> Result<()> {
+    let opened = opened()?;
+    write("frame", "open", &[&[9], &opened[..]].concat())?;
+    let import = [
+        Frame::Progress { completed: 1, total: 2 }.encode()?,
+        Frame::Error(ErrorBody::new(ErrorCode::InvalidInput, "no GGUF file")).encode()?,
+    ]
+    .concat();
+    write("frame", "import", &[&[0], &import[..]].concat())?;
+    write("frame", "ack", &[&[255], &Frame::Ack { received: 4 }.encode()?[..]].concat())?;
+
+    let head = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: blobd-fd/1\r\n\r\n";
+    let fds_frame = Frame::Fds { first: 0, count: 2 }.encode()?;
+    let attach_at = u16::try_from(head.len() + opened.len() - fds_frame.len())?.to_le_bytes();
+    for verb in [4, 5] {
+        write("answer", &format!("open-{verb}"), &[&[verb, 2], &attach_at[..], head, &opened].concat())?;
+    }
+    write("answer", "import", &[&[3, 0, 0, 0][..], head, &import].concat())?;
+    let lines = "{\"status\":\"pulling\"}\n{\"error\":{\"code\":\"upstream\",\"message\":\"gone\"}}\n";
+    let chunked = format!(
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{lines}\r\n0\r\n\r\n",
+        lines.len()
+    );
+    write("answer", "pull", &[&[2, 0, 0, 0][..], chunked.as_bytes()].concat())?;
+    let models = "HTTP/1.1 200 OK\r\ncontent-length: 13\r\n\r\n{\"models\":[]}";
+    write("answer", "models", &[&[0, 0, 0, 0][..], models.as_bytes()].concat())
+}
+
+fn opened() -> Result<Vec<u8>> {
+    let layer = |media_type: &str, size, fd, piece_count| OpenLayer {
+        media_type: MediaType::new(media_type),
+        digest: Digest::of(media_type.as_bytes()),
+        size,
+        fd,
+        header: None,
+        piece_count,
+    };
+    let head = OpenHead {
+        name: "m:latest".to_owned(),
+        digest: Digest::of(b"m"),
+        layers: vec![
+            layer(MediaType::OLLAMA_MODEL, 67, None, 3),
+            layer("application/vnd.ollama.image.template", 13, Some(1), 0),
+        ],
+        tensor_count: 1,
+        fd_count: 2,
+    };
+    let pieces = vec![
+        OpenPiece::Fd { fd: 0, offset: 0, length: 64 },
+        OpenPiece::Zeros { zeros: 1 },
+        OpenPiece::Literal { literal: vec![1, 2] },
+    ];
+    let tensor = TensorLocation {
+        name: "t".to_owned(),
+        type_name: "F32".to_owned(),
+        shape: vec![8, 2],
+        layer: 0,
+        fd: Some(0),
+        offset: 0,
+        size: 64,
+        experts: None,
+    };
+    let frames = [
+        Frame::Open(head),
+        Frame::Pieces { layer: 0, pieces },
+        Frame::Tensors(vec![tensor]),
+        Frame::Fds { first: 0, count: 2 },
+    ];
+    Ok(frames.iter().map(Frame::encode).collect::<std::result::Result<Vec<_>, _>>()?.concat())
+}

@@ -1,0 +1,54 @@
+# What CI runs: format, lints, tests, documentation, fuzz targets compile
+check:
+    .ci/run
+
+# The tests alone
+test *arguments:
+    cargo test --workspace {{arguments}}
+
+# Format and lints alone
+lint:
+    cargo fmt --check
+    cargo clippy --workspace --all-targets -- -D warnings
+
+# Put all sources into form
+fmt:
+    cargo fmt
+    cd fuzz && cargo fmt
+
+# The optimised binary: target/release/blobd
+build:
+    cargo build --release --package blobd
+
+# Install it into ~/.cargo/bin
+install:
+    cargo install --locked --path daemon
+
+# A model pulled, split, shared, opened and exported, offline
+demo:
+    cargo run --release -- demo
+
+# Measure against plain tools (docs/BENCHMARKS.md)
+bench *arguments: build
+    cargo run --release --package blobd-tests --bin bench -- {{arguments}}
+
+# Every fuzz target for so many seconds; takes cargo-fuzz and a C++ compiler
+fuzz seconds="60":
+    #!/usr/bin/env bash
+    set -euo pipefail
+    cd fuzz
+    cargo run --quiet --example seeds
+    export RUSTC_BOOTSTRAP=1 # cargo-fuzz takes flags of the nightly compiler
+    for target in $(cargo fuzz list); do
+        # No sanitizer: memory safety is the compiler's business but in client/src/map.rs.
+        cargo fuzz run --sanitizer none "$target" -- \
+            -max_total_time={{seconds}} -max_len=16384 -timeout=5 -rss_limit_mb=512
+    done
+
+# The crates' documentation, this project's private items included
+doc:
+    cargo doc --no-deps --workspace --document-private-items
+
+# Licences, banned and duplicate crates, sources, advisories; takes cargo-deny
+deny:
+    cargo deny check
