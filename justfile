@@ -4,16 +4,16 @@ check:
 
 # The tests alone
 test *arguments:
-    cargo test --workspace {{arguments}}
+    cargo test --workspace {{ arguments }}
 
 # Format and lints alone
 lint:
-    cargo fmt --check
+    cargo fmt --all --check
     cargo clippy --workspace --all-targets -- -D warnings
 
 # Put all sources into form
 fmt:
-    cargo fmt
+    cargo fmt --all
     cd fuzz && cargo fmt
 
 # The optimised binary: target/release/blobd
@@ -30,7 +30,7 @@ demo:
 
 # Measure against plain tools (docs/BENCHMARKS.md)
 bench *arguments: build
-    cargo run --release --package blobd-tests --bin bench -- {{arguments}}
+    cargo run --release --package blobd-tests --bin bench -- {{ arguments }}
 
 # Every fuzz target for so many seconds; takes cargo-fuzz and a C++ compiler
 fuzz seconds="60":
@@ -42,7 +42,7 @@ fuzz seconds="60":
     for target in $(cargo fuzz list); do
         # No sanitizer: memory safety is the compiler's business but in client/src/map.rs.
         cargo fuzz run --sanitizer none "$target" -- \
-            -max_total_time={{seconds}} -max_len=16384 -timeout=5 -rss_limit_mb=512
+            -max_total_time={{ seconds }} -max_len=16384 -timeout=5 -rss_limit_mb=512
     done
 
 # The crates' documentation, this project's private items included

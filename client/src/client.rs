@@ -1,7 +1,8 @@
 //! The client: one method per verb.
 //!
-//! Every request is a connection of its own; nothing is kept between them, so a [`Client`] can
-//! be shared by threads and outlives a restart of the daemon.
+//! Every request is a connection of its own (the first takes the one that [`Client::connect`]
+//! made); nothing is kept between them, so a [`Client`] can be shared by threads and outlives a
+//! restart of the daemon.
 
 use std::env;
 use std::fmt;

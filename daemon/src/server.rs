@@ -79,7 +79,7 @@ async fn serve_connection(
 ) -> hyper::Result<()> {
     let permit = Arc::new(permit);
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
-        // An upgraded connection outlives this task; its permit goes with the request.
+        // An upgraded connection outlives this task; it takes its permit from the request.
         request.extensions_mut().insert(Arc::clone(&permit));
         let answer = api::answer(Arc::clone(&daemon), peer.clone(), request);
         async { Ok::<_, Infallible>(answer.await) }
@@ -112,7 +112,7 @@ impl Connections {
 
 /// One counted connection.
 #[derive(Debug)]
-struct Permit {
+pub(crate) struct Permit {
     connections: Connections,
     uid: u32,
 }
@@ -146,7 +146,13 @@ impl Socket {
         }
         match std::os::unix::net::UnixStream::connect(path) {
             Ok(_served) => return Err(io::ErrorKind::AddrInUse.into()),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)?,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                // A file that is no socket refuses connections too, and is none of ours.
+                if !is_socket(path) {
+                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, "is there and is no socket"));
+                }
+                fs::remove_file(path)?;
+            }
             Err(_nothing_there) => {}
         }
         let previous = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
@@ -169,6 +175,11 @@ impl Socket {
     pub const fn listener(&self) -> &UnixListener {
         &self.listener
     }
+}
+
+fn is_socket(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt as _;
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
 }
 
 impl Drop for Socket {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use crate::ops::{Condemned, OpError};
@@ -20,7 +21,14 @@ pub struct Daemon {
     pub sessions: Sessions,
     /// What goes when a session ends.
     pub condemned: Condemned,
+    /// Room for imports and pulls. The others wait, so that buffers and threads stay bounded and
+    /// opening a model never waits behind them.
+    pub intakes: Arc<Semaphore>,
 }
+
+/// How many imports and pulls run at once. Each takes some 30 MiB and three threads, and two or
+/// three keep disk and processors busy.
+const MAX_INTAKES: usize = 4;
 
 impl Daemon {
     /// Joins the parts. Reads certificate files, so it blocks for some milliseconds.
@@ -33,6 +41,7 @@ impl Daemon {
             registry: RegistryClient::new(policy)?,
             sessions: Sessions::default(),
             condemned: Condemned::default(),
+            intakes: Arc::new(Semaphore::new(MAX_INTAKES)),
         })
     }
 

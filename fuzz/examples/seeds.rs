@@ -110,21 +110,22 @@ fn manifest() -> Result<Manifest> {
 
 /// Streams of frames; the same as answers of a daemon, with and without descriptors.
 fn write_frames() -> Result<()> {
-    let opened = opened()?;
+    let opened = bytes_of(&opened())?;
     write("frame", "open", &[&[9], &opened[..]].concat())?;
-    let import = [
-        Frame::Progress { completed: 1, total: 2 }.encode()?,
-        Frame::Error(ErrorBody::new(ErrorCode::InvalidInput, "no GGUF file")).encode()?,
-    ]
-    .concat();
+    let import = bytes_of(&[
+        Frame::Progress { completed: 1, total: 2 },
+        Frame::Error(ErrorBody::new(ErrorCode::InvalidInput, "no GGUF file")),
+    ])?;
     write("frame", "import", &[&[0], &import[..]].concat())?;
     write("frame", "ack", &[&[255], &Frame::Ack { received: 4 }.encode()?[..]].concat())?;
 
     let head = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: blobd-fd/1\r\n\r\n";
     let fds_frame = Frame::Fds { first: 0, count: 2 }.encode()?;
     let attach_at = u16::try_from(head.len() + opened.len() - fds_frame.len())?.to_le_bytes();
+    let lines = opened_lines()?;
     for verb in [4, 5] {
         write("answer", &format!("open-{verb}"), &[&[verb, 2], &attach_at[..], head, &opened].concat())?;
+        write("answer", &format!("open-lines-{verb}"), &[&[verb | 0x80, 2, 0, 0], &lines[..]].concat())?;
     }
     write("answer", "import", &[&[3, 0, 0, 0][..], head, &import].concat())?;
     let lines = "{\"status\":\"pulling\"}\n{\"error\":{\"code\":\"upstream\",\"message\":\"gone\"}}\n";
@@ -137,7 +138,16 @@ fn write_frames() -> Result<()> {
     write("answer", "models", &[&[0, 0, 0, 0][..], models.as_bytes()].concat())
 }
 
-fn opened() -> Result<Vec<u8>> {
+fn bytes_of(frames: &[Frame]) -> Result<Vec<u8>> {
+    Ok(frames.iter().map(Frame::encode).collect::<std::result::Result<Vec<_>, _>>()?.concat())
+}
+
+fn opened_lines() -> Result<Vec<u8>> {
+    let lines = opened().iter().map(serde_json::to_vec).collect::<std::result::Result<Vec<_>, _>>()?;
+    Ok(lines.join(&b'\n'))
+}
+
+fn opened() -> Vec<Frame> {
     let layer = |media_type: &str, size, fd, piece_count| OpenLayer {
         media_type: MediaType::new(media_type),
         digest: Digest::of(media_type.as_bytes()),
@@ -171,11 +181,10 @@ fn opened() -> Result<Vec<u8>> {
         size: 64,
         experts: None,
     };
-    let frames = [
+    vec![
         Frame::Open(head),
         Frame::Pieces { layer: 0, pieces },
         Frame::Tensors(vec![tensor]),
         Frame::Fds { first: 0, count: 2 },
-    ];
-    Ok(frames.iter().map(Frame::encode).collect::<std::result::Result<Vec<_>, _>>()?.concat())
+    ]
 }

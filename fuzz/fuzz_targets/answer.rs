@@ -5,6 +5,7 @@
 //! the table says and can be read from first byte to last.
 #![no_main]
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
@@ -18,8 +19,12 @@ use blobd_client::protocol::request::{FileSelection, ImportParams, OpenParams, P
 use blobd_store_format::reference::Reference;
 use libfuzzer_sys::fuzz_target;
 
-/// What fits a socket's buffer, so that nobody has to read for the other to go on.
-const MAX_ANSWER_BYTES: usize = 64 << 10;
+/// In the first byte: what follows are lines of JSON, to be sent as frames after an upgrade. A length
+/// that must fit its frame would stop most of what a fuzzer tries.
+const FRAMED: u8 = 0x80;
+/// What fits a socket's buffer even as frames of one byte, so that nobody has to read for the other
+/// to go on.
+const MAX_ANSWER_BYTES: usize = 32 << 10;
 /// The file behind every descriptor.
 const BLOB_BYTES: usize = 10_000;
 
@@ -27,9 +32,11 @@ fuzz_target!(|input: &[u8]| {
     let [verb, fd_count, at_low, at_high, answer @ ..] = input else { return };
     let answer = &answer[..answer.len().min(MAX_ANSWER_BYTES)];
     let attach_at = usize::from(u16::from_le_bytes([*at_low, *at_high])).min(answer.len());
-    let (client, daemon) = conversation(answer, attach_at, usize::from(*fd_count % 65));
+    let (answer, attach_at) =
+        if verb & FRAMED == 0 { (Cow::Borrowed(answer), attach_at) } else { framed(answer) };
+    let (client, daemon) = conversation(&answer, attach_at, usize::from(*fd_count % 65));
     let reference: Reference = "m".parse().expect("a name");
-    match verb % 6 {
+    match (verb & !FRAMED) % 6 {
         0 => drop(client.models()),
         1 => drop(client.model(&reference)),
         2 => drop(client.pull(&PullParams { reference }, |_event| ())),
@@ -49,6 +56,21 @@ fuzz_target!(|input: &[u8]| {
     }
     drop(daemon);
 });
+
+/// Lines as frames, the descriptors with the first frame that announces some.
+fn framed(lines: &[u8]) -> (Cow<'static, [u8]>, usize) {
+    let mut bytes = b"HTTP/1.1 101 Switching Protocols\r\n\r\n".to_vec();
+    let mut attach_at = None;
+    for line in lines.split(|byte| *byte == b'\n') {
+        if line.starts_with(b"{\"fds\"") {
+            attach_at.get_or_insert(bytes.len());
+        }
+        bytes.extend((line.len() as u32).to_le_bytes());
+        bytes.extend(line);
+    }
+    let attach_at = attach_at.unwrap_or(bytes.len());
+    (bytes.into(), attach_at)
+}
 
 fn open(client: &Client, params: &OpenParams) {
     let Ok(model) = client.open_with(params) else { return };

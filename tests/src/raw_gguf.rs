@@ -11,8 +11,10 @@ pub struct RawGguf {
     pub tensor_count: u64,
     /// How many metadata keys there should be.
     pub key_count: u64,
-    keys: Vec<u8>,
-    tensors: Vec<u8>,
+    /// The metadata entries as bytes.
+    pub keys: Vec<u8>,
+    /// The tensor table as bytes.
+    pub tensors: Vec<u8>,
 }
 
 /// The ids of the types that the tests use.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blobd_client::protocol::error::ErrorAnswer;
 use blobd_client::protocol::request::PullParams;
-use blobd_client::protocol::response::PullEvent;
+use blobd_client::protocol::response::{PullEvent, PullProgress};
 use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -31,6 +31,14 @@ async fn run(daemon: Arc<Daemon>, params: PullParams, events: mpsc::Sender<PullE
     let sender = events.clone();
     let pull = move |daemon: &crate::state::Daemon| {
         ops::pull(&daemon.store, &daemon.registry, &handle, &params, &sender)
+    };
+    if daemon.intakes.available_permits() == 0 {
+        let status = "waiting for other imports and pulls to end".to_owned();
+        let _ = events.try_send(PullEvent::Progress(PullProgress { status, ..PullProgress::default() }));
+    }
+    let _room = tokio::select! {
+        room = daemon.intakes.acquire() => room,
+        () = events.closed() => return,
     };
     let last = match daemon.blocking(pull).await {
         Ok(done) => PullEvent::Done(done),

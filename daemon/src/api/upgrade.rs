@@ -1,5 +1,7 @@
 //! From HTTP to frames.
 
+use std::sync::Arc;
+
 use blobd_client::protocol::UPGRADE;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use bytes::Bytes;
@@ -12,17 +14,23 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 
 use super::body::Answer;
+use crate::server::Permit;
 use crate::session::FrameStream;
 
 /// A request that asks for frames.
-pub(super) struct Upgrade(OnUpgrade);
+pub(super) struct Upgrade {
+    switched: OnUpgrade,
+    /// The connection counts for as long as it is open, also after HTTP.
+    permit: Option<Arc<Permit>>,
+}
 
 impl Upgrade {
     /// Takes the connection's future from the request, whose body can still be read after.
     pub(super) fn requested(request: &mut Request<Incoming>) -> Result<Self, ErrorBody> {
         let asked_for = request.headers().get(UPGRADE_HEADER);
         if asked_for.is_some_and(|protocol| protocol.as_bytes().eq_ignore_ascii_case(UPGRADE.as_bytes())) {
-            return Ok(Self(hyper::upgrade::on(request)));
+            let permit = request.extensions().get::<Arc<Permit>>().cloned();
+            return Ok(Self { switched: hyper::upgrade::on(request), permit });
         }
         let message = format!("{}: needs `Upgrade: {UPGRADE}`", request.uri().path());
         Err(ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint("docs/PROTOCOL.md shows how"))
@@ -38,8 +46,10 @@ impl Upgrade {
     where
         S: Future<Output = ()> + Send,
     {
+        let Self { switched, permit } = self;
         tokio::spawn(async move {
-            match switched(self.0).await {
+            let _counted = permit;
+            match bare_socket(switched).await {
                 Some(stream) => serve(FrameStream::new(stream, max_fds)).await,
                 None => tracing::info!("a peer did not switch to {UPGRADE} as it had asked"),
             }
@@ -54,7 +64,7 @@ impl Upgrade {
 
 /// The bare socket. Bytes that came before the switch would have lost their descriptors, so a
 /// client that sends too early is not served.
-async fn switched(upgrade: OnUpgrade) -> Option<UnixStream> {
+async fn bare_socket(upgrade: OnUpgrade) -> Option<UnixStream> {
     let parts = upgrade.await.ok()?.downcast::<TokioIo<UnixStream>>().ok()?;
     parts.read_buf.is_empty().then(|| parts.io.into_inner())
 }

@@ -1,5 +1,6 @@
 //! `blobd export`
 
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -96,18 +97,26 @@ fn output_path(params: &Params, layer: &OpenLayer, index: usize) -> Result<PathB
     }
 }
 
-/// Writes beside the target and renames: a failed export leaves no half file under its name.
+/// Writes beside the target and renames: a failed export leaves no half file under its name. A
+/// device or a pipe is written to as it is: renaming would put a file in its place.
 fn write_file(model: &OpenModel, index: usize, path: &Path, bar: &Bar) -> Result<(), ErrorBody> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let io_error = |error: io::Error| write_error(&path.display().to_string(), &error);
+    let name = path.display().to_string();
+    let io_error = |error: io::Error| write_error(&name, &error);
+    // Through symbolic links: `/dev/stdout` is one.
+    let target = path.canonicalize().unwrap_or_else(|_new| path.to_path_buf());
+    if target.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        let out = File::options().write(true).open(&target).map_err(io_error)?;
+        return write_layer(model, index, out, &name, Some(bar));
+    }
+    let directory = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temporary = tempfile::Builder::new()
         .prefix(".blobd-export-")
         .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
         .tempfile_in(directory)
         .map_err(io_error)?;
-    write_layer(model, index, temporary.as_file(), &path.display().to_string(), Some(bar))?;
+    write_layer(model, index, temporary.as_file(), &name, Some(bar))?;
     temporary.as_file().sync_all().map_err(io_error)?;
-    temporary.persist(path).map_err(|error| io_error(error.error))?;
+    temporary.persist(&target).map_err(|error| io_error(error.error))?;
     Ok(())
 }
 

@@ -75,5 +75,5 @@ fn open(path: &Path) -> Result<File, ErrorBody> {
 fn summary(done: &Imported) -> String {
     let Imported { name, digest, size, new_bytes, reused_bytes, tensor_count, .. } = done;
     let [size, new, reused] = [size, new_bytes, reused_bytes].map(|bytes| human_bytes(*bytes));
-    format!("{name} {}: {tensor_count} tensors, {size}; {new} new, {reused} there already\n", digest.short())
+    format!("{name} {}: {size}, {new} new, {reused} shared, {tensor_count} tensors\n", digest.short())
 }

@@ -39,19 +39,20 @@ pub fn human_bytes(bytes: u64) -> String {
     if bytes < 1024 {
         return format!("{bytes} B");
     }
-    let mut value = u128::from(bytes) * 100;
+    let mut unit_bytes = 1024u128;
     let mut unit = UNITS[0];
-    for name in UNITS {
-        (value, unit) = (value.div_ceil(1024).max(1), name);
-        // 1023.5 of a unit would be printed as 1024: that is 1.00 of the next.
-        if value < 102_350 {
+    // From 1023.5 of a unit on, three digits would print 1024 of it: that is 1.00 of the next.
+    for name in UNITS.into_iter().skip(1) {
+        if u128::from(bytes) * 2 < unit_bytes * 2047 {
             break;
         }
+        (unit_bytes, unit) = (unit_bytes * 1024, name);
     }
-    match value {
-        0..1000 => format!("{}.{:02} {unit}", value / 100, value % 100),
-        1000..10_000 => format!("{}.{} {unit}", (value + 5) / 100, (value + 5) % 100 / 10),
-        _ => format!("{} {unit}", (value + 50) / 100),
+    let hundredths = (u128::from(bytes) * 100 + unit_bytes / 2) / unit_bytes;
+    match hundredths {
+        0..1000 => format!("{}.{:02} {unit}", hundredths / 100, hundredths % 100),
+        1000..9995 => format!("{}.{} {unit}", (hundredths + 5) / 100, (hundredths + 5) % 100 / 10),
+        _ => format!("{} {unit}", (hundredths + 50) / 100),
     }
 }
 
@@ -150,7 +151,9 @@ mod tests {
             (1536, "1.50 KiB"),
             (10 << 20, "10.0 MiB"),
             (1 << 30, "1.00 GiB"),
-            (4_661_224_676, "4.35 GiB"),
+            (4_661_224_676, "4.34 GiB"),
+            (1998 << 20, "1.95 GiB"),
+            ((100 << 20) - 1, "100 MiB"),
             (1023 << 20, "1023 MiB"),
             ((1 << 30) - 1, "1.00 GiB"),
             (u64::MAX, "16.0 EiB"),
@@ -166,7 +169,7 @@ mod tests {
         table.row(["short:1".to_owned(), "12 B".to_owned()]);
         let text = table.render(30);
         assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
-        assert!(text.contains("a-very-long-name-o…"), "{text}");
+        assert!(text.contains("a-very-long-name-of…"), "{text}");
         assert!(table.render(200).contains("a-very-long-name-of-a-model:latest  4.35 GiB"));
     }
 

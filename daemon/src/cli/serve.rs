@@ -25,6 +25,7 @@ pub(super) struct Params {}
 
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     start_log();
+    raise_descriptor_limit();
     let config = load_config(global)?;
     let root = root(global, &config);
     let socket = global.socket.clone().or_else(|| config.socket.clone());
@@ -89,6 +90,17 @@ async fn told_to_stop() {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+    }
+}
+
+/// Descriptors on their way to clients count against the daemon's limit, whose soft half is made
+/// for programs that use `select`.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!("the limit of open files stays at {:?}: {error}", limit.current);
     }
 }
 

@@ -53,7 +53,7 @@ pub struct Dimensions {
 
 impl Dimensions {
     /// Llama 3 8B's own: 4.58 GiB. With fewer blocks the file shrinks and its tensors do not:
-    /// `Dimensions { block_count: 4, ..Dimensions::LLAMA3_8B }` gives 1.16 GiB.
+    /// `Dimensions { block_count: 4, ..Dimensions::LLAMA3_8B }` gives 1.17 GiB.
     pub const LLAMA3_8B: Self = Self {
         block_count: 32,
         embedding_length: 4096,

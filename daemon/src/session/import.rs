@@ -39,15 +39,17 @@ async fn import(
     let file = receive_file(stream).await?;
     let cancelled = Arc::new(AtomicBool::new(false));
     let (report, mut progress) = watch::channel((0, 0));
-    let work = daemon.blocking({
-        let cancelled = Arc::clone(&cancelled);
-        move |daemon| {
+    let stop = Arc::clone(&cancelled);
+    let work = async {
+        let _room = daemon.intakes.acquire().await;
+        let import = move |daemon: &Daemon| {
             let mut report = |completed, total| {
                 let _ = report.send((completed, total));
             };
-            ops::import(&daemon.store, &params, &file, &cancelled, &mut report)
-        }
-    });
+            ops::import(&daemon.store, &params, &file, &stop, &mut report)
+        };
+        daemon.blocking(import).await
+    };
     tokio::pin!(work);
     let mut ticks = interval(PROGRESS_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

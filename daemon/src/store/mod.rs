@@ -37,6 +37,9 @@ use leases::Leases;
 /// The format this code writes, and the newest it reads.
 pub const FORMAT: u32 = 1;
 
+/// What `store.json` is called until it is complete.
+const NEW_STORE_FILE: &str = "store.json.new";
+
 /// An open store. One process has it open at a time.
 #[derive(Debug)]
 pub struct Store {
@@ -186,7 +189,9 @@ fn check_store_file(root: &Path) -> Result<(), StoreError> {
 /// A store is not strewn into a directory that holds something else, such as a home.
 fn refuse_foreign_directory(root: &Path) -> Result<(), StoreError> {
     let entries = fs::read_dir(root).map_err(StoreError::io("list", root))?;
-    let foreign = entries.flatten().any(|entry| entry.file_name() != layout::LOCK_FILE);
+    // Left by a process that died while it made the store.
+    let own = [layout::LOCK_FILE, NEW_STORE_FILE];
+    let foreign = entries.flatten().any(|entry| own.iter().all(|name| entry.file_name() != *name));
     if foreign { Err(StoreError::NotAStore { root: root.to_path_buf() }) } else { Ok(()) }
 }
 
@@ -197,7 +202,7 @@ fn create_store_file(root: &Path) -> Result<(), StoreError> {
     }
     let content = serde_json::to_vec(&StoreFile { format: FORMAT, id: new_store_id() })
         .map_err(|source| StoreError::StoreFile { path: path.clone(), source })?;
-    disk::replace_file(&root.join("store.json.new"), &path, &content, 0o644)?;
+    disk::replace_file(&root.join(NEW_STORE_FILE), &path, &content, 0o644)?;
     disk::sync_dir(root)
 }
 

@@ -36,10 +36,11 @@ fn import(daemon: &TestDaemon, what: &str, bytes: &[u8]) -> Run {
     daemon.command().run(["import".as_ref(), path.as_os_str(), "--json".as_ref()])
 }
 
-/// The daemon takes a good file after all the bad ones, and has never needed much memory.
+/// The daemon has never needed much memory, and takes a good file after all the bad ones.
 fn check_alive(daemon: &TestDaemon) {
     let peak = status_bytes(daemon.pid(), "VmHWM");
     assert!(peak < 64 << 20, "{peak} bytes");
+    println!("peak {} KiB", peak >> 10);
     let path = ModelFile::dense(1).write_to(daemon.scratch(), "good.gguf");
     daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
 }
@@ -99,9 +100,9 @@ fn metadata_that_lies_is_refused() {
     let array = |element: u32, count: u64| [&element.to_le_bytes()[..], &count.to_le_bytes()].concat();
     let nested = [&id::ARRAY.to_le_bytes()[..], &1_u64.to_le_bytes()].concat().repeat(1000);
     check_refused(&[
-        ("a key of 2^64 - 1 bytes (CVE-2024-21802)", key_length(u64::MAX), "at byte 24"),
-        ("a key of 2^63 bytes", key_length(1 << 63), "at byte 24"),
-        ("a key of 1 GiB", key_length(1 << 30), "at byte 24"),
+        ("a key of 2^64 - 1 bytes (CVE-2024-21802)", key_length(u64::MAX), "at byte 32"),
+        ("a key of 2^63 bytes", key_length(1 << 63), "at byte 32"),
+        ("a key of 1 GiB", key_length(1 << 30), "at byte 32"),
         ("a key longer than the file", key_length(1000), "metadata entry 1"),
         ("a key without a name", raw().key("", id::U8, [1]).bytes(), "is empty"),
         ("one key twice", raw().key("a", id::U8, [1]).key("b", id::U8, [1]).key("a", id::U8, [2]).bytes(), "appears twice"),
@@ -223,11 +224,11 @@ fn a_hundred_thousand_names_take_no_quadratic_time() {
     let twice = keys(100_000).key("99999", id::U8, [0]);
     assert!(import(&daemon, "a key twice", &twice.with_data(&[])).exits_with(1).stderr.contains("appears twice"));
     check_empty(daemon.root());
-    import(&daemon, "names without bytes", &tensors(100_000).with_data(&[])).succeeds();
-    import(&daemon, "keys", &keys(100_000).with_data(&[])).succeeds();
-    let model = daemon.client().open(&"case".parse().unwrap()).unwrap();
-    assert_eq!(model.tensors().len(), 0, "the second import has taken the name");
     check_alive(&daemon);
+    import(&daemon, "names without bytes", &tensors(100_000).with_data(&[])).succeeds();
+    assert_eq!(daemon.client().open(&"case".parse().unwrap()).unwrap().tensors().len(), 100_000);
+    import(&daemon, "keys", &keys(100_000).with_data(&[])).succeeds();
+    assert_eq!(daemon.client().open(&"case".parse().unwrap()).unwrap().tensors().len(), 0);
 }
 
 /// `block_count` of another type, an architecture that is no string, none at all: nothing that

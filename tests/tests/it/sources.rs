@@ -1,16 +1,21 @@
 //! What can be named as the source of an import, and need not be a model at all.
 
 use std::fs::{self, File, Permissions};
-use std::io::Write as _;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use blobd::ops;
+use blobd_client::protocol::error::ErrorCode;
+use blobd_client::protocol::request::ImportParams;
 use blobd_tests::command::{self, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::{End, ModelFile};
-use blobd_tests::store_dir::{check_empty, staged};
+use blobd_tests::places::fast_folder;
+use blobd_tests::store_dir::check_empty;
+use blobd_tests::verbs::{InProcess, Verbs as _};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 fn import(daemon: &TestDaemon, path: &Path) -> Run {
@@ -115,40 +120,47 @@ fn open_to_all(daemon: &TestDaemon) {
 }
 
 #[test]
-fn file_that_shrinks_while_it_is_imported_is_refused() {
-    let daemon = TestDaemon::start();
-    let path = large_file(daemon.scratch());
-    let size = path.metadata().unwrap().len();
-    let file = File::options().write(true).open(&path).unwrap();
-    check_changed(&daemon, &path, || file.set_len(size / 2).unwrap(), &["ends at byte", "changed"]);
+fn file_that_changes_while_it_is_imported_is_refused() {
+    for (what, change, words) in [
+        ("shrinks", (|file: &File, size| file.set_len(size / 2).unwrap()) as fn(&File, u64), "ends at byte"),
+        ("grows", |file, size| file.set_len(size + 1).unwrap(), "changed while it was imported"),
+        ("is rewritten", |file, _| file.write_all_at(&[1], 5000).unwrap(), "changed while it was imported"),
+    ] {
+        let folder = fast_folder();
+        let verbs = InProcess::open(&folder.path().join("store"));
+        let path = ModelFile { end: End::Bare, ..ModelFile::dense(1) }.write_to(folder.path(), "m.gguf");
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        // Longer than what is read ahead; all but the start is a hole.
+        file.set_len(48 << 20).unwrap();
+        let mut change = Some(change);
+        let mut at_first_progress = |_, size| {
+            if let Some(change) = change.take() {
+                change(&file, size);
+            }
+        };
+        let params = ImportParams { file_name: "m.gguf".into(), name: None };
+        let never = AtomicBool::new(false);
+        let done = ops::import(&verbs.store, &params, &file, &never, &mut at_first_progress);
+        let error = done.unwrap_err().body();
+        assert_eq!(error.code, ErrorCode::InvalidInput, "{what}: {error}");
+        assert!(error.message.contains(words), "{what}: {error}");
+        check_empty(verbs.root());
+    }
 }
 
 #[test]
-fn file_that_grows_while_it_is_imported_is_refused() {
-    let daemon = TestDaemon::start();
-    let path = large_file(daemon.scratch());
-    let mut file = File::options().append(true).open(&path).unwrap();
-    check_changed(&daemon, &path, || file.write_all(&[0; 4096]).unwrap(), &["changed"]);
-}
-
-/// A valid file that takes a while: 512 MiB, nearly all of it a hole.
-fn large_file(folder: &Path) -> std::path::PathBuf {
-    let path = ModelFile { end: End::Bare, ..ModelFile::dense(1) }.write_to(folder, "large.gguf");
-    File::options().write(true).open(&path).unwrap().set_len(512 << 20).unwrap();
-    path
-}
-
-/// Changes the file in the middle of its import.
-fn check_changed(daemon: &TestDaemon, path: &Path, change: impl FnOnce(), words: &[&str]) {
-    let mut import = daemon.command().command();
-    let import = import.arg("import").arg(path).spawn().unwrap();
-    blobd_tests::wait::eventually("the import has begun", || !staged(daemon.root()).is_empty());
-    change();
-    let output = import.wait_with_output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(words.iter().any(|words| stderr.contains(words)), "{stderr}");
-    check_empty(daemon.root());
+fn import_that_is_cancelled_leaves_nothing() {
+    let folder = fast_folder();
+    let verbs = InProcess::open(&folder.path().join("store"));
+    let path = ModelFile { end: End::Bare, ..ModelFile::dense(1) }.write_to(folder.path(), "m.gguf");
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    file.set_len(48 << 20).unwrap();
+    let cancelled = AtomicBool::new(false);
+    let params = ImportParams { file_name: "m.gguf".into(), name: None };
+    let mut cancel = |_, _| cancelled.store(true, Ordering::Relaxed);
+    let done = ops::import(&verbs.store, &params, &file, &cancelled, &mut cancel);
+    assert!(done.unwrap_err().to_string().contains("has gone"));
+    check_empty(verbs.root());
 }
 
 #[test]

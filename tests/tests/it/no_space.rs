@@ -1,0 +1,139 @@
+//! A disk that is full: a small file system in memory, which only the daemon sees.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::places::fast_folder;
+use blobd_tests::registry::{FakeRegistry, Fault};
+use blobd_tests::store_dir::{check_blobs, check_empty, staged};
+
+const MODEL: &str = "application/vnd.ollama.image.model";
+
+/// A daemon whose store is on a file system of so many MiB, and the store's path as seen from
+/// outside; nothing where mounting is not allowed.
+fn small_daemon(mib: u64) -> Option<(TestDaemon, PathBuf)> {
+    let in_namespace = |script| {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--mount", "sh", "-c", script]);
+        command.output().is_ok_and(|output| output.status.success())
+    };
+    if !in_namespace("mount -t tmpfs none /tmp") {
+        println!("skipped: a user namespace with a file system of its own cannot be had here");
+        return None;
+    }
+    let folder = fast_folder();
+    let root = folder.path().join("store");
+    fs::create_dir(&root).unwrap();
+    let script = format!("mount -t tmpfs -o mode=700,size={mib}m none \"$0\" && exec \"$@\"");
+    let root_text = root.to_str().unwrap();
+    let wrapper = ["unshare", "--map-root-user", "--mount", "sh", "-c", &script, root_text];
+    let daemon = TestDaemon::start_under(&wrapper, folder);
+    let seen = PathBuf::from(format!("/proc/{}/root{root_text}", daemon.pid()));
+    assert!(seen.join("store.json").is_file(), "the daemon's store is seen through its process");
+    Some((daemon, seen))
+}
+
+/// About 3 MiB.
+fn large_model() -> ModelFile {
+    ModelFile::dense_of(1, 2, 256)
+}
+
+#[test]
+fn import_that_does_not_fit_leaves_nothing() {
+    let Some((daemon, root)) = small_daemon(1) else { return };
+    let path = large_model().write_to(daemon.scratch(), "large.gguf");
+    let run = daemon.command().run(["import".as_ref(), path.as_os_str(), "--json".as_ref()]);
+    let error = run.exits_with(6).error();
+    assert!(error.hint.is_some_and(|hint| hint.contains("blobd rm")), "{}", error.message);
+    check_empty(&root);
+    let usage = daemon.client().disk_usage().unwrap();
+    assert_eq!((usage.physical_bytes, usage.partial_bytes), (0, 0));
+    let path = ModelFile::dense(1).write_to(daemon.scratch(), "small.gguf");
+    daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
+    check_blobs(&root);
+}
+
+#[test]
+fn pull_that_does_not_fit_leaves_nothing() {
+    let Some((daemon, root)) = small_daemon(1) else { return };
+    let registry = FakeRegistry::start().unwrap();
+    registry.add_model("library/large:latest", b"{}", &[(MODEL, &large_model().bytes())]).unwrap();
+    registry.add_model("library/small:latest", b"{}", &[(MODEL, &ModelFile::dense(1).bytes())]).unwrap();
+    daemon.command().run(["pull", &registry.name("library/large")]).exits_with(6);
+    check_empty(&root);
+    daemon.command().run(["pull", &registry.name("library/small")]).succeeds();
+}
+
+/// A manifest may claim any size, and a body need not end.
+#[test]
+fn file_that_claims_to_be_endless_does_not_fill_the_disk() {
+    let Some((daemon, root)) = small_daemon(8) else { return };
+    let registry = FakeRegistry::start().unwrap();
+    let digest = registry.add_blob(*b"not so long");
+    let config = registry.add_blob(*b"{}");
+    let manifest = format!(
+        r#"{{"schemaVersion":2,"config":{{"mediaType":"c","digest":"{config}","size":2}},
+        "layers":[{{"mediaType":"application/vnd.ollama.image.license","digest":"{digest}","size":{}}}]}}"#,
+        1_u64 << 62
+    );
+    registry.add_manifest("library/evil:latest", manifest.as_bytes());
+    registry.add_fault("/cdn/", usize::MAX, Fault::Endless);
+    daemon.command().run(["pull", &registry.name("library/evil")]).exits_with(6);
+    assert_eq!(registry.bytes_served(), 0, "refused before a byte of it is asked for");
+    check_empty(&root);
+}
+
+/// Whatever is the first write that fails, nothing is left and nothing that was there is lost.
+#[test]
+fn every_write_may_be_the_one_that_fails() {
+    let Some((daemon, root)) = small_daemon(1) else { return };
+    let import = |model: &ModelFile, name: &str| {
+        let path = model.write_to(daemon.scratch(), "m.gguf");
+        daemon.command().run(["import".as_ref(), path.as_os_str(), "--name".as_ref(), name.as_ref()])
+    };
+    import(&ModelFile::dense(1), "kept").succeeds();
+    let kept = check_blobs(&root);
+    let mut failures = 0;
+    for free_pages in 0..60 {
+        fill(&root, free_pages);
+        let run = import(&ModelFile::dense(2), "new");
+        assert!([0, 6].contains(&run.code), "{free_pages} pages: {} {}", run.code, run.stderr);
+        fs::remove_file(root.join("quarantine")).unwrap();
+        assert_eq!(staged(&root), [""; 0], "{free_pages} pages");
+        if run.code == 0 {
+            daemon.command().line("rm new").succeeds();
+        } else {
+            failures += 1;
+        }
+        assert_eq!(check_blobs(&root), kept, "{free_pages} pages");
+    }
+    assert!((10..60).contains(&failures), "{failures} of 60 failed");
+    assert!(daemon.command().line("export kept -o -").succeeds().stdout == ModelFile::dense(1).bytes());
+}
+
+#[test]
+fn full_disk_is_emptied_by_rm_and_gc() {
+    let Some((daemon, root)) = small_daemon(1) else { return };
+    for name in ["a", "b"] {
+        let path = ModelFile::dense(name.len() as u64).write_to(daemon.scratch(), "m.gguf");
+        daemon.command().run(["import".as_ref(), path.as_os_str(), "--name".as_ref(), name.as_ref()]).succeeds();
+    }
+    fill(&root, 0);
+    daemon.command().line("rm a").succeeds();
+    daemon.command().line("gc").succeeds();
+    let freed = daemon.command().line("rm b --json").succeeds().json()["freed_bytes"].as_u64().unwrap();
+    assert!(freed > 0);
+    fs::remove_file(root.join("quarantine")).unwrap();
+    check_empty(&root);
+}
+
+/// Fills the store's file system but for so many pages, with a file of a name that is blobd's own.
+fn fill(root: &std::path::Path, free_pages: u64) {
+    let path = root.join("quarantine");
+    let stat = rustix::fs::statvfs(root).unwrap();
+    let pages = stat.f_bavail.saturating_sub(free_pages);
+    fs::write(path, vec![0; usize::try_from(pages * stat.f_frsize).unwrap()]).unwrap();
+}

@@ -1,0 +1,148 @@
+//! Every way in which a registry can fail or lie: the model comes whole, or an error with the
+//! right exit code and nothing left.
+
+use std::time::Duration;
+
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::registry::{FakeRegistry, Fault, Manner};
+use blobd_tests::store_dir::check_empty;
+
+use super::{offer, registry_with};
+
+/// As often as the client may ask.
+const ALWAYS: usize = usize::MAX;
+
+/// Pulls once with the fault in place and compares the exit code; 0 stands for a whole model.
+fn check(daemon: &TestDaemon, model: &ModelFile, path: &str, times: usize, fault: Fault, codes: &[i32]) {
+    let registry = registry_with(model);
+    registry.add_fault(path, times, fault.clone());
+    check_pull(daemon, &registry, model, &format!("{path} {times} {fault:?}"), codes);
+}
+
+fn check_pull(daemon: &TestDaemon, registry: &FakeRegistry, model: &ModelFile, what: &str, codes: &[i32]) {
+    let name = registry.name("library/tiny:latest");
+    let run = daemon.command().run(["pull", &name, "--json"]);
+    assert!(codes.contains(&run.code), "{what}: exit {}: {}", run.code, run.stderr);
+    if run.code == 0 {
+        assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == model.bytes(), "{what}");
+        daemon.command().run(["rm", &name]).succeeds();
+    } else {
+        let error = run.error();
+        assert!(error.message.len() < 500 && !error.message.contains(char::is_control), "{what}: {error}");
+    }
+    check_empty(daemon.root());
+}
+
+#[test]
+fn manifest_that_does_not_come_as_it_should_is_refused() {
+    let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
+    let check = |fault, codes: &[i32]| check(&daemon, &model, "/manifests/", ALWAYS, fault, codes);
+    check(Fault::Status(404), &[3]);
+    check(Fault::Status(401), &[7]);
+    check(Fault::Status(403), &[7]);
+    check(Fault::Status(418), &[1]);
+    check(Fault::Status(206), &[1]);
+    check(Fault::Status(304), &[1]);
+    check(Fault::WebPage, &[1]);
+    check(Fault::Body(b"not json".to_vec()), &[1]);
+    check(Fault::Body(Vec::new()), &[1]);
+    check(Fault::Body(vec![b'['; 1 << 20]), &[1]);
+    check(Fault::Gzip, &[1]);
+    check(Fault::FlipByte(100), &[1]);
+    check(Fault::ShortBy(1), &[1]);
+    check(Fault::RedirectTo("file:///etc/passwd".into()), &[1]);
+    check(Fault::RedirectTo("http://user:password@127.0.0.1/".into()), &[1]);
+    check(Fault::RedirectTo("::::".into()), &[1]);
+    check(Fault::RedirectLoop, &[1]);
+    check(Fault::Unauthorized("file:///etc/passwd".into()), &[1, 7]);
+    check(Fault::Unauthorized("http://127.0.0.1:1/token".into()), &[1, 7]);
+    check(Fault::Endless, &[1]);
+}
+
+#[test]
+fn file_that_does_not_come_as_it_should_is_refused() {
+    let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
+    let size = model.bytes().len();
+    let check = |fault, codes: &[i32]| check(&daemon, &model, "/cdn/", ALWAYS, fault, codes);
+    check(Fault::Status(404), &[1]);
+    check(Fault::Status(403), &[1]);
+    check(Fault::Status(206), &[1]);
+    check(Fault::WebPage, &[1]);
+    check(Fault::Body(ModelFile::dense(1).with_changed("output.weight").bytes()), &[1]);
+    check(Fault::Body(Vec::new()), &[1]);
+    check(Fault::Gzip, &[1]);
+    check(Fault::FlipByte(0), &[1]);
+    check(Fault::FlipByte(40), &[1]);
+    check(Fault::FlipByte(size - 1), &[1]);
+    check(Fault::ShortBy(1), &[1]);
+    check(Fault::ShortBy(size), &[1]);
+    check(Fault::ExtraBytes(1), &[1]);
+    check(Fault::ContentLength(u64::MAX), &[1]);
+    check(Fault::ContentLength(0), &[1]);
+    check(Fault::CutAfter(0), &[1]);
+    check(Fault::CutAfter(size / 2), &[1]);
+    check(Fault::RedirectLoop, &[1]);
+    check(Fault::Endless, &[1]);
+}
+
+#[test]
+fn faults_that_pass_are_waited_for() {
+    let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
+    for path in ["/manifests/", "/cdn/"] {
+        check(&daemon, &model, path, 1, Fault::Status(503), &[0]);
+        check(&daemon, &model, path, 1, Fault::TooManyRequests(1), &[0]);
+        check(&daemon, &model, path, ALWAYS, Fault::StallAfter(100, Duration::from_millis(300)), &[0]);
+    }
+    check(&daemon, &model, "/cdn/", ALWAYS, Fault::Slow(8 << 10, Duration::from_millis(10)), &[0]);
+}
+
+#[test]
+fn faults_that_do_not_pass_end_in_an_error() {
+    let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
+    for path in ["/manifests/", "/cdn/"] {
+        check(&daemon, &model, path, ALWAYS, Fault::Status(500), &[1]);
+        check(&daemon, &model, path, ALWAYS, Fault::TooManyRequests(3600), &[1]);
+        check(&daemon, &model, path, ALWAYS, Fault::CutAfter(0), &[1]);
+    }
+}
+
+/// Small layers are stored whole; they are verified like the weights.
+#[test]
+fn every_file_of_a_model_is_verified() {
+    let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
+    for file in [&b"{{ .Prompt }}"[..], b"do what you want", super::CONFIG] {
+        let digest = blobd_tests::oracle::sha256(file);
+        check(&daemon, &model, &format!("/cdn/sha256:{digest}"), ALWAYS, Fault::FlipByte(1), &[1]);
+        check(&daemon, &model, &format!("/cdn/sha256:{digest}"), ALWAYS, Fault::Status(404), &[1]);
+    }
+}
+
+#[test]
+fn faults_do_no_harm_without_redirects_either() {
+    let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
+    for manner in [Manner::Direct, Manner::RelativeLocation] {
+        for fault in [Fault::FlipByte(5000), Fault::CutAfter(5000), Fault::ExtraBytes(9), Fault::WebPage] {
+            let registry = registry_with(&model);
+            registry.set_manner(manner);
+            registry.add_fault("/blobs/", ALWAYS, fault.clone());
+            check_pull(&daemon, &registry, &model, &format!("{manner:?} {fault:?}"), &[1]);
+        }
+    }
+}
+
+/// What is there already is neither lost nor changed by a pull that fails.
+#[test]
+fn failed_pull_leaves_other_models_alone() {
+    let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
+    let registry = registry_with(&model);
+    let name = registry.name("library/tiny:latest");
+    daemon.command().run(["pull", &name]).succeeds();
+    let before = blobd_tests::store_dir::snapshot(&daemon.root().join("blobs"));
+    // The same tag now names a model that cannot be had.
+    offer(&registry, "library/tiny:latest", &ModelFile::dense(1).with_changed("output.weight").bytes());
+    registry.add_fault("/cdn/", ALWAYS, Fault::FlipByte(9000));
+    daemon.command().run(["pull", &name]).exits_with(1);
+    assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == model.bytes());
+    assert_eq!(blobd_tests::store_dir::snapshot(&daemon.root().join("blobs")), before);
+}
