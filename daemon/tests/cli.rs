@@ -1,6 +1,8 @@
 //! The binary itself, as far as that needs no store. That this file is here makes `cargo test`
 //! build the binary, which the tests in `tests/` then run.
 
+#![allow(clippy::unwrap_used)]
+
 use std::process::{Command, Output};
 
 fn blobd(arguments: &[&str]) -> Output {

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use blobd_client::Client;
 use blobd_client::error::{ClientError, ModelError};
 use blobd_client::model::{OpenModel, TensorMap};
+use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_tests::oracle::sha256_of;
 use serde_json::{Value as Json, json};
@@ -68,5 +69,5 @@ fn answer(json: &Json) {
 fn exit_code(error: &(dyn Error + 'static)) -> u8 {
     let code = error.downcast_ref::<ClientError>().map(ClientError::code);
     let code = code.or_else(|| error.downcast_ref::<ModelError>().map(ModelError::code));
-    code.map_or(1, |code| code.exit_code())
+    code.map_or(1, ErrorCode::exit_code)
 }

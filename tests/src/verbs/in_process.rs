@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use blobd::ops::{self, Condemned, OpError};
-use blobd::store::{Store, StoredFile, StoredForm};
+use blobd::store::{Store, StoreError, StoredFile, StoredForm};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{GcParams, ImportParams, RemoveParams, TagParams};
 use blobd_client::protocol::response::{
@@ -17,6 +17,7 @@ use blobd_client::protocol::response::{
 use blobd_store_format::recipe::Piece;
 
 use super::{Verbs, reference};
+use crate::wait::eventually_some;
 
 /// An open store and nothing else.
 #[derive(Debug)]
@@ -27,13 +28,20 @@ pub struct InProcess {
 }
 
 impl InProcess {
-    /// Opens the store in `root`, or makes it.
+    /// Opens the store in `root`, or makes it. A store that was closed just before may be locked
+    /// for a moment still: a child that another test has forked and that has not started its
+    /// program yet holds a copy of every descriptor.
     ///
     /// # Panics
     /// When it cannot be opened.
     #[must_use]
     pub fn open(root: &Path) -> Self {
-        Self { store: Arc::new(Store::open(root).unwrap()), condemned: Condemned::default() }
+        let opened = || match Store::open(root) {
+            Err(StoreError::Locked { .. }) => None,
+            opened => Some(opened.unwrap()),
+        };
+        let store = eventually_some("the store is unlocked", opened);
+        Self { store: Arc::new(store), condemned: Condemned::default() }
     }
 
     fn file_bytes(&self, file: &StoredFile) -> Result<Vec<u8>, OpError> {

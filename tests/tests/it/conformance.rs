@@ -64,6 +64,7 @@ conformance! {
         dry_run_is_what_collection_does
         unreadable_manifest_stops_collection
         unreadable_recipe_stops_collection
+        lost_recipe_costs_no_blob
         file_that_is_no_tag_stops_collection
         usage_adds_up;
 }

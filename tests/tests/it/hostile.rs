@@ -105,7 +105,11 @@ fn metadata_that_lies_is_refused() {
         ("a key of 1 GiB", key_length(1 << 30), "at byte 32"),
         ("a key longer than the file", key_length(1000), "metadata entry 1"),
         ("a key without a name", raw().key("", id::U8, [1]).bytes(), "is empty"),
-        ("one key twice", raw().key("a", id::U8, [1]).key("b", id::U8, [1]).key("a", id::U8, [2]).bytes(), "appears twice"),
+        (
+            "one key twice",
+            raw().key("a", id::U8, [1]).key("b", id::U8, [1]).key("a", id::U8, [2]).bytes(),
+            "appears twice",
+        ),
         ("a type that does not exist", value(13, &[0; 8]), "value type 13"),
         ("a negative type", value(u32::MAX, &[0; 8]), "value type 4294967295"),
         ("a string of 2^64 - 1 bytes (CVE-2024-23496)", string_of(u64::MAX), "18446744073709551615"),
@@ -144,14 +148,23 @@ fn tensors_that_cannot_be_are_refused() {
     let f32s = |dimensions: &[u64]| one(id::F32, dimensions).with_data(&[0; 64]);
     let bytes = |dimensions: &[u64]| one(id::I8, dimensions).with_data(&[0; 64]);
     let huge = 0x7fff_ffff_ffff_ffc0;
-    let two_huge = raw().tensor("a", id::I8, &[huge], 0).tensor("b", id::I8, &[huge], huge).with_data(&[0; 64]);
+    let two_huge =
+        raw().tensor("a", id::I8, &[huge], 0).tensor("b", id::I8, &[huge], huge).with_data(&[0; 64]);
     check_refused(&[
         ("a name of 128 bytes", named(&[b'n'; 128]), "name of 128 bytes"),
-        ("a name of 2^64 - 1 bytes", RawGguf { tensor_count: 1, ..raw().key_bytes(u64::MAX.to_le_bytes()) }.bytes(), "18446744073709551615"),
+        (
+            "a name of 2^64 - 1 bytes",
+            RawGguf { tensor_count: 1, ..raw().key_bytes(u64::MAX.to_le_bytes()) }.bytes(),
+            "18446744073709551615",
+        ),
         ("a name that is not UTF-8", named(b"\xff\xfe"), "name"),
         ("a name with a NUL", named(b"a\0b"), "name"),
         ("a name that clears the screen", named(b"\x1b[2J"), "name"),
-        ("one name twice", raw().tensor("t", id::F32, &[1], 0).tensor("t", id::F32, &[1], 32).with_data(&[0; 64]), "appears twice"),
+        (
+            "one name twice",
+            raw().tensor("t", id::F32, &[1], 0).tensor("t", id::F32, &[1], 32).with_data(&[0; 64]),
+            "appears twice",
+        ),
         ("five dimensions", f32s(&[1; 5]), "5"),
         ("a negative dimension", f32s(&[u64::MAX]), "-1"),
         ("a negative dimension beside a zero", f32s(&[0, u64::MAX]), "-1"),
@@ -172,7 +185,9 @@ fn tensors_that_cannot_be_are_refused() {
 #[test]
 fn tensors_that_are_not_in_their_file_are_refused() {
     let at = |offset| raw().tensor("t", id::F32, &[16], offset).with_data(&[0; 128]);
-    let pair = |second| raw().tensor("a", id::F32, &[16], 0).tensor("b", id::F32, &[16], second).with_data(&[0; 128]);
+    let pair = |second| {
+        raw().tensor("a", id::F32, &[16], 0).tensor("b", id::F32, &[16], second).with_data(&[0; 128])
+    };
     let unknown = raw().tensor("a", 4711, &[16], 128).with_data(&[0; 128]);
     let mut cut = ModelFile::dense(1).bytes();
     cut.truncate(cut.len() - 32);
@@ -203,8 +218,22 @@ fn headers_without_end_are_refused_in_little_memory() {
         ("a string of 40 MiB", raw().key("k", id::STRING, string(vec![b'x'; 40 << 20])).bytes()),
         ("three million empty strings", strings(5_000_000, 0)),
         ("strings of 1 MiB", strings(40, 1 << 20)),
-        ("40 MiB of numbers", raw().key("k", id::ARRAY, [&id::U8.to_le_bytes()[..], &(40_u64 << 20).to_le_bytes(), &vec![0; 40 << 20]].concat()).bytes()),
-        ("keys of 32 MiB together", (0..40).fold(raw(), |raw, n| raw.key(format!("{n}"), id::STRING, string(vec![b'x'; 1 << 20]))).bytes()),
+        (
+            "40 MiB of numbers",
+            raw()
+                .key(
+                    "k",
+                    id::ARRAY,
+                    [&id::U8.to_le_bytes()[..], &(40_u64 << 20).to_le_bytes(), &vec![0; 40 << 20]].concat(),
+                )
+                .bytes(),
+        ),
+        (
+            "keys of 32 MiB together",
+            (0..40)
+                .fold(raw(), |raw, n| raw.key(format!("{n}"), id::STRING, string(vec![b'x'; 1 << 20])))
+                .bytes(),
+        ),
     ] {
         let run = import(&daemon, what, &bytes);
         assert_eq!(run.code, 1, "{what}: {}", run.stderr);
@@ -220,9 +249,13 @@ fn a_hundred_thousand_names_take_no_quadratic_time() {
     let tensors = |count: u64| (0..count).fold(raw(), |raw, n| raw.tensor(format!("{n}"), id::F32, &[0], 0));
     let keys = |count: u64| (0..count).fold(raw(), |raw, n| raw.key(format!("{n}"), id::U8, [0]));
     let twice = tensors(100_000).tensor("99999", id::F32, &[0], 0);
-    assert!(import(&daemon, "a name twice", &twice.with_data(&[])).exits_with(1).stderr.contains("appears twice"));
+    assert!(
+        import(&daemon, "a name twice", &twice.with_data(&[])).exits_with(1).stderr.contains("appears twice")
+    );
     let twice = keys(100_000).key("99999", id::U8, [0]);
-    assert!(import(&daemon, "a key twice", &twice.with_data(&[])).exits_with(1).stderr.contains("appears twice"));
+    assert!(
+        import(&daemon, "a key twice", &twice.with_data(&[])).exits_with(1).stderr.contains("appears twice")
+    );
     check_empty(daemon.root());
     check_alive(&daemon);
     import(&daemon, "names without bytes", &tensors(100_000).with_data(&[])).succeeds();
@@ -252,7 +285,8 @@ fn metadata_of_unexpected_types_does_no_harm() {
 #[test]
 fn names_and_values_cannot_move_the_cursor() {
     let daemon = TestDaemon::start();
-    let mut model = ModelFile::dense(1).with("general.name", "\u{1b}[2Jowned\u{7}").with("\u{1b}]0;title\u{7}", 1_u8);
+    let mut model =
+        ModelFile::dense(1).with("general.name", "\u{1b}[2Jowned\u{7}").with("\u{1b}]0;title\u{7}", 1_u8);
     model.add_noise(1, "../../../etc/passwd", GgmlType::F32, &[8]);
     let path = model.write_to(daemon.scratch(), "\u{1b}[31mred.gguf");
     daemon.command().run(["import".as_ref(), path.as_os_str(), "--name".as_ref(), "m".as_ref()]).succeeds();

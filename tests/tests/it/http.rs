@@ -115,7 +115,15 @@ fn head_that_is_too_long_or_malformed_is_refused() {
     let long = format!("GET /v1/models HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "x".repeat(1 << 20));
     let many = format!("GET /v1/models HTTP/1.1\r\n{}\r\n", "A: b\r\n".repeat(10_000));
     let path = format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "x".repeat(100_000));
-    for request in [&long, &many, &path, "\r\n\r\n\r\n\r\n", "GET\r\n\r\n", "\u{16}\u{3}\u{1}\u{0}", "GET / HTTP/9.9\r\n\r\n"] {
+    for request in [
+        &long,
+        &many,
+        &path,
+        "\r\n\r\n\r\n\r\n",
+        "GET\r\n\r\n",
+        "\u{16}\u{3}\u{1}\u{0}",
+        "GET / HTTP/9.9\r\n\r\n",
+    ] {
         let mut stream = connect(&daemon.socket());
         let _ = stream.write_all(request.as_bytes());
         let _ = stream.shutdown(std::net::Shutdown::Write);
@@ -180,7 +188,7 @@ fn pull_that_fails_says_so_in_its_last_line() {
     // Nothing listens on port 1.
     let answer = post(&daemon.socket(), "/v1/pull", r#"{"reference":"http://127.0.0.1:1/a/b:c"}"#);
     assert_eq!(answer.status, 200);
-    let last = answer.body.lines().filter(|line| line.starts_with('{')).last().unwrap_or_default();
+    let last = answer.body.lines().rfind(|line| line.starts_with('{')).unwrap_or_default();
     let last: Json = serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: {answer:?}"));
     assert_eq!(code(&last), "upstream");
 }

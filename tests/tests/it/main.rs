@@ -1,7 +1,9 @@
 //! The integration tests: one binary, one module per area.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod architecture;
 mod commands;
+mod concurrent;
 mod conformance;
 mod hostile;
 mod http;
@@ -12,5 +14,6 @@ mod no_space;
 mod open;
 mod peers;
 mod pull;
+mod reference_model;
 mod sources;
 mod zero_copy;

@@ -119,7 +119,10 @@ fn full_disk_is_emptied_by_rm_and_gc() {
     let Some((daemon, root)) = small_daemon(1) else { return };
     for name in ["a", "b"] {
         let path = ModelFile::dense(name.len() as u64).write_to(daemon.scratch(), "m.gguf");
-        daemon.command().run(["import".as_ref(), path.as_os_str(), "--name".as_ref(), name.as_ref()]).succeeds();
+        daemon
+            .command()
+            .run(["import".as_ref(), path.as_os_str(), "--name".as_ref(), name.as_ref()])
+            .succeeds();
     }
     fill(&root, 0);
     daemon.command().line("rm a").succeeds();

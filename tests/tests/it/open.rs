@@ -174,6 +174,7 @@ fn open_asks_the_daemon_to_read_no_blob() {
 fn client_can_wait_for_a_daemon_that_is_restarted() {
     let mut daemon = daemon_with(&ModelFile::dense(1));
     let client: Client = daemon.client();
+    assert_eq!(client.models().unwrap().models.len(), 1);
     daemon.kill();
     let error = client.models().unwrap_err();
     assert!(matches!(error, ClientError::NotRunning { .. }), "{error}");

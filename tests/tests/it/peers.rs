@@ -220,11 +220,12 @@ fn import_needs_exactly_one_file() {
         assert_eq!(drain(&mut stream), [], "{what}");
         check_empty(daemon.root());
     }
-    // More than promised are closed unseen; the first is taken.
+    // More than promised are refused too, and none stays open.
     let before = descriptors(&daemon);
     let mut stream = import(&daemon);
     send_all(&stream, &one, &[fd; 60]).unwrap();
-    assert!(matches!(drain(&mut stream).last(), Some(Frame::Imported(_))));
+    assert_eq!(drain(&mut stream), [], "sixty");
+    check_empty(daemon.root());
     eventually("all descriptors are closed", || descriptors(&daemon) <= before);
 }
 

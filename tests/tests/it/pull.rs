@@ -4,6 +4,7 @@ mod faults;
 mod manifests;
 
 use std::fs;
+use std::time::Duration;
 
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
@@ -28,7 +29,8 @@ fn registry_with(model: &ModelFile) -> FakeRegistry {
 }
 
 fn offer(registry: &FakeRegistry, name: &str, weights: &[u8]) {
-    let layers: [(&str, &[u8]); 3] = [(MODEL, weights), (TEMPLATE, b"{{ .Prompt }}"), (LICENSE, b"do what you want")];
+    let layers: [(&str, &[u8]); 3] =
+        [(MODEL, weights), (TEMPLATE, b"{{ .Prompt }}"), (LICENSE, b"do what you want")];
     registry.add_model(name, CONFIG, &layers).unwrap();
 }
 
@@ -83,7 +85,10 @@ fn second_pull_fetches_only_what_is_missing() {
     assert_eq!(last["downloaded_bytes"].as_u64(), Some(sibling.bytes().len() as u64));
     assert_eq!(served, sibling.bytes().len() as u64, "template, licence and configuration are there");
     assert_eq!(check_blobs(daemon.root()).len(), blobs + 1, "the tensor that differs");
-    assert!(daemon.command().run(["export", &registry.name("library/sibling"), "-o", "-"]).stdout == sibling.bytes());
+    assert!(
+        daemon.command().run(["export", &registry.name("library/sibling"), "-o", "-"]).stdout
+            == sibling.bytes()
+    );
 }
 
 #[test]
@@ -134,15 +139,19 @@ fn every_manner_of_handing_out_blobs_works_and_tokens_stay_at_home() {
 
 #[test]
 fn pull_stops_and_leaves_nothing_when_its_client_is_killed() {
-    let registry = registry_with(&ModelFile::dense(1));
-    registry.add_fault("/cdn/", usize::MAX, Fault::Slow(100, std::time::Duration::from_millis(20)));
     let daemon = TestDaemon::start();
-    let mut pull = daemon.command().command().args(["pull", &registry.name("library/tiny")]).spawn().unwrap();
-    eventually("the pull has begun", || registry.bytes_served() > 0 && !staged(daemon.root()).is_empty());
-    pull.kill().unwrap();
-    pull.wait().unwrap();
-    eventually("the pull is cleared away", || staged(daemon.root()).is_empty());
-    check_empty(daemon.root());
+    let slow = Fault::Slow(100, Duration::from_millis(20));
+    for fault in [slow, Fault::StallAfter(1000, Duration::from_secs(600))] {
+        let registry = registry_with(&ModelFile::dense(1));
+        registry.add_fault("/cdn/", usize::MAX, fault);
+        let mut pull =
+            daemon.command().command().args(["pull", &registry.name("library/tiny")]).spawn().unwrap();
+        eventually("the pull has begun", || registry.bytes_served() > 0 && !staged(daemon.root()).is_empty());
+        pull.kill().unwrap();
+        pull.wait().unwrap();
+        eventually("the pull is cleared away", || staged(daemon.root()).is_empty());
+        check_empty(daemon.root());
+    }
 }
 
 #[test]
@@ -151,7 +160,8 @@ fn two_pulls_of_one_model_at_once_both_succeed() {
     let registry = registry_with(&model);
     let daemon = TestDaemon::start();
     let name = registry.name("library/tiny");
-    let pulls: Vec<_> = (0..3).map(|_| daemon.command().command().args(["pull", &name]).spawn().unwrap()).collect();
+    let pulls: Vec<_> =
+        (0..3).map(|_| daemon.command().command().args(["pull", &name]).spawn().unwrap()).collect();
     for pull in pulls {
         let output = pull.wait_with_output().unwrap();
         assert!(output.status.success(), "{output:?}");

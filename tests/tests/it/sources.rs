@@ -19,7 +19,13 @@ use blobd_tests::verbs::{InProcess, Verbs as _};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 fn import(daemon: &TestDaemon, path: &Path) -> Run {
-    daemon.command().run(["import".as_ref(), path.as_os_str(), "--name".as_ref(), "m".as_ref(), "--json".as_ref()])
+    daemon.command().run([
+        "import".as_ref(),
+        path.as_os_str(),
+        "--name".as_ref(),
+        "m".as_ref(),
+        "--json".as_ref(),
+    ])
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
+mod balloon;
 mod import;
 mod measure;
 mod open;

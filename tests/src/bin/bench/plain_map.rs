@@ -9,8 +9,11 @@ use memmap2::Mmap;
 use crate::measure::Outcome;
 
 pub(crate) fn map(path: &Path) -> Outcome<Mmap> {
-    let file = File::open(path)?;
+    map_file(&File::open(path)?)
+}
+
+pub(crate) fn map_file(file: &File) -> Outcome<Mmap> {
     // SAFETY: needed because mapping a file that others could truncate is unsafe; sound because
     // the file lies in the benchmark's own temporary directory and nothing writes to it.
-    Ok(unsafe { Mmap::map(&file)? })
+    Ok(unsafe { Mmap::map(file)? })
 }

@@ -157,6 +157,22 @@ pub(super) fn unreadable_recipe_stops_collection(verbs: &impl Verbs) {
     assert_eq!(blobs(verbs), before);
 }
 
+/// A file that has neither blob nor recipe had a recipe once, and nobody knows what that named.
+pub(super) fn lost_recipe_costs_no_blob(verbs: &impl Verbs) {
+    import(verbs, &ModelFile::dense(1), "good");
+    let file = import(verbs, &ModelFile::dense(2), "bad").file;
+    fs::remove_file(verbs.root().join("recipes").join(format!("sha256-{}.json", file.to_hex()))).unwrap();
+    let before = blobs(verbs);
+    match verbs.gc(false) {
+        Ok(report) => assert!(report.deleted.is_empty(), "a daemon may still know it: {report:?}"),
+        Err(error) => assert!(error.code == ErrorCode::Corrupt && error.message.contains("bad"), "{error}"),
+    }
+    assert_eq!(blobs(verbs), before);
+    import(verbs, &ModelFile::dense(2), "bad");
+    assert!(verbs.export("bad").unwrap() == ModelFile::dense(2).bytes());
+    assert!(verbs.gc(false).unwrap().deleted.is_empty());
+}
+
 pub(super) fn file_that_is_no_tag_stops_collection(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     let orphan = plant_orphan(verbs, b"an orphan");

@@ -51,7 +51,13 @@ fn manifests_that_cannot_be_are_refused() {
         ("sizes that overflow", with(size(json!(u64::MAX)), "/config/size", json!(u64::MAX))),
         ("a size that is too small", size(json!(weights.len() - 1))),
         ("a size that is too large", size(json!(weights.len() + 1))),
-        ("one file with two sizes", manifest(&descriptor(MODEL, CONFIG), &[descriptor(MODEL, &weights), with(descriptor(MODEL, &weights), "/size", json!(1))])),
+        (
+            "one file with two sizes",
+            manifest(
+                &descriptor(MODEL, CONFIG),
+                &[descriptor(MODEL, &weights), with(descriptor(MODEL, &weights), "/size", json!(1))],
+            ),
+        ),
         ("no layers (CVE-2025-1975)", with(good.clone(), "/layers", json!([]))),
         ("no configuration", json!({ "schemaVersion": 2, "layers": [descriptor(MODEL, &weights)] })),
         ("version 1", with(good.clone(), "/schemaVersion", json!(1))),
@@ -62,7 +68,10 @@ fn manifests_that_cannot_be_are_refused() {
             both
         }),
         ("too many layers", manifest(&descriptor(MODEL, CONFIG), &many)),
-        ("a layer that the registry lacks", manifest(&descriptor(MODEL, CONFIG), &[descriptor(MODEL, b"nothing")])),
+        (
+            "a layer that the registry lacks",
+            manifest(&descriptor(MODEL, CONFIG), &[descriptor(MODEL, b"nothing")]),
+        ),
     ] {
         registry.add_manifest("library/evil:latest", manifest.to_string().as_bytes());
         let run = daemon.command().run(["pull", &registry.name("library/evil"), "--json"]);
@@ -97,7 +106,8 @@ fn configuration_and_layer_may_be_one_file() {
     let twice = manifest(&descriptor("x/config", CONFIG), &[descriptor(TEMPLATE, CONFIG)]);
     registry.add_manifest("library/odd:latest", twice.to_string().as_bytes());
     daemon.command().run(["pull", &registry.name("library/odd")]).succeeds();
-    let run = daemon.command().run(["export", &registry.name("library/odd"), "--component", "template", "-o", "-"]);
+    let run =
+        daemon.command().run(["export", &registry.name("library/odd"), "--component", "template", "-o", "-"]);
     assert_eq!(run.stdout, CONFIG);
 }
 
