@@ -32,6 +32,10 @@ demo:
 bench *arguments: build
     cargo run --release --package blobd-tests --bin bench -- {{ arguments }}
 
+# Compare with an independent reader of GGUF files; takes `pip install gguf`
+oracle +files: build
+    python3 tests/oracle.py target/release/blobd {{ files }}
+
 # Every fuzz target for so many seconds; takes cargo-fuzz and a C++ compiler
 fuzz seconds="60":
     #!/usr/bin/env bash
