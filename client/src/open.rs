@@ -12,12 +12,13 @@ use rustix::process::{Resource, getrlimit};
 use crate::blob::Blob;
 use crate::error::{ClientError, ModelError, ProtocolError};
 use crate::model::OpenModel;
+use crate::protocol::MAX_OPEN_LAYERS;
 use crate::protocol::connection::Connection;
 use crate::protocol::frame::Frame;
 use crate::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLocation};
 
-/// The most layers accepted; a manifest has about ten.
-pub(crate) const MAX_LAYERS: u64 = 4096;
+/// The most layers accepted.
+pub(crate) const MAX_LAYERS: u64 = MAX_OPEN_LAYERS as u64;
 /// The most tensors accepted, of all layers together; a GGUF file has 131,072 at most.
 pub(crate) const MAX_TENSORS: u64 = 1 << 20;
 /// The most pieces accepted, of all layers together: a tensor and its padding are two.

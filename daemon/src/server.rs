@@ -1,12 +1,11 @@
 //! The socket: accept, limit, shut down.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::server::conn::http1;
@@ -15,13 +14,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::api;
-use crate::session::Peer;
+use crate::session::{Connections, Peer, Permit};
 use crate::state::Daemon;
 
-/// Connections of all users together. Each costs a few kilobytes and a descriptor.
-const MAX_CONNECTIONS: usize = 8192;
-/// Connections of one user, so that none can keep the others out.
-const MAX_CONNECTIONS_PER_UID: usize = 1024;
 /// How long a client may take to send a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// No head has reason to be longer.
@@ -91,40 +86,6 @@ async fn serve_connection(
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades()
         .await
-}
-
-/// Counts connections by user.
-#[derive(Clone, Debug, Default)]
-struct Connections(Arc<Mutex<BTreeMap<u32, usize>>>);
-
-impl Connections {
-    fn admit(&self, uid: u32) -> Option<Permit> {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: usize = counts.values().sum();
-        let own = counts.entry(uid).or_default();
-        if all >= MAX_CONNECTIONS || *own >= MAX_CONNECTIONS_PER_UID {
-            return None;
-        }
-        *own += 1;
-        Some(Permit { connections: self.clone(), uid })
-    }
-}
-
-/// One counted connection.
-#[derive(Debug)]
-pub(crate) struct Permit {
-    connections: Connections,
-    uid: u32,
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        let mut counts = self.connections.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.uid) {
-            *count = count.saturating_sub(1);
-        }
-        counts.retain(|_, count| *count > 0);
-    }
 }
 
 /// A listening socket, whose name goes when it is dropped.

@@ -52,6 +52,6 @@ impl Daemon {
     ) -> Result<T, OpError> {
         let daemon = Arc::clone(self);
         let done = spawn_blocking(move || work(&daemon)).await;
-        done.unwrap_or_else(|panic| Err(OpError::Panicked(panic.to_string())))
+        done.unwrap_or_else(|panic| Err(OpError::Internal(panic.to_string())))
     }
 }

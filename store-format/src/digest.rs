@@ -34,9 +34,8 @@ impl Digest {
     #[must_use]
     pub fn to_hex(self) -> String {
         self.0.iter().fold(String::with_capacity(64), |mut hex, byte| {
-            for nibble in [byte >> 4, byte & 15] {
-                hex.push(char::from_digit(nibble.into(), 16).unwrap_or('0'));
-            }
+            hex.push(hex_digit(byte >> 4));
+            hex.push(hex_digit(byte & 15));
             hex
         })
     }
@@ -138,6 +137,13 @@ fn hex_value(digit: u8) -> Option<u8> {
         b'0'..=b'9' => Some(digit - b'0'),
         b'a'..=b'f' => Some(digit - b'a' + 10),
         _ => None,
+    }
+}
+
+const fn hex_digit(nibble: u8) -> char {
+    match nibble {
+        0..=9 => (b'0' + nibble) as char,
+        _ => (b'a' - 10 + nibble) as char,
     }
 }
 

@@ -88,6 +88,7 @@ pub struct TensorEntry {
 /// Where each expert of a stack lies: expert `i` is the `stride` bytes from `i * stride` on,
 /// counted from the tensor's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Experts {
     /// How many experts the tensor stacks.
     pub count: u64,

@@ -99,7 +99,7 @@ impl Frame {
 /// nothing else, so a daemon may keep them for the next client.
 ///
 /// # Errors
-/// [`FrameError::TooLong`] when one tensor alone does not fit a frame.
+/// [`FrameError::TooLong`] when one tensor is nearly as long as a frame.
 pub fn encode_tensors<'a>(
     tensors: impl IntoIterator<Item = &'a TensorLocation>,
     out: &mut Vec<u8>,
@@ -110,7 +110,7 @@ pub fn encode_tensors<'a>(
 /// Appends a layer's pieces to `out`, as many `pieces` frames as they need.
 ///
 /// # Errors
-/// [`FrameError::TooLong`] when one piece alone does not fit a frame; [`cut_literals`] prevents
+/// [`FrameError::TooLong`] when one piece is nearly as long as a frame; [`cut_literals`] prevents
 /// that.
 pub fn encode_pieces<'a>(
     layer: u32,

@@ -15,6 +15,10 @@ pub const VERSION: u32 = 1;
 /// What both ends write into the `Upgrade` header to switch from HTTP to frames.
 pub const UPGRADE: &str = "blobd-fd/1";
 
+/// The most layers of an open answer, whose head lists them all in one frame. Real models have
+/// about ten.
+pub const MAX_OPEN_LAYERS: usize = 4096;
+
 /// The most descriptors that travel in one batch and wait for one acknowledgement. The kernel
 /// counts descriptors in flight per sending user; a client that never reads must not be able to
 /// use up the daemon's share.

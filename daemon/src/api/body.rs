@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use blobd_client::protocol::error::{ErrorAnswer, ErrorBody, ErrorCode};
 use bytes::Bytes;
@@ -13,6 +14,7 @@ use hyper::{Request, Response, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 /// An answer: one JSON document, or lines as they come.
 pub(crate) type Answer = Response<Either<Full<Bytes>, Lines>>;
@@ -20,10 +22,14 @@ pub(crate) type Answer = Response<Either<Full<Bytes>, Lines>>;
 /// No request has reason to be longer: it names models and tensors.
 const MAX_REQUEST_BYTES: usize = 1 << 20;
 
+/// How long a client may take to send it.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Reads a request's JSON.
 pub(super) async fn read_json<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, ErrorBody> {
     let invalid = |what: String| ErrorBody::new(ErrorCode::InvalidRequest, format!("request body: {what}"));
-    let body = Limited::new(request.into_body(), MAX_REQUEST_BYTES).collect().await;
+    let body = Limited::new(request.into_body(), MAX_REQUEST_BYTES).collect();
+    let body = timeout(BODY_TIMEOUT, body).await.map_err(|_elapsed| invalid("too slow".to_owned()))?;
     let bytes = body.map_err(|error| invalid(error.to_string()))?.to_bytes();
     serde_json::from_slice(&bytes).map_err(|error| invalid(error.to_string()))
 }

@@ -81,7 +81,13 @@ impl Route {
 pub(crate) async fn answer(daemon: Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Answer {
     match dispatch(daemon, peer, request).await {
         Ok(answer) => answer,
-        Err(error) => error_answer(error),
+        Err(error) => {
+            // What is ours and not the peer's is told to the log too.
+            if matches!(error.code, ErrorCode::Internal | ErrorCode::Corrupt | ErrorCode::NoSpace) {
+                tracing::error!("{error}");
+            }
+            error_answer(error)
+        }
     }
 }
 
@@ -101,7 +107,7 @@ async fn dispatch(
         Route::Version => Ok(json_answer(&version(&daemon))),
         Route::Models => respond(&daemon, |daemon| ops::list(&daemon.store)).await,
         Route::Model(reference) => respond(&daemon, move |daemon| ops::show(&daemon.store, &reference)).await,
-        Route::Sessions => Ok(json_answer(&daemon.sessions.list())),
+        Route::Sessions => respond(&daemon, |daemon| Ok(daemon.sessions.list())).await,
         Route::DiskUsage => {
             let usage =
                 |daemon: &Daemon| ops::usage(&daemon.store, |model| daemon.sessions.last_opened(model));

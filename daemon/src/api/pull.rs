@@ -29,16 +29,19 @@ async fn run(daemon: Arc<Daemon>, params: PullParams, events: mpsc::Sender<PullE
     let name = params.reference.short();
     let handle = Handle::current();
     let sender = events.clone();
-    let pull = move |daemon: &crate::state::Daemon| {
-        ops::pull(&daemon.store, &daemon.registry, &handle, &params, &sender)
-    };
+    let pull = move |daemon: &Daemon| ops::pull(&daemon.store, &daemon.registry, &handle, &params, &sender);
     if daemon.intakes.available_permits() == 0 {
         let status = "waiting for other imports and pulls to end".to_owned();
         let _ = events.try_send(PullEvent::Progress(PullProgress { status, ..PullProgress::default() }));
     }
-    let _room = tokio::select! {
-        room = daemon.intakes.acquire() => room,
+    let room = tokio::select! {
+        room = Arc::clone(&daemon.intakes).acquire_owned() => room,
         () = events.closed() => return,
+    };
+    let pull = move |daemon: &Daemon| {
+        // Given back when the work is over, not when its client has read the last line.
+        let _room = room;
+        pull(daemon)
     };
     let last = match daemon.blocking(pull).await {
         Ok(done) => PullEvent::Done(done),
@@ -51,8 +54,14 @@ async fn run(daemon: Arc<Daemon>, params: PullParams, events: mpsc::Sender<PullE
     let _ = events.send(last).await;
 }
 
+/// Ends when the client has gone, and with it `events`: that is what stops the pull.
 async fn write_lines(mut events: mpsc::Receiver<PullEvent>, lines: mpsc::Sender<Bytes>) {
-    while let Some(event) = events.recv().await {
+    loop {
+        let event = tokio::select! {
+            event = events.recv() => event,
+            () = lines.closed() => return,
+        };
+        let Some(event) = event else { return };
         let mut line = serde_json::to_vec(&event).unwrap_or_default();
         line.push(b'\n');
         if lines.send(line.into()).await.is_err() {

@@ -14,8 +14,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 
 use super::body::Answer;
-use crate::server::Permit;
-use crate::session::FrameStream;
+use crate::session::{FrameStream, Permit};
 
 /// A request that asks for frames.
 pub(super) struct Upgrade {

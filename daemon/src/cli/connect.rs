@@ -28,19 +28,24 @@ pub(crate) struct Connected {
     _embedded: Option<Runtime>,
 }
 
-/// Connects to the socket that was named; else to whoever holds the store that was named; else to
-/// a daemon at the usual places; else to a server in this process.
+/// Connects to the socket that was named; else to whoever holds the store that was named, or opens
+/// that; else to a daemon at the usual places; else to a server in this process.
 pub(crate) fn connect(global: &Global) -> Result<Connected, ErrorBody> {
     let config = load_config(global)?;
-    if let Some(socket) = global.socket.as_ref().or(config.socket.as_ref()) {
+    match (&global.root, &global.socket) {
+        (Some(root), Some(socket)) => return connect_to_store(root, socket),
+        (Some(root), None) => return embedded(root, &config),
+        (None, Some(socket)) => return connect_to(socket).map_err(client_error),
+        (None, None) => {}
+    }
+    if let Some(socket) = &config.socket {
         match connect_to(socket) {
             // A configured daemon that is not running is no reason to refuse work.
-            Err(error) if global.socket.is_some() || !is_away(&error) => return Err(client_error(error)),
-            Err(_away) => {}
-            Ok(connected) => return Ok(connected),
+            Err(error) if is_away(&error) => {}
+            connected => return connected.map_err(client_error),
         }
     }
-    if let Some(root) = global.root.as_ref().or(config.root.as_ref()) {
+    if let Some(root) = &config.root {
         return embedded(root, &config);
     }
     for socket in default_sockets() {
@@ -66,6 +71,19 @@ pub(crate) fn client_error(error: ClientError) -> ErrorBody {
 fn connect_to(socket: &Path) -> Result<Connected, ClientError> {
     let client = Client::connect(socket)?;
     Ok(Connected { client, _embedded: None })
+}
+
+/// Whoever names both must mean one store: a command that removes must not find another behind
+/// a socket that the environment happens to name.
+fn connect_to_store(root: &Path, socket: &Path) -> Result<Connected, ErrorBody> {
+    let connected = connect_to(socket).map_err(client_error)?;
+    let served = PathBuf::from(connected.client.version().map_err(client_error)?.root);
+    let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|_absent| path.to_path_buf());
+    if canonical(&served) == canonical(root) {
+        return Ok(connected);
+    }
+    let message = format!("{}: serves {}, not {}", socket.display(), served.display(), root.display());
+    Err(super::usage(message).with_hint("leave out --root or --socket (BLOBD_ROOT, BLOBD_SOCKET)"))
 }
 
 fn is_away(error: &ClientError) -> bool {

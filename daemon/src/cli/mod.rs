@@ -42,18 +42,31 @@ struct Cli {
 /// What every command takes.
 #[derive(Clone, Debug, Args)]
 pub struct Global {
-    /// The store's directory; without a daemon the command opens it itself
-    #[arg(long, global = true, env = "BLOBD_ROOT", value_name = "DIR")]
+    /// The store's directory; without a daemon the command opens it itself [env: BLOBD_ROOT]
+    #[arg(long, global = true, value_name = "DIR")]
     root: Option<PathBuf>,
-    /// The daemon's socket
-    #[arg(long, global = true, env = "BLOBD_SOCKET", value_name = "PATH")]
+    /// The daemon's socket [env: BLOBD_SOCKET]
+    #[arg(long, global = true, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// The configuration file
-    #[arg(long, global = true, env = "BLOBD_CONFIG", value_name = "PATH")]
+    /// The configuration file [env: BLOBD_CONFIG]
+    #[arg(long, global = true, value_name = "PATH")]
     config: Option<PathBuf>,
     /// Print one JSON document (NDJSON while something is in progress)
     #[arg(long, global = true)]
     json: bool,
+}
+
+impl Global {
+    /// Fills in what the environment says. A variable that is empty says nothing.
+    fn or_environment(self) -> Self {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        Self {
+            root: self.root.or_else(|| variable("BLOBD_ROOT")),
+            socket: self.socket.or_else(|| variable("BLOBD_SOCKET")),
+            config: self.config.or_else(|| variable("BLOBD_CONFIG")),
+            json: self.json,
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -78,6 +91,7 @@ enum Command {
 #[must_use]
 pub fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
+    let global = global.or_environment();
     match run(&global, command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

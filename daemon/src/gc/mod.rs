@@ -10,8 +10,9 @@ use std::collections::BTreeSet;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reach::reachable;
+use blobd_store_format::reference::Reference;
 
-use crate::store::{Store, StoreError, leases::Collection};
+use crate::store::{Store, StoreError, disk, leases::Collection};
 
 mod plan;
 
@@ -20,7 +21,8 @@ pub use plan::{GcPlan, Node};
 /// Everything that some tag needs.
 ///
 /// # Errors
-/// The first manifest or recipe that cannot be read, or a file under `manifests/` that is none.
+/// The first manifest or recipe that cannot be read or is missing, or a file under `manifests/`
+/// that is none.
 pub fn mark(store: &Store) -> Result<BTreeSet<Node>, StoreError> {
     let tags = store.tags()?;
     if let Some(path) = tags.foreign.into_iter().next() {
@@ -29,7 +31,10 @@ pub fn mark(store: &Store) -> Result<BTreeSet<Node>, StoreError> {
     let mut roots = Vec::new();
     for reference in &tags.references {
         match store.manifest(reference) {
-            Ok(manifest) => roots.extend(roots_of(&manifest)),
+            Ok(manifest) => {
+                check_complete(store, reference, &manifest)?;
+                roots.extend(roots_of(&manifest));
+            }
             // Removed since it was listed, by its owner.
             Err(StoreError::NoSuchModel { .. }) => {}
             Err(error) => return Err(error),
@@ -51,6 +56,12 @@ pub fn needs(store: &Store, manifest: &Manifest) -> Result<BTreeSet<Node>, Store
 /// # Errors
 /// As for [`mark`].
 pub fn plan(store: &Store) -> Result<GcPlan, StoreError> {
+    // What another collection deletes meanwhile would look like damage.
+    let _alone = store.lock_collections();
+    plan_alone(store)
+}
+
+fn plan_alone(store: &Store) -> Result<GcPlan, StoreError> {
     let pinned = store.leases().pinned();
     let reachable = mark(store)?;
     let blobs = store.blobs()?.into_iter().map(Node::Blob);
@@ -66,7 +77,7 @@ pub fn plan(store: &Store) -> Result<GcPlan, StoreError> {
 pub fn collect(store: &Store) -> Result<GcPlan, StoreError> {
     let _alone = store.lock_collections();
     let collection = store.leases().begin_collection();
-    let plan = plan(store)?;
+    let plan = plan_alone(store)?;
     let deleted = execute(store, &plan, &collection)?;
     forget_origins(store, &collection)?;
     Ok(deleted)
@@ -87,8 +98,18 @@ pub fn collect_from(store: &Store, candidates: &BTreeSet<Node>) -> Result<GcPlan
     Ok(deleted)
 }
 
+/// What the mark phase has read must be what is on disk: a tag that was removed or replaced a
+/// moment ago must not come back after a power cut, when what it needs has been deleted.
+fn settle(store: &Store) -> Result<(), StoreError> {
+    disk::sync_file_system(store.root())
+}
+
 fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> Result<GcPlan, StoreError> {
     let mut deleted = GcPlan::default();
+    if plan.deletions.is_empty() {
+        return Ok(deleted);
+    }
+    settle(store)?;
     for (node, _) in &plan.deletions {
         let removed = collection.delete_unpinned(node.digest(), || node.remove(store));
         if let Some(bytes) = removed.transpose()?.flatten() {
@@ -108,8 +129,19 @@ fn forget_origins(store: &Store, collection: &Collection) -> Result<(), StoreErr
         .collect();
     for origin in store.origins()?.into_iter().filter(|origin| !manifests.contains(origin)) {
         let path = store.path(blobd_store_format::layout::origin(origin));
-        if let Some(removed) = collection.delete_unpinned(origin, || crate::store::disk::remove_file(&path)) {
+        if let Some(removed) = collection.delete_unpinned(origin, || disk::remove_file(&path)) {
             removed?;
+        }
+    }
+    Ok(())
+}
+
+/// A file that has neither blob nor recipe may have had a recipe, and nobody knows which blobs
+/// that would have named.
+fn check_complete(store: &Store, reference: &Reference, manifest: &Manifest) -> Result<(), StoreError> {
+    for digest in manifest.digests() {
+        if store.blob_size(digest)?.is_none() && store.recipe(digest)?.is_none() {
+            return Err(StoreError::Incomplete { name: reference.short(), digest });
         }
     }
     Ok(())

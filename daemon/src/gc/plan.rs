@@ -48,12 +48,11 @@ impl Node {
     pub(super) fn remove(self, store: &Store) -> Result<Option<u64>, StoreError> {
         let path = match self {
             Self::Blob(digest) => layout::blob(digest),
-            Self::Recipe(file) => {
-                store.forget_recipe(file);
-                layout::recipe(file)
-            }
+            Self::Recipe(file) => layout::recipe(file),
         };
-        disk::remove_file(&store.path(path))
+        let removed = disk::remove_file(&store.path(path));
+        store.forget_recipe(self.digest());
+        removed
     }
 }
 

@@ -1,8 +1,9 @@
 //! What a verb can fail with, and how the client is told.
 
+use blobd_client::protocol::MAX_OPEN_LAYERS;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::manifest::ManifestError;
-use blobd_store_format::reference::ReferenceError;
+use blobd_store_format::reference::{Reference, ReferenceError};
 
 use crate::intake::IntakeError;
 use crate::registry::RegistryError;
@@ -29,6 +30,20 @@ pub enum OpError {
     /// What was imported does not make a manifest.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
+    /// A stored header does not parse.
+    #[error("blob {digest}: damaged: {source}; pull or import the model again")]
+    Damaged {
+        /// The header's blob.
+        digest: blobd_store_format::digest::Digest,
+        /// What is wrong with it.
+        source: blobd_store_format::gguf::GgufError,
+    },
+    /// A name to be given says which manifest it stands for.
+    #[error("{name}: a name that is given cannot be pinned to a digest; leave out the part from @ on")]
+    PinnedTarget {
+        /// The name.
+        name: String,
+    },
     /// A name cannot be made from a file's.
     #[error("{file_name}: makes no model name ({source}); give one with --name")]
     Name {
@@ -69,17 +84,19 @@ pub enum OpError {
         /// What was asked for.
         what: String,
     },
-    /// A descriptor, thread or socket could not be had.
-    #[error("{action}: {source}")]
-    System {
-        /// What was tried.
-        action: &'static str,
-        /// Why it failed.
-        source: std::io::Error,
+    /// The model has more layers than one answer can list.
+    #[error(
+        "model {model}: {count} layers, at most {MAX_OPEN_LAYERS} can be opened at once; name a component"
+    )]
+    TooManyLayers {
+        /// The model.
+        model: String,
+        /// How many layers were asked for.
+        count: usize,
     },
-    /// The task that did the work died.
+    /// The daemon itself failed: the task that did the work died.
     #[error("internal error: {0}")]
-    Panicked(String),
+    Internal(String),
 }
 
 impl OpError {
@@ -103,15 +120,20 @@ impl OpError {
             },
             Self::Intake { .. } | Self::Manifest(_) | Self::Changed { .. } => ErrorCode::InvalidInput,
             Self::Registry(error) => error.code(),
-            Self::Name { .. } | Self::NotAFile { .. } => ErrorCode::InvalidRequest,
+            Self::Name { .. }
+            | Self::NotAFile { .. }
+            | Self::PinnedTarget { .. }
+            | Self::TooManyLayers { .. } => ErrorCode::InvalidRequest,
+            Self::Damaged { .. } => ErrorCode::Corrupt,
             Self::DigestMismatch { .. } => ErrorCode::Upstream,
             Self::NotInModel { .. } => ErrorCode::NotFound,
-            Self::System { .. } | Self::Panicked(_) => ErrorCode::Internal,
+            Self::Internal(_) => ErrorCode::Internal,
         }
     }
 
     fn hint(&self) -> Option<&'static str> {
         match self.code() {
+            ErrorCode::NotFound if matches!(self, Self::Store(_)) => Some("`blobd ls` lists what there is"),
             ErrorCode::NoSpace => Some("`blobd gc` or `blobd rm` makes room; nothing was kept of this"),
             _ => None,
         }
@@ -121,6 +143,10 @@ impl OpError {
 fn store_code(error: &StoreError) -> ErrorCode {
     match error {
         error if error.is_no_space() => ErrorCode::NoSpace,
+        StoreError::NoRoom { .. } => ErrorCode::NoSpace,
+        StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+            ErrorCode::Denied
+        }
         StoreError::Io { .. } => ErrorCode::Internal,
         StoreError::Locked { .. } => ErrorCode::Busy,
         StoreError::NoSuchModel { .. } => ErrorCode::NotFound,
@@ -129,9 +155,22 @@ fn store_code(error: &StoreError) -> ErrorCode {
         }
         StoreError::Manifest { .. }
         | StoreError::Recipe { .. }
+        | StoreError::WrongRecipe { .. }
+        | StoreError::Incomplete { .. }
         | StoreError::ForeignFile { .. }
         | StoreError::MissingBlob { .. }
         | StoreError::BlobSize { .. } => ErrorCode::Corrupt,
+    }
+}
+
+/// Refuses a name with a digest where a name is given, not looked up.
+///
+/// # Errors
+/// [`OpError::PinnedTarget`].
+pub(super) fn refuse_pinned(target: &Reference) -> Result<(), OpError> {
+    match target.digest() {
+        Some(_) => Err(OpError::PinnedTarget { name: target.short() }),
+        None => Ok(()),
     }
 }
 

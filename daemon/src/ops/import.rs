@@ -15,7 +15,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use serde::Serialize;
 
-use super::OpError;
+use super::{OpError, commit::commit, error::refuse_pinned};
 use crate::intake::{IntakeError, ModelFacts, TakenFile, take_gguf};
 use crate::store::{Ingest, Store, StoreError};
 
@@ -33,6 +33,7 @@ pub fn import(
 ) -> Result<Imported, OpError> {
     let file_name = display_name(&params.file_name);
     let reference = params.name.clone().map_or_else(|| name_from_file(&file_name), Ok)?;
+    refuse_pinned(&reference)?;
     let before = inspect(file, &file_name)?;
     let lease = store.leases().grant(format!("import of {file_name}"));
     let mut ingest = Ingest::begin(store, lease)?;
@@ -50,7 +51,8 @@ pub fn import(
         return Err(OpError::Changed { name: file_name });
     }
     let manifest = compose_manifest(&mut ingest, &taken, &facts)?;
-    let committed = ingest.commit(&reference, &manifest, Some(&format!("import {file_name}")))?;
+    let origin = format!("import {file_name}");
+    let committed = commit(ingest, &reference, &manifest, Some(&origin))?;
     Ok(Imported {
         name: reference.short(),
         digest: manifest.digest(),
@@ -173,11 +175,12 @@ mod tests {
             ("Meta-Llama-3-8B.Q8_0.gguf", "Meta-Llama-3-8B:Q8_0"),
             ("my model (1).gguf", "my-model--1-:latest"),
             ("model", "model:latest"),
-            ("..gguf", "gguf:latest"),
         ] {
             assert_eq!(name_from_file(file).unwrap().short(), name, "{file}");
         }
-        assert!(name_from_file(".gguf").is_err());
+        for file in [".gguf", "..gguf", "--.gguf"] {
+            assert!(name_from_file(file).is_err(), "{file}");
+        }
     }
 
     #[test]

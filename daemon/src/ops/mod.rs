@@ -4,6 +4,7 @@
 //! All of them block on the disk; the server calls them where blocking is allowed.
 
 mod collect;
+mod commit;
 mod error;
 mod import;
 mod list;

@@ -8,7 +8,7 @@ use std::fs::File;
 
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_client::protocol::response::{HeaderLocation, OpenHead, OpenLayer, OpenPiece, TensorLocation};
-use blobd_client::protocol::{MAX_FDS_PER_BATCH, frame};
+use blobd_client::protocol::{MAX_FDS_PER_BATCH, MAX_OPEN_LAYERS, frame};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
@@ -41,15 +41,14 @@ pub struct Located {
 /// model lacks.
 pub fn open(store: &Store, params: &OpenParams, holder: String) -> Result<Located, OpError> {
     let lease = store.leases().grant(holder);
-    let model = store.model(&params.reference)?;
-    lease.pin_all(model.blob_sizes().map(|(digest, _)| digest));
+    let model = store.leased_model(&params.reference, &lease)?;
     let mut locator = Locator::new(params);
     for file in &model.files {
         locator.add(file);
     }
     locator.check_selection(&model.reference)?;
     let mut tables = Vec::new();
-    let too_long = |error: frame::FrameError| OpError::Panicked(error.to_string());
+    let too_long = |error: frame::FrameError| OpError::Internal(error.to_string());
     for (layer, pieces) in &locator.pieces {
         frame::encode_pieces(*layer, pieces, &mut tables).map_err(too_long)?;
     }
@@ -108,6 +107,8 @@ struct Locator<'p> {
     pieces: Vec<(u32, Vec<OpenPiece>)>,
     tensors: Vec<TensorLocation>,
     fds: FdTable,
+    /// A manifest may name one file many times; its tables are given once.
+    described: BTreeSet<Digest>,
 }
 
 impl<'p> Locator<'p> {
@@ -117,7 +118,7 @@ impl<'p> Locator<'p> {
             _ => None,
         };
         let (layers, pieces, tensors) = (Vec::new(), Vec::new(), Vec::new());
-        Self { params, names, layers, pieces, tensors, fds: FdTable::default() }
+        Self { params, names, layers, pieces, tensors, fds: FdTable::default(), described: BTreeSet::new() }
     }
 
     fn add(&mut self, file: &StoredFile) {
@@ -137,7 +138,10 @@ impl<'p> Locator<'p> {
         let number = u32::try_from(self.layers.len()).unwrap_or(u32::MAX);
         match &file.form {
             StoredForm::Blob => layer.fd = Some(self.fds.number(descriptor.digest, descriptor.size)),
-            StoredForm::Recipe(recipe) => self.add_split(number, recipe, &mut layer),
+            StoredForm::Recipe(recipe) if self.described.insert(descriptor.digest) => {
+                self.add_split(number, recipe, &mut layer);
+            }
+            StoredForm::Recipe(_) => {}
         }
         self.layers.push(layer);
     }
@@ -198,6 +202,10 @@ impl<'p> Locator<'p> {
 
     /// What was named must be there; a prefix may match nothing.
     fn check_selection(&self, model: &Reference) -> Result<(), OpError> {
+        let count = self.layers.len();
+        if count > MAX_OPEN_LAYERS {
+            return Err(OpError::TooManyLayers { model: model.short(), count });
+        }
         let lacks = |what: String| Err(OpError::NotInModel { model: model.short(), what });
         if let Some(component) = self.params.component.as_ref().filter(|_| self.layers.is_empty()) {
             return lacks(format!("component {component:?}"));

@@ -12,10 +12,10 @@ use bytes::{Buf, Bytes};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
-use super::OpError;
+use super::{OpError, commit::commit};
 use crate::intake::{self, TakenFile};
 use crate::registry::{BlobStream, RegistryClient};
-use crate::store::{Ingest, Store};
+use crate::store::{Ingest, Store, StoreError, disk};
 
 /// Pulls a model: its manifest, then every file that the store lacks. Blocks the calling thread;
 /// the network runs on the runtime of `handle`. Stops when nobody listens to `events` any more.
@@ -41,7 +41,7 @@ pub fn pull(
     }
     tell(events, PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
     let origin = reference.to_string();
-    let committed = pull.ingest.commit(reference, &manifest, Some(&origin))?;
+    let committed = commit(pull.ingest, reference, &manifest, Some(&origin))?;
     Ok(PullDone {
         status: "success".to_owned(),
         name: reference.short(),
@@ -68,6 +68,7 @@ impl Pull<'_> {
             self.tell(file, file.size, Some(file.size));
             return Ok(());
         }
+        self.admit(file)?;
         self.tell(file, 0, None);
         let stream = self.handle.block_on(self.registry.blob(self.reference, file))?;
         let taken = self.receive(file, stream).map_err(|source| self.failed(file, source))?;
@@ -77,6 +78,18 @@ impl Pull<'_> {
         }
         self.downloaded_bytes += file.size;
         Ok(())
+    }
+
+    /// Refuses what cannot fit before a byte of it is asked for: a manifest may claim any size.
+    fn admit(&self, file: &Descriptor) -> Result<(), OpError> {
+        let root = self.ingest.store().root();
+        let free_bytes = disk::free_bytes(root)?;
+        // Of a file that is split, any part may be there already.
+        let limit = if file.media_type.is_gguf() { disk::capacity_bytes(root)? } else { free_bytes };
+        if file.size <= limit {
+            return Ok(());
+        }
+        Err(StoreError::NoRoom { root: root.to_path_buf(), needed_bytes: file.size, free_bytes }.into())
     }
 
     /// Pinned first: what is found present must not be collected before the tag needs it.
@@ -153,10 +166,13 @@ struct StreamSource<'p> {
 impl Read for StreamSource<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.arrived.is_empty() {
-            if self.events.is_closed() {
-                return Err(io::Error::other("the client that asked for this pull has gone"));
-            }
-            match self.handle.block_on(self.stream.next()).map_err(io::Error::other)? {
+            let next = async {
+                tokio::select! {
+                    next = self.stream.next() => next.map_err(io::Error::other),
+                    () = self.events.closed() => Err(io::Error::other("the client that asked for this pull has gone")),
+                }
+            };
+            match self.handle.block_on(next)? {
                 Some(bytes) => self.arrived = bytes,
                 None => return Ok(0),
             }

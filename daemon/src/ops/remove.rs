@@ -8,7 +8,7 @@ use blobd_client::protocol::response::{Kept, Removed};
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
-use crate::gc::{self, Node};
+use crate::gc::{self, GcPlan, Node};
 use crate::store::{Store, StoreError};
 
 /// What removed models needed and an open session still holds: it goes when the session ends.
@@ -16,18 +16,25 @@ use crate::store::{Store, StoreError};
 pub struct Condemned(Mutex<BTreeSet<Node>>);
 
 impl Condemned {
-    /// Collects what no session holds any more. Cheap when nothing is condemned.
+    /// Collects what no lease holds any more. Cheap when that is nothing.
     ///
     /// # Errors
     /// [`StoreError`]; what could not be collected is left to the next `gc`.
-    pub fn collect(&self, store: &Store) -> Result<u64, StoreError> {
-        let nodes = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    pub fn collect(&self, store: &Store) -> Result<GcPlan, StoreError> {
+        let free = self.take_unpinned(store);
+        if free.is_empty() { Ok(GcPlan::default()) } else { gc::collect_from(store, &free) }
+    }
+
+    fn take_unpinned(&self, store: &Store) -> BTreeSet<Node> {
+        let mut nodes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if nodes.is_empty() {
-            return Ok(0);
+            return BTreeSet::new();
         }
-        let freed = gc::collect_from(store, &nodes)?.freed_bytes();
-        self.add(still_pinned(store, &nodes));
-        Ok(freed)
+        let pinned = store.leases().pinned();
+        let (held, free) =
+            std::mem::take(&mut *nodes).into_iter().partition(|node| pinned.contains(&node.digest()));
+        *nodes = held;
+        free
     }
 
     fn add(&self, nodes: impl IntoIterator<Item = Node>) {
@@ -41,21 +48,11 @@ impl Condemned {
 /// # Errors
 /// [`StoreError::NoSuchModel`] when one of the names is unknown: then none is dropped.
 pub fn remove(store: &Store, condemned: &Condemned, params: &RemoveParams) -> Result<Removed, OpError> {
-    let references: BTreeSet<Reference> =
-        params.references.iter().map(|reference| store.resolve(reference)).collect::<Result<_, _>>()?;
-    let mut candidates = BTreeSet::new();
-    for reference in &references {
-        candidates.extend(needed_if_readable(store, reference)?);
-    }
-    {
-        let _tags = store.lock_tags();
-        for reference in &references {
-            store.remove_tag(reference)?;
-        }
-    }
-    let removed = references.iter().map(Reference::short).collect();
+    let (removed, mut candidates) = drop_names(store, &params.references)?;
+    // What a session holds now is condemned before it can end, so that it goes when that ends.
+    condemned.add(candidates.iter().copied());
     // One unreadable manifest may need any blob: names are gone, bytes stay.
-    let deleted = match gc::collect_from(store, &candidates) {
+    let deleted = match condemned.collect(store) {
         Ok(deleted) => deleted,
         Err(error) => {
             let bytes = bytes_on_disk(store, &candidates)?;
@@ -66,25 +63,43 @@ pub fn remove(store: &Store, condemned: &Condemned, params: &RemoveParams) -> Re
             });
         }
     };
-    condemned.add(still_pinned(store, &candidates));
     for (node, _) in &deleted.deletions {
         candidates.remove(node);
     }
     Ok(Removed { removed, freed_bytes: deleted.freed_bytes(), kept: kept(store, &candidates)? })
 }
 
+/// Drops the names, all or none, and returns them with what they needed. No tag changes between
+/// the look and the deed.
+fn drop_names(store: &Store, names: &[Reference]) -> Result<(Vec<String>, BTreeSet<Node>), OpError> {
+    let _tags = store.lock_tags();
+    let references: BTreeSet<Reference> =
+        names.iter().map(|reference| store.resolve(reference)).collect::<Result<_, _>>()?;
+    let mut needed = BTreeSet::new();
+    for reference in &references {
+        needed.extend(needed_if_readable(store, reference)?);
+    }
+    for reference in &references {
+        store.remove_tag(reference)?;
+    }
+    Ok((references.iter().map(Reference::short).collect(), needed))
+}
+
 /// What a tag needs; nothing if its own manifest is damaged, for then `gc` has to find it.
 fn needed_if_readable(store: &Store, reference: &Reference) -> Result<BTreeSet<Node>, StoreError> {
     match store.manifest(reference).and_then(|manifest| gc::needs(store, &manifest)) {
         Ok(nodes) => Ok(nodes),
-        Err(StoreError::Manifest { .. } | StoreError::Recipe { .. }) => Ok(BTreeSet::new()),
+        Err(
+            StoreError::Manifest { .. }
+            | StoreError::Recipe { .. }
+            | StoreError::WrongRecipe { .. }
+            // Removed meanwhile, by somebody else.
+            | StoreError::NoSuchModel { .. },
+        ) => {
+            Ok(BTreeSet::new())
+        }
         Err(error) => Err(error),
     }
-}
-
-fn still_pinned(store: &Store, nodes: &BTreeSet<Node>) -> BTreeSet<Node> {
-    let pinned = store.leases().pinned();
-    nodes.iter().copied().filter(|node| pinned.contains(&node.digest())).collect()
 }
 
 /// Groups what is left by who needs it.

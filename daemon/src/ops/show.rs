@@ -1,6 +1,6 @@
 //! `show`: one model in depth.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
 
 use blobd_client::protocol::response::{LayerSummary, ModelDetails, Stored};
@@ -10,13 +10,13 @@ use blobd_store_format::reference::Reference;
 use serde_json::{Value as Json, json};
 
 use super::OpError;
-use crate::intake::{IntakeError, ModelFacts};
+use crate::intake::ModelFacts;
 use crate::store::{Model, Store, StoreError, StoredFile, StoredForm};
 
 /// Describes a model: its files, its tensors, and what the first GGUF header says.
 ///
 /// # Errors
-/// [`StoreError`]; [`OpError::Intake`] when the stored header does not parse, which means that
+/// [`StoreError`]; [`OpError::Damaged`] when the stored header does not parse, which means that
 /// its blob is damaged.
 pub fn show(store: &Store, reference: &Reference) -> Result<ModelDetails, OpError> {
     let model = store.model(reference)?;
@@ -37,8 +37,11 @@ pub fn show(store: &Store, reference: &Reference) -> Result<ModelDetails, OpErro
     })
 }
 
+/// Of a file that the manifest names many times, once.
 fn recipes(model: &Model) -> impl Iterator<Item = &Recipe> {
-    model.files.iter().filter_map(|file| match &file.form {
+    let mut seen = BTreeSet::new();
+    let files = model.files.iter().filter(move |file| seen.insert(file.descriptor.digest));
+    files.filter_map(|file| match &file.form {
         StoredForm::Recipe(recipe) => Some(&**recipe),
         StoredForm::Blob => None,
     })
@@ -54,9 +57,7 @@ fn header(store: &Store, model: &Model) -> Result<Option<Header>, OpError> {
         .take(Header::MAX_BYTES * 2)
         .read_to_end(&mut bytes)
         .map_err(StoreError::io("read", store.root()))?;
-    let refused =
-        |source| OpError::Intake { name: format!("blob {digest}"), source: IntakeError::Gguf(source) };
-    Header::parse(&bytes).map(Some).map_err(refused)
+    Header::parse(&bytes).map(Some).map_err(|source| OpError::Damaged { digest, source })
 }
 
 fn layer(file: &StoredFile) -> LayerSummary {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use blobd_client::protocol::request::TagParams;
 use blobd_client::protocol::response::Tagged;
 
-use super::OpError;
+use super::{OpError, error::refuse_pinned};
 use crate::store::{Ingest, Store};
 
 /// Points `target` at the manifest of `source`; not a byte of the model is copied.
@@ -13,9 +13,9 @@ use crate::store::{Ingest, Store};
 /// # Errors
 /// [`crate::store::StoreError`] when there is no such model or it is not whole.
 pub fn tag(store: &Arc<Store>, params: &TagParams) -> Result<Tagged, OpError> {
+    refuse_pinned(&params.target)?;
     let lease = store.leases().grant(format!("tag {}", params.target.short()));
-    let model = store.model(&params.source)?;
-    lease.pin_all(model.blob_sizes().map(|(digest, _)| digest));
+    let model = store.leased_model(&params.source, &lease)?;
     let ingest = Ingest::begin(store, lease)?;
     ingest.commit(&params.target, &model.manifest, None)?;
     Ok(Tagged { name: params.target.short(), digest: model.manifest.digest() })

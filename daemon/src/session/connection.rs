@@ -15,13 +15,16 @@ use tokio::time::timeout;
 /// slower loses its connection, so that descriptors in flight do not pile up.
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// As many as the kernel lets into one message: all are taken, so that none is closed on the way.
+const MAX_FDS_PER_MESSAGE: usize = 253;
+
 /// An upgraded connection.
 #[derive(Debug)]
 pub(crate) struct FrameStream {
     stream: UnixStream,
     decoder: FrameDecoder,
     fds: VecDeque<OwnedFd>,
-    /// The most descriptors taken from the peer; more are closed unseen.
+    /// The most descriptors that the protocol has the peer send.
     max_fds: usize,
 }
 
@@ -76,9 +79,10 @@ impl FrameStream {
     pub(crate) async fn closed(&self) {
         let mut byte = [0];
         let mut fds = VecDeque::new();
-        let receive = || receive_message(&self.stream, &mut byte, &mut fds, 0);
+        let receive = || receive_message(&self.stream, &mut byte, &mut fds, MAX_FDS_PER_MESSAGE);
         // Whatever comes, end, error or byte, ends the session.
         let _ = self.stream.async_io(Interest::READABLE, receive).await;
+        close_elsewhere(fds);
     }
 
     async fn next_frame(&mut self) -> Result<Frame, SessionError> {
@@ -90,13 +94,33 @@ impl FrameStream {
             }
             let Self { stream, fds, max_fds, .. } = self;
             let received = stream
-                .async_io(Interest::READABLE, || receive_message(&*stream, &mut buffer, fds, *max_fds))
+                .async_io(Interest::READABLE, || {
+                    receive_message(&*stream, &mut buffer, fds, MAX_FDS_PER_MESSAGE)
+                })
                 .await?;
+            if fds.len() > *max_fds {
+                let found = format!("{} descriptors", fds.len());
+                return Err(SessionError::Unexpected { found, expected: "fewer" });
+            }
             match buffer.get(..received).filter(|bytes| !bytes.is_empty()) {
                 Some(bytes) => self.decoder.push(bytes),
                 None => return Err(SessionError::Closed),
             }
         }
+    }
+}
+
+impl Drop for FrameStream {
+    fn drop(&mut self) {
+        close_elsewhere(self.take_fds());
+    }
+}
+
+/// Closing a descriptor may block for as long as the peer has arranged (a lingering socket, a
+/// file system in user space), so it must not happen where all connections are served.
+fn close_elsewhere(fds: VecDeque<OwnedFd>) {
+    if !fds.is_empty() {
+        tokio::task::spawn_blocking(move || drop(fds));
     }
 }
 

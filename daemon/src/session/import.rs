@@ -38,11 +38,14 @@ async fn import(
 ) -> Result<(), SessionError> {
     let file = receive_file(stream).await?;
     let cancelled = Arc::new(AtomicBool::new(false));
+    let _cancel = CancelOnDrop(Arc::clone(&cancelled));
     let (report, mut progress) = watch::channel((0, 0));
     let stop = Arc::clone(&cancelled);
     let work = async {
-        let _room = daemon.intakes.acquire().await;
+        let room = Arc::clone(&daemon.intakes).acquire_owned().await;
         let import = move |daemon: &Daemon| {
+            // Given back when the work is over, not when its client has gone.
+            let _room = room;
             let mut report = |completed, total| {
                 let _ = report.send((completed, total));
             };
@@ -68,6 +71,15 @@ async fn import(
         }
     };
     stream.send_frame(&answer(done)).await
+}
+
+/// Stops the import on every way out: a frame that cannot be sent ends the session too.
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 fn answer(done: Result<blobd_client::protocol::response::Imported, OpError>) -> Frame {

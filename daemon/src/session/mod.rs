@@ -10,11 +10,13 @@ use blobd_store_format::reference::Reference;
 
 use crate::ops::rfc3339;
 
+mod admission;
 mod connection;
 mod import;
 mod open;
 mod peer;
 
+pub(crate) use admission::{Connections, Permit};
 pub(crate) use connection::FrameStream;
 pub(crate) use import::serve_import;
 pub(crate) use open::serve_open;
@@ -31,7 +33,7 @@ struct Table {
     last_opened: BTreeMap<Reference, SystemTime>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct OpenSession {
     peer: Peer,
     command: Option<String>,
@@ -52,11 +54,12 @@ impl Sessions {
         SessionGuard { sessions: self.clone(), id }
     }
 
-    /// Everything that is open now.
+    /// Everything that is open now. Reads `/etc/passwd`.
     #[must_use]
     pub fn list(&self) -> SessionList {
-        let sessions = self.lock().open.values().map(OpenSession::summary).collect();
-        SessionList { sessions }
+        // Looking up users reads a file: not while others wait for the table.
+        let open: Vec<OpenSession> = self.lock().open.values().cloned().collect();
+        SessionList { sessions: open.iter().map(OpenSession::summary).collect() }
     }
 
     /// When a model was last opened since the daemon started.

@@ -1,10 +1,11 @@
 //! Blobs by their digest.
 
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs::{self, File};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
+use rustix::fs::{Mode, OFlags, fstat, openat};
+use rustix::io::Errno;
 
 use super::error::optional;
 use super::{Store, StoreError, disk};
@@ -17,11 +18,17 @@ impl Store {
     /// [`StoreError::MissingBlob`], [`StoreError::BlobSize`] when it is shorter than
     /// `least_size` bytes (mapping it would end in SIGBUS), [`StoreError::Io`].
     pub fn open_blob(&self, digest: Digest, least_size: u64) -> Result<File, StoreError> {
-        let path = self.path(layout::blob(digest));
-        let no_links = i32::try_from(rustix::fs::OFlags::NOFOLLOW.bits()).unwrap_or_default();
-        let opened = OpenOptions::new().read(true).custom_flags(no_links).open(&path);
-        let file = optional(opened, "open", &path)?.ok_or(StoreError::MissingBlob { digest })?;
-        let found = file.metadata().map_err(StoreError::io("inspect", &path))?.len();
+        let path = || self.path(layout::blob(digest));
+        // Relative to the open directory: opening a model takes hundreds of these, and the way
+        // from the root of the file system would be walked each time.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = match openat(self.blobs_directory(), layout::blob_name(digest), flags, Mode::empty()) {
+            Ok(fd) => File::from(fd),
+            Err(Errno::NOENT) => return Err(StoreError::MissingBlob { digest }),
+            Err(errno) => return Err(StoreError::errno("open", path())(errno)),
+        };
+        let status = fstat(&file).map_err(|errno| StoreError::errno("inspect", path())(errno))?;
+        let found = u64::try_from(status.st_size).unwrap_or_default();
         if found < least_size {
             return Err(StoreError::BlobSize { digest, found, expected: least_size });
         }

@@ -39,6 +39,12 @@ pub(crate) fn sync_file(path: &Path) -> Result<(), StoreError> {
     file.sync_all().map_err(StoreError::io("sync", path))
 }
 
+/// Makes everything on the file system durable.
+pub(crate) fn sync_file_system(path: &Path) -> Result<(), StoreError> {
+    let dir = File::open(path).map_err(StoreError::io("open directory", path))?;
+    rustix::fs::syncfs(dir).map_err(StoreError::errno("sync file system of", path))
+}
+
 /// Writes a small file under a temporary name, durably, and then gives it its own: a reader sees
 /// the old content or the new one, whatever happens. The new name is durable once the caller has
 /// synced its directory.
@@ -113,4 +119,10 @@ pub(crate) fn tree_bytes(path: &Path) -> u64 {
 pub(crate) fn free_bytes(path: &Path) -> Result<u64, StoreError> {
     let stat = rustix::fs::statvfs(path).map_err(StoreError::errno("inspect", path))?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// How large the file system is.
+pub(crate) fn capacity_bytes(path: &Path) -> Result<u64, StoreError> {
+    let stat = rustix::fs::statvfs(path).map_err(StoreError::errno("inspect", path))?;
+    Ok(stat.f_blocks.saturating_mul(stat.f_frsize))
 }

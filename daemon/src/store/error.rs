@@ -21,6 +21,16 @@ pub enum StoreError {
         /// Why it failed.
         source: io::Error,
     },
+    /// Something larger than the room there is.
+    #[error("store {}: {needed_bytes} bytes needed, {free_bytes} free", root.display())]
+    NoRoom {
+        /// The store.
+        root: PathBuf,
+        /// How much was asked for.
+        needed_bytes: u64,
+        /// How much there is.
+        free_bytes: u64,
+    },
     /// Another process has the store open.
     #[error("store {}: held by process {}", root.display(), holder.pid)]
     Locked {
@@ -71,6 +81,22 @@ pub enum StoreError {
         /// What is wrong with it.
         source: RecipeError,
     },
+    /// A recipe lies under another file's name.
+    #[error("{}: is the recipe of {found}; move it out of the store and pull or import again", path.display())]
+    WrongRecipe {
+        /// The recipe's place.
+        path: PathBuf,
+        /// The file that it rebuilds.
+        found: Digest,
+    },
+    /// A tag points to a manifest one of whose files is not there.
+    #[error("model {name}: file {digest} is missing; pull or import the model again, or remove it")]
+    Incomplete {
+        /// The model.
+        name: String,
+        /// The file.
+        digest: Digest,
+    },
     /// A file below `manifests/` has a name that no reference gives.
     #[error("{}: not the name of a model; move it out of the store", path.display())]
     ForeignFile {
@@ -117,7 +143,11 @@ impl StoreError {
     /// Whether the disk or the user's share of it is full.
     #[must_use]
     pub fn is_no_space(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if is_no_space(source))
+        match self {
+            Self::Io { source, .. } => is_no_space(source),
+            Self::NoRoom { .. } => true,
+            _ => false,
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 //! digest, and a tag points only at a model that is whole. `docs/STORE-FORMAT.md` lists what
 //! goes wrong, and on which file system, when a step is left out or moved.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -142,6 +142,11 @@ impl Ingest {
         self.recipes.insert(recipe.file(), recipe);
     }
 
+    /// The blobs and the recipes that a commit would add.
+    pub(crate) fn staged(&self) -> (BTreeSet<Digest>, BTreeSet<Digest>) {
+        (self.new.keys().copied().collect(), self.recipes.keys().copied().collect())
+    }
+
     /// Makes everything durable and visible, the tag last.
     ///
     /// A failure before the tag is written leaves at most blobs that no tag needs: the next
@@ -165,7 +170,8 @@ impl Ingest {
         self.lease.pin(manifest.digest());
         self.lease.pin_all(manifest.digests());
         let _tags = self.store.lock_tags();
-        for file in manifest.files() {
+        let mut checked = BTreeSet::new();
+        for file in manifest.files().filter(|file| checked.insert(file.digest)) {
             if let Some(lack) = self.store.check_file(file)? {
                 return Err(lack);
             }

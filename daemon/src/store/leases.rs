@@ -6,7 +6,7 @@
 //! had been promised to anyone.
 //!
 //! Garbage collection deletes each digest under the same lock that pinning takes
-//! ([`Leases::delete_unpinned`]), and refuses whatever has been pinned since it began, even if
+//! ([`Collection::delete_unpinned`]), and refuses whatever has been pinned since it began, even if
 //! the pin is gone again: the manifest that was committed under that pin is one that the mark
 //! phase may not have seen.
 

@@ -1,9 +1,9 @@
 //! The store: a directory of digest-named blobs, the recipes and manifests that give them
 //! meaning, and the rules by which they appear and disappear.
 //!
-//! What it promises: a file under its final name is complete, durable and has its digest
-//! ([`ingest`]); a tag points only at a model that is whole ([`ingest::Ingest::commit`]); what a
-//! lease pins is not collected ([`leases`]). The form on disk is `docs/STORE-FORMAT.md`. What
+//! What it promises: a file under its final name is complete, durable and has its digest, and a
+//! tag points only at a model that is whole ([`Ingest::commit`]); what a lease pins is not
+//! collected ([`leases`]). The form on disk is `docs/STORE-FORMAT.md`. What
 //! may be deleted is decided in [`crate::gc`], not here.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -44,6 +44,8 @@ const NEW_STORE_FILE: &str = "store.json.new";
 #[derive(Debug)]
 pub struct Store {
     root: PathBuf,
+    /// `blobs/`, open.
+    blobs: File,
     leases: Leases,
     recipes: models::RecipeCache,
     /// Held while a tag changes, so that a check and the change it allows belong together.
@@ -85,14 +87,21 @@ impl Store {
             .mode(0o700)
             .create(&root)
             .map_err(StoreError::io("create directory", &root))?;
+        if let Some(above) = root.parent() {
+            // The root's own name must survive what its content survives.
+            disk::sync_dir(if above.as_os_str().is_empty() { Path::new(".") } else { above })?;
+        }
         check_store_file(&root)?;
         let lock = take_lock(&root)?;
         create_store_file(&root)?;
         for name in [layout::BLOBS, layout::RECIPES, layout::MANIFESTS, layout::ORIGINS, layout::STAGING] {
             disk::create_dir_all(&root, Path::new(name))?;
         }
+        let blobs = root.join(layout::BLOBS);
+        let blobs = File::open(&blobs).map_err(StoreError::io("open directory", blobs))?;
         let store = Self {
             root,
+            blobs,
             leases: Leases::default(),
             recipes: models::RecipeCache::default(),
             tag_changes: Mutex::default(),
@@ -141,6 +150,11 @@ impl Store {
     /// Holds off other collections.
     pub(crate) fn lock_collections(&self) -> MutexGuard<'_, ()> {
         lock(&self.collections)
+    }
+
+    /// The directory of all blobs.
+    fn blobs_directory(&self) -> &File {
+        &self.blobs
     }
 
     pub(crate) fn path(&self, relative: impl AsRef<Path>) -> PathBuf {

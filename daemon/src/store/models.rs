@@ -10,6 +10,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
+use super::leases::Lease;
 use super::{Store, StoreError, disk, lock};
 
 /// A model that can be opened.
@@ -48,6 +49,15 @@ impl Model {
     }
 }
 
+impl Model {
+    /// Whether both are of one manifest and in the same forms, and so need the same blobs.
+    fn is_stored_as(&self, other: &Self) -> bool {
+        let is_split = |file: &StoredFile| matches!(file.form, StoredForm::Recipe(_));
+        self.manifest.digest() == other.manifest.digest()
+            && self.files.iter().map(is_split).eq(other.files.iter().map(is_split))
+    }
+}
+
 impl StoredFile {
     /// Every blob the file needs and the least length it must have in bytes.
     #[must_use]
@@ -71,6 +81,25 @@ impl Store {
         Ok(Model { reference, manifest, files })
     }
 
+    /// A model whose files and blobs `lease` pins. Its tag named it when all were pinned, so
+    /// nothing of it can have been collected: a model that is removed meanwhile is not found,
+    /// instead of found with holes.
+    ///
+    /// # Errors
+    /// As for [`Self::model`].
+    pub fn leased_model(&self, reference: &Reference, lease: &Lease) -> Result<Model, StoreError> {
+        let mut model = self.model(reference)?;
+        loop {
+            lease.pin_all(model.manifest.digests());
+            lease.pin_all(model.blob_sizes().map(|(digest, _)| digest));
+            let now = self.model(reference)?;
+            if now.is_stored_as(&model) {
+                return Ok(now);
+            }
+            model = now;
+        }
+    }
+
     /// How a file is stored, or would be: a file without a recipe is a blob.
     ///
     /// # Errors
@@ -91,6 +120,12 @@ impl Store {
         let path = self.path(layout::recipe(file));
         let Some(json) = disk::read_limited(&path, Recipe::MAX_BYTES)? else { return Ok(None) };
         let recipe = Recipe::parse(&json).map_err(|source| StoreError::Recipe { path, source })?;
+        if recipe.file() != file {
+            return Err(StoreError::WrongRecipe {
+                path: self.path(layout::recipe(file)),
+                found: recipe.file(),
+            });
+        }
         let recipe = Arc::new(recipe);
         self.recipes.keep(file, &recipe);
         Ok(Some(recipe))
@@ -106,7 +141,18 @@ impl Store {
 
     /// What a file lacks, if anything.
     pub(super) fn check_file(&self, file: &Descriptor) -> Result<Option<StoreError>, StoreError> {
-        for (digest, expected) in self.stored_file(file)?.blob_sizes() {
+        let stored = self.stored_file(file)?;
+        if let StoredForm::Recipe(recipe) = &stored.form {
+            let Descriptor { digest, size: expected, .. } = *file;
+            // On disk: what the cache remembers may have been collected.
+            if !self.path(layout::recipe(digest)).exists() {
+                return Ok(Some(StoreError::MissingBlob { digest }));
+            }
+            if recipe.size() != expected {
+                return Ok(Some(StoreError::BlobSize { digest, found: recipe.size(), expected }));
+            }
+        }
+        for (digest, expected) in stored.blob_sizes() {
             match self.blob_size(digest)? {
                 None => return Ok(Some(StoreError::MissingBlob { digest })),
                 Some(found) if found != expected => {

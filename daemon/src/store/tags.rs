@@ -40,8 +40,8 @@ impl Store {
         let mut tags = Tags::default();
         let mut unvisited = vec![root.clone()];
         while let Some(directory) = unvisited.pop() {
-            for path in entries(&directory)? {
-                match (path.is_dir(), reference_of(&root, &path)) {
+            for (path, is_dir) in entries(&directory)? {
+                match (is_dir, reference_of(&root, &path)) {
                     (true, _) => unvisited.push(path),
                     (false, Some(reference)) => tags.references.push(reference),
                     (false, None) => tags.foreign.push(path),
@@ -81,10 +81,12 @@ impl Store {
     /// When a tag was last set.
     ///
     /// # Errors
-    /// [`StoreError::Io`].
+    /// [`StoreError::NoSuchModel`], [`StoreError::Io`].
     pub fn modified(&self, reference: &Reference) -> Result<SystemTime, StoreError> {
         let path = self.path(layout::manifest(reference));
-        fs::metadata(&path).and_then(|metadata| metadata.modified()).map_err(StoreError::io("inspect", path))
+        let modified = fs::metadata(&path).and_then(|metadata| metadata.modified());
+        optional(modified, "inspect", &path)?
+            .ok_or_else(|| StoreError::NoSuchModel { name: reference.short() })
     }
 
     /// Where the model with this manifest came from, if that is on record.
@@ -156,10 +158,17 @@ impl Store {
     }
 }
 
-/// A directory's entries; none if it has just been removed with its last tag.
-fn entries(directory: &Path) -> Result<Vec<PathBuf>, StoreError> {
+/// A directory's entries and whether each is a directory, as the listing itself says: one that
+/// vanishes meanwhile must not look like a file. None if the directory has just been removed with
+/// its last tag.
+fn entries(directory: &Path) -> Result<Vec<(PathBuf, bool)>, StoreError> {
     let Some(listing) = optional(fs::read_dir(directory), "list", directory)? else { return Ok(Vec::new()) };
-    listing.map(|entry| Ok(entry.map_err(StoreError::io("list", directory))?.path())).collect()
+    let look = |entry: fs::DirEntry| {
+        let (path, kind) = (entry.path(), entry.file_type()?);
+        let is_dir = kind.is_dir() || kind.is_symlink() && path.is_dir();
+        Ok((path, is_dir))
+    };
+    listing.map(|entry| entry.and_then(look).map_err(StoreError::io("list", directory))).collect()
 }
 
 fn reference_of(root: &Path, path: &Path) -> Option<Reference> {
