@@ -87,10 +87,6 @@ impl Store {
             .mode(0o700)
             .create(&root)
             .map_err(StoreError::io("create directory", &root))?;
-        if let Some(above) = root.parent() {
-            // The root's own name must survive what its content survives.
-            disk::sync_dir(if above.as_os_str().is_empty() { Path::new(".") } else { above })?;
-        }
         check_store_file(&root)?;
         let lock = take_lock(&root)?;
         create_store_file(&root)?;
@@ -217,7 +213,18 @@ fn create_store_file(root: &Path) -> Result<(), StoreError> {
     let content = serde_json::to_vec(&StoreFile { format: FORMAT, id: new_store_id() })
         .map_err(|source| StoreError::StoreFile { path: path.clone(), source })?;
     disk::replace_file(&root.join(NEW_STORE_FILE), &path, &content, 0o644)?;
-    disk::sync_dir(root)
+    disk::sync_dir(root)?;
+    sync_parent(root)
+}
+
+/// The root's own name must survive what its content survives. Whoever may not even list the
+/// directory above has not made the root there just now.
+fn sync_parent(root: &Path) -> Result<(), StoreError> {
+    let above = root.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match disk::sync_dir(above) {
+        Err(StoreError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
+        synced => synced,
+    }
 }
 
 /// Tells stores apart in logs and bundles; nothing secret depends on it.
