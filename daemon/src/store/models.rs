@@ -47,9 +47,7 @@ impl Model {
     pub fn blob_sizes(&self) -> impl Iterator<Item = (Digest, u64)> + '_ {
         self.files.iter().flat_map(StoredFile::blob_sizes)
     }
-}
 
-impl Model {
     /// Whether both are of one manifest and in the same forms, and so need the same blobs.
     fn is_stored_as(&self, other: &Self) -> bool {
         let is_split = |file: &StoredFile| matches!(file.form, StoredForm::Recipe(_));
