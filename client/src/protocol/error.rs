@@ -66,6 +66,8 @@ pub enum ErrorCode {
     Corrupt,
     /// No space left for what is to be written.
     NoSpace,
+    /// Nothing can be added or removed, because the disk has failed to keep what was written.
+    ReadOnly,
     /// The caller may not do this.
     Denied,
     /// A registry failed, lied or could not be reached.
@@ -85,6 +87,7 @@ impl ErrorCode {
             Self::Busy => 409,
             Self::Corrupt | Self::Internal => 500,
             Self::NoSpace => 507,
+            Self::ReadOnly => 503,
             Self::Denied => 403,
             Self::Upstream => 502,
         }
@@ -94,7 +97,7 @@ impl ErrorCode {
     #[must_use]
     pub const fn exit_code(self) -> u8 {
         match self {
-            Self::InvalidInput | Self::Upstream | Self::Internal => 1,
+            Self::InvalidInput | Self::Upstream | Self::ReadOnly | Self::Internal => 1,
             Self::InvalidRequest => 2,
             Self::NotFound => 3,
             Self::Busy => 4,

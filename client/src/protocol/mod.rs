@@ -8,6 +8,7 @@ pub mod error;
 pub mod frame;
 pub mod request;
 pub mod response;
+pub mod upkeep;
 
 /// The protocol's version, as `GET /v1/version` tells it.
 pub const VERSION: u32 = 1;

@@ -79,6 +79,39 @@ pub struct PullParams {
 pub struct RemoveParams {
     /// The names to drop; what only they need is freed.
     pub references: Vec<Reference>,
+    /// For so many seconds nothing is freed: the models go to the trash, and can be taken out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_seconds: Option<u64>,
+}
+
+/// Body of `POST /v1/undelete`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UndeleteParams {
+    /// The model, by the name that it had.
+    pub reference: Reference,
+}
+
+/// Body of `POST /v1/pin`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PinParams {
+    /// The model.
+    pub reference: Reference,
+    /// Whether it is to be pinned from now on.
+    pub pinned: bool,
+}
+
+/// Body of `POST /v1/verify`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VerifyParams {
+    /// The model; everything there is if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<Reference>,
+    /// Fetch again what is damaged.
+    #[serde(default)]
+    pub repair: bool,
 }
 
 /// Body of `POST /v1/tag`.

@@ -28,6 +28,9 @@ pub struct Version {
 pub struct ModelList {
     /// One entry per tag, by name.
     pub models: Vec<ModelSummary>,
+    /// Why nothing can be added or removed, if that is so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_only: Option<String>,
 }
 
 /// One model in a list.
@@ -45,7 +48,7 @@ pub struct ModelSummary {
     pub pinned: bool,
     /// Where it came from: the registry's name for it, or `import` and the file's name.
     pub origin: Option<String>,
-    /// Why it cannot be opened.
+    /// What is wrong with it; what is not damaged can be opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
 }
@@ -107,6 +110,18 @@ pub struct DiskUsage {
     pub reclaimable_bytes: u64,
     /// What unfinished work takes on disk.
     pub partial_bytes: u64,
+    /// What only models in the trash need.
+    #[serde(default)]
+    pub trash_bytes: u64,
+    /// What damaged blobs that were put aside take on disk.
+    #[serde(default)]
+    pub quarantine_bytes: u64,
+    /// What nothing needs and a running program still has mapped or open.
+    #[serde(default)]
+    pub held_bytes: u64,
+    /// The most the store may take on disk, if that is limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_bytes: Option<u64>,
     /// What is free on the file system.
     pub free_bytes: u64,
     /// How many blobs there are.
@@ -165,6 +180,9 @@ pub struct Removed {
     pub freed_bytes: u64,
     /// What stays, and who needs it.
     pub kept: Vec<Kept>,
+    /// Until when `undelete` brings the models back, if they were put into the trash.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trashed_until: Option<String>,
 }
 
 /// Bytes that a removal did not free.
@@ -194,13 +212,16 @@ pub struct GcReport {
     pub deleted: Vec<GcItem>,
     /// What that frees on disk.
     pub freed_bytes: u64,
+    /// What nothing needs and stays all the same, because a running program has it mapped.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<Kept>,
 }
 
 /// Something that nothing needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcItem {
-    /// Its digest.
-    pub digest: Digest,
+    /// Its digest; of what is left of a dead transaction, nothing.
+    pub digest: Option<Digest>,
     /// What it takes on disk.
     pub size: u64,
     /// Why it goes.
@@ -216,6 +237,10 @@ pub enum GcReason {
     UnreferencedBlob,
     /// A recipe that no model needs.
     UnreferencedRecipe,
+    /// The record of a model in the trash whose time is over.
+    ExpiredTrash,
+    /// What a transaction that died has left.
+    AbandonedStaging,
 }
 
 /// One line of the answer to `POST /v1/pull`.

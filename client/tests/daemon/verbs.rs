@@ -58,7 +58,10 @@ fn each_verb_has_its_route_and_body() {
     assert_eq!(client.disk_usage().unwrap().blob_count, 7);
     assert!(client.sessions().unwrap().sessions.is_empty());
     let (a, b): (Reference, Reference) = ("a".parse().unwrap(), "b".parse().unwrap());
-    assert_eq!(client.remove(&RemoveParams { references: vec![a.clone()] }).unwrap().freed_bytes, 1);
+    assert_eq!(
+        client.remove(&RemoveParams { references: vec![a.clone()], keep_seconds: None }).unwrap().freed_bytes,
+        1
+    );
     assert_eq!(client.tag(&TagParams { source: a, target: b }).unwrap().name, "b");
     assert!(client.gc(&GcParams { dry_run: true }).unwrap().dry_run);
 

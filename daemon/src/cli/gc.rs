@@ -32,9 +32,15 @@ fn render(report: &GcReport) -> String {
         let reason = match item.reason {
             GcReason::UnreferencedBlob => "blob that no model needs",
             GcReason::UnreferencedRecipe => "recipe that no model needs",
+            GcReason::ExpiredTrash => "trash whose time is over",
+            GcReason::AbandonedStaging => "left of a dead transaction",
             _ => "unneeded",
         };
-        table.row([item.digest.to_string(), human_bytes(item.size), reason.to_owned()]);
+        table.row([
+            item.digest.map_or_else(|| "-".to_owned(), |digest| digest.to_string()),
+            human_bytes(item.size),
+            reason.to_owned(),
+        ]);
     }
     let table = if report.deleted.is_empty() { String::new() } else { table.render(terminal_width()) };
     let verb = if report.dry_run { "would free" } else { "freed" };

@@ -22,7 +22,7 @@ pub(super) struct Params {
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let request = RemoveParams { references: params.references.clone() };
+    let request = RemoveParams { references: params.references.clone(), keep_seconds: None };
     let removed = connect(global)?.client.remove(&request).map_err(client_error)?;
     if global.json { print_json(&removed) } else { print(&summary(&removed)) }
 }

@@ -96,8 +96,11 @@ impl GcPlan {
     /// The plan as it is told to people and scripts.
     #[must_use]
     pub fn items(&self) -> Vec<GcItem> {
-        let item =
-            |(node, size): &(Node, u64)| GcItem { digest: node.digest(), size: *size, reason: node.reason() };
+        let item = |(node, size): &(Node, u64)| GcItem {
+            digest: Some(node.digest()),
+            size: *size,
+            reason: node.reason(),
+        };
         self.deletions.iter().map(item).collect()
     }
 }

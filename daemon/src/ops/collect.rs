@@ -14,5 +14,10 @@ use crate::store::Store;
 /// deleted.
 pub fn collect(store: &Store, params: GcParams) -> Result<GcReport, OpError> {
     let plan = if params.dry_run { gc::plan(store)? } else { gc::collect(store)? };
-    Ok(GcReport { dry_run: params.dry_run, deleted: plan.items(), freed_bytes: plan.freed_bytes() })
+    Ok(GcReport {
+        dry_run: params.dry_run,
+        deleted: plan.items(),
+        freed_bytes: plan.freed_bytes(),
+        kept: Vec::new(),
+    })
 }

@@ -22,7 +22,7 @@ pub fn list(store: &Store) -> Result<ModelList, OpError> {
         }
     }
     models.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(ModelList { models })
+    Ok(ModelList { models, read_only: None })
 }
 
 fn summary(store: &Store, reference: &Reference) -> Result<ModelSummary, StoreError> {

@@ -60,13 +60,19 @@ pub fn remove(store: &Store, condemned: &Condemned, params: &RemoveParams) -> Re
                 removed,
                 freed_bytes: 0,
                 kept: vec![Kept { bytes, by: vec![error.to_string()] }],
+                trashed_until: None,
             });
         }
     };
     for (node, _) in &deleted.deletions {
         candidates.remove(node);
     }
-    Ok(Removed { removed, freed_bytes: deleted.freed_bytes(), kept: kept(store, &candidates)? })
+    Ok(Removed {
+        removed,
+        freed_bytes: deleted.freed_bytes(),
+        kept: kept(store, &candidates)?,
+        trashed_until: None,
+    })
 }
 
 /// Drops the names, all or none, and returns them with what they needed. No tag changes between

@@ -34,6 +34,10 @@ pub fn usage(
         reclaimable_bytes: gc::plan(store)?.freed_bytes(),
         partial_bytes: disk::tree_bytes(&store.path(layout::STAGING))
             .saturating_add(disk::tree_bytes(&store.path(layout::PARTIAL))),
+        trash_bytes: 0,
+        quarantine_bytes: disk::tree_bytes(&store.path(layout::QUARANTINE)),
+        held_bytes: 0,
+        quota_bytes: None,
         free_bytes: disk::free_bytes(store.root())?,
         blob_count: sizes.keys().filter(|node| matches!(node, Node::Blob(_))).count() as u64,
         models: rows,

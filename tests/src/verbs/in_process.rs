@@ -105,7 +105,10 @@ impl Verbs for InProcess {
     }
 
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
-        let params = RemoveParams { references: names.iter().map(|name| reference(name)).collect() };
+        let params = RemoveParams {
+            references: names.iter().map(|name| reference(name)).collect(),
+            keep_seconds: None,
+        };
         ops::remove(&self.store, &self.condemned, &params).map_err(|error| error.body())
     }
 

@@ -75,7 +75,7 @@ impl Verbs for ThroughSocket {
 
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
         let references = names.iter().map(|name| reference(name)).collect();
-        self.client.remove(&RemoveParams { references }).map_err(body)
+        self.client.remove(&RemoveParams { references, keep_seconds: None }).map_err(body)
     }
 
     fn gc(&self, dry_run: bool) -> Result<GcReport, ErrorBody> {
