@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
-use crate::ops::{Condemned, OpError};
+use crate::ops::OpError;
 use crate::registry::{RegistryClient, RegistryError, RegistryPolicy};
 use crate::session::Sessions;
 use crate::store::Store;
@@ -19,8 +19,6 @@ pub struct Daemon {
     pub registry: RegistryClient,
     /// Who has what open.
     pub sessions: Sessions,
-    /// What goes when a session ends.
-    pub condemned: Condemned,
     /// Room for imports and pulls. The others wait, so that buffers and threads stay bounded and
     /// opening a model never waits behind them.
     pub intakes: Arc<Semaphore>,
@@ -40,7 +38,6 @@ impl Daemon {
             store: Arc::new(store),
             registry: RegistryClient::new(policy)?,
             sessions: Sessions::default(),
-            condemned: Condemned::default(),
             intakes: Arc::new(Semaphore::new(MAX_INTAKES)),
         })
     }

@@ -115,7 +115,7 @@ async fn dispatch(
         }
         Route::Remove => {
             let params: RemoveParams = read_json(request).await?;
-            respond(&daemon, move |daemon| ops::remove(&daemon.store, &daemon.condemned, &params)).await
+            respond(&daemon, move |daemon| ops::remove(&daemon.store, &params)).await
         }
         Route::Tag => {
             let params: TagParams = read_json(request).await?;
