@@ -261,13 +261,13 @@ pub enum RecipeError {
     },
 }
 
-struct Extents {
-    size: u64,
-    blobs: BTreeMap<Digest, u64>,
+pub(crate) struct Extents {
+    pub(crate) size: u64,
+    pub(crate) blobs: BTreeMap<Digest, u64>,
 }
 
 /// Proves that the pieces are non-empty and overflow nothing; returns what they add up to.
-fn check_pieces(pieces: &[Piece]) -> Result<Extents, RecipeError> {
+pub(crate) fn check_pieces(pieces: &[Piece]) -> Result<Extents, RecipeError> {
     let mut extents = Extents { size: 0, blobs: BTreeMap::new() };
     for (index, piece) in pieces.iter().enumerate() {
         let refused = || RecipeError::Piece { index };
