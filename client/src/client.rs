@@ -28,6 +28,7 @@ use crate::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, PullDone, PullEvent, Removed, SessionList,
     Tagged, Version,
 };
+use crate::protocol::upkeep::Reindexed;
 
 /// Makes a connection to a daemon.
 type Connector = dyn Fn() -> io::Result<UnixStream> + Send + Sync;
@@ -161,6 +162,14 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn gc(&self, params: &GcParams) -> Result<GcReport, ClientError> {
         self.post("/v1/gc", params)
+    }
+
+    /// Compares the daemon's index with the disk and mends it.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn reindex(&self) -> Result<Reindexed, ClientError> {
+        self.post("/v1/reindex", &serde_json::json!({}))
     }
 
     /// Fetches a model from its registry. `on_event` sees every line of the answer as it comes,

@@ -34,6 +34,7 @@ enum Route {
     Remove,
     Tag,
     Gc,
+    Reindex,
     Pull,
     Open,
     Import,
@@ -50,6 +51,7 @@ impl Route {
             (&Method::POST, "/v1/remove") => Ok(Self::Remove),
             (&Method::POST, "/v1/tag") => Ok(Self::Tag),
             (&Method::POST, "/v1/gc") => Ok(Self::Gc),
+            (&Method::POST, "/v1/reindex") => Ok(Self::Reindex),
             (&Method::POST, "/v1/pull") => Ok(Self::Pull),
             (&Method::POST, "/v1/open") => Ok(Self::Open),
             (&Method::POST, "/v1/import") => Ok(Self::Import),
@@ -72,7 +74,7 @@ impl Route {
                 Right::Read
             }
             Self::Pull | Self::Import => Right::Pull,
-            Self::Remove | Self::Tag | Self::Gc => Right::Administer,
+            Self::Remove | Self::Tag | Self::Gc | Self::Reindex => Right::Administer,
         }
     }
 }
@@ -125,6 +127,7 @@ async fn dispatch(
             let params: GcParams = read_json(request).await?;
             respond(&daemon, move |daemon| ops::collect(&daemon.store, params)).await
         }
+        Route::Reindex => respond(&daemon, |daemon| ops::reindex(&daemon.store)).await,
         Route::Pull => {
             let params: PullParams = read_json(request).await?;
             Ok(pull::start(&daemon, params))

@@ -17,6 +17,7 @@ pub mod output;
 mod progress;
 mod ps;
 mod pull;
+mod reindex;
 mod rm;
 mod serve;
 mod show;
@@ -81,6 +82,7 @@ enum Command {
     Rm(rm::Params),
     Tag(tag::Params),
     Gc(gc::Params),
+    Reindex(reindex::Params),
     Serve(serve::Params),
     Demo(demo::Params),
     #[command(hide = true)]
@@ -113,6 +115,7 @@ fn run(global: &Global, command: Command) -> Result<(), ErrorBody> {
         Command::Rm(params) => rm::run(global, &params),
         Command::Tag(params) => tag::run(global, &params),
         Command::Gc(params) => gc::run(global, &params),
+        Command::Reindex(params) => reindex::run(global, &params),
         Command::Serve(params) => serve::run(global, &params),
         Command::Demo(params) => demo::run(&params),
         Command::DemoReader(params) => demo::run_reader(global, &params),

@@ -37,10 +37,13 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     // thread to thread waits for each to wake. Blocking work has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    runtime.block_on(serve(Arc::new(daemon), &socket))?;
+    let store = Arc::clone(&daemon.store);
+    store.start_index();
+    let served = runtime.block_on(serve(Arc::new(daemon), &socket));
     // Work in progress is dropped where it stands: what is not committed is swept at the next start.
     runtime.shutdown_background();
-    Ok(())
+    store.stop_index();
+    served
 }
 
 async fn serve(daemon: Arc<Daemon>, path: &Path) -> Result<(), ErrorBody> {

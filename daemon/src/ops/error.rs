@@ -153,6 +153,9 @@ impl OpError {
 
     fn hint(&self) -> Option<&'static str> {
         match self.code() {
+            ErrorCode::Busy if matches!(self, Self::Store(StoreError::IndexBuilding { .. })) => {
+                Some("try again in a minute; models can be opened meanwhile")
+            }
             ErrorCode::NotFound if matches!(self, Self::Store(_)) => Some("`blobd ls` lists what there is"),
             ErrorCode::NoSpace => Some("`blobd gc` or `blobd rm` makes room; nothing was kept of this"),
             _ => None,
@@ -169,7 +172,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
             ErrorCode::Denied
         }
         StoreError::Io { .. } => ErrorCode::Internal,
-        StoreError::Locked { .. } => ErrorCode::Busy,
+        StoreError::Locked { .. } | StoreError::IndexBuilding { .. } => ErrorCode::Busy,
         StoreError::NoSuchModel { .. } => ErrorCode::NotFound,
         StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } | StoreError::StoreFile { .. } => {
             ErrorCode::InvalidRequest
