@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
-    GcParams, ImportParams, OpenParams, PullParams, RemoveParams, TagParams,
+    GcParams, ImportParams, OpenParams, PinParams, PullParams, RemoveParams, TagParams, UndeleteParams,
 };
 use blobd_client::protocol::response::Version;
 use blobd_store_format::reference::{Reference, ReferenceError};
@@ -31,7 +31,12 @@ enum Route {
     Model(Reference),
     DiskUsage,
     Sessions,
+    Trash,
+    Doctor,
+    Eviction(Option<u64>),
     Remove,
+    Undelete,
+    Pin,
     Tag,
     Gc,
     Pull,
@@ -40,14 +45,19 @@ enum Route {
 }
 
 impl Route {
-    fn of(method: &Method, path: &str) -> Result<Self, ErrorBody> {
+    fn of(method: &Method, path: &str, query: Option<&str>) -> Result<Self, ErrorBody> {
         const MODELS: &str = "/v1/models/";
         match (method, path) {
             (&Method::GET, "/v1/version") => Ok(Self::Version),
             (&Method::GET, "/v1/models") => Ok(Self::Models),
             (&Method::GET, "/v1/df") => Ok(Self::DiskUsage),
             (&Method::GET, "/v1/ps") => Ok(Self::Sessions),
+            (&Method::GET, "/v1/trash") => Ok(Self::Trash),
+            (&Method::GET, "/v1/doctor") => Ok(Self::Doctor),
+            (&Method::GET, "/v1/eviction") => Ok(Self::Eviction(bytes_wanted(query)?)),
             (&Method::POST, "/v1/remove") => Ok(Self::Remove),
+            (&Method::POST, "/v1/undelete") => Ok(Self::Undelete),
+            (&Method::POST, "/v1/pin") => Ok(Self::Pin),
             (&Method::POST, "/v1/tag") => Ok(Self::Tag),
             (&Method::POST, "/v1/gc") => Ok(Self::Gc),
             (&Method::POST, "/v1/pull") => Ok(Self::Pull),
@@ -68,11 +78,17 @@ impl Route {
 
     const fn right(&self) -> Right {
         match self {
-            Self::Version | Self::Models | Self::Model(_) | Self::DiskUsage | Self::Sessions | Self::Open => {
-                Right::Read
-            }
+            Self::Version
+            | Self::Models
+            | Self::Model(_)
+            | Self::DiskUsage
+            | Self::Sessions
+            | Self::Trash
+            | Self::Doctor
+            | Self::Eviction(_)
+            | Self::Open => Right::Read,
             Self::Pull | Self::Import => Right::Pull,
-            Self::Remove | Self::Tag | Self::Gc => Right::Administer,
+            Self::Remove | Self::Undelete | Self::Pin | Self::Tag | Self::Gc => Right::Administer,
         }
     }
 }
@@ -96,7 +112,7 @@ async fn dispatch(
     peer: Peer,
     mut request: Request<Incoming>,
 ) -> Result<Answer, ErrorBody> {
-    let route = Route::of(request.method(), request.uri().path())?;
+    let route = Route::of(request.method(), request.uri().path(), request.uri().query())?;
     if !peer.may(route.right()) {
         let message = format!("{}: uid {} may not do this", request.uri().path(), peer.uid);
         return Err(
@@ -112,6 +128,20 @@ async fn dispatch(
             let usage =
                 |daemon: &Daemon| ops::usage(&daemon.store, |model| daemon.sessions.last_opened(model));
             respond(&daemon, usage).await
+        }
+        Route::Trash => respond(&daemon, |daemon| ops::trash(&daemon.store)).await,
+        Route::Doctor => respond(&daemon, |daemon| ops::doctor(&daemon.store, daemon.surroundings())).await,
+        Route::Eviction(bytes) => {
+            let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
+            respond(&daemon, plan).await
+        }
+        Route::Undelete => {
+            let params: UndeleteParams = read_json(request).await?;
+            respond(&daemon, move |daemon| ops::undelete(&daemon.store, &params)).await
+        }
+        Route::Pin => {
+            let params: PinParams = read_json(request).await?;
+            respond(&daemon, move |daemon| ops::pin(&daemon.store, &params)).await
         }
         Route::Remove => {
             let params: RemoveParams = read_json(request).await?;
@@ -162,6 +192,14 @@ fn version(daemon: &Daemon) -> Version {
     }
 }
 
+/// `bytes=N`, if there is a query at all.
+fn bytes_wanted(query: Option<&str>) -> Result<Option<u64>, ErrorBody> {
+    let Some(query) = query else { return Ok(None) };
+    let bytes = query.strip_prefix("bytes=").and_then(|number| number.parse().ok());
+    let message = || format!("{query:?}: not a query of this request, bytes=NUMBER expected");
+    bytes.map(Some).ok_or_else(|| ErrorBody::new(ErrorCode::InvalidRequest, message()))
+}
+
 /// A reference in a path: `%2F` and the like may stand for what HTTP clients escape.
 fn percent_decode(text: &str) -> Result<String, ErrorBody> {
     let malformed = || ErrorBody::new(ErrorCode::InvalidRequest, format!("{text:?}: malformed escape"));
@@ -186,7 +224,7 @@ mod tests {
     #[test]
     fn reference_in_a_path_may_have_slashes_and_escapes() {
         for path in ["/v1/models/hf.co/a/b:c", "/v1/models/hf.co%2Fa%2Fb%3Ac"] {
-            let Ok(Route::Model(reference)) = Route::of(&Method::GET, path) else { panic!("{path}") };
+            let Ok(Route::Model(reference)) = Route::of(&Method::GET, path, None) else { panic!("{path}") };
             assert_eq!(reference.short(), "hf.co/a/b:c");
         }
     }
@@ -202,7 +240,7 @@ mod tests {
             (Method::GET, "/v1/models/a%zz"),
             (Method::GET, "/v1/models/%ff"),
         ] {
-            let error = Route::of(&method, path).expect_err(path);
+            let error = Route::of(&method, path, None).expect_err(path);
             assert_eq!(error.code, ErrorCode::InvalidRequest);
         }
     }

@@ -22,7 +22,8 @@ pub fn list(store: &Store) -> Result<ModelList, OpError> {
         }
     }
     models.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(ModelList { models, read_only: None })
+    let read_only = store.read_only_reason().map(str::to_owned);
+    Ok(ModelList { models, read_only })
 }
 
 fn summary(store: &Store, reference: &Reference) -> Result<ModelSummary, StoreError> {
@@ -34,7 +35,7 @@ fn summary(store: &Store, reference: &Reference) -> Result<ModelSummary, StoreEr
             digest: manifest.digest(),
             size: manifest.size(),
             modified,
-            pinned: false,
+            pinned: store.is_pinned(reference),
             origin: store.origin(manifest.digest()),
             damage: None,
         }),

@@ -5,7 +5,9 @@
 
 mod collect;
 mod commit;
+mod doctor;
 mod error;
+mod evict;
 mod import;
 mod list;
 mod open;
@@ -18,7 +20,9 @@ mod undelete;
 mod usage;
 
 pub use collect::collect;
+pub use doctor::{Surroundings, doctor};
 pub use error::OpError;
+pub use evict::{Evictor, LastOpened, evict_excess, eviction_plan};
 pub use import::import;
 pub use list::list;
 pub(crate) use list::rfc3339;

@@ -235,6 +235,7 @@ impl Ingest {
     fn check_whole(&self, manifest: &Manifest) -> Result<(), StoreError> {
         let mut checked = BTreeSet::new();
         for file in manifest.files().filter(|file| checked.insert(file.digest)) {
+            self.store.drop_useless_recipe(file)?;
             if let Some(lack) = self.store.check_file(file)? {
                 return Err(lack);
             }

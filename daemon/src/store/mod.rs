@@ -258,6 +258,11 @@ impl Store {
         self.condemned.add(digests);
     }
 
+    /// Whether anything is condemned.
+    pub(crate) fn has_condemned(&self) -> bool {
+        !self.condemned.is_empty()
+    }
+
     /// Takes what is condemned and no lease holds.
     pub(crate) fn take_condemned(&self) -> BTreeSet<Digest> {
         self.condemned.take_unpinned(|| self.leases.pinned())

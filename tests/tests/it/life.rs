@@ -94,7 +94,7 @@ fn removed_model_stays_until_its_last_client_closes() {
     eventually("the first is gone", || sessions(&daemon).len() == 1);
     assert!(!check_blobs(daemon.root()).is_empty());
     assert_eq!(readers.each_mut().map(Reader::touch), [digest.clone(), digest]);
-    readers.map(Reader::kill);
+    readers.into_iter().for_each(Reader::kill);
     eventually("the bytes go", || names(&daemon.root().join("blobs")).is_empty());
 }
 
