@@ -27,7 +27,7 @@ const SECOND: Option<Job> = Some(Job::Import(Manifest::Second, 1));
 /// Each writer does its work once, while a `gc` and an `rm` of any model run once; the `rm`
 /// collects too.
 const fn one_of_each(writers: [Option<Job>; 2]) -> System {
-    System { writers, collections: 1, removals: 1, power_cuts: 1, faults: &[] }
+    System { writers, collections: 1, removals: 1, power_cuts: 1, kills: 0, faults: &[] }
 }
 
 #[test]
@@ -40,6 +40,13 @@ fn two_power_cuts_never_leave_a_model_with_holes() {
     assert_safe("import, gc, rm, again", System { power_cuts: 2, ..one_of_each([FIRST, None]) });
     let imports = System { removals: 0, power_cuts: 2, ..one_of_each([FIRST, SECOND]) };
     assert_safe("two imports, gc, again", imports);
+}
+
+#[test]
+fn kill_before_a_power_cut_never_leaves_a_model_with_holes() {
+    assert_safe("import, gc, rm, kill", System { kills: 1, ..one_of_each([FIRST, None]) });
+    let imports = System { removals: 0, kills: 1, ..one_of_each([FIRST, SECOND]) };
+    assert_safe("two imports, gc, kill", imports);
 }
 
 #[test]

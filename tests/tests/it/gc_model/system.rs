@@ -46,6 +46,7 @@ pub(super) struct System {
     pub(super) collections: u8,
     pub(super) removals: u8,
     pub(super) power_cuts: u8,
+    pub(super) kills: u8,
     pub(super) faults: &'static [Fault],
 }
 
@@ -57,6 +58,7 @@ pub(super) struct State {
     /// `leases::Table::since_collection`.
     pub(super) since_collection: Option<BlobSet>,
     power_cuts_left: u8,
+    kills_left: u8,
     /// What each tag may hold after all that has been acknowledged and is under way.
     promised: [Contents; TAG_COUNT],
 }
@@ -74,6 +76,8 @@ pub(super) enum Action {
     Remove(Tag),
     Collect(Task, collector::Step),
     PowerCut(Disk),
+    /// The daemon is killed and started again: the disk is as it was, synced or not.
+    Kill,
 }
 
 pub(super) const WHOLE: &str = "what a tag leads to is whole";
@@ -95,6 +99,7 @@ impl Model for System {
             collectors: [gc, Collector::new(Task::Remove, self.removals)],
             since_collection: None,
             power_cuts_left: self.power_cuts,
+            kills_left: self.kills,
             promised: std::array::from_fn(|tag| Contents::only(disk.tag(tag))),
         }]
     }
@@ -117,6 +122,9 @@ impl Model for System {
             }
             actions.extend(collector.choices(state).into_iter().map(Action::Remove));
         }
+        if state.kills_left > 0 {
+            actions.push(Action::Kill);
+        }
         if state.power_cuts_left > 0 {
             actions.extend(state.disk.power_cuts().into_iter().map(Action::PowerCut));
         }
@@ -134,7 +142,10 @@ impl Model for System {
                 let collector = state.collectors[task as usize].next(&mut next, self.faults)?;
                 next.collectors[task as usize] = collector;
             }
-            Action::PowerCut(disk) => next = state.restarted(disk),
+            Action::PowerCut(disk) => {
+                next = State { power_cuts_left: state.power_cuts_left - 1, ..state.restarted(disk) };
+            }
+            Action::Kill => next = State { kills_left: state.kills_left - 1, ..state.restarted(state.disk) },
         }
         Some(next)
     }
@@ -195,8 +206,7 @@ impl State {
             writers: self.writers.each_ref().map(Writer::restarted),
             collectors: self.collectors.each_ref().map(Collector::restarted),
             since_collection: None,
-            power_cuts_left: self.power_cuts_left - 1,
-            promised: self.promised,
+            ..self.clone()
         }
     }
 

@@ -194,10 +194,10 @@ impl Writer {
         if !look_first {
             self.look(self.pins.without(self.looked), state);
         }
-        if let Some(blob) = needs.without(self.pins).first().map(BlobSet::of) {
-            if !look_first || self.looked.contains(blob) {
-                self.pin(blob, state);
-            }
+        if let Some(blob) = needs.without(self.pins).first().map(BlobSet::of)
+            && (!look_first || self.looked.contains(blob))
+        {
+            self.pin(blob, state);
         }
         if look_first && let Some(blob) = needs.without(self.looked).first() {
             self.look(BlobSet::of(blob), state);
