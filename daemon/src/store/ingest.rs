@@ -136,6 +136,21 @@ impl Ingest {
         self.staging.clone()
     }
 
+    /// Has room promised for files of these lengths, before a byte of them is written. If not all of
+    /// them fit, those fit perhaps that the store does not have: of a sibling of what is there,
+    /// most tensors are. Then only what cannot be there, because nothing stored has its length, is
+    /// promised, and the rest is admitted piece by piece.
+    ///
+    /// # Errors
+    /// [`StoreError::NoRoom`], [`StoreError::Quota`].
+    pub fn admit(&self, sizes: impl Iterator<Item = u64> + Clone) -> Result<(), StoreError> {
+        let all = sizes.clone().fold(0, u64::saturating_add);
+        if self.store.shortage(all) == 0 {
+            return self.staging.promise(all);
+        }
+        self.staging.promise(self.store.certainly_new(sizes)?)
+    }
+
     /// Takes a finished blob. One that the store or this transaction has already is dropped at
     /// once, so that the disk never holds more than is new.
     ///

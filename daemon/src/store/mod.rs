@@ -247,6 +247,12 @@ impl Store {
         self.space.shortage(bytes)
     }
 
+    /// Whether models may be evicted when something does not fit.
+    #[must_use]
+    pub fn can_make_room(&self) -> bool {
+        self.space_policy().eviction != Eviction::Never
+    }
+
     /// From now on `maker` is asked when something does not fit. It can be set once.
     pub fn set_room_maker(&self, maker: Box<dyn MakeRoom>) {
         // A second one has nothing to add: there is one policy.
