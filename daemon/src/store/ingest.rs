@@ -186,6 +186,16 @@ impl Ingest {
         Ok(Committed { new_bytes: self.new_bytes, new_blob_count, reused_bytes: self.reused_bytes })
     }
 
+    /// Makes the blobs alone durable and visible: those of a repair, which a tag needs already.
+    /// What no tag needs is the next collection's. Recipes are not committed.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn commit_blobs(mut self) -> Result<(), StoreError> {
+        self.sync_content()?;
+        self.publish_blobs()
+    }
+
     /// A few files are synced one by one, since `syncfs` would also write what others have
     /// dirtied on the file system; from about eight on it is several times cheaper.
     fn sync_content(&self) -> Result<(), StoreError> {

@@ -23,6 +23,7 @@ mod error;
 mod ingest;
 pub mod leases;
 mod models;
+mod quarantine;
 mod staged;
 mod tags;
 
@@ -48,6 +49,7 @@ pub struct Store {
     blobs: File,
     leases: Leases,
     recipes: models::RecipeCache,
+    damaged: quarantine::DamagedBlobs,
     /// Held while a tag changes, so that a check and the change it allows belong together.
     tag_changes: Mutex<()>,
     /// Held while blobs are deleted: one collection at a time.
@@ -95,11 +97,13 @@ impl Store {
         }
         let blobs = root.join(layout::BLOBS);
         let blobs = File::open(&blobs).map_err(StoreError::io("open directory", blobs))?;
+        let damaged = quarantine::DamagedBlobs::load(&root)?;
         let store = Self {
             root,
             blobs,
             leases: Leases::default(),
             recipes: models::RecipeCache::default(),
+            damaged,
             tag_changes: Mutex::default(),
             collections: Mutex::default(),
             next_transaction: AtomicU64::new(0),
