@@ -24,6 +24,8 @@ pub struct Daemon {
     /// Room for imports and pulls. The others wait, so that buffers and threads stay bounded and
     /// opening a model never waits behind them.
     pub intakes: Arc<Semaphore>,
+    /// Room for verifications, each of which reads as fast as the disk goes: one at a time.
+    pub verifications: Arc<Semaphore>,
 }
 
 /// How many imports and pulls run at once. Each takes some 30 MiB and three threads, and two or
@@ -42,7 +44,14 @@ impl Daemon {
             sessions: Sessions::default(),
             condemned: Condemned::default(),
             intakes: Arc::new(Semaphore::new(MAX_INTAKES)),
+            verifications: Arc::new(Semaphore::new(1)),
         })
+    }
+
+    /// Whether an import, a pull or a verification runs.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.intakes.available_permits() < MAX_INTAKES || self.verifications.available_permits() == 0
     }
 
     /// Runs work that blocks on the disk where that is allowed.
