@@ -5,15 +5,18 @@
 
 mod collect;
 mod commit;
+mod damage;
 mod error;
 mod import;
 mod list;
 mod open;
 mod pull;
 mod remove;
+mod repair;
 mod show;
 mod tag;
 mod usage;
+mod verify;
 
 pub use collect::collect;
 pub use error::OpError;
@@ -27,3 +30,4 @@ pub use remove::{Condemned, remove};
 pub use show::show;
 pub use tag::tag;
 pub use usage::usage;
+pub use verify::verify;
