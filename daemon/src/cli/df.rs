@@ -41,6 +41,7 @@ fn totals(usage: &DiskUsage) -> Table {
         ("saved", usage.saved_bytes, "by sharing"),
         ("reclaimable", usage.reclaimable_bytes, "`blobd gc` frees it"),
         ("unfinished", usage.partial_bytes, "imports and pulls in progress"),
+        ("quarantine", usage.quarantine_bytes, "damaged blobs that were put aside: yours to remove"),
         ("free", usage.free_bytes, "on the file system"),
     ] {
         table.row([what.to_owned(), human_bytes(bytes), remark.to_owned()]);

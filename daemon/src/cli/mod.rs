@@ -21,6 +21,7 @@ mod rm;
 mod serve;
 mod show;
 mod tag;
+mod verify;
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
 #[derive(Debug, Parser)]
@@ -81,6 +82,7 @@ enum Command {
     Rm(rm::Params),
     Tag(tag::Params),
     Gc(gc::Params),
+    Verify(verify::Params),
     Serve(serve::Params),
     Demo(demo::Params),
     #[command(hide = true)]
@@ -113,6 +115,7 @@ fn run(global: &Global, command: Command) -> Result<(), ErrorBody> {
         Command::Rm(params) => rm::run(global, &params),
         Command::Tag(params) => tag::run(global, &params),
         Command::Gc(params) => gc::run(global, &params),
+        Command::Verify(params) => verify::run(global, &params),
         Command::Serve(params) => serve::run(global, &params),
         Command::Demo(params) => demo::run(&params),
         Command::DemoReader(params) => demo::run_reader(global, &params),
