@@ -38,11 +38,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let verified = connect(global)?.client.verify(&request, |event| screen.show(&event));
     screen.clear();
     let verified = verified.map_err(client_error)?;
-    if global.json {
-        print_json(&verified)?
-    } else {
-        print(&render(&verified))?
-    }
+    if global.json { print_json(&verified) } else { print(&render(&verified)) }?;
     match verified.corrupt.iter().filter(|blob| !blob.repaired).count() {
         0 => Ok(()),
         count => Err(damaged(count, params)),

@@ -75,13 +75,13 @@ impl<'r> Repair<'r> {
 
     /// Publishes the blob anew; says how much came over the network for that.
     fn replace(&self, survey: &Survey, digest: Digest, need: &Need) -> Result<Option<u64>, Failure> {
-        if self.from_quarantine(digest, need) || self.from_whole_file(digest, need) {
+        if self.take_from_quarantine(digest, need) || self.take_from_whole_file(digest, need) {
             return Ok(None);
         }
         if need.is_whole_weights() && !self.store.is_quarantined(digest) {
             return Err("neither the file nor its recipe is there; pull or import the model again".to_owned());
         }
-        self.from_origin(survey, digest, need).map(Some)
+        self.take_from_origin(survey, digest, need).map(Some)
     }
 
     /// Publishes what `fill` writes, if it is the blob. The old one, if it is mapped, stays with

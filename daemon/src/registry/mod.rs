@@ -7,9 +7,9 @@
 //! while reading, every wait ends, a token goes only to the registry it was made for, and no
 //! registry can make the daemon speak to a host nearer to it than the registry itself.
 //!
-//! It does not hash blobs: [`BlobStream`] yields as many bytes as the manifest says, [`RangeStream`]
-//! as many as were asked for, and the
-//! store's ingest decides whether they are the right ones. It does not resume a broken transfer.
+//! It does not hash blobs: [`BlobStream`] yields as many bytes as the manifest says,
+//! [`RangeStream`] as many as were asked for, and the store's ingest decides whether they are the
+//! right ones. It does not resume a broken transfer.
 
 mod auth;
 mod dial;

@@ -17,7 +17,7 @@ const CHUNK_BYTES: u64 = 1 << 20;
 impl Repair<'_> {
     /// A copy that was put aside may be right: when the page cache has what the disk has lost, or
     /// when the machine erred. It is read through the page cache on purpose.
-    pub(super) fn from_quarantine(&self, digest: Digest, need: &Need) -> bool {
+    pub(super) fn take_from_quarantine(&self, digest: Digest, need: &Need) -> bool {
         let copies = self.store.quarantined_copies(digest).unwrap_or_default();
         copies.iter().any(|path| {
             let whole = Place { offset_in_file: 0, offset_in_blob: 0, length: need.size };
@@ -28,7 +28,7 @@ impl Repair<'_> {
     }
 
     /// A file that was stored whole before it was split has the bytes of all its tensors.
-    pub(super) fn from_whole_file(&self, digest: Digest, need: &Need) -> bool {
+    pub(super) fn take_from_whole_file(&self, digest: Digest, need: &Need) -> bool {
         let split: BTreeSet<Digest> = self.store.recipes().unwrap_or_default().into_iter().collect();
         let whole = self.store.blobs().unwrap_or_default();
         whole.into_iter().filter(|file| split.contains(file)).any(|file| {

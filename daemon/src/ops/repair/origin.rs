@@ -15,24 +15,36 @@ use crate::store::{StagedWriter, StoredFile};
 impl Repair<'_> {
     /// Asks the origins of all models that need the blob, one after the other; answers with how
     /// many bytes came.
-    pub(super) fn from_origin(&self, survey: &Survey, digest: Digest, need: &Need) -> Result<u64, Failure> {
+    pub(super) fn take_from_origin(
+        &self,
+        survey: &Survey,
+        digest: Digest,
+        need: &Need,
+    ) -> Result<u64, Failure> {
         let mut failures = BTreeSet::new();
+        let mut asked = BTreeSet::new();
         let mut received_bytes = 0;
-        for model in &survey.models {
-            for file in &model.files {
-                let places = places_in_file(file, digest);
-                if places.is_empty() && need.size > 0 || !has(file, digest) {
+        for (model, file) in survey.files() {
+            let places = places_in_file(file, digest);
+            if places.is_empty() {
+                continue;
+            }
+            let origin = match self.origin_of(model) {
+                Ok(origin) => origin,
+                Err(failure) => {
+                    failures.insert(failure);
                     continue;
                 }
-                let fetched = self.origin_of(model).and_then(|origin| {
-                    let fetch = Fetch { repair: self, origin: &origin, file };
-                    fetch.run(digest, need, &places, &mut received_bytes)
-                });
-                match fetched {
-                    Ok(()) => return Ok(received_bytes),
-                    Err(failure) => failures.insert(failure),
-                };
+            };
+            // Several tags may have come from one place.
+            if !asked.insert((origin.to_string(), file.descriptor.digest)) {
+                continue;
             }
+            let fetch = Fetch { repair: self, origin: &origin, file };
+            match fetch.run(digest, need, &places, &mut received_bytes) {
+                Ok(()) => return Ok(received_bytes),
+                Err(failure) => failures.insert(failure),
+            };
         }
         match failures.is_empty() {
             true => Err("no file that is left tells where it was".to_owned()),
@@ -53,10 +65,6 @@ impl Repair<'_> {
                 .map_err(|_not_a_name| format!("{origin:?} is no registry; pull {} again", model.name)),
         }
     }
-}
-
-fn has(file: &StoredFile, digest: Digest) -> bool {
-    file.blob_sizes().into_iter().any(|(blob, _)| blob == digest)
 }
 
 /// Ranges of one file at one registry.

@@ -49,15 +49,16 @@ pub(super) fn places(recipe: &Recipe, blob: Digest) -> Vec<Place> {
         offset_in_file = offset_in_file.saturating_add(piece.length());
     }
     found.sort_by_key(|place| (place.offset_in_blob, place.length));
-    let size = recipe.blob_sizes().get(&blob).copied().unwrap_or_default();
-    covering(&found, size)
+    covering(&found)
 }
 
 /// Joins neighbours and leaves out what is there twice, as a tensor may be in its file.
-fn covering(places: &[Place], size: u64) -> Vec<Place> {
+fn covering(places: &[Place]) -> Vec<Place> {
+    let end_in_blob = |place: &Place| place.offset_in_blob.saturating_add(place.length);
+    let size = places.iter().map(end_in_blob).max().unwrap_or_default();
     let mut covering: Vec<Place> = Vec::new();
     let mut covered = 0;
-    for place in places.iter().filter(|place| place.length > 0) {
+    for place in places {
         if place.offset_in_blob != covered {
             continue;
         }

@@ -20,7 +20,7 @@ use crate::store::{Store, StoreError, StoredFile, StoredForm, disk};
 #[derive(Debug, Default)]
 pub(in crate::ops) struct Survey {
     /// The models.
-    pub(in crate::ops) models: Vec<SurveyedModel>,
+    models: Vec<SurveyedModel>,
     /// Manifests and recipes that are not what they should be.
     pub(super) findings: Vec<Finding>,
 }
@@ -150,7 +150,8 @@ impl Survey {
         self.files().filter_map(recipe).collect()
     }
 
-    fn files(&self) -> impl Iterator<Item = (&SurveyedModel, &StoredFile)> {
+    /// Every file that could be read, with its model.
+    pub(in crate::ops) fn files(&self) -> impl Iterator<Item = (&SurveyedModel, &StoredFile)> {
         self.models.iter().flat_map(|model| model.files.iter().map(move |file| (model, file)))
     }
 }

@@ -144,7 +144,6 @@ fn bytes_that_are_not_the_tensor_are_not_published() {
         Fault::Status(416),
         Fault::WebPage,
         Fault::Body(vec![0; 100]),
-        Fault::RedirectLoop,
     ];
     for fault in faults {
         pulled.registry.add_fault("/cdn/", 1, fault.clone());

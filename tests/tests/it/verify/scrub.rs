@@ -66,8 +66,8 @@ fn daemon_goes_on_where_it_stopped() {
     let folder = folder_with_store();
     let root = folder.path().join("store");
     let all = blobs(&root);
-    let mut daemon = start(folder, "rate_bytes_per_second = 30000");
-    std::thread::sleep(Duration::from_millis(700));
+    let mut daemon = start(folder, "rate_bytes_per_second = 10000");
+    std::thread::sleep(Duration::from_secs(1));
     daemon.stop();
     let stopped = cursor(&root).expect("it says where it stopped");
     let done = usize::try_from(stopped["blobs"].as_u64().unwrap()).unwrap();
