@@ -46,7 +46,12 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 fn damaged(count: usize, params: &Params) -> ErrorBody {
-    let what = if count == 1 { "1 is damaged".to_owned() } else { format!("{count} are damaged") };
+    let subject = params
+        .reference
+        .as_ref()
+        .map_or_else(|| "store".to_owned(), |name| format!("model {}", name.short()));
+    let blobs = if count == 1 { "blob or recipe is" } else { "blobs or recipes are" };
+    let what = format!("{subject}: {count} {blobs} damaged");
     if params.repair {
         return ErrorBody::new(ErrorCode::Corrupt, format!("{what} and could not be repaired"));
     }
@@ -57,7 +62,8 @@ fn damaged(count: usize, params: &Params) -> ErrorBody {
 
 fn render(verified: &Verified) -> String {
     let Verified { checked_blobs, checked_bytes, corrupt } = verified;
-    let counted = format!("{checked_blobs} blobs, {}", human_bytes(*checked_bytes));
+    let noun = if *checked_blobs == 1 { "blob" } else { "blobs" };
+    let counted = format!("{checked_blobs} {noun}, {}", human_bytes(*checked_bytes));
     if corrupt.is_empty() {
         return format!("{counted}: all as they should be\n");
     }

@@ -259,6 +259,19 @@ mod tests {
     }
 
     #[test]
+    fn only_what_the_disk_says_about_a_file_is_damage() {
+        for (errno, expected) in [
+            (Errno::IO, true),
+            (Errno::NODATA, true),
+            (Errno::UCLEAN, true),
+            (Errno::MFILE, false),
+            (Errno::ACCESS, false),
+        ] {
+            assert_eq!(is_damage(&errno.into()), expected, "{errno}");
+        }
+    }
+
+    #[test]
     fn check_that_is_stopped_says_nothing() {
         let (_folder, store, digest) = store_with(b"weights");
         overwrite(&store, digest, b"veights");

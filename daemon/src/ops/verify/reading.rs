@@ -107,3 +107,38 @@ impl<'r> Reading<'r> {
         super::tell(self.events, VerifyProgress { status: "reading blobs".to_owned(), total, completed });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::store::Ingest;
+
+    #[test]
+    fn all_blobs_are_read_once_and_progress_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
+        let mut blobs: BTreeSet<_> = (0..50).map(|byte| ingest.add_bytes(&[byte; 3000]).unwrap()).collect();
+        ingest.commit_blobs().unwrap();
+        let missing = Digest::of(b"missing");
+        blobs.insert(missing);
+        let (events, mut told) = mpsc::channel(64);
+        let verdicts = Reading::new(&store, blobs.clone(), &events).unwrap().run().unwrap();
+        assert_eq!(verdicts.iter().map(|(digest, ..)| *digest).collect::<BTreeSet<_>>(), blobs);
+        assert_eq!(verdicts.len(), 51);
+        for (digest, bytes, verdict) in verdicts {
+            let expected = if digest == missing { (0, Verdict::Gone) } else { (3000, Verdict::Good) };
+            assert_eq!((bytes, verdict), expected);
+        }
+        let Ok(VerifyEvent::Progress(progress)) = told.try_recv() else { panic!("no progress") };
+        assert_eq!(progress.total, 150_000);
+
+        drop(told);
+        let error = Reading::new(&store, blobs, &events).unwrap().run().unwrap_err();
+        assert!(error.to_string().contains("has gone"), "{error}");
+    }
+}
