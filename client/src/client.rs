@@ -24,13 +24,16 @@ use crate::open;
 use crate::protocol::connection::ConnectionError;
 use crate::protocol::frame::Frame;
 use crate::protocol::request::{
-    GcParams, ImportParams, OpenParams, PullParams, RemoveParams, TagParams, VerifyParams,
+    GcParams, ImportParams, OpenParams, PinParams, PullParams, RemoveParams, TagParams, UndeleteParams,
+    VerifyParams,
 };
 use crate::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, PullDone, PullEvent, Removed, SessionList,
     Tagged, Version,
 };
-use crate::protocol::upkeep::{Verified, VerifyEvent};
+use crate::protocol::upkeep::{
+    DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted, Verified, VerifyEvent,
+};
 
 /// Makes a connection to a daemon.
 type Connector = dyn Fn() -> io::Result<UnixStream> + Send + Sync;
@@ -140,6 +143,47 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn sessions(&self) -> Result<SessionList, ClientError> {
         self.query("/v1/ps")
+    }
+
+    /// What is in the trash.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn trash(&self) -> Result<TrashList, ClientError> {
+        self.query("/v1/trash")
+    }
+
+    /// Takes a model out of the trash.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] with `not_found` when it is not there.
+    pub fn undelete(&self, params: &UndeleteParams) -> Result<Undeleted, ClientError> {
+        self.post("/v1/undelete", params)
+    }
+
+    /// Has eviction and removal leave a model alone, or lets it go.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn pin(&self, params: &PinParams) -> Result<Pinned, ClientError> {
+        self.post("/v1/pin", params)
+    }
+
+    /// What would be evicted to free `bytes`, or to come down to the low watermark.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn eviction_plan(&self, bytes: Option<u64>) -> Result<EvictionPlan, ClientError> {
+        let query = bytes.map_or_else(String::new, |bytes| format!("?bytes={bytes}"));
+        self.query(&format!("/v1/eviction{query}"))
+    }
+
+    /// What is wrong with the set-up.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn doctor(&self) -> Result<DoctorReport, ClientError> {
+        self.query("/v1/doctor")
     }
 
     /// Drops names, and what only they need.

@@ -24,6 +24,8 @@ pub const STAGING: &str = "staging";
 pub const PARTIAL: &str = "partial";
 /// Models put aside with an expiry.
 pub const TRASH: &str = "trash";
+/// Models that eviction and removal leave alone, one empty file each, named like its tag.
+pub const PINS: &str = "pins";
 /// Blobs that failed verification.
 pub const QUARANTINE: &str = "quarantine";
 /// How far the background verification is.
@@ -32,6 +34,8 @@ pub const SCRUB_FILE: &str = "scrub.json";
 pub const INDEX: &str = "index";
 /// Held by the one process that has the store open.
 pub const LOCK_FILE: &str = "lock";
+/// Room that is given up when the disk is full, so that removing still works.
+pub const RESERVE_FILE: &str = "reserve";
 
 /// The file name of a digest's blob: `sha256-` and 64 hexadecimal digits, as in Ollama's store.
 #[must_use]
@@ -75,13 +79,25 @@ pub fn quarantined(digest: Digest, unix_seconds: u64) -> PathBuf {
     [QUARANTINE, &format!("{}.{unix_seconds}", blob_name(digest))].iter().collect()
 }
 
+/// `pins/<host>/<namespace>/<model>/<tag>`.
+#[must_use]
+pub fn pin(reference: &Reference) -> PathBuf {
+    [PINS, reference.host(), reference.namespace(), reference.model(), reference.tag()].iter().collect()
+}
+
+/// `trash/sha256-….json`, named by the digest of the record itself.
+#[must_use]
+pub fn trashed(record: Digest) -> PathBuf {
+    [TRASH, &recipe_name(record)].iter().collect()
+}
+
 /// The digest that a file name in `blobs/` stands for, if it is one.
 #[must_use]
 pub fn parse_blob_name(name: &str) -> Option<Digest> {
     Digest::from_hex(name.strip_prefix("sha256-")?).ok()
 }
 
-/// The digest that a file name in `recipes/` or `origins/` stands for, if it is one.
+/// The digest that a file name in `recipes/`, `origins/` or `trash/` stands for, if it is one.
 #[must_use]
 pub fn parse_recipe_name(name: &str) -> Option<Digest> {
     parse_blob_name(name.strip_suffix(".json")?)

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
-    GcParams, ImportParams, OpenParams, PullParams, RemoveParams, TagParams, VerifyParams,
+    GcParams, ImportParams, OpenParams, PinParams, PullParams, RemoveParams, TagParams, UndeleteParams,
+    VerifyParams,
 };
 use blobd_client::protocol::response::Version;
 use blobd_store_format::reference::{Reference, ReferenceError};
@@ -32,7 +33,12 @@ enum Route {
     Model(Reference),
     DiskUsage,
     Sessions,
+    Trash,
+    Doctor,
+    Eviction(Option<u64>),
     Remove,
+    Undelete,
+    Pin,
     Tag,
     Gc,
     Verify,
@@ -42,14 +48,19 @@ enum Route {
 }
 
 impl Route {
-    fn of(method: &Method, path: &str) -> Result<Self, ErrorBody> {
+    fn of(method: &Method, path: &str, query: Option<&str>) -> Result<Self, ErrorBody> {
         const MODELS: &str = "/v1/models/";
         match (method, path) {
             (&Method::GET, "/v1/version") => Ok(Self::Version),
             (&Method::GET, "/v1/models") => Ok(Self::Models),
             (&Method::GET, "/v1/df") => Ok(Self::DiskUsage),
             (&Method::GET, "/v1/ps") => Ok(Self::Sessions),
+            (&Method::GET, "/v1/trash") => Ok(Self::Trash),
+            (&Method::GET, "/v1/doctor") => Ok(Self::Doctor),
+            (&Method::GET, "/v1/eviction") => Ok(Self::Eviction(bytes_wanted(query)?)),
             (&Method::POST, "/v1/remove") => Ok(Self::Remove),
+            (&Method::POST, "/v1/undelete") => Ok(Self::Undelete),
+            (&Method::POST, "/v1/pin") => Ok(Self::Pin),
             (&Method::POST, "/v1/tag") => Ok(Self::Tag),
             (&Method::POST, "/v1/gc") => Ok(Self::Gc),
             (&Method::POST, "/v1/verify") => Ok(Self::Verify),
@@ -77,10 +88,13 @@ impl Route {
             | Self::Model(_)
             | Self::DiskUsage
             | Self::Sessions
+            | Self::Trash
+            | Self::Doctor
+            | Self::Eviction(_)
             | Self::Open
             | Self::Verify => Right::Read,
             Self::Pull | Self::Import => Right::Pull,
-            Self::Remove | Self::Tag | Self::Gc => Right::Administer,
+            Self::Remove | Self::Undelete | Self::Pin | Self::Tag | Self::Gc => Right::Administer,
         }
     }
 }
@@ -104,7 +118,7 @@ async fn dispatch(
     peer: Peer,
     mut request: Request<Incoming>,
 ) -> Result<Answer, ErrorBody> {
-    let route = Route::of(request.method(), request.uri().path())?;
+    let route = Route::of(request.method(), request.uri().path(), request.uri().query())?;
     let path = request.uri().path().to_owned();
     demand(&peer, route.right(), &path)?;
     match route {
@@ -117,9 +131,23 @@ async fn dispatch(
                 |daemon: &Daemon| ops::usage(&daemon.store, |model| daemon.sessions.last_opened(model));
             respond(&daemon, usage).await
         }
+        Route::Trash => respond(&daemon, |daemon| ops::trash(&daemon.store)).await,
+        Route::Doctor => respond(&daemon, |daemon| ops::doctor(&daemon.store, daemon.surroundings())).await,
+        Route::Eviction(bytes) => {
+            let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
+            respond(&daemon, plan).await
+        }
+        Route::Undelete => {
+            let params: UndeleteParams = read_json(request).await?;
+            respond(&daemon, move |daemon| ops::undelete(&daemon.store, &params)).await
+        }
+        Route::Pin => {
+            let params: PinParams = read_json(request).await?;
+            respond(&daemon, move |daemon| ops::pin(&daemon.store, &params)).await
+        }
         Route::Remove => {
             let params: RemoveParams = read_json(request).await?;
-            respond(&daemon, move |daemon| ops::remove(&daemon.store, &daemon.condemned, &params)).await
+            respond(&daemon, move |daemon| ops::remove(&daemon.store, &params)).await
         }
         Route::Tag => {
             let params: TagParams = read_json(request).await?;
@@ -181,6 +209,14 @@ fn version(daemon: &Daemon) -> Version {
     }
 }
 
+/// `bytes=N`, if there is a query at all.
+fn bytes_wanted(query: Option<&str>) -> Result<Option<u64>, ErrorBody> {
+    let Some(query) = query else { return Ok(None) };
+    let bytes = query.strip_prefix("bytes=").and_then(|number| number.parse().ok());
+    let message = || format!("{query:?}: not a query of this request, bytes=NUMBER expected");
+    bytes.map(Some).ok_or_else(|| ErrorBody::new(ErrorCode::InvalidRequest, message()))
+}
+
 /// A reference in a path: `%2F` and the like may stand for what HTTP clients escape.
 fn percent_decode(text: &str) -> Result<String, ErrorBody> {
     let malformed = || ErrorBody::new(ErrorCode::InvalidRequest, format!("{text:?}: malformed escape"));
@@ -205,7 +241,7 @@ mod tests {
     #[test]
     fn reference_in_a_path_may_have_slashes_and_escapes() {
         for path in ["/v1/models/hf.co/a/b:c", "/v1/models/hf.co%2Fa%2Fb%3Ac"] {
-            let Ok(Route::Model(reference)) = Route::of(&Method::GET, path) else { panic!("{path}") };
+            let Ok(Route::Model(reference)) = Route::of(&Method::GET, path, None) else { panic!("{path}") };
             assert_eq!(reference.short(), "hf.co/a/b:c");
         }
     }
@@ -221,7 +257,7 @@ mod tests {
             (Method::GET, "/v1/models/a%zz"),
             (Method::GET, "/v1/models/%ff"),
         ] {
-            let error = Route::of(&method, path).expect_err(path);
+            let error = Route::of(&method, path, None).expect_err(path);
             assert_eq!(error.code, ErrorCode::InvalidRequest);
         }
     }

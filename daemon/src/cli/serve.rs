@@ -11,6 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::Global;
 use super::connect::{load_config, root};
 use crate::config::Defaults;
+use crate::housekeeping;
 use crate::ops::OpError;
 use crate::scrub::Scrubber;
 use crate::server::{Server, Socket};
@@ -31,9 +32,11 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let root = root(global, &config);
     let socket = global.socket.clone().or_else(|| config.socket.clone());
     let socket = socket.unwrap_or_else(|| Defaults::of_user().socket);
-    let store = Store::open(&root).map_err(|error| OpError::from(error).body())?;
-    let daemon =
-        Daemon::new(store, &config.registry_policy()).map_err(|error| OpError::from(error).body())?;
+    let store = Store::open_with(&root, config.store_options());
+    let store = store.map_err(|error| OpError::from(error).body())?;
+    let daemon = Daemon::new(store, &config.registry_policy());
+    let daemon = daemon.map_err(|error| OpError::from(error).body())?;
+    let daemon = if config.is_single_user() { daemon } else { daemon.for_many_users() };
     // One thread carries all connections: what it does is short, and a request that hops from
     // thread to thread waits for each to wake. Blocking work has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -55,9 +58,10 @@ async fn serve(daemon: Arc<Daemon>, path: &Path) -> Result<(), ErrorBody> {
     let announced = daemon.store.announce(Some(path));
     announced.map_err(|error| OpError::from(error).body())?;
     tracing::info!("serving {} on {}", daemon.store.root().display(), path.display());
-    let server = Server::new(daemon);
+    let server = Server::new(Arc::clone(&daemon));
     tokio::select! {
         () = server.serve(socket.listener()) => {}
+        () = housekeeping::run(daemon) => {}
         () = told_to_stop() => tracing::info!("stopping; clients keep what they have mapped"),
     }
     Ok(())

@@ -6,24 +6,33 @@
 //! one manifest or recipe cannot be read, nothing is deleted at all.
 
 use std::collections::BTreeSet;
+use std::time::SystemTime;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reach::reachable;
 use blobd_store_format::reference::Reference;
 
-use crate::store::{Store, StoreError, disk, leases::Collection};
+use crate::store::{Store, StoreError};
 
+mod evict;
+mod execute;
+mod holders;
 mod plan;
 
-pub use plan::{GcPlan, Node};
+pub use evict::{EvictionPlan, Victim, evict, plan_eviction};
+pub use holders::holders;
+pub(crate) use plan::UNKNOWN_HOLDER;
+pub use plan::{GcPlan, Litter, Node};
 
-/// Everything that some tag needs.
+use execute::{execute, forget_origins, is_held};
+
+/// Everything that some tag needs, or some model whose time in the trash is not over at `now`.
 ///
 /// # Errors
 /// The first manifest or recipe that cannot be read or is missing, or a file under `manifests/`
-/// that is none.
-pub fn mark(store: &Store) -> Result<BTreeSet<Node>, StoreError> {
+/// that is none; the same in the trash.
+fn mark(store: &Store, now: SystemTime) -> Result<BTreeSet<Node>, StoreError> {
     let tags = store.tags()?;
     if let Some(path) = tags.foreign.into_iter().next() {
         return Err(StoreError::ForeignFile { path });
@@ -39,6 +48,9 @@ pub fn mark(store: &Store) -> Result<BTreeSet<Node>, StoreError> {
             Err(StoreError::NoSuchModel { .. }) => {}
             Err(error) => return Err(error),
         }
+    }
+    for trashed in store.trash()?.iter().filter(|trashed| !trashed.is_expired(now)) {
+        roots.extend(roots_of(&trashed.manifest));
     }
     reachable(roots, |node| references(store, node))
 }
@@ -62,11 +74,13 @@ pub fn plan(store: &Store) -> Result<GcPlan, StoreError> {
 }
 
 fn plan_alone(store: &Store) -> Result<GcPlan, StoreError> {
+    let now = SystemTime::now();
     let pinned = store.leases().pinned();
-    let reachable = mark(store)?;
+    let reachable = mark(store, now)?;
     let blobs = store.blobs()?.into_iter().map(Node::Blob);
     let recipes = store.recipes()?.into_iter().map(Node::Recipe);
-    GcPlan::new(store, blobs.chain(recipes), &reachable, &pinned)
+    let plan = GcPlan::new(store, blobs.chain(recipes), &reachable, &pinned)?;
+    plan.with_litter(store, now)
 }
 
 /// Collects the whole store; returns what was deleted.
@@ -83,57 +97,57 @@ pub fn collect(store: &Store) -> Result<GcPlan, StoreError> {
     Ok(deleted)
 }
 
-/// Collects only what of `candidates` nothing needs; returns what was deleted.
+/// Collects what is condemned and nothing needs or holds any more. Cheap when that is nothing.
 ///
 /// # Errors
-/// As for [`collect`].
-pub fn collect_from(store: &Store, candidates: &BTreeSet<Node>) -> Result<GcPlan, StoreError> {
+/// As for [`collect`]; what was condemned is left to the next `gc` then.
+pub fn collect_condemned(store: &Store) -> Result<GcPlan, StoreError> {
+    let (held, condemned) = still_held(store, store.take_condemned())?;
+    if condemned.is_empty() {
+        return Ok(GcPlan { held, ..GcPlan::default() });
+    }
+    let nodes = condemned.into_iter().flat_map(|digest| [Node::Recipe(digest), Node::Blob(digest)]);
     let _alone = store.lock_collections();
     let collection = store.leases().begin_collection();
     let pinned = store.leases().pinned();
-    let reachable = mark(store)?;
-    let plan = GcPlan::new(store, candidates.iter().copied(), &reachable, &pinned)?;
-    let deleted = execute(store, &plan, &collection)?;
+    // Of the trash everything stays: what has expired there goes with its record.
+    let reachable = mark(store, SystemTime::UNIX_EPOCH)?;
+    let plan = GcPlan::new(store, nodes, &reachable, &pinned)?;
+    let mut deleted = execute(store, &plan, &collection)?;
     forget_origins(store, &collection)?;
+    deleted.held.extend(held);
     Ok(deleted)
 }
 
-/// What the mark phase has read must be what is on disk: a tag that was removed or replaced a
-/// moment ago must not come back after a power cut, when what it needs has been deleted.
-fn settle(store: &Store) -> Result<(), StoreError> {
-    disk::sync_file_system(store.root())
+/// Collects the models in the trash whose time is over, and what only they needed.
+///
+/// # Errors
+/// As for [`collect`].
+pub fn empty_trash(store: &Store) -> Result<GcPlan, StoreError> {
+    let now = SystemTime::now();
+    let expired: Vec<_> = store.trash()?.into_iter().filter(|trashed| trashed.is_expired(now)).collect();
+    for trashed in &expired {
+        let needed = needs(store, &trashed.manifest)?;
+        store.remove_from_trash(trashed.record)?;
+        store.condemn(needed.into_iter().map(Node::digest));
+    }
+    if expired.is_empty() { Ok(GcPlan::default()) } else { collect_condemned(store) }
 }
 
-fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> Result<GcPlan, StoreError> {
-    let mut deleted = GcPlan::default();
-    if plan.deletions.is_empty() {
-        return Ok(deleted);
-    }
-    settle(store)?;
-    for (node, _) in &plan.deletions {
-        let removed = collection.delete_unpinned(node.digest(), || node.remove(store));
-        if let Some(bytes) = removed.transpose()?.flatten() {
-            deleted.deletions.push((*node, bytes));
-        }
-    }
-    Ok(deleted)
-}
-
-/// Drops the records of where manifests came from that no tag points to any more.
-fn forget_origins(store: &Store, collection: &Collection) -> Result<(), StoreError> {
-    let manifests: BTreeSet<Digest> = store
-        .tags()?
-        .references
-        .iter()
-        .filter_map(|reference| Some(store.manifest(reference).ok()?.digest()))
-        .collect();
-    for origin in store.origins()?.into_iter().filter(|origin| !manifests.contains(origin)) {
-        let path = store.path(blobd_store_format::layout::origin(origin));
-        if let Some(removed) = collection.delete_unpinned(origin, || disk::remove_file(&path)) {
-            removed?;
-        }
-    }
-    Ok(())
+/// Parts what some process has open or mapped, which stays condemned, from what is free. Asking
+/// the kernel costs microseconds; reading all manifests does not.
+fn still_held(
+    store: &Store,
+    condemned: BTreeSet<Digest>,
+) -> Result<(Vec<(Node, u64)>, BTreeSet<Digest>), StoreError> {
+    let (held, free): (BTreeSet<_>, BTreeSet<_>) =
+        condemned.into_iter().partition(|digest| is_held(store, *digest));
+    store.condemn(held.iter().copied());
+    let measured = held.into_iter().map(Node::Blob).map(|node| {
+        let bytes = node.bytes_on_disk(store)?;
+        Ok((node, bytes.unwrap_or_default()))
+    });
+    Ok((measured.collect::<Result<_, StoreError>>()?, free))
 }
 
 /// A file that has neither blob nor recipe may have had a recipe, and nobody knows which blobs

@@ -1,12 +1,19 @@
 //! What a collection would delete, as a value.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::SystemTime;
 
-use blobd_client::protocol::response::{GcItem, GcReason};
+use blobd_client::protocol::response::{GcItem, GcReason, Kept};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 
+use super::execute::is_held;
+use super::holders;
 use crate::store::{Store, StoreError, disk};
+
+/// Who holds a blob, when the kernel says that somebody does and `/proc` does not say who.
+pub(crate) const UNKNOWN_HOLDER: &str = "a program that has it open or mapped";
 
 /// Something that a collection may delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,9 +57,51 @@ impl Node {
             Self::Blob(digest) => layout::blob(digest),
             Self::Recipe(file) => layout::recipe(file),
         };
-        let removed = disk::remove_file(&store.path(path));
-        store.forget_recipe(self.digest());
-        removed
+        let removed = store.disk().remove_file(&store.path(path))?;
+        match (self, removed) {
+            (Self::Blob(digest), Some(bytes)) => store.note_blob_removed(digest, bytes),
+            (Self::Recipe(file), freed) => store.note_recipe_removed(file, freed.unwrap_or_default()),
+            (Self::Blob(_), None) => {}
+        }
+        Ok(removed)
+    }
+}
+
+/// Something that lies in the store and is neither blob nor recipe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Litter {
+    /// The record of a model in the trash whose time is over.
+    Trash {
+        /// Its name.
+        record: Digest,
+        /// What it takes on disk.
+        bytes: u64,
+    },
+    /// What a transaction that died has left in `staging/`.
+    Staging {
+        /// Where.
+        path: PathBuf,
+        /// What it takes on disk.
+        bytes: u64,
+    },
+}
+
+impl Litter {
+    const fn bytes(&self) -> u64 {
+        match self {
+            Self::Trash { bytes, .. } | Self::Staging { bytes, .. } => *bytes,
+        }
+    }
+
+    const fn item(&self) -> GcItem {
+        match self {
+            Self::Trash { record, bytes } => {
+                GcItem { digest: Some(*record), size: *bytes, reason: GcReason::ExpiredTrash }
+            }
+            Self::Staging { bytes, .. } => {
+                GcItem { digest: None, size: *bytes, reason: GcReason::AbandonedStaging }
+            }
+        }
     }
 }
 
@@ -61,6 +110,10 @@ impl Node {
 pub struct GcPlan {
     /// What goes, recipes first, with its size on disk in bytes.
     pub deletions: Vec<(Node, u64)>,
+    /// What nothing needs and some process has open or mapped, with its size on disk: it stays.
+    pub held: Vec<(Node, u64)>,
+    /// What else goes.
+    pub litter: Vec<Litter>,
 }
 
 impl GcPlan {
@@ -78,19 +131,56 @@ impl GcPlan {
             .into_iter()
             .filter(|node| !reachable.contains(node) && !pinned.contains(&node.digest()))
             .collect();
-        let mut deletions = Vec::new();
+        let mut plan = Self::default();
         for node in unneeded {
-            if let Some(bytes) = node.bytes_on_disk(store)? {
-                deletions.push((node, bytes));
+            let Some(bytes) = node.bytes_on_disk(store)? else { continue };
+            match node {
+                Node::Blob(digest) if is_held(store, digest) => plan.held.push((node, bytes)),
+                _ => plan.deletions.push((node, bytes)),
             }
         }
-        Ok(Self { deletions })
+        Ok(plan)
+    }
+
+    /// Adds what transactions that died and models whose time in the trash is over have left.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub(super) fn with_litter(mut self, store: &Store, now: SystemTime) -> Result<Self, StoreError> {
+        for trashed in store.trash()?.into_iter().filter(|trashed| trashed.is_expired(now)) {
+            let bytes = disk::file_bytes(&store.path(layout::trashed(trashed.record)))?;
+            self.litter.push(Litter::Trash { record: trashed.record, bytes });
+        }
+        for path in store.abandoned_staging()? {
+            let bytes = disk::file_bytes(&path)?.saturating_add(disk::tree_bytes(&path));
+            self.litter.push(Litter::Staging { path, bytes });
+        }
+        Ok(self)
     }
 
     /// What the plan frees on disk.
     #[must_use]
     pub fn freed_bytes(&self) -> u64 {
-        self.deletions.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+        let deletions = self.deletions.iter().map(|(_, bytes)| *bytes);
+        deletions.chain(self.litter.iter().map(Litter::bytes)).fold(0, u64::saturating_add)
+    }
+
+    /// What nothing needs and stays all the same on disk.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.held.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add)
+    }
+
+    /// What stays, grouped by who holds it.
+    #[must_use]
+    pub fn kept(&self) -> Vec<Kept> {
+        let holders = holders(&self.held.iter().map(|(node, _)| node.digest()).collect());
+        let mut groups: BTreeMap<Vec<String>, u64> = BTreeMap::new();
+        for (node, bytes) in &self.held {
+            let by = holders.get(&node.digest()).map(|by| by.iter().cloned().collect());
+            *groups.entry(by.unwrap_or_else(|| vec![UNKNOWN_HOLDER.to_owned()])).or_default() += bytes;
+        }
+        groups.into_iter().map(|(by, bytes)| Kept { bytes, by }).collect()
     }
 
     /// The plan as it is told to people and scripts.
@@ -101,6 +191,6 @@ impl GcPlan {
             size: *size,
             reason: node.reason(),
         };
-        self.deletions.iter().map(item).collect()
+        self.litter.iter().map(Litter::item).chain(self.deletions.iter().map(item)).collect()
     }
 }

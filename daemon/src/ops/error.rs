@@ -44,6 +44,24 @@ pub enum OpError {
         /// The name.
         name: String,
     },
+    /// The model is pinned, and a removal is no slip of the finger then.
+    #[error("model {name}: is pinned; `blobd unpin {name}` first")]
+    Pinned {
+        /// The model.
+        name: String,
+    },
+    /// There is no such model in the trash.
+    #[error("model {name}: not in the trash; `blobd ls --trash` lists what is")]
+    NotInTrash {
+        /// The name.
+        name: String,
+    },
+    /// Another model has the name by now.
+    #[error("model {name}: there is another model of this name; `blobd tag` it or remove it first")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
     /// A name cannot be made from a file's.
     #[error("{file_name}: makes no model name ({source}); give one with --name")]
     Name {
@@ -134,7 +152,9 @@ impl OpError {
             | Self::TooManyLayers { .. } => ErrorCode::InvalidRequest,
             Self::Damaged { .. } | Self::DamagedParts { .. } => ErrorCode::Corrupt,
             Self::DigestMismatch { .. } => ErrorCode::Upstream,
-            Self::NotInModel { .. } => ErrorCode::NotFound,
+            Self::NotInModel { .. } | Self::NotInTrash { .. } => ErrorCode::NotFound,
+            Self::Pinned { .. } => ErrorCode::Denied,
+            Self::NameTaken { .. } => ErrorCode::Busy,
             Self::Internal(_) => ErrorCode::Internal,
         }
     }
@@ -155,7 +175,8 @@ impl OpError {
 fn store_code(error: &StoreError) -> ErrorCode {
     match error {
         error if error.is_no_space() => ErrorCode::NoSpace,
-        StoreError::NoRoom { .. } => ErrorCode::NoSpace,
+        StoreError::NoRoom { .. } | StoreError::Quota { .. } => ErrorCode::NoSpace,
+        StoreError::ReadOnly { .. } => ErrorCode::ReadOnly,
         StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
             ErrorCode::Denied
         }
@@ -169,6 +190,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
         | StoreError::Recipe { .. }
         | StoreError::WrongRecipe { .. }
         | StoreError::Incomplete { .. }
+        | StoreError::Trash { .. }
         | StoreError::ForeignFile { .. }
         | StoreError::MissingBlob { .. }
         | StoreError::BlobSize { .. } => ErrorCode::Corrupt,

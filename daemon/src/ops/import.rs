@@ -15,7 +15,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use serde::Serialize;
 
-use super::{OpError, commit::commit, error::refuse_pinned};
+use super::{OpError, commit::leaving_nothing, error::refuse_pinned};
 use crate::intake::{IntakeError, ModelFacts, TakenFile, take_gguf};
 use crate::store::{Ingest, Store, StoreError};
 
@@ -25,6 +25,16 @@ use crate::store::{Ingest, Store, StoreError};
 /// # Errors
 /// [`OpError`]; nothing of the file is kept then.
 pub fn import(
+    store: &Arc<Store>,
+    params: &ImportParams,
+    file: &File,
+    cancelled: &AtomicBool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Imported, OpError> {
+    leaving_nothing(store, || take_file(store, params, file, cancelled, progress))
+}
+
+fn take_file(
     store: &Arc<Store>,
     params: &ImportParams,
     file: &File,
@@ -52,7 +62,7 @@ pub fn import(
     }
     let manifest = compose_manifest(&mut ingest, &taken, &facts)?;
     let origin = format!("import {file_name}");
-    let committed = commit(ingest, &reference, &manifest, Some(&origin))?;
+    let committed = ingest.commit(&reference, &manifest, Some(&origin))?;
     Ok(Imported {
         name: reference.short(),
         digest: manifest.digest(),

@@ -25,7 +25,8 @@ pub fn list(store: &Store) -> Result<ModelList, OpError> {
         }
     }
     models.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(ModelList { models, read_only: None })
+    let read_only = store.read_only_reason().map(str::to_owned);
+    Ok(ModelList { models, read_only })
 }
 
 fn summary(
@@ -41,7 +42,7 @@ fn summary(
             digest: manifest.digest(),
             size: manifest.size(),
             modified,
-            pinned: false,
+            pinned: store.is_pinned(reference),
             origin: store.origin(manifest.digest()),
             damage: damage::of_model(store, reference, &manifest, damaged)?,
         }),

@@ -12,7 +12,7 @@ use bytes::{Buf, Bytes};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
-use super::{OpError, commit::commit};
+use super::{OpError, commit::leaving_nothing};
 use crate::intake::{self, TakenFile};
 use crate::registry::{BlobStream, RegistryClient};
 use crate::store::{Ingest, Store, StoreError, disk};
@@ -23,6 +23,16 @@ use crate::store::{Ingest, Store, StoreError, disk};
 /// # Errors
 /// [`OpError`]; nothing of the model is kept then.
 pub fn pull(
+    store: &Arc<Store>,
+    registry: &RegistryClient,
+    handle: &Handle,
+    params: &PullParams,
+    events: &Sender<PullEvent>,
+) -> Result<PullDone, OpError> {
+    leaving_nothing(store, || take_model(store, registry, handle, params, events))
+}
+
+fn take_model(
     store: &Arc<Store>,
     registry: &RegistryClient,
     handle: &Handle,
@@ -41,7 +51,7 @@ pub fn pull(
     }
     tell(events, PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
     let origin = reference.to_string();
-    let committed = commit(pull.ingest, reference, &manifest, Some(&origin))?;
+    let committed = pull.ingest.commit(reference, &manifest, Some(&origin))?;
     Ok(PullDone {
         status: "success".to_owned(),
         name: reference.short(),

@@ -1,83 +1,74 @@
 //! `rm`: names go, and with them what only they needed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use blobd_client::protocol::request::RemoveParams;
 use blobd_client::protocol::response::{Kept, Removed};
+use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
-use super::OpError;
-use crate::gc::{self, GcPlan, Node};
+use super::{OpError, rfc3339};
+use crate::gc::{self, Node};
 use crate::store::{Store, StoreError};
 
-/// What removed models needed and an open session still holds: it goes when the session ends.
-#[derive(Debug, Default)]
-pub struct Condemned(Mutex<BTreeSet<Node>>);
-
-impl Condemned {
-    /// Collects what no lease holds any more. Cheap when that is nothing.
-    ///
-    /// # Errors
-    /// [`StoreError`]; what could not be collected is left to the next `gc`.
-    pub fn collect(&self, store: &Store) -> Result<GcPlan, StoreError> {
-        let free = self.take_unpinned(store);
-        if free.is_empty() { Ok(GcPlan::default()) } else { gc::collect_from(store, &free) }
-    }
-
-    fn take_unpinned(&self, store: &Store) -> BTreeSet<Node> {
-        let mut nodes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if nodes.is_empty() {
-            return BTreeSet::new();
-        }
-        let pinned = store.leases().pinned();
-        let (held, free) =
-            std::mem::take(&mut *nodes).into_iter().partition(|node| pinned.contains(&node.digest()));
-        *nodes = held;
-        free
-    }
-
-    fn add(&self, nodes: impl IntoIterator<Item = Node>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(nodes);
-    }
-}
-
-/// Drops the names and frees what nothing else needs. What another model or a session needs
-/// stays and is reported with who needs it.
+/// Drops the names and frees what nothing else needs. What another model, the trash, a session or
+/// a program that has mapped it needs stays and is reported with who needs it. With `keep_seconds`
+/// the models go to the trash, and nothing is freed.
 ///
 /// # Errors
-/// [`StoreError::NoSuchModel`] when one of the names is unknown: then none is dropped.
-pub fn remove(store: &Store, condemned: &Condemned, params: &RemoveParams) -> Result<Removed, OpError> {
-    let (removed, mut candidates) = drop_names(store, &params.references)?;
+/// [`StoreError::NoSuchModel`] when one of the names is unknown, [`OpError::Pinned`] when one is
+/// pinned: then none is dropped.
+pub fn remove(store: &Store, params: &RemoveParams) -> Result<Removed, OpError> {
+    store.with_reserve(|| match params.keep_seconds {
+        Some(seconds) => put_aside(store, &params.references, Duration::from_secs(seconds)),
+        None => free(store, &params.references),
+    })
+}
+
+fn put_aside(store: &Store, names: &[Reference], keep: Duration) -> Result<Removed, OpError> {
+    // Until the tags are gone: a collection that saw neither record nor tag would free it all.
+    let lease = store.leases().grant("rm --keep");
+    let mut trashed_until = None;
+    let trash = |reference: &Reference| -> Result<(), OpError> {
+        let manifest = store.leased_model(reference, &lease)?.manifest;
+        // Before the tag goes: a crash in between leaves both, and neither does harm.
+        trashed_until = Some(rfc3339(store.add_to_trash(reference, &manifest, keep)?));
+        Ok(())
+    };
+    let (removed, candidates) = drop_names(store, names, trash)?;
+    drop(lease);
+    let kept = kept(store, &candidates, &BTreeSet::new())?;
+    Ok(Removed { removed, freed_bytes: 0, kept, trashed_until })
+}
+
+fn free(store: &Store, names: &[Reference]) -> Result<Removed, OpError> {
+    let (removed, mut candidates) = drop_names(store, names, |_| Ok(()))?;
     // What a session holds now is condemned before it can end, so that it goes when that ends.
-    condemned.add(candidates.iter().copied());
+    store.condemn(candidates.iter().map(|node| node.digest()));
     // One unreadable manifest may need any blob: names are gone, bytes stay.
-    let deleted = match condemned.collect(store) {
+    let deleted = match gc::collect_condemned(store) {
         Ok(deleted) => deleted,
         Err(error) => {
-            let bytes = bytes_on_disk(store, &candidates)?;
-            return Ok(Removed {
-                removed,
-                freed_bytes: 0,
-                kept: vec![Kept { bytes, by: vec![error.to_string()] }],
-                trashed_until: None,
-            });
+            let kept = vec![Kept { bytes: bytes_on_disk(store, &candidates)?, by: vec![error.to_string()] }];
+            return Ok(Removed { removed, freed_bytes: 0, kept, trashed_until: None });
         }
     };
     for (node, _) in &deleted.deletions {
         candidates.remove(node);
     }
-    Ok(Removed {
-        removed,
-        freed_bytes: deleted.freed_bytes(),
-        kept: kept(store, &candidates)?,
-        trashed_until: None,
-    })
+    let held = deleted.held.iter().map(|(node, _)| node.digest()).collect();
+    let kept = kept(store, &candidates, &held)?;
+    Ok(Removed { removed, freed_bytes: deleted.freed_bytes(), kept, trashed_until: None })
 }
 
-/// Drops the names, all or none, and returns them with what they needed. No tag changes between
-/// the look and the deed.
-fn drop_names(store: &Store, names: &[Reference]) -> Result<(Vec<String>, BTreeSet<Node>), OpError> {
+/// Drops the names, all or none, and returns them with what they needed. Before each goes, `first`
+/// is called with it. No tag changes between the look and the deed.
+fn drop_names(
+    store: &Store,
+    names: &[Reference],
+    mut first: impl FnMut(&Reference) -> Result<(), OpError>,
+) -> Result<(Vec<String>, BTreeSet<Node>), OpError> {
     let _tags = store.lock_tags();
     let references: BTreeSet<Reference> =
         names.iter().map(|reference| store.resolve(reference)).collect::<Result<_, _>>()?;
@@ -85,6 +76,10 @@ fn drop_names(store: &Store, names: &[Reference]) -> Result<(Vec<String>, BTreeS
     for reference in &references {
         needed.extend(needed_if_readable(store, reference)?);
     }
+    if let Some(pinned) = references.iter().find(|reference| store.is_pinned(reference)) {
+        return Err(OpError::Pinned { name: pinned.short() });
+    }
+    references.iter().try_for_each(&mut first)?;
     for reference in &references {
         store.remove_tag(reference)?;
     }
@@ -108,18 +103,29 @@ fn needed_if_readable(store: &Store, reference: &Reference) -> Result<BTreeSet<N
     }
 }
 
-/// Groups what is left by who needs it.
-fn kept(store: &Store, nodes: &BTreeSet<Node>) -> Result<Vec<Kept>, StoreError> {
+/// Groups what is left by who needs it: models, the trash, sessions, and for `held` the programs
+/// that have it mapped without a session.
+fn kept(store: &Store, nodes: &BTreeSet<Node>, held: &BTreeSet<Digest>) -> Result<Vec<Kept>, StoreError> {
     let mut keepers: BTreeMap<Node, BTreeSet<String>> = BTreeMap::new();
     for reference in store.tags()?.references {
         for node in needed_if_readable(store, &reference)?.intersection(nodes) {
             keepers.entry(*node).or_default().insert(reference.short());
         }
     }
+    for trashed in store.trash()? {
+        for node in gc::needs(store, &trashed.manifest)?.intersection(nodes) {
+            keepers.entry(*node).or_default().insert(format!("{} in the trash", trashed.reference.short()));
+        }
+    }
+    let programs = gc::holders(held);
     let mut groups: BTreeMap<Vec<String>, BTreeSet<Node>> = BTreeMap::new();
     for node in nodes {
         let mut by = keepers.remove(node).unwrap_or_default();
         by.extend(store.leases().holders(node.digest()));
+        if by.is_empty() && held.contains(&node.digest()) {
+            let unknown = || BTreeSet::from([gc::UNKNOWN_HOLDER.to_owned()]);
+            by = programs.get(&node.digest()).cloned().unwrap_or_else(unknown);
+        }
         groups.entry(by.into_iter().collect()).or_default().insert(*node);
     }
     let mut kept = Vec::new();

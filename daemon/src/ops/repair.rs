@@ -5,8 +5,6 @@
 //! registry that a model came from, which is asked for just the ranges of the file that the blob
 //! is. Whatever comes is hashed before it gets its name.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 
 use blobd_client::protocol::upkeep::{CorruptBlob, VerifyEvent, VerifyProgress};
@@ -107,6 +105,6 @@ impl<'r> Repair<'r> {
 
     fn make_read_only(&self, digest: Digest) -> Result<(), Failure> {
         let path = self.store.path(layout::blob(digest));
-        fs::set_permissions(path, Permissions::from_mode(0o444)).map_err(|error| error.to_string())
+        self.store.disk().make_read_only(&path).map_err(|error| error.to_string())
     }
 }

@@ -51,7 +51,7 @@ impl Cursor {
         let path = store.path(layout::SCRUB_FILE);
         let temporary = path.with_extension("json.new");
         let json = serde_json::to_vec(self).map_err(|error| StoreError::io("encode", &path)(error.into()))?;
-        disk::replace_file(&temporary, &path, &json, 0o644)
+        store.disk().replace_file(&temporary, &path, &json, 0o644)
     }
 
     /// How long to wait at `now` before a pass is to begin or to go on. `period` is the time from

@@ -10,6 +10,7 @@ use blobd_store_format::digest::Digest;
 
 use super::connection::{FrameStream, SessionError, unexpected};
 use super::peer::Peer;
+use crate::gc;
 use crate::ops::{self, Located, OpError};
 use crate::state::Daemon;
 
@@ -20,7 +21,7 @@ pub(crate) async fn serve_open(daemon: Arc<Daemon>, stream: FrameStream, peer: P
     if let Err(error) = hold(&daemon, stream, &peer, located).await {
         tracing::info!("{}: {}: {error}", peer.description(), model.short());
     }
-    match daemon.blocking(|daemon| Ok(daemon.condemned.collect(&daemon.store)?.freed_bytes())).await {
+    match daemon.blocking(|daemon| Ok(gc::collect_condemned(&daemon.store)?.freed_bytes())).await {
         Ok(0) => {}
         Ok(freed) => tracing::info!("{}: closed, {freed} bytes freed", model.short()),
         Err(error) => tracing::warn!("{}: closed, but: {error}", model.short()),

@@ -31,6 +31,28 @@ pub enum StoreError {
         /// How much there is.
         free_bytes: u64,
     },
+    /// Something larger than what is left of the store's share of the disk.
+    #[error(
+        "store {}: {needed_bytes} bytes needed, {used_bytes} of {quota_bytes} in use; \
+         raise the quota or remove models",
+        root.display()
+    )]
+    Quota {
+        /// The store.
+        root: PathBuf,
+        /// How much was asked for.
+        needed_bytes: u64,
+        /// How much the store takes already.
+        used_bytes: u64,
+        /// The most it may take.
+        quota_bytes: u64,
+    },
+    /// A sync has failed, so nothing that was written can be relied upon.
+    #[error("store is read-only: {reason}; look at the disk, then restart blobd")]
+    ReadOnly {
+        /// The sync that failed.
+        reason: String,
+    },
     /// Another process has the store open.
     #[error("store {}: held by process {}", root.display(), holder.pid)]
     Locked {
@@ -103,6 +125,14 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
     },
+    /// A record in the trash cannot be read, so nobody knows what it keeps.
+    #[error("{}: damaged record of a model in the trash: {what}; move it out of the store", path.display())]
+    Trash {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A blob that a model needs is not there.
     #[error("blob {digest}: missing; pull or import the model again")]
     MissingBlob {
@@ -145,7 +175,7 @@ impl StoreError {
     pub fn is_no_space(&self) -> bool {
         match self {
             Self::Io { source, .. } => is_no_space(source),
-            Self::NoRoom { .. } => true,
+            Self::NoRoom { .. } | Self::Quota { .. } => true,
             _ => false,
         }
     }

@@ -6,10 +6,8 @@
 //! goes wrong, and on which file system, when a step is left out or moved.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
@@ -18,40 +16,75 @@ use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
 use super::leases::Lease;
-use super::staged::{StagedBlob, StagedWriter};
+use super::staged::StagedBlob;
+use super::staging::Staging;
 use super::{Store, StoreError, disk};
 
 /// One transaction: blobs and recipes are staged, then committed together with the tag that
-/// needs them. Dropped without a commit, it leaves nothing behind.
+/// needs them. Dropped without a commit, it leaves nothing behind but blobs of large files that
+/// had their names already; those are condemned ([`Store::condemn`]).
 #[derive(Debug)]
 #[must_use]
 pub struct Ingest {
     store: Arc<Store>,
     lease: Lease,
     staging: Staging,
-    /// Opened before the first write: only then does `syncfs` report what went wrong since.
-    directory_fd: File,
-    new: BTreeMap<Digest, StagedBlob>,
+    /// Blobs that are finished and have no name yet.
+    group: Group,
+    publisher: Publisher,
+    /// Every blob that the store did not have when it was finished.
+    new: BTreeSet<Digest>,
     recipes: BTreeMap<Digest, Recipe>,
     new_bytes: u64,
     reused_bytes: u64,
+    is_committed: bool,
 }
 
-/// Where a transaction writes. Its clones may be used by several threads.
-#[derive(Clone, Debug)]
-pub struct Staging {
-    directory: Arc<PathBuf>,
-    next_file: Arc<AtomicU64>,
+/// Blobs that are made durable and published together. The groups of a large file go one after
+/// the other while the next is being written, so that neither the staging directory nor the
+/// memory that waits to be written back grows with the file.
+#[derive(Debug, Default)]
+struct Group {
+    blobs: Vec<StagedBlob>,
+    bytes: u64,
 }
 
-impl Staging {
-    /// Starts a blob of `size` bytes.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
-    pub fn stage(&self, size: u64) -> Result<StagedWriter, StoreError> {
-        let number = self.next_file.fetch_add(1, Ordering::Relaxed);
-        StagedWriter::create(self.directory.join(number.to_string()), size)
+impl Group {
+    const MAX_BLOBS: usize = 256;
+    const MAX_BYTES: u64 = 1 << 30;
+
+    fn add(&mut self, blob: StagedBlob) {
+        self.bytes = self.bytes.saturating_add(blob.size);
+        self.blobs.push(blob);
+    }
+
+    fn is_full(&self) -> bool {
+        self.blobs.len() >= Self::MAX_BLOBS || self.bytes >= Self::MAX_BYTES
+    }
+
+    fn take(&mut self) -> Vec<StagedBlob> {
+        std::mem::take(self).blobs
+    }
+}
+
+/// Publishes one group at a time beside the thread that fills the next.
+#[derive(Debug, Default)]
+struct Publisher(Option<JoinHandle<Result<(), StoreError>>>);
+
+impl Publisher {
+    fn start(&mut self, staging: &Staging, group: Vec<StagedBlob>) -> Result<(), StoreError> {
+        self.wait()?;
+        let staging = staging.clone();
+        self.0 = Some(thread::spawn(move || staging.publish(group)));
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), StoreError> {
+        match self.0.take().map(JoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(published)) => published,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+        }
     }
 }
 
@@ -72,17 +105,17 @@ impl Ingest {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn begin(store: &Arc<Store>, lease: Lease) -> Result<Self, StoreError> {
-        let directory = store.new_staging_dir()?;
-        let directory_fd = File::open(&directory).map_err(StoreError::io("open directory", &directory))?;
         Ok(Self {
             store: Arc::clone(store),
             lease,
-            staging: Staging { directory: Arc::new(directory), next_file: Arc::default() },
-            directory_fd,
-            new: BTreeMap::new(),
+            staging: Staging::begin(store)?,
+            group: Group::default(),
+            publisher: Publisher::default(),
+            new: BTreeSet::new(),
             recipes: BTreeMap::new(),
             new_bytes: 0,
             reused_bytes: 0,
+            is_committed: false,
         })
     }
 
@@ -112,13 +145,16 @@ impl Ingest {
         let digest = blob.digest;
         // Before the look whether it exists: a collection could delete it between look and pin.
         self.lease.pin(digest);
-        let present = self.new.contains_key(&digest) || self.store.blob_size(digest)? == Some(blob.size);
-        if present {
+        if self.new.contains(&digest) || self.store.blob_size(digest)? == Some(blob.size) {
             self.reused_bytes += blob.size;
-            disk::remove_file(&blob.path)?;
-        } else {
-            self.new_bytes += blob.size;
-            self.new.insert(digest, blob);
+            self.staging.discard(&blob)?;
+            return Ok(digest);
+        }
+        self.new_bytes += blob.size;
+        self.new.insert(digest);
+        self.group.add(blob);
+        if self.group.is_full() {
+            self.publisher.start(&self.staging, self.group.take())?;
         }
         Ok(digest)
     }
@@ -142,11 +178,6 @@ impl Ingest {
         self.recipes.insert(recipe.file(), recipe);
     }
 
-    /// The blobs and the recipes that a commit would add.
-    pub(crate) fn staged(&self) -> (BTreeSet<Digest>, BTreeSet<Digest>) {
-        (self.new.keys().copied().collect(), self.recipes.keys().copied().collect())
-    }
-
     /// Makes everything durable and visible, the tag last.
     ///
     /// A failure before the tag is written leaves at most blobs that no tag needs: the next
@@ -162,27 +193,23 @@ impl Ingest {
         manifest: &Manifest,
         origin: Option<&str>,
     ) -> Result<Committed, StoreError> {
-        let new_blob_count = self.new.len() as u64;
         // Content before names: a name that survives a crash without its content is a torn blob.
-        self.sync_content()?;
         self.publish_blobs()?;
         self.publish_recipes()?;
         self.lease.pin(manifest.digest());
         self.lease.pin_all(manifest.digests());
-        let _tags = self.store.lock_tags();
-        let mut checked = BTreeSet::new();
-        for file in manifest.files().filter(|file| checked.insert(file.digest)) {
-            if let Some(lack) = self.store.check_file(file)? {
-                return Err(lack);
-            }
-        }
-        let temporary = self.staging.directory.join("tag");
+        let store = Arc::clone(&self.store);
+        let _tags = store.lock_tags();
+        self.check_whole(manifest)?;
+        let temporary = self.staging.directory().join("tag");
         if let Some(origin) = origin {
-            self.store.write_origin(&temporary, manifest.digest(), origin)?;
+            store.write_origin(&temporary, manifest.digest(), origin)?;
         }
-        let stored = self.store.stored_case(reference)?;
+        let stored = store.stored_case(reference)?;
         // The commit point: before it the model does not exist, after it it is whole.
-        self.store.write_tag(&temporary, stored.as_ref().unwrap_or(reference), manifest)?;
+        store.write_tag(&temporary, stored.as_ref().unwrap_or(reference), manifest)?;
+        self.is_committed = true;
+        let new_blob_count = self.new.len() as u64;
         Ok(Committed { new_bytes: self.new_bytes, new_blob_count, reused_bytes: self.reused_bytes })
     }
 
@@ -192,60 +219,48 @@ impl Ingest {
     /// # Errors
     /// [`StoreError::Io`].
     pub(crate) fn commit_blobs(mut self) -> Result<(), StoreError> {
-        self.sync_content()?;
-        self.publish_blobs()
-    }
-
-    /// A few files are synced one by one, since `syncfs` would also write what others have
-    /// dirtied on the file system; from about eight on it is several times cheaper.
-    fn sync_content(&self) -> Result<(), StoreError> {
-        const SYNCFS_FROM: usize = 8;
-        if self.new.len() < SYNCFS_FROM {
-            return self.new.values().try_for_each(|blob| disk::sync_file(&blob.path));
-        }
-        rustix::fs::syncfs(&self.directory_fd).map_err(StoreError::errno("sync", &*self.staging.directory))
+        self.publish_blobs()?;
+        self.is_committed = true;
+        Ok(())
     }
 
     /// The directory is synced even when every blob was there already: the transaction that
     /// published them may not have come that far yet.
     fn publish_blobs(&mut self) -> Result<(), StoreError> {
-        for (digest, blob) in std::mem::take(&mut self.new) {
-            let target = self.store.path(layout::blob(digest));
-            if !disk::publish(&blob.path, &target)? {
-                self.settle_duplicate(&blob)?;
+        self.publisher.wait()?;
+        self.staging.publish(self.group.take())?;
+        self.store.disk().sync_dir(&self.store.path(layout::BLOBS))
+    }
+
+    fn publish_recipes(&self) -> Result<(), StoreError> {
+        let (store, temporary) = (&self.store, self.staging.directory().join("recipe"));
+        for (file, recipe) in &self.recipes {
+            let target = store.path(layout::recipe(*file));
+            let replaced = disk::file_bytes(&target)?;
+            store.disk().replace_file(&temporary, &target, &recipe.to_json(), 0o444)?;
+            store.note_recipe_added(recipe, replaced)?;
+        }
+        store.disk().sync_dir(&store.path(layout::RECIPES))
+    }
+
+    fn check_whole(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        let mut checked = BTreeSet::new();
+        for file in manifest.files().filter(|file| checked.insert(file.digest)) {
+            self.store.drop_useless_recipe(file)?;
+            if let Some(lack) = self.store.check_file(file)? {
+                return Err(lack);
             }
         }
-        disk::sync_dir(&self.store.path(layout::BLOBS))
-    }
-
-    /// Another transaction was faster, or what lies there is damaged: a blob of the wrong length
-    /// is replaced, and whoever has mapped it keeps the old file.
-    fn settle_duplicate(&self, blob: &StagedBlob) -> Result<(), StoreError> {
-        if self.store.blob_size(blob.digest)? == Some(blob.size) {
-            return disk::remove_file(&blob.path).map(|_freed| ());
-        }
-        let target = self.store.path(layout::blob(blob.digest));
-        fs::rename(&blob.path, &target).map_err(StoreError::io("replace", target))
-    }
-
-    fn publish_recipes(&mut self) -> Result<(), StoreError> {
-        let temporary = self.staging.directory.join("recipe");
-        for (file, recipe) in std::mem::take(&mut self.recipes) {
-            let target = self.store.path(layout::recipe(file));
-            disk::replace_file(&temporary, &target, &recipe.to_json(), 0o444)?;
-            self.store.forget_recipe(file);
-        }
-        disk::sync_dir(&self.store.path(layout::RECIPES))
+        Ok(())
     }
 }
 
 impl Drop for Ingest {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&*self.staging.directory) {
-            tracing::warn!(
-                "{}: cannot remove: {error}; it goes at the next start",
-                self.staging.directory.display()
-            );
+        // Its error was or will be the transaction's own, or nobody asks for it any more.
+        let _ = self.publisher.wait();
+        if !self.is_committed {
+            self.store.condemn(self.new.iter().chain(self.recipes.keys()).copied());
         }
     }
 }

@@ -6,34 +6,50 @@
 //! collected ([`leases`]). The form on disk is `docs/STORE-FORMAT.md`. What
 //! may be deleted is decided in [`crate::gc`], not here.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::layout;
+use blobd_store_format::recipe::Recipe;
 use serde::{Deserialize, Serialize};
 
 mod blobs;
-pub(crate) mod disk;
+mod condemned;
+pub mod disk;
 mod error;
+mod filesystem;
 mod ingest;
 pub mod leases;
 mod models;
+mod pins;
 mod quarantine;
+mod reserve;
+mod space;
 mod staged;
+mod staging;
 mod tags;
+mod trash;
 
 pub use error::StoreError;
-pub use ingest::{Committed, Ingest, Staging};
+pub use filesystem::{Durability, FileSystem};
+pub use ingest::{Committed, Ingest};
 pub use models::{Model, StoredFile, StoredForm};
+pub use space::{Eviction, SpacePolicy};
 pub use staged::{StagedBlob, StagedFile, StagedHash, StagedWriter};
+pub use staging::Staging;
 pub use tags::Tags;
+pub use trash::TrashedModel;
 
+use condemned::Condemned;
+use disk::{Disk, GuardedDisk, KernelDisk};
 use leases::Leases;
+use space::Space;
 
 /// The format this code writes, and the newest it reads.
 pub const FORMAT: u32 = 1;
@@ -41,10 +57,40 @@ pub const FORMAT: u32 = 1;
 /// What `store.json` is called until it is complete.
 const NEW_STORE_FILE: &str = "store.json.new";
 
+/// How a store is opened.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// How the content of new blobs is made durable.
+    pub durability: Durability,
+    /// How much of the disk the store may take.
+    pub space: SpacePolicy,
+    /// What it writes to.
+    pub disk: Arc<dyn Disk>,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self { durability: Durability::default(), space: SpacePolicy::default(), disk: Arc::new(KernelDisk) }
+    }
+}
+
+/// Frees what it can when something does not fit.
+pub trait MakeRoom: std::fmt::Debug + Send + Sync {
+    /// Tries to free `bytes`; says whether anything was freed.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn make_room(&self, bytes: u64) -> Result<bool, StoreError>;
+}
+
 /// An open store. One process has it open at a time.
 #[derive(Debug)]
 pub struct Store {
     root: PathBuf,
+    disk: GuardedDisk,
+    durability: Durability,
+    space: Space,
+    room_maker: OnceLock<Box<dyn MakeRoom>>,
     /// `blobs/`, open.
     blobs: File,
     leases: Leases,
@@ -54,7 +100,10 @@ pub struct Store {
     tag_changes: Mutex<()>,
     /// Held while blobs are deleted: one collection at a time.
     collections: Mutex<()>,
+    condemned: Condemned,
     next_transaction: AtomicU64,
+    /// The transactions that are in progress, by the names of their directories.
+    transactions: Mutex<BTreeSet<String>>,
     lock: Mutex<File>,
 }
 
@@ -75,6 +124,14 @@ struct StoreFile {
 }
 
 impl Store {
+    /// Opens the store in `root` as [`Self::open_with`] does, with the options' defaults.
+    ///
+    /// # Errors
+    /// As for [`Self::open_with`].
+    pub fn open(root: impl Into<PathBuf>) -> Result<Self, StoreError> {
+        Self::open_with(root, StoreOptions::default())
+    }
+
     /// Opens the store in `root`, or makes one there if the directory is empty or absent.
     /// Removes what transactions that died left in `staging/`.
     ///
@@ -82,7 +139,7 @@ impl Store {
     /// [`StoreError::Locked`] when another process has it, [`StoreError::NewerFormat`] when it
     /// was written by a later blobd (nothing is touched then), [`StoreError::NotAStore`],
     /// [`StoreError::Io`].
-    pub fn open(root: impl Into<PathBuf>) -> Result<Self, StoreError> {
+    pub fn open_with(root: impl Into<PathBuf>, options: StoreOptions) -> Result<Self, StoreError> {
         let root = root.into();
         DirBuilder::new()
             .recursive(true)
@@ -91,22 +148,31 @@ impl Store {
             .map_err(StoreError::io("create directory", &root))?;
         check_store_file(&root)?;
         let lock = take_lock(&root)?;
-        create_store_file(&root)?;
-        for name in [layout::BLOBS, layout::RECIPES, layout::MANIFESTS, layout::ORIGINS, layout::STAGING] {
-            disk::create_dir_all(&root, Path::new(name))?;
+        let disk = GuardedDisk::new(options.disk);
+        create_store_file(&disk, &root)?;
+        for name in DIRECTORIES {
+            disk.create_dir_all(&root, Path::new(name))?;
         }
         let blobs = root.join(layout::BLOBS);
         let blobs = File::open(&blobs).map_err(StoreError::io("open directory", blobs))?;
+        let durability = options.durability.on(FileSystem::of(&root)?);
+        let space = Space::new(root.clone(), options.space)?;
         let damaged = quarantine::DamagedBlobs::load(&root)?;
         let store = Self {
             root,
+            disk,
+            durability,
+            space,
+            room_maker: OnceLock::new(),
             blobs,
             leases: Leases::default(),
             recipes: models::RecipeCache::default(),
             damaged,
             tag_changes: Mutex::default(),
             collections: Mutex::default(),
+            condemned: Condemned::default(),
             next_transaction: AtomicU64::new(0),
+            transactions: Mutex::default(),
             lock: Mutex::new(lock),
         };
         store.sweep_staging()?;
@@ -161,26 +227,143 @@ impl Store {
         self.root.join(relative)
     }
 
-    /// A fresh directory for one transaction.
-    fn new_staging_dir(&self) -> Result<PathBuf, StoreError> {
-        let number = self.next_transaction.fetch_add(1, Ordering::Relaxed);
-        let path = self.path(layout::STAGING).join(format!("{}-{number}", std::process::id()));
-        fs::create_dir(&path).map_err(StoreError::io("create directory", &path))?;
-        Ok(path)
+    /// Why nothing can be changed any more, if that is so: a sync has failed.
+    #[must_use]
+    pub fn read_only_reason(&self) -> Option<&str> {
+        self.disk.failure()
     }
 
-    /// Whatever lies in `staging/` when the store is opened belongs to a process that is dead:
-    /// this one holds the lock.
+    /// How much of the disk the store may take.
+    #[must_use]
+    pub const fn space_policy(&self) -> &SpacePolicy {
+        self.space.policy()
+    }
+
+    /// What the store takes on disk, in bytes, work in progress included.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.space.used_bytes()
+    }
+
+    /// How much more than there is a need of `bytes` takes; 0 if it fits.
+    #[must_use]
+    pub fn shortage(&self, bytes: u64) -> u64 {
+        self.space.shortage(bytes)
+    }
+
+    /// From now on `maker` is asked when something does not fit. It can be set once.
+    pub fn set_room_maker(&self, maker: Box<dyn MakeRoom>) {
+        // A second one has nothing to add: there is one policy.
+        let _ = self.room_maker.set(maker);
+    }
+
+    /// Collects these soon if nothing needs them: see [`crate::gc::collect_condemned`].
+    pub fn condemn(&self, digests: impl IntoIterator<Item = Digest>) {
+        self.condemned.add(digests);
+    }
+
+    /// Whether anything is condemned.
+    pub(crate) fn has_condemned(&self) -> bool {
+        !self.condemned.is_empty()
+    }
+
+    /// Takes what is condemned and no lease holds.
+    pub(crate) fn take_condemned(&self) -> BTreeSet<Digest> {
+        self.condemned.take_unpinned(|| self.leases.pinned())
+    }
+
+    /// What changes the disk.
+    pub(crate) const fn disk(&self) -> &GuardedDisk {
+        &self.disk
+    }
+
+    const fn space(&self) -> &Space {
+        &self.space
+    }
+
+    const fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    /// Tries something that takes room; if there is none, makes some and tries again, once.
+    fn with_room<T>(&self, bytes: u64, attempt: impl Fn() -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let refused = match attempt() {
+            Err(error) if error.is_no_space() => error,
+            other => return other,
+        };
+        match self.room_maker.get().map(|maker| maker.make_room(bytes)).transpose()? {
+            Some(true) => attempt(),
+            _ => Err(refused),
+        }
+    }
+
+    /// Enters a blob that has just been published into the books.
+    fn note_blob_added(&self, digest: Digest) -> Result<(), StoreError> {
+        self.space.stored(self.blob_bytes_on_disk(digest)?.unwrap_or_default());
+        Ok(())
+    }
+
+    /// The same for one that is gone and took `bytes` on disk.
+    pub(crate) fn note_blob_removed(&self, _digest: Digest, bytes: u64) {
+        self.space.freed(bytes);
+    }
+
+    /// Enters a recipe that has just been published and replaced one of `replaced` bytes on disk.
+    fn note_recipe_added(&self, recipe: &Recipe, replaced: u64) -> Result<(), StoreError> {
+        self.forget_recipe(recipe.file());
+        self.space.freed(replaced);
+        self.space.stored(disk::file_bytes(&self.path(layout::recipe(recipe.file())))?);
+        Ok(())
+    }
+
+    /// The same for one that is gone.
+    pub(crate) fn note_recipe_removed(&self, file: Digest, bytes: u64) {
+        self.forget_recipe(file);
+        self.space.freed(bytes);
+    }
+
+    /// A name for a transaction's directory, which counts as in use from now on.
+    fn new_transaction(&self) -> String {
+        let number = self.next_transaction.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}-{number}", std::process::id());
+        lock(&self.transactions).insert(name.clone());
+        name
+    }
+
+    fn end_transaction(&self, name: &str) {
+        lock(&self.transactions).remove(name);
+    }
+
+    /// What lies in `staging/` and belongs to no transaction in progress: this process holds the
+    /// lock, so whoever left it is dead, or could not remove it.
+    pub(crate) fn abandoned_staging(&self) -> Result<Vec<PathBuf>, StoreError> {
+        let transactions = lock(&self.transactions).clone();
+        staging::abandoned(&self.path(layout::STAGING), |name| transactions.contains(name))
+    }
+
+    /// Removes what [`Self::abandoned_staging`] has found.
+    pub(crate) fn remove_abandoned(&self, path: &Path) -> Result<(), StoreError> {
+        // A link to a directory is a file: what it points to is none of ours.
+        if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
+            self.disk.remove_dir_of_files(path)
+        } else {
+            self.disk.remove_file(path).map(|_freed| ())
+        }
+    }
+
     fn sweep_staging(&self) -> Result<(), StoreError> {
-        let staging = self.path(layout::STAGING);
-        for entry in fs::read_dir(&staging).map_err(StoreError::io("list", &staging))? {
-            let path = entry.map_err(StoreError::io("list", &staging))?.path();
-            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            removed.map_err(StoreError::io("remove", path))?;
+        for path in self.abandoned_staging()? {
+            if let Err(error) = self.remove_abandoned(&path) {
+                tracing::warn!("{error}; `blobd gc` tries again");
+            }
         }
         Ok(())
     }
 }
+
+/// What every store has from the beginning.
+const DIRECTORIES: [&str; 5] =
+    [layout::BLOBS, layout::RECIPES, layout::MANIFESTS, layout::ORIGINS, layout::STAGING];
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // None of these locks guards memory that a panic could leave half changed.
@@ -209,23 +392,23 @@ fn refuse_foreign_directory(root: &Path) -> Result<(), StoreError> {
     if foreign { Err(StoreError::NotAStore { root: root.to_path_buf() }) } else { Ok(()) }
 }
 
-fn create_store_file(root: &Path) -> Result<(), StoreError> {
+fn create_store_file(disk: &GuardedDisk, root: &Path) -> Result<(), StoreError> {
     let path = root.join(layout::STORE_FILE);
     if path.exists() {
         return Ok(());
     }
     let content = serde_json::to_vec(&StoreFile { format: FORMAT, id: new_store_id() })
         .map_err(|source| StoreError::StoreFile { path: path.clone(), source })?;
-    disk::replace_file(&root.join(NEW_STORE_FILE), &path, &content, 0o644)?;
-    disk::sync_dir(root)?;
-    sync_parent(root)
+    disk.replace_file(&root.join(NEW_STORE_FILE), &path, &content, 0o644)?;
+    disk.sync_dir(root)?;
+    sync_parent(disk, root)
 }
 
 /// The root's own name must survive what its content survives. Whoever may not even list the
 /// directory above has not made the root there just now.
-fn sync_parent(root: &Path) -> Result<(), StoreError> {
+fn sync_parent(disk: &GuardedDisk, root: &Path) -> Result<(), StoreError> {
     let above = root.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match disk::sync_dir(above) {
+    match disk.sync_dir(above) {
         Err(StoreError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
         synced => synced,
     }

@@ -48,11 +48,12 @@ impl Store {
     /// # Errors
     /// [`StoreError::Io`]; the blob is still in its place then, or the move is not durable.
     pub(crate) fn quarantine(&self, digest: Digest, seen: &Metadata) -> Result<Option<PathBuf>, StoreError> {
-        disk::create_dir_all(&self.root, Path::new(layout::QUARANTINE))?;
+        self.disk().create_dir_all(&self.root, Path::new(layout::QUARANTINE))?;
         let moved = self.move_aside(digest, seen)?;
         if moved.is_some() {
-            disk::sync_dir(&self.path(layout::QUARANTINE))?;
-            disk::sync_dir(&self.path(layout::BLOBS))?;
+            self.note_blob_removed(digest, disk::bytes_on_disk(seen));
+            self.disk().sync_dir(&self.path(layout::QUARANTINE))?;
+            self.disk().sync_dir(&self.path(layout::BLOBS))?;
         }
         Ok(moved)
     }
@@ -69,7 +70,7 @@ impl Store {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let mut target = self.path(layout::quarantined(digest, now));
         let mut later = now;
-        while !disk::publish(&blob, &target)? {
+        while !self.disk().publish(&blob, &target)? {
             // It was put aside within this very second before.
             later = later.saturating_add(1);
             target = self.path(layout::quarantined(digest, later));

@@ -5,14 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
 use blobd_store_format::digest::{Digest, Hasher};
-use rustix::fs::Mode;
 
 use super::error::StoreError;
-use crate::sys::start_writeback;
+use super::staging::{Room, Staging};
 
 /// A blob that is being staged. It has no name yet; its digest comes out at the end.
 #[derive(Debug)]
@@ -24,6 +23,7 @@ pub struct StagedWriter {
 /// The bytes of a blob on their way to the disk.
 #[derive(Debug)]
 pub struct StagedFile {
+    staging: Staging,
     path: PathBuf,
     /// Open only while it is written to: a hostile file may interleave thousands of groups.
     open: Option<File>,
@@ -37,6 +37,7 @@ pub struct StagedFile {
 #[derive(Debug)]
 pub struct StagedHash {
     path: PathBuf,
+    room: Room,
     size: u64,
     hasher: Hasher,
     hashed: u64,
@@ -52,20 +53,21 @@ pub struct StagedBlob {
     pub digest: Digest,
     /// How many they are.
     pub size: u64,
+    /// What it takes of the disk, until it is gone or published.
+    _room: Room,
 }
 
 impl StagedWriter {
-    pub(super) fn create(path: PathBuf, size: u64) -> Result<Self, StoreError> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(StoreError::io("create", &path))?;
-        let hash =
-            StagedHash { path: path.clone(), size, hasher: Hasher::new(), hashed: 0, ahead: BTreeMap::new() };
-        Ok(Self { file: StagedFile { path, open: Some(file) }, hash })
+    pub(super) fn new(staging: Staging, path: PathBuf, file: File, room: Room, size: u64) -> Self {
+        let hash = StagedHash {
+            path: path.clone(),
+            room,
+            size,
+            hasher: Hasher::new(),
+            hashed: 0,
+            ahead: BTreeMap::new(),
+        };
+        Self { file: StagedFile { staging, path, open: Some(file) }, hash }
     }
 
     /// Writes and hashes `bytes` at `offset`. The caller's plan guarantees that no byte is
@@ -100,15 +102,8 @@ impl StagedFile {
     /// # Errors
     /// [`StoreError::Io`], a full disk among them.
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        let file = match self.open.take() {
-            Some(file) => file,
-            None => OpenOptions::new()
-                .write(true)
-                .open(&self.path)
-                .map_err(StoreError::io("reopen", &self.path))?,
-        };
-        file.write_all_at(bytes, offset).map_err(StoreError::io("write", &self.path))?;
-        start_writeback(&file, offset, bytes.len() as u64);
+        let file = self.open()?;
+        self.staging.disk().write_at(&self.path, &file, bytes, offset)?;
         self.open = Some(file);
         Ok(())
     }
@@ -123,9 +118,19 @@ impl StagedFile {
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn seal(self) -> Result<(), StoreError> {
-        rustix::fs::chmod(&self.path, Mode::from_raw_mode(0o444))
-            .map_err(StoreError::errno("make read-only", &self.path))
+    pub fn seal(mut self) -> Result<(), StoreError> {
+        let file = self.open()?;
+        self.staging.disk().make_read_only(&self.path)?;
+        self.staging.sealed(self.path, file)
+    }
+
+    fn open(&mut self) -> Result<File, StoreError> {
+        match self.open.take() {
+            Some(file) => Ok(file),
+            None => {
+                OpenOptions::new().write(true).open(&self.path).map_err(StoreError::io("reopen", &self.path))
+            }
+        }
     }
 }
 
@@ -153,7 +158,7 @@ impl StagedHash {
         if self.hashed != self.size {
             return Err(StoreError::BlobSize { digest, found: self.hashed, expected: self.size });
         }
-        Ok(StagedBlob { path: self.path, digest, size: self.size })
+        Ok(StagedBlob { path: self.path, digest, size: self.size, _room: self.room })
     }
 
     /// Hashes what had come ahead and is now next.
@@ -182,11 +187,20 @@ impl StagedHash {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
+    fn staging() -> (tempfile::TempDir, Staging) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(super::super::Store::open(folder.path().join("store")).unwrap());
+        let staging = Staging::begin(&store).unwrap();
+        (folder, staging)
+    }
+
     fn stage(order: &[(u64, &[u8])], size: u64) -> Result<StagedBlob, StoreError> {
-        let dir = tempfile::tempdir().unwrap();
-        let mut writer = StagedWriter::create(dir.path().join("b"), size)?;
+        let (_folder, staging) = staging();
+        let mut writer = staging.stage(size)?;
         for (offset, bytes) in order {
             writer.write_at(*offset, bytes)?;
             writer.file.suspend();
@@ -212,8 +226,8 @@ mod tests {
 
     #[test]
     fn finished_blob_is_read_only() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut writer = StagedWriter::create(dir.path().join("b"), 1).unwrap();
+        let (_folder, staging) = staging();
+        let mut writer = staging.stage(1).unwrap();
         writer.write_at(0, b"x").unwrap();
         let blob = writer.finish().unwrap();
         let mode = std::os::unix::fs::PermissionsExt::mode(&blob.path.metadata().unwrap().permissions());

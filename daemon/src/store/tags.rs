@@ -100,16 +100,22 @@ impl Store {
     /// Removes a tag, durably: only after this may anything that it kept be deleted.
     pub(crate) fn remove_tag(&self, reference: &Reference) -> Result<(), StoreError> {
         let path = self.path(layout::manifest(reference));
-        if disk::remove_file(&path)?.is_none() {
+        if self.disk().remove_file(&path)?.is_none() {
             return Err(StoreError::NoSuchModel { name: reference.short() });
         }
+        self.sync_and_prune(&path)
+    }
+
+    /// Makes the removal of a file durable that had a tag's place, and removes the directories
+    /// above it that are empty now.
+    pub(super) fn sync_and_prune(&self, path: &Path) -> Result<(), StoreError> {
         let directories = path.ancestors().skip(1).take(3);
         for (level, directory) in directories.enumerate() {
             if level == 0 {
-                disk::sync_dir(directory)?;
+                self.disk().sync_dir(directory)?;
             }
             // Fails while other models share it, which is just what is wanted.
-            if fs::remove_dir(directory).is_err() {
+            if !self.disk().remove_dir(directory)? {
                 break;
             }
         }
@@ -126,9 +132,9 @@ impl Store {
         let relative = layout::manifest(reference);
         let target = self.path(&relative);
         let (Some(above), Some(directory)) = (relative.parent(), target.parent()) else { return Ok(()) };
-        disk::create_dir_all(&self.root, above)?;
-        disk::replace_file(temporary, &target, manifest.raw(), 0o644)?;
-        disk::sync_dir(directory)
+        self.disk().create_dir_all(&self.root, above)?;
+        self.disk().replace_file(temporary, &target, manifest.raw(), 0o644)?;
+        self.disk().sync_dir(directory)
     }
 
     /// Records where a manifest came from, durably, unless that is on record already.
@@ -144,8 +150,8 @@ impl Store {
         }
         let json = serde_json::to_vec(&Origin { origin: origin.to_owned() })
             .map_err(|error| StoreError::io("encode", &target)(error.into()))?;
-        disk::replace_file(temporary, &target, &json, 0o644)?;
-        disk::sync_dir(&self.path(layout::ORIGINS))
+        self.disk().replace_file(temporary, &target, &json, 0o644)?;
+        self.disk().sync_dir(&self.path(layout::ORIGINS))
     }
 
     /// The stored tag that names the same model.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use blobd::ops::{self, Condemned, OpError};
+use blobd::ops::{self, OpError};
 use blobd::store::{Store, StoreError, StoredFile, StoredForm};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{GcParams, ImportParams, RemoveParams, TagParams};
@@ -24,7 +24,6 @@ use crate::wait::eventually_some;
 pub struct InProcess {
     /// The store.
     pub store: Arc<Store>,
-    condemned: Condemned,
 }
 
 impl InProcess {
@@ -41,7 +40,7 @@ impl InProcess {
             opened => Some(opened.unwrap()),
         };
         let store = eventually_some("the store is unlocked", opened);
-        Self { store: Arc::new(store), condemned: Condemned::default() }
+        Self { store: Arc::new(store) }
     }
 
     fn file_bytes(&self, file: &StoredFile) -> Result<Vec<u8>, OpError> {
@@ -109,7 +108,7 @@ impl Verbs for InProcess {
             references: names.iter().map(|name| reference(name)).collect(),
             keep_seconds: None,
         };
-        ops::remove(&self.store, &self.condemned, &params).map_err(|error| error.body())
+        ops::remove(&self.store, &params).map_err(|error| error.body())
     }
 
     fn gc(&self, dry_run: bool) -> Result<GcReport, ErrorBody> {

@@ -5,6 +5,7 @@ mod architecture;
 mod commands;
 mod concurrent;
 mod conformance;
+mod gc_model;
 mod hostile;
 mod http;
 mod layouts;

@@ -67,12 +67,12 @@ impl Survey {
         let mut survey = Self::default();
         if let Some(reference) = named {
             let reference = store.resolve(reference)?;
-            survey.add(store, &mut reader, &reference, &store.manifest(&reference)?);
+            survey.add(store, &mut reader, reference.short(), &store.manifest(&reference)?);
             return Ok(survey);
         }
         for reference in store.tags()?.references {
             match store.manifest(&reference) {
-                Ok(manifest) => survey.add(store, &mut reader, &reference, &manifest),
+                Ok(manifest) => survey.add(store, &mut reader, reference.short(), &manifest),
                 // Removed since it was listed.
                 Err(StoreError::NoSuchModel { .. }) => {}
                 Err(error @ StoreError::Manifest { .. }) => {
@@ -81,16 +81,17 @@ impl Survey {
                 Err(error) => return Err(error),
             }
         }
+        // Its records say themselves whether they are damaged, and `gc` reports that.
+        for trashed in store.trash().unwrap_or_default() {
+            let name = format!("{} (in the trash)", trashed.reference.short());
+            survey.add(store, &mut reader, name, &trashed.manifest);
+        }
         Ok(survey)
     }
 
-    fn add(&mut self, store: &Store, reader: &mut DiskReader, reference: &Reference, manifest: &Manifest) {
-        let mut model = SurveyedModel {
-            name: reference.short(),
-            manifest: manifest.digest(),
-            files: Vec::new(),
-            unread: BTreeSet::new(),
-        };
+    fn add(&mut self, store: &Store, reader: &mut DiskReader, name: String, manifest: &Manifest) {
+        let mut model =
+            SurveyedModel { name, manifest: manifest.digest(), files: Vec::new(), unread: BTreeSet::new() };
         let mut seen = BTreeSet::new();
         for file in manifest.files().filter(|file| seen.insert(file.digest)) {
             match read_recipe(store, reader, file) {

@@ -1,0 +1,92 @@
+//! Carrying out a plan.
+//!
+//! Records in the trash go first, durably, because blobs that they kept follow. Then the file
+//! system is synced once, and each digest is deleted by itself under the lock that pinning takes.
+//! A blob that some process still has open or mapped stays: unlinking it would free nothing and
+//! make the next load fetch it again.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+
+use super::plan::{GcPlan, Litter, Node};
+use crate::store::leases::Collection;
+use crate::store::{Store, StoreError};
+
+/// Deletes what the plan lists, but for what has come into use since; returns what was deleted.
+///
+/// # Errors
+/// [`StoreError::Io`] when something cannot be removed; what was removed before stays removed.
+pub(super) fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> Result<GcPlan, StoreError> {
+    let mut done = GcPlan { held: plan.held.clone(), ..GcPlan::default() };
+    for litter in &plan.litter {
+        remove_litter(store, litter)?;
+        done.litter.push(litter.clone());
+    }
+    if !plan.deletions.is_empty() {
+        settle(store)?;
+    }
+    for (node, _) in &plan.deletions {
+        match collection.delete_unpinned(node.digest(), || delete(store, *node)).transpose()? {
+            Some(Outcome::Deleted(bytes)) => done.deletions.push((*node, bytes)),
+            Some(Outcome::Held(bytes)) => done.held.push((*node, bytes)),
+            Some(Outcome::Gone) | None => {}
+        }
+    }
+    // What a program holds goes when it lets go: whoever comes by next tries again.
+    store.condemn(done.held.iter().map(|(node, _)| node.digest()));
+    Ok(done)
+}
+
+enum Outcome {
+    Deleted(u64),
+    Held(u64),
+    Gone,
+}
+
+fn delete(store: &Store, node: Node) -> Result<Outcome, StoreError> {
+    if let Node::Blob(digest) = node
+        && is_held(store, digest)
+    {
+        return Ok(node.bytes_on_disk(store)?.map_or(Outcome::Gone, Outcome::Held));
+    }
+    Ok(node.remove(store)?.map_or(Outcome::Gone, Outcome::Deleted))
+}
+
+/// Whether a process has the blob open or mapped, as far as the kernel tells.
+pub(super) fn is_held(store: &Store, digest: Digest) -> bool {
+    let file = File::open(store.path(layout::blob(digest)));
+    // Where the file system has no leases, the sessions' own leases have to do.
+    file.and_then(|file| crate::sys::is_in_use(&file)).unwrap_or(false)
+}
+
+/// What the mark phase has read must be what is on disk: a tag that was removed or replaced a
+/// moment ago must not come back after a power cut, when what it needs has been deleted.
+fn settle(store: &Store) -> Result<(), StoreError> {
+    let directory = File::open(store.root()).map_err(StoreError::io("open directory", store.root()))?;
+    store.disk().sync_file_system(&directory, store.root())
+}
+
+fn remove_litter(store: &Store, litter: &Litter) -> Result<(), StoreError> {
+    match litter {
+        Litter::Trash { record, .. } => store.remove_from_trash(*record).map(|_freed| ()),
+        Litter::Staging { path, .. } => store.remove_abandoned(path),
+    }
+}
+
+/// Drops the records of where manifests came from that no tag points to any more.
+pub(super) fn forget_origins(store: &Store, collection: &Collection) -> Result<(), StoreError> {
+    let tagged = store.tags()?.references;
+    let tagged = tagged.iter().filter_map(|reference| Some(store.manifest(reference).ok()?.digest()));
+    let trashed = store.trash()?.into_iter().map(|trashed| trashed.manifest.digest());
+    let manifests: BTreeSet<Digest> = tagged.chain(trashed).collect();
+    for origin in store.origins()?.into_iter().filter(|origin| !manifests.contains(origin)) {
+        let path = store.path(layout::origin(origin));
+        if let Some(removed) = collection.delete_unpinned(origin, || store.disk().remove_file(&path)) {
+            removed?;
+        }
+    }
+    Ok(())
+}

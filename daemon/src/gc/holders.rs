@@ -1,0 +1,61 @@
+//! Which programs hold a blob, for people: `/proc` tells, as far as the daemon may look.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+
+/// For each of `digests` the processes that have its blob open or mapped, described for people.
+/// Those of other users are seen by root alone, so the answer may be short of some.
+pub fn holders(digests: &BTreeSet<Digest>) -> BTreeMap<Digest, BTreeSet<String>> {
+    let mut found: BTreeMap<Digest, BTreeSet<String>> = BTreeMap::new();
+    if digests.is_empty() {
+        return found;
+    }
+    let own = std::process::id();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
+        let Some(pid) = pid.filter(|pid| *pid != own) else { continue };
+        let held = held_by(&entry.path());
+        for digest in held.intersection(digests) {
+            found.entry(*digest).or_default().insert(describe(pid, &entry.path()));
+        }
+    }
+    found
+}
+
+fn held_by(process: &Path) -> BTreeSet<Digest> {
+    let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
+    let mapped = maps.lines().filter_map(|line| digest_of(line.split_whitespace().nth(5)?));
+    let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+    let open = descriptors.filter_map(|entry| digest_of(fs::read_link(entry.path()).ok()?.to_str()?));
+    mapped.chain(open).collect()
+}
+
+fn digest_of(path: &str) -> Option<Digest> {
+    let (directory, name) = path.rsplit_once('/')?;
+    if directory.ends_with(layout::BLOBS) { layout::parse_blob_name(name) } else { None }
+}
+
+fn describe(pid: u32, process: &Path) -> String {
+    let command = fs::read_to_string(process.join("comm")).unwrap_or_default();
+    let command: String = command.trim_end().chars().filter(|c| !c.is_control()).collect();
+    format!("process {pid} ({command}), which has it open or mapped")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_in_a_directory_of_blobs_count() {
+        let digest = Digest::of(b"x");
+        let name = layout::blob_name(digest);
+        assert_eq!(digest_of(&format!("/store/blobs/{name}")), Some(digest));
+        for path in [format!("/store/other/{name}"), name, "/store/blobs/x".to_owned(), "[heap]".to_owned()] {
+            assert_eq!(digest_of(&path), None, "{path}");
+        }
+    }
+}

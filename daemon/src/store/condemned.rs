@@ -1,0 +1,37 @@
+//! What probably nothing needs any more, and could not be collected at once: a removed model that
+//! is still open somewhere, blobs of a transaction that failed half-way.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use blobd_store_format::digest::Digest;
+
+use super::lock;
+
+/// Digests of blobs and recipes that are collected as soon as nothing holds them. Only a hint:
+/// whether anything needs them is looked up when they are.
+#[derive(Debug, Default)]
+pub(super) struct Condemned(Mutex<BTreeSet<Digest>>);
+
+impl Condemned {
+    pub(super) fn add(&self, digests: impl IntoIterator<Item = Digest>) {
+        lock(&self.0).extend(digests);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.0).is_empty()
+    }
+
+    /// Takes those that `pinned` lacks. Cheap when there are none.
+    pub(super) fn take_unpinned(&self, pinned: impl FnOnce() -> BTreeSet<Digest>) -> BTreeSet<Digest> {
+        let mut digests = lock(&self.0);
+        if digests.is_empty() {
+            return BTreeSet::new();
+        }
+        let pinned = pinned();
+        let (held, free) =
+            std::mem::take(&mut *digests).into_iter().partition(|digest| pinned.contains(digest));
+        *digests = held;
+        free
+    }
+}

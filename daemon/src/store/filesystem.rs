@@ -1,0 +1,98 @@
+//! What kind of file system the store lies on, and how far its syncs can be trusted.
+
+use std::path::Path;
+
+use super::StoreError;
+
+/// How the content of new blobs is made durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Durability {
+    /// A few blobs are synced one by one, many by one `syncfs`; one by one always where `syncfs`
+    /// promises nothing.
+    #[default]
+    Auto,
+    /// Each blob by itself: slower for small tensors, undisturbed by what others write.
+    Fsync,
+    /// Always one `syncfs`.
+    Syncfs,
+}
+
+/// A file system by the number that `statfs` gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileSystem {
+    /// Its name, as `mount` prints it.
+    pub name: &'static str,
+    /// Whether `syncfs` makes durable what was written.
+    pub syncfs_is_reliable: bool,
+    /// What a store on it has to reckon with.
+    pub warning: Option<&'static str>,
+}
+
+impl FileSystem {
+    /// The file system of a directory.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn of(path: &Path) -> Result<Self, StoreError> {
+        let stat = rustix::fs::statfs(path).map_err(StoreError::errno("inspect", path))?;
+        Ok(Self::by_magic(i64::from(stat.f_type)))
+    }
+
+    /// Numbers from `linux/magic.h`.
+    fn by_magic(magic: i64) -> Self {
+        let local = |name| Self { name, syncfs_is_reliable: true, warning: None };
+        let remote = |name, warning| Self { name, syncfs_is_reliable: false, warning: Some(warning) };
+        const NETWORK: &str = "locks and syncs of network file systems cannot be relied upon";
+        match magic & 0xffff_ffff {
+            0xef53 => local("ext4"),
+            0x5846_5342 => local("xfs"),
+            0x9123_683e => local("btrfs"),
+            0xf2f5_2010 => local("f2fs"),
+            0x2fc1_2fc1 => local("zfs"),
+            0xca45_1a4e => local("bcachefs"),
+            0x0102_1994 => Self {
+                name: "tmpfs",
+                syncfs_is_reliable: true,
+                warning: Some("is memory: everything is gone after a restart of the machine"),
+            },
+            0x794c_7630 => remote("overlay", "mounted `volatile` it drops syncs"),
+            0x6573_5546 => remote("fuse", "whether a sync means anything is up to its server"),
+            0x6969 => remote("nfs", NETWORK),
+            0xff53_4d42 | 0xfe53_4d42 => remote("cifs", NETWORK),
+            0x00c3_6400 => remote("ceph", NETWORK),
+            0x0102_1997 => remote("9p", NETWORK),
+            _ => remote("unknown", "its syncs are not known to be reliable"),
+        }
+    }
+}
+
+impl Durability {
+    /// What `auto` means on a file system.
+    #[must_use]
+    pub const fn on(self, file_system: FileSystem) -> Self {
+        match self {
+            Self::Auto if !file_system.syncfs_is_reliable => Self::Fsync,
+            other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn syncfs_is_not_trusted_where_it_may_do_nothing() {
+        for (magic, name, auto) in [
+            (0xef53, "ext4", Durability::Auto),
+            (0x6573_5546, "fuse", Durability::Fsync),
+            (0x6969, "nfs", Durability::Fsync),
+            (1, "unknown", Durability::Fsync),
+        ] {
+            let file_system = FileSystem::by_magic(magic);
+            assert_eq!((file_system.name, Durability::Auto.on(file_system)), (name, auto));
+            assert_eq!(Durability::Syncfs.on(file_system), Durability::Syncfs);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The reserve: a file of zeros that takes room for the day when there is none, so that removing
+//! and collecting, which need a little for the file system's own books, work on a full disk.
+
+use blobd_store_format::layout;
+
+use super::disk::{capacity_bytes, free_bytes};
+use super::{Store, StoreError};
+
+/// As large as the reserve gets.
+const MAX_BYTES: u64 = 16 << 20;
+/// The share of the file system that it takes at the most.
+const SHARE: u64 = 256;
+
+impl Store {
+    /// Does something that frees space; on a full disk it may use the reserve, which is made
+    /// again after it if there is room.
+    pub(crate) fn with_reserve<T>(&self, work: impl FnOnce() -> T) -> T {
+        if free_bytes(self.root()).is_ok_and(|free| free < MAX_BYTES) {
+            self.give_up_reserve();
+        }
+        let done = work();
+        self.make_reserve();
+        done
+    }
+
+    /// Makes the reserve unless it is there or there is no room for it.
+    pub(crate) fn make_reserve(&self) {
+        let path = self.path(layout::RESERVE_FILE);
+        if path.exists() || self.read_only_reason().is_some() {
+            return;
+        }
+        if let Err(error) = self.try_make_reserve(&path) {
+            tracing::debug!("{error}; there is no reserve");
+        }
+    }
+
+    /// How large the reserve is, if there is one.
+    #[must_use]
+    pub fn reserve_bytes(&self) -> Option<u64> {
+        std::fs::metadata(self.path(layout::RESERVE_FILE)).ok().map(|metadata| metadata.len())
+    }
+
+    fn try_make_reserve(&self, path: &std::path::Path) -> Result<(), StoreError> {
+        let bytes = MAX_BYTES.min(capacity_bytes(self.root())? / SHARE);
+        if free_bytes(self.root())? < bytes.saturating_mul(4) {
+            return Ok(());
+        }
+        let file = self.disk().create_file(path, 0o600)?;
+        self.disk().reserve(path, &file, bytes).inspect_err(|_| self.give_up_reserve())
+    }
+
+    fn give_up_reserve(&self) {
+        if let Err(error) = self.disk().remove_file(&self.path(layout::RESERVE_FILE)) {
+            tracing::warn!("{error}");
+        }
+    }
+}

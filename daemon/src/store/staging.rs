@@ -1,0 +1,207 @@
+//! Where one transaction writes: a directory of its own, and its share of the ledger.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use blobd_store_format::layout;
+
+use super::disk::GuardedDisk;
+use super::filesystem::Durability;
+use super::staged::{StagedBlob, StagedWriter};
+use super::{Store, StoreError, lock};
+
+/// A transaction's directory. Its clones may be used by several threads; with the last of them
+/// the directory goes, and all that is in it.
+#[derive(Clone, Debug)]
+pub struct Staging(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    store: Arc<Store>,
+    name: String,
+    directory: PathBuf,
+    /// Opened before the first write: only then does `syncfs` report what went wrong since.
+    directory_fd: File,
+    next_file: AtomicU64,
+    /// What the ledger has promised and no file has taken yet.
+    promised: AtomicU64,
+    /// Finished files that are still open, by path.
+    sealed: Mutex<BTreeMap<PathBuf, File>>,
+}
+
+/// Room that a file has taken of the disk; given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Room {
+    store: Arc<Store>,
+    bytes: u64,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.store.space().unstage(self.bytes);
+    }
+}
+
+impl Staging {
+    pub(super) fn begin(store: &Arc<Store>) -> Result<Self, StoreError> {
+        let name = store.new_transaction();
+        let directory = store.path(layout::STAGING).join(&name);
+        let made = store.disk().create_dir(&directory);
+        let opened =
+            made.and_then(|()| File::open(&directory).map_err(StoreError::io("open directory", &directory)));
+        let directory_fd = opened.inspect_err(|_| store.end_transaction(&name))?;
+        Ok(Self(Arc::new(Inner {
+            store: Arc::clone(store),
+            name,
+            directory,
+            directory_fd,
+            next_file: AtomicU64::new(0),
+            promised: AtomicU64::new(0),
+            sealed: Mutex::default(),
+        })))
+    }
+
+    /// Has room for `bytes` promised, if need be by evicting models. The files that are staged
+    /// from now on are taken from it.
+    ///
+    /// # Errors
+    /// [`StoreError::NoRoom`], [`StoreError::Quota`].
+    pub fn promise(&self, bytes: u64) -> Result<(), StoreError> {
+        let store = &self.0.store;
+        store.with_room(bytes, || store.space().promise(bytes))?;
+        self.0.promised.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Starts a blob of `size` bytes, for which the file system sets room aside.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`], a full disk among them; [`StoreError::NoRoom`], [`StoreError::Quota`].
+    pub fn stage(&self, size: u64) -> Result<StagedWriter, StoreError> {
+        let number = self.0.next_file.fetch_add(1, Ordering::Relaxed);
+        let path = self.0.directory.join(number.to_string());
+        let file = self.disk().create_file(&path, 0o600)?;
+        let room = self.take_room(&path, &file, size).inspect_err(|_| {
+            // Empty, and it goes with the directory at the latest.
+            let _ = self.disk().remove_file(&path);
+        })?;
+        Ok(StagedWriter::new(self.clone(), path, file, room, size))
+    }
+
+    pub(super) fn disk(&self) -> &GuardedDisk {
+        self.0.store.disk()
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.0.directory
+    }
+
+    /// A file is complete. It stays open if few are, so that the descriptor that wrote it can be
+    /// the one that is synced.
+    pub(super) fn sealed(&self, path: PathBuf, file: File) -> Result<(), StoreError> {
+        const MAX_OPEN: usize = 64;
+        if self.0.store.durability() == Durability::Fsync {
+            return self.disk().sync_file(&path, &file);
+        }
+        let mut sealed = lock(&self.0.sealed);
+        if sealed.len() < MAX_OPEN {
+            sealed.insert(path, file);
+        }
+        Ok(())
+    }
+
+    /// Drops a file that the store has already.
+    pub(super) fn discard(&self, blob: &StagedBlob) -> Result<(), StoreError> {
+        lock(&self.0.sealed).remove(&blob.path);
+        self.disk().remove_file(&blob.path).map(|_freed| ())
+    }
+
+    /// Makes the content of finished blobs durable and then gives them their names.
+    ///
+    /// A few are synced one by one, since `syncfs` would also write what others have dirtied on
+    /// the file system; from about eight on it is several times cheaper.
+    pub(super) fn publish(&self, blobs: Vec<StagedBlob>) -> Result<(), StoreError> {
+        const SYNCFS_FROM: usize = 8;
+        match self.0.store.durability() {
+            // Each was synced when it was sealed.
+            Durability::Fsync => {}
+            Durability::Auto if blobs.len() < SYNCFS_FROM => {
+                blobs.iter().try_for_each(|blob| self.sync_blob(blob))?;
+            }
+            Durability::Auto | Durability::Syncfs => {
+                self.disk().sync_file_system(&self.0.directory_fd, &self.0.directory)?;
+            }
+        }
+        blobs.into_iter().try_for_each(|blob| self.publish_blob(&blob))
+    }
+
+    fn sync_blob(&self, blob: &StagedBlob) -> Result<(), StoreError> {
+        let kept = lock(&self.0.sealed).remove(&blob.path);
+        let file = match kept {
+            Some(file) => file,
+            None => File::open(&blob.path).map_err(StoreError::io("open", &blob.path))?,
+        };
+        self.disk().sync_file(&blob.path, &file)
+    }
+
+    /// If another transaction was faster, its file stays, since clients may have it mapped. One
+    /// of the wrong length is damaged and replaced; whoever has mapped it keeps the old file.
+    fn publish_blob(&self, blob: &StagedBlob) -> Result<(), StoreError> {
+        lock(&self.0.sealed).remove(&blob.path);
+        let store = &self.0.store;
+        let target = store.path(layout::blob(blob.digest));
+        if !self.disk().publish(&blob.path, &target)? {
+            if store.blob_size(blob.digest)? == Some(blob.size) {
+                return self.disk().remove_file(&blob.path).map(|_freed| ());
+            }
+            let replaced = store.blob_bytes_on_disk(blob.digest)?.unwrap_or_default();
+            self.disk().rename(&blob.path, &target)?;
+            store.note_blob_removed(blob.digest, replaced);
+        }
+        store.note_blob_added(blob.digest)
+    }
+
+    fn take_room(&self, path: &Path, file: &File, size: u64) -> Result<Room, StoreError> {
+        let store = &self.0.store;
+        let promised = self.spend_promise(size);
+        let reserve = || if size == 0 { Ok(()) } else { self.disk().reserve(path, file, size) };
+        let taken = store.with_room(size, || store.space().take(size, promised, reserve));
+        if taken.is_err() {
+            self.0.promised.fetch_add(promised, Ordering::Relaxed);
+        }
+        taken.map(|()| Room { store: Arc::clone(store), bytes: size })
+    }
+
+    /// How much of `size` was promised.
+    fn spend_promise(&self, size: u64) -> u64 {
+        let spend = |left: u64| Some(left.saturating_sub(size));
+        let left = self.0.promised.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend);
+        left.unwrap_or_default().min(size)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.store.space().release_promise(self.promised.load(Ordering::Relaxed));
+        lock(&self.sealed).clear();
+        if let Err(error) = self.store.disk().remove_dir_of_files(&self.directory) {
+            tracing::warn!("{error}; `blobd gc` or the next start removes it");
+        }
+        self.store.end_transaction(&self.name);
+    }
+}
+
+/// What transactions that are not `live` have left.
+pub(super) fn abandoned(staging: &Path, live: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, StoreError> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(staging).map_err(StoreError::io("list", staging))? {
+        let entry = entry.map_err(StoreError::io("list", staging))?;
+        if !entry.file_name().to_str().is_some_and(&live) {
+            paths.push(entry.path());
+        }
+    }
+    Ok(paths)
+}

@@ -1,0 +1,143 @@
+//! The trash: models that `rm --keep` has put aside. A record holds the manifest, byte for byte,
+//! and keeps alive what the manifest needs until it expires.
+//!
+//! A record is named by the digest of its own content, so that damage shows. As with a manifest,
+//! one that cannot be read stops collections.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::reference::Reference;
+use serde::{Deserialize, Serialize};
+
+use super::{Store, StoreError, disk};
+
+/// A model in the trash.
+#[derive(Clone, Debug)]
+pub struct TrashedModel {
+    /// The record's name.
+    pub record: Digest,
+    /// The tag that it had.
+    pub reference: Reference,
+    /// What the tag pointed to.
+    pub manifest: Manifest,
+    /// When it was put there.
+    pub removed: SystemTime,
+    /// From when on it may be collected.
+    pub expires: SystemTime,
+}
+
+impl TrashedModel {
+    /// Whether its time is over at `now`.
+    #[must_use]
+    pub fn is_expired(&self, now: SystemTime) -> bool {
+        self.expires <= now
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    reference: Reference,
+    manifest: String,
+    removed: u64,
+    expires: u64,
+}
+
+impl Store {
+    /// Puts a model into the trash, durably. Its tag may be removed after that.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn add_to_trash(
+        &self,
+        reference: &Reference,
+        manifest: &Manifest,
+        keep: Duration,
+    ) -> Result<SystemTime, StoreError> {
+        let removed = SystemTime::now();
+        // A time that the clock cannot express is never.
+        let expires = removed.checked_add(keep).unwrap_or(removed + Duration::from_secs(1 << 33));
+        let record = Record {
+            reference: reference.clone(),
+            // JSON is UTF-8, and a manifest has been parsed.
+            manifest: String::from_utf8_lossy(manifest.raw()).into_owned(),
+            removed: unix_seconds(removed),
+            expires: unix_seconds(expires),
+        };
+        let directory = self.path(layout::TRASH);
+        let encode = |error: serde_json::Error| StoreError::io("encode", &directory)(error.into());
+        let json = serde_json::to_vec(&record).map_err(encode)?;
+        self.disk().create_dir_all(self.root(), layout::TRASH.as_ref())?;
+        let target = self.path(layout::trashed(Digest::of(&json)));
+        let temporary = self.path(layout::STAGING).join(self.new_transaction());
+        let added = self.disk().replace_file(&temporary, &target, &json, 0o644);
+        if let Some(name) = temporary.file_name().and_then(|name| name.to_str()) {
+            self.end_transaction(name);
+        }
+        added?;
+        self.disk().sync_dir(&directory)?;
+        Ok(expires)
+    }
+
+    /// What is in the trash, the expired included, by name.
+    ///
+    /// # Errors
+    /// [`StoreError::Trash`] for a record that cannot be read, [`StoreError::ForeignFile`] for a
+    /// file that is none, [`StoreError::Io`].
+    pub fn trash(&self) -> Result<Vec<TrashedModel>, StoreError> {
+        let directory = self.path(layout::TRASH);
+        let Some(entries) = super::error::optional(std::fs::read_dir(&directory), "list", &directory)? else {
+            return Ok(Vec::new());
+        };
+        let mut models = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(StoreError::io("list", &directory))?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            match name.and_then(layout::parse_recipe_name) {
+                Some(record) => models.extend(self.trashed(record)?),
+                None => return Err(StoreError::ForeignFile { path }),
+            }
+        }
+        models.sort_by(|a, b| (&a.reference, a.removed).cmp(&(&b.reference, b.removed)));
+        Ok(models)
+    }
+
+    /// Removes a record, durably: only after this may anything that it kept be deleted.
+    pub(crate) fn remove_from_trash(&self, record: Digest) -> Result<Option<u64>, StoreError> {
+        let freed = self.disk().remove_file(&self.path(layout::trashed(record)))?;
+        self.disk().sync_dir(&self.path(layout::TRASH))?;
+        Ok(freed)
+    }
+
+    /// `None` when it has just been removed.
+    fn trashed(&self, record: Digest) -> Result<Option<TrashedModel>, StoreError> {
+        // A manifest as a JSON string: each of its bytes becomes six at the most.
+        const MAX_BYTES: u64 = Manifest::MAX_BYTES * 6 + 4096;
+        let path = self.path(layout::trashed(record));
+        let Some(json) = disk::read_limited(&path, MAX_BYTES)? else { return Ok(None) };
+        let damaged = |what: String| StoreError::Trash { path: path.clone(), what };
+        if Digest::of(&json) != record {
+            return Err(damaged("its content is not what it was written with".to_owned()));
+        }
+        let parsed: Record = serde_json::from_slice(&json).map_err(|error| damaged(error.to_string()))?;
+        let manifest =
+            Manifest::parse(parsed.manifest.into_bytes()).map_err(|error| damaged(error.to_string()))?;
+        Ok(Some(TrashedModel {
+            record,
+            reference: parsed.reference,
+            manifest,
+            removed: time(parsed.removed),
+            expires: time(parsed.expires),
+        }))
+    }
+}
+
+fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+fn time(unix_seconds: u64) -> SystemTime {
+    UNIX_EPOCH.checked_add(Duration::from_secs(unix_seconds)).unwrap_or(UNIX_EPOCH)
+}
