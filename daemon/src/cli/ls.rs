@@ -64,9 +64,14 @@ fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 fn row(model: &ModelSummary) -> [String; 4] {
+    let (id, size) = (model.digest.short(), human_bytes(model.size));
     match &model.damage {
-        None => [model.name.clone(), model.digest.short(), human_bytes(model.size), age(&model.modified)],
-        Some(damage) => [model.name.clone(), "-".to_owned(), "-".to_owned(), format!("damaged: {damage}")],
+        None => [model.name.clone(), id, size, age(&model.modified)],
+        // Without a manifest nobody knows ID and size.
+        Some(damage) if model.size == 0 => {
+            [model.name.clone(), "-".to_owned(), "-".to_owned(), format!("damaged: {damage}")]
+        }
+        Some(damage) => [model.name.clone(), id, size, damage.clone()],
     }
 }
 

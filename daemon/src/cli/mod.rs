@@ -24,6 +24,7 @@ mod serve;
 mod show;
 mod tag;
 mod undelete;
+mod verify;
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
 #[derive(Debug, Parser)]
@@ -87,6 +88,7 @@ enum Command {
     Unpin(pin::UnpinArgs),
     Tag(tag::Params),
     Gc(gc::Params),
+    Verify(verify::Params),
     Doctor(doctor::Params),
     Serve(serve::Params),
     Demo(demo::Params),
@@ -123,6 +125,7 @@ fn run(global: &Global, command: Command) -> Result<(), ErrorBody> {
         Command::Unpin(params) => pin::run_unpin(global, &params),
         Command::Tag(params) => tag::run(global, &params),
         Command::Gc(params) => gc::run(global, &params),
+        Command::Verify(params) => verify::run(global, &params),
         Command::Doctor(params) => doctor::run(global, &params),
         Command::Serve(params) => serve::run(global, &params),
         Command::Demo(params) => demo::run(&params),

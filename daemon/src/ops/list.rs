@@ -1,10 +1,12 @@
 //! `ls`: the models there are.
 
+use std::collections::BTreeSet;
+
 use blobd_client::protocol::response::{ModelList, ModelSummary};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
-use super::OpError;
+use super::{OpError, damage};
 use crate::store::{Store, StoreError};
 
 /// Lists every tag. One whose manifest is damaged is listed with what is wrong, not left out.
@@ -13,8 +15,9 @@ use crate::store::{Store, StoreError};
 /// [`StoreError::Io`].
 pub fn list(store: &Store) -> Result<ModelList, OpError> {
     let mut models = Vec::new();
+    let damaged = store.damaged();
     for reference in store.tags()?.references {
-        match summary(store, &reference) {
+        match summary(store, &reference, &damaged) {
             Ok(summary) => models.push(summary),
             // Removed since it was listed.
             Err(StoreError::NoSuchModel { .. }) => {}
@@ -26,7 +29,11 @@ pub fn list(store: &Store) -> Result<ModelList, OpError> {
     Ok(ModelList { models, read_only })
 }
 
-fn summary(store: &Store, reference: &Reference) -> Result<ModelSummary, StoreError> {
+fn summary(
+    store: &Store,
+    reference: &Reference,
+    damaged: &BTreeSet<Digest>,
+) -> Result<ModelSummary, StoreError> {
     let modified = rfc3339(store.modified(reference)?);
     let name = reference.short();
     match store.manifest(reference) {
@@ -37,7 +44,7 @@ fn summary(store: &Store, reference: &Reference) -> Result<ModelSummary, StoreEr
             modified,
             pinned: store.is_pinned(reference),
             origin: store.origin(manifest.digest()),
-            damage: None,
+            damage: damage::of_model(store, reference, &manifest, damaged)?,
         }),
         Err(error @ StoreError::Manifest { .. }) => Ok(ModelSummary {
             name,

@@ -5,6 +5,7 @@
 
 mod collect;
 mod commit;
+mod damage;
 mod doctor;
 mod error;
 mod evict;
@@ -14,10 +15,12 @@ mod open;
 mod pin;
 mod pull;
 mod remove;
+mod repair;
 mod show;
 mod tag;
 mod undelete;
 mod usage;
+mod verify;
 
 pub use collect::collect;
 pub use doctor::{Surroundings, doctor};
@@ -35,3 +38,4 @@ pub use show::show;
 pub use tag::tag;
 pub use undelete::{trash, undelete};
 pub use usage::usage;
+pub use verify::verify;

@@ -228,6 +228,17 @@ impl Ingest {
         Ok(Committed { new_bytes: self.new_bytes, new_blob_count, reused_bytes: self.reused_bytes })
     }
 
+    /// Makes the blobs alone durable and visible: those of a repair, which a tag needs already.
+    /// What no tag needs is the next collection's. Recipes are not committed.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn commit_blobs(mut self) -> Result<(), StoreError> {
+        self.publish_blobs()?;
+        self.is_committed = true;
+        Ok(())
+    }
+
     /// The directory is synced even when every blob was there already: the transaction that
     /// published them may not have come that far yet.
     fn publish_blobs(&mut self) -> Result<(), StoreError> {

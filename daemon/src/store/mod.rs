@@ -28,6 +28,7 @@ mod ingest;
 pub mod leases;
 mod models;
 mod pins;
+mod quarantine;
 mod reserve;
 mod space;
 mod staged;
@@ -94,6 +95,7 @@ pub struct Store {
     blobs: File,
     leases: Leases,
     recipes: models::RecipeCache,
+    damaged: quarantine::DamagedBlobs,
     /// Held while a tag changes, so that a check and the change it allows belong together.
     tag_changes: Mutex<()>,
     /// Held while blobs are deleted: one collection at a time.
@@ -155,6 +157,7 @@ impl Store {
         let blobs = File::open(&blobs).map_err(StoreError::io("open directory", blobs))?;
         let durability = options.durability.on(FileSystem::of(&root)?);
         let space = Space::new(root.clone(), options.space)?;
+        let damaged = quarantine::DamagedBlobs::load(&root)?;
         let store = Self {
             root,
             disk,
@@ -164,6 +167,7 @@ impl Store {
             blobs,
             leases: Leases::default(),
             recipes: models::RecipeCache::default(),
+            damaged,
             tag_changes: Mutex::default(),
             collections: Mutex::default(),
             condemned: Condemned::default(),

@@ -17,4 +17,5 @@ mod peers;
 mod pull;
 mod reference_model;
 mod sources;
+mod verify;
 mod zero_copy;
