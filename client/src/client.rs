@@ -23,12 +23,17 @@ use crate::model::OpenModel;
 use crate::open;
 use crate::protocol::connection::ConnectionError;
 use crate::protocol::frame::Frame;
-use crate::protocol::request::{GcParams, ImportParams, OpenParams, PullParams, RemoveParams, TagParams};
+use crate::protocol::request::{
+    GcParams, ImportParams, OpenParams, PinParams, PullParams, RemoveParams, TagParams, UndeleteParams,
+    VerifyParams,
+};
 use crate::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, PullDone, PullEvent, Removed, SessionList,
     Tagged, Version,
 };
-use crate::protocol::upkeep::Reindexed;
+use crate::protocol::upkeep::{
+    DoctorReport, EvictionPlan, Pinned, Reindexed, TrashList, Undeleted, Verified, VerifyEvent,
+};
 
 /// Makes a connection to a daemon.
 type Connector = dyn Fn() -> io::Result<UnixStream> + Send + Sync;
@@ -140,6 +145,47 @@ impl Client {
         self.query("/v1/ps")
     }
 
+    /// What is in the trash.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn trash(&self) -> Result<TrashList, ClientError> {
+        self.query("/v1/trash")
+    }
+
+    /// Takes a model out of the trash.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] with `not_found` when it is not there.
+    pub fn undelete(&self, params: &UndeleteParams) -> Result<Undeleted, ClientError> {
+        self.post("/v1/undelete", params)
+    }
+
+    /// Has eviction and removal leave a model alone, or lets it go.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn pin(&self, params: &PinParams) -> Result<Pinned, ClientError> {
+        self.post("/v1/pin", params)
+    }
+
+    /// What would be evicted to free `bytes`, or to come down to the low watermark.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn eviction_plan(&self, bytes: Option<u64>) -> Result<EvictionPlan, ClientError> {
+        let query = bytes.map_or_else(String::new, |bytes| format!("?bytes={bytes}"));
+        self.query(&format!("/v1/eviction{query}"))
+    }
+
+    /// What is wrong with the set-up.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn doctor(&self) -> Result<DoctorReport, ClientError> {
+        self.query("/v1/doctor")
+    }
+
     /// Drops names, and what only they need.
     ///
     /// # Errors
@@ -189,6 +235,29 @@ impl Client {
                 PullEvent::Progress(_) => {}
                 PullEvent::Done(done) => return Ok(done),
                 PullEvent::Failed(answer) => return Err(answer.error.into()),
+            }
+        }
+        Err(ClientError::Closed)
+    }
+
+    /// Has the store's content read from the disk and compared with its digests, and mended if told
+    /// to. `on_event` sees every line of the answer as it comes, the last included, which is then
+    /// also what this returns. Damage that is found is no error.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] when the verification fails, be it before it starts or in the middle.
+    pub fn verify(
+        &self,
+        params: &VerifyParams,
+        mut on_event: impl FnMut(VerifyEvent),
+    ) -> Result<Verified, ClientError> {
+        let mut lines = self.send(Request::post("/v1/verify", params)?)?.lines()?;
+        while let Some(event) = lines.next_json::<VerifyEvent>()? {
+            on_event(event.clone());
+            match event {
+                VerifyEvent::Progress(_) => {}
+                VerifyEvent::Done(verified) => return Ok(verified),
+                VerifyEvent::Failed(answer) => return Err(answer.error.into()),
             }
         }
         Err(ClientError::Closed)

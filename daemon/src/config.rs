@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Deserialize;
 
 use crate::registry::RegistryPolicy;
+use crate::scrub::ScrubPolicy;
+use crate::size;
+use crate::store::{Durability, Eviction, SpacePolicy, StoreOptions};
 
 /// The configuration file's content. Everything in it is optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -19,6 +23,79 @@ pub struct Config {
     pub mirrors: BTreeMap<String, String>,
     /// PEM files with certificate authorities to trust beside the machine's own.
     pub ca_files: Vec<PathBuf>,
+    /// How the content of new blobs is made durable: `auto`, `fsync` or `syncfs`.
+    pub durability: Durability,
+    /// Whether clients are meant to be of the daemon's own user, who could change blobs. By
+    /// default that is so unless the daemon runs as root.
+    pub single_user: Option<bool>,
+    /// How much of the disk the store may take.
+    pub space: SpaceConfig,
+    /// How the daemon verifies in the background.
+    pub scrub: ScrubConfig,
+}
+
+/// The background verification. `docs/STORE-FORMAT.md` says what becomes of damaged blobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ScrubConfig {
+    /// The most bytes that are read per second; 0 turns it off.
+    pub rate_bytes_per_second: u64,
+    /// How many days after one pass over all blobs began the next one begins.
+    pub pass_days: u32,
+    /// It pauses while tasks wait for disks in more than so many percent of the time.
+    pub pause_above_pressure_percent: u8,
+}
+
+impl Default for ScrubConfig {
+    fn default() -> Self {
+        // A tenth of what a SATA disk reads: 100 GiB in 35 minutes, at a few percent of one core.
+        // The scrubber's own waiting is part of the pressure, so its limit is well above that.
+        Self { rate_bytes_per_second: 50 << 20, pass_days: 30, pause_above_pressure_percent: 30 }
+    }
+}
+
+/// The section `[space]`. Sizes are numbers of bytes or texts like `"200 GiB"`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SpaceConfig {
+    /// The most the store may take on disk; only the disk limits it if absent.
+    #[serde(deserialize_with = "size::deserialize")]
+    pub quota: Option<u64>,
+    /// What others are left of the file system; if absent, the smaller of a fiftieth of it and 1 GiB.
+    #[serde(deserialize_with = "size::deserialize")]
+    pub min_free: Option<u64>,
+    /// Eviction begins above this percentage of the quota; 95 if absent.
+    pub high_watermark: Option<u8>,
+    /// Eviction ends below this percentage of the quota; 85 if absent.
+    pub low_watermark: Option<u8>,
+    /// Which models may be evicted: `never`, those that are `pullable` again, or `all`.
+    pub evict: Eviction,
+}
+
+impl SpaceConfig {
+    fn policy(self) -> SpacePolicy {
+        let default = SpacePolicy::default();
+        SpacePolicy {
+            quota_bytes: self.quota,
+            min_free_bytes: self.min_free,
+            high_percent: self.high_watermark.unwrap_or(default.high_percent),
+            low_percent: self.low_watermark.unwrap_or(default.low_percent),
+            eviction: self.evict,
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let SpacePolicy { high_percent, low_percent, quota_bytes, eviction, .. } = self.policy();
+        if high_percent > 100 || low_percent > high_percent {
+            return Err(format!(
+                "space: watermarks {low_percent} and {high_percent}, percentages expected, the low one first"
+            ));
+        }
+        if eviction != Eviction::Never && quota_bytes.is_none() && self.min_free.is_none() {
+            return Err("space: eviction without a limit; set quota or min_free".to_owned());
+        }
+        Ok(())
+    }
 }
 
 /// The configuration file cannot be used.
@@ -41,6 +118,14 @@ pub enum ConfigError {
         /// What is wrong with it.
         source: Box<toml::de::Error>,
     },
+    /// It says something that makes no sense.
+    #[error("{}: {what}", path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
 }
 
 impl Config {
@@ -57,7 +142,35 @@ impl Config {
             }
             Err(source) => return Err(ConfigError::Io { path, source }),
         };
-        toml::from_str(&text).map_err(|source| ConfigError::Toml { path, source: Box::new(source) })
+        let config: Self = match toml::from_str(&text) {
+            Ok(config) => config,
+            Err(source) => return Err(ConfigError::Toml { path, source: Box::new(source) }),
+        };
+        config.space.check().map_err(|what| ConfigError::Value { path, what })?;
+        Ok(config)
+    }
+
+    /// How the store is opened.
+    #[must_use]
+    pub fn store_options(&self) -> StoreOptions {
+        StoreOptions { durability: self.durability, space: self.space.policy(), ..StoreOptions::default() }
+    }
+
+    /// Whether clients are meant to be of the daemon's own user.
+    #[must_use]
+    pub fn is_single_user(&self) -> bool {
+        self.single_user.unwrap_or_else(|| !rustix::process::geteuid().is_root())
+    }
+
+    /// How the daemon verifies in the background.
+    #[must_use]
+    pub fn scrub_policy(&self) -> ScrubPolicy {
+        let ScrubConfig { rate_bytes_per_second, pass_days, pause_above_pressure_percent } = self.scrub;
+        ScrubPolicy {
+            bytes_per_second: rate_bytes_per_second,
+            period: Duration::from_secs(u64::from(pass_days) * 86400),
+            max_pressure_percent: pause_above_pressure_percent,
+        }
     }
 
     /// How registries are reached.
@@ -126,6 +239,38 @@ mod tests {
     #[test]
     fn named_file_must_be_there() {
         assert!(Config::load(Some(Path::new("/nonexistent/config.toml"))).is_err());
+    }
+
+    #[test]
+    fn scrub_is_on_and_can_be_turned_off() {
+        let policy = |text: &str| toml::from_str::<Config>(text).unwrap().scrub_policy();
+        assert_eq!(policy("").bytes_per_second, 50 << 20);
+        assert_eq!(policy("").period, Duration::from_secs(30 * 86400));
+        assert_eq!(policy("[scrub]\nrate_bytes_per_second = 0").bytes_per_second, 0);
+        assert!(toml::from_str::<Config>("[scrub]\nrate = 1").is_err());
+    }
+
+    #[test]
+    fn space_is_read_and_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.toml");
+        let load = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Config::load(Some(&path)).map_err(|error| error.to_string())
+        };
+        let config =
+            load("durability = \"fsync\"\n[space]\nquota = \"2 GiB\"\nevict = \"pullable\"").unwrap();
+        let options = config.store_options();
+        assert_eq!(options.durability, Durability::Fsync);
+        assert_eq!(options.space.quota_bytes, Some(2 << 30));
+        assert_eq!(options.space.low_bytes(), Some((2 << 30) / 100 * 85 + (2 << 30) % 100 * 85 / 100));
+        for (text, what) in [
+            ("[space]\nevict = \"all\"", "without a limit"),
+            ("[space]\nquota = 1\nlow_watermark = 96", "the low one first"),
+            ("[space]\nquota = \"much\"", "not a size"),
+        ] {
+            assert!(load(text).unwrap_err().contains(what), "{text}");
+        }
     }
 
     #[test]

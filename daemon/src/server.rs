@@ -57,6 +57,7 @@ impl Server {
             tracing::warn!("{}: too many connections of uid {}", peer.description(), peer.uid);
             return;
         };
+        self.daemon.meet(&peer);
         let daemon = Arc::clone(&self.daemon);
         tokio::spawn(async move {
             if let Err(error) = serve_connection(daemon, peer, stream, permit).await {

@@ -1,17 +1,19 @@
 //! What the daemon is made of: the store and what it remembers beside it.
 
+use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use blobd_store_format::reference::Reference;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
-use crate::ops::OpError;
+use crate::ops::{Evictor, LastOpened, OpError, Surroundings};
 use crate::registry::{RegistryClient, RegistryError, RegistryPolicy};
-use crate::session::Sessions;
+use crate::session::{Peer, Sessions};
 use crate::store::Store;
 
 /// A daemon without its socket. Embedded in a command or listening, it is the same.
-#[derive(Debug)]
 pub struct Daemon {
     /// The store.
     pub store: Arc<Store>,
@@ -22,6 +24,19 @@ pub struct Daemon {
     /// Room for imports and pulls. The others wait, so that buffers and threads stay bounded and
     /// opening a model never waits behind them.
     pub intakes: Arc<Semaphore>,
+    /// Room for verifications, each of which reads as fast as the disk goes: one at a time.
+    pub verifications: Arc<Semaphore>,
+    /// When a model was last opened: what eviction goes by.
+    pub last_opened: Arc<LastOpened>,
+    /// Whether clients are meant to be of the daemon's own user.
+    is_single_user: bool,
+    has_met_owner: AtomicBool,
+}
+
+impl fmt::Debug for Daemon {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Daemon").field("store", &self.store).finish_non_exhaustive()
+    }
 }
 
 /// How many imports and pulls run at once. Each takes some 30 MiB and three threads, and two or
@@ -34,12 +49,59 @@ impl Daemon {
     /// # Errors
     /// [`RegistryError`] when the policy names what is unusable.
     pub fn new(store: Store, policy: &RegistryPolicy) -> Result<Self, RegistryError> {
+        let (store, sessions) = (Arc::new(store), Sessions::default());
+        let opened = sessions.clone();
+        let last_opened: Arc<LastOpened> = Arc::new(move |model: &Reference| opened.last_opened_at(model));
+        store.set_room_maker(Box::new(Evictor::new(&store, Arc::clone(&last_opened))));
+        store.make_reserve();
         Ok(Self {
-            store: Arc::new(store),
+            store,
             registry: RegistryClient::new(policy)?,
-            sessions: Sessions::default(),
+            sessions,
             intakes: Arc::new(Semaphore::new(MAX_INTAKES)),
+            verifications: Arc::new(Semaphore::new(1)),
+            last_opened,
+            is_single_user: true,
+            has_met_owner: AtomicBool::new(false),
         })
+    }
+
+    /// Whether an import, a pull or a verification runs.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.intakes.available_permits() < MAX_INTAKES || self.verifications.available_permits() == 0
+    }
+
+    /// The same for users other than the daemon's own: one of those who connects is a danger to
+    /// the others, because who owns a blob may change it.
+    #[must_use]
+    pub fn for_many_users(mut self) -> Self {
+        self.is_single_user = false;
+        self
+    }
+
+    /// Takes note of who connects, and warns once when it is the blobs' owner.
+    pub(crate) fn meet(&self, peer: &Peer) {
+        let own = rustix::process::geteuid();
+        if self.is_single_user || own.is_root() || peer.uid != own.as_raw() {
+            return;
+        }
+        if !self.has_met_owner.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "{}: runs as uid {}, which owns the blobs and could change them; run blobd as a user of \
+                 its own, or set single_user = true",
+                peer.description(),
+                peer.uid
+            );
+        }
+    }
+
+    /// What doctor has to know beside the store.
+    pub(crate) fn surroundings(&self) -> Surroundings {
+        Surroundings {
+            is_single_user: self.is_single_user,
+            has_met_owner: self.has_met_owner.load(Ordering::Relaxed),
+        }
     }
 
     /// Runs work that blocks on the disk where that is allowed.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
-    GcParams, ImportParams, OpenParams, PullParams, RemoveParams, TagParams,
+    GcParams, ImportParams, OpenParams, PinParams, PullParams, RemoveParams, TagParams, UndeleteParams,
+    VerifyParams,
 };
 use blobd_client::protocol::response::Version;
 use blobd_store_format::reference::{Reference, ReferenceError};
@@ -18,6 +19,7 @@ use crate::state::Daemon;
 mod body;
 mod pull;
 mod upgrade;
+mod verify;
 
 pub(crate) use body::{Answer, json_answer};
 use body::{error_answer, read_json};
@@ -31,27 +33,39 @@ enum Route {
     Model(Reference),
     DiskUsage,
     Sessions,
+    Trash,
+    Doctor,
+    Eviction(Option<u64>),
     Remove,
+    Undelete,
+    Pin,
     Tag,
     Gc,
     Reindex,
+    Verify,
     Pull,
     Open,
     Import,
 }
 
 impl Route {
-    fn of(method: &Method, path: &str) -> Result<Self, ErrorBody> {
+    fn of(method: &Method, path: &str, query: Option<&str>) -> Result<Self, ErrorBody> {
         const MODELS: &str = "/v1/models/";
         match (method, path) {
             (&Method::GET, "/v1/version") => Ok(Self::Version),
             (&Method::GET, "/v1/models") => Ok(Self::Models),
             (&Method::GET, "/v1/df") => Ok(Self::DiskUsage),
             (&Method::GET, "/v1/ps") => Ok(Self::Sessions),
+            (&Method::GET, "/v1/trash") => Ok(Self::Trash),
+            (&Method::GET, "/v1/doctor") => Ok(Self::Doctor),
+            (&Method::GET, "/v1/eviction") => Ok(Self::Eviction(bytes_wanted(query)?)),
             (&Method::POST, "/v1/remove") => Ok(Self::Remove),
+            (&Method::POST, "/v1/undelete") => Ok(Self::Undelete),
+            (&Method::POST, "/v1/pin") => Ok(Self::Pin),
             (&Method::POST, "/v1/tag") => Ok(Self::Tag),
             (&Method::POST, "/v1/gc") => Ok(Self::Gc),
             (&Method::POST, "/v1/reindex") => Ok(Self::Reindex),
+            (&Method::POST, "/v1/verify") => Ok(Self::Verify),
             (&Method::POST, "/v1/pull") => Ok(Self::Pull),
             (&Method::POST, "/v1/open") => Ok(Self::Open),
             (&Method::POST, "/v1/import") => Ok(Self::Import),
@@ -70,11 +84,21 @@ impl Route {
 
     const fn right(&self) -> Right {
         match self {
-            Self::Version | Self::Models | Self::Model(_) | Self::DiskUsage | Self::Sessions | Self::Open => {
-                Right::Read
-            }
+            // A verification that repairs needs more; its body says so.
+            Self::Version
+            | Self::Models
+            | Self::Model(_)
+            | Self::DiskUsage
+            | Self::Sessions
+            | Self::Trash
+            | Self::Doctor
+            | Self::Eviction(_)
+            | Self::Open
+            | Self::Verify => Right::Read,
             Self::Pull | Self::Import => Right::Pull,
-            Self::Remove | Self::Tag | Self::Gc | Self::Reindex => Right::Administer,
+            Self::Remove | Self::Undelete | Self::Pin | Self::Tag | Self::Gc | Self::Reindex => {
+                Right::Administer
+            }
         }
     }
 }
@@ -98,13 +122,9 @@ async fn dispatch(
     peer: Peer,
     mut request: Request<Incoming>,
 ) -> Result<Answer, ErrorBody> {
-    let route = Route::of(request.method(), request.uri().path())?;
-    if !peer.may(route.right()) {
-        let message = format!("{}: uid {} may not do this", request.uri().path(), peer.uid);
-        return Err(
-            ErrorBody::new(ErrorCode::Denied, message).with_hint("the daemon's own user and root may")
-        );
-    }
+    let route = Route::of(request.method(), request.uri().path(), request.uri().query())?;
+    let path = request.uri().path().to_owned();
+    demand(&peer, route.right(), &path)?;
     match route {
         Route::Version => Ok(json_answer(&version(&daemon))),
         Route::Models => respond(&daemon, |daemon| ops::list(&daemon.store)).await,
@@ -114,6 +134,20 @@ async fn dispatch(
             let usage =
                 |daemon: &Daemon| ops::usage(&daemon.store, |model| daemon.sessions.last_opened(model));
             respond(&daemon, usage).await
+        }
+        Route::Trash => respond(&daemon, |daemon| ops::trash(&daemon.store)).await,
+        Route::Doctor => respond(&daemon, |daemon| ops::doctor(&daemon.store, daemon.surroundings())).await,
+        Route::Eviction(bytes) => {
+            let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
+            respond(&daemon, plan).await
+        }
+        Route::Undelete => {
+            let params: UndeleteParams = read_json(request).await?;
+            respond(&daemon, move |daemon| ops::undelete(&daemon.store, &params)).await
+        }
+        Route::Pin => {
+            let params: PinParams = read_json(request).await?;
+            respond(&daemon, move |daemon| ops::pin(&daemon.store, &params)).await
         }
         Route::Remove => {
             let params: RemoveParams = read_json(request).await?;
@@ -128,6 +162,13 @@ async fn dispatch(
             respond(&daemon, move |daemon| ops::collect(&daemon.store, params)).await
         }
         Route::Reindex => respond(&daemon, |daemon| ops::reindex(&daemon.store)).await,
+        Route::Verify => {
+            let params: VerifyParams = read_json(request).await?;
+            if params.repair {
+                demand(&peer, Right::Pull, &path)?;
+            }
+            Ok(verify::start(&daemon, params))
+        }
         Route::Pull => {
             let params: PullParams = read_json(request).await?;
             Ok(pull::start(&daemon, params))
@@ -148,6 +189,14 @@ async fn dispatch(
     }
 }
 
+fn demand(peer: &Peer, right: Right, path: &str) -> Result<(), ErrorBody> {
+    if peer.may(right) {
+        return Ok(());
+    }
+    let message = format!("{path}: uid {} may not do this", peer.uid);
+    Err(ErrorBody::new(ErrorCode::Denied, message).with_hint("the daemon's own user and root may"))
+}
+
 async fn respond<T: serde::Serialize + Send + 'static>(
     daemon: &Arc<Daemon>,
     work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
@@ -163,6 +212,14 @@ fn version(daemon: &Daemon) -> Version {
         root: daemon.store.root().display().to_string(),
         pid: std::process::id(),
     }
+}
+
+/// `bytes=N`, if there is a query at all.
+fn bytes_wanted(query: Option<&str>) -> Result<Option<u64>, ErrorBody> {
+    let Some(query) = query else { return Ok(None) };
+    let bytes = query.strip_prefix("bytes=").and_then(|number| number.parse().ok());
+    let message = || format!("{query:?}: not a query of this request, bytes=NUMBER expected");
+    bytes.map(Some).ok_or_else(|| ErrorBody::new(ErrorCode::InvalidRequest, message()))
 }
 
 /// A reference in a path: `%2F` and the like may stand for what HTTP clients escape.
@@ -189,7 +246,7 @@ mod tests {
     #[test]
     fn reference_in_a_path_may_have_slashes_and_escapes() {
         for path in ["/v1/models/hf.co/a/b:c", "/v1/models/hf.co%2Fa%2Fb%3Ac"] {
-            let Ok(Route::Model(reference)) = Route::of(&Method::GET, path) else { panic!("{path}") };
+            let Ok(Route::Model(reference)) = Route::of(&Method::GET, path, None) else { panic!("{path}") };
             assert_eq!(reference.short(), "hf.co/a/b:c");
         }
     }
@@ -205,7 +262,7 @@ mod tests {
             (Method::GET, "/v1/models/a%zz"),
             (Method::GET, "/v1/models/%ff"),
         ] {
-            let error = Route::of(&method, path).expect_err(path);
+            let error = Route::of(&method, path, None).expect_err(path);
             assert_eq!(error.code, ErrorCode::InvalidRequest);
         }
     }

@@ -92,7 +92,7 @@ fn is_away(error: &ClientError) -> bool {
 
 /// Serves the store in this process; if a daemon has it, talks to that instead.
 fn embedded(root: &Path, config: &Config) -> Result<Connected, ErrorBody> {
-    let store = match Store::open(root) {
+    let store = match Store::open_with(root, config.store_options()) {
         Ok(store) => store,
         Err(StoreError::Locked { holder, .. }) => return connect_to_holder(root, &holder),
         Err(error) => return Err(OpError::from(error).body()),

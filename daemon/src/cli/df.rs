@@ -41,6 +41,9 @@ fn totals(usage: &DiskUsage) -> Table {
         ("saved", usage.saved_bytes, "by sharing"),
         ("reclaimable", usage.reclaimable_bytes, "`blobd gc` frees it"),
         ("unfinished", usage.partial_bytes, "imports and pulls in progress"),
+        ("trash", usage.trash_bytes, "`blobd undelete` brings it back, time frees it"),
+        ("quarantine", usage.quarantine_bytes, "damaged blobs, kept for you to look at"),
+        ("in use", usage.held_bytes, "removed, but a program has it open or mapped"),
         ("free", usage.free_bytes, "on the file system"),
     ] {
         table.row([what.to_owned(), human_bytes(bytes), remark.to_owned()]);

@@ -3,24 +3,51 @@
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::GcParams;
 use blobd_client::protocol::response::{GcReason, GcReport};
+use blobd_client::protocol::upkeep::EvictionPlan;
 use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect};
-use super::output::{Table, human_bytes, print, print_json, terminal_width};
+use super::output::{Table, human_bytes, print, print_json, printable, terminal_width};
+use crate::size::parse_size;
 
 /// Delete what no model needs
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd gc --dry-run                           the plan; nothing is deleted
-  blobd gc")]
+  blobd gc
+  blobd gc --plan-eviction                     which models would go to keep to the quota
+  blobd gc --plan-eviction=20GiB               which would go to free so much")]
 pub(super) struct Params {
     /// Print the plan and delete nothing
     #[arg(long)]
     dry_run: bool,
+    /// Print which models eviction would take, and delete nothing
+    #[arg(
+        long,
+        value_name = "SIZE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        conflicts_with = "dry_run",
+        value_parser = optional_size
+    )]
+    plan_eviction: Option<Wanted>,
+}
+
+/// How much is to be freed; nothing said: down to the low watermark.
+#[derive(Clone, Copy, Debug)]
+struct Wanted(Option<u64>);
+
+fn optional_size(text: &str) -> Result<Wanted, String> {
+    if text.is_empty() { Ok(Wanted(None)) } else { parse_size(text).map(|bytes| Wanted(Some(bytes))) }
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    if let Some(Wanted(bytes)) = params.plan_eviction {
+        let plan = connect(global)?.client.eviction_plan(bytes).map_err(client_error)?;
+        return if global.json { print_json(&plan) } else { print(&render_eviction(&plan)) };
+    }
     let request = GcParams { dry_run: params.dry_run };
     let report = connect(global)?.client.gc(&request).map_err(client_error)?;
     if global.json { print_json(&report) } else { print(&render(&report)) }
@@ -44,5 +71,35 @@ fn render(report: &GcReport) -> String {
     }
     let table = if report.deleted.is_empty() { String::new() } else { table.render(terminal_width()) };
     let verb = if report.dry_run { "would free" } else { "freed" };
-    format!("{table}{verb} {}\n", human_bytes(report.freed_bytes))
+    let mut text = format!("{table}{verb} {}\n", human_bytes(report.freed_bytes));
+    for kept in &report.kept {
+        let by = kept.by.iter().map(|by| printable(by)).collect::<Vec<_>>().join(", ");
+        text.push_str(&format!("kept {} for {by}\n", human_bytes(kept.bytes)));
+    }
+    text
+}
+
+fn render_eviction(plan: &EvictionPlan) -> String {
+    let mut table = Table::new(&["NAME", "FREES", "LAST USED", "ORIGIN"], &[1]);
+    for model in &plan.evicted {
+        let origin = model.origin.clone().unwrap_or_else(|| "-".to_owned());
+        table.row([model.name.clone(), human_bytes(model.freed_bytes), model.last_used.clone(), origin]);
+    }
+    let mut text = if plan.evicted.is_empty() { String::new() } else { table.render(terminal_width()) };
+    let quota = plan.quota_bytes.map_or_else(|| "no quota".to_owned(), human_bytes);
+    let (used, needed) = (human_bytes(plan.used_bytes), human_bytes(plan.needed_bytes));
+    text.push_str(&format!(
+        "used {used} of {quota}, to free {needed}, would free {}\n",
+        human_bytes(plan.freed_bytes)
+    ));
+    if plan.freed_bytes < plan.needed_bytes {
+        text.push_str("not enough may go, so nothing would\n");
+    }
+    for model in &plan.spared {
+        text.push_str(&format!("{} stays: {}\n", printable(&model.name), model.reason));
+    }
+    if plan.policy == "never" {
+        text.push_str("eviction is off: set evict in [space] of the configuration\n");
+    }
+    text
 }

@@ -8,27 +8,37 @@ use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect};
-use super::output::{Table, human_bytes, print, print_json, terminal_width};
+use super::output::{Table, human_bytes, print, print_json, printable, terminal_width};
 
 /// List the models there are
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd ls
   blobd ls llama                               those whose name contains llama
+  blobd ls --trash                             what `blobd undelete` can bring back
   blobd ls --json | jq -r '.models[].name'")]
 pub(super) struct Params {
     /// Only models whose name contains this
     #[arg(value_name = "TEXT")]
     filter: Option<String>,
+    /// List the models in the trash
+    #[arg(long)]
+    trash: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    if params.trash {
+        return list_trash(global, params);
+    }
     let mut list = connect(global)?.client.models().map_err(client_error)?;
     if let Some(filter) = &params.filter {
         list.models.retain(|model| model.name.contains(filter.as_str()));
     }
     if global.json {
         return print_json(&list);
+    }
+    if let Some(reason) = &list.read_only {
+        eprintln!("blobd: the store is read-only: {}", printable(reason));
     }
     let mut table = Table::new(&["NAME", "ID", "SIZE", "MODIFIED"], &[2]);
     for model in &list.models {
@@ -37,10 +47,31 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     print(&table.render(terminal_width()))
 }
 
+fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let mut list = connect(global)?.client.trash().map_err(client_error)?;
+    if let Some(filter) = &params.filter {
+        list.models.retain(|model| model.name.contains(filter.as_str()));
+    }
+    if global.json {
+        return print_json(&list);
+    }
+    let mut table = Table::new(&["NAME", "ID", "SIZE", "REMOVED", "EXPIRES"], &[2]);
+    for model in list.models {
+        let (id, size, removed) = (model.digest.short(), human_bytes(model.size), age(&model.removed));
+        table.row([model.name, id, size, removed, model.expires]);
+    }
+    print(&table.render(terminal_width()))
+}
+
 fn row(model: &ModelSummary) -> [String; 4] {
+    let (id, size) = (model.digest.short(), human_bytes(model.size));
     match &model.damage {
-        None => [model.name.clone(), model.digest.short(), human_bytes(model.size), age(&model.modified)],
-        Some(damage) => [model.name.clone(), "-".to_owned(), "-".to_owned(), format!("damaged: {damage}")],
+        None => [model.name.clone(), id, size, age(&model.modified)],
+        // Without a manifest nobody knows ID and size.
+        Some(damage) if model.size == 0 => {
+            [model.name.clone(), "-".to_owned(), "-".to_owned(), format!("damaged: {damage}")]
+        }
+        Some(damage) => [model.name.clone(), id, size, damage.clone()],
     }
 }
 

@@ -9,11 +9,13 @@ use clap::{Args, Parser, Subcommand};
 mod connect;
 mod demo;
 mod df;
+mod doctor;
 mod export;
 mod gc;
 mod import;
 mod ls;
 pub mod output;
+mod pin;
 mod progress;
 mod ps;
 mod pull;
@@ -22,6 +24,8 @@ mod rm;
 mod serve;
 mod show;
 mod tag;
+mod undelete;
+mod verify;
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
 #[derive(Debug, Parser)]
@@ -80,9 +84,14 @@ enum Command {
     Ps(ps::Params),
     Df(df::Params),
     Rm(rm::Params),
+    Undelete(undelete::Params),
+    Pin(pin::PinArgs),
+    Unpin(pin::UnpinArgs),
     Tag(tag::Params),
     Gc(gc::Params),
     Reindex(reindex::Params),
+    Verify(verify::Params),
+    Doctor(doctor::Params),
     Serve(serve::Params),
     Demo(demo::Params),
     #[command(hide = true)]
@@ -113,9 +122,14 @@ fn run(global: &Global, command: Command) -> Result<(), ErrorBody> {
         Command::Ps(params) => ps::run(global, &params),
         Command::Df(params) => df::run(global, &params),
         Command::Rm(params) => rm::run(global, &params),
+        Command::Undelete(params) => undelete::run(global, &params),
+        Command::Pin(params) => pin::run_pin(global, &params),
+        Command::Unpin(params) => pin::run_unpin(global, &params),
         Command::Tag(params) => tag::run(global, &params),
         Command::Gc(params) => gc::run(global, &params),
         Command::Reindex(params) => reindex::run(global, &params),
+        Command::Verify(params) => verify::run(global, &params),
+        Command::Doctor(params) => doctor::run(global, &params),
         Command::Serve(params) => serve::run(global, &params),
         Command::Demo(params) => demo::run(&params),
         Command::DemoReader(params) => demo::run_reader(global, &params),

@@ -1,5 +1,7 @@
 //! `blobd rm`
 
+use std::time::Duration;
+
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::RemoveParams;
 use blobd_client::protocol::response::Removed;
@@ -14,15 +16,22 @@ use super::output::{human_bytes, print, print_json, printable};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd rm llama3:8b
+  blobd rm --keep 7d llama3:8b                 `blobd undelete` brings it back for a week
   blobd rm llama3:8b llama3:70b --json | jq .freed_bytes")]
 pub(super) struct Params {
     /// The models
     #[arg(required = true, value_name = "REF")]
     references: Vec<Reference>,
+    /// Put the models into the trash for so long (7d, 12h) instead of freeing them
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    keep: Option<Duration>,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let request = RemoveParams { references: params.references.clone(), keep_seconds: None };
+    let request = RemoveParams {
+        references: params.references.clone(),
+        keep_seconds: params.keep.map(|keep| keep.as_secs()),
+    };
     let removed = connect(global)?.client.remove(&request).map_err(client_error)?;
     if global.json { print_json(&removed) } else { print(&summary(&removed)) }
 }
@@ -32,7 +41,10 @@ fn summary(removed: &Removed) -> String {
     for name in &removed.removed {
         text.push_str(&format!("removed {}\n", printable(name)));
     }
-    text.push_str(&format!("freed {}\n", human_bytes(removed.freed_bytes)));
+    match &removed.trashed_until {
+        Some(until) => text.push_str(&format!("in the trash until {until}; `blobd undelete` takes it out\n")),
+        None => text.push_str(&format!("freed {}\n", human_bytes(removed.freed_bytes))),
+    }
     for kept in &removed.kept {
         let by = kept.by.iter().map(|by| printable(by)).collect::<Vec<_>>().join(", ");
         text.push_str(&format!("kept {} needed by {by}\n", human_bytes(kept.bytes)));

@@ -11,7 +11,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::Global;
 use super::connect::{load_config, root};
 use crate::config::Defaults;
+use crate::housekeeping;
 use crate::ops::OpError;
+use crate::scrub::Scrubber;
 use crate::server::{Server, Socket};
 use crate::state::Daemon;
 use crate::store::Store;
@@ -30,16 +32,22 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let root = root(global, &config);
     let socket = global.socket.clone().or_else(|| config.socket.clone());
     let socket = socket.unwrap_or_else(|| Defaults::of_user().socket);
-    let store = Store::open(&root).map_err(|error| OpError::from(error).body())?;
-    let daemon =
-        Daemon::new(store, &config.registry_policy()).map_err(|error| OpError::from(error).body())?;
+    let store = Store::open_with(&root, config.store_options());
+    let store = store.map_err(|error| OpError::from(error).body())?;
+    let daemon = Daemon::new(store, &config.registry_policy());
+    let daemon = daemon.map_err(|error| OpError::from(error).body())?;
+    let daemon = if config.is_single_user() { daemon } else { daemon.for_many_users() };
     // One thread carries all connections: what it does is short, and a request that hops from
     // thread to thread waits for each to wake. Blocking work has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    let store = Arc::clone(&daemon.store);
+    let daemon = Arc::new(daemon);
+    let (store, busy) = (Arc::clone(&daemon.store), Arc::clone(&daemon));
+    let scrubber = Scrubber::start(Arc::clone(&store), config.scrub_policy(), move || busy.is_busy());
+    let scrubber = scrubber.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     store.start_index();
-    let served = runtime.block_on(serve(Arc::new(daemon), &socket));
+    let served = runtime.block_on(serve(daemon, &socket));
+    drop(scrubber);
     // Work in progress is dropped where it stands: what is not committed is swept at the next start.
     runtime.shutdown_background();
     store.stop_index();
@@ -52,9 +60,10 @@ async fn serve(daemon: Arc<Daemon>, path: &Path) -> Result<(), ErrorBody> {
     let announced = daemon.store.announce(Some(path));
     announced.map_err(|error| OpError::from(error).body())?;
     tracing::info!("serving {} on {}", daemon.store.root().display(), path.display());
-    let server = Server::new(daemon);
+    let server = Server::new(Arc::clone(&daemon));
     tokio::select! {
         () = server.serve(socket.listener()) => {}
+        () = housekeeping::run(daemon) => {}
         () = told_to_stop() => tracing::info!("stopping; clients keep what they have mapped"),
     }
     Ok(())

@@ -12,11 +12,13 @@ use blobd_store_format::digest::Digest;
 
 use crate::store::{Store, StoreError};
 
+mod evict;
 mod execute;
 mod holders;
 mod mark;
 mod plan;
 
+pub use evict::{EvictionPlan, Victim, evict, plan_eviction};
 pub use holders::holders;
 pub use mark::needs;
 pub(crate) use plan::UNKNOWN_HOLDER;
@@ -81,6 +83,21 @@ pub fn collect_condemned(store: &Store) -> Result<GcPlan, StoreError> {
     forget_origins(store, &collection)?;
     deleted.held.extend(held);
     Ok(deleted)
+}
+
+/// Collects the models in the trash whose time is over, and what only they needed.
+///
+/// # Errors
+/// As for [`collect`].
+pub fn empty_trash(store: &Store) -> Result<GcPlan, StoreError> {
+    let now = SystemTime::now();
+    let expired: Vec<_> = store.trash()?.into_iter().filter(|trashed| trashed.is_expired(now)).collect();
+    for trashed in &expired {
+        let needed = needs(store, &trashed.manifest)?;
+        store.remove_from_trash(trashed.record)?;
+        store.condemn(needed.into_iter().map(Node::digest));
+    }
+    if expired.is_empty() { Ok(GcPlan::default()) } else { collect_condemned(store) }
 }
 
 /// Parts what some process has open or mapped, which stays condemned, from what is free. Asking

@@ -102,6 +102,14 @@ pub enum OpError {
         /// What was asked for.
         what: String,
     },
+    /// What was asked for of the model is damaged, as a verification has found.
+    #[error("model {model}: damaged: {parts}")]
+    DamagedParts {
+        /// The model.
+        model: String,
+        /// The first few parts.
+        parts: String,
+    },
     /// The model has more layers than one answer can list.
     #[error(
         "model {model}: {count} layers, at most {MAX_OPEN_LAYERS} can be opened at once; name a component"
@@ -142,7 +150,7 @@ impl OpError {
             | Self::NotAFile { .. }
             | Self::PinnedTarget { .. }
             | Self::TooManyLayers { .. } => ErrorCode::InvalidRequest,
-            Self::Damaged { .. } => ErrorCode::Corrupt,
+            Self::Damaged { .. } | Self::DamagedParts { .. } => ErrorCode::Corrupt,
             Self::DigestMismatch { .. } => ErrorCode::Upstream,
             Self::NotInModel { .. } | Self::NotInTrash { .. } => ErrorCode::NotFound,
             Self::Pinned { .. } => ErrorCode::Denied,
@@ -151,15 +159,19 @@ impl OpError {
         }
     }
 
-    fn hint(&self) -> Option<&'static str> {
-        match self.code() {
-            ErrorCode::Busy if matches!(self, Self::Store(StoreError::IndexBuilding { .. })) => {
-                Some("try again in a minute; models can be opened meanwhile")
+    fn hint(&self) -> Option<String> {
+        let hint = match (self, self.code()) {
+            (Self::Store(StoreError::IndexBuilding { .. }), _) => {
+                "try again in a minute; models can be opened meanwhile"
             }
-            ErrorCode::NotFound if matches!(self, Self::Store(_)) => Some("`blobd ls` lists what there is"),
-            ErrorCode::NoSpace => Some("`blobd gc` or `blobd rm` makes room; nothing was kept of this"),
-            _ => None,
-        }
+            (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists what there is",
+            (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` makes room; nothing was kept of this",
+            (Self::DamagedParts { model, .. }, _) => {
+                return Some(format!("`blobd verify --repair {model}` mends it; the rest can be opened"));
+            }
+            _ => return None,
+        };
+        Some(hint.to_owned())
     }
 }
 

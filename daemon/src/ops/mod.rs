@@ -5,7 +5,10 @@
 
 mod collect;
 mod commit;
+mod damage;
+mod doctor;
 mod error;
+mod evict;
 mod import;
 mod list;
 mod open;
@@ -13,13 +16,17 @@ mod pin;
 mod pull;
 mod reindex;
 mod remove;
+mod repair;
 mod show;
 mod tag;
 mod undelete;
 mod usage;
+mod verify;
 
 pub use collect::collect;
+pub use doctor::{Surroundings, doctor};
 pub use error::OpError;
+pub use evict::{Evictor, LastOpened, evict_excess, eviction_plan};
 pub use import::import;
 pub use list::list;
 pub(crate) use list::rfc3339;
@@ -33,3 +40,4 @@ pub use show::show;
 pub use tag::tag;
 pub use undelete::{trash, undelete};
 pub use usage::usage;
+pub use verify::verify;

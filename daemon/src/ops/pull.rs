@@ -90,16 +90,18 @@ impl Pull<'_> {
         Ok(())
     }
 
-    /// Refuses what cannot fit before a byte of it is asked for: a manifest may claim any size.
+    /// Refuses what no disk of this size could hold before a byte of it is asked for: a manifest
+    /// may claim anything. What is really new is known once the file's header is.
     fn admit(&self, file: &Descriptor) -> Result<(), OpError> {
-        let root = self.ingest.store().root();
-        let free_bytes = disk::free_bytes(root)?;
-        // Of a file that is split, any part may be there already.
-        let limit = if file.media_type.is_gguf() { disk::capacity_bytes(root)? } else { free_bytes };
-        if file.size <= limit {
-            return Ok(());
+        let store = self.ingest.store();
+        let capacity = disk::capacity_bytes(store.root())?;
+        let limit = store.space_policy().quota_bytes.map_or(capacity, |quota| quota.min(capacity));
+        let is_plain = !file.media_type.is_gguf();
+        if file.size > limit || is_plain && store.shortage(file.size) > 0 && !store.can_make_room() {
+            let (root, free_bytes) = (store.root().to_path_buf(), disk::free_bytes(store.root())?);
+            return Err(StoreError::NoRoom { root, needed_bytes: file.size, free_bytes }.into());
         }
-        Err(StoreError::NoRoom { root: root.to_path_buf(), needed_bytes: file.size, free_bytes }.into())
+        Ok(())
     }
 
     /// Pinned first: what is found present must not be collected before the tag needs it.

@@ -27,14 +27,17 @@ pub fn remove(store: &Store, params: &RemoveParams) -> Result<Removed, OpError> 
 }
 
 fn put_aside(store: &Store, names: &[Reference], keep: Duration) -> Result<Removed, OpError> {
+    // Until the tags are gone: a collection that saw neither record nor tag would free it all.
+    let lease = store.leases().grant("rm --keep");
     let mut trashed_until = None;
     let trash = |reference: &Reference| -> Result<(), OpError> {
-        let manifest = store.manifest(reference)?;
+        let manifest = store.leased_model(reference, &lease)?.manifest;
         // Before the tag goes: a crash in between leaves both, and neither does harm.
         trashed_until = Some(rfc3339(store.add_to_trash(reference, &manifest, keep)?));
         Ok(())
     };
     let (removed, candidates) = drop_names(store, names, trash)?;
+    drop(lease);
     let kept = kept(store, &candidates, &BTreeSet::new())?;
     Ok(Removed { removed, freed_bytes: 0, kept, trashed_until })
 }

@@ -68,6 +68,12 @@ impl Sessions {
         self.lock().last_opened.get(model).copied().map(rfc3339)
     }
 
+    /// The same as a time.
+    #[must_use]
+    pub fn last_opened_at(&self, model: &Reference) -> Option<SystemTime> {
+        self.lock().last_opened.get(model).copied()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         // Every change of the table is complete before anything could panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

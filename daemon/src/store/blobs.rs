@@ -1,5 +1,6 @@
 //! Blobs by their digest.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 
 use blobd_store_format::digest::Digest;
@@ -57,6 +58,16 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn blobs(&self) -> Result<Vec<Digest>, StoreError> {
         self.digests_in(layout::BLOBS, layout::parse_blob_name)
+    }
+
+    /// What files of these lengths add up to, but for those whose length some blob has: they may
+    /// be there already.
+    pub(super) fn certainly_new(&self, sizes: impl Iterator<Item = u64>) -> Result<u64, StoreError> {
+        let mut lengths = BTreeSet::new();
+        for digest in self.blobs()? {
+            lengths.extend(self.blob_size(digest)?);
+        }
+        Ok(sizes.filter(|size| !lengths.contains(size)).fold(0, u64::saturating_add))
     }
 
     /// Every file that there is a recipe for.

@@ -18,6 +18,10 @@ impl Condemned {
         lock(&self.0).extend(digests);
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        lock(&self.0).is_empty()
+    }
+
     /// Takes those that `pinned` lacks. Cheap when there are none.
     pub(super) fn take_unpinned(&self, pinned: impl FnOnce() -> BTreeSet<Digest>) -> BTreeSet<Digest> {
         let mut digests = lock(&self.0);

@@ -7,12 +7,13 @@
 //!
 //! The order of the steps is [`super::ingest`]'s and [`crate::gc`]'s business.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::fs::{CWD, FallocateFlags, Mode, RenameFlags};
 
@@ -120,11 +121,13 @@ impl Disk for KernelDisk {
 pub(crate) struct GuardedDisk {
     disk: Arc<dyn Disk>,
     failure: Arc<OnceLock<String>>,
+    /// Directories whose own name is known to be durable.
+    durable: Arc<Mutex<BTreeSet<PathBuf>>>,
 }
 
 impl GuardedDisk {
     pub(crate) fn new(disk: Arc<dyn Disk>) -> Self {
-        Self { disk, failure: Arc::default() }
+        Self { disk, failure: Arc::default(), durable: Arc::default() }
     }
 
     /// Why nothing can be changed any more, if that is so.
@@ -132,23 +135,27 @@ impl GuardedDisk {
         self.failure.get().map(String::as_str)
     }
 
-    /// Creates a directory; says whether it was not there.
-    pub(crate) fn create_dir(&self, path: &Path) -> Result<bool, StoreError> {
+    /// Creates a directory unless it is there.
+    pub(crate) fn create_dir(&self, path: &Path) -> Result<(), StoreError> {
         match self.writable()?.create_dir(path) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             Err(error) => Err(StoreError::io("create directory", path)(error)),
         }
     }
 
-    /// Creates a directory below `root` and those above it, and makes their names durable.
+    /// Creates a directory below `root` and those above it, and makes their names durable: also of
+    /// those that are there, since whoever made them may have died before it came to that.
     pub(crate) fn create_dir_all(&self, root: &Path, relative: &Path) -> Result<(), StoreError> {
         let mut path = root.to_path_buf();
         for part in relative {
             let parent = path.clone();
             path.push(part);
-            if self.create_dir(&path)? {
+            // Somebody may have removed it by hand.
+            if !super::lock(&self.durable).contains(&path) || !path.is_dir() {
+                self.create_dir(&path)?;
                 self.sync_dir(&parent)?;
+                super::lock(&self.durable).insert(path.clone());
             }
         }
         Ok(())
@@ -237,6 +244,8 @@ impl GuardedDisk {
 
     /// Removes a directory if it is empty; says whether it was.
     pub(crate) fn remove_dir(&self, path: &Path) -> Result<bool, StoreError> {
+        // Before it goes, so that nobody takes it for durable who makes it again.
+        super::lock(&self.durable).remove(path);
         Ok(self.writable()?.remove_dir(path).is_ok())
     }
 

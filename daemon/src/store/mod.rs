@@ -30,6 +30,7 @@ pub mod leases;
 mod models;
 mod outlines;
 mod pins;
+mod quarantine;
 mod reserve;
 mod space;
 mod staged;
@@ -100,6 +101,7 @@ pub struct Store {
     blobs: File,
     leases: Leases,
     recipes: models::RecipeCache,
+    damaged: quarantine::DamagedBlobs,
     /// Held while a tag changes, so that a check and the change it allows belong together.
     tag_changes: Mutex<()>,
     /// Held while blobs are deleted: one collection at a time.
@@ -161,6 +163,7 @@ impl Store {
         let blobs = File::open(&blobs).map_err(StoreError::io("open directory", blobs))?;
         let durability = options.durability.on(FileSystem::of(&root)?);
         let space = Space::new(root.clone(), options.space)?;
+        let damaged = quarantine::DamagedBlobs::load(&root)?;
         let store = Self {
             index: index::StoreIndex::new(root.clone()),
             summaries: summaries::Summaries::default(),
@@ -172,6 +175,7 @@ impl Store {
             blobs,
             leases: Leases::default(),
             recipes: models::RecipeCache::default(),
+            damaged,
             tag_changes: Mutex::default(),
             collections: Mutex::default(),
             condemned: Condemned::default(),
@@ -255,6 +259,12 @@ impl Store {
         self.space.shortage(bytes)
     }
 
+    /// Whether models may be evicted when something does not fit.
+    #[must_use]
+    pub fn can_make_room(&self) -> bool {
+        self.space_policy().eviction != Eviction::Never
+    }
+
     /// From now on `maker` is asked when something does not fit. It can be set once.
     pub fn set_room_maker(&self, maker: Box<dyn MakeRoom>) {
         // A second one has nothing to add: there is one policy.
@@ -264,6 +274,11 @@ impl Store {
     /// Collects these soon if nothing needs them: see [`crate::gc::collect_condemned`].
     pub fn condemn(&self, digests: impl IntoIterator<Item = Digest>) {
         self.condemned.add(digests);
+    }
+
+    /// Whether anything is condemned.
+    pub(crate) fn has_condemned(&self) -> bool {
+        !self.condemned.is_empty()
     }
 
     /// Takes what is condemned and no lease holds.

@@ -48,11 +48,9 @@ impl Model {
         self.files.iter().flat_map(StoredFile::blob_sizes)
     }
 
-    /// Whether both are of one manifest and in the same forms, and so need the same blobs.
+    /// Whether both are of one manifest and need the same blobs.
     fn is_stored_as(&self, other: &Self) -> bool {
-        let is_split = |file: &StoredFile| matches!(file.form, StoredForm::Recipe(_));
-        self.manifest.digest() == other.manifest.digest()
-            && self.files.iter().map(is_split).eq(other.files.iter().map(is_split))
+        self.manifest.digest() == other.manifest.digest() && self.blob_sizes().eq(other.blob_sizes())
     }
 }
 
@@ -115,6 +113,7 @@ impl Store {
         if let Some(recipe) = self.recipes.find(file) {
             return Ok(Some(recipe));
         }
+        let generation = self.recipes.generation();
         let path = self.path(layout::recipe(file));
         let Some(json) = disk::read_limited(&path, Recipe::MAX_BYTES)? else { return Ok(None) };
         let recipe = Recipe::parse(&json).map_err(|source| StoreError::Recipe { path, source })?;
@@ -125,7 +124,7 @@ impl Store {
             });
         }
         let recipe = Arc::new(recipe);
-        self.recipes.keep(file, &recipe);
+        self.recipes.keep(file, &recipe, generation);
         Ok(Some(recipe))
     }
 
@@ -135,6 +134,19 @@ impl Store {
     /// A damaged recipe, [`StoreError::Io`].
     pub fn has_file(&self, file: &Descriptor) -> Result<bool, StoreError> {
         self.check_file(file).map(|missing| missing.is_none())
+    }
+
+    /// Drops a recipe that lacks blobs where the file is there whole: one whose removal a power
+    /// cut has undone would hide it.
+    pub(super) fn drop_useless_recipe(&self, file: &Descriptor) -> Result<(), StoreError> {
+        let is_whole = self.blob_size(file.digest)? == Some(file.size);
+        if !is_whole || self.check_file(file)?.is_none() {
+            return Ok(());
+        }
+        let _change = self.begin_change();
+        let freed = self.disk().remove_file(&self.path(layout::recipe(file.digest)))?;
+        self.note_recipe_removed(file.digest, freed.unwrap_or_default());
+        Ok(())
     }
 
     /// What a file lacks, if anything.
@@ -170,14 +182,21 @@ impl Store {
 
 /// The recipes used last, so that opening a model again reads nothing.
 #[derive(Debug, Default)]
-pub(super) struct RecipeCache(Mutex<VecDeque<(Digest, Arc<Recipe>)>>);
+pub(super) struct RecipeCache(Mutex<Recent>);
+
+#[derive(Debug, Default)]
+struct Recent {
+    recipes: VecDeque<(Digest, Arc<Recipe>)>,
+    /// How often something was forgotten.
+    generation: u64,
+}
 
 impl RecipeCache {
     /// Tensors and pieces over all cached recipes: some 40 MiB at the most.
     const MAX_ENTRIES: usize = 1 << 17;
 
     fn find(&self, file: Digest) -> Option<Arc<Recipe>> {
-        let mut recent = lock(&self.0);
+        let recent = &mut lock(&self.0).recipes;
         let place = recent.iter().position(|(digest, _)| *digest == file)?;
         let found = recent.remove(place)?;
         let recipe = Arc::clone(&found.1);
@@ -185,9 +204,19 @@ impl RecipeCache {
         Some(recipe)
     }
 
-    fn keep(&self, file: Digest, recipe: &Arc<Recipe>) {
+    fn generation(&self) -> u64 {
+        lock(&self.0).generation
+    }
+
+    /// Keeps what was read since `generation`, unless something was forgotten meanwhile: that may
+    /// have been this very recipe.
+    fn keep(&self, file: Digest, recipe: &Arc<Recipe>, generation: u64) {
         let entries = |recipe: &Recipe| recipe.tensors().len() + recipe.pieces().len();
         let mut recent = lock(&self.0);
+        if recent.generation != generation {
+            return;
+        }
+        let recent = &mut recent.recipes;
         recent.push_front((file, Arc::clone(recipe)));
         while recent.iter().map(|(_, recipe)| entries(recipe)).sum::<usize>() > Self::MAX_ENTRIES {
             recent.pop_back();
@@ -195,6 +224,8 @@ impl RecipeCache {
     }
 
     fn forget(&self, file: Digest) {
-        lock(&self.0).retain(|(digest, _)| *digest != file);
+        let mut recent = lock(&self.0);
+        recent.generation += 1;
+        recent.recipes.retain(|(digest, _)| *digest != file);
     }
 }

@@ -50,8 +50,8 @@ impl Staging {
         let name = store.new_transaction();
         let directory = store.path(layout::STAGING).join(&name);
         let made = store.disk().create_dir(&directory);
-        let opened = made
-            .and_then(|_new| File::open(&directory).map_err(StoreError::io("open directory", &directory)));
+        let opened =
+            made.and_then(|()| File::open(&directory).map_err(StoreError::io("open directory", &directory)));
         let directory_fd = opened.inspect_err(|_| store.end_transaction(&name))?;
         Ok(Self(Arc::new(Inner {
             store: Arc::clone(store),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: [&[&str]; 9] = [
     &["sys"],
     &["store"],
-    &["registry", "intake", "gc"],
+    &["registry", "intake", "gc", "scrub"],
     &["ops"],
     &["config", "session", "state"],
     &["api"],

@@ -94,7 +94,7 @@ fn removed_model_stays_until_its_last_client_closes() {
     eventually("the first is gone", || sessions(&daemon).len() == 1);
     assert!(!check_blobs(daemon.root()).is_empty());
     assert_eq!(readers.each_mut().map(Reader::touch), [digest.clone(), digest]);
-    readers.map(Reader::kill);
+    readers.into_iter().for_each(Reader::kill);
     eventually("the bytes go", || names(&daemon.root().join("blobs")).is_empty());
 }
 
@@ -109,6 +109,8 @@ fn model_that_was_replaced_is_kept_for_who_has_it_open() {
     assert_eq!(check_blobs(daemon.root()).len(), kept);
     reader.close();
     eventually("the lease ends", || sessions(&daemon).is_empty());
+    let held = daemon.command().line("gc --json").succeeds().json()["kept"][0]["bytes"].as_u64().unwrap();
+    assert!(held > 50_000, "{held}");
     assert_eq!(reader.touch(), digest);
     reader.kill();
     eventually("the bytes go", || check_blobs(daemon.root()).len() < kept);

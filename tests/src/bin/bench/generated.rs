@@ -31,7 +31,8 @@ impl Generated {
     /// Writes `blobs` blobs and `models` models that share them.
     pub(crate) fn write(root: &Path, blobs: u32, models: u32) -> Outcome<Self> {
         drop(blobd::store::Store::open(root)?);
-        let digests = (0..blobs).map(|number| write_blob(root, &content(number))).collect::<Outcome<Vec<_>>>()?;
+        let digests =
+            (0..blobs).map(|number| write_blob(root, &content(number))).collect::<Outcome<Vec<_>>>()?;
         let config = write_blob(root, b"{}")?;
         let blobs_per_model = BLOBS_PER_MODEL.min(blobs);
         let mut some_model = "model-0".parse()?;
@@ -82,7 +83,8 @@ fn write_recipe(root: &Path, numbers: &[u32], digests: &[Digest]) -> Outcome<Dig
 }
 
 fn write_manifest(root: &Path, model: &Reference, config: Digest, file: Digest, size: u64) -> Outcome<()> {
-    let descriptor = |media_type: &str, digest, size| Descriptor::new(MediaType::new(media_type), digest, size);
+    let descriptor =
+        |media_type: &str, digest, size| Descriptor::new(MediaType::new(media_type), digest, size);
     let config = descriptor("application/vnd.docker.container.image.v1+json", config, 2);
     let layer = descriptor("application/vnd.ollama.image.model", file, size);
     let manifest = Manifest::compose(config, vec![layer])?;

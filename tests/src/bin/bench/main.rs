@@ -69,7 +69,8 @@ impl Setup {
     fn from_args(arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
         let blobd = std::env::current_exe()?.with_file_name("blobd");
         let (disk, tmpfs) = (PathBuf::from("target"), PathBuf::from("/dev/shm"));
-        let mut setup = Self { blobd, disk, tmpfs, blocks: 4, rounds: 7, blobs: None, models: None, only: None };
+        let mut setup =
+            Self { blobd, disk, tmpfs, blocks: 4, rounds: 7, blobs: None, models: None, only: None };
         for argument in arguments {
             match argument.split_once('=') {
                 Some(("--disk", path)) => setup.disk = path.into(),

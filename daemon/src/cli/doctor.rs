@@ -1,0 +1,54 @@
+//! `blobd doctor`
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::upkeep::{CheckStatus, DoctorReport};
+use clap::Args;
+
+use super::Global;
+use super::connect::{client_error, connect};
+use super::output::{Table, print, print_json, printable, terminal_width};
+
+/// Say what is wrong with the set-up and how to mend it
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd doctor                                 exits with 1 if something does not work
+  blobd doctor --json | jq '.checks[] | select(.status != \"ok\")'")]
+pub(super) struct Params {}
+
+pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
+    let report = connect(global)?.client.doctor().map_err(client_error)?;
+    if global.json {
+        print_json(&report)?
+    } else {
+        print(&render(&report))?
+    }
+    let failures: Vec<&str> = report
+        .checks
+        .iter()
+        .filter(|check| check.status == CheckStatus::Failure)
+        .map(|check| check.name.as_str())
+        .collect();
+    if failures.is_empty() {
+        return Ok(());
+    }
+    Err(ErrorBody::new(ErrorCode::Internal, format!("doctor: not as it should be: {}", failures.join(", "))))
+}
+
+fn render(report: &DoctorReport) -> String {
+    let mut table = Table::new(&["CHECK", "STATUS", "FOUND"], &[]);
+    for check in &report.checks {
+        let status = match check.status {
+            CheckStatus::Ok => "ok",
+            CheckStatus::Warning => "warning",
+            CheckStatus::Failure => "FAILURE",
+        };
+        table.row([check.name.clone(), status.to_owned(), check.detail.clone()]);
+    }
+    let mut text = table.render(terminal_width());
+    for check in &report.checks {
+        if let Some(hint) = &check.hint {
+            text.push_str(&format!("{}: {}\n", check.name, printable(hint)));
+        }
+    }
+    text
+}

@@ -1,0 +1,62 @@
+//! `blobd pin` and `blobd unpin`
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::request::PinParams;
+use blobd_client::protocol::upkeep::Pinned;
+use blobd_store_format::reference::Reference;
+use clap::Args;
+use serde::Serialize;
+
+use super::Global;
+use super::connect::{client_error, connect};
+use super::output::{print, print_json, printable};
+
+/// Keep models from being evicted or removed
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd pin llama3:8b
+  blobd ls --json | jq '.models[] | select(.pinned)'")]
+pub(super) struct PinArgs {
+    /// The models
+    #[arg(required = true, value_name = "REF")]
+    references: Vec<Reference>,
+}
+
+/// Let pinned models go again; nothing is removed by it
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd unpin llama3:8b")]
+pub(super) struct UnpinArgs {
+    /// The models
+    #[arg(required = true, value_name = "REF")]
+    references: Vec<Reference>,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    pins: Vec<Pinned>,
+}
+
+pub(super) fn run_pin(global: &Global, params: &PinArgs) -> Result<(), ErrorBody> {
+    let request = |reference: &Reference| PinParams { reference: reference.clone(), pinned: true };
+    send(global, params.references.iter().map(request))
+}
+
+pub(super) fn run_unpin(global: &Global, params: &UnpinArgs) -> Result<(), ErrorBody> {
+    let request = |reference: &Reference| PinParams { reference: reference.clone(), pinned: false };
+    send(global, params.references.iter().map(request))
+}
+
+fn send(global: &Global, requests: impl Iterator<Item = PinParams>) -> Result<(), ErrorBody> {
+    let connected = connect(global)?;
+    let mut pins = Vec::new();
+    for request in requests {
+        let done = connected.client.pin(&request).map_err(client_error)?;
+        if !global.json {
+            let state = if done.pinned { "pinned" } else { "not pinned any more" };
+            print(&format!("{} {state}\n", printable(&done.name)))?;
+        }
+        pins.push(done);
+    }
+    if global.json { print_json(&Answer { pins }) } else { Ok(()) }
+}

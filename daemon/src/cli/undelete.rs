@@ -1,0 +1,42 @@
+//! `blobd undelete`
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::request::UndeleteParams;
+use blobd_client::protocol::upkeep::Undeleted;
+use blobd_store_format::reference::Reference;
+use clap::Args;
+use serde::Serialize;
+
+use super::Global;
+use super::connect::{client_error, connect};
+use super::output::{print, print_json, printable};
+
+/// Take models out of the trash
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd undelete llama3:8b
+  blobd ls --trash                             what can be taken out")]
+pub(super) struct Params {
+    /// The models, by the names that they had
+    #[arg(required = true, value_name = "REF")]
+    references: Vec<Reference>,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    undeleted: Vec<Undeleted>,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let connected = connect(global)?;
+    let mut undeleted = Vec::new();
+    for reference in &params.references {
+        let request = UndeleteParams { reference: reference.clone() };
+        let done = connected.client.undelete(&request).map_err(client_error)?;
+        if !global.json {
+            print(&format!("{} {} is back\n", printable(&done.name), done.digest.short()))?;
+        }
+        undeleted.push(done);
+    }
+    if global.json { print_json(&Answer { undeleted }) } else { Ok(()) }
+}

@@ -1,0 +1,44 @@
+//! What a daemon does without being asked, because somebody asked for it before: what `rm` could
+//! not free goes when it is let go, what `rm --keep` put aside goes when its time is over, and
+//! what is above the quota's watermark goes if the configuration says so.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::gc;
+use crate::ops::{self, OpError};
+use crate::state::Daemon;
+
+/// How soon after a program lets go of removed bytes they are freed.
+const TICK: Duration = Duration::from_secs(1);
+/// How many ticks lie between two looks at the trash and the quota.
+const TICKS_PER_ROUND: u64 = 60;
+
+/// Runs for ever. What fails is logged and tried again.
+pub async fn run(daemon: Arc<Daemon>) {
+    for tick in 0u64.. {
+        tokio::time::sleep(TICK).await;
+        if daemon.store.has_condemned() {
+            report(
+                "removed",
+                daemon.blocking(|daemon| Ok(gc::collect_condemned(&daemon.store)?.freed_bytes())).await,
+            );
+        }
+        if tick % TICKS_PER_ROUND == 0 {
+            report(
+                "trash",
+                daemon.blocking(|daemon| Ok(gc::empty_trash(&daemon.store)?.freed_bytes())).await,
+            );
+            let evict = |daemon: &Daemon| Ok(ops::evict_excess(&daemon.store, &*daemon.last_opened)?);
+            report("eviction", daemon.blocking(evict).await);
+        }
+    }
+}
+
+fn report(what: &str, freed: Result<u64, OpError>) {
+    match freed {
+        Ok(0) => {}
+        Ok(bytes) => tracing::info!("{what}: {bytes} bytes freed"),
+        Err(error) => tracing::warn!("{what}: {error}"),
+    }
+}

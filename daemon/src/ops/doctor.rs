@@ -1,0 +1,155 @@
+//! `doctor`: what is wrong with the set-up and how to mend it.
+
+use std::os::unix::fs::MetadataExt as _;
+
+use blobd_client::protocol::upkeep::{Check, CheckStatus, DoctorReport};
+
+use super::OpError;
+use crate::gc;
+use crate::store::{Eviction, FileSystem, Store, StoreError, disk};
+
+/// What doctor has to know about the daemon around the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Surroundings {
+    /// Whether clients are meant to be of the daemon's own user.
+    pub is_single_user: bool,
+    /// Whether a client of the daemon's own user, root aside, has connected.
+    pub has_met_owner: bool,
+}
+
+/// Asks every question that there is. None of them changes anything.
+///
+/// # Errors
+/// [`StoreError::Io`] when the store's own directory cannot be looked at.
+pub fn doctor(store: &Store, surroundings: Surroundings) -> Result<DoctorReport, OpError> {
+    Ok(DoctorReport {
+        checks: vec![
+            writable(store),
+            file_system(store)?,
+            privacy(store)?,
+            owner(surroundings),
+            hard_links(),
+            space(store)?,
+            reserve(store),
+            metadata(store),
+            descriptors(),
+        ],
+    })
+}
+
+fn check(name: &str, status: CheckStatus, detail: impl Into<String>, hint: Option<&str>) -> Check {
+    Check { name: name.to_owned(), status, detail: detail.into(), hint: hint.map(str::to_owned) }
+}
+
+fn ok(name: &str, detail: impl Into<String>) -> Check {
+    check(name, CheckStatus::Ok, detail, None)
+}
+
+fn warning(name: &str, detail: impl Into<String>, hint: &str) -> Check {
+    check(name, CheckStatus::Warning, detail, Some(hint))
+}
+
+fn failure(name: &str, detail: impl Into<String>, hint: &str) -> Check {
+    check(name, CheckStatus::Failure, detail, Some(hint))
+}
+
+fn writable(store: &Store) -> Check {
+    const HINT: &str = "look at the disk and the kernel's log, then restart blobd";
+    match store.read_only_reason() {
+        Some(reason) => failure("writes", format!("the store is read-only: {reason}"), HINT),
+        None => ok("writes", "every sync so far has succeeded"),
+    }
+}
+
+fn file_system(store: &Store) -> Result<Check, StoreError> {
+    let found = FileSystem::of(store.root())?;
+    let detail = format!("{} on {}", store.root().display(), found.name);
+    Ok(match found.warning {
+        Some(what) => warning("file system", format!("{detail}: {what}"), "keep the store on a local disk"),
+        None => ok("file system", detail),
+    })
+}
+
+fn privacy(store: &Store) -> Result<Check, StoreError> {
+    let metadata = std::fs::metadata(store.root()).map_err(StoreError::io("inspect", store.root()))?;
+    let mode = metadata.mode() & 0o777;
+    let detail = format!("mode {mode:04o}, owned by uid {}", metadata.uid());
+    Ok(if mode & 0o022 == 0 {
+        ok("directory", detail)
+    } else {
+        failure("directory", format!("{detail}: others may write to it"), "chmod 0700 it")
+    })
+}
+
+/// Who owns a blob may make it writable again and change it under everybody's maps.
+fn owner(surroundings: Surroundings) -> Check {
+    const HINT: &str =
+        "run the daemon as a user of its own, or set single_user = true if nobody else uses it";
+    let uid = rustix::process::geteuid().as_raw();
+    match surroundings {
+        Surroundings { is_single_user: true, .. } => {
+            ok("owner", format!("uid {uid}, the only user of this store"))
+        }
+        Surroundings { has_met_owner: true, .. } => warning(
+            "owner",
+            format!("clients run as uid {uid}, which owns the blobs and can change them"),
+            HINT,
+        ),
+        _ => ok("owner", format!("uid {uid}, which no client has")),
+    }
+}
+
+fn hard_links() -> Check {
+    const PATH: &str = "/proc/sys/fs/protected_hardlinks";
+    match std::fs::read_to_string(PATH).as_deref().map(str::trim) {
+        Ok("0") => warning(
+            "hard links",
+            "anybody who can read a blob can link it and keep its space",
+            "sysctl fs.protected_hardlinks=1",
+        ),
+        _ => ok("hard links", "protected by the kernel"),
+    }
+}
+
+fn space(store: &Store) -> Result<Check, StoreError> {
+    const HINT: &str = "`blobd gc`, `blobd rm`, or eviction in the configuration make room";
+    let free = disk::free_bytes(store.root())?;
+    let policy = store.space_policy();
+    let quota = policy.quota_bytes.map_or_else(String::new, |quota| {
+        let eviction = match policy.eviction {
+            Eviction::Never => "",
+            _ => ", eviction on",
+        };
+        format!(", {} of a quota of {quota}{eviction}", store.used_bytes())
+    });
+    let detail = format!("{free} bytes free{quota}");
+    let is_short = store.shortage(1) > 0 || policy.high_bytes().is_some_and(|high| store.used_bytes() > high);
+    Ok(if is_short { warning("space", detail, HINT) } else { ok("space", detail) })
+}
+
+fn reserve(store: &Store) -> Check {
+    match store.reserve_bytes() {
+        Some(bytes) => ok("reserve", format!("{bytes} bytes, for removing on a full disk")),
+        None => warning("reserve", "none", "it is made when there is room"),
+    }
+}
+
+fn metadata(store: &Store) -> Check {
+    const HINT: &str = "nothing is collected until it is mended: `blobd rm`, `pull` or `import` the model";
+    match gc::plan(store) {
+        Ok(plan) => ok("metadata", format!("all readable, {} bytes reclaimable", plan.freed_bytes())),
+        Err(error) => failure("metadata", error.to_string(), HINT),
+    }
+}
+
+/// A descriptor on its way to a client counts until it is received.
+fn descriptors() -> Check {
+    const ENOUGH: u64 = 4096;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let detail = format!("{limit} may be open");
+    if limit >= ENOUGH {
+        ok("descriptors", detail)
+    } else {
+        warning("descriptors", detail, "raise LimitNOFILE or `ulimit -n`")
+    }
+}

@@ -1,0 +1,106 @@
+//! Making room: who asks for it, how much, and what people are told about it.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::SystemTime;
+
+use blobd_client::protocol::upkeep::{Eviction, EvictionPlan, Spared};
+use blobd_store_format::reference::Reference;
+
+use super::{OpError, rfc3339};
+use crate::gc;
+use crate::store::{self, MakeRoom, Store, StoreError};
+
+/// Tells when a model was last opened, if that is known.
+pub type LastOpened = dyn Fn(&Reference) -> Option<SystemTime> + Send + Sync;
+
+/// Evicts models when something does not fit, if the policy allows.
+pub struct Evictor {
+    store: Weak<Store>,
+    last_opened: Arc<LastOpened>,
+}
+
+impl fmt::Debug for Evictor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Evictor").finish_non_exhaustive()
+    }
+}
+
+impl Evictor {
+    /// An evictor for a store, to be given to [`Store::set_room_maker`].
+    #[must_use]
+    pub fn new(store: &Arc<Store>, last_opened: Arc<LastOpened>) -> Self {
+        Self { store: Arc::downgrade(store), last_opened }
+    }
+}
+
+impl MakeRoom for Evictor {
+    fn make_room(&self, bytes: u64) -> Result<bool, StoreError> {
+        let Some(store) = self.store.upgrade() else { return Ok(false) };
+        if store.space_policy().eviction == store::Eviction::Never {
+            return Ok(false);
+        }
+        let needed = store.shortage(bytes).max(excess(&store, bytes));
+        Ok(evict(&store, &*self.last_opened, needed)? > 0)
+    }
+}
+
+/// What has to go for the store to be at its low watermark, if with `bytes` more it is above the
+/// high one.
+fn excess(store: &Store, bytes: u64) -> u64 {
+    let policy = store.space_policy();
+    let (Some(high), Some(low)) = (policy.high_bytes(), policy.low_bytes()) else { return 0 };
+    let used = store.used_bytes().saturating_add(bytes);
+    if used > high { used.saturating_sub(low) } else { 0 }
+}
+
+/// Evicts down to the low watermark if the store is above the high one; returns what that freed.
+///
+/// # Errors
+/// [`StoreError`].
+pub fn evict_excess(store: &Store, last_opened: &LastOpened) -> Result<u64, StoreError> {
+    match store.space_policy().eviction {
+        store::Eviction::Never => Ok(0),
+        _ => evict(store, last_opened, excess(store, 0)),
+    }
+}
+
+fn evict(store: &Store, last_opened: &LastOpened, needed_bytes: u64) -> Result<u64, StoreError> {
+    if needed_bytes == 0 {
+        return Ok(0);
+    }
+    let plan = gc::plan_eviction(store, needed_bytes, &|model| last_opened(model))?;
+    if plan.victims.is_empty() { Ok(0) } else { gc::evict(store, &plan) }
+}
+
+/// What would go to free `bytes`, or to come down to the low watermark if that is not said.
+///
+/// # Errors
+/// [`StoreError`].
+pub fn eviction_plan(
+    store: &Store,
+    last_opened: &LastOpened,
+    bytes: Option<u64>,
+) -> Result<EvictionPlan, OpError> {
+    let needed_bytes = bytes.unwrap_or_else(|| excess(store, 0));
+    let plan = gc::plan_eviction(store, needed_bytes, &|model| last_opened(model))?;
+    let evicted = plan.victims.iter().map(|victim| Eviction {
+        name: victim.reference.short(),
+        freed_bytes: victim.freed_bytes,
+        last_used: rfc3339(victim.last_used),
+        origin: store.origin(victim.manifest.digest()),
+    });
+    let spared = plan
+        .spared
+        .iter()
+        .map(|(reference, reason)| Spared { name: reference.short(), reason: (*reason).to_owned() });
+    Ok(EvictionPlan {
+        policy: store.space_policy().eviction.name().to_owned(),
+        used_bytes: store.used_bytes(),
+        quota_bytes: store.space_policy().quota_bytes,
+        needed_bytes,
+        freed_bytes: plan.freed_bytes,
+        evicted: evicted.collect(),
+        spared: spared.collect(),
+    })
+}

@@ -1,0 +1,103 @@
+//! Sizes as people write them: `200 GiB`, `5GB`, `1048576`.
+
+/// Reads a number of bytes. Units are those of `1024` (`KiB` to `PiB`, or `K` to `P`) and of
+/// `1000` (`KB` to `PB`), in either case; a fraction is allowed with a unit.
+///
+/// # Errors
+/// What is wrong with the text.
+///
+/// # Example
+/// ```
+/// use blobd::size::parse_size;
+///
+/// assert_eq!(parse_size("200 GiB"), Ok(200 << 30));
+/// assert_eq!(parse_size("1.5kb"), Ok(1500));
+/// assert!(parse_size("a lot").is_err());
+/// ```
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let refused = || format!("{text:?}: not a size; write for example 200GiB, 5GB or a number of bytes");
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit_bytes = unit_bytes(unit.trim()).ok_or_else(refused)?;
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if fraction.len() > 6 || (whole.is_empty() && fraction.is_empty()) {
+        return Err(refused());
+    }
+    let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| refused())? };
+    let scale = (0..fraction.len()).fold(1u128, |scale, _| scale * 10);
+    let part: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| refused())? };
+    let bytes = whole.checked_mul(unit_bytes).and_then(|bytes| bytes.checked_add(part * unit_bytes / scale));
+    bytes.and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(refused)
+}
+
+fn unit_bytes(unit: &str) -> Option<u128> {
+    let unit = unit.to_ascii_lowercase();
+    let (letter, base) = match unit.strip_suffix("ib") {
+        Some(letter) => (letter, 1024u128),
+        None => match unit.strip_suffix('b') {
+            Some(letter) => (letter, 1000),
+            None => (unit.as_str(), 1024),
+        },
+    };
+    let power = match letter {
+        "" => 0,
+        "k" => 1,
+        "m" => 2,
+        "g" => 3,
+        "t" => 4,
+        "p" => 5,
+        _ => return None,
+    };
+    Some(base.pow(power))
+}
+
+/// For serde: a number of bytes, or a text for [`parse_size`].
+///
+/// # Errors
+/// The deserialiser's.
+pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    use serde::Deserialize as _;
+    use serde::de::Error as _;
+
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum Size {
+        Bytes(u64),
+        Text(String),
+    }
+    match Option::<Size>::deserialize(deserializer)? {
+        None => Ok(None),
+        Some(Size::Bytes(bytes)) => Ok(Some(bytes)),
+        Some(Size::Text(text)) => parse_size(&text).map(Some).map_err(D::Error::custom),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_in_every_common_spelling() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("1024", 1024),
+            ("1k", 1024),
+            ("1 KiB", 1024),
+            ("1KB", 1000),
+            ("12.5 MiB", 13_107_200),
+            (" 2tib ", 2 << 40),
+            (".5G", 1 << 29),
+            ("7 B", 7),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused() {
+        for text in ["", "GiB", "-1", "1.2.3", "1 XB", "99999999999 PiB", "1,5G", ".", "0.12345678G"] {
+            assert!(parse_size(text).unwrap_err().contains("not a size"), "{text}");
+        }
+    }
+}

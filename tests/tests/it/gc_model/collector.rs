@@ -1,0 +1,194 @@
+//! Whatever deletes blobs: `gc`, and `rm` after it has removed a tag.
+
+use super::disk::{BlobSet, Manifest, TAG_COUNT, Tag};
+use super::system::{Fault, State};
+
+/// What a collector is there for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Task {
+    /// `gc::collect`.
+    Gc,
+    /// `ops::remove` of any tag; of one in the trash, its expiry. Then `gc::collect_from`.
+    Remove,
+}
+
+/// What a collector does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Step {
+    /// Waits for somebody to say which tag ([`Collector::start`]).
+    Idle,
+    /// `Store::remove_tag`: the unlink, under the lock of the tags.
+    Unlink,
+    /// `Store::remove_tag`: the sync, and the end of that lock.
+    SyncUnlink,
+    /// The lock of the collections, `Leases::begin_collection`.
+    Begin,
+    /// `Leases::pinned`.
+    ListPins,
+    /// `gc::mark`: one tag after the other. The real one lists all and then reads each; a tag
+    /// that is absent at either moment is passed over, so that one moment stands for both.
+    Mark,
+    /// `Store::blobs`, `GcPlan::new`.
+    Plan,
+    /// `gc::settle`.
+    Settle,
+    /// `Collection::delete_unpinned` of one blob after the other.
+    Delete,
+    /// `Collection::drop` and the end of the lock; `rm` answers.
+    End,
+    /// All its runs are over.
+    Done,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Collector {
+    task: Task,
+    step: Step,
+    runs_left: u8,
+    tag: Tag,
+    /// What it may delete at most: of `rm`, what the model needed. `Condemned::take_unpinned`
+    /// only takes away from that.
+    candidates: BlobSet,
+    pinned: BlobSet,
+    next_tag: Tag,
+    reachable: BlobSet,
+    plan: BlobSet,
+}
+
+impl Collector {
+    pub(super) const fn new(task: Task, runs: u8) -> Self {
+        let (step, candidates) = match task {
+            _ if runs == 0 => (Step::Done, BlobSet::NONE),
+            Task::Gc => (Step::Begin, BlobSet::ALL),
+            Task::Remove => (Step::Idle, BlobSet::NONE),
+        };
+        let none = BlobSet::NONE;
+        let (pinned, reachable, plan) = (none, none, none);
+        Self { task, step, runs_left: runs, tag: 0, candidates, pinned, next_tag: 0, reachable, plan }
+    }
+
+    pub(super) const fn task(&self) -> Task {
+        self.task
+    }
+
+    pub(super) const fn step(&self) -> Step {
+        self.step
+    }
+
+    /// Whether it can go on by itself.
+    pub(super) const fn is_busy(&self) -> bool {
+        !matches!(self.step, Step::Idle | Step::Done)
+    }
+
+    pub(super) const fn plan(&self) -> BlobSet {
+        self.plan
+    }
+
+    pub(super) const fn locks_tags(&self) -> bool {
+        matches!(self.step, Step::Unlink | Step::SyncUnlink)
+    }
+
+    const fn locks_collections(&self) -> bool {
+        use Step::{Delete, End, ListPins, Mark, Plan, Settle};
+        matches!(self.step, ListPins | Mark | Plan | Settle | Delete | End)
+    }
+
+    /// The tags that an idle `rm` may be told to remove.
+    pub(super) fn choices(&self, state: &State) -> Vec<Tag> {
+        let may_start = self.step == Step::Idle && !state.tags_are_locked();
+        state.disk.tagged().map(|(tag, _)| tag).filter(|_| may_start).collect()
+    }
+
+    /// `remove::drop_names`: the lock of the tags, and what the model needs.
+    pub(super) fn start(&mut self, state: &State, tag: Tag) {
+        let candidates = state.disk.tag(tag).map(Manifest::needs).unwrap_or_default();
+        *self = Self { step: Step::Unlink, tag, candidates, ..*self };
+    }
+
+    /// After a power cut: nothing in memory is left.
+    pub(super) const fn restarted(&self) -> Self {
+        Self::new(self.task, self.runs_left)
+    }
+
+    /// Does the next step; `None` while somebody else has the lock that it takes.
+    pub(super) fn next(&self, state: &mut State, faults: &[Fault]) -> Option<Self> {
+        let mut next = *self;
+        let is_wrong = |fault| faults.contains(&fault);
+        match self.step {
+            Step::Idle | Step::Done => return None,
+            Step::Unlink => {
+                state.change_tag(self.tag, None);
+                next.step = Step::SyncUnlink;
+            }
+            Step::SyncUnlink => {
+                if !is_wrong(Fault::UnsyncedUnlink) {
+                    state.disk.sync_tag(self.tag);
+                }
+                next.step = Step::Begin;
+            }
+            Step::Begin => {
+                let others_run = state.collectors.iter().any(Self::locks_collections);
+                if others_run && !is_wrong(Fault::CollectionsOverlap) {
+                    return None;
+                }
+                state.since_collection.get_or_insert_default();
+                let pins_last = is_wrong(Fault::PinsAfterManifests);
+                next.step = if pins_last { Step::Mark } else { Step::ListPins };
+            }
+            Step::ListPins => {
+                next.pinned = state.pinned();
+                let pins_last = is_wrong(Fault::PinsAfterManifests);
+                next.step = if pins_last { Step::Plan } else { Step::Mark };
+            }
+            Step::Mark => {
+                let needs = state.disk.tag(self.next_tag).map(Manifest::needs).unwrap_or_default();
+                next.reachable = self.reachable.with(needs);
+                next.next_tag += 1;
+                if next.next_tag == TAG_COUNT {
+                    let pins_last = is_wrong(Fault::PinsAfterManifests);
+                    next.step = if pins_last { Step::ListPins } else { Step::Plan };
+                }
+            }
+            Step::Plan => {
+                let candidates = self.candidates.and(state.disk.blobs());
+                next.plan = candidates.without(self.reachable).without(self.pinned);
+                next.step = if next.plan.is_empty() { Step::End } else { Step::Settle };
+            }
+            Step::Settle => {
+                if !is_wrong(Fault::NoSettle) {
+                    state.disk.sync_all();
+                }
+                next.step = Step::Delete;
+            }
+            Step::Delete => next.delete(state, faults),
+            Step::End => {
+                state.since_collection = None;
+                if self.task == Task::Remove {
+                    state.acknowledge(self.tag, None);
+                }
+                next = Self::new(self.task, self.runs_left - 1);
+            }
+        }
+        Some(next)
+    }
+
+    /// `Collection::delete_unpinned`.
+    fn delete(&mut self, state: &mut State, faults: &[Fault]) {
+        let Some(blob) = self.plan.first().map(BlobSet::of) else { return };
+        let since = state.since_collection.unwrap_or_default();
+        let protected = if faults.contains(&Fault::NoRecheck) {
+            BlobSet::NONE
+        } else if faults.contains(&Fault::RecheckOfPresentPinsOnly) {
+            state.pinned()
+        } else {
+            state.pinned().with(since)
+        };
+        if !protected.contains(blob) {
+            state.disk.remove(blob);
+        }
+        self.plan = self.plan.without(blob);
+        if self.plan.is_empty() {
+            self.step = Step::End;
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! The daemon and its disk as one transition system, and what must hold in each of its states.
+
+use stateright::{Model, Property};
+
+use super::collector::{self, Collector, Task};
+use super::disk::{BlobSet, Contents, Disk, Manifest, TAG_COUNT, Tag};
+use super::writer::{self, Job, Writer};
+
+/// A way in which the order could be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The collector reads the manifests before the pins.
+    PinsAfterManifests,
+    /// It deletes what it planned to, whatever has been pinned since.
+    NoRecheck,
+    /// It spares what is pinned when it deletes, but forgets what was pinned and released.
+    RecheckOfPresentPinsOnly,
+    /// A second collection may begin before the first has ended.
+    CollectionsOverlap,
+    /// It deletes at once what the manifests it has seen do not need.
+    NoSettle,
+    /// `rm` does not sync the directory that the tag was in.
+    UnsyncedUnlink,
+    /// `tag` and `rm --keep` pin what they have read and do not read the tag again.
+    NoSecondRead,
+    /// `rm --keep` holds no lease.
+    KeepWithoutLease,
+    /// An import looks whether a blob exists, and pins it then.
+    LookBeforePin,
+    /// A commit does not look whether the model is whole.
+    NoCheckAtCommit,
+    /// A lease ends before the tag is written.
+    LeaseEndsBeforeTag,
+    /// A commit does not sync `blobs/`.
+    UnsyncedBlobs,
+    /// A commit that adds no blob does not sync `blobs/`.
+    UnsyncedBlobsUnlessNew,
+    /// A commit does not sync the directory that the tag is in.
+    UnsyncedTag,
+}
+
+/// What happens, and how often at most, in a store that has one model.
+#[derive(Clone, Debug)]
+pub(super) struct System {
+    pub(super) writers: [Option<Job>; 2],
+    pub(super) collections: u8,
+    pub(super) removals: u8,
+    pub(super) power_cuts: u8,
+    pub(super) kills: u8,
+    pub(super) faults: &'static [Fault],
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct State {
+    pub(super) disk: Disk,
+    pub(super) writers: [Writer; 2],
+    pub(super) collectors: [Collector; 2],
+    /// `leases::Table::since_collection`.
+    pub(super) since_collection: Option<BlobSet>,
+    power_cuts_left: u8,
+    kills_left: u8,
+    /// What each tag may hold after all that has been acknowledged and is under way.
+    promised: [Contents; TAG_COUNT],
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// A `tag` or `rm --keep` arrives.
+    Take {
+        writer: usize,
+        source: Tag,
+        target: Tag,
+    },
+    Write(usize, writer::Step),
+    /// An `rm` arrives.
+    Remove(Tag),
+    Collect(Task, collector::Step),
+    PowerCut(Disk),
+    /// The daemon is killed and started again: the disk is as it was, synced or not.
+    Kill,
+}
+
+pub(super) const WHOLE: &str = "what a tag leads to is whole";
+pub(super) const WRITTEN_STAYS: &str = "an acknowledged import stays";
+pub(super) const REMOVED_STAYS: &str = "an acknowledged rm is final";
+pub(super) const NOT_REFUSED: &str = "a commit finds what was found before";
+
+impl Model for System {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        const OLD: (Tag, Manifest) = (2, Manifest::Third);
+        let disk = Disk::with_one_model(OLD.0, OLD.1);
+        let gc = Collector::new(Task::Gc, self.collections);
+        vec![State {
+            disk,
+            writers: self.writers.map(Writer::new),
+            collectors: [gc, Collector::new(Task::Remove, self.removals)],
+            since_collection: None,
+            power_cuts_left: self.power_cuts,
+            kills_left: self.kills,
+            promised: std::array::from_fn(|tag| Contents::only(disk.tag(tag))),
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        // After the last power cut it is enough to look at what is left.
+        if self.power_cuts > 0 && state.power_cuts_left == 0 {
+            return;
+        }
+        for (writer, its) in state.writers.iter().enumerate() {
+            let take = |(source, target)| Action::Take { writer, source, target };
+            actions.extend(its.choices(state).into_iter().map(take));
+            if its.is_busy() {
+                actions.push(Action::Write(writer, its.step()));
+            }
+        }
+        for collector in &state.collectors {
+            if collector.is_busy() {
+                actions.push(Action::Collect(collector.task(), collector.step()));
+            }
+            actions.extend(collector.choices(state).into_iter().map(Action::Remove));
+        }
+        if state.kills_left > 0 {
+            actions.push(Action::Kill);
+        }
+        if state.power_cuts_left > 0 {
+            actions.extend(state.disk.power_cuts().into_iter().map(Action::PowerCut));
+        }
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let mut next = state.clone();
+        match action {
+            Action::Take { writer, source, target } => next.writers[writer].start(state, source, target),
+            Action::Write(writer, _) => {
+                next.writers[writer] = state.writers[writer].next(&mut next, self.faults)?;
+            }
+            Action::Remove(tag) => next.collectors[Task::Remove as usize].start(state, tag),
+            Action::Collect(task, _) => {
+                let collector = state.collectors[task as usize].next(&mut next, self.faults)?;
+                next.collectors[task as usize] = collector;
+            }
+            Action::PowerCut(disk) => {
+                next = State { power_cuts_left: state.power_cuts_left - 1, ..state.restarted(disk) };
+            }
+            Action::Kill => next = State { kills_left: state.kills_left - 1, ..state.restarted(state.disk) },
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(WHOLE, |_, state: &State| state.is_whole()),
+            Property::always(WRITTEN_STAYS, |_, state: &State| state.is_as_promised(true)),
+            Property::always(REMOVED_STAYS, |_, state: &State| state.is_as_promised(false)),
+            Property::always(NOT_REFUSED, |_, state: &State| {
+                !state.writers.iter().any(|writer| writer.step() == writer::Step::Refused)
+            }),
+            // Without these, the others would hold of a system that does nothing.
+            Property::sometimes("a collection deletes a blob", |system: &Self, state: &State| {
+                system.removals == 0 || !state.was_cut(system) && !state.disk.has(Manifest::Third.needs())
+            }),
+            Property::sometimes("a collection spares what it planned to delete", |_, state: &State| {
+                let pinned = state.pinned().with(state.since_collection.unwrap_or_default());
+                let deletes = |its: &&Collector| its.step() == collector::Step::Delete;
+                state.collectors.iter().filter(deletes).any(|its| !its.plan().and(pinned).is_empty())
+            }),
+            Property::sometimes("all is done between two power cuts", |system: &Self, state: &State| {
+                let written = state.writers.iter().all(|writer| writer.step() == writer::Step::Done);
+                let collected = state.collectors.iter().all(|its| its.step() == collector::Step::Done);
+                system.power_cuts < 2 || state.was_cut(system) && written && collected
+            }),
+        ]
+    }
+}
+
+impl State {
+    /// `Leases::pinned`.
+    pub(super) fn pinned(&self) -> BlobSet {
+        self.writers.iter().fold(BlobSet::NONE, |pinned, writer| pinned.with(writer.pins()))
+    }
+
+    /// `Store::lock_tags`.
+    pub(super) fn tags_are_locked(&self) -> bool {
+        self.writers.iter().any(Writer::locks_tags) || self.collectors.iter().any(Collector::locks_tags)
+    }
+
+    pub(super) fn change_tag(&mut self, tag: Tag, content: Option<Manifest>) {
+        self.disk.set_tag(tag, content);
+        self.promised[tag] = self.promised[tag].or(content);
+    }
+
+    /// Whoever asked is told that it is done. If the tag has changed since, that is no promise.
+    pub(super) fn acknowledge(&mut self, tag: Tag, content: Option<Manifest>) {
+        if self.disk.tag(tag) == content {
+            self.promised[tag] = Contents::only(content);
+        }
+    }
+
+    /// What the next start finds: memory, with its leases and locks, is gone.
+    fn restarted(&self, disk: Disk) -> Self {
+        Self {
+            disk,
+            writers: self.writers.each_ref().map(Writer::restarted),
+            collectors: self.collectors.each_ref().map(Collector::restarted),
+            since_collection: None,
+            ..self.clone()
+        }
+    }
+
+    fn was_cut(&self, system: &System) -> bool {
+        self.power_cuts_left < system.power_cuts
+    }
+
+    fn is_whole(&self) -> bool {
+        self.disk.tagged().all(|(_, manifest)| self.disk.has(manifest.needs()))
+    }
+
+    /// Looks at the tags that must hold a manifest, or at those that must not.
+    fn is_as_promised(&self, written: bool) -> bool {
+        let promised = self.promised.iter().enumerate();
+        promised
+            .filter(
+                |(_, promise)| if written { !promise.has(None) } else { **promise == Contents::only(None) },
+            )
+            .all(|(tag, promise)| promise.has(self.disk.tag(tag)))
+    }
+}

@@ -1,0 +1,229 @@
+//! Whatever writes a tag: imports (and pulls, which are the same here), `tag`, `rm --keep`.
+
+use super::disk::{BlobSet, Manifest, TAG_COUNT, TRASH, Tag};
+use super::system::{Fault, State};
+
+/// What a writer is there for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Job {
+    /// `ops::import`, `ops::pull`.
+    Import(Manifest, Tag),
+    /// `ops::tag` of any tag to any other.
+    Tag,
+    /// `rm --keep` of any tag. Planned: a lease, the record in the trash by the same commit as
+    /// any tag, then the tag goes.
+    Keep,
+}
+
+/// What a writer does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Step {
+    /// Waits for somebody to say which tags ([`Writer::start`]).
+    Idle,
+    /// `Store::leased_model`: pins what it has read.
+    Pin,
+    /// `Store::leased_model`: reads the tag again.
+    Reread,
+    /// `Ingest::add_blob` of one blob after the other: pins it, looks whether it exists.
+    Take,
+    /// `Ingest::publish_blobs`: the renames, then the sync.
+    Publish,
+    /// `Ingest::commit`: the lock of the tags, then `Store::check_file` of each file.
+    Check,
+    /// `Store::write_tag`: the rename.
+    WriteTag,
+    /// `Store::write_tag`: the sync; and then the end of the transaction and of its lease.
+    SyncTag,
+    /// `Store::remove_tag`: the unlink.
+    RemoveSource,
+    /// `Store::remove_tag`: the sync.
+    SyncSource,
+    /// Acknowledged, or the model it was about is gone.
+    Done,
+    /// `StoreError::MissingBlob`: something that it relied upon is gone.
+    Refused,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Writer {
+    job: Option<Job>,
+    step: Step,
+    manifest: Manifest,
+    source: Tag,
+    target: Tag,
+    /// What its lease pins.
+    pins: BlobSet,
+    looked: BlobSet,
+    /// `Ingest::new`.
+    new: BlobSet,
+    had_new: bool,
+}
+
+impl Writer {
+    pub(super) const fn new(job: Option<Job>) -> Self {
+        let (step, manifest, target) = match job {
+            Some(Job::Import(manifest, tag)) => (Step::Take, manifest, tag),
+            Some(Job::Tag | Job::Keep) => (Step::Idle, Manifest::First, TRASH),
+            None => (Step::Done, Manifest::First, TRASH),
+        };
+        let none = BlobSet::NONE;
+        let (pins, looked, new) = (none, none, none);
+        Self { job, step, manifest, source: target, target, pins, looked, new, had_new: false }
+    }
+
+    pub(super) const fn step(&self) -> Step {
+        self.step
+    }
+
+    pub(super) const fn pins(&self) -> BlobSet {
+        self.pins
+    }
+
+    pub(super) const fn locks_tags(&self) -> bool {
+        matches!(self.step, Step::WriteTag | Step::SyncTag | Step::RemoveSource | Step::SyncSource)
+    }
+
+    /// Whether it can go on by itself.
+    pub(super) const fn is_busy(&self) -> bool {
+        !matches!(self.step, Step::Idle | Step::Done | Step::Refused)
+    }
+
+    const fn keeps(&self) -> bool {
+        matches!(self.job, Some(Job::Keep))
+    }
+
+    /// The tags that an idle writer may be told to take and to write.
+    pub(super) fn choices(&self, state: &State) -> Vec<(Tag, Tag)> {
+        if self.step != Step::Idle {
+            return Vec::new();
+        }
+        let targets = if self.keeps() { TRASH..TRASH + 1 } else { 0..TAG_COUNT };
+        let sources = state.disk.tagged().map(|(tag, _)| tag);
+        sources.flat_map(|s| targets.clone().map(move |t| (s, t))).filter(|(s, t)| s != t).collect()
+    }
+
+    /// `Store::leased_model`: the first look at the tag.
+    pub(super) fn start(&mut self, state: &State, source: Tag, target: Tag) {
+        if let Some(manifest) = state.disk.tag(source) {
+            *self = Self { step: Step::Pin, manifest, source, target, ..Self::new(self.job) };
+        }
+    }
+
+    /// After a power cut: nothing in memory is left.
+    pub(super) const fn restarted(&self) -> Self {
+        match self.step {
+            Step::Done | Step::Refused => *self,
+            _ => Self::new(self.job),
+        }
+    }
+
+    const fn over(&self, step: Step) -> Self {
+        Self { step, ..Self::new(self.job) }
+    }
+
+    /// Does the next step; `None` while somebody else has the lock that it takes.
+    pub(super) fn next(&self, state: &mut State, faults: &[Fault]) -> Option<Self> {
+        let (mut next, needs) = (*self, self.manifest.needs());
+        let is_wrong = |fault| faults.contains(&fault);
+        match self.step {
+            Step::Idle | Step::Done | Step::Refused => return None,
+            Step::Pin => {
+                if !(self.keeps() && is_wrong(Fault::KeepWithoutLease)) {
+                    next.pin(needs, state);
+                }
+                next.step = if is_wrong(Fault::NoSecondRead) { Step::Publish } else { Step::Reread };
+            }
+            Step::Reread => match state.disk.tag(self.source) {
+                Some(manifest) if manifest == self.manifest => next.step = Step::Publish,
+                Some(manifest) => (next.manifest, next.step) = (manifest, Step::Pin),
+                None => next = self.over(Step::Done),
+            },
+            Step::Take => next.take(state, is_wrong(Fault::LookBeforePin)),
+            Step::Publish => next.publish(state, faults),
+            Step::Check if state.tags_are_locked() => return None,
+            Step::Check => {
+                next.step = Step::WriteTag;
+                if is_wrong(Fault::LeaseEndsBeforeTag) {
+                    next.pins = BlobSet::NONE;
+                }
+                if !is_wrong(Fault::NoCheckAtCommit) && !state.disk.has(needs) {
+                    next = self.over(Step::Refused);
+                } else if self.keeps() && state.disk.tag(self.source) != Some(self.manifest) {
+                    next = self.over(Step::Done);
+                }
+            }
+            Step::WriteTag => {
+                state.change_tag(self.target, Some(self.manifest));
+                next.step = Step::SyncTag;
+            }
+            Step::SyncTag => {
+                if !is_wrong(Fault::UnsyncedTag) {
+                    state.disk.sync_tag(self.target);
+                }
+                if self.keeps() {
+                    next.step = Step::RemoveSource;
+                } else {
+                    state.acknowledge(self.target, Some(self.manifest));
+                    next = self.over(Step::Done);
+                }
+            }
+            Step::RemoveSource => {
+                state.change_tag(self.source, None);
+                next.step = Step::SyncSource;
+            }
+            Step::SyncSource => {
+                state.disk.sync_tag(self.source);
+                state.acknowledge(self.target, Some(self.manifest));
+                state.acknowledge(self.source, None);
+                next = self.over(Step::Done);
+            }
+        }
+        Some(next)
+    }
+
+    /// `Lease::pin_all`.
+    fn pin(&mut self, blobs: BlobSet, state: &mut State) {
+        self.pins = self.pins.with(blobs);
+        state.since_collection = state.since_collection.map(|since| since.with(blobs));
+    }
+
+    /// `Ingest::add_blob`: a pin, and a look at the blob before that. What others do between
+    /// that look and this pin, they can as well do before the one or after the other.
+    fn take(&mut self, state: &mut State, look_first: bool) {
+        let needs = self.manifest.needs();
+        if !look_first {
+            self.look(self.pins.without(self.looked), state);
+        }
+        if let Some(blob) = needs.without(self.pins).first().map(BlobSet::of)
+            && (!look_first || self.looked.contains(blob))
+        {
+            self.pin(blob, state);
+        }
+        if look_first && let Some(blob) = needs.without(self.looked).first() {
+            self.look(BlobSet::of(blob), state);
+        }
+        if self.pins.contains(needs) && self.looked.contains(needs) {
+            self.step = Step::Publish;
+        }
+    }
+
+    fn look(&mut self, blobs: BlobSet, state: &State) {
+        self.looked = self.looked.with(blobs);
+        self.new = self.new.with(blobs.without(state.disk.blobs()));
+    }
+
+    /// `Ingest::publish_blobs`.
+    fn publish(&mut self, state: &mut State, faults: &[Fault]) {
+        if !self.new.is_empty() {
+            state.disk.publish(self.new);
+            (self.new, self.had_new) = (BlobSet::NONE, true);
+            return;
+        }
+        let skips = faults.contains(&Fault::UnsyncedBlobs)
+            || faults.contains(&Fault::UnsyncedBlobsUnlessNew) && !self.had_new;
+        if !skips {
+            state.disk.sync_blobs();
+        }
+        self.step = Step::Check;
+    }
+}
