@@ -38,6 +38,8 @@ mod pages;
 mod scan;
 mod sled_index;
 mod tally;
+#[cfg(test)]
+mod tests;
 
 pub use catalog::{BlobFacts, Catalog, RecipeFacts};
 pub use scan::Differences;
