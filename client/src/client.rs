@@ -32,7 +32,7 @@ use crate::protocol::response::{
     Tagged, Version,
 };
 use crate::protocol::upkeep::{
-    DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted, Verified, VerifyEvent,
+    DoctorReport, EvictionPlan, Pinned, Reindexed, TrashList, Undeleted, Verified, VerifyEvent,
 };
 
 /// Makes a connection to a daemon.
@@ -208,6 +208,14 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn gc(&self, params: &GcParams) -> Result<GcReport, ClientError> {
         self.post("/v1/gc", params)
+    }
+
+    /// Compares the daemon's index with the disk and mends it.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn reindex(&self) -> Result<Reindexed, ClientError> {
+        self.post("/v1/reindex", &serde_json::json!({}))
     }
 
     /// Fetches a model from its registry. `on_event` sees every line of the answer as it comes,

@@ -282,7 +282,7 @@ pub fn seal(mut object: Vec<u8>) -> Vec<u8> {
 
 const CHECK_KEY: &str = ",\"check\":";
 
-fn check_seal(json: &[u8], expected: Digest) -> Result<(), RecipeError> {
+pub(crate) fn check_seal(json: &[u8], expected: Digest) -> Result<(), RecipeError> {
     let tail = format!("{CHECK_KEY}\"{expected}\"}}");
     let body = json.trim_ascii_end().strip_suffix(tail.as_bytes());
     // The check somewhere else is no check of what follows it.
@@ -290,13 +290,13 @@ fn check_seal(json: &[u8], expected: Digest) -> Result<(), RecipeError> {
     if found == expected { Ok(()) } else { Err(RecipeError::Check { found, expected }) }
 }
 
-struct Extents {
-    size: u64,
-    blobs: BTreeMap<Digest, u64>,
+pub(crate) struct Extents {
+    pub(crate) size: u64,
+    pub(crate) blobs: BTreeMap<Digest, u64>,
 }
 
 /// Proves that the pieces are non-empty and overflow nothing; returns what they add up to.
-fn check_pieces(pieces: &[Piece]) -> Result<Extents, RecipeError> {
+pub(crate) fn check_pieces(pieces: &[Piece]) -> Result<Extents, RecipeError> {
     let mut extents = Extents { size: 0, blobs: BTreeMap::new() };
     for (index, piece) in pieces.iter().enumerate() {
         let refused = || RecipeError::Piece { index };

@@ -42,6 +42,7 @@ enum Route {
     Tag,
     Gc,
     Verify,
+    Reindex,
     Pull,
     Open,
     Import,
@@ -64,6 +65,7 @@ impl Route {
             (&Method::POST, "/v1/tag") => Ok(Self::Tag),
             (&Method::POST, "/v1/gc") => Ok(Self::Gc),
             (&Method::POST, "/v1/verify") => Ok(Self::Verify),
+            (&Method::POST, "/v1/reindex") => Ok(Self::Reindex),
             (&Method::POST, "/v1/pull") => Ok(Self::Pull),
             (&Method::POST, "/v1/open") => Ok(Self::Open),
             (&Method::POST, "/v1/import") => Ok(Self::Import),
@@ -94,7 +96,9 @@ impl Route {
             | Self::Open
             | Self::Verify => Right::Read,
             Self::Pull | Self::Import => Right::Pull,
-            Self::Remove | Self::Undelete | Self::Pin | Self::Tag | Self::Gc => Right::Administer,
+            Self::Remove | Self::Undelete | Self::Pin | Self::Tag | Self::Gc | Self::Reindex => {
+                Right::Administer
+            }
         }
     }
 }
@@ -164,6 +168,7 @@ async fn dispatch(
             }
             Ok(verify::start(&daemon, params))
         }
+        Route::Reindex => respond(&daemon, |daemon| ops::reindex(&daemon.store)).await,
         Route::Pull => {
             let params: PullParams = read_json(request).await?;
             Ok(pull::start(&daemon, params))

@@ -19,6 +19,7 @@ mod pin;
 mod progress;
 mod ps;
 mod pull;
+mod reindex;
 mod rm;
 mod serve;
 mod show;
@@ -90,6 +91,7 @@ enum Command {
     Gc(gc::Params),
     Verify(verify::Params),
     Doctor(doctor::Params),
+    Reindex(reindex::Params),
     Serve(serve::Params),
     Demo(demo::Params),
     #[command(hide = true)]
@@ -127,6 +129,7 @@ fn run(global: &Global, command: Command) -> Result<(), ErrorBody> {
         Command::Gc(params) => gc::run(global, &params),
         Command::Verify(params) => verify::run(global, &params),
         Command::Doctor(params) => doctor::run(global, &params),
+        Command::Reindex(params) => reindex::run(global, &params),
         Command::Serve(params) => serve::run(global, &params),
         Command::Demo(params) => demo::run(&params),
         Command::DemoReader(params) => demo::run_reader(global, &params),

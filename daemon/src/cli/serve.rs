@@ -45,11 +45,14 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let busy = Arc::clone(&daemon);
     let scrubber = Scrubber::start(Arc::clone(&daemon.store), config.scrub_policy(), move || busy.is_busy());
     let scrubber = scrubber.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    runtime.block_on(serve(daemon, &socket))?;
+    let store = Arc::clone(&daemon.store);
+    store.start_index();
+    let served = runtime.block_on(serve(daemon, &socket));
     drop(scrubber);
     // Work in progress is dropped where it stands: what is not committed is swept at the next start.
     runtime.shutdown_background();
-    Ok(())
+    store.stop_index();
+    served
 }
 
 async fn serve(daemon: Arc<Daemon>, path: &Path) -> Result<(), ErrorBody> {

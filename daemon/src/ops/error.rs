@@ -161,6 +161,9 @@ impl OpError {
 
     fn hint(&self) -> Option<String> {
         let hint = match (self, self.code()) {
+            (Self::Store(StoreError::IndexBuilding { .. }), _) => {
+                "try again in a minute; models can be opened meanwhile"
+            }
             (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists what there is",
             (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` makes room; nothing was kept of this",
             (Self::DamagedParts { model, .. }, _) => {
@@ -181,7 +184,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
             ErrorCode::Denied
         }
         StoreError::Io { .. } => ErrorCode::Internal,
-        StoreError::Locked { .. } => ErrorCode::Busy,
+        StoreError::Locked { .. } | StoreError::IndexBuilding { .. } => ErrorCode::Busy,
         StoreError::NoSuchModel { .. } => ErrorCode::NotFound,
         StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } | StoreError::StoreFile { .. } => {
             ErrorCode::InvalidRequest

@@ -42,6 +42,7 @@ pub struct Located {
 pub fn open(store: &Store, params: &OpenParams, holder: String) -> Result<Located, OpError> {
     let lease = store.leases().grant(holder);
     let model = store.leased_model(&params.reference, &lease)?;
+    store.note_use(model.manifest.digest());
     let mut locator = Locator::new(params);
     for file in &model.files {
         locator.add(file);

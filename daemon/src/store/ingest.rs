@@ -249,6 +249,7 @@ impl Ingest {
 
     fn publish_recipes(&self) -> Result<(), StoreError> {
         let (store, temporary) = (&self.store, self.staging.directory().join("recipe"));
+        let _change = store.begin_change();
         for (file, recipe) in &self.recipes {
             let target = store.path(layout::recipe(*file));
             let replaced = disk::file_bytes(&target)?;

@@ -24,15 +24,18 @@ mod condemned;
 pub mod disk;
 mod error;
 mod filesystem;
+pub mod index;
 mod ingest;
 pub mod leases;
 mod models;
+mod outlines;
 mod pins;
 mod quarantine;
 mod reserve;
 mod space;
 mod staged;
 mod staging;
+mod summaries;
 mod tags;
 mod trash;
 
@@ -43,6 +46,7 @@ pub use models::{Model, StoredFile, StoredForm};
 pub use space::{Eviction, SpacePolicy};
 pub use staged::{StagedBlob, StagedFile, StagedHash, StagedWriter};
 pub use staging::Staging;
+pub use summaries::{ManifestSummary, TagSummary};
 pub use tags::Tags;
 pub use trash::TrashedModel;
 
@@ -90,6 +94,8 @@ pub struct Store {
     disk: GuardedDisk,
     durability: Durability,
     space: Space,
+    index: index::StoreIndex,
+    summaries: summaries::Summaries,
     room_maker: OnceLock<Box<dyn MakeRoom>>,
     /// `blobs/`, open.
     blobs: File,
@@ -159,6 +165,8 @@ impl Store {
         let space = Space::new(root.clone(), options.space)?;
         let damaged = quarantine::DamagedBlobs::load(&root)?;
         let store = Self {
+            index: index::StoreIndex::new(root.clone()),
+            summaries: summaries::Summaries::default(),
             root,
             disk,
             durability,
@@ -287,6 +295,10 @@ impl Store {
         &self.space
     }
 
+    const fn index(&self) -> &index::StoreIndex {
+        &self.index
+    }
+
     const fn durability(&self) -> Durability {
         self.durability
     }
@@ -305,18 +317,21 @@ impl Store {
 
     /// Enters a blob that has just been published into the books.
     fn note_blob_added(&self, digest: Digest) -> Result<(), StoreError> {
+        self.note_blob(digest);
         self.space.stored(self.blob_bytes_on_disk(digest)?.unwrap_or_default());
         Ok(())
     }
 
     /// The same for one that is gone and took `bytes` on disk.
-    pub(crate) fn note_blob_removed(&self, _digest: Digest, bytes: u64) {
+    pub(crate) fn note_blob_removed(&self, digest: Digest, bytes: u64) {
+        self.note_blob(digest);
         self.space.freed(bytes);
     }
 
     /// Enters a recipe that has just been published and replaced one of `replaced` bytes on disk.
     fn note_recipe_added(&self, recipe: &Recipe, replaced: u64) -> Result<(), StoreError> {
         self.forget_recipe(recipe.file());
+        self.note_recipe(recipe.file());
         self.space.freed(replaced);
         self.space.stored(disk::file_bytes(&self.path(layout::recipe(recipe.file())))?);
         Ok(())
@@ -325,6 +340,7 @@ impl Store {
     /// The same for one that is gone.
     pub(crate) fn note_recipe_removed(&self, file: Digest, bytes: u64) {
         self.forget_recipe(file);
+        self.note_recipe(file);
         self.space.freed(bytes);
     }
 

@@ -125,6 +125,7 @@ impl Staging {
     /// the file system; from about eight on it is several times cheaper.
     pub(super) fn publish(&self, blobs: Vec<StagedBlob>) -> Result<(), StoreError> {
         const SYNCFS_FROM: usize = 8;
+        let _change = self.0.store.begin_change();
         match self.0.store.durability() {
             // Each was synced when it was sealed.
             Durability::Fsync => {}
