@@ -1,0 +1,144 @@
+//! Crash states of recorded disks: what the store does is recorded write by write, then hundreds of
+//! images are made of what a power cut could have left of it, and each is mounted and checked.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::places::fast_folder;
+
+use crate::crash_image::{CrashState, Record};
+use crate::file_system::{Kind, Mounted};
+use crate::history::History;
+use crate::random::Random;
+use crate::recorder::Recorder;
+use crate::report::Report;
+use crate::workload::{Clock, Sample, Worker, write_sample, write_samples};
+use crate::{Outcome, Setup, invariants};
+
+/// How many clients work at a time.
+const WORKERS: usize = 2;
+/// What each of them does.
+const STEPS: usize = 20;
+
+/// Records and checks every file system that can be had.
+///
+/// # Errors
+/// When recording fails; a violation is no error but is reported.
+pub(crate) fn run(setup: &Setup, report: &mut Report) -> Outcome<()> {
+    for kind in [Kind::Ext4, Kind::Btrfs, Kind::Xfs] {
+        match kind.lack() {
+            Some(reason) => report.skip(&format!("states on {kind}"), &reason),
+            None => check_file_system(kind, setup, report)?,
+        }
+    }
+    Ok(())
+}
+
+/// What the checks of one file system share.
+struct Recorded {
+    kind: Kind,
+    record: Record,
+    history: Arc<History>,
+    /// A model that was not imported.
+    probe: Sample,
+    /// Holds the samples.
+    folder: tempfile::TempDir,
+}
+
+fn check_file_system(kind: Kind, setup: &Setup, report: &mut Report) -> Outcome<()> {
+    let recorded = record(kind, setup.seed)?;
+    println!(
+        "states on {kind}: {} writes and {} flushes recorded, {} changes acknowledged",
+        recorded.record.len() - recorded.record.flush_count(),
+        recorded.record.flush_count(),
+        recorded.history.acknowledged_count()
+    );
+    let start = Instant::now();
+    let mut violations = 0;
+    for number in 0..setup.states {
+        let mut random = Random::new(setup.seed, &format!("{kind} state {number}"));
+        let state = recorded.record.crash_at_random(&mut random);
+        if let Err(violation) = check_state(&recorded, &state) {
+            violations += 1;
+            let image = keep_image(&recorded, &state, setup.seed, number)?;
+            report.violation(&format!(
+                "states on {kind}, seed {}, state {number} ({state}): {violation}; the image as the crash \
+                 left it: {}",
+                setup.seed,
+                image.display()
+            ));
+        }
+    }
+    report.done(&format!("states on {kind}"), setup.states, violations, start.elapsed());
+    Ok(())
+}
+
+/// Runs clients against a daemon whose store lies on a disk that is recorded.
+fn record(kind: Kind, seed: u64) -> Outcome<Recorded> {
+    let folder = fast_folder();
+    let (disk, mounted) = (folder.path().join("disk"), folder.path().join("mounted"));
+    fs::create_dir(&disk)?;
+    fs::create_dir(&mounted)?;
+    let empty = folder.path().join("empty");
+    kind.make(&empty)?;
+    let base = fs::read(&empty)?;
+    fs::remove_file(&empty)?;
+    let samples = write_samples(folder.path())?;
+    let probe = write_sample(folder.path(), "probe", &ModelFile::dense(9))?;
+    let history = Arc::new(History::default());
+    let recorder = Arc::new(Recorder::mount(base.clone(), &disk)?);
+    let file_system = Mounted::mount(kind, recorder.image(), &mounted)?;
+    let daemon = TestDaemon::start_at(&mounted.join("store"));
+    let clock: Arc<Clock> = {
+        let recorder = Arc::clone(&recorder);
+        Arc::new(move || recorder.position())
+    };
+    let worker = |number| {
+        let random = Random::new(seed, &format!("{kind} worker {number}"));
+        Worker::new(number, daemon.command(), &samples, &history, &clock, random)
+    };
+    let worked = work((0..WORKERS).map(worker).collect());
+    let events = recorder.take_events();
+    drop(daemon);
+    file_system.unmount()?;
+    worked?;
+    Ok(Recorded { kind, record: Record::new(&base, events), history, probe, folder })
+}
+
+/// Lets all workers work side by side.
+fn work(workers: Vec<Worker>) -> Outcome<()> {
+    let work = |mut worker: Worker| {
+        let steps = (0..STEPS).map(|_| worker.step().map_err(|error| error.to_string()));
+        steps.collect::<Result<(), String>>()
+    };
+    let threads: Vec<_> = workers.into_iter().map(|worker| thread::spawn(move || work(worker))).collect();
+    for thread in threads {
+        thread.join().map_err(|_panic| "a worker panicked")??;
+    }
+    Ok(())
+}
+
+/// Mounts what the crash left, which replays its journal, and checks the store on it.
+fn check_state(recorded: &Recorded, state: &CrashState) -> Outcome<()> {
+    let (image, mounted) = (recorded.folder.path().join("image"), recorded.folder.path().join("mounted"));
+    recorded.record.write_image(state, &image)?;
+    let file_system = Mounted::mount(recorded.kind, &image, &mounted)?;
+    let root = file_system.directory().join("store");
+    let checked = invariants::check(&root, &recorded.history, state.crash as u64, &recorded.probe);
+    file_system.unmount()?;
+    checked.map(|_contents| ())
+}
+
+/// Keeps the evidence: how threads and the kernel took turns is nothing that a seed repeats.
+fn keep_image(recorded: &Recorded, state: &CrashState, seed: u64, number: usize) -> Outcome<PathBuf> {
+    let folder = Path::new("target/crash");
+    fs::create_dir_all(folder)?;
+    let path = folder.canonicalize()?.join(format!("{}-seed-{seed}-state-{number}.img", recorded.kind));
+    recorded.record.write_image(state, &path)?;
+    Ok(path)
+}
