@@ -81,7 +81,8 @@ impl Record {
         }
         for number in (0..state.durable).chain(state.survivors.iter().copied()) {
             if let Some(Event::Write { offset, bytes }) = self.events.get(number) {
-                let kept = state.torn.filter(|(torn, _)| *torn == number).map_or(bytes.len(), |(_, kept)| kept);
+                let kept =
+                    state.torn.filter(|(torn, _)| *torn == number).map_or(bytes.len(), |(_, kept)| kept);
                 image.write_all_at(bytes.get(..kept).unwrap_or(bytes), *offset)?;
             }
         }

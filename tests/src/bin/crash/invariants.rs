@@ -91,7 +91,8 @@ fn needed_blobs(root: &Path) -> Outcome<BTreeSet<String>> {
         let manifest = parse(&path)?;
         let layers = manifest["layers"].as_array().ok_or_else(|| format!("{}: no layers", path.display()))?;
         for file in layers.iter().chain([&manifest["config"]]) {
-            let of_file = blobs_of_file(root, file).map_err(|lack| format!("I2: {}: {lack}", path.display()))?;
+            let of_file =
+                blobs_of_file(root, file).map_err(|lack| format!("I2: {}: {lack}", path.display()))?;
             needed.extend(of_file);
         }
     }
@@ -103,14 +104,21 @@ fn blobs_of_file(root: &Path, file: &Json) -> Outcome<Vec<String>> {
     let digest = file["digest"].as_str().ok_or("a file without a digest")?;
     let recipe = root.join("recipes").join(format!("{}.json", digest.replace(':', "-")));
     if !recipe.exists() {
-        return Ok(vec![blob_of_length(root, digest, file["size"].as_u64().ok_or("a file without a size")?)?]);
+        return Ok(vec![blob_of_length(
+            root,
+            digest,
+            file["size"].as_u64().ok_or("a file without a size")?,
+        )?]);
     }
     let recipe = parse(&recipe)?;
-    ensure(recipe["file"] == digest && recipe["size"] == file["size"], || "another file's recipe".to_owned())?;
+    ensure(recipe["file"] == digest && recipe["size"] == file["size"], || {
+        "another file's recipe".to_owned()
+    })?;
     let mut blobs = Vec::new();
     for piece in recipe["pieces"].as_array().ok_or("a recipe without pieces")? {
         if let Some(digest) = piece["blob"].as_str() {
-            let end = piece["offset"].as_u64().unwrap_or_default() + piece["length"].as_u64().unwrap_or_default();
+            let end =
+                piece["offset"].as_u64().unwrap_or_default() + piece["length"].as_u64().unwrap_or_default();
             blobs.push(blob_of_length(root, digest, end)?);
         }
     }
@@ -119,7 +127,8 @@ fn blobs_of_file(root: &Path, file: &Json) -> Outcome<Vec<String>> {
 
 fn blob_of_length(root: &Path, digest: &str, least: u64) -> Outcome<String> {
     let name = digest.replace(':', "-");
-    let metadata = fs::metadata(root.join("blobs").join(&name)).map_err(|error| format!("{digest}: {error}"))?;
+    let metadata =
+        fs::metadata(root.join("blobs").join(&name)).map_err(|error| format!("{digest}: {error}"))?;
     ensure(metadata.len() >= least, || format!("{digest}: {} bytes, {least} needed", metadata.len()))?;
     Ok(name)
 }
@@ -176,7 +185,11 @@ fn files_below(folder: &Path) -> Outcome<Vec<PathBuf>> {
     let mut files = Vec::new();
     for name in names(folder) {
         let path = folder.join(name);
-        if fs::symlink_metadata(&path)?.is_dir() { files.extend(files_below(&path)?) } else { files.push(path) }
+        if fs::symlink_metadata(&path)?.is_dir() {
+            files.extend(files_below(&path)?)
+        } else {
+            files.push(path)
+        }
     }
     Ok(files)
 }

@@ -67,7 +67,8 @@ fn main() -> ExitCode {
 }
 
 fn run(setup: &Setup, report: &mut Report) -> Outcome<()> {
-    let parts = || PARTS.iter().filter(|part| setup.parts.is_empty() || setup.parts.contains(&part.name.into()));
+    let parts =
+        || PARTS.iter().filter(|part| setup.parts.is_empty() || setup.parts.contains(&part.name.into()));
     // Before anything else: it may start this program anew.
     let no_mounts = if parts().any(|part| part.takes_mounts) { needs::mounts() } else { None };
     println!("crash tests, seed {}, Linux {}", setup.seed, kernel_release());
@@ -89,9 +90,8 @@ impl Setup {
     fn from_args(arguments: impl Iterator<Item = String>) -> Outcome<Self> {
         let mut setup = Self { parts: Vec::new(), seed: 1, states: 200, cycles: 50 };
         // `--seed=7` and `--seed 7` are the same.
-        let mut words = arguments.flat_map(|argument| {
-            argument.splitn(2, '=').map(str::to_owned).collect::<Vec<_>>()
-        });
+        let mut words =
+            arguments.flat_map(|argument| argument.splitn(2, '=').map(str::to_owned).collect::<Vec<_>>());
         while let Some(word) = words.next() {
             let mut number = || {
                 let value = words.next().ok_or_else(|| format!("{word}: a number expected"))?;

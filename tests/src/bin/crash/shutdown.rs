@@ -81,9 +81,8 @@ fn load_and_cut(
     let mut daemon = TestDaemon::start_at(&file_system.directory().join("store"));
     let is_down = Arc::new(AtomicBool::new(false));
     let clock = clock();
-    let worker = |number: usize, random| {
-        Worker::new(number, daemon.command(), samples, history, &clock, random)
-    };
+    let worker =
+        |number: usize, random| Worker::new(number, daemon.command(), samples, history, &clock, random);
     let mut threads = Vec::new();
     for number in 0..WORKERS {
         let random = random.fork(number);

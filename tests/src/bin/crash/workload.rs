@@ -93,9 +93,8 @@ impl Worker {
         match (self.random.below(8), self.history.latest(&name)) {
             (0, _) => succeeded(&self.blobd.line("gc")),
             (1 | 2, Some(_)) => self.change(&name, None, |worker| worker.blobd.line(&format!("rm {name}"))),
-            (3, Some(content)) if other != name => self.change(&other, Some(&content), |worker| {
-                worker.blobd.line(&format!("tag {name} {other}"))
-            }),
+            (3, Some(content)) if other != name => self
+                .change(&other, Some(&content), |worker| worker.blobd.line(&format!("tag {name} {other}"))),
             _ => {
                 let sample = self.random.pick(&self.samples).clone();
                 self.change(&name, Some(&sample.digest), |worker| import(&worker.blobd, &sample, &name))
