@@ -65,14 +65,15 @@ impl TestDaemon {
     }
 
     /// The same on a store that lies somewhere else, such as on a file system that is about to
-    /// fail: nothing but the store is there.
+    /// fail: nothing but the store is there. It dies with the thread that starts it, even if this
+    /// process is killed, for it would keep that file system mounted.
     ///
     /// # Panics
     /// As for [`Self::start`].
     #[must_use]
     pub fn start_at(root: &Path) -> Self {
-        let root = root.to_path_buf();
-        Self { child: None, wrapper: Vec::new(), root, folder: fast_folder() }.started()
+        let wrapper = ["setpriv", "--pdeathsig", "KILL"].map(str::to_owned).into();
+        Self { child: None, wrapper, root: root.to_path_buf(), folder: fast_folder() }.started()
     }
 
     /// Starts the daemon again on the same store, after it was killed or stopped.

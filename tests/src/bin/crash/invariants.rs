@@ -37,10 +37,10 @@ use crate::workload::{Sample, import};
 /// The first violation.
 pub(crate) fn check(root: &Path, history: &History, crash: u64, probe: &Sample) -> Outcome<Contents> {
     caught(|| {
-        check_blobs(root);
+        check_names(root)?;
         let daemon = TestDaemon::start_at(root);
         ensure(staged(root).is_empty(), || format!("I5: {:?} in staging/ after a start", staged(root)))?;
-        check_blobs(root);
+        check_names(root)?;
         needed_blobs(root)?;
         let contents = exported_models(&daemon.command())?;
         history.check(&contents, crash)?;
@@ -79,6 +79,12 @@ pub(crate) fn exported_models(blobd: &Blobd) -> Outcome<Contents> {
         contents.insert(name.trim_end_matches(":latest").to_owned(), sha256(&file));
     }
     Ok(contents)
+}
+
+/// I1.
+fn check_names(root: &Path) -> Outcome<()> {
+    let checked = caught(|| Ok(check_blobs(root)));
+    checked.map(drop).map_err(|violation| format!("I1: {violation}").into())
 }
 
 /// The blobs that the manifests need, all of which are there (I2).
@@ -186,9 +192,9 @@ fn files_below(folder: &Path) -> Outcome<Vec<PathBuf>> {
     for name in names(folder) {
         let path = folder.join(name);
         if fs::symlink_metadata(&path)?.is_dir() {
-            files.extend(files_below(&path)?)
+            files.extend(files_below(&path)?);
         } else {
-            files.push(path)
+            files.push(path);
         }
     }
     Ok(files)

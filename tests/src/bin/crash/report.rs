@@ -17,7 +17,7 @@ impl Report {
     /// An invariant does not hold.
     pub(crate) fn violation(&mut self, text: &str) {
         self.violations += 1;
-        println!("VIOLATION: {text}");
+        println!("VIOLATION: {}", text.replace('\n', " "));
     }
 
     /// So many states of a part were looked at.

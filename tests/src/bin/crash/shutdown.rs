@@ -48,6 +48,7 @@ fn check_file_system(kind: Kind, setup: &Setup, report: &mut Report) -> Outcome<
     let probe = write_sample(folder.path(), "probe", &ModelFile::dense(9))?;
     let start = Instant::now();
     let (mut contents, mut acknowledged_count, mut cut_count) = (Contents::new(), 0, 0);
+    let mut violations = 0;
     for cycle in 0..setup.cycles {
         let random = Random::new(setup.seed, &format!("{kind} cycle {cycle}"));
         let history = Arc::new(History::of(&contents));
@@ -58,6 +59,7 @@ fn check_file_system(kind: Kind, setup: &Setup, report: &mut Report) -> Outcome<
         match invariants::check(&mounted.join("store"), &history, u64::MAX, &probe) {
             Ok(found) => contents = found,
             Err(violation) => {
+                violations += 1;
                 let seed = setup.seed;
                 report.violation(&format!("shutdown on {kind}, seed {seed}, cycle {cycle}: {violation}"));
                 break;
@@ -66,7 +68,6 @@ fn check_file_system(kind: Kind, setup: &Setup, report: &mut Report) -> Outcome<
         file_system.unmount()?;
     }
     println!("shutdown on {kind}: {acknowledged_count} changes acknowledged in all");
-    let violations = usize::from(!report.is_clean());
     report.done(&format!("shutdown on {kind}"), cut_count, violations, start.elapsed());
     Ok(())
 }
