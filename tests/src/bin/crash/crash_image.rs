@@ -111,6 +111,8 @@ impl fmt::Display for CrashState {
 
 #[cfg(test)]
 mod tests {
+    use blobd_tests::places::fast_folder;
+
     use super::*;
 
     fn write(offset: u64, byte: u8, atoms: usize) -> Event {
@@ -125,7 +127,7 @@ mod tests {
     }
 
     fn image(state: &CrashState) -> Vec<u8> {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = fast_folder();
         let path = folder.path().join("image");
         record().write_image(state, &path).unwrap();
         std::fs::read(path).unwrap()
