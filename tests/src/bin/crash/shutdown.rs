@@ -87,7 +87,7 @@ fn load_and_cut(
     let mut threads = Vec::new();
     for number in 0..WORKERS {
         let random = random.fork(number);
-        threads.push(change_until(&is_down, worker(number, random)));
+        threads.push(worker(number, random).work_until(&is_down));
     }
     let reader = worker(0, random.fork(WORKERS));
     threads.push(read_until(&is_down, reader));
@@ -107,22 +107,6 @@ fn cut(directory: &Path, random: &mut Random) -> Outcome<()> {
     go_down(directory)?;
     sleep(Duration::from_millis(u64::try_from(random.below(30))?));
     Ok(())
-}
-
-/// Changes the store until the power cut. A failure before that is one of the daemon.
-fn change_until(is_down: &Arc<AtomicBool>, mut worker: Worker) -> JoinHandle<Result<(), String>> {
-    let is_down = Arc::clone(is_down);
-    thread::spawn(move || {
-        loop {
-            match worker.step() {
-                Err(_) if is_down.load(Ordering::SeqCst) => return Ok(()),
-                Err(error) => return Err(format!("before the power cut: {error}")),
-                // Answers that need no disk may still come.
-                Ok(()) if is_down.load(Ordering::SeqCst) => return Ok(()),
-                Ok(()) => {}
-            }
-        }
-    })
 }
 
 fn read_until(is_down: &Arc<AtomicBool>, mut worker: Worker) -> JoinHandle<Result<(), String>> {

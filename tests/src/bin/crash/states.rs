@@ -4,8 +4,9 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
@@ -22,8 +23,10 @@ use crate::{Outcome, Setup, invariants};
 
 /// How many clients work at a time.
 const WORKERS: usize = 2;
-/// What each of them does.
-const STEPS: usize = 20;
+/// How often the daemon is killed and started again in the course of it.
+const LIVES: usize = 4;
+/// The shortest time until then; the longest is twice that.
+const LIFE: Duration = Duration::from_millis(150);
 /// One broken step breaks many states; a few images show how.
 const KEPT_IMAGES: usize = 3;
 
@@ -79,7 +82,8 @@ fn check_file_system(kind: Kind, setup: &Setup, report: &mut Report) -> Outcome<
     Ok(())
 }
 
-/// Runs clients against a daemon whose store lies on a disk that is recorded.
+/// Runs clients against a daemon whose store lies on a disk that is recorded. Each life of the
+/// daemon has clients of its own, because a name has only one change at a time.
 fn record(kind: Kind, seed: u64) -> Outcome<Recorded> {
     let folder = fast_folder();
     let (disk, mounted) = (folder.path().join("disk"), folder.path().join("mounted"));
@@ -94,30 +98,36 @@ fn record(kind: Kind, seed: u64) -> Outcome<Recorded> {
     let history = Arc::new(History::default());
     let recorder = Arc::new(Recorder::mount(base.clone(), &disk)?);
     let file_system = Mounted::mount(kind, recorder.image(), &mounted)?;
-    let daemon = TestDaemon::start_at(&mounted.join("store"));
     let clock: Arc<Clock> = {
         let recorder = Arc::clone(&recorder);
         Arc::new(move || recorder.position())
     };
-    let worker = |number| {
-        let random = Random::new(seed, &format!("{kind} worker {number}"));
-        Worker::new(number, daemon.command(), &samples, &history, &clock, random)
-    };
-    let worked = work((0..WORKERS).map(worker).collect());
+    let mut daemon = TestDaemon::start_at(&mounted.join("store"));
+    for life in 0..LIVES {
+        let mut random = Random::new(seed, &format!("{kind} life {life}"));
+        let worker = |number| {
+            let (number, random) = (life * WORKERS + number, random.fork(number));
+            Worker::new(number, daemon.command(), &samples, &history, &clock, random)
+        };
+        let workers = (0..WORKERS).map(worker).collect();
+        work_until_killed(workers, &mut daemon, LIFE + LIFE / 10 * u32::try_from(random.below(10))?)?;
+        daemon.restart();
+    }
     let events = recorder.take_events();
     drop(daemon);
     file_system.unmount()?;
-    worked?;
     Ok(Recorded { kind, record: Record::new(&base, events), history, probe, folder })
 }
 
-/// Lets all workers work side by side.
-fn work(workers: Vec<Worker>) -> Outcome<()> {
-    let work = |mut worker: Worker| {
-        let steps = (0..STEPS).map(|_| worker.step().map_err(|error| error.to_string()));
-        steps.collect::<Result<(), String>>()
-    };
-    let threads: Vec<_> = workers.into_iter().map(|worker| thread::spawn(move || work(worker))).collect();
+/// Lets all workers work side by side until their daemon is killed. What it had not finished is
+/// then in the record too, and the next daemon goes on from there.
+fn work_until_killed(workers: Vec<Worker>, daemon: &mut TestDaemon, life: Duration) -> Outcome<()> {
+    let is_over = Arc::new(AtomicBool::new(false));
+    let work = |worker: Worker| worker.work_until(&is_over);
+    let threads: Vec<_> = workers.into_iter().map(work).collect();
+    sleep(life);
+    is_over.store(true, Ordering::SeqCst);
+    daemon.kill();
     for thread in threads {
         thread.join().map_err(|_panic| "a worker panicked")??;
     }

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 
 use blobd_tests::command::{Blobd, Run};
 use blobd_tests::model::ModelFile;
@@ -83,11 +85,23 @@ impl Worker {
         Self { names, blobd, samples, history, clock, random }
     }
 
+    /// Works in a thread of its own until `is_over`, which is set just before the daemon is killed
+    /// or cut off from its disk. Ends with what a command said that failed before that.
+    pub(crate) fn work_until(mut self, is_over: &Arc<AtomicBool>) -> JoinHandle<Result<(), String>> {
+        let is_over = Arc::clone(is_over);
+        thread::spawn(move || {
+            while !is_over.load(Ordering::SeqCst) {
+                match self.step() {
+                    Err(error) if !is_over.load(Ordering::SeqCst) => return Err(error.to_string()),
+                    _ => {}
+                }
+            }
+            Ok(())
+        })
+    }
+
     /// Does one thing and waits until it is done.
-    ///
-    /// # Errors
-    /// What the command said when it failed.
-    pub(crate) fn step(&mut self) -> Outcome<()> {
+    fn step(&mut self) -> Outcome<()> {
         let name = self.random.pick(&self.names).clone();
         let other = self.random.pick(&self.names).clone();
         match (self.random.below(8), self.history.latest(&name)) {
