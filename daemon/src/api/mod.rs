@@ -41,8 +41,8 @@ enum Route {
     Pin,
     Tag,
     Gc,
-    Reindex,
     Verify,
+    Reindex,
     Pull,
     Open,
     Import,
@@ -64,8 +64,8 @@ impl Route {
             (&Method::POST, "/v1/pin") => Ok(Self::Pin),
             (&Method::POST, "/v1/tag") => Ok(Self::Tag),
             (&Method::POST, "/v1/gc") => Ok(Self::Gc),
-            (&Method::POST, "/v1/reindex") => Ok(Self::Reindex),
             (&Method::POST, "/v1/verify") => Ok(Self::Verify),
+            (&Method::POST, "/v1/reindex") => Ok(Self::Reindex),
             (&Method::POST, "/v1/pull") => Ok(Self::Pull),
             (&Method::POST, "/v1/open") => Ok(Self::Open),
             (&Method::POST, "/v1/import") => Ok(Self::Import),
@@ -161,7 +161,6 @@ async fn dispatch(
             let params: GcParams = read_json(request).await?;
             respond(&daemon, move |daemon| ops::collect(&daemon.store, params)).await
         }
-        Route::Reindex => respond(&daemon, |daemon| ops::reindex(&daemon.store)).await,
         Route::Verify => {
             let params: VerifyParams = read_json(request).await?;
             if params.repair {
@@ -169,6 +168,7 @@ async fn dispatch(
             }
             Ok(verify::start(&daemon, params))
         }
+        Route::Reindex => respond(&daemon, |daemon| ops::reindex(&daemon.store)).await,
         Route::Pull => {
             let params: PullParams = read_json(request).await?;
             Ok(pull::start(&daemon, params))

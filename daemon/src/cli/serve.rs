@@ -42,9 +42,10 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let daemon = Arc::new(daemon);
-    let (store, busy) = (Arc::clone(&daemon.store), Arc::clone(&daemon));
-    let scrubber = Scrubber::start(Arc::clone(&store), config.scrub_policy(), move || busy.is_busy());
+    let busy = Arc::clone(&daemon);
+    let scrubber = Scrubber::start(Arc::clone(&daemon.store), config.scrub_policy(), move || busy.is_busy());
     let scrubber = scrubber.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let store = Arc::clone(&daemon.store);
     store.start_index();
     let served = runtime.block_on(serve(daemon, &socket));
     drop(scrubber);

@@ -99,8 +99,8 @@ fn models(
             (manifest, modified) => (manifest?, modified?),
         };
         let needs = needs(store, &manifest)?;
-        let last_used = last_used(&reference).or_else(|| store.last_use(manifest.digest()));
-        let last_used = last_used.map_or(modified, |opened| opened.max(modified));
+        let opened = last_used(&reference).or_else(|| store.last_use(manifest.digest()));
+        let last_used = opened.map_or(modified, |opened| opened.max(modified));
         models.push(Victim { reference, manifest, last_used, freed_bytes: 0, needs });
     }
     Ok(models)

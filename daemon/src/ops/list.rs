@@ -15,18 +15,34 @@ use crate::store::{Store, StoreError, TagSummary};
 /// [`crate::store::StoreError::Io`].
 pub fn list(store: &Store) -> Result<ModelList, OpError> {
     let has_pins = std::fs::read_dir(store.path(layout::PINS)).is_ok_and(|mut pins| pins.next().is_some());
+    let pinned = |tag: &TagSummary| has_pins && store.is_pinned(&tag.reference);
+    let summaries = store.summaries()?;
+    let mut models: Vec<_> =
+        summaries.iter().map(|tag| ModelSummary { pinned: pinned(tag), ..summary(tag) }).collect();
     let damaged = store.damaged();
-    let mut models = Vec::new();
-    for tag in store.summaries()? {
-        models.push(ModelSummary {
-            pinned: has_pins && store.is_pinned(&tag.reference),
-            damage: damage(store, &tag, &damaged)?,
-            ..summary(&tag)
-        });
+    if !damaged.is_empty() {
+        for (tag, model) in summaries.iter().zip(&mut models) {
+            note_damage(store, tag, model, &damaged)?;
+        }
     }
     models.sort_by(|a, b| a.name.cmp(&b.name));
-    let read_only = store.read_only_reason().map(str::to_owned);
-    Ok(ModelList { models, read_only })
+    Ok(ModelList { models, read_only: store.read_only_reason().map(ToOwned::to_owned) })
+}
+
+/// Looks for damage, which takes reading the model's recipes.
+fn note_damage(
+    store: &Store,
+    tag: &TagSummary,
+    model: &mut ModelSummary,
+    damaged: &BTreeSet<Digest>,
+) -> Result<(), StoreError> {
+    match store.manifest(&tag.reference) {
+        Ok(manifest) => model.damage = damage::of_model(store, &tag.reference, &manifest, damaged)?,
+        // Removed since it was listed; or damaged itself, which the summary says.
+        Err(StoreError::NoSuchModel { .. } | StoreError::Manifest { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }
 
 fn summary(tag: &TagSummary) -> ModelSummary {
@@ -38,24 +54,7 @@ fn summary(tag: &TagSummary) -> ModelSummary {
         modified: rfc3339(tag.modified),
         pinned: false,
         origin: tag.origin.clone(),
-        damage: None,
-    }
-}
-
-/// What is wrong with a model. Its manifest is read again only if some blob is damaged.
-fn damage(store: &Store, tag: &TagSummary, damaged: &BTreeSet<Digest>) -> Result<Option<String>, StoreError> {
-    if let Err(damage) = &tag.manifest {
-        return Ok(Some(damage.clone()));
-    }
-    if damaged.is_empty() {
-        return Ok(None);
-    }
-    match store.manifest(&tag.reference) {
-        Ok(manifest) => damage::of_model(store, &tag.reference, &manifest, damaged),
-        // Removed since it was listed.
-        Err(StoreError::NoSuchModel { .. }) => Ok(None),
-        Err(error @ StoreError::Manifest { .. }) => Ok(Some(error.to_string())),
-        Err(error) => Err(error),
+        damage: manifest.err().cloned(),
     }
 }
 

@@ -1,6 +1,5 @@
 //! Blobs by their digest.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File};
 
 use blobd_store_format::digest::Digest;
@@ -63,11 +62,10 @@ impl Store {
     /// What files of these lengths add up to, but for those whose length some blob has: they may
     /// be there already.
     pub(super) fn certainly_new(&self, sizes: impl Iterator<Item = u64>) -> Result<u64, StoreError> {
-        let mut lengths = BTreeSet::new();
-        for digest in self.blobs()? {
-            lengths.extend(self.blob_size(digest)?);
-        }
-        Ok(sizes.filter(|size| !lengths.contains(size)).fold(0, u64::saturating_add))
+        // Nobody waits for an index that is being built: until then nothing is certain.
+        let Some(catalog) = self.catalog_unless_building()? else { return Ok(0) };
+        let is_new = |size: &u64| catalog.blobs_of_length(*size) == 0;
+        Ok(sizes.filter(is_new).fold(0, u64::saturating_add))
     }
 
     /// Every file that there is a recipe for.

@@ -250,13 +250,13 @@ impl Store {
     /// What the store takes on disk, in bytes, work in progress included.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
-        self.space.used_bytes()
+        self.space().used_bytes()
     }
 
     /// How much more than there is a need of `bytes` takes; 0 if it fits.
     #[must_use]
     pub fn shortage(&self, bytes: u64) -> u64 {
-        self.space.shortage(bytes)
+        self.space().shortage(bytes)
     }
 
     /// Whether models may be evicted when something does not fit.
@@ -291,7 +291,12 @@ impl Store {
         &self.disk
     }
 
-    const fn space(&self) -> &Space {
+    fn space(&self) -> &Space {
+        if self.space.is_uncounted() {
+            // The catalog knows; without one the ledger looks at every file.
+            let counted = self.catalog_now().map(|catalog| catalog.used_bytes());
+            counted.into_iter().for_each(|bytes| self.space.count(bytes));
+        }
         &self.space
     }
 

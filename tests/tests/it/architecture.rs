@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 /// The modules of `daemon/src`, from the bottom up. Those of one row know each other.
 const LAYERS: [&[&str]; 9] = [
-    &["sys"],
+    &["sys", "size"],
     &["store"],
     &["registry", "intake", "gc", "scrub"],
     &["ops"],
     &["config", "session", "state"],
-    &["api"],
+    &["api", "housekeeping"],
     &["server"],
     &["demo"],
     &["cli"],

@@ -251,6 +251,18 @@ impl Store {
         (state.stage == Stage::Ready).then_some(CatalogGuard(state))
     }
 
+    /// The catalog as it is if it is complete; none while it is built. Builds it if nobody has.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] when the disk cannot be read.
+    pub fn catalog_unless_building(&self) -> Result<Option<CatalogGuard<'_>>, StoreError> {
+        let stage = lock(&self.index().0.state).stage;
+        if stage == Stage::Unbuilt {
+            self.index().0.refresh()?;
+        }
+        Ok(self.catalog_now())
+    }
+
     /// Compares the index with the disk, and mends it. Reads every recipe.
     ///
     /// # Errors
