@@ -10,7 +10,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use super::execute::is_held;
-use super::{Node, collect_condemned, needs};
+use super::{Node, collect_from, needs};
 use crate::store::{Eviction, Store, StoreError};
 
 /// What would be evicted, as a value.
@@ -74,6 +74,7 @@ pub fn plan_eviction(
 /// # Errors
 /// [`StoreError`].
 pub fn evict(store: &Store, plan: &EvictionPlan) -> Result<u64, StoreError> {
+    let mut candidates = BTreeSet::new();
     for victim in &plan.victims {
         let _tags = store.lock_tags();
         let leased = store.leases().pinned().contains(&victim.manifest.digest());
@@ -83,9 +84,9 @@ pub fn evict(store: &Store, plan: &EvictionPlan) -> Result<u64, StoreError> {
         }
         tracing::info!("evicting {} to make room", victim.reference.short());
         store.remove_tag(&victim.reference)?;
-        store.condemn(victim.needs.iter().map(|node| node.digest()));
+        candidates.extend(victim.needs.iter().map(|node| node.digest()));
     }
-    Ok(collect_condemned(store)?.freed_bytes())
+    Ok(collect_from(store, candidates)?.freed_bytes())
 }
 
 fn models(

@@ -281,9 +281,9 @@ impl Store {
         !self.condemned.is_empty()
     }
 
-    /// Takes what is condemned and no lease holds.
+    /// Takes what is condemned.
     pub(crate) fn take_condemned(&self) -> BTreeSet<Digest> {
-        self.condemned.take_unpinned(|| self.leases.pinned())
+        self.condemned.take()
     }
 
     /// What changes the disk.
