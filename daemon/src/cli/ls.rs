@@ -40,7 +40,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if let Some(reason) = &list.read_only {
         eprintln!("blobd: the store is read-only: {}", printable(reason));
     }
-    let mut table = Table::new(&["NAME", "ID", "SIZE", "MODIFIED"], &[2]);
+    let mut table = Table::new(&["NAME", "ID", "SIZE", "MODIFIED", "PIN"], &[2]);
     for model in &list.models {
         table.row(row(model));
     }
@@ -63,11 +63,13 @@ fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     print(&table.render(terminal_width()))
 }
 
-fn row(model: &ModelSummary) -> [String; 4] {
-    match &model.damage {
-        None => [model.name.clone(), model.digest.short(), human_bytes(model.size), age(&model.modified)],
-        Some(damage) => [model.name.clone(), "-".to_owned(), "-".to_owned(), format!("damaged: {damage}")],
-    }
+fn row(model: &ModelSummary) -> [String; 5] {
+    let pin = if model.pinned { "pinned" } else { "-" }.to_owned();
+    let (id, size, modified) = match &model.damage {
+        None => (model.digest.short(), human_bytes(model.size), age(&model.modified)),
+        Some(damage) => ("-".to_owned(), "-".to_owned(), format!("damaged: {damage}")),
+    };
+    [model.name.clone(), id, size, modified, pin]
 }
 
 /// `3 hours ago`

@@ -151,10 +151,25 @@ impl OpError {
         }
     }
 
+    fn is_over_quota(&self) -> bool {
+        match self {
+            Self::Store(error) | Self::Intake { source: IntakeError::Store(error), .. } => {
+                matches!(error, StoreError::Quota { .. })
+            }
+            _ => false,
+        }
+    }
+
     fn hint(&self) -> Option<&'static str> {
         match self.code() {
             ErrorCode::NotFound if matches!(self, Self::Store(_)) => Some("`blobd ls` lists what there is"),
+            ErrorCode::NoSpace if self.is_over_quota() => {
+                Some("`blobd gc` or `blobd rm` makes room, and so does a larger quota; nothing was kept of this")
+            }
             ErrorCode::NoSpace => Some("`blobd gc` or `blobd rm` makes room; nothing was kept of this"),
+            ErrorCode::Busy if matches!(self, Self::Store(_)) => {
+                Some("one process at a time has a store open: talk to that one, or stop it first")
+            }
             _ => None,
         }
     }

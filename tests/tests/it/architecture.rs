@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 /// The modules of `daemon/src`, from the bottom up. Those of one row know each other.
 const LAYERS: [&[&str]; 9] = [
-    &["sys"],
+    &["sys", "size"],
     &["store"],
     &["registry", "intake", "gc"],
     &["ops"],
     &["config", "session", "state"],
     &["api"],
-    &["server"],
+    &["server", "housekeeping"],
     &["demo"],
     &["cli"],
 ];

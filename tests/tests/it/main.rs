@@ -17,4 +17,5 @@ mod peers;
 mod pull;
 mod reference_model;
 mod sources;
+mod trash;
 mod zero_copy;
