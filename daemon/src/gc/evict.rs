@@ -57,6 +57,10 @@ pub fn plan_eviction(
     }
     candidates.sort_by(|a, b| (a.last_used, &a.reference).cmp(&(b.last_used, &b.reference)));
     let pinned = store.leases().pinned();
+    // What a session has open, or a transaction found here and builds on, frees nothing.
+    for node in pinned.iter().flat_map(|digest| [Node::Blob(*digest), Node::Recipe(*digest)]) {
+        *users.entry(node).or_default() += 1;
+    }
     let mut evictable = Vec::new();
     for model in candidates {
         match reason_to_spare(store, &model, pinned.contains(&model.manifest.digest())) {

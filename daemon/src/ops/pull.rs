@@ -15,7 +15,7 @@ use tokio::sync::mpsc::Sender;
 use super::{OpError, commit::leaving_nothing};
 use crate::intake::{self, TakenFile};
 use crate::registry::{BlobStream, RegistryClient};
-use crate::store::{Ingest, Store, StoreError, disk};
+use crate::store::{Eviction, Ingest, Store, StoreError, disk};
 
 /// Pulls a model: its manifest, then every file that the store lacks. Blocks the calling thread;
 /// the network runs on the runtime of `handle`. Stops when nobody listens to `events` any more.
@@ -47,6 +47,9 @@ fn take_model(
     let mut pull =
         Pull { registry, handle, reference, events, ingest, downloaded_bytes: 0, present_bytes: 0 };
     for file in files_in_order(&manifest) {
+        pull.expect(file)?;
+    }
+    for file in files_in_order(&manifest) {
         pull.take(file)?;
     }
     tell(events, PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
@@ -60,6 +63,9 @@ fn take_model(
         reused_bytes: pull.present_bytes.saturating_add(committed.reused_bytes),
     })
 }
+
+/// What of a file a recipe holds itself.
+const MAX_PADDING_BYTES: u64 = 16 << 20;
 
 struct Pull<'p> {
     registry: &'p RegistryClient,
@@ -90,18 +96,31 @@ impl Pull<'_> {
         Ok(())
     }
 
-    /// Refuses what no disk of this size could hold before a byte of it is asked for: a manifest
-    /// may claim anything. What is really new is known once the file's header is.
-    fn admit(&self, file: &Descriptor) -> Result<(), OpError> {
-        let store = self.ingest.store();
-        let capacity = disk::capacity_bytes(store.root())?;
-        let limit = store.space_policy().quota_bytes.map_or(capacity, |quota| quota.min(capacity));
-        let is_plain = !file.media_type.is_gguf();
-        if file.size > limit || is_plain && store.shortage(file.size) > 0 && !store.can_make_room() {
-            let (root, free_bytes) = (store.root().to_path_buf(), disk::free_bytes(store.root())?);
-            return Err(StoreError::NoRoom { root, needed_bytes: file.size, free_bytes }.into());
+    /// What is missing may have to be stored; then room for all of it is made at once.
+    fn expect(&self, file: &Descriptor) -> Result<(), OpError> {
+        if !self.is_present(file)? {
+            self.ingest.staging().expect(file.size);
         }
         Ok(())
+    }
+
+    /// Refuses what cannot fit before a byte of it is asked for: a manifest may claim any size.
+    fn admit(&self, file: &Descriptor) -> Result<(), OpError> {
+        let store = self.ingest.store();
+        let (root, policy) = (store.root(), store.space_policy());
+        let free_bytes = disk::free_bytes(root)?;
+        // Of a file that is split, any part may be there already, and models may go for it.
+        let may_fit_yet = file.media_type.is_gguf() || policy.eviction != Eviction::Never;
+        let limit = if may_fit_yet { disk::capacity_bytes(root)? } else { free_bytes };
+        let (root, needed_bytes, used_bytes) = (root.to_path_buf(), file.size, store.used_bytes());
+        match policy.quota_bytes {
+            // A split file has all of its bytes in the store, but for padding.
+            Some(quota_bytes) if needed_bytes > quota_bytes.saturating_add(MAX_PADDING_BYTES) => {
+                Err(StoreError::Quota { root, needed_bytes, used_bytes, quota_bytes }.into())
+            }
+            _ if needed_bytes > limit => Err(StoreError::NoRoom { root, needed_bytes, free_bytes }.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Pinned first: what is found present must not be collected before the tag needs it.

@@ -17,5 +17,6 @@ mod peers;
 mod pull;
 mod reference_model;
 mod sources;
+mod trash;
 mod verify;
 mod zero_copy;
