@@ -29,6 +29,7 @@ mod ingest;
 pub mod leases;
 mod models;
 mod outlines;
+mod own_reads;
 mod pins;
 mod quarantine;
 mod reserve;
@@ -108,6 +109,7 @@ pub struct Store {
     /// Held while blobs are deleted: one collection at a time.
     collections: Mutex<()>,
     condemned: Condemned,
+    own_reads: own_reads::OwnReads,
     next_transaction: AtomicU64,
     /// The transactions that are in progress, by the names of their directories.
     transactions: Mutex<BTreeSet<String>>,
@@ -187,6 +189,7 @@ impl Store {
             tag_changes: Mutex::default(),
             collections: Mutex::default(),
             condemned: Condemned::default(),
+            own_reads: own_reads::OwnReads::default(),
             next_transaction: AtomicU64::new(0),
             transactions: Mutex::default(),
             lock: Mutex::new(lock),
