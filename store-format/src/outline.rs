@@ -2,7 +2,8 @@
 //!
 //! A collection reads every recipe of a store, the index when it is rebuilt too. Neither looks
 //! at tensors, which are two thirds of a recipe and most of the work of reading it. Whatever
-//! [`Recipe::parse`] accepts has an outline with the same blobs.
+//! [`Recipe::parse`] accepts has an outline with the same blobs, and a recipe of which one byte has
+//! changed since it was written has none.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -124,6 +125,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::recipe::seal;
 
     fn sample() -> Recipe {
         let pieces = vec![
@@ -152,6 +154,19 @@ mod tests {
             let broken = json.replacen(from, to, 1);
             assert_ne!(broken, json, "{from} is not in {json}");
             assert!(RecipeOutline::parse(broken.as_bytes()).is_err(), "{to} was accepted");
+            let body = broken.split(",\"check\"").next().unwrap();
+            let error = RecipeOutline::parse(&seal(format!("{body}}}").into_bytes())).unwrap_err();
+            assert!(!matches!(error, RecipeError::Check { .. }), "{to}: {error}");
+        }
+    }
+
+    #[test]
+    fn one_changed_byte_is_noticed_wherever_it_is() {
+        let json = sample().to_json();
+        for index in 0..json.len() - 1 {
+            let mut changed = json.clone();
+            changed[index] ^= 1;
+            assert!(RecipeOutline::parse(&changed).is_err(), "byte {index}");
         }
     }
 

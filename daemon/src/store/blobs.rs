@@ -62,7 +62,8 @@ impl Store {
     /// What files of these lengths add up to, but for those whose length some blob has: they may
     /// be there already.
     pub(super) fn certainly_new(&self, sizes: impl Iterator<Item = u64>) -> Result<u64, StoreError> {
-        let catalog = self.catalog()?;
+        // Nobody waits for an index that is being built: until then nothing is certain.
+        let Some(catalog) = self.catalog_unless_building()? else { return Ok(0) };
         let is_new = |size: &u64| catalog.blobs_of_length(*size) == 0;
         Ok(sizes.filter(is_new).fold(0, u64::saturating_add))
     }

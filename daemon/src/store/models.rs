@@ -143,6 +143,7 @@ impl Store {
         if !is_whole || self.check_file(file)?.is_none() {
             return Ok(());
         }
+        let _change = self.begin_change();
         let freed = self.disk().remove_file(&self.path(layout::recipe(file.digest)))?;
         self.note_recipe_removed(file.digest, freed.unwrap_or_default());
         Ok(())

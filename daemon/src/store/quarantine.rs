@@ -49,6 +49,7 @@ impl Store {
     /// [`StoreError::Io`]; the blob is still in its place then, or the move is not durable.
     pub(crate) fn quarantine(&self, digest: Digest, seen: &Metadata) -> Result<Option<PathBuf>, StoreError> {
         self.disk().create_dir_all(&self.root, Path::new(layout::QUARANTINE))?;
+        let _change = self.begin_change();
         let moved = self.move_aside(digest, seen)?;
         if moved.is_some() {
             self.note_blob_removed(digest, disk::bytes_on_disk(seen));

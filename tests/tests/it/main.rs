@@ -8,6 +8,7 @@ mod conformance;
 mod gc_model;
 mod hostile;
 mod http;
+mod index;
 mod layouts;
 mod life;
 mod locking;

@@ -109,10 +109,10 @@ impl StoreIndex {
 
     /// The thread.
     fn keep(&self, marker: Option<Marker>) {
-        // The daemon's clients come first.
-        let _ = rustix::process::nice(5);
         let outcome = caught(|| {
             let index = self.0.open(marker)?;
+            // Somebody may wait for the catalog; nobody waits for the copy.
+            let _ = rustix::process::nice(5);
             self.0.write(index)
         });
         let Err(error) = outcome else { return };

@@ -38,6 +38,8 @@ mod pages;
 mod scan;
 mod sled_index;
 mod tally;
+#[cfg(test)]
+mod tests;
 
 pub use catalog::{BlobFacts, Catalog, RecipeFacts};
 pub use scan::Differences;
@@ -247,6 +249,18 @@ impl Store {
     pub fn catalog_now(&self) -> Option<CatalogGuard<'_>> {
         let state = lock(&self.index().0.state);
         (state.stage == Stage::Ready).then_some(CatalogGuard(state))
+    }
+
+    /// The catalog as it is if it is complete; none while it is built. Builds it if nobody has.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] when the disk cannot be read.
+    pub fn catalog_unless_building(&self) -> Result<Option<CatalogGuard<'_>>, StoreError> {
+        let stage = lock(&self.index().0.state).stage;
+        if stage == Stage::Unbuilt {
+            self.index().0.refresh()?;
+        }
+        Ok(self.catalog_now())
     }
 
     /// Compares the index with the disk, and mends it. Reads every recipe.

@@ -7,10 +7,12 @@ use std::error::Error;
 use std::path::PathBuf;
 
 mod balloon;
+mod generated;
 mod import;
 mod measure;
 mod open;
 mod plain_map;
+mod scale;
 mod touch;
 
 /// What is measured, and where.
@@ -26,7 +28,10 @@ pub(crate) struct Setup {
     blocks: u32,
     /// How often each measurement is taken.
     rounds: usize,
-    /// The one measurement to take; all if absent.
+    /// Blobs and models of the store for `scale`; several sizes if absent.
+    blobs: Option<u32>,
+    models: Option<u32>,
+    /// The one measurement to take; all but `scale` if absent.
     only: Option<String>,
 }
 
@@ -35,7 +40,11 @@ type Measurement = fn(&Setup) -> measure::Outcome<()>;
 const MEASUREMENTS: [(&str, Measurement); 3] =
     [("import", import::run), ("open", open::run), ("touch", touch::run)];
 
-const USAGE: &str = "--disk=DIR, --tmpfs=DIR, --blocks=N, --rounds=N or --only=import|open|touch";
+/// Only where it is asked for: it takes a million inodes and some minutes.
+const SCALE: &str = "scale";
+
+const USAGE: &str = "--disk=DIR, --tmpfs=DIR, --blocks=N, --rounds=N, --blobs=N, --models=N or \
+                     --only=import|open|touch|scale";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let setup = Setup::from_args(std::env::args().skip(1))?;
@@ -45,6 +54,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         setup.rounds,
         setup.disk.display()
     );
+    if setup.only.as_deref() == Some(SCALE) {
+        return scale::run(&setup);
+    }
     for (name, measurement) in MEASUREMENTS {
         if setup.only.as_deref().is_none_or(|only| only == name) {
             measurement(&setup)?;
@@ -57,13 +69,16 @@ impl Setup {
     fn from_args(arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
         let blobd = std::env::current_exe()?.with_file_name("blobd");
         let (disk, tmpfs) = (PathBuf::from("target"), PathBuf::from("/dev/shm"));
-        let mut setup = Self { blobd, disk, tmpfs, blocks: 4, rounds: 7, only: None };
+        let mut setup =
+            Self { blobd, disk, tmpfs, blocks: 4, rounds: 7, blobs: None, models: None, only: None };
         for argument in arguments {
             match argument.split_once('=') {
                 Some(("--disk", path)) => setup.disk = path.into(),
                 Some(("--tmpfs", path)) => setup.tmpfs = path.into(),
                 Some(("--blocks", count)) => setup.blocks = count.parse()?,
                 Some(("--rounds", count)) => setup.rounds = count.parse()?,
+                Some(("--blobs", count)) => setup.blobs = Some(count.parse()?),
+                Some(("--models", count)) => setup.models = Some(count.parse()?),
                 Some(("--only", name)) => setup.only = Some(name.to_owned()),
                 _ => return Err(format!("{argument}: {USAGE} expected").into()),
             }
