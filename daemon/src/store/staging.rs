@@ -92,6 +92,14 @@ impl Staging {
         self.0.expected.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Announces files of these sizes, each of which takes whole blocks, in place of `announced`
+    /// bytes that they turn out to be.
+    pub fn expect_instead(&self, announced: u64, sizes: impl IntoIterator<Item = u64>) {
+        let space = self.0.store.space();
+        spend(&self.0.expected, announced);
+        self.expect(sizes.into_iter().map(|size| space.on_disk(size)).fold(0, u64::saturating_add));
+    }
+
     /// Starts a blob of `size` bytes, for which the file system sets room aside.
     ///
     /// # Errors
@@ -191,7 +199,7 @@ impl Staging {
         let store = &self.0.store;
         let bytes = store.space().on_disk(size);
         let promised = spend(&self.0.promised, bytes);
-        spend(&self.0.expected, size);
+        spend(&self.0.expected, bytes);
         let with_the_rest = bytes.saturating_add(self.0.expected.load(Ordering::Relaxed));
         let taken = store.with_room(with_the_rest, || store.space().take(bytes, promised, &reserve));
         if taken.is_err() {
