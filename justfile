@@ -32,6 +32,10 @@ demo:
 bench *arguments: build
     cargo run --release --package blobd-tests --bin bench -- {{ arguments }}
 
+# Crash the store on the real kernel; as root, else parts are skipped (docs/RELIABILITY.md)
+crash *arguments: build
+    cargo run --release --package blobd-tests --bin crash -- {{ arguments }}
+
 # Compare with an independent reader of GGUF files; takes `pip install gguf`
 oracle +files: build
     python3 tests/oracle.py target/release/blobd {{ files }}

@@ -25,12 +25,15 @@ use crate::protocol::connection::ConnectionError;
 use crate::protocol::frame::Frame;
 use crate::protocol::request::{
     GcParams, ImportParams, OpenParams, PinParams, PullParams, RemoveParams, TagParams, UndeleteParams,
+    VerifyParams,
 };
 use crate::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, PullDone, PullEvent, Removed, SessionList,
     Tagged, Version,
 };
-use crate::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
+use crate::protocol::upkeep::{
+    DoctorReport, EvictionPlan, Pinned, Reindexed, TrashList, Undeleted, Verified, VerifyEvent,
+};
 
 /// Makes a connection to a daemon.
 type Connector = dyn Fn() -> io::Result<UnixStream> + Send + Sync;
@@ -207,6 +210,14 @@ impl Client {
         self.post("/v1/gc", params)
     }
 
+    /// Compares the daemon's index with the disk and mends it.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn reindex(&self) -> Result<Reindexed, ClientError> {
+        self.post("/v1/reindex", &serde_json::json!({}))
+    }
+
     /// Fetches a model from its registry. `on_event` sees every line of the answer as it comes,
     /// the last included, which is then also what this returns.
     ///
@@ -224,6 +235,29 @@ impl Client {
                 PullEvent::Progress(_) => {}
                 PullEvent::Done(done) => return Ok(done),
                 PullEvent::Failed(answer) => return Err(answer.error.into()),
+            }
+        }
+        Err(ClientError::Closed)
+    }
+
+    /// Has the store's content read from the disk and compared with its digests, and mended if told
+    /// to. `on_event` sees every line of the answer as it comes, the last included, which is then
+    /// also what this returns. Damage that is found is no error.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] when the verification fails, be it before it starts or in the middle.
+    pub fn verify(
+        &self,
+        params: &VerifyParams,
+        mut on_event: impl FnMut(VerifyEvent),
+    ) -> Result<Verified, ClientError> {
+        let mut lines = self.send(Request::post("/v1/verify", params)?)?.lines()?;
+        while let Some(event) = lines.next_json::<VerifyEvent>()? {
+            on_event(event.clone());
+            match event {
+                VerifyEvent::Progress(_) => {}
+                VerifyEvent::Done(verified) => return Ok(verified),
+                VerifyEvent::Failed(answer) => return Err(answer.error.into()),
             }
         }
         Err(ClientError::Closed)

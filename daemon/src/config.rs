@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Deserialize;
 
 use crate::registry::RegistryPolicy;
+use crate::scrub::ScrubPolicy;
 use crate::size;
 use crate::store::{Durability, Eviction, SpacePolicy, StoreOptions};
 
@@ -28,6 +30,28 @@ pub struct Config {
     pub single_user: Option<bool>,
     /// How much of the disk the store may take.
     pub space: SpaceConfig,
+    /// How the daemon verifies in the background.
+    pub scrub: ScrubConfig,
+}
+
+/// The background verification. `docs/STORE-FORMAT.md` says what becomes of damaged blobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ScrubConfig {
+    /// The most bytes that are read per second; 0 turns it off.
+    pub rate_bytes_per_second: u64,
+    /// How many days after one pass over all blobs began the next one begins.
+    pub pass_days: u32,
+    /// It pauses while tasks wait for disks in more than so many percent of the time.
+    pub pause_above_pressure_percent: u8,
+}
+
+impl Default for ScrubConfig {
+    fn default() -> Self {
+        // A tenth of what a SATA disk reads: 100 GiB in 35 minutes, at a few percent of one core.
+        // The scrubber's own waiting is part of the pressure, so its limit is well above that.
+        Self { rate_bytes_per_second: 50 << 20, pass_days: 30, pause_above_pressure_percent: 30 }
+    }
 }
 
 /// The section `[space]`. Sizes are numbers of bytes or texts like `"200 GiB"`.
@@ -138,6 +162,17 @@ impl Config {
         self.single_user.unwrap_or_else(|| !rustix::process::geteuid().is_root())
     }
 
+    /// How the daemon verifies in the background.
+    #[must_use]
+    pub fn scrub_policy(&self) -> ScrubPolicy {
+        let ScrubConfig { rate_bytes_per_second, pass_days, pause_above_pressure_percent } = self.scrub;
+        ScrubPolicy {
+            bytes_per_second: rate_bytes_per_second,
+            period: Duration::from_secs(u64::from(pass_days) * 86400),
+            max_pressure_percent: pause_above_pressure_percent,
+        }
+    }
+
     /// How registries are reached.
     #[must_use]
     pub fn registry_policy(&self) -> RegistryPolicy {
@@ -204,6 +239,15 @@ mod tests {
     #[test]
     fn named_file_must_be_there() {
         assert!(Config::load(Some(Path::new("/nonexistent/config.toml"))).is_err());
+    }
+
+    #[test]
+    fn scrub_is_on_and_can_be_turned_off() {
+        let policy = |text: &str| toml::from_str::<Config>(text).unwrap().scrub_policy();
+        assert_eq!(policy("").bytes_per_second, 50 << 20);
+        assert_eq!(policy("").period, Duration::from_secs(30 * 86400));
+        assert_eq!(policy("[scrub]\nrate_bytes_per_second = 0").bytes_per_second, 0);
+        assert!(toml::from_str::<Config>("[scrub]\nrate = 1").is_err());
     }
 
     #[test]

@@ -26,7 +26,7 @@
 //!
 //! From the outside in: [`cli`] turns arguments into requests, [`server`] and [`api`] turn
 //! requests into verbs, [`ops`] has one file per verb, [`session`] serves open models;
-//! [`intake`], [`registry`] and [`gc`] do the work on the [`store`].
+//! [`intake`], [`registry`], [`scrub`] and [`gc`] do the work on the [`store`].
 
 pub mod api;
 pub mod cli;
@@ -37,6 +37,7 @@ pub mod housekeeping;
 pub mod intake;
 pub mod ops;
 pub mod registry;
+pub mod scrub;
 pub mod server;
 pub mod session;
 pub mod size;

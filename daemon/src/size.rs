@@ -24,9 +24,10 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     if fraction.len() > 6 || (whole.is_empty() && fraction.is_empty()) {
         return Err(refused());
     }
-    let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| refused())? };
+    let digits = |digits: &str| if digits.is_empty() { Some(0u128) } else { digits.parse().ok() };
+    let whole = digits(whole).ok_or_else(refused)?;
     let scale = (0..fraction.len()).fold(1u128, |scale, _| scale * 10);
-    let part: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| refused())? };
+    let part = digits(fraction).ok_or_else(refused)?;
     let bytes = whole.checked_mul(unit_bytes).and_then(|bytes| bytes.checked_add(part * unit_bytes / scale));
     bytes.and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(refused)
 }

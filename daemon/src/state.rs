@@ -24,6 +24,8 @@ pub struct Daemon {
     /// Room for imports and pulls. The others wait, so that buffers and threads stay bounded and
     /// opening a model never waits behind them.
     pub intakes: Arc<Semaphore>,
+    /// Room for verifications, each of which reads as fast as the disk goes: one at a time.
+    pub verifications: Arc<Semaphore>,
     /// When a model was last opened: what eviction goes by.
     pub last_opened: Arc<LastOpened>,
     /// Whether clients are meant to be of the daemon's own user.
@@ -57,10 +59,17 @@ impl Daemon {
             registry: RegistryClient::new(policy)?,
             sessions,
             intakes: Arc::new(Semaphore::new(MAX_INTAKES)),
+            verifications: Arc::new(Semaphore::new(1)),
             last_opened,
             is_single_user: true,
             has_met_owner: AtomicBool::new(false),
         })
+    }
+
+    /// Whether an import, a pull or a verification runs.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.intakes.available_permits() < MAX_INTAKES || self.verifications.available_permits() == 0
     }
 
     /// The same for users other than the daemon's own: one of those who connects is a danger to

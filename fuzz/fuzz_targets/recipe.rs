@@ -5,11 +5,15 @@
 #![no_main]
 
 use blobd_store_format::digest::Digest;
-use blobd_store_format::recipe::{Piece, Recipe};
+use blobd_store_format::recipe::{Piece, Recipe, seal};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(recipe) = Recipe::parse(bytes) else { return };
+    // As it is, and with the check that no fuzzer guesses.
+    let body = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let end = body.windows(8).rposition(|part| part == b",\"check\"").unwrap_or(body.len());
+    let sealed = seal([&body[..end], b"}"].concat());
+    let Ok(recipe) = Recipe::parse(bytes).or_else(|_| Recipe::parse(&sealed)) else { return };
     let json = recipe.to_json();
     assert!(Recipe::parse(&json).is_ok_and(|again| again == recipe));
 

@@ -28,6 +28,8 @@ pub const TRASH: &str = "trash";
 pub const PINS: &str = "pins";
 /// Blobs that failed verification.
 pub const QUARANTINE: &str = "quarantine";
+/// How far the background verification is.
+pub const SCRUB_FILE: &str = "scrub.json";
 /// A cache that can be rebuilt from the rest.
 pub const INDEX: &str = "index";
 /// Held by the one process that has the store open.
@@ -71,6 +73,12 @@ pub fn manifest(reference: &Reference) -> PathBuf {
     [MANIFESTS, reference.host(), reference.namespace(), reference.model(), reference.tag()].iter().collect()
 }
 
+/// `quarantine/sha256-….<seconds>`: a blob that was put aside at this Unix time.
+#[must_use]
+pub fn quarantined(digest: Digest, unix_seconds: u64) -> PathBuf {
+    [QUARANTINE, &format!("{}.{unix_seconds}", blob_name(digest))].iter().collect()
+}
+
 /// `pins/<host>/<namespace>/<model>/<tag>`.
 #[must_use]
 pub fn pin(reference: &Reference) -> PathBuf {
@@ -95,6 +103,15 @@ pub fn parse_recipe_name(name: &str) -> Option<Digest> {
     parse_blob_name(name.strip_suffix(".json")?)
 }
 
+/// The digest and the Unix time that a file name in `quarantine/` stands for, if it is one.
+#[must_use]
+pub fn parse_quarantined_name(name: &str) -> Option<(Digest, u64)> {
+    let (blob, seconds) = name.split_once('.')?;
+    // `+7` and `07` are numbers, but no names that `quarantined` gives.
+    let time: u64 = seconds.parse().ok().filter(|time: &u64| time.to_string() == seconds)?;
+    Some((parse_blob_name(blob)?, time))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,6 +123,20 @@ mod tests {
         assert_eq!(parse_recipe_name(&recipe_name(digest)), Some(digest));
         for name in ["", "sha256-", "sha256-00", ".", "..", "sha256-../../etc/passwd", "index.html"] {
             assert_eq!(parse_blob_name(name), None, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn quarantined_name_reads_back_as_digest_and_time() {
+        let digest = Digest::of(b"x");
+        let path = quarantined(digest, 1_700_000_000);
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap();
+        assert_eq!(parse_quarantined_name(name), Some((digest, 1_700_000_000)));
+        let blob = blob_name(digest);
+        for name in
+            [blob.clone(), format!("{blob}."), format!("{blob}.+7"), format!("{blob}.1.2"), ".1".into()]
+        {
+            assert_eq!(parse_quarantined_name(&name), None, "{name:?}");
         }
     }
 

@@ -46,6 +46,7 @@ pub mod file_type;
 pub mod gguf;
 pub mod layout;
 pub mod manifest;
+pub mod outline;
 pub mod reach;
 pub mod recipe;
 pub mod reference;

@@ -27,20 +27,98 @@ use std::collections::BTreeSet;
 /// ```
 pub fn reachable<N: Ord + Copy, E>(
     roots: impl IntoIterator<Item = N>,
-    mut references: impl FnMut(N) -> Result<Vec<N>, E>,
+    references: impl FnMut(N) -> Result<Vec<N>, E>,
 ) -> Result<BTreeSet<N>, E> {
-    let mut reached = BTreeSet::new();
+    mark(BTreeSet::new(), roots, references)
+}
+
+/// Which of `listed` can be reached from `roots`.
+///
+/// # Errors
+/// The first error of `references`; then no marks are returned.
+///
+/// # Example
+/// ```
+/// use blobd_store_format::reach::mark_listed;
+///
+/// let references = |node: u8| Ok::<_, ()>(if node < 3 { vec![node + 1] } else { vec![] });
+/// let marks = mark_listed(vec![3, 2, 0], [1], references)?;
+/// assert_eq!(marks.unreached().collect::<Vec<_>>(), [0]);
+/// # Ok::<(), ()>(())
+/// ```
+pub fn mark_listed<N: Ord + Copy, E>(
+    listed: Vec<N>,
+    roots: impl IntoIterator<Item = N>,
+    references: impl FnMut(N) -> Result<Vec<N>, E>,
+) -> Result<Marks<N>, E> {
+    mark(Marks::new(listed), roots, references)
+}
+
+/// A list of nodes with one mark for each: as many as a store may have blobs fit into memory that a
+/// set of them would not.
+#[derive(Clone, Debug)]
+pub struct Marks<N> {
+    /// In order, each once.
+    listed: Vec<N>,
+    reached: Vec<bool>,
+    /// What is reached and not listed: few, since the list is of what there is.
+    others: BTreeSet<N>,
+}
+
+impl<N: Ord + Copy> Marks<N> {
+    fn new(mut listed: Vec<N>) -> Self {
+        listed.sort_unstable();
+        listed.dedup();
+        Self { reached: vec![false; listed.len()], listed, others: BTreeSet::new() }
+    }
+
+    /// What is listed and was not reached, in order.
+    pub fn unreached(&self) -> impl Iterator<Item = N> + '_ {
+        self.listed.iter().zip(&self.reached).filter(|(_, reached)| !**reached).map(|(node, _)| *node)
+    }
+}
+
+/// A set that grows.
+trait Visited<N> {
+    /// Adds a node; says whether it was new.
+    fn visit(&mut self, node: N) -> bool;
+}
+
+impl<N: Ord> Visited<N> for BTreeSet<N> {
+    fn visit(&mut self, node: N) -> bool {
+        self.insert(node)
+    }
+}
+
+impl<N: Ord + Copy> Visited<N> for Marks<N> {
+    fn visit(&mut self, node: N) -> bool {
+        let place = self.listed.binary_search(&node).ok();
+        match place.and_then(|place| self.reached.get_mut(place)) {
+            Some(reached) => !std::mem::replace(reached, true),
+            None => self.others.insert(node),
+        }
+    }
+}
+
+/// Takes the set by value: an error leaves nobody with half of it.
+fn mark<V: Visited<N>, N: Copy, E>(
+    mut visited: V,
+    roots: impl IntoIterator<Item = N>,
+    mut references: impl FnMut(N) -> Result<Vec<N>, E>,
+) -> Result<V, E> {
     let mut unvisited: Vec<N> = roots.into_iter().collect();
     while let Some(node) = unvisited.pop() {
-        if reached.insert(node) {
+        if visited.visit(node) {
             unvisited.extend(references(node)?);
         }
     }
-    Ok(reached)
+    Ok(visited)
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -60,5 +138,24 @@ mod tests {
     fn one_unreadable_node_yields_no_set() {
         let references = |node: u8| if node == 7 { Err("unreadable") } else { Ok(vec![node + 1]) };
         assert_eq!(reachable([0], references), Err("unreadable"));
+        assert_eq!(mark_listed(vec![1], [0], references).err(), Some("unreadable"));
+    }
+
+    proptest! {
+        /// Whatever is on the list, and whether or not the way there is on it too.
+        #[test]
+        fn marks_are_the_reachable_set_cut_to_the_list(
+            edges in prop::collection::vec((0u8..30, 0u8..30), 0..60),
+            roots in prop::collection::vec(0u8..30, 0..4),
+            listed in prop::collection::vec(0u8..30, 0..40),
+        ) {
+            let references = |node: u8| {
+                Ok::<_, ()>(edges.iter().filter(|edge| edge.0 == node).map(|edge| edge.1).collect())
+            };
+            let reached = reachable(roots.clone(), references).unwrap();
+            let marks = mark_listed(listed.clone(), roots, references).unwrap();
+            let expected: BTreeSet<u8> = listed.into_iter().filter(|node| !reached.contains(node)).collect();
+            prop_assert!(marks.unreached().eq(expected));
+        }
     }
 }

@@ -123,6 +123,7 @@ impl Recipe {
         if raw.version != Self::VERSION {
             return Err(RecipeError::Version { found: raw.version });
         }
+        check_seal(json, raw.check)?;
         let recipe = Self::new(raw.file, raw.pieces, raw.tensors)?;
         if recipe.size != raw.size {
             return Err(RecipeError::Size { pieces: recipe.size, declared: raw.size });
@@ -141,9 +142,7 @@ impl Recipe {
             tensors: &self.tensors,
         };
         // Strings, integers and arrays always serialise.
-        let mut json = serde_json::to_vec(&raw).unwrap_or_default();
-        json.push(b'\n');
-        json
+        seal(serde_json::to_vec(&raw).unwrap_or_default())
     }
 
     /// The digest of the file that the recipe rebuilds.
@@ -227,6 +226,14 @@ pub enum RecipeError {
         /// Its place in the list.
         index: usize,
     },
+    /// The text is not what was written.
+    #[error("recipe: its content has changed since it was written: digest {found}, {expected} expected")]
+    Check {
+        /// The digest of what is there.
+        found: Digest,
+        /// The digest that it was written with.
+        expected: Digest,
+    },
     /// A tensor lies outside the blobs that the file is made of.
     #[error("recipe: tensor {name:?}: bytes {offset}+{size} are not in a blob of this file")]
     Tensor {
@@ -261,13 +268,35 @@ pub enum RecipeError {
     },
 }
 
-struct Extents {
-    size: u64,
-    blobs: BTreeMap<Digest, u64>,
+/// Ends a JSON object with its own check: the digest of everything before the comma that the check
+/// follows. A recipe with one flipped bit would let a collection delete a blob that is needed.
+#[must_use]
+pub fn seal(mut object: Vec<u8>) -> Vec<u8> {
+    if object.last() == Some(&b'}') {
+        object.pop();
+    }
+    let check = Digest::of(&object);
+    object.extend(format!("{CHECK_KEY}\"{check}\"}}\n").into_bytes());
+    object
+}
+
+const CHECK_KEY: &str = ",\"check\":";
+
+pub(crate) fn check_seal(json: &[u8], expected: Digest) -> Result<(), RecipeError> {
+    let tail = format!("{CHECK_KEY}\"{expected}\"}}");
+    let body = json.trim_ascii_end().strip_suffix(tail.as_bytes());
+    // The check somewhere else is no check of what follows it.
+    let found = Digest::of(body.unwrap_or(json));
+    if found == expected { Ok(()) } else { Err(RecipeError::Check { found, expected }) }
+}
+
+pub(crate) struct Extents {
+    pub(crate) size: u64,
+    pub(crate) blobs: BTreeMap<Digest, u64>,
 }
 
 /// Proves that the pieces are non-empty and overflow nothing; returns what they add up to.
-fn check_pieces(pieces: &[Piece]) -> Result<Extents, RecipeError> {
+pub(crate) fn check_pieces(pieces: &[Piece]) -> Result<Extents, RecipeError> {
     let mut extents = Extents { size: 0, blobs: BTreeMap::new() };
     for (index, piece) in pieces.iter().enumerate() {
         let refused = || RecipeError::Piece { index };
@@ -311,6 +340,7 @@ struct RawRecipe {
     size: u64,
     pieces: Vec<Piece>,
     tensors: Vec<TensorEntry>,
+    check: Digest,
 }
 
 #[derive(Serialize)]
@@ -397,7 +427,23 @@ mod tests {
             let broken = json.replacen(from, to, 1);
             assert_ne!(broken, json, "{from} is not in {json}");
             assert!(Recipe::parse(broken.as_bytes()).is_err(), "{to} was accepted");
+            let body = broken.split(CHECK_KEY).next().unwrap();
+            let error = Recipe::parse(&seal(format!("{body}}}").into_bytes())).unwrap_err();
+            assert!(!matches!(error, RecipeError::Check { .. }), "{to}: {error}");
         }
+    }
+
+    #[test]
+    fn one_changed_byte_is_noticed_wherever_it_is() {
+        let json = sample().to_json();
+        for index in 0..json.len() - 1 {
+            let mut changed = json.clone();
+            changed[index] ^= 1;
+            assert!(Recipe::parse(&changed).is_err(), "byte {index}");
+        }
+        let renamed = String::from_utf8(json).unwrap().replace("\"t\"", "\"u\"");
+        let error = Recipe::parse(renamed.as_bytes()).unwrap_err();
+        assert!(matches!(error, RecipeError::Check { .. }), "{error}");
     }
 
     #[test]

@@ -61,9 +61,19 @@ impl TestDaemon {
     pub fn start_under(wrapper: &[&str], folder: TempDir) -> Self {
         let root = folder.path().join("store");
         let wrapper = wrapper.iter().map(ToString::to_string).collect();
-        let mut daemon = Self { child: None, wrapper, root, folder };
-        daemon.restart();
-        daemon
+        Self { child: None, wrapper, root, folder }.started()
+    }
+
+    /// The same on a store that lies somewhere else, such as on a file system that is about to
+    /// fail: nothing but the store is there. It dies with the thread that starts it, even if this
+    /// process is killed, for it would keep that file system mounted.
+    ///
+    /// # Panics
+    /// As for [`Self::start`].
+    #[must_use]
+    pub fn start_at(root: &Path) -> Self {
+        let wrapper = ["setpriv", "--pdeathsig", "KILL"].map(str::to_owned).into();
+        Self { child: None, wrapper, root: root.to_path_buf(), folder: fast_folder() }.started()
     }
 
     /// Starts the daemon again on the same store, after it was killed or stopped.
@@ -160,6 +170,11 @@ impl TestDaemon {
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn started(mut self) -> Self {
+        self.restart();
+        self
     }
 
     fn log_path(&self) -> PathBuf {

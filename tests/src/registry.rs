@@ -79,6 +79,10 @@ pub enum Fault {
     Gzip,
     /// The body never ends; there is no `Content-Length`.
     Endless,
+    /// All of a blob although a part of it was asked for, as servers do that know no ranges.
+    IgnoreRange,
+    /// The part that was asked for, under the name of another.
+    WrongRange,
 }
 
 /// Which of the two servers was asked.
@@ -307,9 +311,13 @@ impl Shared {
 
     fn answer(&self, request: &Request) -> Answer {
         let fault = self.stock().next_fault(&request.path);
-        let answer = match fault.as_ref().and_then(|fault| replaced(fault, request)) {
+        let mut request = request.clone();
+        if matches!(fault, Some(Fault::IgnoreRange)) {
+            request.headers.remove("range");
+        }
+        let answer = match fault.as_ref().and_then(|fault| replaced(fault, &request)) {
             Some(answer) => return answer,
-            None => self.honest_answer(request),
+            None => self.honest_answer(&request),
         };
         match fault {
             Some(fault) => altered(answer, fault),

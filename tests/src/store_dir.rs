@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::oracle::sha256_of;
@@ -54,6 +54,21 @@ pub fn staged(root: &Path) -> Vec<String> {
 #[must_use]
 pub fn blob_path(root: &Path, digest: &str) -> PathBuf {
     root.join("blobs").join(digest.replace(':', "-"))
+}
+
+/// Inverts the bits of one byte of a file, as a disk may do: the file stays the same inode, and
+/// whoever has it mapped sees that.
+///
+/// # Panics
+/// When there is no such byte.
+pub fn flip_byte(path: &Path, offset: u64) {
+    let mode = |mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    mode(0o644);
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[!byte[0]], offset).unwrap();
+    mode(0o444);
 }
 
 /// The names in a directory, sorted; none if there is no directory.

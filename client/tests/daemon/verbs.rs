@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 use blobd_client::Client;
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::ErrorCode;
-use blobd_client::protocol::request::{GcParams, PullParams, RemoveParams, TagParams};
+use blobd_client::protocol::request::{GcParams, PullParams, RemoveParams, TagParams, VerifyParams};
 use blobd_client::protocol::response::PullEvent;
+use blobd_client::protocol::upkeep::VerifyEvent;
 use blobd_store_format::reference::Reference;
 
 use crate::fake::{client_of, listen};
@@ -163,4 +164,29 @@ fn client_outlives_a_restart_of_the_daemon() {
     assert!(matches!(client.models(), Err(ClientError::NotRunning { .. })));
     listen(&socket, answer);
     client.models().unwrap();
+}
+
+#[test]
+fn verification_ends_with_its_last_line() {
+    let client = client_of(|call| {
+        assert_eq!(call.line(), "post /v1/verify http/1.1");
+        assert_eq!(call.body, br#"{"repair":true}"#);
+        let lines = [
+            "{\"status\":\"reading blobs\",\"total\":9,\"completed\":4}\n",
+            "{\"checked_blobs\":2,\"checked_bytes\":9,\"corrupt\":[]}\n",
+        ];
+        call.stream_chunks(&lines, true);
+    });
+    let mut progress = Vec::new();
+    let params = VerifyParams { reference: None, repair: true };
+    let verified = client.verify(&params, |event| {
+        if let VerifyEvent::Progress(event) = event {
+            progress.push(event.completed);
+        }
+    });
+    assert_eq!((verified.unwrap().checked_blobs, progress), (2, vec![4]));
+    let failing = client_of(|call| {
+        call.stream_chunks(&["{\"error\":{\"code\":\"not_found\",\"message\":\"no such model\"}}\n"], true);
+    });
+    assert_eq!(failing.verify(&params, |_| ()).unwrap_err().code(), ErrorCode::NotFound);
 }

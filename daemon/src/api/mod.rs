@@ -5,6 +5,7 @@ use std::sync::Arc;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
     GcParams, ImportParams, OpenParams, PinParams, PullParams, RemoveParams, TagParams, UndeleteParams,
+    VerifyParams,
 };
 use blobd_client::protocol::response::Version;
 use blobd_store_format::reference::{Reference, ReferenceError};
@@ -18,6 +19,7 @@ use crate::state::Daemon;
 mod body;
 mod pull;
 mod upgrade;
+mod verify;
 
 pub(crate) use body::{Answer, json_answer};
 use body::{error_answer, read_json};
@@ -39,6 +41,8 @@ enum Route {
     Pin,
     Tag,
     Gc,
+    Verify,
+    Reindex,
     Pull,
     Open,
     Import,
@@ -60,6 +64,8 @@ impl Route {
             (&Method::POST, "/v1/pin") => Ok(Self::Pin),
             (&Method::POST, "/v1/tag") => Ok(Self::Tag),
             (&Method::POST, "/v1/gc") => Ok(Self::Gc),
+            (&Method::POST, "/v1/verify") => Ok(Self::Verify),
+            (&Method::POST, "/v1/reindex") => Ok(Self::Reindex),
             (&Method::POST, "/v1/pull") => Ok(Self::Pull),
             (&Method::POST, "/v1/open") => Ok(Self::Open),
             (&Method::POST, "/v1/import") => Ok(Self::Import),
@@ -78,6 +84,7 @@ impl Route {
 
     const fn right(&self) -> Right {
         match self {
+            // A verification that repairs needs more; its body says so.
             Self::Version
             | Self::Models
             | Self::Model(_)
@@ -86,9 +93,12 @@ impl Route {
             | Self::Trash
             | Self::Doctor
             | Self::Eviction(_)
-            | Self::Open => Right::Read,
+            | Self::Open
+            | Self::Verify => Right::Read,
             Self::Pull | Self::Import => Right::Pull,
-            Self::Remove | Self::Undelete | Self::Pin | Self::Tag | Self::Gc => Right::Administer,
+            Self::Remove | Self::Undelete | Self::Pin | Self::Tag | Self::Gc | Self::Reindex => {
+                Right::Administer
+            }
         }
     }
 }
@@ -113,12 +123,8 @@ async fn dispatch(
     mut request: Request<Incoming>,
 ) -> Result<Answer, ErrorBody> {
     let route = Route::of(request.method(), request.uri().path(), request.uri().query())?;
-    if !peer.may(route.right()) {
-        let message = format!("{}: uid {} may not do this", request.uri().path(), peer.uid);
-        return Err(
-            ErrorBody::new(ErrorCode::Denied, message).with_hint("the daemon's own user and root may")
-        );
-    }
+    let path = request.uri().path().to_owned();
+    demand(&peer, route.right(), &path)?;
     match route {
         Route::Version => Ok(json_answer(&version(&daemon))),
         Route::Models => respond(&daemon, |daemon| ops::list(&daemon.store)).await,
@@ -155,6 +161,14 @@ async fn dispatch(
             let params: GcParams = read_json(request).await?;
             respond(&daemon, move |daemon| ops::collect(&daemon.store, params)).await
         }
+        Route::Verify => {
+            let params: VerifyParams = read_json(request).await?;
+            if params.repair {
+                demand(&peer, Right::Pull, &path)?;
+            }
+            Ok(verify::start(&daemon, params))
+        }
+        Route::Reindex => respond(&daemon, |daemon| ops::reindex(&daemon.store)).await,
         Route::Pull => {
             let params: PullParams = read_json(request).await?;
             Ok(pull::start(&daemon, params))
@@ -173,6 +187,14 @@ async fn dispatch(
             Ok(upgrade.accept(1, move |stream| serve_import(daemon, stream, peer, params)))
         }
     }
+}
+
+fn demand(peer: &Peer, right: Right, path: &str) -> Result<(), ErrorBody> {
+    if peer.may(right) {
+        return Ok(());
+    }
+    let message = format!("{path}: uid {} may not do this", peer.uid);
+    Err(ErrorBody::new(ErrorCode::Denied, message).with_hint("the daemon's own user and root may"))
 }
 
 async fn respond<T: serde::Serialize + Send + 'static>(

@@ -6,6 +6,7 @@ use blobd_client::protocol::error::ErrorAnswer;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullEvent, PullProgress};
 use bytes::Bytes;
+use serde::Serialize;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -14,7 +15,7 @@ use crate::ops;
 use crate::state::Daemon;
 
 /// Lines that may wait for a client; progress beyond them is dropped, the last line never.
-const LINES_WAITING: usize = 64;
+pub(super) const LINES_WAITING: usize = 64;
 
 /// Starts a pull. It stops when the client closes the connection.
 pub(super) fn start(daemon: &Arc<Daemon>, params: PullParams) -> Answer {
@@ -54,8 +55,8 @@ async fn run(daemon: Arc<Daemon>, params: PullParams, events: mpsc::Sender<PullE
     let _ = events.send(last).await;
 }
 
-/// Ends when the client has gone, and with it `events`: that is what stops the pull.
-async fn write_lines(mut events: mpsc::Receiver<PullEvent>, lines: mpsc::Sender<Bytes>) {
+/// Ends when the client has gone, and with it `events`: that is what stops the work.
+pub(super) async fn write_lines<E: Serialize>(mut events: mpsc::Receiver<E>, lines: mpsc::Sender<Bytes>) {
     loop {
         let event = tokio::select! {
             event = events.recv() => event,

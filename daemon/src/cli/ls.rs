@@ -65,9 +65,12 @@ fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 
 fn row(model: &ModelSummary) -> [String; 5] {
     let pin = if model.pinned { "pinned" } else { "-" }.to_owned();
+    let (id, size) = (model.digest.short(), human_bytes(model.size));
     let (id, size, modified) = match &model.damage {
-        None => (model.digest.short(), human_bytes(model.size), age(&model.modified)),
-        Some(damage) => ("-".to_owned(), "-".to_owned(), format!("damaged: {damage}")),
+        None => (id, size, age(&model.modified)),
+        // Without a manifest nobody knows ID and size.
+        Some(damage) if model.size == 0 => ("-".to_owned(), "-".to_owned(), format!("damaged: {damage}")),
+        Some(damage) => (id, size, damage.clone()),
     };
     [model.name.clone(), id, size, modified, pin]
 }

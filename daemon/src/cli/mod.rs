@@ -19,11 +19,13 @@ mod pin;
 mod progress;
 mod ps;
 mod pull;
+mod reindex;
 mod rm;
 mod serve;
 mod show;
 mod tag;
 mod undelete;
+mod verify;
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
 #[derive(Debug, Parser)]
@@ -87,7 +89,9 @@ enum Command {
     Unpin(pin::UnpinArgs),
     Tag(tag::Params),
     Gc(gc::Params),
+    Verify(verify::Params),
     Doctor(doctor::Params),
+    Reindex(reindex::Params),
     Serve(serve::Params),
     Demo(demo::Params),
     #[command(hide = true)]
@@ -123,7 +127,9 @@ fn run(global: &Global, command: Command) -> Result<(), ErrorBody> {
         Command::Unpin(params) => pin::run_unpin(global, &params),
         Command::Tag(params) => tag::run(global, &params),
         Command::Gc(params) => gc::run(global, &params),
+        Command::Verify(params) => verify::run(global, &params),
         Command::Doctor(params) => doctor::run(global, &params),
+        Command::Reindex(params) => reindex::run(global, &params),
         Command::Serve(params) => serve::run(global, &params),
         Command::Demo(params) => demo::run(&params),
         Command::DemoReader(params) => demo::run_reader(global, &params),

@@ -13,6 +13,7 @@ use super::connect::{load_config, root};
 use crate::config::Defaults;
 use crate::housekeeping;
 use crate::ops::OpError;
+use crate::scrub::Scrubber;
 use crate::server::{Server, Socket};
 use crate::state::Daemon;
 use crate::store::Store;
@@ -40,10 +41,18 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     // thread to thread waits for each to wake. Blocking work has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    runtime.block_on(serve(Arc::new(daemon), &socket))?;
+    let daemon = Arc::new(daemon);
+    let busy = Arc::clone(&daemon);
+    let scrubber = Scrubber::start(Arc::clone(&daemon.store), config.scrub_policy(), move || busy.is_busy());
+    let scrubber = scrubber.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let store = Arc::clone(&daemon.store);
+    store.start_index();
+    let served = runtime.block_on(serve(daemon, &socket));
+    drop(scrubber);
     // Work in progress is dropped where it stands: what is not committed is swept at the next start.
     runtime.shutdown_background();
-    Ok(())
+    store.stop_index();
+    served
 }
 
 async fn serve(daemon: Arc<Daemon>, path: &Path) -> Result<(), ErrorBody> {

@@ -11,7 +11,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use super::execute::is_held;
-use super::{Node, collect_condemned, needs};
+use super::{Node, collect_from, needs};
 use crate::store::{Eviction, Store, StoreError};
 
 /// What would be evicted, as a value.
@@ -79,6 +79,7 @@ pub fn plan_eviction(
 /// # Errors
 /// [`StoreError`].
 pub fn evict(store: &Store, plan: &EvictionPlan) -> Result<u64, StoreError> {
+    let mut candidates = BTreeSet::new();
     for victim in &plan.victims {
         let _tags = store.lock_tags();
         let leased = store.leases().pinned().contains(&victim.manifest.digest());
@@ -88,9 +89,9 @@ pub fn evict(store: &Store, plan: &EvictionPlan) -> Result<u64, StoreError> {
         }
         tracing::info!("evicting {} to make room", victim.reference.short());
         store.remove_tag(&victim.reference)?;
-        store.condemn(victim.needs.iter().map(|node| node.digest()));
+        candidates.extend(victim.needs.iter().map(|node| node.digest()));
     }
-    Ok(collect_condemned(store)?.freed_bytes())
+    Ok(collect_from(store, candidates)?.freed_bytes())
 }
 
 fn models(
@@ -104,7 +105,8 @@ fn models(
             (manifest, modified) => (manifest?, modified?),
         };
         let needs = needs(store, &manifest)?;
-        let last_used = last_used(&reference).map_or(modified, |opened| opened.max(modified));
+        let opened = last_used(&reference).or_else(|| store.last_use(manifest.digest()));
+        let last_used = opened.map_or(modified, |opened| opened.max(modified));
         models.push(Victim { reference, manifest, last_used, freed_bytes: 0, needs });
     }
     Ok(models)

@@ -28,6 +28,7 @@ pub(super) fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> 
     if !plan.deletions.is_empty() {
         settle(store)?;
     }
+    let _change = store.begin_change();
     for (node, _) in &plan.deletions {
         match collection.delete_unpinned(node.digest(), || delete(store, *node)).transpose()? {
             Some(Outcome::Deleted(bytes)) => done.deletions.push((*node, bytes)),
@@ -56,7 +57,7 @@ fn delete(store: &Store, node: Node) -> Result<Outcome, StoreError> {
 }
 
 /// Whether a process has the blob open or mapped, as far as the kernel tells.
-pub(super) fn is_held(store: &Store, digest: Digest) -> bool {
+pub(crate) fn is_held(store: &Store, digest: Digest) -> bool {
     let file = File::open(store.path(layout::blob(digest)));
     // Where the file system has no leases, the sessions' own leases have to do.
     file.and_then(|file| crate::sys::is_in_use(&file)).unwrap_or(false)

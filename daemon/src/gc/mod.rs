@@ -9,64 +9,30 @@ use std::collections::BTreeSet;
 use std::time::SystemTime;
 
 use blobd_store_format::digest::Digest;
-use blobd_store_format::manifest::Manifest;
-use blobd_store_format::reach::reachable;
-use blobd_store_format::reference::Reference;
 
 use crate::store::{Store, StoreError};
 
 mod evict;
 mod execute;
 mod holders;
+mod mark;
 mod plan;
 
 pub use evict::{EvictionPlan, Victim, evict, plan_eviction};
 pub use holders::holders;
+pub use mark::needs;
 pub(crate) use plan::UNKNOWN_HOLDER;
 pub use plan::{GcPlan, Litter, Node};
 
-use execute::{execute, forget_origins, is_held};
-
-/// Everything that some tag needs, or some model whose time in the trash is not over at `now`.
-///
-/// # Errors
-/// The first manifest or recipe that cannot be read or is missing, or a file under `manifests/`
-/// that is none; the same in the trash.
-fn mark(store: &Store, now: SystemTime) -> Result<BTreeSet<Node>, StoreError> {
-    let tags = store.tags()?;
-    if let Some(path) = tags.foreign.into_iter().next() {
-        return Err(StoreError::ForeignFile { path });
-    }
-    let mut roots = Vec::new();
-    for reference in &tags.references {
-        match store.manifest(reference) {
-            Ok(manifest) => {
-                check_complete(store, reference, &manifest)?;
-                roots.extend(roots_of(&manifest));
-            }
-            // Removed since it was listed, by its owner.
-            Err(StoreError::NoSuchModel { .. }) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    for trashed in store.trash()?.iter().filter(|trashed| !trashed.is_expired(now)) {
-        roots.extend(roots_of(&trashed.manifest));
-    }
-    reachable(roots, |node| references(store, node))
-}
-
-/// Everything that a manifest needs.
-///
-/// # Errors
-/// A recipe that cannot be read.
-pub fn needs(store: &Store, manifest: &Manifest) -> Result<BTreeSet<Node>, StoreError> {
-    reachable(roots_of(manifest), |node| references(store, node))
-}
+pub(crate) use execute::is_held;
+use execute::{execute, forget_origins};
+use mark::mark;
 
 /// Plans a collection of the whole store.
 ///
 /// # Errors
-/// As for [`mark`].
+/// One manifest or recipe that cannot be read or is missing, or a file under `manifests/` or in the
+/// trash that is none.
 pub fn plan(store: &Store) -> Result<GcPlan, StoreError> {
     // What another collection deletes meanwhile would look like damage.
     let _alone = store.lock_collections();
@@ -76,17 +42,17 @@ pub fn plan(store: &Store) -> Result<GcPlan, StoreError> {
 fn plan_alone(store: &Store) -> Result<GcPlan, StoreError> {
     let now = SystemTime::now();
     let pinned = store.leases().pinned();
-    let reachable = mark(store, now)?;
-    let blobs = store.blobs()?.into_iter().map(Node::Blob);
-    let recipes = store.recipes()?.into_iter().map(Node::Recipe);
-    let plan = GcPlan::new(store, blobs.chain(recipes), &reachable, &pinned)?;
+    let mut candidates: Vec<Node> = store.recipes()?.into_iter().map(Node::Recipe).collect();
+    candidates.extend(store.blobs()?.into_iter().map(Node::Blob));
+    let marks = mark(store, candidates, now)?;
+    let plan = GcPlan::new(store, marks.unreached(), &pinned)?;
     plan.with_litter(store, now)
 }
 
 /// Collects the whole store; returns what was deleted.
 ///
 /// # Errors
-/// As for [`mark`]; then nothing has been deleted. [`StoreError::Io`] when a file cannot be
+/// As for [`plan`]; then nothing has been deleted. [`StoreError::Io`] when a file cannot be
 /// removed; what was removed before stays removed.
 pub fn collect(store: &Store) -> Result<GcPlan, StoreError> {
     let _alone = store.lock_collections();
@@ -100,19 +66,35 @@ pub fn collect(store: &Store) -> Result<GcPlan, StoreError> {
 /// Collects what is condemned and nothing needs or holds any more. Cheap when that is nothing.
 ///
 /// # Errors
-/// As for [`collect`]; what was condemned is left to the next `gc` then.
+/// As for [`collect_from`].
 pub fn collect_condemned(store: &Store) -> Result<GcPlan, StoreError> {
-    let (held, condemned) = still_held(store, store.take_condemned())?;
-    if condemned.is_empty() {
+    collect_from(store, store.take_condemned())
+}
+
+/// Collects what of `candidates` nothing needs. What a lease, or a program that has it open or
+/// mapped, still holds is condemned. Cheap when that is all.
+///
+/// # Errors
+/// As for [`collect`]; the candidates are left to the next `gc` then.
+pub fn collect_from(store: &Store, candidates: BTreeSet<Digest>) -> Result<GcPlan, StoreError> {
+    let pinned = store.leases().pinned();
+    let (leased, free): (BTreeSet<_>, BTreeSet<_>) =
+        candidates.into_iter().partition(|digest| pinned.contains(digest));
+    // Asking the kernel costs microseconds; reading all manifests does not.
+    let (held, free): (BTreeSet<_>, BTreeSet<_>) =
+        free.into_iter().partition(|digest| is_held(store, *digest));
+    store.condemn(leased.into_iter().chain(held.iter().copied()));
+    let held = measured(store, held)?;
+    if free.is_empty() {
         return Ok(GcPlan { held, ..GcPlan::default() });
     }
-    let nodes = condemned.into_iter().flat_map(|digest| [Node::Recipe(digest), Node::Blob(digest)]);
+    let nodes = free.into_iter().flat_map(|digest| [Node::Recipe(digest), Node::Blob(digest)]).collect();
     let _alone = store.lock_collections();
     let collection = store.leases().begin_collection();
     let pinned = store.leases().pinned();
     // Of the trash everything stays: what has expired there goes with its record.
-    let reachable = mark(store, SystemTime::UNIX_EPOCH)?;
-    let plan = GcPlan::new(store, nodes, &reachable, &pinned)?;
+    let marks = mark(store, nodes, SystemTime::UNIX_EPOCH)?;
+    let plan = GcPlan::new(store, marks.unreached(), &pinned)?;
     let mut deleted = execute(store, &plan, &collection)?;
     forget_origins(store, &collection)?;
     deleted.held.extend(held);
@@ -134,40 +116,8 @@ pub fn empty_trash(store: &Store) -> Result<GcPlan, StoreError> {
     if expired.is_empty() { Ok(GcPlan::default()) } else { collect_condemned(store) }
 }
 
-/// Parts what some process has open or mapped, which stays condemned, from what is free. Asking
-/// the kernel costs microseconds; reading all manifests does not.
-fn still_held(
-    store: &Store,
-    condemned: BTreeSet<Digest>,
-) -> Result<(Vec<(Node, u64)>, BTreeSet<Digest>), StoreError> {
-    let (held, free): (BTreeSet<_>, BTreeSet<_>) =
-        condemned.into_iter().partition(|digest| is_held(store, *digest));
-    store.condemn(held.iter().copied());
-    let measured = held.into_iter().map(Node::Blob).map(|node| {
-        let bytes = node.bytes_on_disk(store)?;
-        Ok((node, bytes.unwrap_or_default()))
-    });
-    Ok((measured.collect::<Result<_, StoreError>>()?, free))
-}
-
-/// A file that has neither blob nor recipe may have had a recipe, and nobody knows which blobs
-/// that would have named.
-fn check_complete(store: &Store, reference: &Reference, manifest: &Manifest) -> Result<(), StoreError> {
-    for digest in manifest.digests() {
-        if store.blob_size(digest)?.is_none() && store.recipe(digest)?.is_none() {
-            return Err(StoreError::Incomplete { name: reference.short(), digest });
-        }
-    }
-    Ok(())
-}
-
-fn roots_of(manifest: &Manifest) -> Vec<Node> {
-    let digests = manifest.digests();
-    digests.into_iter().flat_map(|digest| [Node::Blob(digest), Node::Recipe(digest)]).collect()
-}
-
-fn references(store: &Store, node: Node) -> Result<Vec<Node>, StoreError> {
-    let Node::Recipe(file) = node else { return Ok(Vec::new()) };
-    let blobs = store.recipe(file)?.map(|recipe| recipe.digests()).unwrap_or_default();
-    Ok(blobs.into_iter().map(Node::Blob).collect())
+/// Blobs with what they take on disk.
+fn measured(store: &Store, blobs: BTreeSet<Digest>) -> Result<Vec<(Node, u64)>, StoreError> {
+    let measure = |node: Node| Ok((node, node.bytes_on_disk(store)?.unwrap_or_default()));
+    blobs.into_iter().map(Node::Blob).map(measure).collect()
 }

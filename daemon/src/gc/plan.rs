@@ -117,22 +117,17 @@ pub struct GcPlan {
 }
 
 impl GcPlan {
-    /// Plans to delete what of `candidates` is neither reachable nor pinned.
+    /// Plans to delete what of `unneeded` is not pinned, in the order in which it comes.
     ///
     /// # Errors
     /// [`StoreError::Io`] when a candidate's size cannot be read.
     pub fn new(
         store: &Store,
-        candidates: impl IntoIterator<Item = Node>,
-        reachable: &BTreeSet<Node>,
+        unneeded: impl IntoIterator<Item = Node>,
         pinned: &BTreeSet<Digest>,
     ) -> Result<Self, StoreError> {
-        let unneeded: BTreeSet<Node> = candidates
-            .into_iter()
-            .filter(|node| !reachable.contains(node) && !pinned.contains(&node.digest()))
-            .collect();
         let mut plan = Self::default();
-        for node in unneeded {
+        for node in unneeded.into_iter().filter(|node| !pinned.contains(&node.digest())) {
             let Some(bytes) = node.bytes_on_disk(store)? else { continue };
             match node {
                 Node::Blob(digest) if is_held(store, digest) => plan.held.push((node, bytes)),
@@ -146,7 +141,7 @@ impl GcPlan {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub(super) fn with_litter(mut self, store: &Store, now: SystemTime) -> Result<Self, StoreError> {
+    pub(crate) fn with_litter(mut self, store: &Store, now: SystemTime) -> Result<Self, StoreError> {
         for trashed in store.trash()?.into_iter().filter(|trashed| trashed.is_expired(now)) {
             let bytes = disk::file_bytes(&store.path(layout::trashed(trashed.record)))?;
             self.litter.push(Litter::Trash { record: trashed.record, bytes });

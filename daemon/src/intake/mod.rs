@@ -47,6 +47,7 @@ pub fn take_gguf(
     let Head { header, surplus } = read_head(source, size)?;
     let plan = SplitPlan::new(&header, size)?;
     announce(ingest, &plan);
+    ingest.admit(plan.blobs().iter().map(|blob| blob.size))?;
     let facts = ModelFacts::of(&header);
     let mut source = Cursor::new(header.bytes()).chain(Cursor::new(surplus)).chain(source);
     let parts = pipeline::split(ingest, &mut source, &plan, progress)?;
@@ -73,6 +74,7 @@ pub fn take_whole(
     size: u64,
     progress: &mut dyn FnMut(u64),
 ) -> Result<TakenFile, IntakeError> {
+    ingest.admit([size].into_iter())?;
     let mut writer = ingest.staging().stage(size)?;
     let mut buffer = vec![0; CHUNK_BYTES.min(usize::try_from(size).unwrap_or(CHUNK_BYTES))];
     let mut offset = 0;

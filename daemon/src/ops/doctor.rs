@@ -1,11 +1,14 @@
 //! `doctor`: what is wrong with the set-up and how to mend it.
 
 use std::os::unix::fs::MetadataExt as _;
+use std::time::{Duration, UNIX_EPOCH};
 
 use blobd_client::protocol::upkeep::{Check, CheckStatus, DoctorReport};
 
-use super::OpError;
+use super::{OpError, rfc3339};
 use crate::gc;
+use crate::scrub::Cursor;
+use crate::store::index::IndexStatus;
 use crate::store::{Eviction, FileSystem, Store, StoreError, disk};
 
 /// What doctor has to know about the daemon around the store.
@@ -31,6 +34,9 @@ pub fn doctor(store: &Store, surroundings: Surroundings) -> Result<DoctorReport,
             hard_links(),
             space(store)?,
             reserve(store),
+            index(store),
+            damage(store),
+            scrub(store),
             metadata(store),
             descriptors(),
         ],
@@ -132,6 +138,33 @@ fn reserve(store: &Store) -> Check {
         Some(bytes) => ok("reserve", format!("{bytes} bytes, for removing on a full disk")),
         None => warning("reserve", "none", "it is made when there is room"),
     }
+}
+
+fn index(store: &Store) -> Check {
+    const HINT: &str = "models are served all the same; `blobd reindex` or a restart rebuilds it";
+    match store.index_status() {
+        IndexStatus::Degraded(reason) => warning("index", format!("kept in memory only: {reason}"), HINT),
+        IndexStatus::Building => ok("index", "being built"),
+        _ => ok("index", "a cache; nothing depends on it"),
+    }
+}
+
+fn damage(store: &Store) -> Check {
+    match store.damaged().len() {
+        0 => ok("content", "no blob is known to be damaged"),
+        count => {
+            let detail = format!("{count} blobs are damaged or missing");
+            failure("content", detail, "`blobd verify --repair` fetches them again")
+        }
+    }
+}
+
+fn scrub(store: &Store) -> Check {
+    let cursor = Cursor::load(store);
+    let time = |seconds| rfc3339(UNIX_EPOCH + Duration::from_secs(seconds));
+    let ended = cursor.ended.map_or_else(|| "none yet".to_owned(), |ended| format!("ended {}", time(ended)));
+    let running = cursor.last.map_or_else(String::new, |_| format!(", {} blobs into the next", cursor.blobs));
+    ok("scrub", format!("last complete pass {ended}{running}"))
 }
 
 fn metadata(store: &Store) -> Check {

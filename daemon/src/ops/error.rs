@@ -102,6 +102,14 @@ pub enum OpError {
         /// What was asked for.
         what: String,
     },
+    /// What was asked for of the model is damaged, as a verification has found.
+    #[error("model {model}: damaged: {parts}")]
+    DamagedParts {
+        /// The model.
+        model: String,
+        /// The first few parts.
+        parts: String,
+    },
     /// The model has more layers than one answer can list.
     #[error(
         "model {model}: {count} layers, at most {MAX_OPEN_LAYERS} can be opened at once; name a component"
@@ -142,7 +150,7 @@ impl OpError {
             | Self::NotAFile { .. }
             | Self::PinnedTarget { .. }
             | Self::TooManyLayers { .. } => ErrorCode::InvalidRequest,
-            Self::Damaged { .. } => ErrorCode::Corrupt,
+            Self::Damaged { .. } | Self::DamagedParts { .. } => ErrorCode::Corrupt,
             Self::DigestMismatch { .. } => ErrorCode::Upstream,
             Self::NotInModel { .. } | Self::NotInTrash { .. } => ErrorCode::NotFound,
             Self::Pinned { .. } => ErrorCode::Denied,
@@ -160,18 +168,25 @@ impl OpError {
         }
     }
 
-    fn hint(&self) -> Option<&'static str> {
-        match self.code() {
-            ErrorCode::NotFound if matches!(self, Self::Store(_)) => Some("`blobd ls` lists what there is"),
-            ErrorCode::NoSpace if self.is_over_quota() => {
-                Some("`blobd gc` or `blobd rm` makes room, and so does a larger quota; nothing was kept of this")
+    fn hint(&self) -> Option<String> {
+        let hint = match (self, self.code()) {
+            (Self::Store(StoreError::IndexBuilding { .. }), _) => {
+                "try again in a minute; models can be opened meanwhile"
             }
-            ErrorCode::NoSpace => Some("`blobd gc` or `blobd rm` makes room; nothing was kept of this"),
-            ErrorCode::Busy if matches!(self, Self::Store(_)) => {
-                Some("one process at a time has a store open: talk to that one, or stop it first")
+            (Self::Store(StoreError::Locked { .. }), _) => {
+                "one process at a time has a store open: talk to that one, or stop it first"
             }
-            _ => None,
-        }
+            (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists what there is",
+            (_, ErrorCode::NoSpace) if self.is_over_quota() => {
+                "`blobd gc` or `blobd rm` makes room, and so does a larger quota; nothing was kept of this"
+            }
+            (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` makes room; nothing was kept of this",
+            (Self::DamagedParts { model, .. }, _) => {
+                return Some(format!("`blobd verify --repair {model}` mends it; the rest can be opened"));
+            }
+            _ => return None,
+        };
+        Some(hint.to_owned())
     }
 }
 
@@ -184,7 +199,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
             ErrorCode::Denied
         }
         StoreError::Io { .. } => ErrorCode::Internal,
-        StoreError::Locked { .. } => ErrorCode::Busy,
+        StoreError::Locked { .. } | StoreError::IndexBuilding { .. } => ErrorCode::Busy,
         StoreError::NoSuchModel { .. } => ErrorCode::NotFound,
         StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } | StoreError::StoreFile { .. } => {
             ErrorCode::InvalidRequest

@@ -1,54 +1,60 @@
 //! `ls`: the models there are.
 
+use std::collections::BTreeSet;
+
 use blobd_client::protocol::response::{ModelList, ModelSummary};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::reference::Reference;
+use blobd_store_format::layout;
 
-use super::OpError;
-use crate::store::{Store, StoreError};
+use super::{OpError, damage};
+use crate::store::{Store, StoreError, TagSummary};
 
 /// Lists every tag. One whose manifest is damaged is listed with what is wrong, not left out.
 ///
 /// # Errors
-/// [`StoreError::Io`].
+/// [`crate::store::StoreError::Io`].
 pub fn list(store: &Store) -> Result<ModelList, OpError> {
-    let mut models = Vec::new();
-    for reference in store.tags()?.references {
-        match summary(store, &reference) {
-            Ok(summary) => models.push(summary),
-            // Removed since it was listed.
-            Err(StoreError::NoSuchModel { .. }) => {}
-            Err(error) => return Err(error.into()),
+    let has_pins = std::fs::read_dir(store.path(layout::PINS)).is_ok_and(|mut pins| pins.next().is_some());
+    let pinned = |tag: &TagSummary| has_pins && store.is_pinned(&tag.reference);
+    let summaries = store.summaries()?;
+    let mut models: Vec<_> =
+        summaries.iter().map(|tag| ModelSummary { pinned: pinned(tag), ..summary(tag) }).collect();
+    let damaged = store.damaged();
+    if !damaged.is_empty() {
+        for (tag, model) in summaries.iter().zip(&mut models) {
+            note_damage(store, tag, model, &damaged)?;
         }
     }
     models.sort_by(|a, b| a.name.cmp(&b.name));
-    let read_only = store.read_only_reason().map(str::to_owned);
-    Ok(ModelList { models, read_only })
+    Ok(ModelList { models, read_only: store.read_only_reason().map(ToOwned::to_owned) })
 }
 
-fn summary(store: &Store, reference: &Reference) -> Result<ModelSummary, StoreError> {
-    let modified = rfc3339(store.modified(reference)?);
-    let name = reference.short();
-    match store.manifest(reference) {
-        Ok(manifest) => Ok(ModelSummary {
-            name,
-            digest: manifest.digest(),
-            size: manifest.size(),
-            modified,
-            pinned: store.is_pinned(reference),
-            origin: store.origin(manifest.digest()),
-            damage: None,
-        }),
-        Err(error @ StoreError::Manifest { .. }) => Ok(ModelSummary {
-            name,
-            digest: Digest::of(b""),
-            size: 0,
-            modified,
-            pinned: false,
-            origin: None,
-            damage: Some(error.to_string()),
-        }),
-        Err(error) => Err(error),
+/// Looks for damage, which takes reading the model's recipes.
+fn note_damage(
+    store: &Store,
+    tag: &TagSummary,
+    model: &mut ModelSummary,
+    damaged: &BTreeSet<Digest>,
+) -> Result<(), StoreError> {
+    match store.manifest(&tag.reference) {
+        Ok(manifest) => model.damage = damage::of_model(store, &tag.reference, &manifest, damaged)?,
+        // Removed since it was listed; or damaged itself, which the summary says.
+        Err(StoreError::NoSuchModel { .. } | StoreError::Manifest { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+fn summary(tag: &TagSummary) -> ModelSummary {
+    let manifest = tag.manifest.as_ref();
+    ModelSummary {
+        name: tag.reference.short(),
+        digest: manifest.map_or_else(|_| Digest::of(b""), |manifest| manifest.digest),
+        size: manifest.map_or(0, |manifest| manifest.size),
+        modified: rfc3339(tag.modified),
+        pinned: false,
+        origin: tag.origin.clone(),
+        damage: manifest.err().cloned(),
     }
 }
 

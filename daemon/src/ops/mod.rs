@@ -5,6 +5,7 @@
 
 mod collect;
 mod commit;
+mod damage;
 mod doctor;
 mod error;
 mod evict;
@@ -13,11 +14,14 @@ mod list;
 mod open;
 mod pin;
 mod pull;
+mod reindex;
 mod remove;
+mod repair;
 mod show;
 mod tag;
 mod undelete;
 mod usage;
+mod verify;
 
 pub use collect::collect;
 pub use doctor::{Surroundings, doctor};
@@ -30,8 +34,10 @@ pub(crate) use open::open_blobs;
 pub use open::{Located, open};
 pub use pin::pin;
 pub use pull::pull;
+pub use reindex::reindex;
 pub use remove::remove;
 pub use show::show;
 pub use tag::tag;
 pub use undelete::{trash, undelete};
 pub use usage::usage;
+pub use verify::verify;

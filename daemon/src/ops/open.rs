@@ -13,7 +13,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
 
-use super::OpError;
+use super::{OpError, damage};
 use crate::store::leases::Lease;
 use crate::store::{Store, StoredFile, StoredForm};
 
@@ -38,15 +38,17 @@ pub struct Located {
 ///
 /// # Errors
 /// [`crate::store::StoreError`]; [`OpError::NotInModel`] for a component or tensor name that the
-/// model lacks.
+/// model lacks; [`OpError::DamagedParts`] when something that is asked for is damaged.
 pub fn open(store: &Store, params: &OpenParams, holder: String) -> Result<Located, OpError> {
     let lease = store.leases().grant(holder);
     let model = store.leased_model(&params.reference, &lease)?;
+    store.note_use(model.manifest.digest());
     let mut locator = Locator::new(params);
     for file in &model.files {
         locator.add(file);
     }
     locator.check_selection(&model.reference)?;
+    damage::refuse(store, &model, &locator.fds.order)?;
     let mut tables = Vec::new();
     let too_long = |error: frame::FrameError| OpError::Internal(error.to_string());
     for (layer, pieces) in &locator.pieces {

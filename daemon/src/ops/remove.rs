@@ -44,10 +44,8 @@ fn put_aside(store: &Store, names: &[Reference], keep: Duration) -> Result<Remov
 
 fn free(store: &Store, names: &[Reference]) -> Result<Removed, OpError> {
     let (removed, mut candidates) = drop_names(store, names, |_| Ok(()))?;
-    // What a session holds now is condemned before it can end, so that it goes when that ends.
-    store.condemn(candidates.iter().map(|node| node.digest()));
     // One unreadable manifest may need any blob: names are gone, bytes stay.
-    let deleted = match gc::collect_condemned(store) {
+    let deleted = match gc::collect_from(store, candidates.iter().map(|node| node.digest()).collect()) {
         Ok(deleted) => deleted,
         Err(error) => {
             let kept = vec![kept_because(store, &candidates, &error)];

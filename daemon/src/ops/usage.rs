@@ -1,98 +1,144 @@
 //! `df`: where the bytes go.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::SystemTime;
 
 use blobd_client::protocol::response::{DiskUsage, ModelUsage};
+use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
-use crate::gc::{self, Node};
-use crate::store::{Store, StoreError, disk};
+use super::list::rfc3339;
+use crate::gc::{GcPlan, is_held};
+use crate::store::index::{Catalog, Measured, Share, Unreadable};
+use crate::store::{ManifestSummary, Store, StoreError, TagSummary, disk};
 
-/// Measures the store. Sizes on disk are what the file system has allocated.
+/// Measures the store by its catalog. Sizes on disk are what the file system has allocated.
 ///
 /// # Errors
-/// [`StoreError`]: a damaged manifest or recipe among them, since what it needs is unknown.
+/// [`StoreError`]: a damaged manifest or recipe among them, since what it needs is unknown;
+/// [`StoreError::IndexBuilding`].
 pub fn usage(
     store: &Store,
     last_opened: impl Fn(&Reference) -> Option<String>,
 ) -> Result<DiskUsage, OpError> {
-    let models = models(store)?;
-    let sizes = sizes_on_disk(store)?;
-    let mut users: BTreeMap<Node, u64> = BTreeMap::new();
-    for node in models.iter().flat_map(|model| &model.needs) {
-        *users.entry(*node).or_default() += 1;
-    }
-    let needed = sum(&sizes, users.keys());
-    let logical_bytes = models.iter().fold(0, |sum: u64, model| sum.saturating_add(model.logical_bytes));
-    let rows = models.iter().map(|model| model.usage(&sizes, &users, &last_opened)).collect();
+    let models = Model::all(store)?;
+    let Totals { measured, physical_bytes, blob_count } = measure(store, &models)?;
+    let logical_bytes = models.iter().map(|model| model.manifest().size).fold(0, u64::saturating_add);
+    let unneeded = unneeded(store, &measured)?;
+    let mut rows: Vec<_> = models
+        .iter()
+        .zip(&measured.models)
+        .map(|(model, share)| model.usage(store, *share, &last_opened))
+        .collect();
+    rows.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(DiskUsage {
         logical_bytes,
-        physical_bytes: sizes.values().fold(0, |sum, bytes| sum.saturating_add(*bytes)),
-        saved_bytes: logical_bytes.saturating_sub(needed),
-        reclaimable_bytes: gc::plan(store)?.freed_bytes(),
+        physical_bytes,
+        saved_bytes: logical_bytes.saturating_sub(measured.needed_bytes),
+        reclaimable_bytes: unneeded.reclaimable_bytes,
         partial_bytes: disk::tree_bytes(&store.path(layout::STAGING))
             .saturating_add(disk::tree_bytes(&store.path(layout::PARTIAL))),
-        trash_bytes: 0,
+        trash_bytes: measured.trash_bytes,
         quarantine_bytes: disk::tree_bytes(&store.path(layout::QUARANTINE)),
-        held_bytes: 0,
-        quota_bytes: None,
+        held_bytes: unneeded.held_bytes,
+        quota_bytes: store.space_policy().quota_bytes,
         free_bytes: disk::free_bytes(store.root())?,
-        blob_count: sizes.keys().filter(|node| matches!(node, Node::Blob(_))).count() as u64,
+        blob_count,
         models: rows,
     })
 }
 
-struct MeasuredModel {
-    reference: Reference,
-    logical_bytes: u64,
-    needs: BTreeSet<Node>,
-}
+/// A tag whose manifest can be read.
+struct Model(Arc<TagSummary>, ManifestSummary);
 
-impl MeasuredModel {
+impl Model {
+    fn all(store: &Store) -> Result<Vec<Self>, StoreError> {
+        let mut models = Vec::new();
+        for tag in store.summaries()? {
+            match &tag.manifest {
+                Ok(manifest) => {
+                    let manifest = manifest.clone();
+                    models.push(Self(tag, manifest));
+                }
+                // It says again what is wrong, unless it has been mended or removed meanwhile.
+                Err(_damage) => match store.manifest(&tag.reference) {
+                    Ok(_) | Err(StoreError::NoSuchModel { .. }) => {}
+                    Err(error) => return Err(error),
+                },
+            }
+        }
+        Ok(models)
+    }
+
+    const fn manifest(&self) -> &ManifestSummary {
+        &self.1
+    }
+
     fn usage(
         &self,
-        sizes: &BTreeMap<Node, u64>,
-        users: &BTreeMap<Node, u64>,
+        store: &Store,
+        share: Share,
         last_opened: &impl Fn(&Reference) -> Option<String>,
     ) -> ModelUsage {
-        let (unique, shared): (Vec<_>, Vec<_>) =
-            self.needs.iter().partition(|node| users.get(node).is_some_and(|count| *count == 1));
+        let before = || store.last_use(self.manifest().digest).map(rfc3339);
         ModelUsage {
-            name: self.reference.short(),
-            logical_bytes: self.logical_bytes,
-            unique_bytes: sum(sizes, unique),
-            shared_bytes: sum(sizes, shared),
-            last_opened: last_opened(&self.reference),
+            name: self.0.reference.short(),
+            logical_bytes: self.manifest().size,
+            unique_bytes: share.unique_bytes,
+            shared_bytes: share.shared_bytes,
+            last_opened: last_opened(&self.0.reference).or_else(before),
         }
     }
 }
 
-fn models(store: &Store) -> Result<Vec<MeasuredModel>, StoreError> {
-    let mut models = Vec::new();
-    for reference in store.tags()?.references {
-        let manifest = match store.manifest(&reference) {
-            Err(StoreError::NoSuchModel { .. }) => continue,
-            manifest => manifest?,
+struct Totals {
+    measured: Measured,
+    physical_bytes: u64,
+    blob_count: u64,
+}
+
+fn measure(store: &Store, models: &[Model]) -> Result<Totals, StoreError> {
+    let pinned = store.leases().pinned();
+    let now = SystemTime::now();
+    let trash = store.trash()?.into_iter().filter(|trashed| !trashed.is_expired(now));
+    let trash: Vec<Vec<Digest>> =
+        trash.map(|trashed| trashed.manifest.digests().into_iter().collect()).collect();
+    let sum = |catalog: &Catalog| -> Result<Totals, Unreadable> {
+        let mut tally = catalog.tally();
+        models.iter().try_for_each(|model| tally.add(&model.manifest().files))?;
+        trash.iter().try_for_each(|files| tally.add_trashed(files))?;
+        tally.keep(pinned.iter().copied());
+        let (physical_bytes, blob_count) = (catalog.used_bytes(), catalog.blob_count());
+        Ok(Totals { measured: tally.finish(), physical_bytes, blob_count })
+    };
+    loop {
+        // The catalog is let go of before the recipe is looked at again.
+        let unreadable = match sum(&*store.catalog()?) {
+            Ok(totals) => return Ok(totals),
+            Err(unreadable) => unreadable,
         };
-        let needs = gc::needs(store, &manifest)?;
-        models.push(MeasuredModel { reference, logical_bytes: manifest.size(), needs });
+        store.recipe_outline(unreadable.file)?;
+        // It has been mended by hand since.
+        store.note_recipe(unreadable.file);
     }
-    models.sort_by_key(|model| model.reference.short());
-    Ok(models)
 }
 
-fn sizes_on_disk(store: &Store) -> Result<BTreeMap<Node, u64>, StoreError> {
-    let blobs = store.blobs()?.into_iter().map(Node::Blob);
-    let recipes = store.recipes()?.into_iter().map(Node::Recipe);
-    let mut sizes = BTreeMap::new();
-    for node in blobs.chain(recipes) {
-        sizes.insert(node, node.bytes_on_disk(store)?.unwrap_or_default());
-    }
-    Ok(sizes)
+struct Unneeded {
+    reclaimable_bytes: u64,
+    held_bytes: u64,
 }
 
-fn sum<'n>(sizes: &BTreeMap<Node, u64>, nodes: impl IntoIterator<Item = &'n Node>) -> u64 {
-    nodes.into_iter().filter_map(|node| sizes.get(node)).fold(0, |sum, bytes| sum.saturating_add(*bytes))
+/// What `gc` would free, and what it would leave because a program has it open or mapped.
+fn unneeded(store: &Store, measured: &Measured) -> Result<Unneeded, StoreError> {
+    let litter = GcPlan::default().with_litter(store, SystemTime::now())?.freed_bytes();
+    let mut unneeded =
+        Unneeded { reclaimable_bytes: litter.saturating_add(measured.unneeded_recipe_bytes), held_bytes: 0 };
+    for (digest, bytes) in &measured.unneeded_blobs {
+        let sum =
+            if is_held(store, *digest) { &mut unneeded.held_bytes } else { &mut unneeded.reclaimable_bytes };
+        *sum = sum.saturating_add(*bytes);
+    }
+    Ok(unneeded)
 }

@@ -133,6 +133,18 @@ pub enum RegistryError {
         /// How many the manifest says.
         expected_bytes: u64,
     },
+    /// A part of a file that is not the one that was asked for.
+    #[error("blob {digest}: {host} answers with {found}, {expected} asked for")]
+    RangeDiffers {
+        /// The file.
+        digest: Digest,
+        /// Who answered.
+        host: String,
+        /// What its `Content-Range` or its length says, cut to a printable length.
+        found: String,
+        /// The `Content-Range` that was expected.
+        expected: String,
+    },
     /// A redirect that is not followed.
     #[error("{host}: redirect refused: {reason}")]
     Redirect {
@@ -201,6 +213,7 @@ impl RegistryError {
             | Self::Encoding { .. }
             | Self::TooLong { .. }
             | Self::SizeDiffers { .. }
+            | Self::RangeDiffers { .. }
             | Self::Redirect { .. }
             | Self::ForbiddenAddress { .. }
             | Self::Realm { .. } => ErrorCode::Upstream,

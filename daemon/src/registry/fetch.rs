@@ -10,7 +10,7 @@ use blobd_store_format::reference::Reference;
 use bytes::Bytes;
 use http_body_util::Empty;
 use hyper::body::Incoming;
-use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_ENCODING, HeaderValue, RETRY_AFTER, USER_AGENT};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_ENCODING, HeaderValue, RANGE, RETRY_AFTER, USER_AGENT};
 use hyper::{HeaderMap, Request, Response, StatusCode, Uri};
 
 use super::auth::{self, Challenge};
@@ -33,6 +33,7 @@ pub(super) struct Target<'a> {
     url: Uri,
     what: What,
     accept: Option<HeaderValue>,
+    range: Option<HeaderValue>,
 }
 
 /// The two kinds of thing that are got.
@@ -55,7 +56,13 @@ impl<'a> Target<'a> {
     ) -> Result<Self, RegistryError> {
         let repository = format!("{}/{}", reference.namespace(), reference.model());
         let url = registry.url(&format!("{repository}/{path}"))?;
-        Ok(Self { origin: registry.origin(), reference, repository, url, what, accept })
+        Ok(Self { origin: registry.origin(), reference, repository, url, what, accept, range: None })
+    }
+
+    /// Only these bytes of it, if the server can.
+    pub(super) fn with_range(mut self, range: HeaderValue) -> Self {
+        self.range = Some(range);
+        self
     }
 
     fn missing(&self, host: String) -> RegistryError {
@@ -82,6 +89,11 @@ impl Answer {
     /// Who answered.
     pub(super) fn host(&self) -> String {
         host_of(&self.url)
+    }
+
+    /// Whether this is a part of what was asked for.
+    pub(super) fn is_partial(&self) -> bool {
+        self.response.status() == StatusCode::PARTIAL_CONTENT
     }
 
     /// The head's fields.
@@ -114,6 +126,7 @@ impl Answer {
         let at_registry = Origin::of(&self.url).as_ref() == Some(target.origin);
         match self.response.status() {
             StatusCode::OK => self.uncompressed(),
+            StatusCode::PARTIAL_CONTENT if target.range.is_some() => self.uncompressed(),
             StatusCode::NOT_FOUND => Err(target.missing(host)),
             // Elsewhere it means that a signed URL is wrong, which is not about the user's rights.
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if at_registry => Err(target.denied(host)),
@@ -201,7 +214,7 @@ impl Shared {
         let mut url = target.url.clone();
         for hop in 0..=MAX_REDIRECTS {
             let mut request = request(&url);
-            for (name, value) in [(ACCEPT, &target.accept), (AUTHORIZATION, &token)] {
+            for (name, value) in [(ACCEPT, &target.accept), (AUTHORIZATION, &token), (RANGE, &target.range)] {
                 if let Some(value) = value {
                     request.headers_mut().insert(name, value.clone());
                 }

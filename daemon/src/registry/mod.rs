@@ -7,14 +7,16 @@
 //! while reading, every wait ends, a token goes only to the registry it was made for, and no
 //! registry can make the daemon speak to a host nearer to it than the registry itself.
 //!
-//! It does not hash blobs: [`BlobStream`] yields as many bytes as the manifest says, and the
-//! store's ingest decides whether they are the right ones. It does not resume a broken transfer.
+//! It does not hash blobs: [`BlobStream`] yields as many bytes as the manifest says,
+//! [`RangeStream`] as many as were asked for, and the store's ingest decides whether they are the
+//! right ones. It does not resume a broken transfer.
 
 mod auth;
 mod dial;
 mod error;
 mod fetch;
 mod origin;
+mod range;
 mod redirect;
 mod stream;
 #[cfg(test)]
@@ -38,6 +40,7 @@ use self::dial::Transport;
 pub use self::error::{RealmRefusal, RedirectRefusal, RegistryError};
 use self::fetch::{Answer, Target, What};
 use self::origin::Registry;
+pub use self::range::RangeStream;
 pub use self::stream::BlobStream;
 pub use self::zone::Zone;
 

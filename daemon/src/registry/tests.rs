@@ -3,6 +3,7 @@
 mod auth;
 mod blob;
 mod manifest;
+mod range;
 mod server;
 mod transport;
 

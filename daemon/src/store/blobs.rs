@@ -59,6 +59,14 @@ impl Store {
         self.digests_in(layout::BLOBS, layout::parse_blob_name)
     }
 
+    /// What files of these lengths add up to, but for those whose length some blob has: they may
+    /// be there already.
+    pub(super) fn certainly_new(&self, sizes: impl Iterator<Item = u64>) -> Result<u64, StoreError> {
+        let catalog = self.catalog()?;
+        let is_new = |size: &u64| catalog.blobs_of_length(*size) == 0;
+        Ok(sizes.filter(is_new).fold(0, u64::saturating_add))
+    }
+
     /// Every file that there is a recipe for.
     ///
     /// # Errors

@@ -92,7 +92,11 @@ impl Disk for KernelDisk {
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        File::open(path)?.sync_all()
+        let directory = File::open(path)?;
+        // XFS reports success to who opened the directory before the file system shut itself down,
+        // although the names are lost. It refuses to open anything after that.
+        directory.sync_all()?;
+        File::open(path).map(drop)
     }
 
     fn sync_file_system(&self, directory: &File) -> io::Result<()> {

@@ -81,6 +81,12 @@ pub enum StoreError {
         /// What is wrong with it.
         source: serde_json::Error,
     },
+    /// The index is being built and takes its time.
+    #[error("store {}: its index is still being built", root.display())]
+    IndexBuilding {
+        /// The store.
+        root: PathBuf,
+    },
     /// The directory has files but no `store.json`.
     #[error("store {}: has files but no store.json; choose an empty directory with --root", root.display())]
     NotAStore {

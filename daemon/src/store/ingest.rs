@@ -136,6 +136,22 @@ impl Ingest {
         self.staging.clone()
     }
 
+    /// Has room promised for files of these lengths, before a byte of them is written. If not all of
+    /// them fit, those fit perhaps that the store does not have: of a sibling of what is there,
+    /// most tensors are. Then only what cannot be there, because nothing stored has its length, is
+    /// promised, and the rest is admitted piece by piece.
+    ///
+    /// # Errors
+    /// [`StoreError::NoRoom`], [`StoreError::Quota`].
+    pub fn admit(&self, sizes: impl Iterator<Item = u64> + Clone) -> Result<(), StoreError> {
+        let on_disk = |size| self.store.space().on_disk(size);
+        let all = sizes.clone().map(on_disk).fold(0, u64::saturating_add);
+        if self.store.shortage(all) == 0 {
+            return self.staging.promise(all);
+        }
+        self.staging.promise(self.store.certainly_new(sizes)?)
+    }
+
     /// Takes a finished blob. One that the store or this transaction has already is dropped at
     /// once, so that the disk never holds more than is new.
     ///
@@ -229,6 +245,17 @@ impl Ingest {
         Ok(Committed { new_bytes: self.new_bytes, new_blob_count, reused_bytes: self.reused_bytes })
     }
 
+    /// Makes the blobs alone durable and visible: those of a repair, which a tag needs already.
+    /// What no tag needs is the next collection's. Recipes are not committed.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn commit_blobs(mut self) -> Result<(), StoreError> {
+        self.publish_blobs()?;
+        self.is_committed = true;
+        Ok(())
+    }
+
     /// The directory is synced even when every blob was there already: the transaction that
     /// published them may not have come that far yet.
     fn publish_blobs(&mut self) -> Result<(), StoreError> {
@@ -239,6 +266,7 @@ impl Ingest {
 
     fn publish_recipes(&self) -> Result<(), StoreError> {
         let (store, temporary) = (&self.store, self.staging.directory().join("recipe"));
+        let _change = store.begin_change();
         for (file, recipe) in &self.recipes {
             let (target, json) = (store.path(layout::recipe(*file)), recipe.to_json());
             let mut room = self.staging.room(json.len() as u64, || Ok(()))?;

@@ -24,14 +24,18 @@ mod condemned;
 pub mod disk;
 mod error;
 mod filesystem;
+pub mod index;
 mod ingest;
 pub mod leases;
 mod models;
+mod outlines;
 mod pins;
+mod quarantine;
 mod reserve;
 mod space;
 mod staged;
 mod staging;
+mod summaries;
 mod tags;
 mod trash;
 
@@ -42,6 +46,7 @@ pub use models::{Model, StoredFile, StoredForm};
 pub use space::{Eviction, SpacePolicy};
 pub use staged::{StagedBlob, StagedFile, StagedHash, StagedWriter};
 pub use staging::Staging;
+pub use summaries::{ManifestSummary, TagSummary};
 pub use tags::Tags;
 pub use trash::TrashedModel;
 
@@ -90,11 +95,14 @@ pub struct Store {
     disk: GuardedDisk,
     durability: Durability,
     space: Space,
+    index: index::StoreIndex,
+    summaries: summaries::Summaries,
     room_maker: OnceLock<Box<dyn MakeRoom>>,
     /// `blobs/`, open.
     blobs: File,
     leases: Leases,
     recipes: models::RecipeCache,
+    damaged: quarantine::DamagedBlobs,
     /// Held while a tag changes, so that a check and the change it allows belong together.
     tag_changes: Mutex<()>,
     /// Held while blobs are deleted: one collection at a time.
@@ -163,7 +171,10 @@ impl Store {
         let blobs = File::open(&blobs).map_err(StoreError::io("open directory", blobs))?;
         let durability = options.durability.on(FileSystem::of(&root)?);
         let space = Space::new(root.clone(), options.space)?;
+        let damaged = quarantine::DamagedBlobs::load(&root)?;
         let store = Self {
+            index: index::StoreIndex::new(root.clone()),
+            summaries: summaries::Summaries::default(),
             root,
             disk,
             durability,
@@ -172,6 +183,7 @@ impl Store {
             blobs,
             leases: Leases::default(),
             recipes: models::RecipeCache::default(),
+            damaged,
             tag_changes: Mutex::default(),
             collections: Mutex::default(),
             condemned: Condemned::default(),
@@ -246,13 +258,19 @@ impl Store {
     /// What the store takes on disk, in bytes, work in progress included.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
-        self.space.used_bytes()
+        self.space().used_bytes()
     }
 
     /// How much more than there is a need of `bytes` takes; 0 if it fits.
     #[must_use]
     pub fn shortage(&self, bytes: u64) -> u64 {
-        self.space.shortage(bytes)
+        self.space().shortage(bytes)
+    }
+
+    /// Whether models may be evicted when something does not fit.
+    #[must_use]
+    pub fn can_make_room(&self) -> bool {
+        self.space_policy().eviction != Eviction::Never
     }
 
     /// From now on `maker` is asked when something does not fit. It can be set once.
@@ -271,9 +289,9 @@ impl Store {
         !self.condemned.is_empty()
     }
 
-    /// Takes what is condemned and no lease holds.
+    /// Takes what is condemned.
     pub(crate) fn take_condemned(&self) -> BTreeSet<Digest> {
-        self.condemned.take_unpinned(|| self.leases.pinned())
+        self.condemned.take()
     }
 
     /// What changes the disk.
@@ -281,8 +299,17 @@ impl Store {
         &self.disk
     }
 
-    const fn space(&self) -> &Space {
+    fn space(&self) -> &Space {
+        if self.space.is_uncounted() {
+            // The catalog knows; without one the ledger looks at every file.
+            let counted = self.catalog_now().map(|catalog| catalog.used_bytes());
+            counted.into_iter().for_each(|bytes| self.space.count(bytes));
+        }
         &self.space
+    }
+
+    const fn index(&self) -> &index::StoreIndex {
+        &self.index
     }
 
     const fn durability(&self) -> Durability {
@@ -313,18 +340,21 @@ impl Store {
 
     /// Enters a blob that has just been published into the books.
     fn note_blob_added(&self, digest: Digest, room: &mut Room) -> Result<(), StoreError> {
+        self.note_blob(digest);
         room.settle(self.blob_bytes_on_disk(digest)?.unwrap_or_default());
         Ok(())
     }
 
     /// The same for one that is gone and took `bytes` on disk.
-    pub(crate) fn note_blob_removed(&self, _digest: Digest, bytes: u64) {
+    pub(crate) fn note_blob_removed(&self, digest: Digest, bytes: u64) {
+        self.note_blob(digest);
         self.space.freed(bytes);
     }
 
     /// Enters a recipe that has just been published and replaced one of `replaced` bytes on disk.
     fn note_recipe_added(&self, recipe: &Recipe, replaced: u64, room: &mut Room) -> Result<(), StoreError> {
         self.forget_recipe(recipe.file());
+        self.note_recipe(recipe.file());
         self.space.freed(replaced);
         room.settle(disk::file_bytes(&self.path(layout::recipe(recipe.file())))?);
         Ok(())
@@ -333,6 +363,7 @@ impl Store {
     /// The same for one that is gone.
     pub(crate) fn note_recipe_removed(&self, file: Digest, bytes: u64) {
         self.forget_recipe(file);
+        self.note_recipe(file);
         self.space.freed(bytes);
     }
 

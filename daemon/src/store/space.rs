@@ -168,6 +168,16 @@ impl Space {
         taken
     }
 
+    /// Whether it has still to be counted what blobs and recipes take, because a quota asks for it.
+    pub(crate) fn is_uncounted(&self) -> bool {
+        self.policy.quota_bytes.is_some() && self.lock().stored.is_none()
+    }
+
+    /// Enters what blobs and recipes take, counted by somebody else.
+    pub(crate) fn count(&self, bytes: u64) {
+        self.lock().stored.get_or_insert(bytes);
+    }
+
     /// A staged file of `bytes` is gone.
     pub(crate) fn unstage(&self, bytes: u64) {
         let mut ledger = self.lock();

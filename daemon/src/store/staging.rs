@@ -81,7 +81,8 @@ impl Staging {
     /// [`StoreError::NoRoom`], [`StoreError::Quota`].
     pub fn promise(&self, bytes: u64) -> Result<(), StoreError> {
         let store = &self.0.store;
-        store.with_room(bytes, || store.space().promise(bytes))?;
+        let with_the_rest = bytes.max(self.0.expected.load(Ordering::Relaxed));
+        store.with_room(with_the_rest, || store.space().promise(bytes))?;
         self.0.promised.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
@@ -150,6 +151,7 @@ impl Staging {
     /// the file system; from about eight on it is several times cheaper.
     pub(super) fn publish(&self, blobs: Vec<StagedBlob>) -> Result<(), StoreError> {
         const SYNCFS_FROM: usize = 8;
+        let _change = self.0.store.begin_change();
         match self.0.store.durability() {
             // Each was synced when it was sealed.
             Durability::Fsync => {}
@@ -200,7 +202,9 @@ impl Staging {
         let bytes = store.space().on_disk(size);
         let promised = spend(&self.0.promised, bytes);
         spend(&self.0.expected, bytes);
-        let with_the_rest = bytes.saturating_add(self.0.expected.load(Ordering::Relaxed));
+        let (expected, in_hand) = (&self.0.expected, self.0.promised.load(Ordering::Relaxed));
+        let rest = expected.load(Ordering::Relaxed).saturating_sub(in_hand);
+        let with_the_rest = bytes.saturating_sub(promised).saturating_add(rest);
         let taken = store.with_room(with_the_rest, || store.space().take(bytes, promised, &reserve));
         if taken.is_err() {
             self.0.promised.fetch_add(promised, Ordering::Relaxed);

@@ -85,6 +85,10 @@ pub(super) fn altered(mut answer: Answer, fault: Fault) -> Answer {
         Fault::FlipByte(offset) => body.iter_mut().skip(*offset).take(1).for_each(|byte| *byte = !*byte),
         Fault::Gzip => answer.headers.push(("Content-Encoding", "gzip".to_owned())),
         Fault::Endless => answer.content_length = None,
+        Fault::WrongRange => {
+            let ranges = answer.headers.iter_mut().filter(|(name, _)| *name == "Content-Range");
+            ranges.for_each(|(_, value)| *value = format!("bytes 1-{size}/{}", size + 1));
+        }
         _ => {}
     }
     answer.fault = Some(fault);

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 const LAYERS: [&[&str]; 9] = [
     &["sys", "size"],
     &["store"],
-    &["registry", "intake", "gc"],
+    &["registry", "intake", "gc", "scrub"],
     &["ops"],
     &["config", "session", "state"],
-    &["api"],
-    &["server", "housekeeping"],
+    &["api", "housekeeping"],
+    &["server"],
     &["demo"],
     &["cli"],
 ];

@@ -109,6 +109,8 @@ fn model_that_was_replaced_is_kept_for_who_has_it_open() {
     assert_eq!(check_blobs(daemon.root()).len(), kept);
     reader.close();
     eventually("the lease ends", || sessions(&daemon).is_empty());
+    let held = daemon.command().line("gc --json").succeeds().json()["kept"][0]["bytes"].as_u64().unwrap();
+    assert!(held > 50_000, "{held}");
     assert_eq!(reader.touch(), digest);
     reader.kill();
     eventually("the bytes go", || check_blobs(daemon.root()).len() < kept);

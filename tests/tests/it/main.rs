@@ -22,4 +22,5 @@ mod sources;
 mod space;
 mod together;
 mod trash;
+mod verify;
 mod zero_copy;

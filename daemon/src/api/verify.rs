@@ -1,0 +1,50 @@
+//! `POST /v1/verify`: the answer is a line for everything that happens.
+
+use std::sync::Arc;
+
+use blobd_client::protocol::error::ErrorAnswer;
+use blobd_client::protocol::request::VerifyParams;
+use blobd_client::protocol::upkeep::{VerifyEvent, VerifyProgress};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use super::body::{Answer, Lines, lines_answer};
+use super::pull::{LINES_WAITING, write_lines};
+use crate::ops;
+use crate::state::Daemon;
+
+/// Starts a verification. It stops when the client closes the connection.
+pub(super) fn start(daemon: &Arc<Daemon>, params: VerifyParams) -> Answer {
+    let (events, waiting) = mpsc::channel(LINES_WAITING);
+    let (lines, body) = mpsc::channel(LINES_WAITING);
+    tokio::spawn(run(Arc::clone(daemon), params, events));
+    tokio::spawn(write_lines(waiting, lines));
+    lines_answer(Lines(body))
+}
+
+async fn run(daemon: Arc<Daemon>, params: VerifyParams, events: mpsc::Sender<VerifyEvent>) {
+    if daemon.verifications.available_permits() == 0 {
+        let status = "waiting for another verification to end".to_owned();
+        let _ =
+            events.try_send(VerifyEvent::Progress(VerifyProgress { status, ..VerifyProgress::default() }));
+    }
+    let room = tokio::select! {
+        room = Arc::clone(&daemon.verifications).acquire_owned() => room,
+        () = events.closed() => return,
+    };
+    let (handle, sender) = (Handle::current(), events.clone());
+    let verify = move |daemon: &Daemon| {
+        // Given back when the work is over, not when its client has read the last line.
+        let _room = room;
+        ops::verify(&daemon.store, &daemon.registry, &handle, &params, &sender)
+    };
+    let last = match daemon.blocking(verify).await {
+        Ok(verified) => VerifyEvent::Done(verified),
+        Err(error) => {
+            tracing::warn!("verify: {error}");
+            VerifyEvent::Failed(ErrorAnswer { error: error.body() })
+        }
+    };
+    // Fails when the client has gone: nobody wants to know.
+    let _ = events.send(last).await;
+}

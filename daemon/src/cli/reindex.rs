@@ -1,0 +1,31 @@
+//! `blobd reindex`
+
+use blobd_client::protocol::error::ErrorBody;
+use clap::Args;
+
+use super::Global;
+use super::connect::{client_error, connect};
+use super::output::{print, print_json};
+
+/// Compare the index with the disk and mend it
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd reindex                                after files were put into the store by hand
+  blobd reindex --json | jq .differences       0: the index was right
+
+The index is a cache: nothing is lost with it, and models can be opened while it is rebuilt.")]
+pub(super) struct Params {}
+
+pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
+    let done = connect(global)?.client.reindex().map_err(client_error)?;
+    if global.json {
+        return print_json(&done);
+    }
+    let (blobs, recipes, models) = (done.blob_count, done.recipe_count, done.model_count);
+    let what = format!("{blobs} blobs, {recipes} recipes, {models} models");
+    match done.differences {
+        0 => print(&format!("{what}: the index was right\n")),
+        1 => print(&format!("{what}: 1 entry was wrong and is right now\n")),
+        count => print(&format!("{what}: {count} entries were wrong and are right now\n")),
+    }
+}

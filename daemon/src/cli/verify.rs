@@ -1,0 +1,133 @@
+//! `blobd verify`
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::request::VerifyParams;
+use blobd_client::protocol::upkeep::{CorruptBlob, Verified, VerifyEvent, VerifyProgress};
+use blobd_store_format::reference::Reference;
+use clap::Args;
+
+use super::Global;
+use super::connect::{client_error, connect};
+use super::output::{Table, human_bytes, print, print_json, terminal_width};
+use super::progress::Bar;
+
+/// Read everything from the disk and compare it with its digest
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Read everything from the disk and compare it with its digest\n\nA blob that reads wrong twice is \
+moved to quarantine/ in the store's directory; programs that have it mapped keep it. Exit code 5 says that something \
+is damaged and was not repaired."
+)]
+#[command(after_help = "Examples:
+  blobd verify                                 all there is
+  blobd verify llama3:8b                       what this model needs
+  blobd verify --repair                        and fetch again just the tensors that are damaged
+  blobd verify --json | jq -r '.corrupt[].digest'")]
+pub(super) struct Params {
+    /// [host/][namespace/]model[:tag]; everything there is if left out
+    #[arg(value_name = "REF")]
+    reference: Option<Reference>,
+    /// Mend what is damaged: from the store itself, or from the registry it came from
+    #[arg(long)]
+    repair: bool,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let request = VerifyParams { reference: params.reference.clone(), repair: params.repair };
+    let mut screen = Screen { quiet: global.json, bar: None };
+    let verified = connect(global)?.client.verify(&request, |event| screen.show(&event));
+    screen.clear();
+    let verified = verified.map_err(client_error)?;
+    if global.json { print_json(&verified) } else { print(&render(&verified)) }?;
+    match verified.corrupt.iter().filter(|blob| !blob.repaired).count() {
+        0 => Ok(()),
+        count => Err(damaged(count, params)),
+    }
+}
+
+fn damaged(count: usize, params: &Params) -> ErrorBody {
+    let subject = params
+        .reference
+        .as_ref()
+        .map_or_else(|| "store".to_owned(), |name| format!("model {}", name.short()));
+    let blobs = if count == 1 { "blob or recipe is" } else { "blobs or recipes are" };
+    let what = format!("{subject}: {count} {blobs} damaged");
+    if params.repair {
+        return ErrorBody::new(ErrorCode::Corrupt, format!("{what} and could not be repaired"));
+    }
+    let name = params.reference.as_ref().map(|reference| format!(" {}", reference.short()));
+    let hint = format!("`blobd verify --repair{}` mends what it can", name.unwrap_or_default());
+    ErrorBody::new(ErrorCode::Corrupt, what).with_hint(hint)
+}
+
+fn render(verified: &Verified) -> String {
+    let Verified { checked_blobs, checked_bytes, corrupt } = verified;
+    let noun = if *checked_blobs == 1 { "blob" } else { "blobs" };
+    let counted = format!("{checked_blobs} {noun}, {}", human_bytes(*checked_bytes));
+    if corrupt.is_empty() {
+        return format!("{counted}: all as they should be\n");
+    }
+    let mut table = Table::new(&["DIGEST", "MODELS", "STATE", "REASON"], &[]);
+    for blob in corrupt {
+        table.row(row(blob));
+    }
+    format!("{}{counted} read\n", table.render(terminal_width()))
+}
+
+fn row(blob: &CorruptBlob) -> [String; 4] {
+    let models = if blob.models.is_empty() { "-".to_owned() } else { blob.models.join(", ") };
+    let state = match (blob.repaired, blob.fetched_bytes) {
+        (true, Some(bytes)) => format!("repaired, {} fetched", human_bytes(bytes)),
+        (true, None) => "repaired".to_owned(),
+        (false, _) => "damaged".to_owned(),
+    };
+    [blob.digest.short(), models, state, blob.reason.clone()]
+}
+
+/// A bar while blobs are read.
+struct Screen {
+    quiet: bool,
+    bar: Option<Bar>,
+}
+
+impl Screen {
+    fn show(&mut self, event: &VerifyEvent) {
+        let VerifyEvent::Progress(VerifyProgress { status, total, completed }) = event else { return };
+        // What has no length is short, or is waited for in silence.
+        if *total > 0 {
+            let quiet = self.quiet;
+            self.bar.get_or_insert_with(|| Bar::new(status, *total, quiet)).set(*completed, *total);
+        }
+    }
+
+    fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_store_format::digest::Digest;
+
+    use super::*;
+
+    #[test]
+    fn healthy_store_is_one_line() {
+        let verified = Verified { checked_blobs: 7, checked_bytes: 3 << 30, corrupt: Vec::new() };
+        assert_eq!(render(&verified), "7 blobs, 3.00 GiB: all as they should be\n");
+    }
+
+    #[test]
+    fn damaged_blob_is_a_row_with_its_models_and_reason() {
+        let digest = Digest::of(b"x");
+        let models = vec!["a:latest".to_owned(), "b:latest".to_owned()];
+        let reason = "is missing".to_owned();
+        let blob = CorruptBlob { digest, models, repaired: true, reason, fetched_bytes: Some(2048) };
+        let text = render(&Verified { checked_blobs: 7, checked_bytes: 0, corrupt: vec![blob] });
+        for part in [&digest.short(), "a:latest, b:latest", "repaired, 2.00 KiB fetched", "is missing"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}

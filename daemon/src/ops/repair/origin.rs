@@ -1,0 +1,121 @@
+//! Bytes of a damaged blob from the registry that a model came from.
+
+use std::collections::BTreeSet;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
+use bytes::Bytes;
+
+use super::place::{Place, places_in_file};
+use super::{Failure, Repair};
+use crate::ops::verify::{Need, Survey, SurveyedModel};
+use crate::registry::RangeStream;
+use crate::store::{StagedWriter, StoredFile};
+
+impl Repair<'_> {
+    /// Asks the origins of all models that need the blob, one after the other; answers with how
+    /// many bytes came.
+    pub(super) fn take_from_origin(
+        &self,
+        survey: &Survey,
+        digest: Digest,
+        need: &Need,
+    ) -> Result<u64, Failure> {
+        let mut failures = BTreeSet::new();
+        let mut asked = BTreeSet::new();
+        let mut received_bytes = 0;
+        for (model, file) in survey.files() {
+            let places = places_in_file(file, digest);
+            if places.is_empty() {
+                continue;
+            }
+            let origin = match self.origin_of(model) {
+                Ok(origin) => origin,
+                Err(failure) => {
+                    failures.insert(failure);
+                    continue;
+                }
+            };
+            // Several tags may have come from one place.
+            if !asked.insert((origin.to_string(), file.descriptor.digest)) {
+                continue;
+            }
+            let fetch = Fetch { repair: self, origin: &origin, file };
+            match fetch.run(digest, need, &places, &mut received_bytes) {
+                Ok(()) => return Ok(received_bytes),
+                Err(failure) => failures.insert(failure),
+            };
+        }
+        match failures.is_empty() {
+            true => Err("no file that is left tells where it was".to_owned()),
+            false => Err(failures.into_iter().collect::<Vec<_>>().join("; ")),
+        }
+    }
+
+    /// The registry's name for a model, or what to do in place of asking one.
+    fn origin_of(&self, model: &SurveyedModel) -> Result<Reference, Failure> {
+        let Some(origin) = self.store.origin(model.manifest) else {
+            return Err(format!("nobody knows where {} came from; pull or import it again", model.name));
+        };
+        // A reference has no space in it.
+        match origin.strip_prefix("import ") {
+            Some(file_name) => Err(format!("import {file_name} again")),
+            None => origin
+                .parse()
+                .map_err(|_not_a_name| format!("{origin:?} is no registry; pull {} again", model.name)),
+        }
+    }
+}
+
+/// Ranges of one file at one registry.
+struct Fetch<'f> {
+    repair: &'f Repair<'f>,
+    origin: &'f Reference,
+    file: &'f StoredFile,
+}
+
+impl Fetch<'_> {
+    /// Fetches all places, in the order of the blob, so that it is hashed as it comes.
+    fn run(&self, digest: Digest, need: &Need, places: &[Place], received: &mut u64) -> Result<(), Failure> {
+        let fill = |writer: &mut StagedWriter| {
+            let nonempty = places.iter().filter(|place| place.length > 0);
+            nonempty.into_iter().try_for_each(|place| self.take(*place, writer, received))
+        };
+        let published = self.repair.publish(digest, need.size, fill);
+        published.map_err(|failure| format!("{}: {failure}", self.origin.short()))
+    }
+
+    fn take(&self, place: Place, writer: &mut StagedWriter, received: &mut u64) -> Result<(), Failure> {
+        let range = place.offset_in_file..place.end_in_file();
+        let stream = self.repair.registry.range(self.origin, &self.file.descriptor, range);
+        let stream = self.repair.handle.block_on(stream);
+        let mut stream = stream.map_err(|error| error.to_string())?;
+        let mut offset = place.offset_in_blob;
+        let taken = loop {
+            match self.next(&mut stream) {
+                Ok(Some(bytes)) => {
+                    let written = writer.write_at(offset, &bytes);
+                    if let Err(error) = written {
+                        break Err(error.to_string());
+                    }
+                    offset = offset.saturating_add(bytes.len() as u64);
+                }
+                Ok(None) => break Ok(()),
+                Err(failure) => break Err(failure),
+            }
+        };
+        *received = received.saturating_add(stream.received_bytes());
+        taken
+    }
+
+    fn next(&self, stream: &mut RangeStream) -> Result<Option<Bytes>, Failure> {
+        let events = self.repair.events;
+        let next = async {
+            tokio::select! {
+                next = stream.next() => next.map_err(|error| error.to_string()),
+                () = events.closed() => Err("the client that asked for this repair has gone".to_owned()),
+            }
+        };
+        self.repair.handle.block_on(next)
+    }
+}

@@ -1,0 +1,116 @@
+//! Where in a file a blob's bytes are.
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::recipe::{Piece, Recipe};
+
+use crate::store::{StoredFile, StoredForm};
+
+/// A range of a file that is a range of a blob. All numbers are bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Where it starts in the file.
+    pub(super) offset_in_file: u64,
+    /// Where it starts in the blob.
+    pub(super) offset_in_blob: u64,
+    /// How long it is.
+    pub(super) length: u64,
+}
+
+impl Place {
+    /// Where it ends in the file.
+    pub(super) const fn end_in_file(&self) -> u64 {
+        self.offset_in_file.saturating_add(self.length)
+    }
+}
+
+/// All of a blob in one of a model's files, in the order of the blob, as few places as possible;
+/// none if the file does not have all of it.
+pub(super) fn places_in_file(file: &StoredFile, blob: Digest) -> Vec<Place> {
+    match &file.form {
+        StoredForm::Blob if file.descriptor.digest == blob => {
+            vec![Place { offset_in_file: 0, offset_in_blob: 0, length: file.descriptor.size }]
+        }
+        StoredForm::Blob => Vec::new(),
+        StoredForm::Recipe(recipe) => places(recipe, blob),
+    }
+}
+
+/// The same in a file that was split.
+pub(super) fn places(recipe: &Recipe, blob: Digest) -> Vec<Place> {
+    let mut found = Vec::new();
+    let mut offset_in_file = 0u64;
+    for piece in recipe.pieces() {
+        match piece {
+            Piece::Blob { blob: other, offset, length } if *other == blob => {
+                found.push(Place { offset_in_file, offset_in_blob: *offset, length: *length });
+            }
+            _ => {}
+        }
+        offset_in_file = offset_in_file.saturating_add(piece.length());
+    }
+    found.sort_by_key(|place| (place.offset_in_blob, place.length));
+    covering(&found)
+}
+
+/// Joins neighbours and leaves out what is there twice, as a tensor may be in its file.
+fn covering(places: &[Place]) -> Vec<Place> {
+    let end_in_blob = |place: &Place| place.offset_in_blob.saturating_add(place.length);
+    let size = places.iter().map(end_in_blob).max().unwrap_or_default();
+    let mut covering: Vec<Place> = Vec::new();
+    let mut covered = 0;
+    for place in places {
+        if place.offset_in_blob != covered {
+            continue;
+        }
+        covered = covered.saturating_add(place.length);
+        match covering.last_mut() {
+            Some(last) if last.end_in_file() == place.offset_in_file => {
+                last.length = last.length.saturating_add(place.length);
+            }
+            _ => covering.push(*place),
+        }
+    }
+    if covered == size { covering } else { Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(pieces: &[(&[u8], u64, u64)]) -> Recipe {
+        let piece = |(blob, offset, length): &(&[u8], u64, u64)| match blob.is_empty() {
+            true => Piece::Zeros { zeros: *length },
+            false => Piece::Blob { blob: Digest::of(blob), offset: *offset, length: *length },
+        };
+        Recipe::new(Digest::of(b"file"), pieces.iter().map(piece).collect(), Vec::new()).unwrap()
+    }
+
+    fn found(pieces: &[(&[u8], u64, u64)]) -> Vec<(u64, u64, u64)> {
+        let places = places(&recipe(pieces), Digest::of(b"t"));
+        places.iter().map(|place| (place.offset_in_file, place.offset_in_blob, place.length)).collect()
+    }
+
+    #[test]
+    fn tensor_is_one_range_behind_all_that_comes_before() {
+        assert_eq!(found(&[(b"h", 0, 100), (b"", 0, 28), (b"t", 0, 64), (b"u", 0, 9)]), [(128, 0, 64)]);
+    }
+
+    #[test]
+    fn experts_are_taken_in_the_order_of_their_group_and_neighbours_at_once() {
+        let file: [(&[u8], u64, u64); 5] =
+            [(b"t", 128, 64), (b"", 0, 1), (b"t", 0, 64), (b"t", 64, 64), (b"u", 0, 5)];
+        assert_eq!(found(&file), [(65, 0, 128), (0, 128, 64)]);
+    }
+
+    #[test]
+    fn tensor_that_is_there_twice_is_taken_once() {
+        assert_eq!(found(&[(b"t", 0, 64), (b"u", 0, 5), (b"t", 0, 64)]), [(0, 0, 64)]);
+    }
+
+    #[test]
+    fn blob_that_is_not_there_from_first_byte_to_last_has_no_place() {
+        assert_eq!(found(&[(b"t", 0, 64), (b"t", 65, 64)]), []);
+        assert_eq!(found(&[(b"t", 1, 64)]), []);
+        assert_eq!(found(&[(b"u", 0, 64)]), []);
+    }
+}

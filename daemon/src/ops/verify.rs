@@ -1,0 +1,164 @@
+//! `verify`: everything that is stored is read from the disk and compared with its name.
+//!
+//! First manifests and recipes are read anew, which says what the models need; then the blobs,
+//! by two readers; then each recipe is compared with the header of the file that it rebuilds.
+//! Nothing is locked and nothing leased meanwhile: what is removed under way is no finding. What
+//! was found damaged before and is still needed is.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use blobd_client::protocol::request::VerifyParams;
+use blobd_client::protocol::upkeep::{CorruptBlob, Verified, VerifyEvent, VerifyProgress};
+use blobd_store_format::digest::Digest;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::Sender;
+
+use super::OpError;
+use super::repair::Repair;
+use crate::registry::RegistryClient;
+use crate::scrub::{DiskReader, Verdict};
+use crate::store::{Store, StoreError};
+
+mod reading;
+mod recipe;
+mod report;
+mod survey;
+
+use reading::Reading;
+pub(super) use survey::{Need, Survey, SurveyedModel};
+
+/// Something that is not as it should be.
+#[derive(Clone, Debug)]
+pub(super) struct Finding {
+    /// What it should be.
+    pub(super) digest: Digest,
+    /// In what way it is not.
+    pub(super) damage: Damage,
+    /// The same for people.
+    pub(super) reason: String,
+}
+
+/// What kind of damage it is, and so what can be done about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Damage {
+    /// A blob is in quarantine or missing: its bytes are to be had elsewhere.
+    Lost,
+    /// A damaged blob could not be put aside, and so cannot be replaced.
+    InTheWay,
+    /// A blob's mode lets its owner write to it.
+    Writable,
+    /// A blob reads right, but not always.
+    Unreliable,
+    /// The recipe of the file with this digest is not what it should be.
+    Recipe,
+    /// A model's manifest is none; the digest is that of what is there.
+    Manifest {
+        /// The model.
+        model: String,
+    },
+}
+
+/// Verifies one model or everything there is, and mends what is damaged if told to. Blocks the
+/// calling thread; a repair's network runs on the runtime of `handle`. Stops when nobody listens
+/// to `events` any more.
+///
+/// # Errors
+/// [`StoreError::NoSuchModel`]; a damaged manifest of the one model that was named; another
+/// [`OpError`] when something cannot be looked at. Damage that is found is no error.
+pub fn verify(
+    store: &Arc<Store>,
+    registry: &RegistryClient,
+    handle: &Handle,
+    params: &VerifyParams,
+    events: &Sender<VerifyEvent>,
+) -> Result<Verified, OpError> {
+    tell(events, VerifyProgress { status: "reading recipes".to_owned(), ..VerifyProgress::default() });
+    let mut survey = Survey::of(store, params.reference.as_ref())?;
+    let mut blobs: BTreeSet<Digest> = survey.needs().into_keys().collect();
+    if params.reference.is_none() {
+        blobs.extend(store.blobs()?);
+    }
+    let verdicts = Reading::new(store, blobs, events)?.run()?;
+    let mut verified = Verified::default();
+    let mut findings = Vec::new();
+    for (digest, bytes, verdict) in verdicts {
+        if verdict != Verdict::Gone {
+            verified.checked_blobs += 1;
+            verified.checked_bytes = verified.checked_bytes.saturating_add(bytes);
+        }
+        findings.extend(finding(store, digest, verdict));
+    }
+    check_recipes(store, &mut survey)?;
+    findings.append(&mut survey.findings);
+    let repair = params.repair.then(|| Repair::new(store, registry, handle, events));
+    verified.corrupt = judge(store, findings, repair.as_ref())?;
+    Ok(verified)
+}
+
+/// Progress is dropped when the client does not keep up; the next line says more anyway.
+pub(super) fn tell(events: &Sender<VerifyEvent>, progress: VerifyProgress) {
+    let _ = events.try_send(VerifyEvent::Progress(progress));
+}
+
+fn finding(store: &Store, digest: Digest, verdict: Verdict) -> Option<Finding> {
+    let (damage, reason) = match verdict {
+        Verdict::Good | Verdict::Unfinished => return None,
+        Verdict::Gone if store.is_quarantined(digest) => {
+            (Damage::Lost, "was found damaged before and is in quarantine".to_owned())
+        }
+        Verdict::Gone => (Damage::Lost, "is missing".to_owned()),
+        Verdict::Writable { mode } => (Damage::Writable, format!("has mode {mode:04o}, 0444 expected")),
+        Verdict::Unreliable { reason } => {
+            let machine = "read again it was right: memory, bus or disk of this machine err";
+            (Damage::Unreliable, format!("{reason}; {machine}"))
+        }
+        Verdict::Bad { reason, set_aside: Ok(()) } => (Damage::Lost, reason),
+        Verdict::Bad { reason, set_aside: Err(error) } => {
+            (Damage::InTheWay, format!("{reason}; it cannot be put aside: {error}"))
+        }
+    };
+    Some(Finding { digest, damage, reason })
+}
+
+fn check_recipes(store: &Store, survey: &mut Survey) -> Result<(), StoreError> {
+    let mut reader = DiskReader::default();
+    for (file, recipe) in survey.recipes() {
+        if let Some(mistake) = recipe::mistake(store, &mut reader, &recipe)? {
+            survey.add_recipe_finding(file, &mistake);
+        }
+    }
+    Ok(())
+}
+
+/// Says of each finding which models need it now, and repairs what can be. A blob that is not
+/// there and that nobody needs is no damage: it was collected meanwhile.
+fn judge(
+    store: &Store,
+    findings: Vec<Finding>,
+    repair: Option<&Repair<'_>>,
+) -> Result<Vec<CorruptBlob>, OpError> {
+    if findings.is_empty() {
+        return Ok(Vec::new());
+    }
+    let now = Survey::of(store, None)?;
+    let needs = now.needs();
+    let mut corrupt = Vec::new();
+    for finding in findings {
+        let need = needs.get(&finding.digest);
+        let is_gone = store.blob_size(finding.digest)?.is_none() && !store.is_quarantined(finding.digest);
+        if finding.damage == Damage::Lost && is_gone {
+            if need.is_none() {
+                continue;
+            }
+            store.note_missing(finding.digest);
+        }
+        let entry = report::entry(&now, &finding, need);
+        corrupt.push(match repair {
+            Some(repair) => repair.mend(&now, &finding, need, entry),
+            None => entry,
+        });
+    }
+    corrupt.sort_by_key(|entry| entry.digest);
+    Ok(report::limited(corrupt))
+}

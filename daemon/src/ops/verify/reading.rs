@@ -1,0 +1,144 @@
+//! Reading many blobs at once, as fast as the disk goes.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use blobd_client::protocol::upkeep::{VerifyEvent, VerifyProgress};
+use blobd_store_format::digest::Digest;
+use tokio::sync::mpsc::Sender;
+
+use crate::ops::OpError;
+use crate::scrub::{DiskReader, Step, Verdict};
+use crate::store::{Store, StoreError};
+
+/// One hashes while the other reads; more would only take from those who have work to do.
+const READERS: usize = 2;
+/// Progress is told no more often.
+const BETWEEN_EVENTS: Duration = Duration::from_millis(100);
+
+/// The blobs that are to be read, and how far that is.
+pub(super) struct Reading<'r> {
+    store: &'r Store,
+    events: &'r Sender<VerifyEvent>,
+    blobs: Vec<(Digest, u64)>,
+    next: AtomicUsize,
+    total: u64,
+    completed: AtomicU64,
+    /// One reader has failed; the other need not go on.
+    failed: AtomicBool,
+    told: Mutex<Option<Instant>>,
+}
+
+impl<'r> Reading<'r> {
+    /// Plans to read these blobs, those that are not there included.
+    pub(super) fn new(
+        store: &'r Store,
+        blobs: BTreeSet<Digest>,
+        events: &'r Sender<VerifyEvent>,
+    ) -> Result<Self, StoreError> {
+        let size = |digest| Ok((digest, store.blob_size(digest)?.unwrap_or_default()));
+        let blobs: Vec<(Digest, u64)> = blobs.into_iter().map(size).collect::<Result<_, StoreError>>()?;
+        let total = blobs.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+        Ok(Self {
+            store,
+            events,
+            blobs,
+            next: AtomicUsize::new(0),
+            total,
+            completed: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            told: Mutex::default(),
+        })
+    }
+
+    /// Checks all of them; answers with what each is and its length in bytes, in no order.
+    ///
+    /// # Errors
+    /// [`OpError`] when a blob cannot be looked at, or when nobody listens any more.
+    pub(super) fn run(&self) -> Result<Vec<(Digest, u64, Verdict)>, OpError> {
+        let readers = thread::scope(|scope| {
+            let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(|| self.work())).collect();
+            readers.into_iter().map(thread::ScopedJoinHandle::join).collect::<Vec<_>>()
+        });
+        let mut verdicts = Vec::new();
+        for reader in readers {
+            let died = |_panic| OpError::Internal("a reader of blobs has died".to_owned());
+            verdicts.extend(reader.map_err(died)??);
+        }
+        if self.events.is_closed() {
+            return Err(OpError::Internal("the client that asked for this verification has gone".to_owned()));
+        }
+        Ok(verdicts)
+    }
+
+    fn work(&self) -> Result<Vec<(Digest, u64, Verdict)>, StoreError> {
+        let mut reader = DiskReader::default();
+        let mut verdicts = Vec::new();
+        while let Some((digest, bytes)) = self.blobs.get(self.next.fetch_add(1, Ordering::Relaxed)) {
+            let checked = reader.check(self.store, *digest, &mut |next| self.step(next));
+            match checked.inspect_err(|_| self.failed.store(true, Ordering::Relaxed))? {
+                Verdict::Unfinished => break,
+                verdict => verdicts.push((*digest, *bytes, verdict)),
+            }
+        }
+        Ok(verdicts)
+    }
+
+    fn step(&self, bytes: u64) -> Step {
+        if self.events.is_closed() || self.failed.load(Ordering::Relaxed) {
+            return Step::Stop;
+        }
+        let completed = self.completed.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        self.tell(completed);
+        Step::Go
+    }
+
+    /// What is read twice counts twice, but no more than all can be done.
+    fn tell(&self, completed: u64) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_some_and(|told| told.elapsed() < BETWEEN_EVENTS) {
+            return;
+        }
+        *told = Some(Instant::now());
+        let (total, completed) = (self.total, completed.min(self.total));
+        super::tell(self.events, VerifyProgress { status: "reading blobs".to_owned(), total, completed });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::store::Ingest;
+
+    #[test]
+    fn all_blobs_are_read_once_and_progress_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
+        let mut blobs: BTreeSet<_> = (0..50).map(|byte| ingest.add_bytes(&[byte; 3000]).unwrap()).collect();
+        ingest.commit_blobs().unwrap();
+        let missing = Digest::of(b"missing");
+        blobs.insert(missing);
+        let (events, mut told) = mpsc::channel(64);
+        let verdicts = Reading::new(&store, blobs.clone(), &events).unwrap().run().unwrap();
+        assert_eq!(verdicts.iter().map(|(digest, ..)| *digest).collect::<BTreeSet<_>>(), blobs);
+        assert_eq!(verdicts.len(), 51);
+        for (digest, bytes, verdict) in verdicts {
+            let expected = if digest == missing { (0, Verdict::Gone) } else { (3000, Verdict::Good) };
+            assert_eq!((bytes, verdict), expected);
+        }
+        let Ok(VerifyEvent::Progress(progress)) = told.try_recv() else { panic!("no progress") };
+        assert_eq!(progress.total, 150_000);
+
+        drop(told);
+        let error = Reading::new(&store, blobs, &events).unwrap().run().unwrap_err();
+        assert!(error.to_string().contains("has gone"), "{error}");
+    }
+}

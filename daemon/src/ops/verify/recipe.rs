@@ -1,0 +1,160 @@
+//! Whether a recipe is the one that its file's header makes.
+
+use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::gguf::Header;
+use blobd_store_format::recipe::{Piece, Recipe};
+use blobd_store_format::split::{SplitPlan, Target};
+
+use crate::scrub::{DiskReader, Ended, Step};
+use crate::store::{Store, StoreError};
+
+/// What every header begins with; of another kind of file there is no plan to compare with.
+const MAGIC: &[u8] = b"GGUF";
+
+/// What is wrong with a recipe, if anything: its pieces, its table of tensors, or the lengths of
+/// the blobs that it names. One whose header is damaged or missing cannot be judged.
+///
+/// # Errors
+/// [`StoreError::Io`].
+pub(super) fn mistake(
+    store: &Store,
+    reader: &mut DiskReader,
+    recipe: &Recipe,
+) -> Result<Option<String>, StoreError> {
+    for (digest, needed) in recipe.blob_sizes() {
+        if let Some(found) = store.blob_size(digest)?.filter(|found| *found != needed) {
+            return Ok(Some(format!("names {needed} bytes of blob {digest}, which has {found}")));
+        }
+    }
+    let Some(header) = header(store, reader, recipe) else { return Ok(None) };
+    Ok(compare(&header, recipe).err())
+}
+
+/// The bytes of the header blob, if they are right and a GGUF header.
+fn header(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -> Option<Vec<u8>> {
+    let (digest, size) = recipe.header()?;
+    let file = store.open_blob(digest, size).ok()?;
+    // Anybody could have a recipe that names a tensor as its header.
+    if file.metadata().ok()?.len() > Header::MAX_BYTES.saturating_mul(2) {
+        return None;
+    }
+    let (mut bytes, mut hasher) = (Vec::new(), Hasher::new());
+    let ended = reader.read(&file, &mut |_| Step::Go, &mut |chunk| {
+        bytes.extend_from_slice(chunk);
+        hasher.update(chunk);
+    });
+    let is_whole = ended.is_ok_and(|ended| ended == Ended::Complete) && hasher.finish() == digest;
+    (is_whole && bytes.starts_with(MAGIC)).then_some(bytes)
+}
+
+fn compare(header: &[u8], recipe: &Recipe) -> Result<(), String> {
+    let header = Header::parse(header).map_err(|error| format!("its header is none: {error}"))?;
+    let plan = SplitPlan::new(&header, recipe.size()).map_err(|error| format!("its header says: {error}"))?;
+    let Some((blobs, literals)) = parts(&plan, recipe) else {
+        let (found, expected) = (recipe.pieces().len(), plan.segments().len());
+        return Err(format!("its {found} pieces are not the {expected} that its header makes"));
+    };
+    match plan.recipe(recipe.file(), &blobs, literals) {
+        Ok(expected) if expected == *recipe => Ok(()),
+        Ok(_) => Err("its pieces or its table of tensors are not those that its header makes".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What the recipe puts into each blob and each literal of the plan; nothing if they differ in
+/// number or in kind.
+fn parts(plan: &SplitPlan, recipe: &Recipe) -> Option<(Vec<Digest>, Vec<Vec<u8>>)> {
+    if plan.segments().len() != recipe.pieces().len() {
+        return None;
+    }
+    let mut blobs = vec![Digest::of(b""); plan.blobs().len()];
+    let mut literals = Vec::new();
+    for (segment, piece) in plan.segments().iter().zip(recipe.pieces()) {
+        match (segment.target, piece) {
+            (Target::Blob { blob, .. }, Piece::Blob { blob: digest, .. }) => *blobs.get_mut(blob)? = *digest,
+            (Target::Literal { .. }, Piece::Literal { literal }) => literals.push(literal.clone()),
+            // No longer than planned: a recipe may claim any number of zeros.
+            (Target::Literal { .. }, Piece::Zeros { zeros }) if *zeros == segment.length => {
+                literals.push(vec![0; usize::try_from(*zeros).ok()?]);
+            }
+            _ => return None,
+        }
+    }
+    Some((blobs, literals))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use blobd_store_format::gguf::{GgmlType, GgufWriter};
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::store::Ingest;
+
+    /// A store with the blobs of a small file, and the file's recipe.
+    fn stored() -> (TempDir, Arc<Store>, Recipe) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let mut writer = GgufWriter::new();
+        writer.tensor("a", GgmlType::F32, &[6]).unwrap();
+        writer.tensor("b", GgmlType::F32, &[6]).unwrap();
+        let header = writer.header().unwrap();
+        let file = [&header[..], &[1; 24], &[0; 8], &[2; 24], b"tail"].concat();
+        let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
+        let blobs = [&header[..], &[1; 24], &[2; 24]].map(|bytes| ingest.add_bytes(bytes).unwrap());
+        ingest.commit_blobs().unwrap();
+        let plan = SplitPlan::new(&Header::parse(&file).unwrap(), file.len() as u64).unwrap();
+        let recipe = plan.recipe(Digest::of(&file), &blobs, vec![vec![0; 8], b"tail".to_vec()]).unwrap();
+        (folder, store, recipe)
+    }
+
+    fn mistake_of(store: &Store, recipe: &Recipe) -> Option<String> {
+        mistake(store, &mut DiskReader::default(), recipe).unwrap()
+    }
+
+    #[test]
+    fn recipe_that_its_header_makes_is_right() {
+        let (_folder, store, recipe) = stored();
+        assert_eq!(mistake_of(&store, &recipe), None);
+    }
+
+    #[test]
+    fn recipe_with_another_table_or_other_pieces_is_not() {
+        let (_folder, store, recipe) = stored();
+        let renamed = |name: &str| {
+            let mut tensors = recipe.tensors().to_vec();
+            tensors[1].name = name.to_owned();
+            Recipe::new(recipe.file(), recipe.pieces().to_vec(), tensors).unwrap()
+        };
+        assert_eq!(mistake_of(&store, &renamed("b")), None);
+        assert!(mistake_of(&store, &renamed("c")).unwrap().contains("table of tensors"));
+        let mut pieces = recipe.pieces().to_vec();
+        pieces.swap(2, 4);
+        let swapped = Recipe::new(recipe.file(), pieces, recipe.tensors().to_vec()).unwrap();
+        assert!(mistake_of(&store, &swapped).unwrap().contains("pieces"));
+        let mut pieces = recipe.pieces().to_vec();
+        pieces.remove(2);
+        let shorter = Recipe::new(recipe.file(), pieces, recipe.tensors().to_vec()).unwrap();
+        assert!(mistake_of(&store, &shorter).is_some());
+    }
+
+    #[test]
+    fn recipe_that_names_more_or_less_of_a_blob_than_there_is_is_not() {
+        let (_folder, store, recipe) = stored();
+        let mut pieces = recipe.pieces().to_vec();
+        let Piece::Blob { blob, .. } = pieces[1].clone() else { panic!("{pieces:?}") };
+        pieces[1] = Piece::Blob { blob, offset: 0, length: 32 };
+        let longer = Recipe::new(recipe.file(), pieces, recipe.tensors().to_vec()).unwrap();
+        assert!(mistake_of(&store, &longer).unwrap().contains("which has 24"));
+    }
+
+    #[test]
+    fn recipe_without_its_header_cannot_be_judged() {
+        let (_folder, store, recipe) = stored();
+        let (header, _) = recipe.header().unwrap();
+        std::fs::remove_file(store.path(blobd_store_format::layout::blob(header))).unwrap();
+        assert_eq!(mistake_of(&store, &recipe), None);
+    }
+}

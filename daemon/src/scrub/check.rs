@@ -1,0 +1,282 @@
+//! Whether one blob is what its name says, and what is done if not: the two-read rule.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+
+use blobd_store_format::digest::{Digest, Hasher};
+use rustix::io::Errno;
+
+use super::read::{DiskReader, Ended, Gate};
+use crate::store::{Store, StoreError};
+
+/// The mode of every blob.
+const MODE: u32 = 0o444;
+
+/// What a check has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The blob is what its name says.
+    Good,
+    /// There is none. Or there was one, and its last name was removed while it was read.
+    Gone,
+    /// It was not read to its end, because the gate said so.
+    Unfinished,
+    /// It read wrong and then right: it stays, and the machine is not to be trusted.
+    Unreliable {
+        /// What was wrong with the first reading.
+        reason: String,
+    },
+    /// Its bytes are right, and whoever has the daemon's rights may write to it: it stays.
+    Writable {
+        /// Its mode.
+        mode: u32,
+    },
+    /// It read wrong twice.
+    Bad {
+        /// What was wrong.
+        reason: String,
+        /// Whether it is out of the way, or why it could not be moved.
+        set_aside: Result<(), String>,
+    },
+}
+
+/// One reading of a blob.
+enum Reading {
+    Right,
+    Wrong(String),
+    Gone,
+    Unfinished,
+}
+
+impl DiskReader {
+    /// Reads a blob from the disk, a second time if the first was wrong, and puts it into
+    /// quarantine if both were. Holds no lock while it reads.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] when the blob cannot be looked at for a reason that says nothing about
+    /// it, such as too many open files.
+    pub fn check(
+        &mut self,
+        store: &Store,
+        digest: Digest,
+        gate: &mut Gate<'_>,
+    ) -> Result<Verdict, StoreError> {
+        let Some(seen) = store.blob_metadata(digest)? else { return Ok(Verdict::Gone) };
+        if !seen.is_file() {
+            return Ok(bad(store, digest, &seen, "is no regular file".to_owned()));
+        }
+        let first = match self.reading(store, digest, gate)? {
+            Reading::Right => return Ok(verdict_on_mode(&seen)),
+            Reading::Gone => return Ok(Verdict::Gone),
+            Reading::Unfinished => return Ok(Verdict::Unfinished),
+            Reading::Wrong(reason) => reason,
+        };
+        tracing::warn!("blob {digest}: {first}; reading it once more");
+        match self.reading(store, digest, gate)? {
+            Reading::Right => {
+                tracing::error!(
+                    "blob {digest}: {first}, and right when read again: memory, bus or disk of this machine err"
+                );
+                Ok(Verdict::Unreliable { reason: first })
+            }
+            Reading::Wrong(second) => {
+                let reason = if second == first { first } else { format!("{first}, then: {second}") };
+                Ok(bad(store, digest, &seen, reason))
+            }
+            Reading::Gone => Ok(Verdict::Gone),
+            Reading::Unfinished => Ok(Verdict::Unfinished),
+        }
+    }
+
+    fn reading(&mut self, store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Result<Reading, StoreError> {
+        let file = match store.open_blob(digest, 0) {
+            Err(StoreError::MissingBlob { .. }) => return Ok(Reading::Gone),
+            Err(StoreError::Io { source, .. }) if is_damage(&source) => return Ok(unreadable(&source)),
+            file => file?,
+        };
+        match self.digest_of(&file, gate) {
+            Ok(Some((found, _))) if found == digest => Ok(Reading::Right),
+            Ok(Some((found, bytes))) => {
+                Ok(Reading::Wrong(format!("its {bytes} bytes have the digest {found}")))
+            }
+            Ok(None) if is_unlinked(&file) => Ok(Reading::Gone),
+            Ok(None) => Ok(Reading::Unfinished),
+            Err(source) if is_damage(&source) => Ok(unreadable(&source)),
+            Err(source) => Err(StoreError::io("read", digest.to_string())(source)),
+        }
+    }
+
+    /// The digest and the length of a file, read to its end; nothing if it was not.
+    fn digest_of(&mut self, file: &File, gate: &mut Gate<'_>) -> io::Result<Option<(Digest, u64)>> {
+        let (mut hasher, mut bytes) = (Hasher::new(), 0u64);
+        let ended = self.read(file, gate, &mut |chunk| {
+            hasher.update(chunk);
+            bytes = bytes.saturating_add(chunk.len() as u64);
+        })?;
+        Ok((ended == Ended::Complete).then(|| (hasher.finish(), bytes)))
+    }
+}
+
+/// What the disk says when it has lost something, and what file systems say whose own checksums
+/// do not fit.
+pub(super) fn is_damage(error: &io::Error) -> bool {
+    let lost = [Errno::IO, Errno::NODATA, Errno::BADMSG, Errno::UCLEAN, Errno::ILSEQ];
+    Errno::from_io_error(error).is_some_and(|errno| lost.contains(&errno))
+        || error.kind() == io::ErrorKind::UnexpectedEof
+}
+
+fn unreadable(error: &io::Error) -> Reading {
+    Reading::Wrong(format!("the disk cannot read it ({error})"))
+}
+
+fn is_unlinked(file: &File) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    file.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
+}
+
+fn verdict_on_mode(seen: &Metadata) -> Verdict {
+    match seen.permissions().mode() & 0o7777 {
+        MODE => Verdict::Good,
+        mode => Verdict::Writable { mode },
+    }
+}
+
+fn bad(store: &Store, digest: Digest, seen: &Metadata, reason: String) -> Verdict {
+    let set_aside = match store.quarantine(digest, seen) {
+        Ok(Some(place)) => {
+            tracing::error!("blob {digest}: damaged: {reason}; moved to {}", place.display());
+            Ok(())
+        }
+        Ok(None) => return Verdict::Gone,
+        Err(error) => {
+            tracing::error!("blob {digest}: damaged: {reason}; cannot be moved to quarantine: {error}");
+            Err(error.to_string())
+        }
+    };
+    Verdict::Bad { reason, set_aside }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::Arc;
+
+    use tempfile::TempDir;
+
+    use super::super::read::Step;
+    use super::*;
+    use crate::store::Ingest;
+
+    fn store_with(bytes: &[u8]) -> (TempDir, Arc<Store>, Digest) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
+        let digest = ingest.add_bytes(bytes).unwrap();
+        ingest.commit_blobs().unwrap();
+        (folder, store, digest)
+    }
+
+    fn overwrite(store: &Store, digest: Digest, bytes: &[u8]) {
+        let path = store.path(blobd_store_format::layout::blob(digest));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::write(&path, bytes).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).unwrap();
+    }
+
+    fn check(store: &Store, digest: Digest) -> Verdict {
+        DiskReader::default().check(store, digest, &mut |_| Step::Go).unwrap()
+    }
+
+    #[test]
+    fn good_blob_stays() {
+        let (_folder, store, digest) = store_with(b"weights");
+        assert_eq!(check(&store, digest), Verdict::Good);
+        assert!(store.damaged().is_empty());
+    }
+
+    #[test]
+    fn blob_of_other_bytes_or_another_length_is_put_aside() {
+        for (bytes, what) in
+            [(&b"veights"[..], "its 7 bytes"), (b"weigh", "its 5 bytes"), (b"", "its 0 bytes")]
+        {
+            let (_folder, store, digest) = store_with(b"weights");
+            overwrite(&store, digest, bytes);
+            let Verdict::Bad { reason, set_aside } = check(&store, digest) else { panic!("{what}") };
+            assert!(reason.starts_with(what), "{reason}");
+            assert_eq!(set_aside, Ok(()));
+            assert_eq!(store.damaged(), [digest].into());
+            assert_eq!(check(&store, digest), Verdict::Gone);
+        }
+    }
+
+    #[test]
+    fn blob_that_reads_wrong_and_then_right_stays() {
+        let (_folder, store, digest) = store_with(b"weights");
+        overwrite(&store, digest, b"veights");
+        let mut asked = 0;
+        let mut gate = |_| {
+            asked += 1;
+            // Behind the end of the first reading.
+            if asked == 3 {
+                overwrite(&store, digest, b"weights");
+            }
+            Step::Go
+        };
+        let verdict = DiskReader::default().check(&store, digest, &mut gate).unwrap();
+        assert!(matches!(verdict, Verdict::Unreliable { .. }), "{verdict:?}");
+        assert!(store.damaged().is_empty());
+    }
+
+    #[test]
+    fn blob_that_is_no_file_is_put_aside() {
+        let (_folder, store, digest) = store_with(b"weights");
+        let path = store.path(blobd_store_format::layout::blob(digest));
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
+        assert!(matches!(check(&store, digest), Verdict::Bad { .. }));
+        assert!(fs::symlink_metadata(&path).is_err());
+    }
+
+    #[test]
+    fn writable_blob_of_the_right_bytes_stays() {
+        let (_folder, store, digest) = store_with(b"weights");
+        let path = store.path(blobd_store_format::layout::blob(digest));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(check(&store, digest), Verdict::Writable { mode: 0o644 });
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn blob_that_is_collected_while_it_is_read_is_gone() {
+        let (_folder, store, digest) = store_with(b"weights");
+        let path = store.path(blobd_store_format::layout::blob(digest));
+        let mut gate = |_| {
+            let _ = fs::remove_file(&path);
+            Step::Wait
+        };
+        assert_eq!(DiskReader::default().check(&store, digest, &mut gate).unwrap(), Verdict::Gone);
+    }
+
+    #[test]
+    fn only_what_the_disk_says_about_a_file_is_damage() {
+        for (errno, expected) in [
+            (Errno::IO, true),
+            (Errno::NODATA, true),
+            (Errno::UCLEAN, true),
+            (Errno::MFILE, false),
+            (Errno::ACCESS, false),
+        ] {
+            assert_eq!(is_damage(&errno.into()), expected, "{errno}");
+        }
+    }
+
+    #[test]
+    fn check_that_is_stopped_says_nothing() {
+        let (_folder, store, digest) = store_with(b"weights");
+        overwrite(&store, digest, b"veights");
+        let verdict = DiskReader::default().check(&store, digest, &mut |_| Step::Stop).unwrap();
+        assert_eq!(verdict, Verdict::Unfinished);
+        assert!(store.damaged().is_empty());
+    }
+}

@@ -1,0 +1,103 @@
+//! When the scrubber may read its next chunk.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Pace, ScrubPolicy, Step, io_pressure};
+
+/// Tells a thread to stop, also while it sleeps.
+#[derive(Debug, Default)]
+pub struct StopSignal {
+    is_set: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl StopSignal {
+    /// From now on the thread is to stop.
+    pub fn set(&self) {
+        *self.is_set.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Sleeps for `time`, or until the signal is set; says whether it is.
+    #[must_use]
+    pub fn wait(&self, time: Duration) -> bool {
+        let is_set = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(is_set, time, |is_set| !*is_set);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// Joins rate, load and the order to stop to one answer per chunk.
+pub struct Throttle {
+    stop: Arc<StopSignal>,
+    pace: Pace,
+    started: Instant,
+    /// When the next chunk may be read, counted from `started`.
+    ready_at: Duration,
+    is_busy: Box<dyn Fn() -> bool + Send>,
+    max_pressure_percent: u8,
+    /// When the pressure was last looked at, and whether it was too high.
+    pressure: Option<(Instant, bool)>,
+}
+
+impl Throttle {
+    /// How long a pause lasts at least, and how old a look at the pressure may be.
+    const PAUSE: Duration = Duration::from_secs(1);
+
+    /// A throttle that has let nothing through yet.
+    #[must_use]
+    pub fn new(stop: Arc<StopSignal>, policy: ScrubPolicy, is_busy: Box<dyn Fn() -> bool + Send>) -> Self {
+        Self {
+            stop,
+            pace: Pace::new(policy.bytes_per_second),
+            started: Instant::now(),
+            ready_at: Duration::ZERO,
+            is_busy,
+            max_pressure_percent: policy.max_pressure_percent,
+            pressure: None,
+        }
+    }
+
+    /// The order to stop.
+    #[must_use]
+    pub fn stop(&self) -> &StopSignal {
+        &self.stop
+    }
+
+    /// Whether a chunk of `bytes` may be read now. Sleeps for at most a second before it says no.
+    pub fn step(&mut self, bytes: u64) -> Step {
+        let now = self.started.elapsed();
+        let wait = if (self.is_busy)() || self.is_under_pressure() {
+            Self::PAUSE
+        } else {
+            self.ready_at.saturating_sub(now).min(Self::PAUSE)
+        };
+        match self.stop.wait(wait) {
+            true => Step::Stop,
+            false if wait.is_zero() => {
+                self.ready_at = now.saturating_add(self.pace.take(bytes, now));
+                Step::Go
+            }
+            false => Step::Wait,
+        }
+    }
+
+    fn is_under_pressure(&mut self) -> bool {
+        match self.pressure {
+            Some((looked, high)) if looked.elapsed() < Self::PAUSE => high,
+            _ => {
+                let high = io_pressure() > f64::from(self.max_pressure_percent);
+                self.pressure = Some((Instant::now(), high));
+                high
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Throttle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Throttle").field("pace", &self.pace).finish_non_exhaustive()
+    }
+}

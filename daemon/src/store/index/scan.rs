@@ -1,0 +1,176 @@
+//! Comparing the catalog with the disk, and mending it.
+//!
+//! Names are listed and files inspected without any lock, so that nobody waits for a cold disk.
+//! What is noted meanwhile was looked at later than the listing and is not overwritten.
+
+use std::fs;
+use std::path::Path;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+
+use super::catalog::{BlobFacts, RecipeFacts};
+use super::marker::Stamps;
+use super::{Noted, Shared, Stage, State};
+use crate::store::error::optional;
+use crate::store::outlines::read_outline;
+use crate::store::{StoreError, disk, lock};
+
+/// What a comparison has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Differences {
+    /// How many blobs there are.
+    pub blob_count: u64,
+    /// How many recipes there are.
+    pub recipe_count: u64,
+    /// In how many entries the catalog or its copy was not what the disk says.
+    pub count: u64,
+}
+
+/// Entries that are entered while the lock is held once.
+const STEP: usize = 1024;
+
+impl Shared {
+    /// Makes the catalog say what the disk says, unless it does so already by the time this
+    /// comes to it; returns how many entries it did not.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`]; the catalog is as complete as it was.
+    pub(super) fn refresh(&self) -> Result<u64, StoreError> {
+        let _alone = lock(&self.scans);
+        let state = lock(&self.state);
+        if state.stage == Stage::Ready && !state.is_suspect {
+            return Ok(0);
+        }
+        drop(state);
+        self.scan()
+    }
+
+    /// The same in any case.
+    ///
+    /// # Errors
+    /// As for [`Self::refresh`].
+    pub(super) fn compare(&self) -> Result<u64, StoreError> {
+        let _alone = lock(&self.scans);
+        self.scan()
+    }
+
+    fn scan(&self) -> Result<u64, StoreError> {
+        lock(&self.state).begin_scan(&self.root);
+        let found = self.scan_blobs().and_then(|blobs| Ok(blobs + self.scan_recipes()?));
+        lock(&self.state).end_scan(found.is_ok());
+        self.changed.notify_all();
+        found
+    }
+
+    fn scan_blobs(&self) -> Result<u64, StoreError> {
+        let listed = list(&self.root.join(layout::BLOBS), layout::parse_blob_name)?;
+        let mut differences = 0;
+        for step in listed.chunks(STEP) {
+            let inspect = |digest: &Digest| Ok((*digest, blob_facts(&self.root, *digest)?));
+            let facts = step.iter().map(inspect).collect::<Result<Vec<_>, StoreError>>()?;
+            differences += lock(&self.state).enter_blobs(facts);
+        }
+        let rows = lock(&self.state).catalog.row_count();
+        for start in (0..rows).step_by(STEP) {
+            let known: Vec<_> = lock(&self.state).catalog.blobs_in(start..start + STEP).collect();
+            let unlisted = known.into_iter().filter(|digest| listed.binary_search(digest).is_err());
+            let inspect = |digest| Ok((digest, blob_facts(&self.root, digest)?));
+            let facts = unlisted.map(inspect).collect::<Result<Vec<_>, StoreError>>()?;
+            differences += lock(&self.state).enter_blobs(facts);
+        }
+        Ok(differences)
+    }
+
+    fn scan_recipes(&self) -> Result<u64, StoreError> {
+        let mut files = list(&self.root.join(layout::RECIPES), layout::parse_recipe_name)?;
+        files.extend(lock(&self.state).catalog.recipe_files());
+        files.sort_unstable();
+        files.dedup();
+        let mut differences = 0;
+        for file in files {
+            let facts = recipe_facts(&self.root, file)?;
+            let mut state = lock(&self.state);
+            if !state.noted.as_ref().is_some_and(|noted| noted.recipes.contains(&file)) {
+                differences += u64::from(state.catalog.set_recipe(file, facts));
+            }
+        }
+        Ok(differences)
+    }
+}
+
+impl State {
+    fn begin_scan(&mut self, root: &Path) {
+        self.noted = Some(Noted::default());
+        if self.stage == Stage::Unbuilt {
+            self.stage = Stage::Building;
+        }
+        // Before the listing: what others do from now on is noticed afterwards.
+        if self.changes_in_flight == 0 {
+            self.directories = Stamps::of(root);
+        }
+    }
+
+    fn end_scan(&mut self, is_complete: bool) {
+        self.noted = None;
+        if is_complete {
+            self.stage = Stage::Ready;
+            self.is_suspect = false;
+        } else if self.stage == Stage::Building {
+            self.stage = Stage::Unbuilt;
+        }
+    }
+
+    fn enter_blobs(&mut self, facts: Vec<(Digest, Option<BlobFacts>)>) -> u64 {
+        let mut differences = 0;
+        for (digest, facts) in facts {
+            if !self.noted.as_ref().is_some_and(|noted| noted.blobs.contains(&digest)) {
+                differences += u64::from(self.catalog.set_blob(digest, facts));
+            }
+        }
+        differences
+    }
+}
+
+/// What the disk says about a blob.
+///
+/// # Errors
+/// [`StoreError::Io`].
+pub(super) fn blob_facts(root: &Path, digest: Digest) -> Result<Option<BlobFacts>, StoreError> {
+    let path = root.join(layout::blob(digest));
+    let metadata = optional(fs::symlink_metadata(&path), "inspect", &path)?;
+    let facts = |metadata: fs::Metadata| BlobFacts {
+        length: metadata.len(),
+        bytes_on_disk: disk::bytes_on_disk(&metadata),
+    };
+    Ok(metadata.map(facts))
+}
+
+/// What the disk says about a recipe.
+///
+/// # Errors
+/// [`StoreError::Io`] when it cannot be inspected. One that cannot be read is a fact.
+pub(super) fn recipe_facts(root: &Path, file: Digest) -> Result<Option<RecipeFacts>, StoreError> {
+    let path = root.join(layout::recipe(file));
+    let Some(metadata) = optional(fs::symlink_metadata(&path), "inspect", &path)? else { return Ok(None) };
+    let needs = match read_outline(root, file) {
+        Ok(Some(outline)) => Some(outline.digests().to_vec()),
+        Ok(None) => return Ok(None),
+        Err(error) => {
+            tracing::warn!("{error}");
+            None
+        }
+    };
+    Ok(Some(RecipeFacts { bytes_on_disk: disk::bytes_on_disk(&metadata), needs }))
+}
+
+/// The digests that the names in a directory stand for, in order.
+fn list(directory: &Path, parse: impl Fn(&str) -> Option<Digest>) -> Result<Vec<Digest>, StoreError> {
+    let mut digests = Vec::new();
+    for entry in fs::read_dir(directory).map_err(StoreError::io("list", directory))? {
+        let name = entry.map_err(StoreError::io("list", directory))?.file_name();
+        digests.extend(name.to_str().and_then(&parse));
+    }
+    digests.sort_unstable();
+    Ok(digests)
+}

@@ -1,0 +1,39 @@
+//! What recipes keep alive, read from disk each time.
+//!
+//! A collection reads all recipes there are. It leaves the cache of parsed ones alone, which is
+//! there for the few models that are being opened.
+
+use std::path::Path;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use blobd_store_format::outline::RecipeOutline;
+use blobd_store_format::recipe::Recipe;
+
+use super::{Store, StoreError, disk};
+
+impl Store {
+    /// What the recipe of the file with this digest keeps alive, if the file was split.
+    ///
+    /// # Errors
+    /// [`StoreError::Recipe`] when it is damaged, [`StoreError::WrongRecipe`], [`StoreError::Io`].
+    pub fn recipe_outline(&self, file: Digest) -> Result<Option<RecipeOutline>, StoreError> {
+        read_outline(self.root(), file)
+    }
+
+    /// Whether there is a recipe of this name. Nothing of it is read.
+    #[must_use]
+    pub fn has_recipe(&self, file: Digest) -> bool {
+        self.path(layout::recipe(file)).symlink_metadata().is_ok()
+    }
+}
+
+pub(super) fn read_outline(root: &Path, file: Digest) -> Result<Option<RecipeOutline>, StoreError> {
+    let path = root.join(layout::recipe(file));
+    let Some(json) = disk::read_limited(&path, Recipe::MAX_BYTES)? else { return Ok(None) };
+    match RecipeOutline::parse(&json) {
+        Err(source) => Err(StoreError::Recipe { path, source }),
+        Ok(outline) if outline.file() != file => Err(StoreError::WrongRecipe { path, found: outline.file() }),
+        Ok(outline) => Ok(Some(outline)),
+    }
+}

@@ -1,0 +1,222 @@
+//! Quarantine: damaged blobs, put aside under a name that nothing uses.
+//!
+//! A damaged blob is renamed, never changed or shortened: clients may have it mapped, and whoever
+//! looks for the cause wants it as it was found. What is in `quarantine/` is the administrator's;
+//! nothing here or in [`crate::gc`] deletes it. That the models which need such a blob lack it now
+//! is remembered as long as the store is open, and read from `quarantine/` when it is opened.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+
+use super::error::optional;
+use super::{Store, StoreError, disk, lock};
+
+/// The blobs that are known not to be there as they should.
+#[derive(Debug, Default)]
+pub(super) struct DamagedBlobs(Mutex<BTreeMap<Digest, Fate>>);
+
+/// Why a blob is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// It was put aside.
+    Quarantined,
+    /// Somebody else took it away.
+    Missing,
+}
+
+impl DamagedBlobs {
+    /// What `quarantine/` says. Names of another form are not blobd's.
+    pub(super) fn load(root: &Path) -> Result<Self, StoreError> {
+        let copies = copies_in(&root.join(layout::QUARANTINE))?;
+        let quarantined = copies.into_iter().map(|(digest, _)| (digest, Fate::Quarantined));
+        Ok(Self(Mutex::new(quarantined.collect())))
+    }
+}
+
+impl Store {
+    /// Puts a blob aside that was found damaged when `seen` was under its name. Answers with its
+    /// new place; with nothing if that file is gone from there, because it was collected or a
+    /// good one has replaced it.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`]; the blob is still in its place then, or the move is not durable.
+    pub(crate) fn quarantine(&self, digest: Digest, seen: &Metadata) -> Result<Option<PathBuf>, StoreError> {
+        self.disk().create_dir_all(&self.root, Path::new(layout::QUARANTINE))?;
+        let moved = self.move_aside(digest, seen)?;
+        if moved.is_some() {
+            self.note_blob_removed(digest, disk::bytes_on_disk(seen));
+            self.disk().sync_dir(&self.path(layout::QUARANTINE))?;
+            self.disk().sync_dir(&self.path(layout::BLOBS))?;
+        }
+        Ok(moved)
+    }
+
+    /// The move and its record belong together: a collection that misses the blob must find it
+    /// here, or it would take the model for one that has lost a recipe.
+    fn move_aside(&self, digest: Digest, seen: &Metadata) -> Result<Option<PathBuf>, StoreError> {
+        let mut damaged = lock(&self.damaged.0);
+        let is_seen = |now: &Metadata| (now.dev(), now.ino()) == (seen.dev(), seen.ino());
+        if !self.blob_metadata(digest)?.as_ref().is_some_and(is_seen) {
+            return Ok(None);
+        }
+        let blob = self.path(layout::blob(digest));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut target = self.path(layout::quarantined(digest, now));
+        let mut later = now;
+        while !self.disk().publish(&blob, &target)? {
+            // It was put aside within this very second before.
+            later = later.saturating_add(1);
+            target = self.path(layout::quarantined(digest, later));
+        }
+        damaged.insert(digest, Fate::Quarantined);
+        Ok(Some(target))
+    }
+
+    /// Remembers that a blob which a model needs is not there.
+    pub(crate) fn note_missing(&self, digest: Digest) {
+        lock(&self.damaged.0).entry(digest).or_insert(Fate::Missing);
+    }
+
+    /// Every blob that is known to be damaged or missing, whether a model needs it or not. Takes
+    /// no time if there is none, otherwise a look at each: a blob that was published again is not
+    /// among them.
+    #[must_use]
+    pub fn damaged(&self) -> BTreeSet<Digest> {
+        let mut damaged = lock(&self.damaged.0);
+        damaged.retain(|digest, _| !self.path(layout::blob(*digest)).exists());
+        damaged.keys().copied().collect()
+    }
+
+    /// Whether a blob that is not there was put aside. Then it was a blob, and the file of this
+    /// digest had no recipe that could be lost.
+    pub(crate) fn is_quarantined(&self, digest: Digest) -> bool {
+        lock(&self.damaged.0).get(&digest) == Some(&Fate::Quarantined)
+    }
+
+    /// Where the copies of a blob lie that were put aside, the newest first.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn quarantined_copies(&self, digest: Digest) -> Result<Vec<PathBuf>, StoreError> {
+        let mut times: Vec<u64> = copies_in(&self.path(layout::QUARANTINE))?
+            .into_iter()
+            .filter_map(|(quarantined, time)| (quarantined == digest).then_some(time))
+            .collect();
+        times.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(times.into_iter().map(|time| self.path(layout::quarantined(digest, time))).collect())
+    }
+
+    /// What the file system says about a blob's name; nothing if there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn blob_metadata(&self, digest: Digest) -> Result<Option<Metadata>, StoreError> {
+        let path = self.path(layout::blob(digest));
+        optional(fs::symlink_metadata(&path), "inspect", &path)
+    }
+}
+
+/// The digests and Unix times of what was put aside.
+fn copies_in(quarantine: &Path) -> Result<Vec<(Digest, u64)>, StoreError> {
+    let Some(listing) = optional(fs::read_dir(quarantine), "list", quarantine)? else {
+        return Ok(Vec::new());
+    };
+    let mut copies = Vec::new();
+    for entry in listing {
+        let name = entry.map_err(StoreError::io("list", quarantine))?.file_name();
+        copies.extend(name.to_str().and_then(layout::parse_quarantined_name));
+    }
+    Ok(copies)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::store::Ingest;
+
+    fn store_with(bytes: &[u8]) -> (TempDir, Arc<Store>, Digest) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let digest = add(&store, bytes);
+        (folder, store, digest)
+    }
+
+    fn add(store: &Arc<Store>, bytes: &[u8]) -> Digest {
+        let mut ingest = Ingest::begin(store, store.leases().grant("a test")).unwrap();
+        let digest = ingest.add_bytes(bytes).unwrap();
+        ingest.commit_blobs().unwrap();
+        digest
+    }
+
+    fn quarantine(store: &Store, digest: Digest) -> Option<PathBuf> {
+        let seen = store.blob_metadata(digest).unwrap().unwrap();
+        store.quarantine(digest, &seen).unwrap()
+    }
+
+    #[test]
+    fn quarantined_blob_keeps_its_bytes_under_another_name() {
+        let (_folder, store, digest) = store_with(b"weights");
+        assert!(store.damaged().is_empty());
+        let place = quarantine(&store, digest).unwrap();
+        assert_eq!(fs::read(&place).unwrap(), b"weights");
+        assert_eq!(store.blob_size(digest).unwrap(), None);
+        assert_eq!(store.damaged(), [digest].into());
+        assert_eq!(store.quarantined_copies(digest).unwrap(), [place]);
+    }
+
+    #[test]
+    fn damage_is_known_after_a_restart_until_the_blob_is_there_again() {
+        let (folder, store, digest) = store_with(b"weights");
+        quarantine(&store, digest).unwrap();
+        fs::write(store.path("quarantine/notes.txt"), "of the administrator").unwrap();
+        drop(store);
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        assert_eq!(store.damaged(), [digest].into());
+        assert!(store.is_quarantined(digest));
+        add(&store, b"weights");
+        assert!(store.damaged().is_empty());
+        assert_eq!(store.quarantined_copies(digest).unwrap().len(), 1, "it is the administrator's");
+    }
+
+    #[test]
+    fn blob_can_be_put_aside_twice_within_a_second() {
+        let (_folder, store, digest) = store_with(b"weights");
+        let first = quarantine(&store, digest).unwrap();
+        add(&store, b"weights");
+        assert_ne!(quarantine(&store, digest).unwrap(), first);
+        assert_eq!(store.quarantined_copies(digest).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn blob_that_took_the_place_of_the_damaged_one_stays() {
+        let (_folder, store, digest) = store_with(b"weights");
+        let seen = store.blob_metadata(digest).unwrap().unwrap();
+        // Kept open, so that its inode is not given to the next file.
+        let _mapped = store.open_blob(digest, 0).unwrap();
+        fs::remove_file(store.path(layout::blob(digest))).unwrap();
+        assert_eq!(store.quarantine(digest, &seen).unwrap(), None);
+        add(&store, b"weights");
+        assert_eq!(store.quarantine(digest, &seen).unwrap(), None);
+        assert!(store.blob_size(digest).unwrap().is_some() && store.damaged().is_empty());
+    }
+
+    #[test]
+    fn missing_blob_is_no_quarantined_one() {
+        let (_folder, store, _) = store_with(b"weights");
+        let missing = Digest::of(b"something else");
+        store.note_missing(missing);
+        assert_eq!(store.damaged(), [missing].into());
+        assert!(!store.is_quarantined(missing));
+    }
+}

@@ -1,0 +1,179 @@
+//! What a recipe keeps alive, and nothing else of it.
+//!
+//! A collection reads every recipe of a store, the index when it is rebuilt too. Neither looks
+//! at tensors, which are two thirds of a recipe and most of the work of reading it. Whatever
+//! [`Recipe::parse`] accepts has an outline with the same blobs.
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use crate::digest::Digest;
+use crate::recipe::{Piece, Recipe, RecipeError, check_pieces, check_seal, literal};
+
+/// A recipe without its tensors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecipeOutline {
+    file: Digest,
+    size: u64,
+    digests: Vec<Digest>,
+}
+
+impl RecipeOutline {
+    /// Reads the JSON form of a recipe.
+    ///
+    /// # Errors
+    /// [`RecipeError`] when the text is no JSON of this form, has another version, or its pieces
+    /// break an invariant of [`crate::recipe`].
+    ///
+    /// # Example
+    /// ```
+    /// use blobd_store_format::digest::Digest;
+    /// use blobd_store_format::outline::RecipeOutline;
+    /// use blobd_store_format::recipe::{Piece, Recipe};
+    ///
+    /// let piece = Piece::Blob { blob: Digest::of(b"weights"), offset: 0, length: 7 };
+    /// let recipe = Recipe::new(Digest::of(b"file"), vec![piece], vec![])?;
+    /// let outline = RecipeOutline::parse(&recipe.to_json())?;
+    /// assert_eq!(outline.file(), recipe.file());
+    /// assert_eq!(outline.digests(), [Digest::of(b"weights")]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn parse(json: &[u8]) -> Result<Self, RecipeError> {
+        let raw: RawOutline = serde_json::from_slice(json)?;
+        if raw.version != Recipe::VERSION {
+            return Err(RecipeError::Version { found: raw.version });
+        }
+        check_seal(json, raw.check)?;
+        let pieces: Vec<Piece> = raw
+            .pieces
+            .into_iter()
+            .enumerate()
+            .map(|(index, piece)| piece.into_piece().ok_or_else(|| no_piece(index)))
+            .collect::<Result<_, _>>()?;
+        let extents = check_pieces(&pieces)?;
+        if extents.size != raw.size {
+            return Err(RecipeError::Size { pieces: extents.size, declared: raw.size });
+        }
+        Ok(Self { file: raw.file, size: raw.size, digests: extents.blobs.into_keys().collect() })
+    }
+
+    /// The digest of the file that the recipe rebuilds.
+    #[must_use]
+    pub const fn file(&self) -> Digest {
+        self.file
+    }
+
+    /// The length of that file in bytes.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Every blob that the recipe keeps alive, each once, in order.
+    #[must_use]
+    pub fn digests(&self) -> &[Digest] {
+        &self.digests
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawOutline {
+    version: u32,
+    file: Digest,
+    size: u64,
+    pieces: Vec<RawPiece>,
+    #[serde(rename = "tensors")]
+    _tensors: IgnoredAny,
+    check: Digest,
+}
+
+/// All kinds of pieces in one: serde would copy each piece to find out which kind it is.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawPiece {
+    blob: Option<Digest>,
+    offset: Option<u64>,
+    length: Option<u64>,
+    zeros: Option<u64>,
+    literal: Option<RawLiteral>,
+}
+
+#[derive(Deserialize)]
+struct RawLiteral(#[serde(deserialize_with = "literal::deserialize")] Vec<u8>);
+
+impl RawPiece {
+    fn into_piece(self) -> Option<Piece> {
+        match (self.blob, self.offset, self.length, self.zeros, self.literal) {
+            (Some(blob), Some(offset), Some(length), None, None) => {
+                Some(Piece::Blob { blob, offset, length })
+            }
+            (None, None, None, Some(zeros), None) => Some(Piece::Zeros { zeros }),
+            (None, None, None, None, Some(RawLiteral(literal))) => Some(Piece::Literal { literal }),
+            _ => None,
+        }
+    }
+}
+
+fn no_piece(index: usize) -> RecipeError {
+    RecipeError::Json(serde::de::Error::custom(format!("piece {index} is of no known kind")))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sample() -> Recipe {
+        let pieces = vec![
+            Piece::Blob { blob: Digest::of(b"header"), offset: 0, length: 6 },
+            Piece::Zeros { zeros: 26 },
+            Piece::Literal { literal: vec![0xff, 0, 1] },
+        ];
+        Recipe::new(Digest::of(b"file"), pieces, vec![]).unwrap()
+    }
+
+    #[test]
+    fn damaged_pieces_and_versions_are_refused() {
+        let json = String::from_utf8(sample().to_json()).unwrap();
+        for (from, to) in [
+            ("\"size\":35", "\"size\":34"),
+            ("\"version\":1", "\"version\":2"),
+            ("\"version\":1", "\"version\":1,\"extra\":1"),
+            ("\"zeros\":26", "\"zeros\":0"),
+            ("\"zeros\":26", "\"zeros\":26,\"literal\":\"AA==\""),
+            ("\"zeros\":26", "\"zeros\":18446744073709551615"),
+            ("\"offset\":0,", ""),
+            ("/wAB", "/wA"),
+            ("\"tensors\":[]", "\"tensors\":["),
+            (",\"tensors\":[]", ""),
+        ] {
+            let broken = json.replacen(from, to, 1);
+            assert_ne!(broken, json, "{from} is not in {json}");
+            assert!(RecipeOutline::parse(broken.as_bytes()).is_err(), "{to} was accepted");
+        }
+    }
+
+    fn piece() -> impl Strategy<Value = Piece> {
+        prop_oneof![
+            (0u8..9, 0u64..99, 1u64..99).prop_map(|(blob, offset, length)| Piece::Blob {
+                blob: Digest::of(&[blob]),
+                offset,
+                length
+            }),
+            (1u64..99).prop_map(|zeros| Piece::Zeros { zeros }),
+            prop::collection::vec(any::<u8>(), 1..9).prop_map(|literal| Piece::Literal { literal }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn outline_names_the_same_blobs_as_the_recipe(pieces in prop::collection::vec(piece(), 1..20)) {
+            let recipe = Recipe::new(Digest::of(b"f"), pieces, vec![]).unwrap();
+            let outline = RecipeOutline::parse(&recipe.to_json()).unwrap();
+            prop_assert_eq!((outline.file(), outline.size()), (recipe.file(), recipe.size()));
+            prop_assert!(outline.digests().iter().copied().eq(recipe.digests()));
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! What must hold after every crash, the same for all parts of this program.
+//!
+//! | | invariant |
+//! |---|---|
+//! | I1 | every name in `blobs/` is the SHA-256 of its file, whose mode is 0444 |
+//! | I2 | every manifest parses, what it needs is there at its right size, and its file comes out |
+//! | I3 | every change that was acknowledged before the crash is there |
+//! | I4 | every other change has happened wholly or not at all |
+//! | I5 | `staging/` is empty after a start |
+//! | I6 | the index is what a rebuild makes of the disk |
+//! | I7 | the store opens and works without a manual step |
+//! | I8 | `df` says what the files take on disk |
+//!
+//! The files are read here by the letter of `docs/STORE-FORMAT.md`, without any code of the product.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use blobd_tests::command::Blobd;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::oracle::sha256;
+use blobd_tests::store_dir::{check_blobs, names, staged};
+use serde_json::Value as Json;
+
+use crate::Outcome;
+use crate::history::{Contents, History};
+use crate::workload::{Sample, import};
+
+/// Starts the real daemon on a store that a crash has left, lets it work, and checks all of the
+/// above. `probe` is a model that the store has not seen. Returns what the store holds.
+///
+/// # Errors
+/// The first violation.
+pub(crate) fn check(root: &Path, history: &History, crash: u64, probe: &Sample) -> Outcome<Contents> {
+    caught(|| {
+        check_names(root)?;
+        let daemon = TestDaemon::start_at(root);
+        ensure(staged(root).is_empty(), || format!("I5: {:?} in staging/ after a start", staged(root)))?;
+        check_names(root)?;
+        needed_blobs(root)?;
+        let contents = exported_models(&daemon.command())?;
+        history.check(&contents, crash)?;
+        check_usage(&daemon.command(), root)?;
+        check_index(&daemon.command())?;
+        check_collection(&daemon.command(), root)?;
+        check_work(&daemon.command(), probe)?;
+        ensure(exported_models(&daemon.command())? == contents, || "I7: other models after gc".to_owned())?;
+        Ok(contents)
+    })
+}
+
+/// Turns a panic into an error: that is how the harness of the tests says no.
+///
+/// # Errors
+/// That, or what `work` returns.
+pub(crate) fn caught<T>(work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(text.unwrap_or("a panic without a text").to_owned().into())
+    })
+}
+
+/// Every model and the SHA-256 of its file, as commands show and export them.
+///
+/// # Errors
+/// A model that is damaged or does not come out.
+pub(crate) fn exported_models(blobd: &Blobd) -> Outcome<Contents> {
+    let list = blobd.line("ls --json").succeeds().json();
+    let mut contents = Contents::new();
+    for model in list["models"].as_array().ok_or("ls --json without models")? {
+        ensure(model["damage"].is_null(), || format!("I2: {model}"))?;
+        let name = model["name"].as_str().ok_or("a model without a name")?;
+        let file = blobd.line(&format!("export {name} -o -")).succeeds().stdout;
+        contents.insert(name.trim_end_matches(":latest").to_owned(), sha256(&file));
+    }
+    Ok(contents)
+}
+
+/// I1.
+fn check_names(root: &Path) -> Outcome<()> {
+    let checked = caught(|| Ok(check_blobs(root)));
+    checked.map(drop).map_err(|violation| format!("I1: {violation}").into())
+}
+
+/// The blobs that the manifests need, all of which are there (I2).
+///
+/// # Errors
+/// What is missing or does not parse.
+fn needed_blobs(root: &Path) -> Outcome<BTreeSet<String>> {
+    let mut needed = BTreeSet::new();
+    for path in files_below(&root.join("manifests"))? {
+        let manifest = parse(&path)?;
+        let layers = manifest["layers"].as_array().ok_or_else(|| format!("{}: no layers", path.display()))?;
+        for file in layers.iter().chain([&manifest["config"]]) {
+            let of_file =
+                blobs_of_file(root, file).map_err(|lack| format!("I2: {}: {lack}", path.display()))?;
+            needed.extend(of_file);
+        }
+    }
+    Ok(needed)
+}
+
+/// The blobs of one file of a model, each at least as long as is needed of it.
+fn blobs_of_file(root: &Path, file: &Json) -> Outcome<Vec<String>> {
+    let digest = file["digest"].as_str().ok_or("a file without a digest")?;
+    let recipe = root.join("recipes").join(format!("{}.json", digest.replace(':', "-")));
+    if !recipe.exists() {
+        return Ok(vec![blob_of_length(
+            root,
+            digest,
+            file["size"].as_u64().ok_or("a file without a size")?,
+        )?]);
+    }
+    let recipe = parse(&recipe)?;
+    ensure(recipe["file"] == digest && recipe["size"] == file["size"], || {
+        "another file's recipe".to_owned()
+    })?;
+    let mut blobs = Vec::new();
+    for piece in recipe["pieces"].as_array().ok_or("a recipe without pieces")? {
+        if let Some(digest) = piece["blob"].as_str() {
+            let end =
+                piece["offset"].as_u64().unwrap_or_default() + piece["length"].as_u64().unwrap_or_default();
+            blobs.push(blob_of_length(root, digest, end)?);
+        }
+    }
+    Ok(blobs)
+}
+
+fn blob_of_length(root: &Path, digest: &str, least: u64) -> Outcome<String> {
+    let name = digest.replace(':', "-");
+    let metadata =
+        fs::metadata(root.join("blobs").join(&name)).map_err(|error| format!("{digest}: {error}"))?;
+    ensure(metadata.len() >= least, || format!("{digest}: {} bytes, {least} needed", metadata.len()))?;
+    Ok(name)
+}
+
+/// I8. What files take may change for a moment after they were written, so it is looked at before
+/// and after.
+fn check_usage(blobd: &Blobd, root: &Path) -> Outcome<()> {
+    let before = bytes_on_disk(root)?;
+    let reported = blobd.line("df --json").succeeds().json()["physical_bytes"].as_u64();
+    let after = bytes_on_disk(root)?;
+    ensure(reported == Some(before) || reported == Some(after), || {
+        format!("I8: df says {reported:?}, the files take {before}, then {after}")
+    })
+}
+
+fn bytes_on_disk(root: &Path) -> Outcome<u64> {
+    let mut blocks = 0;
+    for folder in ["blobs", "recipes"] {
+        for path in files_below(&root.join(folder))? {
+            blocks += fs::symlink_metadata(path)?.blocks();
+        }
+    }
+    Ok(blocks * 512)
+}
+
+/// I6, if this blobd has an index to rebuild.
+fn check_index(blobd: &Blobd) -> Outcome<()> {
+    static HAS_INDEX: OnceLock<bool> = OnceLock::new();
+    if !HAS_INDEX.get_or_init(|| blobd.line("reindex --help").code == 0) {
+        return Ok(());
+    }
+    let answer = blobd.line("reindex --json").succeeds().json();
+    ensure(answer["differences"] == 0, || format!("I6: the index is not what is on disk: {answer}"))
+}
+
+/// A collection takes all that nothing needs, and nothing else.
+fn check_collection(blobd: &Blobd, root: &Path) -> Outcome<()> {
+    let answer = blobd.line("gc --json").succeeds().json();
+    let left: BTreeSet<String> = names(&root.join("blobs")).into_iter().collect();
+    let needed = needed_blobs(root)?;
+    ensure(left == needed, || format!("I7: after gc ({answer}): {left:?} are there, {needed:?} are needed"))
+}
+
+/// I7: what a user does next is done, and leaves nothing.
+fn check_work(blobd: &Blobd, probe: &Sample) -> Outcome<()> {
+    import(blobd, probe, "probe").succeeds();
+    let file = blobd.line("export probe -o -").succeeds().stdout;
+    ensure(sha256(&file) == probe.digest, || "I7: a new model comes out as another one".to_owned())?;
+    blobd.line("rm probe").succeeds();
+    Ok(())
+}
+
+fn files_below(folder: &Path) -> Outcome<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for name in names(folder) {
+        let path = folder.join(name);
+        if fs::symlink_metadata(&path)?.is_dir() {
+            files.extend(files_below(&path)?);
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+fn parse(path: &Path) -> Outcome<Json> {
+    let bytes = fs::read(path)?;
+    Ok(serde_json::from_slice(&bytes).map_err(|error| format!("I2: {}: {error}", path.display()))?)
+}
+
+fn ensure(holds: bool, violation: impl FnOnce() -> String) -> Outcome<()> {
+    if holds { Ok(()) } else { Err(violation().into()) }
+}

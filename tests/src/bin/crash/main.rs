@@ -1,0 +1,110 @@
+//! Proves on the real kernel that a store survives crashes: `just crash`.
+//!
+//! Three parts, all of which end in the same checks ([`invariants`]): `states` records the writes
+//! of a working daemon and mounts what a power cut could have left of them; `shutdown` cuts file
+//! systems off from their disks under load; `sweep` kills commands, or fails their system calls,
+//! one call after the other. What cannot be run on this machine is skipped with the reason.
+//! `docs/RELIABILITY.md` says what is promised.
+
+use std::error::Error;
+use std::process::ExitCode;
+
+mod crash_image;
+mod file_system;
+mod godown;
+mod history;
+mod invariants;
+mod needs;
+mod random;
+mod recorder;
+mod report;
+mod shutdown;
+mod states;
+mod sweep;
+mod workload;
+
+use report::Report;
+
+pub(crate) type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// What is tested, and how long.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// The parts to run; all if there are none.
+    parts: Vec<String>,
+    /// What every random choice depends on.
+    seed: u64,
+    /// Crash states per file system.
+    states: usize,
+    /// Power cuts per file system.
+    cycles: usize,
+}
+
+struct Part {
+    name: &'static str,
+    takes_mounts: bool,
+    run: fn(&Setup, &mut Report) -> Outcome<()>,
+}
+
+const PARTS: [Part; 3] = [
+    Part { name: "states", takes_mounts: true, run: states::run },
+    Part { name: "shutdown", takes_mounts: true, run: shutdown::run },
+    Part { name: "sweep", takes_mounts: false, run: sweep::run },
+];
+
+const USAGE: &str = "states, shutdown, sweep, --seed N, --states N or --cycles N";
+
+fn main() -> ExitCode {
+    let mut report = Report::default();
+    match Setup::from_args(std::env::args().skip(1)).and_then(|setup| run(&setup, &mut report)) {
+        Ok(()) if report.is_clean() => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("crash: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(setup: &Setup, report: &mut Report) -> Outcome<()> {
+    let parts =
+        || PARTS.iter().filter(|part| setup.parts.is_empty() || setup.parts.contains(&part.name.into()));
+    // Before anything else: it may start this program anew.
+    let no_mounts = if parts().any(|part| part.takes_mounts) { needs::mounts() } else { None };
+    println!("crash tests, seed {}, Linux {}", setup.seed, kernel_release());
+    for part in parts() {
+        match &no_mounts {
+            Some(reason) if part.takes_mounts => report.skip(part.name, reason),
+            _ => (part.run)(setup, report)?,
+        }
+    }
+    Ok(())
+}
+
+fn kernel_release() -> String {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");
+    release.map(|release| release.trim().to_owned()).unwrap_or_default()
+}
+
+impl Setup {
+    fn from_args(arguments: impl Iterator<Item = String>) -> Outcome<Self> {
+        let mut setup = Self { parts: Vec::new(), seed: 1, states: 200, cycles: 50 };
+        // `--seed=7` and `--seed 7` are the same.
+        let mut words =
+            arguments.flat_map(|argument| argument.splitn(2, '=').map(str::to_owned).collect::<Vec<_>>());
+        while let Some(word) = words.next() {
+            let mut number = || {
+                let value = words.next().ok_or_else(|| format!("{word}: a number expected"))?;
+                value.parse::<usize>().map_err(|error| format!("{word} {value}: {error}"))
+            };
+            match word.as_str() {
+                "--seed" => setup.seed = u64::try_from(number()?)?,
+                "--states" => setup.states = number()?,
+                "--cycles" => setup.cycles = number()?,
+                _ if PARTS.iter().any(|part| part.name == word) => setup.parts.push(word),
+                _ => return Err(format!("{word}: {USAGE} expected").into()),
+            }
+        }
+        Ok(setup)
+    }
+}

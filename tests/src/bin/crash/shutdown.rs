@@ -1,0 +1,126 @@
+//! Power cuts of a real daemon under load: in the middle of it the file system loses all that it
+//! has not written yet, and the daemon is killed.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle, sleep};
+use std::time::{Duration, Instant};
+
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::places::fast_folder;
+
+use crate::file_system::{Kind, Mounted};
+use crate::godown::go_down;
+use crate::history::{Contents, History};
+use crate::random::Random;
+use crate::report::Report;
+use crate::workload::{Clock, Sample, Worker, write_sample, write_samples};
+use crate::{Outcome, Setup, invariants};
+
+/// Clients that change the store, each a process per command.
+const WORKERS: usize = 3;
+/// The longest time from the start to the power cut.
+const LONGEST_LOAD_MS: usize = 400;
+
+/// Cuts the power on every file system that can be had. btrfs has no such call.
+///
+/// # Errors
+/// When the machine does not do its part; a violation is no error but is reported.
+pub(crate) fn run(setup: &Setup, report: &mut Report) -> Outcome<()> {
+    for kind in [Kind::Ext4, Kind::Xfs] {
+        match kind.lack() {
+            Some(reason) => report.skip(&format!("shutdown on {kind}"), &reason),
+            None => check_file_system(kind, setup, report)?,
+        }
+    }
+    Ok(())
+}
+
+fn check_file_system(kind: Kind, setup: &Setup, report: &mut Report) -> Outcome<()> {
+    let folder = fast_folder();
+    let (image, mounted) = (folder.path().join("image"), folder.path().join("mounted"));
+    fs::create_dir(&mounted)?;
+    kind.make(&image)?;
+    let samples = write_samples(folder.path())?;
+    let probe = write_sample(folder.path(), "probe", &ModelFile::dense(9))?;
+    let start = Instant::now();
+    let (mut contents, mut acknowledged_count, mut cut_count) = (Contents::new(), 0, 0);
+    let mut violations = 0;
+    for cycle in 0..setup.cycles {
+        let random = Random::new(setup.seed, &format!("{kind} cycle {cycle}"));
+        let history = Arc::new(History::of(&contents));
+        load_and_cut(&Mounted::mount(kind, &image, &mounted)?, &samples, &history, random)?;
+        acknowledged_count += history.acknowledged_count() - contents.len();
+        cut_count += 1;
+        let file_system = Mounted::mount(kind, &image, &mounted)?;
+        match invariants::check(&mounted.join("store"), &history, u64::MAX, &probe) {
+            Ok(found) => contents = found,
+            Err(violation) => {
+                violations += 1;
+                let seed = setup.seed;
+                report.violation(&format!("shutdown on {kind}, seed {seed}, cycle {cycle}: {violation}"));
+                break;
+            }
+        }
+        file_system.unmount()?;
+    }
+    println!("shutdown on {kind}: {acknowledged_count} changes acknowledged in all");
+    report.done(&format!("shutdown on {kind}"), cut_count, violations, start.elapsed());
+    Ok(())
+}
+
+/// Loads a daemon with clients and cuts the power at a random moment.
+fn load_and_cut(
+    file_system: &Mounted,
+    samples: &Arc<[Sample]>,
+    history: &Arc<History>,
+    mut random: Random,
+) -> Outcome<()> {
+    let mut daemon = TestDaemon::start_at(&file_system.directory().join("store"));
+    let is_down = Arc::new(AtomicBool::new(false));
+    let clock = clock();
+    let worker =
+        |number: usize, random| Worker::new(number, daemon.command(), samples, history, &clock, random);
+    let mut threads = Vec::new();
+    for number in 0..WORKERS {
+        let random = random.fork(number);
+        threads.push(worker(number, random).work_until(&is_down));
+    }
+    let reader = worker(0, random.fork(WORKERS));
+    threads.push(read_until(&is_down, reader));
+    sleep(Duration::from_millis(u64::try_from(random.below(LONGEST_LOAD_MS))?));
+    is_down.store(true, Ordering::SeqCst);
+    let cut = cut(file_system.directory(), &mut random);
+    daemon.kill();
+    for thread in threads {
+        thread.join().map_err(|_panic| "a client panicked")??;
+    }
+    cut
+}
+
+/// The daemon lives on for a moment, as it does when a disk fails: it must not acknowledge what it
+/// cannot keep.
+fn cut(directory: &Path, random: &mut Random) -> Outcome<()> {
+    go_down(directory)?;
+    sleep(Duration::from_millis(u64::try_from(random.below(30))?));
+    Ok(())
+}
+
+fn read_until(is_down: &Arc<AtomicBool>, mut worker: Worker) -> JoinHandle<Result<(), String>> {
+    let is_down = Arc::clone(is_down);
+    thread::spawn(move || {
+        while !is_down.load(Ordering::SeqCst) {
+            worker.read();
+        }
+        Ok(())
+    })
+}
+
+/// Counts up: all that was answered was answered before the power cut was over.
+fn clock() -> Arc<Clock> {
+    let ticks = AtomicU64::new(1);
+    Arc::new(move || ticks.fetch_add(1, Ordering::SeqCst))
+}

@@ -1,0 +1,99 @@
+//! The verification that a daemon does by itself.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use blobd_tests::command::Blobd;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::places::fast_folder;
+use blobd_tests::store_dir::{flip_byte, names};
+use blobd_tests::wait::{eventually, eventually_some};
+use serde_json::Value as Json;
+use tempfile::TempDir;
+
+/// A store with a model, made by a command; no daemon has seen it yet.
+fn folder_with_store() -> TempDir {
+    let folder = fast_folder();
+    let path = ModelFile::dense(1).write_to(folder.path(), "m.gguf");
+    let blobd = Blobd::at_root(&folder.path().join("store"));
+    blobd.run(["import", path.to_str().unwrap()]).succeeds();
+    folder
+}
+
+/// The blobs in the order in which a pass reads them.
+fn blobs(root: &Path) -> Vec<PathBuf> {
+    names(&root.join("blobs")).iter().map(|name| root.join("blobs").join(name)).collect()
+}
+
+fn configure(folder: &Path, scrub: &str) -> String {
+    let config = folder.join("config.toml");
+    // The load of other tests is none of these tests' business.
+    fs::write(&config, format!("[scrub]\npause_above_pressure_percent = 100\n{scrub}\n")).unwrap();
+    format!("BLOBD_CONFIG={}", config.display())
+}
+
+fn start(folder: TempDir, scrub: &str) -> TestDaemon {
+    let variable = configure(folder.path(), scrub);
+    TestDaemon::start_under(&["env", &variable], folder)
+}
+
+fn cursor(root: &Path) -> Option<Json> {
+    serde_json::from_slice(&fs::read(root.join("scrub.json")).ok()?).ok()
+}
+
+fn wait_for_the_end(root: &Path) -> Json {
+    eventually_some("the pass ends", || cursor(root).filter(|cursor| cursor["ended"].is_u64()))
+}
+
+#[test]
+fn daemon_finds_damage_by_itself() {
+    let folder = folder_with_store();
+    let root = folder.path().join("store");
+    flip_byte(&blobs(&root)[4], 20);
+    let count = blobs(&root).len();
+    let daemon = start(folder, "rate_bytes_per_second = 1000000000");
+    assert_eq!(wait_for_the_end(&root)["blobs"], count);
+    assert_eq!(names(&root.join("quarantine")).len(), 1);
+    let listed = daemon.client().models().unwrap().models;
+    assert!(listed[0].damage.is_some(), "{listed:?}");
+    assert!(daemon.log().contains("damaged"), "{}", daemon.log());
+}
+
+#[test]
+fn daemon_goes_on_where_it_stopped() {
+    let folder = folder_with_store();
+    let root = folder.path().join("store");
+    let all = blobs(&root);
+    let mut daemon = start(folder, "rate_bytes_per_second = 10000");
+    std::thread::sleep(Duration::from_secs(1));
+    daemon.stop();
+    let stopped = cursor(&root).expect("it says where it stopped");
+    let done = usize::try_from(stopped["blobs"].as_u64().unwrap()).unwrap();
+    assert!(done > 0 && done < all.len(), "{stopped}");
+    // What is damaged behind its back is left to the next pass.
+    flip_byte(&all[0], 1);
+    flip_byte(&all[all.len() - 1], 1);
+    configure(daemon.scratch(), "rate_bytes_per_second = 1000000000");
+    daemon.restart();
+    assert_eq!(wait_for_the_end(&root)["blobs"], all.len());
+    let [aside] = names(&root.join("quarantine")).try_into().unwrap();
+    assert!(aside.starts_with(all[all.len() - 1].file_name().unwrap().to_str().unwrap()), "{aside}");
+    assert!(all[0].exists());
+}
+
+#[test]
+fn scrub_can_be_turned_off_and_repeated() {
+    let folder = folder_with_store();
+    let root = folder.path().join("store");
+    let mut daemon = start(folder, "rate_bytes_per_second = 0");
+    daemon.command().line("ls").succeeds();
+    daemon.stop();
+    assert!(!root.join("scrub.json").exists());
+    configure(daemon.scratch(), "rate_bytes_per_second = 1000000000\npass_days = 0");
+    daemon.restart();
+    wait_for_the_end(&root);
+    flip_byte(&blobs(&root)[2], 9);
+    eventually("a further pass finds it", || names(&root.join("quarantine")).len() == 1);
+}
