@@ -173,10 +173,10 @@ impl OpError {
             (Self::Store(StoreError::IndexBuilding { .. }), _) => {
                 "try again in a minute; models can be opened meanwhile"
             }
-            (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists what there is",
-            (Self::Store(_), ErrorCode::Busy) => {
+            (Self::Store(StoreError::Locked { .. }), _) => {
                 "one process at a time has a store open: talk to that one, or stop it first"
             }
+            (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists what there is",
             (_, ErrorCode::NoSpace) if self.is_over_quota() => {
                 "`blobd gc` or `blobd rm` makes room, and so does a larger quota; nothing was kept of this"
             }

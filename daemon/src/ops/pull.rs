@@ -15,7 +15,7 @@ use tokio::sync::mpsc::Sender;
 use super::{OpError, commit::leaving_nothing};
 use crate::intake::{self, TakenFile};
 use crate::registry::{BlobStream, RegistryClient};
-use crate::store::{Eviction, Ingest, Store, StoreError, disk};
+use crate::store::{Ingest, Store, StoreError, disk};
 
 /// Pulls a model: its manifest, then every file that the store lacks. Blocks the calling thread;
 /// the network runs on the runtime of `handle`. Stops when nobody listens to `events` any more.
@@ -64,9 +64,6 @@ fn take_model(
     })
 }
 
-/// What of a file a recipe holds itself.
-const MAX_PADDING_BYTES: u64 = 16 << 20;
-
 struct Pull<'p> {
     registry: &'p RegistryClient,
     handle: &'p Handle,
@@ -104,23 +101,22 @@ impl Pull<'_> {
         Ok(())
     }
 
-    /// Refuses what cannot fit before a byte of it is asked for: a manifest may claim any size.
+    /// Refuses what no disk of this size could hold before a byte of it is asked for: a manifest
+    /// may claim anything. What is really new is known once the file's header is.
     fn admit(&self, file: &Descriptor) -> Result<(), OpError> {
         let store = self.ingest.store();
-        let (root, policy) = (store.root(), store.space_policy());
-        let free_bytes = disk::free_bytes(root)?;
-        // Of a file that is split, any part may be there already, and models may go for it.
-        let may_fit_yet = file.media_type.is_gguf() || policy.eviction != Eviction::Never;
-        let limit = if may_fit_yet { disk::capacity_bytes(root)? } else { free_bytes };
-        let (root, needed_bytes, used_bytes) = (root.to_path_buf(), file.size, store.used_bytes());
-        match policy.quota_bytes {
-            // A split file has all of its bytes in the store, but for padding.
-            Some(quota_bytes) if needed_bytes > quota_bytes.saturating_add(MAX_PADDING_BYTES) => {
-                Err(StoreError::Quota { root, needed_bytes, used_bytes, quota_bytes }.into())
-            }
-            _ if needed_bytes > limit => Err(StoreError::NoRoom { root, needed_bytes, free_bytes }.into()),
-            _ => Ok(()),
+        let root = store.root().to_path_buf();
+        let (needed_bytes, capacity) = (file.size, disk::capacity_bytes(&root)?);
+        if let Some(quota_bytes) = store.space_policy().quota_bytes.filter(|quota| needed_bytes > *quota) {
+            let used_bytes = store.used_bytes();
+            return Err(StoreError::Quota { root, needed_bytes, used_bytes, quota_bytes }.into());
         }
+        let is_plain = !file.media_type.is_gguf();
+        if needed_bytes > capacity || is_plain && store.shortage(needed_bytes) > 0 && !store.can_make_room() {
+            let free_bytes = disk::free_bytes(&root)?;
+            return Err(StoreError::NoRoom { root, needed_bytes, free_bytes }.into());
+        }
+        Ok(())
     }
 
     /// Pinned first: what is found present must not be collected before the tag needs it.

@@ -144,7 +144,8 @@ impl Ingest {
     /// # Errors
     /// [`StoreError::NoRoom`], [`StoreError::Quota`].
     pub fn admit(&self, sizes: impl Iterator<Item = u64> + Clone) -> Result<(), StoreError> {
-        let all = sizes.clone().fold(0, u64::saturating_add);
+        let on_disk = |size| self.store.space().on_disk(size);
+        let all = sizes.clone().map(on_disk).fold(0, u64::saturating_add);
         if self.store.shortage(all) == 0 {
             return self.staging.promise(all);
         }

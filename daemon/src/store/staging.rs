@@ -81,7 +81,8 @@ impl Staging {
     /// [`StoreError::NoRoom`], [`StoreError::Quota`].
     pub fn promise(&self, bytes: u64) -> Result<(), StoreError> {
         let store = &self.0.store;
-        store.with_room(bytes, || store.space().promise(bytes))?;
+        let with_the_rest = bytes.max(self.0.expected.load(Ordering::Relaxed));
+        store.with_room(with_the_rest, || store.space().promise(bytes))?;
         self.0.promised.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
@@ -90,6 +91,14 @@ impl Staging {
     /// are evicted for all that is announced or not at all: half of it would be of no use.
     pub fn expect(&self, bytes: u64) {
         self.0.expected.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Announces files of these sizes, each of which takes whole blocks, in place of `announced`
+    /// bytes that they turn out to be.
+    pub fn expect_instead(&self, announced: u64, sizes: impl IntoIterator<Item = u64>) {
+        let space = self.0.store.space();
+        spend(&self.0.expected, announced);
+        self.expect(sizes.into_iter().map(|size| space.on_disk(size)).fold(0, u64::saturating_add));
     }
 
     /// Starts a blob of `size` bytes, for which the file system sets room aside.
@@ -192,8 +201,10 @@ impl Staging {
         let store = &self.0.store;
         let bytes = store.space().on_disk(size);
         let promised = spend(&self.0.promised, bytes);
-        spend(&self.0.expected, size);
-        let with_the_rest = bytes.saturating_add(self.0.expected.load(Ordering::Relaxed));
+        spend(&self.0.expected, bytes);
+        let (expected, in_hand) = (&self.0.expected, self.0.promised.load(Ordering::Relaxed));
+        let rest = expected.load(Ordering::Relaxed).saturating_sub(in_hand);
+        let with_the_rest = bytes.saturating_sub(promised).saturating_add(rest);
         let taken = store.with_room(with_the_rest, || store.space().take(bytes, promised, &reserve));
         if taken.is_err() {
             self.0.promised.fetch_add(promised, Ordering::Relaxed);

@@ -81,7 +81,7 @@ fn empty(root: &Path) {
 
 /// About so many MiB in a few dozen tensors.
 fn model(seed: u64, mib: u64) -> ModelFile {
-    ModelFile::dense_of(seed, mib, 200)
+    ModelFile::dense_of(seed, mib, 192)
 }
 
 fn import(daemon: &TestDaemon, model: &ModelFile, name: &str) -> blobd_tests::command::Run {

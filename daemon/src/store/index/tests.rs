@@ -295,8 +295,11 @@ impl Fixture {
 fn manifest(file: Digest, size: u64) -> blobd_store_format::manifest::Manifest {
     use blobd_store_format::descriptor::{Descriptor, MediaType};
     use blobd_store_format::manifest::Manifest;
-    let config =
-        Descriptor { media_type: MediaType::new(MediaType::DOCKER_CONFIG), digest: Digest::of(b"{}"), size: 2 };
+    let config = Descriptor {
+        media_type: MediaType::new(MediaType::DOCKER_CONFIG),
+        digest: Digest::of(b"{}"),
+        size: 2,
+    };
     let layer = Descriptor { media_type: MediaType::new("x/model"), digest: file, size };
     Manifest::compose(config, vec![layer]).unwrap()
 }

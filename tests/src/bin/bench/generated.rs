@@ -83,11 +83,8 @@ fn write_recipe(root: &Path, numbers: &[u32], digests: &[Digest]) -> Outcome<Dig
 }
 
 fn write_manifest(root: &Path, model: &Reference, config: Digest, file: Digest, size: u64) -> Outcome<()> {
-    let descriptor = |media_type: &str, digest, size| Descriptor {
-        media_type: MediaType::new(media_type),
-        digest,
-        size,
-    };
+    let descriptor =
+        |media_type: &str, digest, size| Descriptor { media_type: MediaType::new(media_type), digest, size };
     let config = descriptor("application/vnd.docker.container.image.v1+json", config, 2);
     let layer = descriptor("application/vnd.ollama.image.model", file, size);
     let manifest = Manifest::compose(config, vec![layer])?;

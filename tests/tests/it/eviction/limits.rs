@@ -1,8 +1,8 @@
 //! The quota as a limit, with and without eviction, at every moment.
 
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use blobd::ops;
@@ -65,7 +65,8 @@ fn imports_at_once(limited: &Limited) -> usize {
                 assert!(used <= quota, "{used} bytes used of {quota}");
             }
         });
-        let import = |seed: u64| scope.spawn(move || limited.try_import(&format!("m{seed}"), &model(seed)).code);
+        let import =
+            |seed: u64| scope.spawn(move || limited.try_import(&format!("m{seed}"), &model(seed)).code);
         let imports: Vec<_> = (1..=6).map(import).collect();
         let codes: Vec<_> = imports.into_iter().map(|import| import.join().unwrap()).collect();
         done.store(true, Ordering::Relaxed);
