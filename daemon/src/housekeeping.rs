@@ -16,7 +16,8 @@ const TICKS_PER_ROUND: u64 = 60;
 
 /// Runs for ever. What fails is logged and tried again.
 pub async fn run(daemon: Arc<Daemon>) {
-    for tick in 0u64.. {
+    // Nothing goes the moment a daemon starts: there is time to see what it is about to do.
+    for tick in 1u64.. {
         tokio::time::sleep(TICK).await;
         if daemon.store.has_condemned() {
             report(

@@ -1,4 +1,4 @@
-//! Sizes as people write them: `200 GiB`, `5GB`, `1048576`.
+//! Sizes as people read and write them: `4.34 GiB`, `200 GiB`, `5GB`, `1048576`.
 
 /// Reads a number of bytes. Units are those of `1024` (`KiB` to `PiB`, or `K` to `P`) and of
 /// `1000` (`KB` to `PB`), in either case; a fraction is allowed with a unit.
@@ -24,9 +24,10 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     if fraction.len() > 6 || (whole.is_empty() && fraction.is_empty()) {
         return Err(refused());
     }
-    let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| refused())? };
+    let digits = |digits: &str| if digits.is_empty() { Some(0u128) } else { digits.parse().ok() };
+    let whole = digits(whole).ok_or_else(refused)?;
     let scale = (0..fraction.len()).fold(1u128, |scale, _| scale * 10);
-    let part: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| refused())? };
+    let part = digits(fraction).ok_or_else(refused)?;
     let bytes = whole.checked_mul(unit_bytes).and_then(|bytes| bytes.checked_add(part * unit_bytes / scale));
     bytes.and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(refused)
 }
@@ -50,6 +51,30 @@ fn unit_bytes(unit: &str) -> Option<u128> {
         _ => return None,
     };
     Some(base.pow(power))
+}
+
+/// A size in binary units with three significant digits: `4.34 GiB`, `512 B`.
+#[must_use]
+pub fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut unit_bytes = 1024u128;
+    let mut unit = UNITS[0];
+    // From 1023.5 of a unit on, three digits would print 1024 of it: that is 1.00 of the next.
+    for name in UNITS.into_iter().skip(1) {
+        if u128::from(bytes) * 2 < unit_bytes * 2047 {
+            break;
+        }
+        (unit_bytes, unit) = (unit_bytes * 1024, name);
+    }
+    let hundredths = (u128::from(bytes) * 100 + unit_bytes / 2) / unit_bytes;
+    match hundredths {
+        0..1000 => format!("{}.{:02} {unit}", hundredths / 100, hundredths % 100),
+        1000..9995 => format!("{}.{} {unit}", (hundredths + 5) / 100, (hundredths + 5) % 100 / 10),
+        _ => format!("{} {unit}", (hundredths + 50) / 100),
+    }
 }
 
 /// For serde: a number of bytes, or a text for [`parse_size`].
@@ -76,6 +101,26 @@ pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_have_three_digits() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.00 KiB"),
+            (1536, "1.50 KiB"),
+            (10 << 20, "10.0 MiB"),
+            (1 << 30, "1.00 GiB"),
+            (4_661_224_676, "4.34 GiB"),
+            (1998 << 20, "1.95 GiB"),
+            ((100 << 20) - 1, "100 MiB"),
+            (1023 << 20, "1023 MiB"),
+            ((1 << 30) - 1, "1.00 GiB"),
+            (u64::MAX, "16.0 EiB"),
+        ] {
+            assert_eq!(human_bytes(bytes), text, "{bytes}");
+        }
+    }
 
     #[test]
     fn sizes_are_read_in_every_common_spelling() {

@@ -114,11 +114,13 @@ fn embedded(root: &Path, config: &Config) -> Result<Connected, ErrorBody> {
 }
 
 fn connect_to_holder(root: &Path, holder: &LockHolder) -> Result<Connected, ErrorBody> {
-    if let Some(connected) = holder.socket.as_ref().and_then(|socket| connect_to(socket).ok()) {
-        return Ok(connected);
-    }
+    let hint = match holder.socket.as_ref().map(|socket| connect_to(socket)) {
+        Some(Ok(connected)) => return Ok(connected),
+        Some(Err(error)) => format!("that daemon cannot be reached ({error}); restart it"),
+        None => "wait until it is done, or start `blobd serve` and share it".to_owned(),
+    };
     let locked = StoreError::Locked { root: root.to_path_buf(), holder: Box::new(holder.clone()) };
-    Err(OpError::from(locked).body().with_hint("wait until it is done, or start `blobd serve` and share it"))
+    Err(OpError::from(locked).body().with_hint(hint))
 }
 
 /// Where the daemon's store is.

@@ -18,9 +18,9 @@ pub(super) struct Params {}
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let report = connect(global)?.client.doctor().map_err(client_error)?;
     if global.json {
-        print_json(&report)?
+        print_json(&report)?;
     } else {
-        print(&render(&report))?
+        print(&render(&report))?;
     }
     let failures: Vec<&str> = report
         .checks

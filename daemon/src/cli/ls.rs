@@ -40,7 +40,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if let Some(reason) = &list.read_only {
         eprintln!("blobd: the store is read-only: {}", printable(reason));
     }
-    let mut table = Table::new(&["NAME", "ID", "SIZE", "MODIFIED"], &[2]);
+    let mut table = Table::new(&["NAME", "ID", "SIZE", "MODIFIED", "PIN"], &[2]);
     for model in &list.models {
         table.row(row(model));
     }
@@ -63,16 +63,16 @@ fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     print(&table.render(terminal_width()))
 }
 
-fn row(model: &ModelSummary) -> [String; 4] {
+fn row(model: &ModelSummary) -> [String; 5] {
+    let pin = if model.pinned { "pinned" } else { "-" }.to_owned();
     let (id, size) = (model.digest.short(), human_bytes(model.size));
-    match &model.damage {
-        None => [model.name.clone(), id, size, age(&model.modified)],
+    let (id, size, modified) = match &model.damage {
+        None => (id, size, age(&model.modified)),
         // Without a manifest nobody knows ID and size.
-        Some(damage) if model.size == 0 => {
-            [model.name.clone(), "-".to_owned(), "-".to_owned(), format!("damaged: {damage}")]
-        }
-        Some(damage) => [model.name.clone(), id, size, damage.clone()],
-    }
+        Some(damage) if model.size == 0 => ("-".to_owned(), "-".to_owned(), format!("damaged: {damage}")),
+        Some(damage) => (id, size, damage.clone()),
+    };
+    [model.name.clone(), id, size, modified, pin]
 }
 
 /// `3 hours ago`

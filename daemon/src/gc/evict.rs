@@ -6,11 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
+use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use super::execute::is_held;
-use super::{Node, collect_condemned, needs};
+use super::{Node, collect_from, needs};
 use crate::store::{Eviction, Store, StoreError};
 
 /// What would be evicted, as a value.
@@ -57,9 +58,13 @@ pub fn plan_eviction(
     }
     candidates.sort_by(|a, b| (a.last_used, &a.reference).cmp(&(b.last_used, &b.reference)));
     let pinned = store.leases().pinned();
+    // What a session has open, or a transaction found here and builds on, frees nothing.
+    for node in pinned.iter().flat_map(|digest| [Node::Blob(*digest), Node::Recipe(*digest)]) {
+        *users.entry(node).or_default() += 1;
+    }
     let mut evictable = Vec::new();
     for model in candidates {
-        match reason_to_spare(store, &model, pinned.contains(&model.manifest.digest())) {
+        match reason_to_spare(store, &model, &pinned) {
             Some(reason) => plan.spared.push((model.reference, reason)),
             None => evictable.push(model),
         }
@@ -74,6 +79,7 @@ pub fn plan_eviction(
 /// # Errors
 /// [`StoreError`].
 pub fn evict(store: &Store, plan: &EvictionPlan) -> Result<u64, StoreError> {
+    let mut candidates = BTreeSet::new();
     for victim in &plan.victims {
         let _tags = store.lock_tags();
         let leased = store.leases().pinned().contains(&victim.manifest.digest());
@@ -83,9 +89,9 @@ pub fn evict(store: &Store, plan: &EvictionPlan) -> Result<u64, StoreError> {
         }
         tracing::info!("evicting {} to make room", victim.reference.short());
         store.remove_tag(&victim.reference)?;
-        store.condemn(victim.needs.iter().map(|node| node.digest()));
+        candidates.extend(victim.needs.iter().map(|node| node.digest()));
     }
-    Ok(collect_condemned(store)?.freed_bytes())
+    Ok(collect_from(store, candidates)?.freed_bytes())
 }
 
 fn models(
@@ -116,20 +122,22 @@ fn trash_users(store: &Store) -> Result<BTreeMap<Node, u64>, StoreError> {
     Ok(users)
 }
 
-fn reason_to_spare(store: &Store, model: &Victim, is_open: bool) -> Option<&'static str> {
+fn reason_to_spare(store: &Store, model: &Victim, pinned: &BTreeSet<Digest>) -> Option<&'static str> {
     let policy = store.space_policy().eviction;
     if store.is_pinned(&model.reference) {
         return Some("pinned");
     }
-    if is_open {
+    if pinned.contains(&model.manifest.digest()) {
         return Some("open");
     }
     let can_be_pulled = store.origin(model.manifest.digest()).is_some_and(|origin| is_pullable(&origin));
     if policy != Eviction::All && !can_be_pulled {
         return Some("cannot be pulled again");
     }
-    let held = |node: &Node| matches!(node, Node::Blob(digest) if is_held(store, *digest));
-    model.needs.iter().any(held).then_some("mapped by a running program")
+    // What a session has pinned is another model's that shares it, and stays without this one.
+    let blobs = model.needs.iter().filter(|node| matches!(node, Node::Blob(_))).map(|node| node.digest());
+    let mut unexplained = blobs.filter(|digest| !pinned.contains(digest));
+    unexplained.any(|digest| is_held(store, digest)).then_some("mapped by a running program")
 }
 
 /// An origin is a reference, or `import` and a file's name.

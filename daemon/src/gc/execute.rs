@@ -58,6 +58,10 @@ fn delete(store: &Store, node: Node) -> Result<Outcome, StoreError> {
 
 /// Whether a process has the blob open or mapped, as far as the kernel tells.
 pub(crate) fn is_held(store: &Store, digest: Digest) -> bool {
+    if store.is_reading(digest) {
+        // The kernel would speak of our own descriptor, which goes in a moment.
+        return false;
+    }
     let file = File::open(store.path(layout::blob(digest)));
     // Where the file system has no leases, the sessions' own leases have to do.
     file.and_then(|file| crate::sys::is_in_use(&file)).unwrap_or(false)

@@ -66,13 +66,29 @@ pub fn collect(store: &Store) -> Result<GcPlan, StoreError> {
 /// Collects what is condemned and nothing needs or holds any more. Cheap when that is nothing.
 ///
 /// # Errors
-/// As for [`collect`]; what was condemned is left to the next `gc` then.
+/// As for [`collect_from`].
 pub fn collect_condemned(store: &Store) -> Result<GcPlan, StoreError> {
-    let (held, condemned) = still_held(store, store.take_condemned())?;
-    if condemned.is_empty() {
+    collect_from(store, store.take_condemned())
+}
+
+/// Collects what of `candidates` nothing needs. What a lease, or a program that has it open or
+/// mapped, still holds is condemned. Cheap when that is all.
+///
+/// # Errors
+/// As for [`collect`]; the candidates are left to the next `gc` then.
+pub fn collect_from(store: &Store, candidates: BTreeSet<Digest>) -> Result<GcPlan, StoreError> {
+    let pinned = store.leases().pinned();
+    let (leased, free): (BTreeSet<_>, BTreeSet<_>) =
+        candidates.into_iter().partition(|digest| pinned.contains(digest));
+    // Asking the kernel costs microseconds; reading all manifests does not.
+    let (held, free): (BTreeSet<_>, BTreeSet<_>) =
+        free.into_iter().partition(|digest| is_held(store, *digest));
+    store.condemn(leased.into_iter().chain(held.iter().copied()));
+    let held = measured(store, held)?;
+    if free.is_empty() {
         return Ok(GcPlan { held, ..GcPlan::default() });
     }
-    let nodes = condemned.into_iter().flat_map(|digest| [Node::Recipe(digest), Node::Blob(digest)]).collect();
+    let nodes = free.into_iter().flat_map(|digest| [Node::Recipe(digest), Node::Blob(digest)]).collect();
     let _alone = store.lock_collections();
     let collection = store.leases().begin_collection();
     let pinned = store.leases().pinned();
@@ -100,18 +116,8 @@ pub fn empty_trash(store: &Store) -> Result<GcPlan, StoreError> {
     if expired.is_empty() { Ok(GcPlan::default()) } else { collect_condemned(store) }
 }
 
-/// Parts what some process has open or mapped, which stays condemned, from what is free. Asking
-/// the kernel costs microseconds; reading all manifests does not.
-fn still_held(
-    store: &Store,
-    condemned: BTreeSet<Digest>,
-) -> Result<(Vec<(Node, u64)>, BTreeSet<Digest>), StoreError> {
-    let (held, free): (BTreeSet<_>, BTreeSet<_>) =
-        condemned.into_iter().partition(|digest| is_held(store, *digest));
-    store.condemn(held.iter().copied());
-    let measured = held.into_iter().map(Node::Blob).map(|node| {
-        let bytes = node.bytes_on_disk(store)?;
-        Ok((node, bytes.unwrap_or_default()))
-    });
-    Ok((measured.collect::<Result<_, StoreError>>()?, free))
+/// Blobs with what they take on disk.
+fn measured(store: &Store, blobs: BTreeSet<Digest>) -> Result<Vec<(Node, u64)>, StoreError> {
+    let measure = |node: Node| Ok((node, node.bytes_on_disk(store)?.unwrap_or_default()));
+    blobs.into_iter().map(Node::Blob).map(measure).collect()
 }

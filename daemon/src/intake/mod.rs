@@ -46,12 +46,22 @@ pub fn take_gguf(
 ) -> Result<TakenFile, IntakeError> {
     let Head { header, surplus } = read_head(source, size)?;
     let plan = SplitPlan::new(&header, size)?;
+    announce(ingest, &plan);
     ingest.admit(plan.blobs().iter().map(|blob| blob.size))?;
     let facts = ModelFacts::of(&header);
     let mut source = Cursor::new(header.bytes()).chain(Cursor::new(surplus)).chain(source);
     let parts = pipeline::split(ingest, &mut source, &plan, progress)?;
     ingest.add_recipe(plan.recipe(parts.file, &parts.blobs, parts.literals)?);
     Ok(TakenFile { digest: parts.file, size, facts: Some(facts) })
+}
+
+/// The file itself was announced when the transaction began; now its parts are known.
+fn announce(ingest: &Ingest, plan: &SplitPlan) {
+    /// What a tensor takes of a recipe, with its pieces, and generously.
+    const RECIPE_BYTES_PER_TENSOR: u64 = 512;
+    let recipe = RECIPE_BYTES_PER_TENSOR.saturating_mul(plan.tensors().len() as u64);
+    let blobs = plan.blobs().iter().map(|blob| blob.size);
+    ingest.staging().expect_instead(plan.file_size(), blobs.chain([recipe]));
 }
 
 /// Takes in a file of `size` bytes as one blob.

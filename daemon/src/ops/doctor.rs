@@ -8,6 +8,7 @@ use blobd_client::protocol::upkeep::{Check, CheckStatus, DoctorReport};
 use super::{OpError, rfc3339};
 use crate::gc;
 use crate::scrub::Cursor;
+use crate::size::human_bytes;
 use crate::store::index::IndexStatus;
 use crate::store::{Eviction, FileSystem, Store, StoreError, disk};
 
@@ -101,7 +102,8 @@ fn owner(surroundings: Surroundings) -> Check {
             format!("clients run as uid {uid}, which owns the blobs and can change them"),
             HINT,
         ),
-        _ => ok("owner", format!("uid {uid}, which no client has")),
+        _ if uid == 0 => ok("owner", "root; other users cannot change what they open"),
+        _ => ok("owner", format!("uid {uid}, which no client so far has had")),
     }
 }
 
@@ -126,16 +128,17 @@ fn space(store: &Store) -> Result<Check, StoreError> {
             Eviction::Never => "",
             _ => ", eviction on",
         };
-        format!(", {} of a quota of {quota}{eviction}", store.used_bytes())
+        let (used, quota) = (human_bytes(store.used_bytes()), human_bytes(quota));
+        format!(", {used} of a quota of {quota} in use{eviction}")
     });
-    let detail = format!("{free} bytes free{quota}");
+    let detail = format!("{} free{quota}", human_bytes(free));
     let is_short = store.shortage(1) > 0 || policy.high_bytes().is_some_and(|high| store.used_bytes() > high);
     Ok(if is_short { warning("space", detail, HINT) } else { ok("space", detail) })
 }
 
 fn reserve(store: &Store) -> Check {
     match store.reserve_bytes() {
-        Some(bytes) => ok("reserve", format!("{bytes} bytes, for removing on a full disk")),
+        Some(bytes) => ok("reserve", format!("{}, for removing on a full disk", human_bytes(bytes))),
         None => warning("reserve", "none", "it is made when there is room"),
     }
 }
@@ -170,7 +173,7 @@ fn scrub(store: &Store) -> Check {
 fn metadata(store: &Store) -> Check {
     const HINT: &str = "nothing is collected until it is mended: `blobd rm`, `pull` or `import` the model";
     match gc::plan(store) {
-        Ok(plan) => ok("metadata", format!("all readable, {} bytes reclaimable", plan.freed_bytes())),
+        Ok(plan) => ok("metadata", format!("all readable, {} reclaimable", human_bytes(plan.freed_bytes()))),
         Err(error) => failure("metadata", error.to_string(), HINT),
     }
 }

@@ -159,12 +159,27 @@ impl OpError {
         }
     }
 
+    fn is_over_quota(&self) -> bool {
+        match self {
+            Self::Store(error) | Self::Intake { source: IntakeError::Store(error), .. } => {
+                matches!(error, StoreError::Quota { .. })
+            }
+            _ => false,
+        }
+    }
+
     fn hint(&self) -> Option<String> {
         let hint = match (self, self.code()) {
             (Self::Store(StoreError::IndexBuilding { .. }), _) => {
                 "try again in a minute; models can be opened meanwhile"
             }
+            (Self::Store(StoreError::Locked { .. }), _) => {
+                "one process at a time has a store open: talk to that one, or stop it first"
+            }
             (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists what there is",
+            (_, ErrorCode::NoSpace) if self.is_over_quota() => {
+                "`blobd gc` or `blobd rm` makes room, and so does a larger quota; nothing was kept of this"
+            }
             (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` makes room; nothing was kept of this",
             (Self::DamagedParts { model, .. }, _) => {
                 return Some(format!("`blobd verify --repair {model}` mends it; the rest can be opened"));

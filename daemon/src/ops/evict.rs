@@ -1,7 +1,7 @@
 //! Making room: who asks for it, how much, and what people are told about it.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::SystemTime;
 
 use blobd_client::protocol::upkeep::{Eviction, EvictionPlan, Spared};
@@ -18,6 +18,8 @@ pub type LastOpened = dyn Fn(&Reference) -> Option<SystemTime> + Send + Sync;
 pub struct Evictor {
     store: Weak<Store>,
     last_opened: Arc<LastOpened>,
+    /// One at a time: two would choose the same models, and one of them would find them gone.
+    alone: Mutex<()>,
 }
 
 impl fmt::Debug for Evictor {
@@ -30,7 +32,7 @@ impl Evictor {
     /// An evictor for a store, to be given to [`Store::set_room_maker`].
     #[must_use]
     pub fn new(store: &Arc<Store>, last_opened: Arc<LastOpened>) -> Self {
-        Self { store: Arc::downgrade(store), last_opened }
+        Self { store: Arc::downgrade(store), last_opened, alone: Mutex::default() }
     }
 }
 
@@ -40,8 +42,19 @@ impl MakeRoom for Evictor {
         if store.space_policy().eviction == store::Eviction::Never {
             return Ok(false);
         }
-        let needed = store.shortage(bytes).max(excess(&store, bytes));
-        Ok(evict(&store, &*self.last_opened, needed)? > 0)
+        let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        let needed = store.shortage(bytes);
+        if needed == 0 {
+            // Somebody else has just made enough.
+            return Ok(true);
+        }
+        // To the low watermark at best, so that it lasts a while.
+        for goal in [needed.max(excess(&store, bytes)), needed] {
+            if evict(&store, &*self.last_opened, goal)? > 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 

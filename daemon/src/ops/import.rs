@@ -49,6 +49,7 @@ fn take_file(
     let mut ingest = Ingest::begin(store, lease)?;
     let mut source = FileSource { file, offset: 0, cancelled };
     let size = before.len();
+    ingest.staging().expect(size);
     let refused = |source| OpError::Intake { name: file_name.clone(), source };
     let taken = take_gguf(&mut ingest, &mut source, size, &mut |completed| progress(completed, size))
         .map_err(refused)?;

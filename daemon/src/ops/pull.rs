@@ -47,6 +47,9 @@ fn take_model(
     let mut pull =
         Pull { registry, handle, reference, events, ingest, downloaded_bytes: 0, present_bytes: 0 };
     for file in files_in_order(&manifest) {
+        pull.expect(file)?;
+    }
+    for file in files_in_order(&manifest) {
         pull.take(file)?;
     }
     tell(events, PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
@@ -90,16 +93,28 @@ impl Pull<'_> {
         Ok(())
     }
 
+    /// What is missing may have to be stored; then room for all of it is made at once.
+    fn expect(&self, file: &Descriptor) -> Result<(), OpError> {
+        if !self.is_present(file)? {
+            self.ingest.staging().expect(file.size);
+        }
+        Ok(())
+    }
+
     /// Refuses what no disk of this size could hold before a byte of it is asked for: a manifest
     /// may claim anything. What is really new is known once the file's header is.
     fn admit(&self, file: &Descriptor) -> Result<(), OpError> {
         let store = self.ingest.store();
-        let capacity = disk::capacity_bytes(store.root())?;
-        let limit = store.space_policy().quota_bytes.map_or(capacity, |quota| quota.min(capacity));
+        let root = store.root().to_path_buf();
+        let (needed_bytes, capacity) = (file.size, disk::capacity_bytes(&root)?);
+        if let Some(quota_bytes) = store.space_policy().quota_bytes.filter(|quota| needed_bytes > *quota) {
+            let used_bytes = store.used_bytes();
+            return Err(StoreError::Quota { root, needed_bytes, used_bytes, quota_bytes }.into());
+        }
         let is_plain = !file.media_type.is_gguf();
-        if file.size > limit || is_plain && store.shortage(file.size) > 0 && !store.can_make_room() {
-            let (root, free_bytes) = (store.root().to_path_buf(), disk::free_bytes(store.root())?);
-            return Err(StoreError::NoRoom { root, needed_bytes: file.size, free_bytes }.into());
+        if needed_bytes > capacity || is_plain && store.shortage(needed_bytes) > 0 && !store.can_make_room() {
+            let free_bytes = disk::free_bytes(&root)?;
+            return Err(StoreError::NoRoom { root, needed_bytes, free_bytes }.into());
         }
         Ok(())
     }

@@ -38,19 +38,17 @@ fn put_aside(store: &Store, names: &[Reference], keep: Duration) -> Result<Remov
     };
     let (removed, candidates) = drop_names(store, names, trash)?;
     drop(lease);
-    let kept = kept(store, &candidates, &BTreeSet::new())?;
+    let kept = kept_or_why(store, &candidates, &BTreeSet::new());
     Ok(Removed { removed, freed_bytes: 0, kept, trashed_until })
 }
 
 fn free(store: &Store, names: &[Reference]) -> Result<Removed, OpError> {
     let (removed, mut candidates) = drop_names(store, names, |_| Ok(()))?;
-    // What a session holds now is condemned before it can end, so that it goes when that ends.
-    store.condemn(candidates.iter().map(|node| node.digest()));
     // One unreadable manifest may need any blob: names are gone, bytes stay.
-    let deleted = match gc::collect_condemned(store) {
+    let deleted = match gc::collect_from(store, candidates.iter().map(|node| node.digest()).collect()) {
         Ok(deleted) => deleted,
         Err(error) => {
-            let kept = vec![Kept { bytes: bytes_on_disk(store, &candidates)?, by: vec![error.to_string()] }];
+            let kept = vec![kept_because(store, &candidates, &error)];
             return Ok(Removed { removed, freed_bytes: 0, kept, trashed_until: None });
         }
     };
@@ -58,8 +56,17 @@ fn free(store: &Store, names: &[Reference]) -> Result<Removed, OpError> {
         candidates.remove(node);
     }
     let held = deleted.held.iter().map(|(node, _)| node.digest()).collect();
-    let kept = kept(store, &candidates, &held)?;
+    let kept = kept_or_why(store, &candidates, &held);
     Ok(Removed { removed, freed_bytes: deleted.freed_bytes(), kept, trashed_until: None })
+}
+
+/// The names are gone: that it cannot be told who else needs the bytes is no failure of that.
+fn kept_or_why(store: &Store, nodes: &BTreeSet<Node>, held: &BTreeSet<Digest>) -> Vec<Kept> {
+    kept(store, nodes, held).unwrap_or_else(|error| vec![kept_because(store, nodes, &error)])
+}
+
+fn kept_because(store: &Store, nodes: &BTreeSet<Node>, error: &StoreError) -> Kept {
+    Kept { bytes: bytes_on_disk(store, nodes).unwrap_or_default(), by: vec![error.to_string()] }
 }
 
 /// Drops the names, all or none, and returns them with what they needed. Before each goes, `first`

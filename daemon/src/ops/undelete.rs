@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use blobd_client::protocol::request::UndeleteParams;
 use blobd_client::protocol::upkeep::{TrashList, TrashedModel, Undeleted};
+use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use super::{OpError, rfc3339};
+use crate::store::leases::Lease;
 use crate::store::{self, Ingest, Store};
 
 /// Gives a model in the trash its name back; of several of that name the one that was removed last.
@@ -18,16 +20,29 @@ pub fn undelete(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted
     let lease = store.leases().grant(format!("undelete {}", params.reference.short()));
     let trashed = find(store, &params.reference)?;
     let (reference, manifest) = (&trashed.reference, &trashed.manifest);
-    if let Ok(present) = store.resolve(reference)
-        && store.manifest(&present)?.digest() != manifest.digest()
-    {
-        return Err(OpError::NameTaken { name: present.short() });
-    }
+    pin_all(store, &lease, manifest)?;
+    let is_free = |present: Option<&Reference>| match present {
+        Some(present) if store.manifest(present)?.digest() != manifest.digest() => {
+            Err(OpError::NameTaken { name: present.short() })
+        }
+        _ => Ok(()),
+    };
     let done = Undeleted { name: reference.short(), digest: manifest.digest() };
-    // The commit pins and checks everything; the record goes only once the tag is durable.
-    Ingest::begin(store, lease)?.commit(reference, manifest, None)?;
+    Ingest::begin(store, lease)?.commit_if(reference, manifest, None, is_free)?;
+    // Only once the tag is durable.
     store.remove_from_trash(trashed.record)?;
     Ok(done)
+}
+
+/// A collection that reads the tags before the new one is there and the trash after the record is
+/// gone sees neither, and of an expired model it has not even to be so unlucky. The commit looks
+/// whether everything is still there.
+fn pin_all(store: &Store, lease: &Lease, manifest: &Manifest) -> Result<(), OpError> {
+    lease.pin_all(manifest.digests());
+    for file in manifest.files() {
+        lease.pin_all(store.stored_file(file)?.blob_sizes().into_iter().map(|(digest, _)| digest));
+    }
+    Ok(())
 }
 
 /// Lists the trash.
@@ -47,9 +62,10 @@ pub fn trash(store: &Store) -> Result<TrashList, OpError> {
 
 fn find(store: &Store, reference: &Reference) -> Result<store::TrashedModel, OpError> {
     let pinned = reference.digest();
-    let found = store.trash()?.into_iter().rfind(|trashed| {
+    let of_that_name = store.trash()?.into_iter().filter(|trashed| {
         trashed.reference.same_model(reference)
             && pinned.is_none_or(|digest| digest == trashed.manifest.digest())
     });
+    let found = of_that_name.max_by_key(|trashed| trashed.removed);
     found.ok_or_else(|| OpError::NotInTrash { name: reference.short() })
 }

@@ -90,6 +90,7 @@ impl DiskReader {
     }
 
     fn reading(&mut self, store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Result<Reading, StoreError> {
+        let _reading = store.note_own_read(digest);
         let file = match store.open_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(Reading::Gone),
             Err(StoreError::Io { source, .. }) if is_damage(&source) => return Ok(unreadable(&source)),

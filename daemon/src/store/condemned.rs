@@ -22,16 +22,7 @@ impl Condemned {
         lock(&self.0).is_empty()
     }
 
-    /// Takes those that `pinned` lacks. Cheap when there are none.
-    pub(super) fn take_unpinned(&self, pinned: impl FnOnce() -> BTreeSet<Digest>) -> BTreeSet<Digest> {
-        let mut digests = lock(&self.0);
-        if digests.is_empty() {
-            return BTreeSet::new();
-        }
-        let pinned = pinned();
-        let (held, free) =
-            std::mem::take(&mut *digests).into_iter().partition(|digest| pinned.contains(digest));
-        *digests = held;
-        free
+    pub(super) fn take(&self) -> BTreeSet<Digest> {
+        std::mem::take(&mut *lock(&self.0))
     }
 }

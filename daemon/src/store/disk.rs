@@ -333,6 +333,12 @@ pub(crate) fn free_bytes(path: &Path) -> Result<u64, StoreError> {
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
+/// In which steps the file system hands out room.
+pub(crate) fn block_bytes(path: &Path) -> Result<u64, StoreError> {
+    let stat = rustix::fs::statvfs(path).map_err(StoreError::errno("inspect", path))?;
+    Ok(stat.f_frsize.max(1))
+}
+
 /// How large the file system is.
 pub(crate) fn capacity_bytes(path: &Path) -> Result<u64, StoreError> {
     let stat = rustix::fs::statvfs(path).map_err(StoreError::errno("inspect", path))?;

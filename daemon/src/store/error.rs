@@ -22,7 +22,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// Something larger than the room there is.
-    #[error("store {}: {needed_bytes} bytes needed, {free_bytes} free", root.display())]
+    #[error("store {}: {needed_bytes} bytes needed, {free_bytes} available on the disk", root.display())]
     NoRoom {
         /// The store.
         root: PathBuf,
@@ -33,9 +33,9 @@ pub enum StoreError {
     },
     /// Something larger than what is left of the store's share of the disk.
     #[error(
-        "store {}: {needed_bytes} bytes needed, {used_bytes} of {quota_bytes} in use; \
-         raise the quota or remove models",
-        root.display()
+        "store {}: {needed_bytes} bytes needed, {} available: {used_bytes} of the quota of {quota_bytes} in use",
+        root.display(),
+        quota_bytes.saturating_sub(*used_bytes)
     )]
     Quota {
         /// The store.
@@ -54,7 +54,7 @@ pub enum StoreError {
         reason: String,
     },
     /// Another process has the store open.
-    #[error("store {}: held by process {}", root.display(), holder.pid)]
+    #[error("store {}: held by {holder}", root.display())]
     Locked {
         /// The store.
         root: PathBuf,
@@ -125,8 +125,8 @@ pub enum StoreError {
         /// The file.
         digest: Digest,
     },
-    /// A file below `manifests/` has a name that no reference gives.
-    #[error("{}: not the name of a model; move it out of the store", path.display())]
+    /// A file below `manifests/` or in `trash/` has a name that blobd gives none there.
+    #[error("{}: not a file of blobd's, and nothing is collected while it is there; move it out of the store", path.display())]
     ForeignFile {
         /// The file.
         path: PathBuf,
@@ -174,6 +174,14 @@ impl StoreError {
     pub fn errno(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(rustix::io::Errno) -> Self {
         let wrap = Self::io(action, path);
         move |errno| wrap(errno.into())
+    }
+
+    /// The same refusal for more than the step that was refused.
+    pub(super) fn needing(mut self, bytes: u64) -> Self {
+        if let Self::NoRoom { needed_bytes, .. } | Self::Quota { needed_bytes, .. } = &mut self {
+            *needed_bytes = bytes;
+        }
+        self
     }
 
     /// Whether the disk or the user's share of it is full.

@@ -36,7 +36,7 @@ impl FileSystem {
     /// [`StoreError::Io`].
     pub fn of(path: &Path) -> Result<Self, StoreError> {
         let stat = rustix::fs::statfs(path).map_err(StoreError::errno("inspect", path))?;
-        Ok(Self::by_magic(i64::from(stat.f_type)))
+        Ok(Self::by_magic(stat.f_type))
     }
 
     /// Numbers from `linux/magic.h`.

@@ -144,7 +144,8 @@ impl Ingest {
     /// # Errors
     /// [`StoreError::NoRoom`], [`StoreError::Quota`].
     pub fn admit(&self, sizes: impl Iterator<Item = u64> + Clone) -> Result<(), StoreError> {
-        let all = sizes.clone().fold(0, u64::saturating_add);
+        let on_disk = |size| self.store.space().on_disk(size);
+        let all = sizes.clone().map(on_disk).fold(0, u64::saturating_add);
         if self.store.shortage(all) == 0 {
             return self.staging.promise(all);
         }
@@ -203,11 +204,26 @@ impl Ingest {
     /// [`StoreError::Io`]; [`StoreError::MissingBlob`] or [`StoreError::BlobSize`] when the
     /// model would not be whole.
     pub fn commit(
-        mut self,
+        self,
         reference: &Reference,
         manifest: &Manifest,
         origin: Option<&str>,
     ) -> Result<Committed, StoreError> {
+        self.commit_if(reference, manifest, origin, |_present| Ok(()))
+    }
+
+    /// The same unless `allowed` refuses. It is told which tag would be replaced, and no tag
+    /// changes between its look and the deed.
+    ///
+    /// # Errors
+    /// As for [`Self::commit`], and those of `allowed`.
+    pub fn commit_if<E: From<StoreError>>(
+        mut self,
+        reference: &Reference,
+        manifest: &Manifest,
+        origin: Option<&str>,
+        allowed: impl FnOnce(Option<&Reference>) -> Result<(), E>,
+    ) -> Result<Committed, E> {
         // Content before names: a name that survives a crash without its content is a torn blob.
         self.publish_blobs()?;
         self.publish_recipes()?;
@@ -215,12 +231,13 @@ impl Ingest {
         self.lease.pin_all(manifest.digests());
         let store = Arc::clone(&self.store);
         let _tags = store.lock_tags();
+        let stored = store.stored_case(reference)?;
+        allowed(stored.as_ref())?;
         self.check_whole(manifest)?;
         let temporary = self.staging.directory().join("tag");
         if let Some(origin) = origin {
             store.write_origin(&temporary, manifest.digest(), origin)?;
         }
-        let stored = store.stored_case(reference)?;
         // The commit point: before it the model does not exist, after it it is whole.
         store.write_tag(&temporary, stored.as_ref().unwrap_or(reference), manifest)?;
         self.is_committed = true;
@@ -251,10 +268,11 @@ impl Ingest {
         let (store, temporary) = (&self.store, self.staging.directory().join("recipe"));
         let _change = store.begin_change();
         for (file, recipe) in &self.recipes {
-            let target = store.path(layout::recipe(*file));
+            let (target, json) = (store.path(layout::recipe(*file)), recipe.to_json());
+            let mut room = self.staging.room(json.len() as u64, || Ok(()))?;
             let replaced = disk::file_bytes(&target)?;
-            store.disk().replace_file(&temporary, &target, &recipe.to_json(), 0o444)?;
-            store.note_recipe_added(recipe, replaced)?;
+            store.disk().replace_file(&temporary, &target, &json, 0o444)?;
+            store.note_recipe_added(recipe, replaced, &mut room)?;
         }
         store.disk().sync_dir(&store.path(layout::RECIPES))
     }

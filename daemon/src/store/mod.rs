@@ -29,6 +29,7 @@ mod ingest;
 pub mod leases;
 mod models;
 mod outlines;
+mod own_reads;
 mod pins;
 mod quarantine;
 mod reserve;
@@ -54,6 +55,7 @@ use condemned::Condemned;
 use disk::{Disk, GuardedDisk, KernelDisk};
 use leases::Leases;
 use space::Space;
+use staging::Room;
 
 /// The format this code writes, and the newest it reads.
 pub const FORMAT: u32 = 1;
@@ -80,7 +82,7 @@ impl Default for StoreOptions {
 
 /// Frees what it can when something does not fit.
 pub trait MakeRoom: std::fmt::Debug + Send + Sync {
-    /// Tries to free `bytes`; says whether anything was freed.
+    /// Tries to make room for `bytes`, all or nothing; says whether to try again.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -107,6 +109,7 @@ pub struct Store {
     /// Held while blobs are deleted: one collection at a time.
     collections: Mutex<()>,
     condemned: Condemned,
+    own_reads: own_reads::OwnReads,
     next_transaction: AtomicU64,
     /// The transactions that are in progress, by the names of their directories.
     transactions: Mutex<BTreeSet<String>>,
@@ -121,6 +124,13 @@ pub struct LockHolder {
     /// The socket it serves, if it is a daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
+}
+
+impl std::fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "process {}", self.pid)?;
+        self.socket.as_ref().map_or(Ok(()), |socket| write!(f, ", which serves {}", socket.display()))
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -179,6 +189,7 @@ impl Store {
             tag_changes: Mutex::default(),
             collections: Mutex::default(),
             condemned: Condemned::default(),
+            own_reads: own_reads::OwnReads::default(),
             next_transaction: AtomicU64::new(0),
             transactions: Mutex::default(),
             lock: Mutex::new(lock),
@@ -281,9 +292,9 @@ impl Store {
         !self.condemned.is_empty()
     }
 
-    /// Takes what is condemned and no lease holds.
+    /// Takes what is condemned.
     pub(crate) fn take_condemned(&self) -> BTreeSet<Digest> {
-        self.condemned.take_unpinned(|| self.leases.pinned())
+        self.condemned.take()
     }
 
     /// What changes the disk.
@@ -308,22 +319,32 @@ impl Store {
         self.durability
     }
 
-    /// Tries something that takes room; if there is none, makes some and tries again, once.
+    /// Tries something that takes room; if there is none, has room made for `bytes`, which may be
+    /// more than this one step takes, and tries again.
     fn with_room<T>(&self, bytes: u64, attempt: impl Fn() -> Result<T, StoreError>) -> Result<T, StoreError> {
-        let refused = match attempt() {
-            Err(error) if error.is_no_space() => error,
-            other => return other,
-        };
-        match self.room_maker.get().map(|maker| maker.make_room(bytes)).transpose()? {
-            Some(true) => attempt(),
-            _ => Err(refused),
+        /// Others may take what was made for this one, but not for ever.
+        const MAX_TRIES: usize = 16;
+        let mut tries = 0;
+        loop {
+            let refused = match attempt() {
+                Err(error) if error.is_no_space() => error,
+                other => return other,
+            };
+            let made = match self.room_maker.get() {
+                Some(maker) if tries < MAX_TRIES => maker.make_room(bytes)?,
+                _ => false,
+            };
+            if !made {
+                return Err(refused.needing(bytes));
+            }
+            tries += 1;
         }
     }
 
     /// Enters a blob that has just been published into the books.
-    fn note_blob_added(&self, digest: Digest) -> Result<(), StoreError> {
+    fn note_blob_added(&self, digest: Digest, room: &mut Room) -> Result<(), StoreError> {
         self.note_blob(digest);
-        self.space.stored(self.blob_bytes_on_disk(digest)?.unwrap_or_default());
+        room.settle(self.blob_bytes_on_disk(digest)?.unwrap_or_default());
         Ok(())
     }
 
@@ -334,11 +355,11 @@ impl Store {
     }
 
     /// Enters a recipe that has just been published and replaced one of `replaced` bytes on disk.
-    fn note_recipe_added(&self, recipe: &Recipe, replaced: u64) -> Result<(), StoreError> {
+    fn note_recipe_added(&self, recipe: &Recipe, replaced: u64, room: &mut Room) -> Result<(), StoreError> {
         self.forget_recipe(recipe.file());
         self.note_recipe(recipe.file());
         self.space.freed(replaced);
-        self.space.stored(disk::file_bytes(&self.path(layout::recipe(recipe.file())))?);
+        room.settle(disk::file_bytes(&self.path(layout::recipe(recipe.file())))?);
         Ok(())
     }
 

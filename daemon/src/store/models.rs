@@ -86,6 +86,8 @@ impl Store {
     pub fn leased_model(&self, reference: &Reference, lease: &Lease) -> Result<Model, StoreError> {
         let mut model = self.model(reference)?;
         loop {
+            // The manifest's own digest says which model is in use.
+            lease.pin(model.manifest.digest());
             lease.pin_all(model.manifest.digests());
             lease.pin_all(model.blob_sizes().map(|(digest, _)| digest));
             let now = self.model(reference)?;

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use blobd_store_format::layout;
 
 use super::StoreError;
-use super::disk::{capacity_bytes, free_bytes, tree_bytes};
+use super::disk::{block_bytes, capacity_bytes, free_bytes, tree_bytes};
 
 /// How much of the disk the store may take. Percentages are of the quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +96,7 @@ pub(crate) struct Space {
     root: PathBuf,
     policy: SpacePolicy,
     min_free_bytes: u64,
+    block_bytes: u64,
     ledger: Mutex<Ledger>,
 }
 
@@ -113,11 +114,20 @@ impl Space {
     pub(crate) fn new(root: PathBuf, policy: SpacePolicy) -> Result<Self, StoreError> {
         let by_size = || capacity_bytes(&root).map(default_min_free);
         let min_free_bytes = policy.min_free_bytes.map_or_else(by_size, Ok)?;
-        Ok(Self { root, policy, min_free_bytes, ledger: Mutex::default() })
+        let block_bytes = block_bytes(&root)?;
+        Ok(Self { root, policy, min_free_bytes, block_bytes, ledger: Mutex::default() })
     }
 
     pub(crate) const fn policy(&self) -> &SpacePolicy {
         &self.policy
+    }
+
+    /// What a file of `bytes` will take on disk: whole blocks.
+    pub(crate) const fn on_disk(&self, bytes: u64) -> u64 {
+        match bytes.checked_next_multiple_of(self.block_bytes) {
+            Some(rounded) => rounded,
+            None => u64::MAX,
+        }
     }
 
     /// Promises `bytes` to a transaction.
@@ -168,16 +178,19 @@ impl Space {
         self.lock().stored.get_or_insert(bytes);
     }
 
-    /// A staged file of `bytes` is gone or has its final name.
+    /// A staged file of `bytes` is gone.
     pub(crate) fn unstage(&self, bytes: u64) {
         let mut ledger = self.lock();
         ledger.staged = ledger.staged.saturating_sub(bytes);
     }
 
-    /// A blob or recipe was added that takes `bytes` on disk.
-    pub(crate) fn stored(&self, bytes: u64) {
-        if let Some(stored) = &mut self.lock().stored {
-            *stored = stored.saturating_add(bytes);
+    /// A staged file of `staged` bytes has its final name and takes `stored` bytes on disk. In one
+    /// step, so that it never counts twice or not at all.
+    pub(crate) fn stored(&self, staged: u64, stored: u64) {
+        let mut ledger = self.lock();
+        ledger.staged = ledger.staged.saturating_sub(staged);
+        if let Some(sum) = &mut ledger.stored {
+            *sum = sum.saturating_add(stored);
         }
     }
 
@@ -269,8 +282,7 @@ mod tests {
         space.promise(100).unwrap();
         space.take(100, 100, full).unwrap_err();
         space.take(100, 100, || Ok(())).unwrap();
-        space.unstage(100);
-        space.stored(30);
+        space.stored(100, 30);
         assert_eq!(space.shortage(100), 30);
         space.freed(30);
         assert_eq!(space.shortage(100), 0);

@@ -54,7 +54,7 @@ pub struct StagedBlob {
     /// How many they are.
     pub size: u64,
     /// What it takes of the disk, until it is gone or published.
-    _room: Room,
+    pub(super) room: Room,
 }
 
 impl StagedWriter {
@@ -158,7 +158,7 @@ impl StagedHash {
         if self.hashed != self.size {
             return Err(StoreError::BlobSize { digest, found: self.hashed, expected: self.size });
         }
-        Ok(StagedBlob { path: self.path, digest, size: self.size, _room: self.room })
+        Ok(StagedBlob { path: self.path, digest, size: self.size, room: self.room })
     }
 
     /// Hashes what had come ahead and is now next.

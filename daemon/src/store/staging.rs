@@ -28,6 +28,8 @@ struct Inner {
     next_file: AtomicU64,
     /// What the ledger has promised and no file has taken yet.
     promised: AtomicU64,
+    /// What the transaction may still take at the most, as far as that is known.
+    expected: AtomicU64,
     /// Finished files that are still open, by path.
     sealed: Mutex<BTreeMap<PathBuf, File>>,
 }
@@ -37,6 +39,13 @@ struct Inner {
 pub(super) struct Room {
     store: Arc<Store>,
     bytes: u64,
+}
+
+impl Room {
+    /// The file has its final name, and takes `bytes` on disk from now on.
+    pub(super) fn settle(&mut self, bytes: u64) {
+        self.store.space().stored(std::mem::take(&mut self.bytes), bytes);
+    }
 }
 
 impl Drop for Room {
@@ -60,6 +69,7 @@ impl Staging {
             directory_fd,
             next_file: AtomicU64::new(0),
             promised: AtomicU64::new(0),
+            expected: AtomicU64::new(0),
             sealed: Mutex::default(),
         })))
     }
@@ -71,9 +81,24 @@ impl Staging {
     /// [`StoreError::NoRoom`], [`StoreError::Quota`].
     pub fn promise(&self, bytes: u64) -> Result<(), StoreError> {
         let store = &self.0.store;
-        store.with_room(bytes, || store.space().promise(bytes))?;
+        let with_the_rest = bytes.max(self.0.expected.load(Ordering::Relaxed));
+        store.with_room(with_the_rest, || store.space().promise(bytes))?;
         self.0.promised.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Announces that the transaction may take `bytes` more. When something does not fit, models
+    /// are evicted for all that is announced or not at all: half of it would be of no use.
+    pub fn expect(&self, bytes: u64) {
+        self.0.expected.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Announces files of these sizes, each of which takes whole blocks, in place of `announced`
+    /// bytes that they turn out to be.
+    pub fn expect_instead(&self, announced: u64, sizes: impl IntoIterator<Item = u64>) {
+        let space = self.0.store.space();
+        spend(&self.0.expected, announced);
+        self.expect(sizes.into_iter().map(|size| space.on_disk(size)).fold(0, u64::saturating_add));
     }
 
     /// Starts a blob of `size` bytes, for which the file system sets room aside.
@@ -84,7 +109,8 @@ impl Staging {
         let number = self.0.next_file.fetch_add(1, Ordering::Relaxed);
         let path = self.0.directory.join(number.to_string());
         let file = self.disk().create_file(&path, 0o600)?;
-        let room = self.take_room(&path, &file, size).inspect_err(|_| {
+        let reserve = || if size == 0 { Ok(()) } else { self.disk().reserve(&path, &file, size) };
+        let room = self.room(size, reserve).inspect_err(|_| {
             // Empty, and it goes with the directory at the latest.
             let _ = self.disk().remove_file(&path);
         })?;
@@ -136,7 +162,7 @@ impl Staging {
                 self.disk().sync_file_system(&self.0.directory_fd, &self.0.directory)?;
             }
         }
-        blobs.into_iter().try_for_each(|blob| self.publish_blob(&blob))
+        blobs.into_iter().try_for_each(|blob| self.publish_blob(blob))
     }
 
     fn sync_blob(&self, blob: &StagedBlob) -> Result<(), StoreError> {
@@ -150,7 +176,7 @@ impl Staging {
 
     /// If another transaction was faster, its file stays, since clients may have it mapped. One
     /// of the wrong length is damaged and replaced; whoever has mapped it keeps the old file.
-    fn publish_blob(&self, blob: &StagedBlob) -> Result<(), StoreError> {
+    fn publish_blob(&self, mut blob: StagedBlob) -> Result<(), StoreError> {
         lock(&self.0.sealed).remove(&blob.path);
         let store = &self.0.store;
         let target = store.path(layout::blob(blob.digest));
@@ -162,25 +188,28 @@ impl Staging {
             self.disk().rename(&blob.path, &target)?;
             store.note_blob_removed(blob.digest, replaced);
         }
-        store.note_blob_added(blob.digest)
+        store.note_blob_added(blob.digest, &mut blob.room)
     }
 
-    fn take_room(&self, path: &Path, file: &File, size: u64) -> Result<Room, StoreError> {
+    /// Takes room for a file of `size` bytes, if need be by evicting models; `reserve` has the
+    /// file system set it aside.
+    pub(super) fn room(
+        &self,
+        size: u64,
+        reserve: impl Fn() -> Result<(), StoreError>,
+    ) -> Result<Room, StoreError> {
         let store = &self.0.store;
-        let promised = self.spend_promise(size);
-        let reserve = || if size == 0 { Ok(()) } else { self.disk().reserve(path, file, size) };
-        let taken = store.with_room(size, || store.space().take(size, promised, reserve));
+        let bytes = store.space().on_disk(size);
+        let promised = spend(&self.0.promised, bytes);
+        spend(&self.0.expected, bytes);
+        let (expected, in_hand) = (&self.0.expected, self.0.promised.load(Ordering::Relaxed));
+        let rest = expected.load(Ordering::Relaxed).saturating_sub(in_hand);
+        let with_the_rest = bytes.saturating_sub(promised).saturating_add(rest);
+        let taken = store.with_room(with_the_rest, || store.space().take(bytes, promised, &reserve));
         if taken.is_err() {
             self.0.promised.fetch_add(promised, Ordering::Relaxed);
         }
-        taken.map(|()| Room { store: Arc::clone(store), bytes: size })
-    }
-
-    /// How much of `size` was promised.
-    fn spend_promise(&self, size: u64) -> u64 {
-        let spend = |left: u64| Some(left.saturating_sub(size));
-        let left = self.0.promised.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend);
-        left.unwrap_or_default().min(size)
+        taken.map(|()| Room { store: Arc::clone(store), bytes })
     }
 }
 
@@ -193,6 +222,13 @@ impl Drop for Inner {
         }
         self.store.end_transaction(&self.name);
     }
+}
+
+/// Takes up to `bytes` off a sum; says how much that was.
+fn spend(sum: &AtomicU64, bytes: u64) -> u64 {
+    let rest = |left: u64| Some(left.saturating_sub(bytes));
+    let left = sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest);
+    left.unwrap_or_default().min(bytes)
 }
 
 /// What transactions that are not `live` have left.

@@ -37,6 +37,7 @@ impl TrashedModel {
     }
 }
 
+/// Times are nanoseconds since 1970: of two removals within a second, one was the last.
 #[derive(Serialize, Deserialize)]
 struct Record {
     reference: Reference,
@@ -57,14 +58,14 @@ impl Store {
         keep: Duration,
     ) -> Result<SystemTime, StoreError> {
         let removed = SystemTime::now();
-        // A time that the clock cannot express is never.
-        let expires = removed.checked_add(keep).unwrap_or(removed + Duration::from_secs(1 << 33));
+        // A time that cannot be written down is never.
+        let expires = time(unix_nanos(removed.checked_add(keep).unwrap_or(time(u64::MAX))));
         let record = Record {
             reference: reference.clone(),
             // JSON is UTF-8, and a manifest has been parsed.
             manifest: String::from_utf8_lossy(manifest.raw()).into_owned(),
-            removed: unix_seconds(removed),
-            expires: unix_seconds(expires),
+            removed: unix_nanos(removed),
+            expires: unix_nanos(expires),
         };
         let directory = self.path(layout::TRASH);
         let encode = |error: serde_json::Error| StoreError::io("encode", &directory)(error.into());
@@ -134,10 +135,11 @@ impl Store {
     }
 }
 
-fn unix_seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+fn unix_nanos(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn time(unix_seconds: u64) -> SystemTime {
-    UNIX_EPOCH.checked_add(Duration::from_secs(unix_seconds)).unwrap_or(UNIX_EPOCH)
+fn time(unix_nanos: u64) -> SystemTime {
+    UNIX_EPOCH.checked_add(Duration::from_nanos(unix_nanos)).unwrap_or(UNIX_EPOCH)
 }

@@ -6,6 +6,7 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
 };
+use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
@@ -39,9 +40,12 @@ impl Commands {
     }
 
     fn json<T: DeserializeOwned>(&self, words: &[&str]) -> Result<T, ErrorBody> {
-        let run = self.run(words)?;
-        Ok(serde_json::from_value(run.json()).unwrap_or_else(|error| panic!("{words:?}: {error}")))
+        Ok(run_json(&self.run(words)?))
     }
+}
+
+fn run_json<T: DeserializeOwned>(run: &Run) -> T {
+    serde_json::from_value(run.json()).unwrap_or_else(|error| panic!("{}: {error}", run.arguments))
 }
 
 impl Default for Commands {
@@ -84,6 +88,41 @@ impl Verbs for Commands {
 
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
         self.json(&[&["rm"], names].concat())
+    }
+
+    fn put_aside(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody> {
+        let keep = format!("--keep={keep_seconds}s");
+        self.json(&[&["rm", &keep], names].concat())
+    }
+
+    fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody> {
+        let answer = self.run(&["undelete", name])?.json();
+        Ok(serde_json::from_value(answer["undeleted"][0].clone()).expect("the shape of an undeletion"))
+    }
+
+    fn trash(&self) -> Result<TrashList, ErrorBody> {
+        self.json(&["ls", "--trash"])
+    }
+
+    fn pin(&self, name: &str) -> Result<Pinned, ErrorBody> {
+        let answer = self.run(&["pin", name])?.json();
+        Ok(serde_json::from_value(answer["pins"][0].clone()).expect("the shape of a pin"))
+    }
+
+    fn unpin(&self, name: &str) -> Result<Pinned, ErrorBody> {
+        let answer = self.run(&["unpin", name])?.json();
+        Ok(serde_json::from_value(answer["pins"][0].clone()).expect("the shape of a pin"))
+    }
+
+    fn eviction_plan(&self, bytes: Option<u64>) -> Result<EvictionPlan, ErrorBody> {
+        let wanted = bytes.map_or_else(String::new, |bytes| format!("={bytes}"));
+        self.json(&["gc", &format!("--plan-eviction{wanted}")])
+    }
+
+    fn doctor(&self) -> Result<DoctorReport, ErrorBody> {
+        // A report that finds a failure ends with exit code 1 all the same.
+        let run = self.blobd.run(["doctor", "--json"]);
+        if run.stdout.is_empty() { Err(run.error()) } else { Ok(run_json(&run)) }
     }
 
     fn gc(&self, dry_run: bool) -> Result<GcReport, ErrorBody> {

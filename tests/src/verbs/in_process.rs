@@ -7,13 +7,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use blobd::ops::{self, OpError};
+use blobd::ops::{self, OpError, Surroundings};
 use blobd::store::{Store, StoreError, StoredFile, StoredForm};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::request::{GcParams, ImportParams, RemoveParams, TagParams};
+use blobd_client::protocol::request::{
+    GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
+};
 use blobd_client::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
 };
+use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
 use blobd_store_format::recipe::Piece;
 
 use super::{Verbs, reference};
@@ -104,11 +107,43 @@ impl Verbs for InProcess {
     }
 
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
-        let params = RemoveParams {
-            references: names.iter().map(|name| reference(name)).collect(),
-            keep_seconds: None,
-        };
+        let references = names.iter().map(|name| reference(name)).collect();
+        let params = RemoveParams { references, keep_seconds: None };
         ops::remove(&self.store, &params).map_err(|error| error.body())
+    }
+
+    fn put_aside(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody> {
+        let references = names.iter().map(|name| reference(name)).collect();
+        let params = RemoveParams { references, keep_seconds: Some(keep_seconds) };
+        ops::remove(&self.store, &params).map_err(|error| error.body())
+    }
+
+    fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody> {
+        let params = UndeleteParams { reference: reference(name) };
+        ops::undelete(&self.store, &params).map_err(|error| error.body())
+    }
+
+    fn trash(&self) -> Result<TrashList, ErrorBody> {
+        ops::trash(&self.store).map_err(|error| error.body())
+    }
+
+    fn pin(&self, name: &str) -> Result<Pinned, ErrorBody> {
+        let params = PinParams { reference: reference(name), pinned: true };
+        ops::pin(&self.store, &params).map_err(|error| error.body())
+    }
+
+    fn unpin(&self, name: &str) -> Result<Pinned, ErrorBody> {
+        let params = PinParams { reference: reference(name), pinned: false };
+        ops::pin(&self.store, &params).map_err(|error| error.body())
+    }
+
+    fn eviction_plan(&self, bytes: Option<u64>) -> Result<EvictionPlan, ErrorBody> {
+        ops::eviction_plan(&self.store, &|_| None, bytes).map_err(|error| error.body())
+    }
+
+    fn doctor(&self) -> Result<DoctorReport, ErrorBody> {
+        let surroundings = Surroundings { is_single_user: true, has_met_owner: false };
+        ops::doctor(&self.store, surroundings).map_err(|error| error.body())
     }
 
     fn gc(&self, dry_run: bool) -> Result<GcReport, ErrorBody> {

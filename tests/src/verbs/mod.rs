@@ -7,6 +7,7 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
 };
+use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
 
 mod commands;
 mod in_process;
@@ -62,6 +63,48 @@ pub trait Verbs {
     /// # Errors
     /// What a client is told.
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody>;
+
+    /// Puts models into the trash for so many seconds.
+    ///
+    /// # Errors
+    /// What a client is told.
+    fn put_aside(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody>;
+
+    /// Takes a model out of the trash.
+    ///
+    /// # Errors
+    /// What a client is told.
+    fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody>;
+
+    /// What is in the trash.
+    ///
+    /// # Errors
+    /// What a client is told.
+    fn trash(&self) -> Result<TrashList, ErrorBody>;
+
+    /// Has eviction and removal leave a model alone.
+    ///
+    /// # Errors
+    /// What a client is told.
+    fn pin(&self, name: &str) -> Result<Pinned, ErrorBody>;
+
+    /// Lets a pinned model go.
+    ///
+    /// # Errors
+    /// What a client is told.
+    fn unpin(&self, name: &str) -> Result<Pinned, ErrorBody>;
+
+    /// What would be evicted to free so many bytes, or to come down to the low watermark.
+    ///
+    /// # Errors
+    /// What a client is told.
+    fn eviction_plan(&self, bytes: Option<u64>) -> Result<EvictionPlan, ErrorBody>;
+
+    /// What is wrong with the set-up.
+    ///
+    /// # Errors
+    /// What a client is told.
+    fn doctor(&self) -> Result<DoctorReport, ErrorBody>;
 
     /// Collects, or says what would be collected.
     ///

@@ -7,11 +7,13 @@ use blobd_client::Client;
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
-    FileSelection, GcParams, ImportParams, OpenParams, RemoveParams, TagParams, TensorSelection,
+    FileSelection, GcParams, ImportParams, OpenParams, PinParams, RemoveParams, TagParams, TensorSelection,
+    UndeleteParams,
 };
 use blobd_client::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
 };
+use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
 
 use super::{Verbs, reference};
 use crate::daemon::TestDaemon;
@@ -76,6 +78,35 @@ impl Verbs for ThroughSocket {
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
         let references = names.iter().map(|name| reference(name)).collect();
         self.client.remove(&RemoveParams { references, keep_seconds: None }).map_err(body)
+    }
+
+    fn put_aside(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody> {
+        let references = names.iter().map(|name| reference(name)).collect();
+        self.client.remove(&RemoveParams { references, keep_seconds: Some(keep_seconds) }).map_err(body)
+    }
+
+    fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody> {
+        self.client.undelete(&UndeleteParams { reference: reference(name) }).map_err(body)
+    }
+
+    fn trash(&self) -> Result<TrashList, ErrorBody> {
+        self.client.trash().map_err(body)
+    }
+
+    fn pin(&self, name: &str) -> Result<Pinned, ErrorBody> {
+        self.client.pin(&PinParams { reference: reference(name), pinned: true }).map_err(body)
+    }
+
+    fn unpin(&self, name: &str) -> Result<Pinned, ErrorBody> {
+        self.client.pin(&PinParams { reference: reference(name), pinned: false }).map_err(body)
+    }
+
+    fn eviction_plan(&self, bytes: Option<u64>) -> Result<EvictionPlan, ErrorBody> {
+        self.client.eviction_plan(bytes).map_err(body)
+    }
+
+    fn doctor(&self) -> Result<DoctorReport, ErrorBody> {
+        self.client.doctor().map_err(body)
     }
 
     fn gc(&self, dry_run: bool) -> Result<GcReport, ErrorBody> {

@@ -10,8 +10,8 @@ const LAYERS: [&[&str]; 9] = [
     &["registry", "intake", "gc", "scrub"],
     &["ops"],
     &["config", "session", "state"],
-    &["api", "housekeeping"],
-    &["server"],
+    &["api"],
+    &["server", "housekeeping"],
     &["demo"],
     &["cli"],
 ];

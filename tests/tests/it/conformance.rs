@@ -4,6 +4,8 @@
 mod content;
 mod names;
 mod space;
+mod trash;
+mod upkeep;
 
 /// Runs each test of the suite in all three ways.
 macro_rules! conformance {
@@ -67,6 +69,29 @@ conformance! {
         lost_recipe_costs_no_blob
         file_that_is_no_tag_stops_collection
         usage_adds_up;
+    trash:
+        model_put_aside_frees_nothing_and_outlives_collections
+        model_taken_out_of_the_trash_comes_back_bit_for_bit
+        name_taken_by_another_model_is_not_taken_back
+        name_taken_by_the_same_model_is_no_obstacle
+        model_removed_last_comes_back_first
+        digest_chooses_among_models_in_the_trash
+        expired_model_goes_with_the_next_collection
+        trash_is_listed_with_its_expiry
+        bytes_in_the_trash_have_a_row_of_their_own
+        what_is_in_the_trash_is_named_as_a_keeper
+        unknown_name_is_not_in_the_trash
+        damaged_record_in_the_trash_stops_collection
+        damaged_record_hides_no_removal
+        file_that_is_no_record_stops_collection;
+    upkeep:
+        pinned_model_is_not_removed_until_it_is_unpinned
+        unpinning_what_is_not_pinned_is_fine
+        unknown_model_cannot_be_pinned
+        what_a_dead_transaction_left_is_collected
+        eviction_plan_of_a_store_without_a_quota_says_so
+        doctor_finds_nothing_wrong_with_a_new_store
+        doctor_names_the_file_that_stops_collections;
 }
 
 /// Imports a generated file under a name.

@@ -26,7 +26,9 @@ fn second_daemon_on_a_store_is_refused() {
     let daemon = TestDaemon::start();
     let other = daemon.scratch().join("other.sock");
     let run = daemon.embedded().run(["serve", "--json", "--socket", other.to_str().unwrap()]).exits_with(4);
-    assert!(run.error().message.contains(&format!("process {}", daemon.pid())), "{}", run.stderr);
+    let error = run.error();
+    let holder = format!("process {}, which serves {}", daemon.pid(), daemon.socket().display());
+    assert!(error.message.contains(&holder) && error.hint.is_some(), "{error}");
     assert!(!other.exists());
     daemon.command().line("ls").succeeds();
 }
@@ -49,6 +51,17 @@ fn file_where_the_socket_should_be_is_left_alone() {
     let run = blobd.run(["serve", "--socket", precious.to_str().unwrap()]);
     assert!([1, 2].contains(&run.code), "{}", run.stderr);
     assert_eq!(fs::read_to_string(&precious).unwrap(), "years of work");
+}
+
+#[test]
+fn daemon_without_a_reachable_socket_is_named_with_what_to_do() {
+    let daemon = TestDaemon::start();
+    fs::remove_file(daemon.socket()).unwrap();
+    let error = daemon.embedded().line("ls --json").exits_with(4).error();
+    let holder = format!("process {}, which serves {}", daemon.pid(), daemon.socket().display());
+    assert!(error.message.contains(&holder), "{error}");
+    let hint = error.hint.unwrap();
+    assert!(hint.contains("cannot be reached") && hint.contains("restart"), "{hint}");
 }
 
 #[test]

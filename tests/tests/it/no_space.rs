@@ -14,7 +14,7 @@ const MODEL: &str = "application/vnd.ollama.image.model";
 
 /// A daemon whose store is on a file system of so many MiB, and the store's path as seen from
 /// outside; nothing where mounting is not allowed.
-fn small_daemon(mib: u64) -> Option<(TestDaemon, PathBuf)> {
+pub(super) fn small_daemon(mib: u64) -> Option<(TestDaemon, PathBuf)> {
     let in_namespace = |script| {
         let mut command = Command::new("unshare");
         command.args(["--map-root-user", "--mount", "sh", "-c", script]);

@@ -1,0 +1,224 @@
+//! Quota and eviction: who goes when something does not fit, who stays whatever happens, and that
+//! the store never takes more than it may.
+
+mod limits;
+
+use std::fs;
+use std::path::PathBuf;
+
+use blobd_tests::command::Run;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::places::fast_folder;
+use blobd_tests::reader::Reader;
+use blobd_tests::registry::FakeRegistry;
+use blobd_tests::store_dir::{check_blobs, snapshot};
+use blobd_tests::verbs::{InProcess, Verbs};
+use blobd_tests::wait::eventually;
+use serde_json::Value as Json;
+
+const MODEL: &str = "application/vnd.ollama.image.model";
+
+/// A daemon with a quota, and a registry to pull from.
+struct Limited {
+    daemon: TestDaemon,
+    registry: FakeRegistry,
+}
+
+impl Limited {
+    /// A daemon whose store may take so many models of [`unit`] bytes, in tenths, with this line
+    /// more in its configuration.
+    fn start(tenths: u64, line: &str) -> Self {
+        let quota = unit() * tenths / 10;
+        let folder = fast_folder();
+        let config = folder.path().join("config.toml");
+        fs::write(&config, format!("[space]\nquota = {quota}\nmin_free = 0\n{line}\n")).unwrap();
+        let variable = format!("BLOBD_CONFIG={}", config.display());
+        let daemon = TestDaemon::start_under(&["env", &variable], folder);
+        Self { daemon, registry: FakeRegistry::start().unwrap() }
+    }
+
+    fn offer(&self, name: &str, model: &ModelFile) -> String {
+        let name = format!("library/{name}:latest");
+        self.registry.add_model(&name, b"{}", &[(MODEL, &model.bytes())]).unwrap();
+        self.registry.name(&name)
+    }
+
+    fn try_pull(&self, name: &str, model: &ModelFile) -> Run {
+        self.daemon.command().run(["pull", &self.offer(name, model), "--json"])
+    }
+
+    fn pull(&self, name: &str, seed: u64) -> String {
+        self.try_pull(name, &model(seed)).succeeds();
+        self.registry.name(&format!("library/{name}:latest"))
+    }
+
+    fn try_import(&self, name: &str, model: &ModelFile) -> Run {
+        let path = model.write_to(self.daemon.scratch(), &format!("{name}.gguf"));
+        self.daemon.command().run(["import", "--json", "--name", name, path.to_str().unwrap()])
+    }
+
+    /// What is there, by the last part of its name.
+    fn models(&self) -> Vec<String> {
+        let models = self.daemon.client().models().unwrap().models;
+        let mut names: Vec<_> = models.iter().map(|model| last_part(&model.name)).collect();
+        names.sort();
+        names
+    }
+
+    fn plan(&self, bytes: u64) -> Json {
+        self.daemon.command().line(&format!("gc --plan-eviction={bytes} --json")).succeeds().json()
+    }
+
+    fn check_whole(&self, name: &str, seed: u64) {
+        let exported = self.daemon.command().run(["export", name, "-o", "-"]).succeeds();
+        assert!(exported.stdout == model(seed).bytes(), "{name}");
+    }
+}
+
+/// A model of some 130 KiB on disk; those of different seeds share nothing.
+fn model(seed: u64) -> ModelFile {
+    ModelFile::dense(seed)
+}
+
+/// What such a model takes on the disk of the tests.
+fn unit() -> u64 {
+    let folder = fast_folder();
+    let verbs = InProcess::open(&folder.path().join("store"));
+    let path = model(1).write_to(folder.path(), "m.gguf");
+    verbs.import(&path, Some("m")).unwrap();
+    verbs.usage().unwrap().physical_bytes
+}
+
+fn last_part(name: &str) -> String {
+    let name = name.strip_suffix(":latest").unwrap_or(name);
+    name.rsplit('/').next().unwrap_or(name).to_owned()
+}
+
+fn names_of(plan: &Json, list: &str) -> Vec<String> {
+    let models = plan[list].as_array().unwrap();
+    models.iter().map(|model| last_part(model["name"].as_str().unwrap())).collect()
+}
+
+/// What takes room in a store, counted from outside.
+fn bytes_on_disk(daemon: &TestDaemon) -> u64 {
+    let paths: Vec<PathBuf> = ["blobs", "recipes", "staging"].map(|name| daemon.root().join(name)).into();
+    let files = paths.iter().flat_map(|path| snapshot(path).into_keys());
+    let blocks = |path: PathBuf| fs::metadata(path).ok().filter(fs::Metadata::is_file);
+    files.filter_map(blocks).map(|file| std::os::unix::fs::MetadataExt::blocks(&file) * 512).sum()
+}
+
+#[test]
+fn model_used_longest_ago_goes_first_and_as_planned() {
+    let limited = Limited::start(36, "evict = \"pullable\"\nlow_watermark = 95");
+    let [a, _b, c] = [("a", 1), ("b", 2), ("c", 3)].map(|(name, seed)| limited.pull(name, seed));
+    Reader::open(&limited.daemon.socket(), &a).kill();
+    eventually("the session ends", || limited.daemon.client().sessions().unwrap().sessions.is_empty());
+    let plan = limited.plan(unit() / 2);
+    assert_eq!(names_of(&plan, "evicted"), ["b"], "{plan}");
+    assert_eq!(limited.models(), ["a", "b", "c"], "a plan deletes nothing");
+    limited.pull("d", 4);
+    assert_eq!(limited.models(), ["a", "c", "d"]);
+    // An export is a use.
+    limited.check_whole(&a, 1);
+    limited.check_whole(&c, 3);
+    let plan = limited.plan(unit() * 3 / 2);
+    assert_eq!(names_of(&plan, "evicted"), ["d", "a"], "{plan}");
+    limited.try_pull("large", &ModelFile::dense_of(9, 4, 32)).succeeds();
+    assert_eq!(limited.models(), ["c", "large"]);
+    check_blobs(limited.daemon.root());
+}
+
+#[test]
+fn what_is_needed_or_cannot_come_back_stays() {
+    let limited = Limited::start(65, "evict = \"pullable\"");
+    let [pinned, open, mapped, trashed] = [("pinned", 1), ("open", 2), ("mapped", 3), ("trashed", 4)]
+        .map(|(name, seed)| limited.pull(name, seed));
+    let command = limited.daemon.command();
+    command.run(["pin", &pinned]).succeeds();
+    let _open = Reader::open(&limited.daemon.socket(), &open);
+    let mut reader = Reader::open(&limited.daemon.socket(), &mapped);
+    reader.close();
+    command.run(["rm", "--keep", "1h", &trashed]).succeeds();
+    limited.try_import("imported", &model(5)).succeeds();
+    limited.pull("victim", 6);
+    let plan = limited.plan(1);
+    let reason = |name: &str| {
+        let spared = plan["spared"].as_array().unwrap();
+        let model = spared.iter().find(|model| last_part(model["name"].as_str().unwrap()) == name);
+        model.unwrap_or_else(|| panic!("{name}: {plan}"))["reason"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(reason("pinned"), "pinned");
+    assert_eq!(reason("open"), "open");
+    assert_eq!(reason("mapped"), "mapped by a running program");
+    assert_eq!(reason("imported"), "cannot be pulled again");
+    limited.pull("new", 7);
+    assert_eq!(limited.models(), ["imported", "mapped", "new", "open", "pinned"]);
+    reader.touch();
+    command.run(["undelete", &trashed]).succeeds();
+    for (name, seed) in [(&pinned, 1), (&open, 2), (&mapped, 3), (&trashed, 4)] {
+        limited.check_whole(name, seed);
+    }
+    limited.check_whole("imported", 5);
+}
+
+#[test]
+fn imported_models_go_if_the_policy_says_all() {
+    let limited = Limited::start(25, "evict = \"all\"");
+    limited.try_import("first", &model(1)).succeeds();
+    limited.try_import("second", &model(2)).succeeds();
+    limited.try_import("third", &model(3)).succeeds();
+    assert_eq!(limited.models(), ["second", "third"]);
+    limited.check_whole("third", 3);
+}
+
+#[test]
+fn nothing_goes_when_all_that_may_go_is_not_enough() {
+    let limited = Limited::start(35, "evict = \"pullable\"");
+    limited.try_import("kept", &model(1)).succeeds();
+    limited.pull("a", 2);
+    limited.pull("b", 3);
+    let before = snapshot(&limited.daemon.root().join("blobs"));
+    // Half of it would fit if everything went.
+    let large = ModelFile::dense_of(9, 8, 32);
+    for refused in [limited.try_pull("large", &large), limited.try_import("large", &large)] {
+        let text = String::from_utf8_lossy(&refused.stdout).into_owned() + &refused.stderr;
+        assert!(text.contains("bytes needed") && text.contains("available"), "{text}");
+        assert!(text.contains("blobd rm") && text.contains("quota"), "{text}");
+        refused.exits_with(6);
+        assert_eq!(limited.models(), ["a", "b", "kept"]);
+        assert_eq!(snapshot(&limited.daemon.root().join("blobs")), before);
+    }
+}
+
+/// Two quants or fine-tunes of one model: evicting one of them frees what it alone has.
+#[test]
+fn what_models_share_is_not_counted_as_freed() {
+    let limited = Limited::start(35, "evict = \"pullable\"");
+    limited.pull("base", 1);
+    limited.try_pull("sibling", &model(1).with_changed("blk.0.ffn_up.weight")).succeeds();
+    let usage = limited.daemon.client().disk_usage().unwrap();
+    let base = usage.models.iter().find(|model| model.name.contains("base")).unwrap();
+    let plan = limited.plan(1);
+    assert_eq!(names_of(&plan, "evicted"), ["base"]);
+    assert_eq!(plan["freed_bytes"].as_u64(), Some(base.unique_bytes));
+    let plan = limited.plan(base.unique_bytes + 1);
+    assert_eq!(names_of(&plan, "evicted"), ["base", "sibling"]);
+    assert_eq!(plan["freed_bytes"].as_u64(), Some(usage.physical_bytes));
+    let plan = limited.plan(usage.physical_bytes + 1);
+    assert_eq!((names_of(&plan, "evicted").len(), plan["freed_bytes"].as_u64()), (0, Some(0)));
+}
+
+/// A sibling that comes in builds on what is there: evicting that would free next to nothing.
+#[test]
+fn model_that_an_import_builds_on_is_not_evicted_in_vain() {
+    let limited = Limited::start(14, "evict = \"pullable\"");
+    limited.pull("base", 1);
+    // All but its last tensors is shared, and those do not fit.
+    let mut sibling = model(1).with_changed("output.weight");
+    sibling.add_noise(7, "extra.weight", blobd_store_format::gguf::GgmlType::F32, &[32, 1024]);
+    let run = limited.try_import("sibling", &sibling);
+    assert_eq!(run.code, 6, "{}", run.stderr);
+    assert_eq!(limited.models(), ["base"]);
+    limited.check_whole(&limited.registry.name("library/base:latest"), 1);
+}

@@ -1,0 +1,72 @@
+//! Who owns the blobs may change them: a client of the daemon's own user is told of, but where
+//! that user is the only one there is.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::process::Command;
+
+use blobd_tests::command;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::places::fast_folder;
+use blobd_tests::programs;
+use serde_json::Value as Json;
+
+const NOBODY: u32 = 65534;
+const AS_NOBODY: [&str; 6] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--", "env"];
+
+/// A daemon that runs as nobody with this configuration; nothing where that is not possible.
+fn daemon(config: &str) -> Option<TestDaemon> {
+    let may = rustix::process::geteuid().is_root();
+    if !may || !Command::new("setpriv").arg("--version").output().is_ok_and(|output| output.status.success())
+    {
+        println!("skipped: only root with setpriv can start a daemon as another user");
+        return None;
+    }
+    let folder = fast_folder();
+    let path = folder.path().join("config.toml");
+    fs::write(&path, config).unwrap();
+    chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    let variable = format!("BLOBD_CONFIG={}", path.display());
+    Some(TestDaemon::start_under(&[&AS_NOBODY[..], &[&variable]].concat(), folder))
+}
+
+/// What doctor says about the owner.
+fn owner(daemon: &TestDaemon) -> Json {
+    let report = daemon.command().line("doctor --json").succeeds().json();
+    let checks = report["checks"].as_array().unwrap();
+    checks.iter().find(|check| check["name"] == "owner").unwrap().clone()
+}
+
+fn list_as_nobody(daemon: &TestDaemon) {
+    let mut list = Command::new(AS_NOBODY[0]);
+    list.args(&AS_NOBODY[1..]).arg(programs::blobd()).arg("ls");
+    daemon.command().prepare(&mut list);
+    command::run(&mut list).succeeds();
+}
+
+#[test]
+fn client_of_the_daemons_own_user_is_warned_about() {
+    let Some(daemon) = daemon("single_user = false\n") else { return };
+    assert_eq!(owner(&daemon)["status"], "ok", "root is somebody else: {}", owner(&daemon));
+    assert!(!daemon.log().contains("owns the blobs"), "{}", daemon.log());
+    for _ in 0..3 {
+        list_as_nobody(&daemon);
+    }
+    let log = daemon.log();
+    assert_eq!(log.matches("owns the blobs").count(), 1, "once is enough: {log}");
+    assert!(log.contains("uid 65534") && log.contains("single_user"), "{log}");
+    let owner = owner(&daemon);
+    assert_eq!(owner["status"], "warning");
+    assert!(owner["detail"].as_str().unwrap().contains("uid 65534"), "{owner}");
+    assert!(owner["hint"].as_str().unwrap().contains("single_user = true"), "{owner}");
+}
+
+#[test]
+fn only_user_of_a_store_is_not_warned_about() {
+    for config in ["single_user = true\n", ""] {
+        let Some(daemon) = daemon(config) else { return };
+        list_as_nobody(&daemon);
+        assert!(!daemon.log().contains("owns the blobs"), "{}", daemon.log());
+        assert_eq!(owner(&daemon)["status"], "ok");
+    }
+}

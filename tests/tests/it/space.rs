@@ -1,0 +1,253 @@
+//! A disk that fills while blobd works on it, and what `rm` says against what the file system says.
+//! On ext4 in a loop device where that can be had, and on tmpfs.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::places::disk_folder;
+use blobd_tests::registry::{FakeRegistry, Fault};
+use blobd_tests::store_dir::{check_blobs, check_empty, names, staged};
+use blobd_tests::wait::eventually;
+use rustix::fs::{FallocateFlags, fallocate, statvfs};
+
+use super::no_space::small_daemon;
+
+const MODEL: &str = "application/vnd.ollama.image.model";
+const MIB: u64 = 48;
+
+/// A daemon on each kind of small file system that can be had here, its name and the store as seen
+/// from outside.
+fn small_daemons() -> Vec<(&'static str, TestDaemon, PathBuf)> {
+    let tmpfs = small_daemon(MIB).map(|(daemon, root)| ("tmpfs", daemon, root));
+    let ext4 = ext4_daemon().map(|(daemon, root)| ("ext4", daemon, root));
+    tmpfs.into_iter().chain(ext4).collect()
+}
+
+/// The mount lives in a namespace of the daemon's own and goes with it, and the loop device too.
+fn ext4_daemon() -> Option<(TestDaemon, PathBuf)> {
+    let folder = disk_folder();
+    let (image, root) = (folder.path().join("image"), folder.path().join("store"));
+    File::create(&image).unwrap().set_len(MIB << 20).unwrap();
+    fs::create_dir(&root).unwrap();
+    let (image, root_text) = (image.to_str().unwrap(), root.to_str().unwrap());
+    let script = format!("mount -o loop {image} \"$0\" && rmdir \"$0/lost+found\" && exec \"$@\"");
+    let wrapper = ["unshare", "--mount", "sh", "-c", &script, root_text];
+    let made = run("mkfs.ext4", &["-q", "-m", "0", "-b", "4096", image]);
+    if !made || !run(wrapper[0], &[&wrapper[1..], &["true"]].concat()) {
+        println!("skipped: ext4 in a loop device cannot be had here");
+        return None;
+    }
+    // The try has removed the directory that a new file system has.
+    let wrapper = wrapper.map(|word| word.replace("rmdir", "true"));
+    let daemon = TestDaemon::start_under(&wrapper.each_ref().map(String::as_str), folder);
+    let seen = PathBuf::from(format!("/proc/{}/root{}", daemon.pid(), daemon.root().display()));
+    assert!(seen.join("store.json").is_file(), "the daemon's store is seen through its process");
+    Some((daemon, seen))
+}
+
+fn run(program: &str, arguments: &[&str]) -> bool {
+    Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
+}
+
+/// What is free, once everything is where it belongs.
+fn free_bytes(root: &Path) -> u64 {
+    rustix::fs::syncfs(File::open(root).unwrap()).unwrap();
+    let stat = statvfs(root).unwrap();
+    stat.f_bavail * stat.f_frsize
+}
+
+/// Takes all that is free but for so many bytes.
+fn fill(root: &Path, but_for: u64) {
+    let file = File::create(root.join("filler")).unwrap();
+    let mut step = 1 << 20;
+    let mut taken = 0;
+    while step >= 4096 {
+        let free = free_bytes(root).saturating_sub(but_for);
+        if free < step || fallocate(&file, FallocateFlags::KEEP_SIZE, taken, step).is_err() {
+            step /= 4;
+        } else {
+            taken += step;
+        }
+    }
+}
+
+fn empty(root: &Path) {
+    fs::remove_file(root.join("filler")).unwrap();
+}
+
+/// About so many MiB in a few dozen tensors.
+fn model(seed: u64, mib: u64) -> ModelFile {
+    ModelFile::dense_of(seed, mib, 192)
+}
+
+fn import(daemon: &TestDaemon, model: &ModelFile, name: &str) -> blobd_tests::command::Run {
+    let path = model.write_to(daemon.scratch(), &format!("{name}.gguf"));
+    let run = daemon.command().run(["import", "--json", "--name", name, path.to_str().unwrap()]);
+    fs::remove_file(path).unwrap();
+    run
+}
+
+#[test]
+fn disk_that_fills_during_an_import_ends_it_and_nothing_else() {
+    for (kind, daemon, root) in small_daemons() {
+        import(&daemon, &model(1, 4), "kept").succeeds();
+        let before = check_blobs(&root);
+        fill(&root, 6 << 20);
+        let error = import(&daemon, &model(2, 16), "large").exits_with(6).error();
+        assert!(error.hint.is_some_and(|hint| hint.contains("blobd rm")), "{kind}: {}", error.message);
+        assert_eq!(staged(&root), [""; 0], "{kind}");
+        assert_eq!(check_blobs(&root), before, "{kind}");
+        assert_eq!(daemon.client().models().unwrap().models.len(), 1, "{kind}");
+        let exported = daemon.command().line("export kept -o -").succeeds().stdout;
+        assert!(exported == model(1, 4).bytes(), "{kind}");
+        empty(&root);
+        import(&daemon, &model(2, 16), "large").succeeds();
+    }
+}
+
+#[test]
+fn disk_that_fills_during_a_pull_ends_it_and_nothing_else() {
+    for (kind, daemon, root) in small_daemons() {
+        let registry = FakeRegistry::start().unwrap();
+        registry.add_model("library/m:latest", b"{}", &[(MODEL, &model(1, 8).bytes())]).unwrap();
+        registry.add_fault("/cdn/", 1, Fault::Slow(1 << 16, Duration::from_millis(10)));
+        let name = registry.name("library/m");
+        let mut command = daemon.command().command();
+        let pull = command.args(["pull", "--json", &name]).spawn().unwrap();
+        eventually("the pull is under way", || registry.bytes_served() > 1 << 20);
+        fill(&root, 0);
+        let output = pull.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(6), "{kind}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(staged(&root), [""; 0], "{kind}");
+        assert_eq!(daemon.client().models().unwrap().models.len(), 0, "{kind}");
+        empty(&root);
+        daemon.command().run(["pull", &name]).succeeds();
+        assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == model(1, 8).bytes(), "{kind}");
+    }
+}
+
+/// Another program takes each byte that is freed at once.
+#[test]
+fn disk_that_is_full_during_a_collection_is_no_obstacle() {
+    for (kind, daemon, root) in small_daemons() {
+        for (seed, name) in [(1, "kept"), (2, "replaced"), (3, "replaced")] {
+            import(&daemon, &model(seed, 6), name).succeeds();
+        }
+        let planned = daemon.command().line("gc --dry-run --json").succeeds().json();
+        fill(&root, 0);
+        let done = daemon.command().line("gc --json").succeeds().json();
+        assert_eq!((&done["deleted"], &done["freed_bytes"]), (&planned["deleted"], &planned["freed_bytes"]));
+        assert!(done["freed_bytes"].as_u64().unwrap() > 4 << 20, "{kind}");
+        check_blobs(&root);
+        for (seed, name) in [(1, "kept"), (3, "replaced")] {
+            let exported = daemon.command().run(["export", name, "-o", "-"]).succeeds().stdout;
+            assert!(exported == model(seed, 6).bytes(), "{kind}: {name}");
+        }
+    }
+}
+
+/// Asserts that the file system has got what a command says that it freed, within a hundredth.
+fn check_freed(kind: &str, said: u64, before: u64, after: u64) {
+    let seen = after.saturating_sub(before);
+    assert!(said.abs_diff(seen) <= said / 100, "{kind}: {said} bytes freed, {seen} seen");
+}
+
+#[test]
+fn file_system_gets_what_rm_and_gc_say() {
+    for (kind, daemon, root) in small_daemons() {
+        import(&daemon, &model(1, 10), "a").succeeds();
+        import(&daemon, &model(2, 10), "b").succeeds();
+        import(&daemon, &model(3, 10), "b").succeeds();
+        for line in ["gc --json", "rm a --json", "rm b --json"] {
+            let before = free_bytes(&root);
+            let said = daemon.command().line(line).succeeds().json()["freed_bytes"].as_u64().unwrap();
+            assert!(said > 8 << 20, "{kind}: {line}: {said}");
+            check_freed(kind, said, before, free_bytes(&root));
+        }
+        check_empty(&root);
+    }
+}
+
+#[test]
+fn rm_on_a_full_disk_gives_back_what_it_says() {
+    for (kind, daemon, root) in small_daemons() {
+        import(&daemon, &model(1, 10), "a").succeeds();
+        fill(&root, 0);
+        import(&daemon, &model(2, 2), "b").exits_with(6);
+        let before = free_bytes(&root);
+        let said = daemon.command().line("rm a --json").succeeds().json()["freed_bytes"].as_u64().unwrap();
+        check_freed(kind, said, before, free_bytes(&root));
+        import(&daemon, &model(2, 2), "b").succeeds();
+    }
+}
+
+fn doctor_on(daemon: &TestDaemon, name: &str) -> String {
+    let report = daemon.command().line("doctor --json").json();
+    let check = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == name);
+    check.unwrap_or_else(|| panic!("{name}: {report}"))["status"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn reserve_is_given_up_on_a_full_disk_and_made_again() {
+    for (kind, daemon, root) in small_daemons() {
+        let reserve = root.join("reserve");
+        let size = fs::metadata(&reserve).unwrap().len();
+        assert!(size >= 100 << 10, "{kind}: {size}");
+        assert_eq!(doctor_on(&daemon, "reserve"), "ok", "{kind}");
+        import(&daemon, &ModelFile::dense(1), "small").succeeds();
+        fill(&root, 0);
+        assert_eq!(doctor_on(&daemon, "space"), "warning", "{kind}");
+        // What it frees is less than the reserve wants beside it.
+        daemon.command().line("rm small").succeeds();
+        assert!(!reserve.exists(), "{kind}: it was given up");
+        assert_eq!(doctor_on(&daemon, "reserve"), "warning", "{kind}");
+        empty(&root);
+        daemon.command().line("gc").succeeds();
+        assert_eq!(fs::metadata(&reserve).unwrap().len(), size, "{kind}: it is made again");
+        assert_eq!(doctor_on(&daemon, "reserve"), "ok", "{kind}");
+    }
+}
+
+#[test]
+fn model_can_be_put_aside_on_a_full_disk() {
+    for (kind, daemon, root) in small_daemons() {
+        import(&daemon, &model(1, 4), "m").succeeds();
+        let before = check_blobs(&root);
+        fill(&root, 0);
+        daemon.command().line("rm --keep 1h m").succeeds();
+        assert_eq!(names(&root.join("trash")).len(), 1, "{kind}");
+        daemon.command().line("gc").succeeds();
+        assert_eq!(check_blobs(&root), before, "{kind}");
+        empty(&root);
+        daemon.command().line("undelete m").succeeds();
+        assert!(daemon.command().line("export m -o -").succeeds().stdout == model(1, 4).bytes(), "{kind}");
+    }
+}
+
+/// Two that are admitted at once must not both rely on the same free bytes.
+#[test]
+fn imports_at_once_share_a_small_disk() {
+    for (kind, daemon, root) in small_daemons() {
+        fill(&root, 14 << 20);
+        let codes: Vec<i32> = std::thread::scope(|scope| {
+            let start = |seed: u64| {
+                let daemon = &daemon;
+                scope.spawn(move || import(daemon, &model(seed, 6), &format!("m{seed}")).code)
+            };
+            let imports: Vec<_> = (1..=4).map(start).collect();
+            imports.into_iter().map(|import| import.join().unwrap()).collect()
+        });
+        assert!(codes.iter().all(|code| [0, 6].contains(code)), "{kind}: {codes:?}");
+        assert!(codes.contains(&6), "{kind}: four do not fit");
+        assert_eq!(staged(&root), [""; 0], "{kind}");
+        check_blobs(&root);
+        for (seed, _) in (1..).zip(&codes).filter(|(_, code)| **code == 0) {
+            let exported = daemon.command().run(["export", &format!("m{seed}"), "-o", "-"]).succeeds();
+            assert!(exported.stdout == model(seed, 6).bytes(), "{kind}: m{seed}");
+        }
+    }
+}
