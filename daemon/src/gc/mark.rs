@@ -3,14 +3,17 @@
 //! For a million blobs it takes seconds and some 40 MiB: the candidates are one sorted list, and
 //! of each recipe only the blobs are read. The index has no say in it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::SystemTime;
 
+use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::outline::RecipeOutline;
 use blobd_store_format::reach::{Marks, mark_listed, reachable};
 use blobd_store_format::reference::Reference;
 
 use super::plan::Node;
+use super::read_ahead::with_read_ahead;
 use crate::store::{Store, StoreError};
 
 /// Which of `candidates` are needed by some tag, or by some model whose time in the trash is not
@@ -39,7 +42,19 @@ pub(super) fn mark(store: &Store, candidates: Vec<Node>, now: SystemTime) -> Res
     for trashed in store.trash()?.iter().filter(|trashed| !trashed.is_expired(now)) {
         roots.extend(roots_of(&trashed.manifest));
     }
-    mark_listed(candidates, roots, |node| references(store, node))
+    with_read_ahead(store, &recipes_in_order(&roots), |ahead| {
+        mark_listed(candidates, roots, |node| references(node, |file| ahead.outline(file)))
+    })
+}
+
+/// The recipes among the roots as the mark phase comes by them: from the last to the first.
+fn recipes_in_order(roots: &[Node]) -> Vec<Digest> {
+    let mut seen = HashSet::new();
+    let recipe = |node: &Node| match node {
+        Node::Recipe(file) => seen.insert(*file).then_some(*file),
+        Node::Blob(_) => None,
+    };
+    roots.iter().rev().filter_map(recipe).collect()
 }
 
 /// Everything that a manifest needs.
@@ -47,7 +62,7 @@ pub(super) fn mark(store: &Store, candidates: Vec<Node>, now: SystemTime) -> Res
 /// # Errors
 /// A recipe that cannot be read.
 pub fn needs(store: &Store, manifest: &Manifest) -> Result<BTreeSet<Node>, StoreError> {
-    reachable(roots_of(manifest), |node| references(store, node))
+    reachable(roots_of(manifest), |node| references(node, |file| store.recipe_outline(file)))
 }
 
 /// A file that has neither blob nor recipe may have had a recipe, and nobody knows which blobs
@@ -67,8 +82,11 @@ fn roots_of(manifest: &Manifest) -> Vec<Node> {
     digests.into_iter().flat_map(|digest| [Node::Blob(digest), Node::Recipe(digest)]).collect()
 }
 
-fn references(store: &Store, node: Node) -> Result<Vec<Node>, StoreError> {
+fn references(
+    node: Node,
+    outline: impl FnOnce(Digest) -> Result<Option<RecipeOutline>, StoreError>,
+) -> Result<Vec<Node>, StoreError> {
     let Node::Recipe(file) = node else { return Ok(Vec::new()) };
-    let Some(outline) = store.recipe_outline(file)? else { return Ok(Vec::new()) };
+    let Some(outline) = outline(file)? else { return Ok(Vec::new()) };
     Ok(outline.digests().iter().copied().map(Node::Blob).collect())
 }

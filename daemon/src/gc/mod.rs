@@ -17,6 +17,7 @@ mod execute;
 mod holders;
 mod mark;
 mod plan;
+mod read_ahead;
 
 pub use evict::{EvictionPlan, Victim, evict, plan_eviction};
 pub use holders::holders;
@@ -43,7 +44,7 @@ fn plan_alone(store: &Store) -> Result<GcPlan, StoreError> {
     let now = SystemTime::now();
     let pinned = store.leases().pinned();
     let mut candidates: Vec<Node> = store.recipes()?.into_iter().map(Node::Recipe).collect();
-    candidates.extend(store.blobs()?.into_iter().map(Node::Blob));
+    store.each_blob(|digest| candidates.push(Node::Blob(digest)))?;
     let marks = mark(store, candidates, now)?;
     let plan = GcPlan::new(store, marks.unreached(), &pinned)?;
     plan.with_litter(store, now)

@@ -68,6 +68,14 @@ impl Store {
         Ok(sizes.filter(is_new).fold(0, u64::saturating_add))
     }
 
+    /// Calls `visit` with every blob there is. A million of them need no list of their own.
+    ///
+    /// # Errors
+    /// As for [`Self::blobs`].
+    pub(crate) fn each_blob(&self, visit: impl FnMut(Digest)) -> Result<(), StoreError> {
+        self.each_digest_in(layout::BLOBS, layout::parse_blob_name, visit)
+    }
+
     /// Every file that there is a recipe for.
     ///
     /// # Errors
@@ -86,13 +94,23 @@ impl Store {
         directory: &str,
         parse: impl Fn(&str) -> Option<Digest>,
     ) -> Result<Vec<Digest>, StoreError> {
-        let path = self.path(directory);
         let mut digests = Vec::new();
+        self.each_digest_in(directory, parse, |digest| digests.push(digest))?;
+        Ok(digests)
+    }
+
+    fn each_digest_in(
+        &self,
+        directory: &str,
+        parse: impl Fn(&str) -> Option<Digest>,
+        visit: impl FnMut(Digest),
+    ) -> Result<(), StoreError> {
+        let (path, mut visit) = (self.path(directory), visit);
         for entry in fs::read_dir(&path).map_err(StoreError::io("list", &path))? {
             let name = entry.map_err(StoreError::io("list", &path))?.file_name();
-            digests.extend(name.to_str().and_then(&parse));
+            name.to_str().and_then(&parse).into_iter().for_each(&mut visit);
         }
-        Ok(digests)
+        Ok(())
     }
 
     fn inspect_blob(&self, digest: Digest) -> Result<Option<fs::Metadata>, StoreError> {

@@ -67,6 +67,8 @@ pub(super) struct Changes {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) state: RowState,
+    /// A scan has looked at it.
+    pub(super) is_seen: bool,
     /// How many recipes name it.
     pub(super) needed_by: u32,
     pub(super) length: u64,
@@ -160,6 +162,9 @@ impl Catalog {
 
     /// Notes what the disk says about a blob; says whether that is news.
     pub(super) fn set_blob(&mut self, digest: Digest, facts: Option<BlobFacts>) -> bool {
+        if let Some(row) = self.place(digest).and_then(|id| self.rows.get_mut(usize::try_from(id).ok()?)) {
+            row.is_seen = true;
+        }
         if self.blob(digest) == facts {
             return false;
         }
@@ -170,7 +175,7 @@ impl Catalog {
         self.uncount(old);
         let row = match facts {
             Some(BlobFacts { length, bytes_on_disk }) => {
-                Row { state: RowState::Present, length, bytes_on_disk, ..old }
+                Row { state: RowState::Present, is_seen: true, length, bytes_on_disk, ..old }
             }
             None => Row { state: RowState::Absent, length: 0, bytes_on_disk: 0, ..old },
         };
@@ -233,9 +238,15 @@ impl Catalog {
         self.rows_in(start..start.saturating_add(PAGE_ROWS))
     }
 
-    /// The blobs in a range of rows: for going through all of them in steps.
-    pub(super) fn blobs_in(&self, range: Range<usize>) -> impl Iterator<Item = Digest> + '_ {
-        self.rows_in(range).filter(|(_, row)| row.state == RowState::Present).map(|(digest, _)| digest)
+    /// Begins a scan: no blob has been looked at.
+    pub(super) fn unsee_all(&mut self) {
+        self.rows.iter_mut().for_each(|row| row.is_seen = false);
+    }
+
+    /// The blobs in a range of rows that no scan has looked at.
+    pub(super) fn unseen_in(&self, range: Range<usize>) -> impl Iterator<Item = Digest> + '_ {
+        let is_unseen = |(_, row): &(Digest, Row)| row.state == RowState::Present && !row.is_seen;
+        self.rows_in(range).filter(is_unseen).map(|(digest, _)| digest)
     }
 
     pub(super) fn named_rows(&self) -> impl Iterator<Item = (Digest, Row)> + '_ {

@@ -149,7 +149,12 @@ impl Shared {
 
     fn load(&self, marker: &Marker) -> Result<Box<dyn Index>, IndexError> {
         let _alone = lock(&self.scans);
-        lock(&self.state).noted = Some(super::Noted::default());
+        {
+            let mut state = lock(&self.state);
+            state.noted = Some(super::Noted::default());
+            // A change of our own since the start makes the marker wrong, which the next line finds.
+            state.directories = Some(marker.directories().clone());
+        }
         marker.check_store(&self.root)?;
         let directory = self.root.join(layout::INDEX).join("sled");
         let read = within(OPEN_LIMIT, "reading it", move || {

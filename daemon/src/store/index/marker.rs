@@ -102,6 +102,11 @@ impl Marker {
         Err(IndexError::Mismatch { what, found: String::new(), expected: expected.to_owned() })
     }
 
+    /// When the directories were changed last.
+    pub(super) const fn directories(&self) -> &Stamps {
+        &self.directories
+    }
+
     /// Whether what was read from the index is what it says.
     ///
     /// # Errors

@@ -172,12 +172,9 @@ fn read_row(catalog: &mut Catalog, bytes: &[u8]) -> Option<()> {
         2 => RowState::Present,
         _ => return None,
     };
-    let row = Row {
-        state,
-        needed_by: 0,
-        length: u64::from_le_bytes(length.try_into().ok()?),
-        bytes_on_disk: u64::from_le_bytes(bytes_on_disk.try_into().ok()?),
-    };
+    let length = u64::from_le_bytes(length.try_into().ok()?);
+    let bytes_on_disk = u64::from_le_bytes(bytes_on_disk.try_into().ok()?);
+    let row = Row { state, length, bytes_on_disk, ..Row::default() };
     catalog.push_row(Digest::from_bytes(digest.try_into().ok()?), row)
 }
 

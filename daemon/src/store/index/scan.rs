@@ -31,6 +31,8 @@ pub struct Differences {
 
 /// Entries that are entered while the lock is held once.
 const STEP: usize = 1024;
+/// Names that are sorted before they are inspected: 2.5 MiB of them.
+const LISTED_AT_ONCE: usize = 1 << 16;
 
 impl Shared {
     /// Makes the catalog say what the disk says, unless it does so already by the time this
@@ -65,34 +67,46 @@ impl Shared {
         found
     }
 
+    /// In steps, so that neither a list of all names nor a long hold of the lock is needed.
     fn scan_blobs(&self) -> Result<u64, StoreError> {
-        let mut listed = list(&self.root.join(layout::BLOBS), layout::parse_blob_name)?;
+        lock(&self.state).catalog.unsee_all();
         let mut differences = 0;
-        for step in listed.chunks(STEP) {
-            let inspect = |(_, digest): &(u64, Digest)| Ok((*digest, blob_facts(&self.root, *digest)?));
-            let facts = step.iter().map(inspect).collect::<Result<Vec<_>, StoreError>>()?;
-            differences += lock(&self.state).enter_blobs(facts);
-        }
-        listed.sort_unstable_by_key(|(_, digest)| *digest);
-        let is_listed = |digest: &Digest| listed.binary_search_by_key(digest, |(_, listed)| *listed).is_ok();
+        list(&self.root.join(layout::BLOBS), layout::parse_blob_name, |listed| {
+            differences += self.inspect(listed.into_iter().map(|(_, digest)| digest))?;
+            Ok(())
+        })?;
         let rows = lock(&self.state).catalog.row_count();
         for start in (0..rows).step_by(STEP) {
-            let known: Vec<_> = lock(&self.state).catalog.blobs_in(start..start + STEP).collect();
-            let unlisted = known.into_iter().filter(|digest| !is_listed(digest));
-            let inspect = |digest| Ok((digest, blob_facts(&self.root, digest)?));
-            let facts = unlisted.map(inspect).collect::<Result<Vec<_>, StoreError>>()?;
-            differences += lock(&self.state).enter_blobs(facts);
+            let unlisted: Vec<_> = lock(&self.state).catalog.unseen_in(start..start + STEP).collect();
+            differences += self.inspect(unlisted.into_iter())?;
         }
         Ok(differences)
     }
 
-    fn scan_recipes(&self) -> Result<u64, StoreError> {
-        let listed = list(&self.root.join(layout::RECIPES), layout::parse_recipe_name)?;
-        let names: HashSet<Digest> = listed.iter().map(|(_, file)| *file).collect();
-        let mut known = lock(&self.state).catalog.recipe_files();
-        known.retain(|file| !names.contains(file));
+    fn inspect(&self, mut digests: impl Iterator<Item = Digest>) -> Result<u64, StoreError> {
         let mut differences = 0;
-        for file in listed.into_iter().map(|(_, file)| file).chain(known) {
+        loop {
+            let inspect = |digest: Digest| Ok((digest, blob_facts(&self.root, digest)?));
+            let facts: Vec<_> =
+                digests.by_ref().take(STEP).map(inspect).collect::<Result<_, StoreError>>()?;
+            if facts.is_empty() {
+                return Ok(differences);
+            }
+            differences += lock(&self.state).enter_blobs(facts);
+        }
+    }
+
+    fn scan_recipes(&self) -> Result<u64, StoreError> {
+        let mut files = Vec::new();
+        list(&self.root.join(layout::RECIPES), layout::parse_recipe_name, |listed| {
+            files.extend(listed.into_iter().map(|(_, file)| file));
+            Ok(())
+        })?;
+        let names: HashSet<Digest> = files.iter().copied().collect();
+        let known = lock(&self.state).catalog.recipe_files();
+        files.extend(known.into_iter().filter(|file| !names.contains(file)));
+        let mut differences = 0;
+        for file in files {
             let facts = recipe_facts(&self.root, file)?;
             let mut state = lock(&self.state);
             if !state.noted.as_ref().is_some_and(|noted| noted.recipes.contains(&file)) {
@@ -168,15 +182,24 @@ pub(super) fn recipe_facts(root: &Path, file: Digest) -> Result<Option<RecipeFac
     Ok(Some(RecipeFacts { bytes_on_disk: disk::bytes_on_disk(&metadata), needs }))
 }
 
-/// The digests that the names in a directory stand for, in the order of their inodes: so the
-/// disk is read from front to back and not criss-cross when they are inspected.
-fn list(directory: &Path, parse: impl Fn(&str) -> Option<Digest>) -> Result<Vec<(u64, Digest)>, StoreError> {
+/// Calls `visit` with the inodes and digests of the names in a directory, many at a time, those in
+/// the order of their inodes: so the disk is read from front to back and not criss-cross when they
+/// are inspected.
+fn list(
+    directory: &Path,
+    parse: impl Fn(&str) -> Option<Digest>,
+    mut visit: impl FnMut(Vec<(u64, Digest)>) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
     let mut listed = Vec::new();
     for entry in fs::read_dir(directory).map_err(StoreError::io("list", directory))? {
         let entry = entry.map_err(StoreError::io("list", directory))?;
         let digest = entry.file_name().to_str().and_then(&parse);
         listed.extend(digest.map(|digest| (entry.ino(), digest)));
+        if listed.len() == LISTED_AT_ONCE {
+            listed.sort_unstable();
+            visit(std::mem::take(&mut listed))?;
+        }
     }
     listed.sort_unstable();
-    Ok(listed)
+    visit(listed)
 }

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use super::cache::{Index, MemoryIndex, Table};
 use super::catalog::{BlobFacts, Catalog, RecipeFacts};
 use super::{IndexStatus, pages};
-use crate::store::{Ingest, Store};
+use crate::store::{Ingest, Store, lock};
 
 /// An event as the store would note it.
 #[derive(Clone, Debug)]
@@ -325,6 +325,8 @@ fn closed_index_is_loaded_and_not_rebuilt() {
     fixture.with_index(|store| {
         assert!(store.last_use(Digest::of(b"some manifest")).is_some());
         assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
+        let state = lock(&store.index().0.state);
+        assert!(state.noted.is_none() && !state.is_suspect, "it is believed without a scan");
     });
 }
 
