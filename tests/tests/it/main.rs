@@ -5,6 +5,7 @@ mod architecture;
 mod commands;
 mod concurrent;
 mod conformance;
+mod crash;
 mod gc_model;
 mod hostile;
 mod http;
