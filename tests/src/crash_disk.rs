@@ -15,6 +15,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -31,11 +32,13 @@ use tree::Tree;
 /// A sync that is left out, to see that a test notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Omission {
-    /// `fsync` of files.
-    Files,
-    /// `syncfs`.
-    FileSystem,
-    /// `fsync` of this directory and all below it, relative to the root.
+    /// `fsync` of files below this directory of the root.
+    Files(&'static str),
+    /// `syncfs` through a transaction's directory.
+    NewBlobs,
+    /// `syncfs` through the root.
+    Everything,
+    /// `fsync` of this directory of the root and of all below it.
     Names(&'static str),
 }
 
@@ -118,9 +121,20 @@ impl CrashDisk {
         change(&mut state.tree)
     }
 
-    /// Whether a sync of a directory is one of those that are left out.
-    fn ignores_names(&self, path: &Path) -> bool {
-        matches!(self.omission, Some(Omission::Names(part)) if path.starts_with(self.root.join(part)))
+    /// Whether a sync is one of those that are left out.
+    fn omits(&self, is_dir: bool, path: &Path) -> bool {
+        match self.omission {
+            Some(Omission::Files(part)) => !is_dir && path.starts_with(self.root.join(part)),
+            Some(Omission::Names(part)) => is_dir && path.starts_with(self.root.join(part)),
+            _ => false,
+        }
+    }
+
+    fn omits_file_system(&self, directory: &File) -> bool {
+        let descriptor = format!("/proc/self/fd/{}", directory.as_raw_fd());
+        let is_root = fs::read_link(descriptor).is_ok_and(|path| path == self.root);
+        let kind = if is_root { Omission::Everything } else { Omission::NewBlobs };
+        self.omission == Some(kind)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -172,7 +186,7 @@ impl Disk for CrashDisk {
 
     fn sync_file(&self, path: &Path, _file: &File) -> io::Result<()> {
         self.call(|tree| {
-            if self.omission != Some(Omission::Files) {
+            if !self.omits(false, path) {
                 tree.file_synced(path);
             }
             Ok(())
@@ -182,16 +196,16 @@ impl Disk for CrashDisk {
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         self.call(|tree| {
             File::open(path)?;
-            if !self.ignores_names(path) {
+            if !self.omits(true, path) {
                 tree.dir_synced(path);
             }
             Ok(())
         })
     }
 
-    fn sync_file_system(&self, _directory: &File) -> io::Result<()> {
+    fn sync_file_system(&self, directory: &File) -> io::Result<()> {
         self.call(|tree| {
-            if self.omission != Some(Omission::FileSystem) {
+            if !self.omits_file_system(directory) {
                 tree.all_synced();
             }
             Ok(())

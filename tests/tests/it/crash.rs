@@ -242,12 +242,19 @@ fn is_noticed(omission: Omission) {
 
 #[test]
 fn files_that_are_not_synced_are_noticed() {
-    is_noticed(Omission::Files);
+    is_noticed(Omission::Files("staging"));
 }
 
 #[test]
-fn file_system_that_is_not_synced_is_noticed() {
-    is_noticed(Omission::FileSystem);
+fn dozens_of_blobs_that_are_not_synced_are_noticed() {
+    is_noticed(Omission::NewBlobs);
+}
+
+/// A tag that was replaced or removed by a process that died before it synced the directory, and
+/// whose blobs were then collected.
+#[test]
+fn collection_that_does_not_sync_first_is_noticed() {
+    is_noticed(Omission::Everything);
 }
 
 #[test]
