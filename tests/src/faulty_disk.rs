@@ -103,9 +103,10 @@ impl Disk for FaultyDisk {
         KernelDisk.create_file(path, mode)
     }
 
-    fn reserve(&self, path: &Path, file: &File, size: u64) -> io::Result<()> {
+    /// Takes no room: zeroing that of the store's reserve would be most of what a test does.
+    fn reserve(&self, _path: &Path, file: &File, size: u64) -> io::Result<()> {
         self.check(Call::Reserve)?;
-        KernelDisk.reserve(path, file, size)
+        file.set_len(size)
     }
 
     fn write_at(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {

@@ -7,13 +7,16 @@
 //! That this notices a sync that is missing is a test of its own.
 
 use std::fs;
+use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use blobd::store::StoreOptions;
+use blobd::store::{Ingest, Store, StoreOptions};
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::manifest::Manifest;
 use blobd_tests::crash_disk::{CrashDisk, Dice, Omission};
 use blobd_tests::places::fast_folder;
-use blobd_tests::steps::{NAMES, Step, files};
+use blobd_tests::steps::{NAMES, Step, files, reference};
 use blobd_tests::verbs::InProcess;
 use blobd_tests::world::{Allowed, World, check_collection, check_promises};
 use proptest::prelude::*;
@@ -250,11 +253,23 @@ fn dozens_of_blobs_that_are_not_synced_are_noticed() {
     is_noticed(Omission::NewBlobs);
 }
 
-/// A tag that was replaced or removed by a process that died before it synced the directory, and
-/// whose blobs were then collected.
+/// A tag that was removed by a process that died before it synced the directory, and whose blobs were
+/// collected after that.
 #[test]
 fn collection_that_does_not_sync_first_is_noticed() {
-    is_noticed(Omission::Everything);
+    let survives_all = |omission| {
+        let mut cases = (0..4_u64).flat_map(|calls| (0..20_u64).map(move |seed| (calls, seed)));
+        cases.all(|(calls, seed)| {
+            let entries = [
+                whole(Step::Import { file: 3, name: 0 }),
+                killed(Step::Remove { name: 0 }, calls),
+                without_power_after(Step::Collect, seed),
+            ];
+            catch_unwind(|| survives(&entries, omission)).is_ok()
+        })
+    };
+    assert!(survives_all(None));
+    assert!(!survives_all(Some(Omission::Everything)));
 }
 
 #[test]
@@ -280,4 +295,70 @@ fn names_in_the_trash_that_are_not_synced_are_noticed() {
 #[test]
 fn names_of_pins_that_are_not_synced_are_noticed() {
     is_noticed(Omission::Names("pins"));
+}
+
+const fn whole(step: Step) -> Entry {
+    Entry { action: Action::Take(step), cut: None }
+}
+
+const fn killed(step: Step, calls: u64) -> Entry {
+    Entry { action: Action::Take(step), cut: Some(Cut { calls, end: End::Kill }) }
+}
+
+const fn without_power_after(step: Step, seed: u64) -> Entry {
+    let end = End::Power { seed, again: None };
+    Entry { action: Action::Take(step), cut: Some(Cut { calls: u64::MAX, end }) }
+}
+
+/// Of dice of this seed: whatever was not synced is gone.
+const LOSES_ALL: u64 = 1;
+
+#[test]
+fn pin_that_somebody_else_has_half_removed_does_not_come_back() {
+    let pin = |pinned| Step::Pin { name: 0, pinned };
+    for calls in 0..4 {
+        survives(
+            &[
+                whole(Step::Import { file: 0, name: 0 }),
+                whole(pin(true)),
+                killed(pin(false), calls),
+                without_power_after(pin(false), LOSES_ALL),
+            ],
+            None,
+        );
+    }
+}
+
+/// A recipe may be back after a power cut, and its blobs not. Where the file is there as one blob it
+/// is in the way, and stays away once it is dropped.
+#[test]
+fn recipe_that_is_dropped_for_a_whole_file_does_not_come_back() {
+    let mut machine = Machine::new(None);
+    let file = &files()[0];
+    machine.take(Step::Import { file: 0, name: 0 });
+    let recipe = machine.root().join(format!("recipes/sha256-{}.json", file.digest.to_hex()));
+    let json = fs::read(&recipe).unwrap();
+    machine.take(Step::Remove { name: 0 });
+    machine.verbs = None;
+    fs::write(&recipe, json).unwrap();
+    machine.adopt();
+    machine.reopen();
+    commit_whole(&machine.verbs.as_ref().unwrap().store, &file.bytes);
+    machine.verbs = None;
+    machine.crash(&mut Dice::losing());
+    check_promises(&InProcess::open(&machine.root()));
+}
+
+/// Commits a file as one blob, as a pull of something that is not to be split does.
+fn commit_whole(store: &Arc<Store>, bytes: &[u8]) {
+    let mut ingest = Ingest::begin(store, store.leases().grant("a test")).unwrap();
+    let mut stage = |bytes: &[u8], media_type| Descriptor {
+        media_type: MediaType::new(media_type),
+        digest: ingest.add_bytes(bytes).unwrap(),
+        size: bytes.len() as u64,
+    };
+    let config = stage(b"{}", MediaType::DOCKER_CONFIG);
+    let model = stage(bytes, MediaType::OLLAMA_MODEL);
+    let manifest = Manifest::compose(config, vec![model]).unwrap();
+    ingest.commit(&reference(1), &manifest, None).unwrap();
 }

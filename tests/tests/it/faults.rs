@@ -16,7 +16,7 @@ use blobd_tests::places::fast_folder;
 use blobd_tests::steps::{NAMES, Step, files, reference};
 use blobd_tests::store_dir::staged;
 use blobd_tests::verbs::{InProcess, Verbs as _};
-use blobd_tests::world::{Allowed, World, check_collection, check_promises};
+use blobd_tests::world::{Allowed, Key, World, check_collection, check_promises};
 use rustix::io::Errno;
 use tempfile::TempDir;
 
@@ -59,13 +59,9 @@ impl Sweep {
         };
         let mut faults = 0;
         for only in kinds {
-            for (errno, stays) in [
-                (Errno::IO, false),
-                (Errno::IO, true),
-                (Errno::NOSPC, false),
-                (Errno::NOSPC, true),
-                (Errno::DQUOT, false),
-            ] {
+            for (errno, stays) in
+                [(Errno::IO, false), (Errno::NOSPC, false), (Errno::NOSPC, true), (Errno::DQUOT, false)]
+            {
                 let fails = |after: &u64| self.fails(Fault { after: *after, only, errno, stays });
                 faults += (0..).take_while(fails).count();
             }
@@ -151,7 +147,8 @@ impl Rig {
         let name = NAMES[KEPT];
         assert!(!self.verbs.list().unwrap().models.is_empty());
         self.verbs.show(name).unwrap();
-        assert!(self.verbs.export(name).unwrap() == files()[0].bytes);
+        let file = World::observe(&self.verbs.store).get(Key::Tag(KEPT)) - 1;
+        assert!(self.verbs.export(name).unwrap() == files()[file].bytes);
         let params = OpenParams {
             reference: reference(KEPT),
             tensors: TensorSelection::All,
@@ -253,9 +250,10 @@ fn undelete_fails_cleanly_at_every_call() {
 
 #[test]
 fn pin_and_unpin_fail_cleanly_at_every_call() {
-    const PINNED: Step = Step::Pin { name: KEPT, pinned: true };
-    Sweep::of(&[], PINNED).run();
-    Sweep::of(&[PINNED], Step::Pin { name: KEPT, pinned: false }).run();
+    const TAGGED: Step = Step::Tag { source: KEPT, target: NAME };
+    const PINNED: Step = Step::Pin { name: NAME, pinned: true };
+    Sweep::of(&[TAGGED], PINNED).run();
+    Sweep::of(&[TAGGED, PINNED], Step::Pin { name: NAME, pinned: false }).run();
 }
 
 #[test]
