@@ -6,7 +6,7 @@ mod commands;
 mod concurrent;
 mod conformance;
 mod crash;
-mod faults;
+mod disk_faults;
 mod gc_model;
 mod hostile;
 mod http;

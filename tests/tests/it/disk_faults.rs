@@ -59,9 +59,7 @@ impl Sweep {
         };
         let mut faults = 0;
         for only in kinds {
-            for (errno, stays) in
-                [(Errno::IO, false), (Errno::NOSPC, false), (Errno::NOSPC, true), (Errno::DQUOT, false)]
-            {
+            for (errno, stays) in [(Errno::IO, false), (Errno::NOSPC, true), (Errno::DQUOT, false)] {
                 let fails = |after: &u64| self.fails(Fault { after: *after, only, errno, stays });
                 faults += (0..).take_while(fails).count();
             }
