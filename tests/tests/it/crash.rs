@@ -172,7 +172,7 @@ impl Machine {
         let found = World::observe(&verbs.store);
         self.allowed.check(&found);
         check_promises(&verbs);
-        if seed % 3 == 0 {
+        if seed.is_multiple_of(3) {
             check_collection(&verbs);
         }
         self.allowed = Allowed::only(&found);
