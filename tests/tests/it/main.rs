@@ -5,6 +5,8 @@ mod architecture;
 mod commands;
 mod concurrent;
 mod conformance;
+mod crash;
+mod disk_faults;
 mod eviction;
 mod gc_model;
 mod hostile;
