@@ -14,6 +14,7 @@ mod life;
 mod locking;
 mod no_space;
 mod open;
+mod operations;
 mod owner;
 mod peers;
 mod pull;
