@@ -132,8 +132,8 @@ fn model_used_longest_ago_goes_first_and_as_planned() {
 #[test]
 fn what_is_needed_or_cannot_come_back_stays() {
     let limited = Limited::start(65, "evict = \"pullable\"");
-    let [pinned, open, mapped, trashed] =
-        [("pinned", 1), ("open", 2), ("mapped", 3), ("trashed", 4)].map(|(name, seed)| limited.pull(name, seed));
+    let [pinned, open, mapped, trashed] = [("pinned", 1), ("open", 2), ("mapped", 3), ("trashed", 4)]
+        .map(|(name, seed)| limited.pull(name, seed));
     let command = limited.daemon.command();
     command.run(["pin", &pinned]).succeeds();
     let _open = Reader::open(&limited.daemon.socket(), &open);

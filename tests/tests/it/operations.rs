@@ -35,7 +35,8 @@ fn example_is_a_configuration() {
 fn every_key_of_the_table_exists() {
     let keys = first_column("| key |");
     assert!(keys.len() > 10, "{keys:?}");
-    let rows = OPERATIONS.lines().filter(|line| keys.iter().any(|key| line.starts_with(&format!("| `{key}` |"))));
+    let rows =
+        OPERATIONS.lines().filter(|line| keys.iter().any(|key| line.starts_with(&format!("| `{key}` |"))));
     for row in rows {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let (key, default) = (cells[1].trim_matches('`'), cells[2].split('`').nth(1));

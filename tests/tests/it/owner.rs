@@ -17,7 +17,8 @@ const AS_NOBODY: [&str; 6] = ["setpriv", "--reuid=65534", "--regid=65534", "--cl
 /// A daemon that runs as nobody with this configuration; nothing where that is not possible.
 fn daemon(config: &str) -> Option<TestDaemon> {
     let may = rustix::process::geteuid().is_root();
-    if !may || !Command::new("setpriv").arg("--version").output().is_ok_and(|output| output.status.success()) {
+    if !may || !Command::new("setpriv").arg("--version").output().is_ok_and(|output| output.status.success())
+    {
         println!("skipped: only root with setpriv can start a daemon as another user");
         return None;
     }
