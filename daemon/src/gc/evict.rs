@@ -136,7 +136,9 @@ fn reason_to_spare(store: &Store, model: &Victim, pinned: &BTreeSet<Digest>) -> 
     }
     // What a session has pinned is another model's that shares it, and stays without this one.
     let blobs = model.needs.iter().filter(|node| matches!(node, Node::Blob(_))).map(|node| node.digest());
-    let mut unexplained = blobs.filter(|digest| !pinned.contains(digest));
+    // A blob that is being verified tells nothing; a program that has mapped the model has others.
+    let own = store.own_readings();
+    let mut unexplained = blobs.filter(|digest| !pinned.contains(digest) && !own.contains(digest));
     unexplained.any(|digest| is_held(store, digest)).then_some("mapped by a running program")
 }
 

@@ -66,6 +66,7 @@ impl DiskReader {
         if !seen.is_file() {
             return Ok(bad(store, digest, &seen, "is no regular file".to_owned()));
         }
+        let _noted = store.own_reading(digest);
         let first = match self.reading(store, digest, gate)? {
             Reading::Right => return Ok(verdict_on_mode(&seen)),
             Reading::Gone => return Ok(Verdict::Gone),

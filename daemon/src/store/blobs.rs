@@ -10,7 +10,35 @@ use rustix::io::Errno;
 use super::error::optional;
 use super::{Store, StoreError, disk};
 
+/// A blob that the daemon itself reads, until this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct OwnReading<'s> {
+    store: &'s Store,
+    digest: Digest,
+}
+
+impl Drop for OwnReading<'_> {
+    fn drop(&mut self) {
+        let mut digests = super::lock(&self.store.own_readings);
+        if let Some(place) = digests.iter().position(|digest| *digest == self.digest) {
+            digests.swap_remove(place);
+        }
+    }
+}
+
 impl Store {
+    /// Notes that the daemon reads a blob for itself: to the kernel that is a use like any other.
+    pub(crate) fn own_reading(&self, digest: Digest) -> OwnReading<'_> {
+        super::lock(&self.own_readings).push(digest);
+        OwnReading { store: self, digest }
+    }
+
+    /// What the daemon reads for itself just now.
+    pub(crate) fn own_readings(&self) -> Vec<Digest> {
+        super::lock(&self.own_readings).clone()
+    }
+
     /// Opens a blob for one reader: read-only, with a file description of its own, because a
     /// shared one would share its offset and flags between clients. Nothing of it is read.
     ///

@@ -108,6 +108,8 @@ pub struct Store {
     /// Held while blobs are deleted: one collection at a time.
     collections: Mutex<()>,
     condemned: Condemned,
+    /// Blobs that a verification reads, once for each reader.
+    own_readings: Mutex<Vec<Digest>>,
     next_transaction: AtomicU64,
     /// The transactions that are in progress, by the names of their directories.
     transactions: Mutex<BTreeSet<String>>,
@@ -187,6 +189,7 @@ impl Store {
             tag_changes: Mutex::default(),
             collections: Mutex::default(),
             condemned: Condemned::default(),
+            own_readings: Mutex::default(),
             next_transaction: AtomicU64::new(0),
             transactions: Mutex::default(),
             lock: Mutex::new(lock),
