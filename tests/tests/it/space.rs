@@ -130,7 +130,7 @@ fn disk_that_fills_during_a_pull_ends_it_and_nothing_else() {
     }
 }
 
-/// Another program takes each byte that is freed at once.
+/// Full before it begins: nothing that a collection does may need room.
 #[test]
 fn disk_that_is_full_during_a_collection_is_no_obstacle() {
     for (kind, daemon, root) in small_daemons() {
