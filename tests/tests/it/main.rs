@@ -17,6 +17,7 @@ mod life;
 mod locking;
 mod no_space;
 mod open;
+mod operations;
 mod owner;
 mod peers;
 mod pull;
