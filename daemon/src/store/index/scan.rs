@@ -3,7 +3,9 @@
 //! Names are listed and files inspected without any lock, so that nobody waits for a cold disk.
 //! What is noted meanwhile was looked at later than the listing and is not overwritten.
 
+use std::collections::HashSet;
 use std::fs;
+use std::os::unix::fs::DirEntryExt as _;
 use std::path::Path;
 
 use blobd_store_format::digest::Digest;
@@ -64,17 +66,19 @@ impl Shared {
     }
 
     fn scan_blobs(&self) -> Result<u64, StoreError> {
-        let listed = list(&self.root.join(layout::BLOBS), layout::parse_blob_name)?;
+        let mut listed = list(&self.root.join(layout::BLOBS), layout::parse_blob_name)?;
         let mut differences = 0;
         for step in listed.chunks(STEP) {
-            let inspect = |digest: &Digest| Ok((*digest, blob_facts(&self.root, *digest)?));
+            let inspect = |(_, digest): &(u64, Digest)| Ok((*digest, blob_facts(&self.root, *digest)?));
             let facts = step.iter().map(inspect).collect::<Result<Vec<_>, StoreError>>()?;
             differences += lock(&self.state).enter_blobs(facts);
         }
+        listed.sort_unstable_by_key(|(_, digest)| *digest);
+        let is_listed = |digest: &Digest| listed.binary_search_by_key(digest, |(_, listed)| *listed).is_ok();
         let rows = lock(&self.state).catalog.row_count();
         for start in (0..rows).step_by(STEP) {
             let known: Vec<_> = lock(&self.state).catalog.blobs_in(start..start + STEP).collect();
-            let unlisted = known.into_iter().filter(|digest| listed.binary_search(digest).is_err());
+            let unlisted = known.into_iter().filter(|digest| !is_listed(digest));
             let inspect = |digest| Ok((digest, blob_facts(&self.root, digest)?));
             let facts = unlisted.map(inspect).collect::<Result<Vec<_>, StoreError>>()?;
             differences += lock(&self.state).enter_blobs(facts);
@@ -83,12 +87,12 @@ impl Shared {
     }
 
     fn scan_recipes(&self) -> Result<u64, StoreError> {
-        let mut files = list(&self.root.join(layout::RECIPES), layout::parse_recipe_name)?;
-        files.extend(lock(&self.state).catalog.recipe_files());
-        files.sort_unstable();
-        files.dedup();
+        let listed = list(&self.root.join(layout::RECIPES), layout::parse_recipe_name)?;
+        let names: HashSet<Digest> = listed.iter().map(|(_, file)| *file).collect();
+        let mut known = lock(&self.state).catalog.recipe_files();
+        known.retain(|file| !names.contains(file));
         let mut differences = 0;
-        for file in files {
+        for file in listed.into_iter().map(|(_, file)| file).chain(known) {
             let facts = recipe_facts(&self.root, file)?;
             let mut state = lock(&self.state);
             if !state.noted.as_ref().is_some_and(|noted| noted.recipes.contains(&file)) {
@@ -164,13 +168,15 @@ pub(super) fn recipe_facts(root: &Path, file: Digest) -> Result<Option<RecipeFac
     Ok(Some(RecipeFacts { bytes_on_disk: disk::bytes_on_disk(&metadata), needs }))
 }
 
-/// The digests that the names in a directory stand for, in order.
-fn list(directory: &Path, parse: impl Fn(&str) -> Option<Digest>) -> Result<Vec<Digest>, StoreError> {
-    let mut digests = Vec::new();
+/// The digests that the names in a directory stand for, in the order of their inodes: so the
+/// disk is read from front to back and not criss-cross when they are inspected.
+fn list(directory: &Path, parse: impl Fn(&str) -> Option<Digest>) -> Result<Vec<(u64, Digest)>, StoreError> {
+    let mut listed = Vec::new();
     for entry in fs::read_dir(directory).map_err(StoreError::io("list", directory))? {
-        let name = entry.map_err(StoreError::io("list", directory))?.file_name();
-        digests.extend(name.to_str().and_then(&parse));
+        let entry = entry.map_err(StoreError::io("list", directory))?;
+        let digest = entry.file_name().to_str().and_then(&parse);
+        listed.extend(digest.map(|digest| (entry.ino(), digest)));
     }
-    digests.sort_unstable();
-    Ok(digests)
+    listed.sort_unstable();
+    Ok(listed)
 }

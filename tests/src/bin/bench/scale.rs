@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use blobd_client::client::Client;
+use blobd_client::protocol::error::ErrorCode;
 use blobd_store_format::reference::Reference;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -70,7 +71,7 @@ fn start(setup: &Setup, directory: &Path, model: &Reference, what: &str) -> Outc
     let opened = daemon.client()?.open(model)?;
     report(&format!("{what}: first open"), begin.elapsed().as_secs_f64(), "s", "1");
     drop(opened);
-    daemon.client()?.disk_usage()?;
+    daemon.wait_for_index()?;
     report(&format!("{what}: index complete"), begin.elapsed().as_secs_f64(), "s", "-");
     Ok(daemon)
 }
@@ -114,6 +115,17 @@ impl Daemon {
 
     fn client(&self) -> Outcome<Client> {
         Ok(Client::connect(&self.socket)?)
+    }
+
+    /// `df` waits for the index, but not for ever.
+    fn wait_for_index(&self) -> Outcome<()> {
+        loop {
+            match self.client()?.disk_usage() {
+                Err(error) if error.code() == ErrorCode::Busy => {}
+                Err(error) => return Err(error.into()),
+                Ok(_) => return Ok(()),
+            }
+        }
     }
 
     fn report_memory(&self) -> Outcome<()> {
