@@ -174,8 +174,8 @@ impl GcPlan {
 
     /// What stays, grouped by who holds it.
     #[must_use]
-    pub fn kept(&self) -> Vec<Kept> {
-        let holders = holders(&self.held.iter().map(|(node, _)| node.digest()).collect());
+    pub fn kept(&self, store: &Store) -> Vec<Kept> {
+        let holders = holders(store, &self.held.iter().map(|(node, _)| node.digest()).collect());
         let mut groups: BTreeMap<Vec<String>, u64> = BTreeMap::new();
         for (node, bytes) in &self.held {
             let by = holders.get(&node.digest()).map(|by| by.iter().cloned().collect());
