@@ -18,12 +18,16 @@
 //! - [`store_dir`], [`memory`], [`http`]: what lies in a store, what a process holds, raw requests
 //! - [`places`], [`wait`], [`programs`]: where files go, how to wait, where the binaries are
 //! - [`registry`]: a registry that misbehaves on demand
+//! - [`crash_disk`], [`faulty_disk`]: disks that forget or fail; [`steps`] are done to a store on
+//!   them, and [`world`] says what should be there afterwards
 //!
 //! What fails here panics with the reason: that is how a test says no.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 pub mod command;
+pub mod crash_disk;
 pub mod daemon;
+pub mod faulty_disk;
 pub mod http;
 pub mod memory;
 pub mod model;
@@ -33,6 +37,8 @@ pub mod programs;
 pub mod raw_gguf;
 pub mod reader;
 pub mod registry;
+pub mod steps;
 pub mod store_dir;
 pub mod verbs;
 pub mod wait;
+pub mod world;

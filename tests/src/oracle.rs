@@ -20,7 +20,8 @@ pub fn sha256(bytes: &[u8]) -> String {
 /// When reading fails.
 pub fn sha256_of(source: &mut impl Read) -> String {
     let mut hash = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
+    // Small enough that the allocator keeps it: fresh pages for each of many blobs cost more than hashing.
+    let mut buffer = vec![0; 1 << 16];
     loop {
         match source.read(&mut buffer).expect("it can be read") {
             0 => return hex(&hash.finalize()),

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::sync::{Mutex, PoisonError};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
@@ -37,7 +38,7 @@ pub(super) fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> 
         }
     }
     // What a program holds goes when it lets go: whoever comes by next tries again.
-    store.condemn(done.held.iter().map(|(node, _)| node.digest()));
+    store.condemn(done.held.iter().map(|(node, _)| node.digest()).chain(plan.leased.iter().copied()));
     Ok(done)
 }
 
@@ -58,10 +59,13 @@ fn delete(store: &Store, node: Node) -> Result<Outcome, StoreError> {
 
 /// Whether a process has the blob open or mapped, as far as the kernel tells.
 pub(crate) fn is_held(store: &Store, digest: Digest) -> bool {
+    /// To the kernel two who look at once have the blob open, and each would see the other.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     if store.is_reading(digest) {
         // The kernel would speak of our own descriptor, which goes in a moment.
         return false;
     }
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let file = File::open(store.path(layout::blob(digest)));
     // Where the file system has no leases, the sessions' own leases have to do.
     file.and_then(|file| crate::sys::is_in_use(&file)).unwrap_or(false)

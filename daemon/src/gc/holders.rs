@@ -7,18 +7,23 @@ use std::path::Path;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 
-/// For each of `digests` the processes that have its blob open or mapped, described for people.
+use crate::store::Store;
+
+/// For each of `digests` the processes that have the store's blob open or mapped, for people.
 /// Those of other users are seen by root alone, so the answer may be short of some.
-pub fn holders(digests: &BTreeSet<Digest>) -> BTreeMap<Digest, BTreeSet<String>> {
+pub fn holders(store: &Store, digests: &BTreeSet<Digest>) -> BTreeMap<Digest, BTreeSet<String>> {
     let mut found: BTreeMap<Digest, BTreeSet<String>> = BTreeMap::new();
     if digests.is_empty() {
         return found;
     }
+    let blobs = store.path(layout::BLOBS);
+    // As the kernel writes it.
+    let blobs = blobs.canonicalize().unwrap_or(blobs);
     let own = std::process::id();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
         let Some(pid) = pid.filter(|pid| *pid != own) else { continue };
-        let held = held_by(&entry.path());
+        let held = held_by(&entry.path(), &blobs);
         for digest in held.intersection(digests) {
             found.entry(*digest).or_default().insert(describe(pid, &entry.path()));
         }
@@ -26,17 +31,17 @@ pub fn holders(digests: &BTreeSet<Digest>) -> BTreeMap<Digest, BTreeSet<String>>
     found
 }
 
-fn held_by(process: &Path) -> BTreeSet<Digest> {
+fn held_by(process: &Path, blobs: &Path) -> BTreeSet<Digest> {
     let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
-    let mapped = maps.lines().filter_map(|line| digest_of(line.split_whitespace().nth(5)?));
+    let mapped = maps.lines().filter_map(|line| digest_of(line.get(line.find('/')?..)?, blobs));
     let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
-    let open = descriptors.filter_map(|entry| digest_of(fs::read_link(entry.path()).ok()?.to_str()?));
+    let open = descriptors.filter_map(|entry| digest_of(fs::read_link(entry.path()).ok()?.to_str()?, blobs));
     mapped.chain(open).collect()
 }
 
-fn digest_of(path: &str) -> Option<Digest> {
+fn digest_of(path: &str, blobs: &Path) -> Option<Digest> {
     let (directory, name) = path.rsplit_once('/')?;
-    if directory.ends_with(layout::BLOBS) { layout::parse_blob_name(name) } else { None }
+    if Path::new(directory) == blobs { layout::parse_blob_name(name) } else { None }
 }
 
 fn describe(pid: u32, process: &Path) -> String {
@@ -50,12 +55,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_files_in_a_directory_of_blobs_count() {
+    fn only_files_among_the_blobs_count() {
         let digest = Digest::of(b"x");
         let name = layout::blob_name(digest);
-        assert_eq!(digest_of(&format!("/store/blobs/{name}")), Some(digest));
-        for path in [format!("/store/other/{name}"), name, "/store/blobs/x".to_owned(), "[heap]".to_owned()] {
-            assert_eq!(digest_of(&path), None, "{path}");
+        let blobs = Path::new("/my store/blobs");
+        assert_eq!(digest_of(&format!("/my store/blobs/{name}"), blobs), Some(digest));
+        for path in [
+            format!("/store/blobs/{name}"),
+            format!("/my store/{name}"),
+            name,
+            "/store/blobs/x".to_owned(),
+            "[heap]".to_owned(),
+        ] {
+            assert_eq!(digest_of(&path, blobs), None, "{path}");
         }
     }
 }

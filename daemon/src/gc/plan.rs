@@ -112,6 +112,8 @@ pub struct GcPlan {
     pub deletions: Vec<(Node, u64)>,
     /// What nothing needs and some process has open or mapped, with its size on disk: it stays.
     pub held: Vec<(Node, u64)>,
+    /// What nothing needs and a lease pins: it goes when that ends.
+    pub leased: Vec<Digest>,
     /// What else goes.
     pub litter: Vec<Litter>,
 }
@@ -127,7 +129,11 @@ impl GcPlan {
         pinned: &BTreeSet<Digest>,
     ) -> Result<Self, StoreError> {
         let mut plan = Self::default();
-        for node in unneeded.into_iter().filter(|node| !pinned.contains(&node.digest())) {
+        for node in unneeded {
+            if pinned.contains(&node.digest()) {
+                plan.leased.push(node.digest());
+                continue;
+            }
             let Some(bytes) = node.bytes_on_disk(store)? else { continue };
             match node {
                 Node::Blob(digest) if is_held(store, digest) => plan.held.push((node, bytes)),
@@ -168,8 +174,8 @@ impl GcPlan {
 
     /// What stays, grouped by who holds it.
     #[must_use]
-    pub fn kept(&self) -> Vec<Kept> {
-        let holders = holders(&self.held.iter().map(|(node, _)| node.digest()).collect());
+    pub fn kept(&self, store: &Store) -> Vec<Kept> {
+        let holders = holders(store, &self.held.iter().map(|(node, _)| node.digest()).collect());
         let mut groups: BTreeMap<Vec<String>, u64> = BTreeMap::new();
         for (node, bytes) in &self.held {
             let by = holders.get(&node.digest()).map(|by| by.iter().cloned().collect());

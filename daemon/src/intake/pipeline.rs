@@ -47,9 +47,11 @@ pub(super) fn split(
         let (to_writer, full) = channel();
         let (to_hasher, written) = channel();
         let (to_reader, empty) = channel();
+        // A small file is one chunk: six times 4 MiB of zeros would take longer than all the rest.
+        let length = usize::try_from(plan.file_size()).map_or(CHUNK_BYTES, |size| size.min(CHUNK_BYTES));
         for _ in 0..CHUNK_COUNT {
             // The receiver lives in this very function.
-            let _ = to_reader.send(vec![0; CHUNK_BYTES]);
+            let _ = to_reader.send(vec![0; length]);
         }
         let staging = ingest.staging();
         let writer = scope.spawn(move || Writer::new(staging, plan).run(&full, &to_hasher));

@@ -18,6 +18,6 @@ pub fn collect(store: &Store, params: GcParams) -> Result<GcReport, OpError> {
         dry_run: params.dry_run,
         deleted: plan.items(),
         freed_bytes: plan.freed_bytes(),
-        kept: plan.kept(),
+        kept: plan.kept(store),
     })
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use blobd_client::protocol::upkeep::{Eviction, EvictionPlan, Spared};
 use blobd_store_format::reference::Reference;
@@ -43,14 +43,29 @@ impl MakeRoom for Evictor {
             return Ok(false);
         }
         let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        for patience in PATIENCE {
+            std::thread::sleep(patience);
+            if self.try_to_make_room(&store, bytes)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// What looks in use may be so for a moment only: a commit about to return, a blob being verified.
+const PATIENCE: [Duration; 3] = [Duration::ZERO, Duration::from_millis(100), Duration::from_millis(300)];
+
+impl Evictor {
+    fn try_to_make_room(&self, store: &Store, bytes: u64) -> Result<bool, StoreError> {
         let needed = store.shortage(bytes);
         if needed == 0 {
             // Somebody else has just made enough.
             return Ok(true);
         }
         // To the low watermark at best, so that it lasts a while.
-        for goal in [needed.max(excess(&store, bytes)), needed] {
-            if evict(&store, &*self.last_opened, goal)? > 0 {
+        for goal in [needed.max(excess(store, bytes)), needed] {
+            if evict(store, &*self.last_opened, goal)? > 0 {
                 return Ok(true);
             }
         }

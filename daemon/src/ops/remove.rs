@@ -124,7 +124,7 @@ fn kept(store: &Store, nodes: &BTreeSet<Node>, held: &BTreeSet<Digest>) -> Resul
             keepers.entry(*node).or_default().insert(format!("{} in the trash", trashed.reference.short()));
         }
     }
-    let programs = gc::holders(held);
+    let programs = gc::holders(store, held);
     let mut groups: BTreeMap<Vec<String>, BTreeSet<Node>> = BTreeMap::new();
     for node in nodes {
         let mut by = keepers.remove(node).unwrap_or_default();

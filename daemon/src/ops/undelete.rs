@@ -17,6 +17,11 @@ use crate::store::{self, Ingest, Store};
 /// [`OpError::NotInTrash`]; [`OpError::NameTaken`] when another model has the name by now;
 /// [`crate::store::StoreError`] when it is not whole any more.
 pub fn undelete(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, OpError> {
+    // It takes a block for the manifest and gives back the record's.
+    store.with_reserve(|| take_out(store, params))
+}
+
+fn take_out(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, OpError> {
     let lease = store.leases().grant(format!("undelete {}", params.reference.short()));
     let trashed = find(store, &params.reference)?;
     let (reference, manifest) = (&trashed.reference, &trashed.manifest);

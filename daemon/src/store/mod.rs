@@ -447,9 +447,10 @@ fn create_store_file(disk: &GuardedDisk, root: &Path) -> Result<(), StoreError> 
     }
     let content = serde_json::to_vec(&StoreFile { format: FORMAT, id: new_store_id() })
         .map_err(|source| StoreError::StoreFile { path: path.clone(), source })?;
+    // First the root's own name: who finds a store.json later takes all above it for durable.
+    sync_parent(disk, root)?;
     disk.replace_file(&root.join(NEW_STORE_FILE), &path, &content, 0o644)?;
-    disk.sync_dir(root)?;
-    sync_parent(disk, root)
+    disk.sync_dir(root)
 }
 
 /// The root's own name must survive what its content survives. Whoever may not even list the

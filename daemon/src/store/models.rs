@@ -148,7 +148,8 @@ impl Store {
         let _change = self.begin_change();
         let freed = self.disk().remove_file(&self.path(layout::recipe(file.digest)))?;
         self.note_recipe_removed(file.digest, freed.unwrap_or_default());
-        Ok(())
+        // Before a tag needs the file: another power cut would bring it back once more.
+        self.disk().sync_dir(&self.path(layout::RECIPES))
     }
 
     /// What a file lacks, if anything.

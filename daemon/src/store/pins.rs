@@ -33,10 +33,11 @@ impl Store {
     /// [`StoreError::Io`].
     pub(crate) fn unpin(&self, reference: &Reference) -> Result<bool, StoreError> {
         let path = self.path(layout::pin(reference));
-        if self.disk().remove_file(&path)?.is_none() {
-            return Ok(false);
+        let was_pinned = self.disk().remove_file(&path)?.is_some();
+        // Also if it was gone: whoever removed it may have died before it came to a sync.
+        if path.parent().is_some_and(std::path::Path::is_dir) {
+            self.sync_and_prune(&path)?;
         }
-        self.sync_and_prune(&path)?;
-        Ok(true)
+        Ok(was_pinned)
     }
 }

@@ -3,7 +3,7 @@
 
 use blobd_store_format::layout;
 
-use super::disk::{capacity_bytes, free_bytes};
+use super::disk::{capacity_bytes, file_bytes, free_bytes};
 use super::{Store, StoreError};
 
 /// As large as the reserve gets.
@@ -26,7 +26,9 @@ impl Store {
     /// Makes the reserve unless it is there or there is no room for it.
     pub(crate) fn make_reserve(&self) {
         let path = self.path(layout::RESERVE_FILE);
-        if path.exists() || self.read_only_reason().is_some() {
+        // One that a power cut has emptied takes no room, and so keeps none.
+        let takes_room = file_bytes(&path).is_ok_and(|bytes| bytes > 0);
+        if takes_room || self.read_only_reason().is_some() {
             return;
         }
         if let Err(error) = self.try_make_reserve(&path) {

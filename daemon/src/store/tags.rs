@@ -146,7 +146,8 @@ impl Store {
     ) -> Result<(), StoreError> {
         let target = self.path(layout::origin(manifest));
         if target.exists() {
-            return Ok(());
+            // Whoever recorded it may have died before its name was durable.
+            return self.disk().sync_dir(&self.path(layout::ORIGINS));
         }
         let json = serde_json::to_vec(&Origin { origin: origin.to_owned() })
             .map_err(|error| StoreError::io("encode", &target)(error.into()))?;

@@ -230,11 +230,13 @@ fn leased_model_is_pinned_down_to_its_last_blob() {
     }
     let pieces = vec![piece(b"head"), piece(b"tensor")];
     ingest.add_recipe(Recipe::new(Digest::of(whole), pieces, Vec::new()).unwrap());
-    ingest.commit(&name("m"), &manifest(&[b"config", whole]), None).unwrap();
+    let manifest = manifest(&[b"config", whole]);
+    ingest.commit(&name("m"), &manifest, None).unwrap();
     let lease = store.leases().grant("a reader");
     store.leased_model(&name("m"), &lease).unwrap();
-    let expected = [&b"config"[..], b"head", b"tensor", whole].map(Digest::of);
-    assert_eq!(store.leases().pinned(), expected.into());
+    let files = [&b"config"[..], b"head", b"tensor", whole].map(Digest::of);
+    let expected = files.into_iter().chain([manifest.digest()]).collect();
+    assert_eq!(store.leases().pinned(), expected);
     drop(lease);
     assert!(store.leases().pinned().is_empty());
 }

@@ -73,7 +73,10 @@ impl Store {
         self.disk().create_dir_all(self.root(), layout::TRASH.as_ref())?;
         let target = self.path(layout::trashed(Digest::of(&json)));
         let temporary = self.path(layout::STAGING).join(self.new_transaction());
-        let added = self.disk().replace_file(&temporary, &target, &json, 0o644);
+        let added = self.disk().replace_file(&temporary, &target, &json, 0o644).inspect_err(|_| {
+            // If it cannot be removed now, `gc` or the next start does it.
+            let _ = self.disk().remove_file(&temporary);
+        });
         if let Some(name) = temporary.file_name().and_then(|name| name.to_str()) {
             self.end_transaction(name);
         }

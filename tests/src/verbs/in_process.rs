@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use blobd::ops::{self, OpError, Surroundings};
-use blobd::store::{Store, StoreError, StoredFile, StoredForm};
+use blobd::store::{Store, StoreError, StoreOptions, StoredFile, StoredForm};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
     GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
@@ -38,12 +38,20 @@ impl InProcess {
     /// When it cannot be opened.
     #[must_use]
     pub fn open(root: &Path) -> Self {
-        let opened = || match Store::open(root) {
+        Self::open_with(root, &StoreOptions::default()).unwrap()
+    }
+
+    /// The same with options.
+    ///
+    /// # Errors
+    /// Those of [`Store::open_with`].
+    pub fn open_with(root: &Path, options: &StoreOptions) -> Result<Self, StoreError> {
+        let opened = || match Store::open_with(root, options.clone()) {
             Err(StoreError::Locked { .. }) => None,
-            opened => Some(opened.unwrap()),
+            opened => Some(opened),
         };
-        let store = eventually_some("the store is unlocked", opened);
-        Self { store: Arc::new(store) }
+        let store = eventually_some("the store is unlocked", opened)?;
+        Ok(Self { store: Arc::new(store) })
     }
 
     fn file_bytes(&self, file: &StoredFile) -> Result<Vec<u8>, OpError> {

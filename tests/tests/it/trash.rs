@@ -53,3 +53,28 @@ fn model_can_be_kept_for_ever() {
     verbs.undelete("m").unwrap();
     assert!(verbs.export("m").unwrap() == ModelFile::dense(1).bytes());
 }
+
+/// Each looks whether a program has a blob open, and must not be taken for one.
+#[test]
+fn collections_that_are_planned_at_once_do_not_see_each_other() {
+    let (folder, verbs) = store_with_a_model(0);
+    let path = ModelFile::dense(2).write_to(folder.path(), "other.gguf");
+    verbs.import(&path, Some("other")).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    assert!(blobd::gc::plan(&verbs.store).unwrap().held.is_empty());
+                }
+            });
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    let removed = verbs.store.blobs().unwrap().into_iter().collect();
+                    let collected = blobd::gc::collect_from(&verbs.store, removed).unwrap();
+                    assert!(collected.held.is_empty() && collected.deletions.is_empty());
+                }
+            });
+        }
+    });
+    assert!(verbs.export("other").unwrap() == ModelFile::dense(2).bytes());
+}

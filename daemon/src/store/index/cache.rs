@@ -116,8 +116,8 @@ impl Index for MemoryIndex {
     }
 
     fn scan(&self, table: Table, visit: &mut Visit<'_>) -> Result<(), IndexError> {
-        let entries = self.0.iter().filter(|((of, _), _)| *of == table);
-        entries.map(|((_, key), value)| visit(key, value)).collect()
+        let mut entries = self.0.iter().filter(|((of, _), _)| *of == table);
+        entries.try_for_each(|((_, key), value)| visit(key, value))
     }
 
     fn sync(&mut self) -> Result<(), IndexError> {

@@ -93,8 +93,8 @@ impl Marker {
     /// # Errors
     /// [`IndexError::Mismatch`] with the first thing that is not as it says.
     pub(super) fn check_store(&self, root: &Path) -> Result<(), IndexError> {
-        same("format", FORMAT, self.format)?;
-        same("store", store_id(root).unwrap_or_default(), self.store.clone())?;
+        same("format", &FORMAT, &self.format)?;
+        same("store", &store_id(root).unwrap_or_default(), &self.store)?;
         if Stamps::of(root).as_ref() == Some(&self.directories) {
             return Ok(());
         }
@@ -112,8 +112,8 @@ impl Marker {
     /// # Errors
     /// As for [`Self::check_store`].
     pub(super) fn check_content(&self, catalog: &Catalog) -> Result<(), IndexError> {
-        same("blobs in the index:", catalog.blob_count(), self.blob_count)?;
-        same("recipes in the index:", catalog.recipe_count(), self.recipe_count)
+        same("blobs in the index:", &catalog.blob_count(), &self.blob_count)?;
+        same("recipes in the index:", &catalog.recipe_count(), &self.recipe_count)
     }
 }
 
@@ -138,7 +138,7 @@ fn path(root: &Path) -> PathBuf {
     root.join(layout::INDEX).join("CLEAN")
 }
 
-fn same<T: PartialEq + ToString>(what: &'static str, expected: T, found: T) -> Result<(), IndexError> {
+fn same<T: PartialEq + ToString>(what: &'static str, expected: &T, found: &T) -> Result<(), IndexError> {
     if found == expected {
         return Ok(());
     }

@@ -65,11 +65,11 @@ impl Model {
                     needs.dedup();
                     RecipeFacts { bytes_on_disk: 4096, needs: Some(needs) }
                 });
-                self.set_recipe(catalog, file(*number), facts);
+                self.set_recipe(catalog, file(*number), facts.as_ref());
             }
             Event::UnreadableRecipe(number) => {
                 let facts = RecipeFacts { bytes_on_disk: 8192, needs: None };
-                self.set_recipe(catalog, file(*number), Some(facts));
+                self.set_recipe(catalog, file(*number), Some(&facts));
             }
         }
     }
@@ -82,12 +82,12 @@ impl Model {
         assert_eq!(catalog.set_blob(digest, facts), old != facts);
     }
 
-    fn set_recipe(&mut self, catalog: &mut Catalog, digest: Digest, facts: Option<RecipeFacts>) {
-        let old = match &facts {
+    fn set_recipe(&mut self, catalog: &mut Catalog, digest: Digest, facts: Option<&RecipeFacts>) {
+        let old = match facts {
             Some(facts) => self.recipes.insert(digest, facts.clone()),
             None => self.recipes.remove(&digest),
         };
-        assert_eq!(catalog.set_recipe(digest, facts.clone()), old != facts);
+        assert_eq!(catalog.set_recipe(digest, facts.cloned()), old.as_ref() != facts);
     }
 
     fn check(&self, catalog: &Catalog) {

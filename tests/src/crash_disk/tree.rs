@@ -1,0 +1,176 @@
+//! The books: for each directory and file what is seen now and what is durable.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+/// What a name stands for: the number of a file or directory.
+pub(super) type Id = usize;
+
+/// All files and directories that ever were, by number. The first is the root.
+#[derive(Debug)]
+pub(super) struct Tree {
+    root: PathBuf,
+    shadow: PathBuf,
+    nodes: Vec<Node>,
+}
+
+#[derive(Debug)]
+pub(super) enum Node {
+    /// What each of its names has stood for since the last sync: the durable version first, the one
+    /// that is seen now last.
+    Dir(BTreeMap<OsString, Vec<Option<Id>>>),
+    File(FileNode),
+}
+
+#[derive(Debug)]
+pub(super) struct FileNode {
+    pub(super) content: Content,
+    pub(super) mode: u32,
+    pub(super) durable_mode: u32,
+}
+
+/// What is durable of a file's content.
+#[derive(Debug)]
+pub(super) enum Content {
+    /// What it has now.
+    All,
+    /// What it had before it was written to.
+    Older(Vec<u8>),
+    /// Nothing: it was never synced.
+    Nothing,
+}
+
+impl Tree {
+    /// The books of a directory in which everything is durable.
+    pub(super) fn adopt(root: &Path, shadow: &Path) -> Self {
+        let nodes = vec![Node::Dir(BTreeMap::new())];
+        let mut tree = Self { root: root.to_path_buf(), shadow: shadow.to_path_buf(), nodes };
+        let mut unvisited = vec![root.to_path_buf()];
+        while let Some(directory) = unvisited.pop() {
+            for entry in fs::read_dir(directory).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    tree.dir_created(&path);
+                    unvisited.push(path);
+                } else {
+                    tree.file_created(&path);
+                }
+            }
+        }
+        tree.all_synced();
+        tree
+    }
+
+    pub(super) fn node(&self, id: Id) -> &Node {
+        &self.nodes[id]
+    }
+
+    /// Where a file's content lies, whether it has a name or not.
+    pub(super) fn shadow(&self, id: Id) -> PathBuf {
+        self.shadow.join(id.to_string())
+    }
+
+    pub(super) fn dir_created(&mut self, path: &Path) {
+        let id = self.add(Node::Dir(BTreeMap::new()));
+        self.name(path, Some(id));
+    }
+
+    /// A file was made, or was cut to nothing.
+    pub(super) fn file_created(&mut self, path: &Path) {
+        if self.find(path).is_some() {
+            return;
+        }
+        let mode = fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        let id = self.add(Node::File(FileNode { content: Content::Nothing, mode, durable_mode: mode }));
+        fs::hard_link(path, self.shadow(id)).unwrap();
+        self.name(path, Some(id));
+    }
+
+    /// Keeps the durable content of a file before it is overwritten.
+    pub(super) fn about_to_write(&mut self, path: &Path) {
+        let Some(id) = self.find(path) else { return };
+        let shadow = self.shadow(id);
+        if let Node::File(file) = &mut self.nodes[id]
+            && matches!(file.content, Content::All)
+        {
+            file.content = Content::Older(fs::read(shadow).unwrap());
+        }
+    }
+
+    pub(super) fn mode_set(&mut self, path: &Path, mode: u32) {
+        if let Some(Node::File(file)) = self.find(path).map(|id| &mut self.nodes[id]) {
+            file.mode = mode;
+        }
+    }
+
+    /// Takes one name from a file and gives it another.
+    pub(super) fn renamed(&mut self, from: &Path, to: &Path) {
+        let id = self.find(from);
+        self.name(from, None);
+        self.name(to, id);
+    }
+
+    pub(super) fn removed(&mut self, path: &Path) {
+        self.name(path, None);
+    }
+
+    pub(super) fn file_synced(&mut self, path: &Path) {
+        if let Some(id) = self.find(path) {
+            sync_content(&mut self.nodes[id]);
+        }
+    }
+
+    pub(super) fn dir_synced(&mut self, path: &Path) {
+        if let Some(id) = self.find(path) {
+            sync_names(&mut self.nodes[id]);
+        }
+    }
+
+    pub(super) fn all_synced(&mut self) {
+        for node in &mut self.nodes {
+            sync_content(node);
+            sync_names(node);
+        }
+    }
+
+    fn add(&mut self, node: Node) -> Id {
+        self.nodes.push(node);
+        self.nodes.len() - 1
+    }
+
+    /// Has a name stand for something else from now on; one outside the root is nobody's business.
+    fn name(&mut self, path: &Path, id: Option<Id>) {
+        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else { return };
+        let Some(directory) = self.find(above) else { return };
+        if let Node::Dir(names) = &mut self.nodes[directory] {
+            names.entry(name.to_owned()).or_insert_with(|| vec![None]).push(id);
+        }
+    }
+
+    /// What a path leads to now.
+    fn find(&self, path: &Path) -> Option<Id> {
+        path.strip_prefix(&self.root).ok()?.iter().try_fold(0, |directory, name| {
+            let Node::Dir(names) = &self.nodes[directory] else { return None };
+            names.get(name)?.last().copied().flatten()
+        })
+    }
+}
+
+fn sync_content(node: &mut Node) {
+    if let Node::File(file) = node {
+        file.content = Content::All;
+        file.durable_mode = file.mode;
+    }
+}
+
+fn sync_names(node: &mut Node) {
+    if let Node::Dir(names) = node {
+        names.retain(|_, versions| {
+            versions.drain(..versions.len() - 1);
+            versions.last().is_some_and(Option::is_some)
+        });
+    }
+}

@@ -1,0 +1,159 @@
+//! A disk that fails on demand: one call of all, or of one kind, or every call from then on.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use blobd::store::disk::{Disk, KernelDisk};
+use rustix::io::Errno;
+
+/// The calls of a [`Disk`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "they are the trait's own names")]
+pub enum Call {
+    CreateDir,
+    CreateFile,
+    Reserve,
+    WriteAt,
+    SetMode,
+    SyncFile,
+    SyncDir,
+    SyncFileSystem,
+    Rename,
+    Publish,
+    RemoveFile,
+    RemoveDir,
+}
+
+impl Call {
+    /// Whether it is one whose failure means that bytes are lost.
+    #[must_use]
+    pub const fn is_sync(self) -> bool {
+        matches!(self, Self::SyncFile | Self::SyncDir | Self::SyncFileSystem)
+    }
+}
+
+/// Which call fails, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// How many calls go well before.
+    pub after: u64,
+    /// Only calls of this kind count and fail.
+    pub only: Option<Call>,
+    /// What it fails with.
+    pub errno: Errno,
+    /// Whether all further ones fail too.
+    pub stays: bool,
+}
+
+/// The kernel's disk with faults.
+#[derive(Debug, Default)]
+pub struct FaultyDisk(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    fault: Option<Fault>,
+    /// The calls that have failed.
+    failed: Vec<Call>,
+}
+
+impl FaultyDisk {
+    /// Has a call fail, from now on counted.
+    pub fn arm(&self, fault: Fault) {
+        *self.lock() = State { fault: Some(fault), failed: Vec::new() };
+    }
+
+    /// Everything goes well again; returns the calls that have failed.
+    pub fn disarm(&self) -> Vec<Call> {
+        std::mem::take(&mut *self.lock()).failed
+    }
+
+    fn check(&self, call: Call) -> io::Result<()> {
+        let mut state = self.lock();
+        let Some(fault) = &mut state.fault else { return Ok(()) };
+        if fault.only.is_some_and(|only| only != call) {
+            return Ok(());
+        }
+        if fault.after > 0 {
+            fault.after -= 1;
+            return Ok(());
+        }
+        let Fault { errno, stays, .. } = *fault;
+        if !stays {
+            state.fault = None;
+        }
+        state.failed.push(call);
+        Err(errno.into())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Disk for FaultyDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.check(Call::CreateDir)?;
+        KernelDisk.create_dir(path)
+    }
+
+    fn create_file(&self, path: &Path, mode: u32) -> io::Result<File> {
+        self.check(Call::CreateFile)?;
+        KernelDisk.create_file(path, mode)
+    }
+
+    /// Takes no room: zeroing that of the store's reserve would be most of what a test does.
+    fn reserve(&self, _path: &Path, file: &File, size: u64) -> io::Result<()> {
+        self.check(Call::Reserve)?;
+        file.set_len(size)
+    }
+
+    fn write_at(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.check(Call::WriteAt).inspect_err(|_| {
+            // As on a real disk, some of it may have got there.
+            let _ = KernelDisk.write_at(path, file, &bytes[..bytes.len() / 2], offset);
+        })?;
+        KernelDisk.write_at(path, file, bytes, offset)
+    }
+
+    fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+        self.check(Call::SetMode)?;
+        KernelDisk.set_mode(path, mode)
+    }
+
+    fn sync_file(&self, path: &Path, file: &File) -> io::Result<()> {
+        self.check(Call::SyncFile)?;
+        KernelDisk.sync_file(path, file)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.check(Call::SyncDir)?;
+        KernelDisk.sync_dir(path)
+    }
+
+    fn sync_file_system(&self, directory: &File) -> io::Result<()> {
+        self.check(Call::SyncFileSystem)?;
+        KernelDisk.sync_file_system(directory)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.check(Call::Rename)?;
+        KernelDisk.rename(from, to)
+    }
+
+    fn publish(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.check(Call::Publish)?;
+        KernelDisk.publish(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.check(Call::RemoveFile)?;
+        KernelDisk.remove_file(path)
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.check(Call::RemoveDir)?;
+        KernelDisk.remove_dir(path)
+    }
+}

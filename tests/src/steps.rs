@@ -1,0 +1,236 @@
+//! What tests of crashes and faults do to a store, and what each step should make of it.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+
+use blobd::ops::{self, OpError};
+use blobd::store::{Ingest, Store};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::request::{
+    GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
+};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::gguf::GgmlType;
+use blobd_store_format::reference::Reference;
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::model::ModelFile;
+use crate::world::{Key, World};
+
+/// The names that models have: two share a directory, one has directories of its own.
+pub const NAMES: [&str; 3] = ["a", "a:2", "me/c:1"];
+
+/// One thing that is done to a store. Names and files are given by their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the verbs and their operands")]
+pub enum Step {
+    Import {
+        file: usize,
+        name: usize,
+    },
+    Tag {
+        source: usize,
+        target: usize,
+    },
+    Remove {
+        name: usize,
+    },
+    /// `rm --keep`.
+    PutAside {
+        name: usize,
+    },
+    Undelete {
+        name: usize,
+    },
+    Pin {
+        name: usize,
+        pinned: bool,
+    },
+    Collect,
+    /// A transaction that ends before it is committed.
+    Abandon {
+        file: usize,
+    },
+}
+
+/// What may come of a step.
+#[derive(Clone, Debug, Default)]
+pub struct Outcomes {
+    /// If it succeeds.
+    pub worlds: Vec<World>,
+    /// What it may be refused with; nothing has changed then.
+    pub refusals: Vec<ErrorCode>,
+}
+
+/// A model file.
+#[derive(Debug)]
+pub struct SomeFile {
+    /// Its digest.
+    pub digest: Digest,
+    /// It.
+    pub bytes: Vec<u8>,
+}
+
+/// Small files, of which the first four share tensors: with a few blobs, which are synced one by one,
+/// with a dozen, for which the file system is, and with so many that they are published in groups.
+pub fn files() -> &'static [SomeFile] {
+    static FILES: OnceLock<Vec<SomeFile>> = OnceLock::new();
+    FILES.get_or_init(|| {
+        let base = ModelFile::dense_of(1, 1, 32);
+        let files = [
+            base.clone(),
+            base.clone().with_changed("output.weight"),
+            base.with("general.name", "another header"),
+            ModelFile::stacked_experts(1, 3),
+            ModelFile::empty(),
+            of_many_tensors(),
+        ];
+        let file = |bytes: Vec<u8>| SomeFile { digest: Digest::of(&bytes), bytes };
+        files.iter().map(ModelFile::bytes).map(file).collect()
+    })
+}
+
+fn of_many_tensors() -> ModelFile {
+    let mut file = ModelFile::empty();
+    for index in 0..270 {
+        file.add_noise(1, &format!("blk.{index}.attn_norm.weight"), GgmlType::F32, &[8]);
+    }
+    file
+}
+
+/// The name of this number.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn reference(name: usize) -> Reference {
+    NAMES[name].parse().expect("a well-formed name")
+}
+
+impl Step {
+    /// Does it.
+    ///
+    /// # Errors
+    /// What a client would be told.
+    pub fn take(self, store: &Arc<Store>) -> Result<(), ErrorBody> {
+        let done = match self {
+            Self::Import { file, name } => import(store, file, name),
+            Self::Tag { source, target } => {
+                let params = TagParams { source: reference(source), target: reference(target) };
+                ops::tag(store, &params).map(|_| ())
+            }
+            Self::Remove { name } => remove(store, name, None),
+            Self::PutAside { name } => remove(store, name, Some(1 << 20)),
+            Self::Undelete { name } => {
+                ops::undelete(store, &UndeleteParams { reference: reference(name) }).map(|_| ())
+            }
+            Self::Pin { name, pinned } => {
+                ops::pin(store, &PinParams { reference: reference(name), pinned }).map(|_| ())
+            }
+            Self::Collect => ops::collect(store, GcParams { dry_run: false }).map(|_| ()),
+            Self::Abandon { file } => abandon(store, &files()[file].bytes),
+        };
+        done.map_err(|error| error.body())
+    }
+
+    /// What should come of it.
+    #[must_use]
+    pub fn outcomes(self, before: &World) -> Outcomes {
+        match self {
+            Self::Import { file, name } => Outcomes::done(before.with(Key::Tag(name), file + 1)),
+            Self::Tag { source, target } => match before.get(Key::Tag(source)) {
+                0 => Outcomes::refused(ErrorCode::NotFound),
+                file => Outcomes::done(before.with(Key::Tag(target), file)),
+            },
+            Self::Remove { name } | Self::PutAside { name } if before.get(Key::Tag(name)) == 0 => {
+                Outcomes::refused(ErrorCode::NotFound)
+            }
+            Self::Remove { name } | Self::PutAside { name } if before.get(Key::Pin(name)) == 1 => {
+                Outcomes::refused(ErrorCode::Denied)
+            }
+            Self::Remove { name } => Outcomes::done(before.with(Key::Tag(name), 0)),
+            Self::PutAside { name } => put_aside(before, name),
+            Self::Undelete { name } => undelete(before, name),
+            Self::Pin { name, .. } if before.get(Key::Tag(name)) == 0 => {
+                Outcomes::refused(ErrorCode::NotFound)
+            }
+            Self::Pin { name, pinned } => Outcomes::done(before.with(Key::Pin(name), pinned.into())),
+            Self::Collect | Self::Abandon { .. } => Outcomes::done(before.clone()),
+        }
+    }
+
+    /// What is certain once it has succeeded, even if it looked so before.
+    #[must_use]
+    pub const fn subject(self) -> Option<Key> {
+        match self {
+            Self::Import { name, .. }
+            | Self::Tag { target: name, .. }
+            | Self::Remove { name }
+            | Self::PutAside { name }
+            | Self::Undelete { name } => Some(Key::Tag(name)),
+            Self::Pin { name, .. } => Some(Key::Pin(name)),
+            Self::Collect | Self::Abandon { .. } => None,
+        }
+    }
+}
+
+impl Outcomes {
+    fn done(world: World) -> Self {
+        Self { worlds: vec![world], ..Self::default() }
+    }
+
+    fn refused(code: ErrorCode) -> Self {
+        Self { refusals: vec![code], ..Self::default() }
+    }
+}
+
+/// A record is named by its content, and times are in seconds: two of one model may be the same.
+fn put_aside(before: &World, name: usize) -> Outcomes {
+    let gone = before.with(Key::Tag(name), 0);
+    let record = Key::Trash(name, before.get(Key::Tag(name)) - 1);
+    let count = before.get(record);
+    let mut outcomes = Outcomes::done(gone.with(record, count + 1));
+    outcomes.worlds.extend((count > 0).then_some(gone));
+    outcomes
+}
+
+/// The record that is the newest, which within one second may be any.
+fn undelete(before: &World, name: usize) -> Outcomes {
+    let mut outcomes = Outcomes::default();
+    let tagged = before.get(Key::Tag(name));
+    for file in 0..files().len() {
+        let record = Key::Trash(name, file);
+        match before.get(record) {
+            0 => {}
+            count if tagged == 0 || tagged == file + 1 => {
+                outcomes.worlds.push(before.with(Key::Tag(name), file + 1).with(record, count - 1));
+            }
+            _ => outcomes.refusals.push(ErrorCode::Busy),
+        }
+    }
+    if outcomes.worlds.is_empty() && outcomes.refusals.is_empty() {
+        outcomes.refusals.push(ErrorCode::NotFound);
+    }
+    outcomes
+}
+
+fn import(store: &Arc<Store>, file: usize, name: usize) -> Result<(), OpError> {
+    let mut opened = File::from(memfd_create("model", MemfdFlags::CLOEXEC).unwrap());
+    opened.write_all(&files()[file].bytes).unwrap();
+    let params = ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)) };
+    ops::import(store, &params, &opened, &AtomicBool::new(false), &mut |_, _| ()).map(|_| ())
+}
+
+fn remove(store: &Store, name: usize, keep_seconds: Option<u64>) -> Result<(), OpError> {
+    ops::remove(store, &RemoveParams { references: vec![reference(name)], keep_seconds }).map(|_| ())
+}
+
+fn abandon(store: &Arc<Store>, bytes: &[u8]) -> Result<(), OpError> {
+    let mut ingest = Ingest::begin(store, store.leases().grant("a test"))?;
+    let size = bytes.len() as u64;
+    blobd::intake::take_gguf(&mut ingest, &mut &*bytes, size, &mut |_| ())
+        .map(|_| ())
+        .map_err(|source| OpError::Intake { name: "model.gguf".to_owned(), source })
+}

@@ -1,0 +1,177 @@
+//! What is in a store: as it should be, as it may be after a crash, and as it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use blobd::store::Store;
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::reference::Reference;
+
+use crate::steps::{NAMES, files, reference};
+use crate::store_dir::{check_blobs, names, staged};
+use crate::verbs::{InProcess, Verbs as _};
+
+/// A fact about a store. Names and files are given by their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    /// Which file a name stands for, counted from 1; 0 if there is no such model.
+    Tag(usize),
+    /// 1 if the name is pinned.
+    Pin(usize),
+    /// How many records of this name and file are in the trash.
+    Trash(usize, usize),
+}
+
+/// All facts about a store; what is not listed is 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct World(BTreeMap<Key, usize>);
+
+impl World {
+    /// Looks at a store.
+    ///
+    /// # Panics
+    /// When something in it cannot be read or is not what a test has put there.
+    #[must_use]
+    pub fn observe(store: &Store) -> Self {
+        let mut world = Self::default();
+        let tags = store.tags().unwrap();
+        assert!(tags.foreign.is_empty(), "{:?}", tags.foreign);
+        for tag in tags.references {
+            let manifest = store.manifest(&tag).unwrap_or_else(|error| panic!("{error}"));
+            world.0.insert(Key::Tag(number_of(&tag)), file_of(&manifest) + 1);
+        }
+        for trashed in store.trash().unwrap_or_else(|error| panic!("{error}")) {
+            let record = Key::Trash(number_of(&trashed.reference), file_of(&trashed.manifest));
+            *world.0.entry(record).or_default() += 1;
+        }
+        let pinned = (0..NAMES.len()).filter(|name| store.is_pinned(&reference(*name)));
+        world.0.extend(pinned.map(|name| (Key::Pin(name), 1)));
+        world
+    }
+
+    /// One fact.
+    #[must_use]
+    pub fn get(&self, key: Key) -> usize {
+        self.0.get(&key).copied().unwrap_or_default()
+    }
+
+    /// The same world but for one fact.
+    #[must_use]
+    pub fn with(&self, key: Key, value: usize) -> Self {
+        let mut world = self.clone();
+        match value {
+            0 => world.0.remove(&key),
+            value => world.0.insert(key, value),
+        };
+        world
+    }
+
+    /// The facts in which two worlds differ.
+    fn differences(&self, other: &Self) -> BTreeSet<Key> {
+        self.0.keys().chain(other.0.keys()).copied().filter(|key| self.get(*key) != other.get(*key)).collect()
+    }
+}
+
+/// What may be found after a power cut: for each fact the values that were not promised to be gone.
+#[derive(Clone, Debug, Default)]
+pub struct Allowed(BTreeMap<Key, BTreeSet<usize>>);
+
+impl Allowed {
+    /// This world and no other.
+    #[must_use]
+    pub fn only(world: &World) -> Self {
+        Self(world.0.iter().map(|(key, value)| (*key, BTreeSet::from([*value]))).collect())
+    }
+
+    /// A step was on its way from one world to another when it was interrupted.
+    pub fn widen(&mut self, before: &World, after: &World) {
+        for key in before.differences(after) {
+            let values = self.0.entry(key).or_insert_with(|| BTreeSet::from([0]));
+            values.extend([before.get(key), after.get(key)]);
+        }
+    }
+
+    /// A step that was acknowledged has led from one world to another.
+    pub fn settle(&mut self, before: &World, after: &World, subject: Option<Key>) {
+        for key in before.differences(after).into_iter().chain(subject) {
+            self.0.insert(key, BTreeSet::from([after.get(key)]));
+        }
+    }
+
+    /// Asserts that what is found may be.
+    ///
+    /// # Panics
+    /// When it may not.
+    pub fn check(&self, found: &World) {
+        let none = BTreeSet::from([0]);
+        for key in self.0.keys().chain(found.0.keys()) {
+            let allowed = self.0.get(key).unwrap_or(&none);
+            assert!(
+                allowed.contains(&found.get(*key)),
+                "{key:?}: {} found, {allowed:?} allowed",
+                found.get(*key)
+            );
+        }
+    }
+}
+
+/// Asserts that a store that rests keeps its promises: every blob is what its name says, every model
+/// is whole and comes back bit for bit, what is in the trash is whole, nothing is staged, and the
+/// books say what is on disk.
+///
+/// # Panics
+/// When it does not.
+pub fn check_promises(verbs: &InProcess) {
+    let (store, root) = (&verbs.store, verbs.root());
+    check_blobs(root);
+    assert_eq!(staged(root), [""; 0]);
+    for tag in store.tags().unwrap().references {
+        let manifest = store.manifest(&tag).unwrap();
+        check_whole(store, &tag, &manifest);
+        let file = verbs.export(&tag.short()).unwrap_or_else(|error| panic!("{}: {error}", tag.short()));
+        assert!(file == files()[file_of(&manifest)].bytes, "{}: other bytes", tag.short());
+    }
+    for trashed in store.trash().unwrap() {
+        check_whole(store, &trashed.reference, &trashed.manifest);
+    }
+    let on_disk = allocated_bytes(&root.join("blobs")) + allocated_bytes(&root.join("recipes"));
+    assert_eq!(store.used_bytes(), on_disk, "used bytes");
+    assert_eq!(verbs.usage().unwrap().physical_bytes, on_disk, "physical bytes");
+}
+
+/// Asserts that a collection works and leaves nothing that could be collected.
+///
+/// # Panics
+/// When it does not.
+pub fn check_collection(verbs: &InProcess) {
+    let before = World::observe(&verbs.store);
+    verbs.gc(false).unwrap_or_else(|error| panic!("gc: {error}"));
+    assert_eq!(World::observe(&verbs.store), before, "after gc");
+    assert_eq!(verbs.usage().unwrap().reclaimable_bytes, 0, "after gc");
+    check_promises(verbs);
+}
+
+fn check_whole(store: &Store, tag: &Reference, manifest: &Manifest) {
+    for file in manifest.files() {
+        let has = store.has_file(file).unwrap_or_else(|error| panic!("{}: {error}", tag.short()));
+        assert!(has, "{}: {} is not whole", tag.short(), file.digest);
+    }
+}
+
+fn allocated_bytes(directory: &Path) -> u64 {
+    let blocks = |name: &String| fs::metadata(directory.join(name)).unwrap().blocks();
+    names(directory).iter().map(blocks).sum::<u64>() * 512
+}
+
+fn number_of(tag: &Reference) -> usize {
+    let found = (0..NAMES.len()).find(|name| reference(*name).same_model(tag));
+    found.unwrap_or_else(|| panic!("{}: none of the names", tag.short()))
+}
+
+fn file_of(manifest: &Manifest) -> usize {
+    let digests = manifest.digests();
+    let found = files().iter().position(|file| digests.contains(&file.digest));
+    found.unwrap_or_else(|| panic!("{}: none of the files", manifest.digest()))
+}
