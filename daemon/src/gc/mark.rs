@@ -15,6 +15,7 @@ use blobd_store_format::reference::Reference;
 use super::plan::Node;
 use super::read_ahead::with_read_ahead;
 use crate::store::{Store, StoreError};
+use crate::sys::give_back_memory;
 
 /// Which of `candidates` are needed by some tag, or by some model whose time in the trash is not
 /// over at `now`.
@@ -42,9 +43,11 @@ pub(super) fn mark(store: &Store, candidates: Vec<Node>, now: SystemTime) -> Res
     for trashed in store.trash()?.iter().filter(|trashed| !trashed.is_expired(now)) {
         roots.extend(roots_of(&trashed.manifest));
     }
-    with_read_ahead(store, &recipes_in_order(&roots), |ahead| {
+    let marks = with_read_ahead(store, &recipes_in_order(&roots), |ahead| {
         mark_listed(candidates, roots, |node| references(node, |file| ahead.outline(file)))
-    })
+    });
+    give_back_memory();
+    marks
 }
 
 /// The recipes among the roots as the mark phase comes by them: from the last to the first.

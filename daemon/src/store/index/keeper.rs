@@ -24,6 +24,7 @@ use super::scan::Differences;
 use super::sled_index::SledIndex;
 use super::{Keeper, Order, Running, Shared, Stage, State, StoreIndex, USE_GRAIN, Use, unix_seconds};
 use crate::store::{StoreError, lock};
+use crate::sys::give_back_memory;
 
 /// How long opening and reading the copy may take.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
@@ -166,6 +167,7 @@ impl Shared {
         marker.check_content(&catalog).inspect_err(|error| self.put_aside(error))?;
         lock(&self.state).adopt(&self.root, catalog, uses)?;
         self.changed.notify_all();
+        give_back_memory();
         tracing::info!("index: loaded without a rebuild");
         Ok(Box::new(index))
     }

@@ -17,6 +17,7 @@ use super::{Noted, Shared, Stage, State};
 use crate::store::error::optional;
 use crate::store::outlines::read_outline;
 use crate::store::{StoreError, disk, lock};
+use crate::sys::give_back_memory;
 
 /// What a comparison has found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,6 +65,7 @@ impl Shared {
         let found = self.scan_blobs().and_then(|blobs| Ok(blobs + self.scan_recipes()?));
         lock(&self.state).end_scan(found.is_ok());
         self.changed.notify_all();
+        give_back_memory();
         found
     }
 
