@@ -46,6 +46,14 @@ pub(super) fn look_up(path: &Path, host: &RegistryHost) -> Result<Kept, Credenti
 
 /// Asks the program `docker-credential-NAME`. One that knows nothing fails, as all failures do.
 pub(super) fn ask_helper(name: &str, host: &RegistryHost) -> Result<Option<Credential>, CredentialError> {
+    ask_program(Path::new(&format!("docker-credential-{name}")), name, host)
+}
+
+fn ask_program(
+    program: &Path,
+    name: &str,
+    host: &RegistryHost,
+) -> Result<Option<Credential>, CredentialError> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
     struct Answer {
@@ -53,7 +61,7 @@ pub(super) fn ask_helper(name: &str, host: &RegistryHost) -> Result<Option<Crede
         secret: String,
     }
     let failed = |reason: &str| CredentialError::Helper { name: name.to_owned(), reason: reason.to_owned() };
-    let mut command = Command::new(format!("docker-credential-{name}"));
+    let mut command = Command::new(program);
     command.arg("get").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| failed(&format!("cannot run: {error}")))?;
     let output = converse(&mut child, server_name(host).as_bytes());
@@ -219,6 +227,28 @@ mod tests {
         ] {
             let error = kept(json, "r.example").unwrap_err();
             assert!(error.to_string().contains("config.json"), "{error}");
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn helper_is_asked_as_docker_asks_it() {
+        let program = concat!(env!("CARGO_MANIFEST_DIR"), "/src/registry/testdata/docker-credential-fixture");
+        let ask = |host: &str| ask_program(Path::new(program), "fixture", &host.parse().unwrap());
+        for (host, name) in [("r.example", "me"), ("docker.io", "hub")] {
+            let found = ask(host).unwrap();
+            assert!(
+                matches!(found, Some(Credential::Password { user, password }) if user == name && password.reveal() == "hunter2")
+            );
+        }
+        assert!(ask("unknown.example").unwrap().is_none());
+        for (host, what) in [
+            ("identity.example", "identity token"),
+            ("odd.example", "no credentials"),
+            ("silent.example", "no credentials"),
+        ] {
+            let error = ask(host).unwrap_err();
+            assert!(error.to_string().contains(what), "{error}");
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
         }
     }
