@@ -1,12 +1,16 @@
 //! Where things are, and the configuration file.
 
+mod credentials;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
 
+pub use self::credentials::CredentialsConfig;
 use crate::registry::RegistryPolicy;
+use crate::registry::credentials::CredentialFile;
 use crate::scrub::ScrubPolicy;
 use crate::size;
 use crate::store::{Durability, Eviction, SpacePolicy, StoreOptions};
@@ -32,6 +36,11 @@ pub struct Config {
     pub space: SpaceConfig,
     /// How the daemon verifies in the background.
     pub scrub: ScrubConfig,
+    /// How credentials of registries are found, and where they may go.
+    pub credentials: CredentialsConfig,
+    /// The file this is from, or would be from: credentials are beside it.
+    #[serde(skip)]
+    pub location: Option<PathBuf>,
 }
 
 /// The background verification. `docs/STORE-FORMAT.md` says what becomes of damaged blobs.
@@ -138,7 +147,7 @@ impl Config {
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(Self::default());
+                return Ok(Self { location: Some(path), ..Self::default() });
             }
             Err(source) => return Err(ConfigError::Io { path, source }),
         };
@@ -146,8 +155,10 @@ impl Config {
             Ok(config) => config,
             Err(source) => return Err(ConfigError::Toml { path, source: Box::new(source) }),
         };
-        config.space.check().map_err(|what| ConfigError::Value { path, what })?;
-        Ok(config)
+        match config.space.check().and_then(|()| config.credentials.check()) {
+            Ok(()) => Ok(Self { location: Some(path), ..config }),
+            Err(what) => Err(ConfigError::Value { path, what }),
+        }
     }
 
     /// How the store is opened.
@@ -176,7 +187,17 @@ impl Config {
     /// How registries are reached.
     #[must_use]
     pub fn registry_policy(&self) -> RegistryPolicy {
-        RegistryPolicy { mirrors: self.mirrors.clone(), ca_files: self.ca_files.clone() }
+        RegistryPolicy {
+            mirrors: self.mirrors.clone(),
+            ca_files: self.ca_files.clone(),
+            credentials: self.credentials.policy(self.location.as_deref()),
+        }
+    }
+
+    /// Where blobd keeps credentials of its own.
+    #[must_use]
+    pub fn credential_file(&self) -> CredentialFile {
+        self.credentials.file(self.location.as_deref())
     }
 }
 

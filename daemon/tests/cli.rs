@@ -3,7 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::process::{Command, Output};
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
 
 fn blobd(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_blobd")).args(arguments).output().unwrap()
@@ -23,7 +24,9 @@ fn version_and_help_are_printed_to_standard_output() {
 
 #[test]
 fn help_of_a_command_ends_with_examples() {
-    for command in ["pull", "import", "export", "ls", "show", "ps", "df", "rm", "tag", "gc", "serve"] {
+    for command in
+        ["pull", "import", "export", "ls", "show", "ps", "df", "rm", "tag", "gc", "login", "logout", "serve"]
+    {
         let help = text(&blobd(&[command, "--help"]).stdout);
         let (_, examples) = help.split_once("Examples:\n").unwrap_or_else(|| panic!("{command}: {help}"));
         assert!(examples.trim_start().starts_with(&format!("blobd {command}")), "{command}: {help}");
@@ -43,6 +46,10 @@ fn wrong_usage_exits_with_2_and_says_why() {
         &["show", "../../etc/passwd"],
         &["pull", "ftp://a/b/c"],
         &["import", "a.gguf", "b.gguf", "--name", "c"],
+        &["login", "user@host"],
+        &["login", "host", "--password-stdin"],
+        &["login", "host", "-u", "me", "--token-stdin"],
+        &["login", "host", "-u", "me", "--password", "secret"],
     ] {
         let output = blobd(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
@@ -58,4 +65,30 @@ fn socket_that_nobody_serves_is_a_failure_and_not_an_embedded_store() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(text(&output.stderr).starts_with(r#"{"error":{"code":"#), "{output:?}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn login_keeps_a_secret_from_standard_input_and_logout_forgets_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("config.toml");
+    std::fs::write(&config, "").unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_blobd"));
+        command.arg("--config").arg(&config).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        // Who does not want it has gone already.
+        let _ = child.stdin.take().unwrap().write_all(b"hunter2\n");
+        child.wait_with_output().unwrap()
+    };
+    let login = run(&["login", "docker.io", "-u", "me", "--password-stdin"]);
+    let kept = std::fs::read_to_string(folder.path().join("credentials.json")).unwrap();
+    assert!(kept.contains("docker.io") && kept.contains("hunter2"), "{kept}");
+    let logout = run(&["logout", "index.docker.io"]);
+    let kept = std::fs::read_to_string(folder.path().join("credentials.json")).unwrap();
+    assert!(!kept.contains("docker.io") && !kept.contains("hunter2"), "{kept}");
+    let again = run(&["logout", "docker.io"]);
+    assert_eq!([login.status.code(), logout.status.code(), again.status.code()], [Some(0), Some(0), Some(3)]);
+    for output in [login, logout, again] {
+        assert!(!format!("{output:?}").contains("hunter2"), "{output:?}");
+    }
 }

@@ -13,10 +13,13 @@ mod doctor;
 mod export;
 mod gc;
 mod import;
+mod login;
+mod logout;
 mod ls;
 pub mod output;
 mod pin;
 mod progress;
+mod prompt;
 mod ps;
 mod pull;
 mod reindex;
@@ -92,6 +95,8 @@ enum Command {
     Verify(verify::Params),
     Doctor(doctor::Params),
     Reindex(reindex::Params),
+    Login(login::Params),
+    Logout(logout::Params),
     Serve(serve::Params),
     Demo(demo::Params),
     #[command(hide = true)]
@@ -130,6 +135,8 @@ fn run(global: &Global, command: Command) -> Result<(), ErrorBody> {
         Command::Verify(params) => verify::run(global, &params),
         Command::Doctor(params) => doctor::run(global, &params),
         Command::Reindex(params) => reindex::run(global, &params),
+        Command::Login(params) => login::run(global, &params),
+        Command::Logout(params) => logout::run(global, &params),
         Command::Serve(params) => serve::run(global, &params),
         Command::Demo(params) => demo::run(&params),
         Command::DemoReader(params) => demo::run_reader(global, &params),

@@ -34,7 +34,9 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let socket = socket.unwrap_or_else(|| Defaults::of_user().socket);
     let store = Store::open_with(&root, config.store_options());
     let store = store.map_err(|error| OpError::from(error).body())?;
-    let daemon = Daemon::new(store, &config.registry_policy());
+    let policy = config.registry_policy();
+    let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
+    let daemon = Daemon::new(store, &policy);
     let daemon = daemon.map_err(|error| OpError::from(error).body())?;
     let daemon = if config.is_single_user() { daemon } else { daemon.for_many_users() };
     // One thread carries all connections: what it does is short, and a request that hops from

@@ -1,19 +1,39 @@
-//! Anonymous tokens: the challenge that asks for one, who may hand it out, and the tokens had.
+//! Challenges: what a registry asks for, and who may hand out the token that it wants to see.
 //!
-//! The realm in a challenge is a URL that the registry chooses. It is asked only if it is on the
-//! registry's own host or on one of [`TOKEN_HOSTS`], and no credentials are sent to it. A token
-//! is kept for the origin and repository that it was made for, and goes nowhere else.
+//! The realm in a challenge is a URL that the registry chooses. It is asked, with credentials or
+//! without, only if it is on the registry's own host, on one of [`TOKEN_HOSTS`], or on the host
+//! that the user configured.
 
-use std::collections::HashMap;
-use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
 
-use hyper::header::{HeaderValue, WWW_AUTHENTICATE};
+use hyper::header::WWW_AUTHENTICATE;
 use hyper::{HeaderMap, Uri};
-use serde::Deserialize;
 
+use super::credentials::RegistryHost;
 use super::error::RealmRefusal;
 use super::origin::Origin;
+
+/// What a refusal asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Challenges {
+    /// The first `Bearer` challenge that is well-formed.
+    pub(super) bearer: Option<Challenge>,
+    /// Whether a user and a password would do.
+    pub(super) basic: bool,
+}
+
+impl Challenges {
+    /// Those of an answer.
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        let mut all = Self::default();
+        for value in headers.get_all(WWW_AUTHENTICATE) {
+            let Some(found) = value.to_str().ok().and_then(challenges) else { continue };
+            all.bearer = all.bearer.or(found.bearer);
+            all.basic |= found.basic;
+        }
+        all
+    }
+}
 
 /// What a registry wants to see a token for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,29 +44,52 @@ pub(super) struct Challenge {
 }
 
 impl Challenge {
-    /// The first `Bearer` challenge of an answer, if it has one that is well-formed.
-    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
-        headers.get_all(WWW_AUTHENTICATE).iter().find_map(|value| bearer(value.to_str().ok()?))
+    /// The URL to ask for a token, if `registry` may name it. `services` are the user's own pairs
+    /// of a registry and the host of its token service.
+    pub(super) fn token_url(
+        &self,
+        registry: &Origin,
+        services: &BTreeMap<String, String>,
+    ) -> Result<Uri, RealmRefusal> {
+        let realm = self.realm(registry, services)?;
+        let query: Vec<_> = self.query().map(|(name, value)| parameter(name, value)).collect();
+        with_query(&realm, &query)
     }
 
-    /// The URL to ask for a token, if `registry` may name it.
-    pub(super) fn token_url(&self, registry: &Origin) -> Result<Uri, RealmRefusal> {
+    /// The same with what makes it unique, for a signature. Ollama's registry knows such a URL
+    /// with its parameters in the order of their names.
+    pub(super) fn signed_url(
+        &self,
+        registry: &Origin,
+        services: &BTreeMap<String, String>,
+        nonce: &str,
+        unix_seconds: u64,
+    ) -> Result<Uri, RealmRefusal> {
+        let realm = self.realm(registry, services)?;
+        let own = realm.query().into_iter().flat_map(|query| query.split('&')).map(str::to_owned);
+        let ours = self.query().map(|(name, value)| parameter(name, value));
+        let unique = [parameter("nonce", nonce), parameter("ts", &unix_seconds.to_string())];
+        let mut query: Vec<_> = own.filter(|pair| !pair.is_empty()).chain(ours).chain(unique).collect();
+        query.sort_by(|a, b| a.split('=').next().cmp(&b.split('=').next()));
+        let text = realm.to_string();
+        let bare = text.split('?').next().and_then(|bare| bare.parse().ok());
+        with_query(&bare.ok_or(RealmRefusal::Malformed)?, &query)
+    }
+
+    /// The realm, if `registry` may name it.
+    fn realm(&self, registry: &Origin, services: &BTreeMap<String, String>) -> Result<Uri, RealmRefusal> {
         let realm: Uri = self.realm.parse().map_err(|_invalid| RealmRefusal::Malformed)?;
         let origin = Origin::of(&realm).ok_or(RealmRefusal::Malformed)?;
-        if origin.host() != registry.host() && !TOKEN_HOSTS.contains(&(registry.host(), origin.host())) {
+        let is_known = origin.host() == registry.host()
+            || TOKEN_HOSTS.contains(&(registry.host(), origin.host()))
+            || services.iter().any(|(host, service)| is(host, registry) && is(service, &origin));
+        if !is_known {
             return Err(RealmRefusal::ForeignHost { found: origin.host().to_owned() });
         }
         if registry.is_https() && !origin.is_https() {
             return Err(RealmRefusal::Downgrade);
         }
-        let mut url = realm.to_string();
-        for (name, value) in self.query() {
-            url.push(if url.contains('?') { '&' } else { '?' });
-            url.push_str(name);
-            url.push('=');
-            push_encoded(&mut url, value);
-        }
-        url.parse().map_err(|_invalid| RealmRefusal::Malformed)
+        Ok(realm)
     }
 
     /// A scope may list several, parted by spaces; each becomes a parameter of its own.
@@ -57,67 +100,31 @@ impl Challenge {
     }
 }
 
-/// The header that shows the token in a token service's answer.
-pub(super) fn bearer_header(answer: &[u8]) -> Option<HeaderValue> {
-    #[derive(Deserialize)]
-    struct TokenAnswer {
-        token: Option<String>,
-        access_token: Option<String>,
-    }
-    let answer: TokenAnswer = serde_json::from_slice(answer).ok()?;
-    let token = answer.token.or(answer.access_token).filter(|token| !token.is_empty())?;
-    let mut header = HeaderValue::try_from(format!("Bearer {token}")).ok()?;
-    header.set_sensitive(true);
-    Some(header)
+fn is(name: &str, origin: &Origin) -> bool {
+    name.eq_ignore_ascii_case(RegistryHost::of(origin).as_str())
 }
 
-/// The tokens had so far. They expire, which shows in a 401; then a new one takes its place.
-#[derive(Default)]
-pub(super) struct TokenCache {
-    tokens: Mutex<HashMap<(Origin, String), HeaderValue>>,
-}
-
-impl TokenCache {
-    /// The token for a repository of a registry.
-    pub(super) fn get(&self, registry: &Origin, repository: &str) -> Option<HeaderValue> {
-        self.lock().get(&(registry.clone(), repository.to_owned())).cloned()
+fn with_query(realm: &Uri, query: &[String]) -> Result<Uri, RealmRefusal> {
+    let mut url = realm.to_string();
+    for pair in query {
+        url.push(if url.contains('?') { '&' } else { '?' });
+        url.push_str(pair);
     }
-
-    /// Keeps a token.
-    pub(super) fn insert(&self, registry: &Origin, repository: &str, token: HeaderValue) {
-        let mut tokens = self.lock();
-        if tokens.len() >= MAX_TOKENS {
-            tokens.clear();
-        }
-        tokens.insert((registry.clone(), repository.to_owned()), token);
-    }
-
-    /// No code can panic while it holds the lock, so a poisoned one is still whole.
-    fn lock(&self) -> MutexGuard<'_, HashMap<(Origin, String), HeaderValue>> {
-        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for TokenCache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TokenCache").field("count", &self.lock().len()).finish()
-    }
+    url.parse().map_err(|_invalid| RealmRefusal::Malformed)
 }
 
 /// Registries whose token service is known to be on another host.
 const TOKEN_HOSTS: [(&str, &str); 2] =
     [("registry-1.docker.io", "auth.docker.io"), ("hf.co", "huggingface.co")];
-/// More repositories than anyone pulls from in the life of a daemon; losing a token costs one request.
-const MAX_TOKENS: usize = 1024;
 /// Real challenges have some 200 bytes.
 const MAX_CHALLENGE_BYTES: usize = 4096;
 
 /// Reads `WWW-Authenticate`: schemes, each followed by `name=value` pairs, all parted by commas.
-fn bearer(header: &str) -> Option<Challenge> {
+fn challenges(header: &str) -> Option<Challenges> {
     if header.len() > MAX_CHALLENGE_BYTES {
         return None;
     }
-    let mut challenge = Challenge::default();
+    let (mut challenge, mut basic) = (Challenge::default(), false);
     let mut scheme = "";
     let mut rest = header.trim_start_matches(SEPARATORS);
     while !rest.is_empty() {
@@ -134,12 +141,13 @@ fn bearer(header: &str) -> Option<Challenge> {
             None if word.is_empty() => return None,
             None => {
                 scheme = word;
+                basic |= scheme.eq_ignore_ascii_case("basic");
                 after
             }
         };
         rest = rest.trim_start_matches(SEPARATORS);
     }
-    (!challenge.realm.is_empty()).then_some(challenge)
+    Some(Challenges { bearer: (!challenge.realm.is_empty()).then_some(challenge), basic })
 }
 
 impl Challenge {
@@ -177,19 +185,25 @@ fn split_value(text: &str) -> Option<(String, &str)> {
     }
 }
 
-/// Appends `value` as it stands in a query (RFC 3986, section 2.1).
-fn push_encoded(url: &mut String, value: &str) {
+/// `name=value` as it stands in a query (RFC 3986, section 2.1).
+fn parameter(name: &str, value: &str) -> String {
+    let mut url = format!("{name}=");
     for &byte in value.as_bytes() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => url.push(byte.into()),
             _ => url.push_str(&format!("%{byte:02X}")),
         }
     }
+    url
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn bearer(header: &str) -> Option<Challenge> {
+        challenges(header).and_then(|found| found.bearer)
+    }
 
     fn challenge(header: &str) -> Option<(String, Option<String>, Option<String>)> {
         bearer(header).map(|challenge| (challenge.realm, challenge.service, challenge.scope))
@@ -197,7 +211,8 @@ mod tests {
 
     fn token_url(registry: &str, header: &str) -> Result<String, RealmRefusal> {
         let registry = Origin::of(&registry.parse().unwrap()).unwrap();
-        bearer(header).unwrap().token_url(&registry).map(|url| url.to_string())
+        let services = [("gitlab.example".to_owned(), "login.example:444".to_owned())].into();
+        bearer(header).unwrap().token_url(&registry, &services).map(|url| url.to_string())
     }
 
     #[test]
@@ -253,6 +268,9 @@ mod tests {
         assert!(token_url("https://r.example", &realm("https://R.example:5001/t")).is_ok());
         assert!(token_url("https://registry-1.docker.io", &realm("https://auth.docker.io/token")).is_ok());
         assert!(token_url("https://hf.co", &realm("https://huggingface.co/v2/token")).is_ok());
+        assert!(token_url("https://gitlab.example", &realm("https://login.example:444/t")).is_ok());
+        assert!(token_url("https://gitlab.example", &realm("https://login.example/t")).is_err());
+        assert!(token_url("https://gitlab.example:1", &realm("https://login.example:444/t")).is_err());
         assert_eq!(
             token_url("https://r.example", &realm("https://huggingface.co/")),
             foreign("huggingface.co")
@@ -273,26 +291,25 @@ mod tests {
     }
 
     #[test]
-    fn token_is_read_under_both_names_and_not_printed() {
-        for json in [r#"{"token":"abc"}"#, r#"{"access_token":"abc","expires_in":300}"#] {
-            let header = bearer_header(json.as_bytes()).unwrap();
-            assert_eq!(header, "Bearer abc");
-            assert!(!format!("{header:?}").contains("abc"));
-        }
-        for json in ["", "{}", r#"{"token":""}"#, r#"{"token":"a\nb"}"#, r#"{"token":1}"#, "[1]"] {
-            assert!(bearer_header(json.as_bytes()).is_none(), "{json}");
-        }
+    fn signed_url_is_in_the_order_of_its_parameters() {
+        let header =
+            r#"Bearer realm="https://r.example/token?zone=1",service="r",scope="repository:l/m:pull""#;
+        let registry = Origin::of(&"https://r.example".parse().unwrap()).unwrap();
+        let url = bearer(header).unwrap().signed_url(&registry, &BTreeMap::new(), "n-_", 17).unwrap();
+        let query = "nonce=n-_&scope=repository%3Al%2Fm%3Apull&service=r&ts=17&zone=1";
+        assert_eq!(url.to_string(), format!("https://r.example/token?{query}"));
     }
 
     #[test]
-    fn tokens_are_kept_for_their_repository_alone() {
-        let origin = |url: &str| Origin::of(&url.parse().unwrap()).unwrap();
-        let cache = TokenCache::default();
-        cache.insert(&origin("https://a"), "l/m", HeaderValue::from_static("Bearer t"));
-        assert!(cache.get(&origin("https://a:443"), "l/m").is_some());
-        assert!(cache.get(&origin("https://a:444"), "l/m").is_none());
-        assert!(cache.get(&origin("http://a"), "l/m").is_none());
-        assert!(cache.get(&origin("https://a"), "l/n").is_none());
-        assert_eq!(format!("{cache:?}"), "TokenCache { count: 1 }");
+    fn basic_is_seen_beside_and_without_bearer() {
+        for (header, basic) in [
+            (r#"Basic realm="x""#, true),
+            (r#"Bearer realm="https://a/t", basic realm="x""#, true),
+            ("Basic", true),
+            (r#"Bearer realm="https://a/t",scope="Basic x""#, false),
+            (r#"Negotiate"#, false),
+        ] {
+            assert_eq!(challenges(header).unwrap().basic, basic, "{header}");
+        }
     }
 }

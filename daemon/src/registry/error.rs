@@ -7,6 +7,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::Reference;
 
+use super::credentials::CredentialError;
 use super::zone::Zone;
 
 /// Why a registry's answer could not be had or cannot be used.
@@ -31,14 +32,19 @@ pub enum RegistryError {
         /// Who answered.
         host: String,
     },
-    /// The registry wants more than an anonymous token.
-    #[error("model {reference}: denied by {host}; it is private, gated or misspelt")]
+    /// The registry wants more than it was shown.
+    #[error("model {reference}: denied by {host}; {advice}")]
     Denied {
         /// What was asked for.
         reference: Box<Reference>,
         /// Who answered.
         host: String,
+        /// What may help.
+        advice: Box<Advice>,
     },
+    /// The credentials for a registry cannot be used.
+    #[error(transparent)]
+    Credentials(#[from] CredentialError),
     /// The bytes served as the manifest are none.
     #[error("model {reference}: {error}")]
     Manifest {
@@ -199,7 +205,7 @@ impl RegistryError {
     pub const fn code(&self) -> ErrorCode {
         match self {
             Self::NotFound { .. } => ErrorCode::NotFound,
-            Self::Denied { .. } => ErrorCode::Denied,
+            Self::Denied { .. } | Self::Credentials(_) => ErrorCode::Denied,
             Self::Manifest { .. } => ErrorCode::InvalidInput,
             Self::Host { .. } | Self::Mirror { .. } | Self::Certificates { .. } => ErrorCode::InvalidRequest,
             Self::BlobMissing { .. }
@@ -219,6 +225,51 @@ impl RegistryError {
             | Self::Realm { .. } => ErrorCode::Upstream,
         }
     }
+}
+
+/// What may help against a refusal: it depends on what the registry was shown.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Advice {
+    /// There were no credentials.
+    #[error("it is private, gated or misspelt; `blobd login {host}` if you have an account there")]
+    LogIn {
+        /// For whom to log in.
+        host: String,
+    },
+    /// The credentials may be with a program that was not run.
+    #[error(
+        "it is private or misspelt; credentials may be with docker-credential-{name}, which blobd runs only \
+         with use_docker_helpers in the section [credentials]; or `blobd login {host}`"
+    )]
+    Helper {
+        /// The end of the program's name.
+        name: String,
+        /// For whom to log in.
+        host: String,
+    },
+    /// There is no key to sign with.
+    #[error("it is private or misspelt; private models need Ollama's key {}, known to your account at ollama.com", path.display())]
+    OllamaKey {
+        /// Where the key would be.
+        path: PathBuf,
+    },
+    /// There were credentials, and they were not enough.
+    #[error("the credentials from {place} do not suffice, or it is misspelt")]
+    Credential {
+        /// Where they are from.
+        place: String,
+    },
+    /// Hugging Face wants a licence accepted first.
+    #[error(
+        "it is gated: accept its terms at {page}, then `blobd login {host}` with a token of that account"
+    )]
+    Gated {
+        /// The model's page.
+        page: String,
+        /// For whom to log in.
+        host: String,
+    },
 }
 
 /// Why a redirect is not followed.
@@ -247,7 +298,9 @@ pub enum RealmRefusal {
     #[error("its realm is not a URL")]
     Malformed,
     /// The realm is on a host that the registry has no business to name.
-    #[error("realm host {found:?} is not the registry's")]
+    #[error(
+        "realm host {found:?} is not the registry's; if it should be, name it in credentials.token_services"
+    )]
     ForeignHost {
         /// The realm's host.
         found: String,

@@ -1,7 +1,8 @@
-//! One GET as a registry means it: token, redirects and patience included.
+//! One GET as a registry means it: credentials, redirects and patience included.
 //!
 //! Three loops, one inside the other: [`Shared::get`] tries again what may pass,
-//! [`Shared::authorized`] gets a token when asked for one, [`Shared::follow`] follows redirects.
+//! [`Shared::authorized`] (in `access`) shows credentials when asked for them, [`Shared::follow`]
+//! follows redirects.
 
 use std::time::Duration;
 
@@ -13,8 +14,9 @@ use hyper::body::Incoming;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_ENCODING, HeaderValue, RANGE, RETRY_AFTER, USER_AGENT};
 use hyper::{HeaderMap, Request, Response, StatusCode, Uri};
 
-use super::auth::{self, Challenge};
-use super::error::{RealmRefusal, RedirectRefusal, RegistryError};
+use super::credentials::RegistryHost;
+use super::error::{Advice, RedirectRefusal, RegistryError};
+use super::grant::Grant;
 use super::origin::{Origin, Registry, host_of};
 use super::redirect;
 use super::stream::read_document;
@@ -27,9 +29,9 @@ pub(super) const MAX_REDIRECTS: usize = 5;
 /// What to get, and what to say when it cannot be had.
 #[derive(Debug)]
 pub(super) struct Target<'a> {
-    origin: &'a Origin,
+    pub(super) origin: &'a Origin,
     reference: &'a Reference,
-    repository: String,
+    pub(super) repository: String,
     url: Uri,
     what: What,
     accept: Option<HeaderValue>,
@@ -72,17 +74,28 @@ impl<'a> Target<'a> {
         }
     }
 
-    fn denied(&self, host: String) -> RegistryError {
-        RegistryError::Denied { reference: Box::new(self.reference.clone()), host }
+    /// `host` refuses; what may help against that.
+    pub(super) fn denied(&self, host: String, advice: Advice) -> RegistryError {
+        let (reference, advice) = (Box::new(self.reference.clone()), Box::new(advice));
+        RegistryError::Denied { reference, host, advice }
+    }
+
+    /// What may help against a refusal as Hugging Face words it for gated models.
+    fn gated(&self) -> Advice {
+        let (namespace, model) = (self.reference.namespace(), self.reference.model());
+        let page = format!("https://huggingface.co/{namespace}/{model}");
+        Advice::Gated { page, host: RegistryHost::of(self.origin).to_string() }
     }
 }
 
 /// An answer, who gave it, and how near the registry is that led there.
 #[derive(Debug)]
 pub(super) struct Answer {
-    response: Response<Incoming>,
-    url: Uri,
-    reach: Zone,
+    pub(super) response: Response<Incoming>,
+    pub(super) url: Uri,
+    pub(super) reach: Zone,
+    /// What may help if this is a refusal.
+    pub(super) advice: Advice,
 }
 
 impl Answer {
@@ -123,19 +136,31 @@ impl Answer {
     /// An answer with the thing asked for, or what it says instead.
     fn checked(self, target: &Target<'_>) -> Result<Self, RegistryError> {
         let host = self.host();
-        let at_registry = Origin::of(&self.url).as_ref() == Some(target.origin);
         match self.response.status() {
             StatusCode::OK => self.uncompressed(),
             StatusCode::PARTIAL_CONTENT if target.range.is_some() => self.uncompressed(),
             StatusCode::NOT_FOUND => Err(target.missing(host)),
             // Elsewhere it means that a signed URL is wrong, which is not about the user's rights.
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if at_registry => Err(target.denied(host)),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if self.is_from(target.origin) => {
+                Err(target.denied(host, if self.is_gated() { target.gated() } else { self.advice }))
+            }
             StatusCode::TOO_MANY_REQUESTS => Err(RegistryError::TooManyRequests { host }),
             status => Err(RegistryError::Status { host, status: status.as_u16() }),
         }
     }
 
-    fn uncompressed(self) -> Result<Self, RegistryError> {
+    /// Whether it is the registry itself that answered, and not whoever it redirected to.
+    pub(super) fn is_from(&self, registry: &Origin) -> bool {
+        Origin::of(&self.url).as_ref() == Some(registry)
+    }
+
+    /// Whether Hugging Face says that the model's terms have to be accepted first.
+    pub(super) fn is_gated(&self) -> bool {
+        self.headers().get("x-error-code").is_some_and(|code| code.as_bytes() == b"GatedRepo")
+    }
+
+    /// The same, unless the body is compressed: nobody asked for that.
+    pub(super) fn uncompressed(self) -> Result<Self, RegistryError> {
         let is_identity = |value: &&HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
         match self.headers().get_all(CONTENT_ENCODING).iter().find(|value| !is_identity(value)) {
             None => Ok(self),
@@ -165,52 +190,18 @@ impl Shared {
         self.authorized(target).await?.checked(target)
     }
 
-    /// The answer to a request with a token, if the registry wants one that anybody can have.
-    async fn authorized(&self, target: &Target<'_>) -> Result<Answer, RegistryError> {
-        let token = self.tokens.get(target.origin, &target.repository);
-        let answer = self.follow(target, token).await?;
-        let at_registry = Origin::of(&answer.url).as_ref() == Some(target.origin);
-        if answer.response.status() != StatusCode::UNAUTHORIZED || !at_registry {
-            return Ok(answer);
-        }
-        match Challenge::of(answer.headers()) {
-            None => Ok(answer),
-            Some(challenge) => {
-                let token = self.token(target, &challenge, answer.reach).await?;
-                self.tokens.insert(target.origin, &target.repository, token.clone());
-                self.follow(target, Some(token)).await
-            }
-        }
-    }
-
-    /// Asks the token service once, without credentials and without following it elsewhere.
-    async fn token(
+    /// The first answer that is no redirect.
+    pub(super) async fn follow(
         &self,
         target: &Target<'_>,
-        challenge: &Challenge,
-        reach: Zone,
-    ) -> Result<HeaderValue, RegistryError> {
-        let refused = |reason| RegistryError::Realm { host: target.origin.host().to_owned(), reason };
-        let url = challenge.token_url(target.origin).map_err(refused)?;
-        let response = self.transport.send(request(&url), reach).await?;
-        let answer = Answer { response, url, reach };
-        let status = answer.response.status();
-        let no_token = || refused(RealmRefusal::NoToken { status: status.as_u16() });
-        match status {
-            StatusCode::OK => {}
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Err(target.denied(answer.host())),
-            _ => return Err(no_token()),
-        }
-        let document =
-            answer.uncompressed()?.document("token", MAX_TOKEN_BYTES, self.limits.document).await?;
-        auth::bearer_header(&document).ok_or_else(no_token)
-    }
-
-    /// The first answer that is no redirect.
-    async fn follow(&self, target: &Target<'_>, token: Option<HeaderValue>) -> Result<Answer, RegistryError> {
+        grant: Option<Grant>,
+    ) -> Result<Answer, RegistryError> {
         // The user named the registry, so it may be anywhere; from there on it is the measure.
         let mut reach = Zone::Reserved;
-        let mut token = token;
+        let (mut token, advice) = match grant {
+            Some(grant) => (Some(grant.header), grant.advice),
+            None => (None, Advice::LogIn { host: RegistryHost::of(target.origin).to_string() }),
+        };
         let mut url = target.url.clone();
         for hop in 0..=MAX_REDIRECTS {
             let mut request = request(&url);
@@ -225,7 +216,7 @@ impl Shared {
                 reach = self.transport.zone(&url, &response);
             }
             if !redirect::is_redirect(response.status()) {
-                return Ok(Answer { response, url, reach });
+                return Ok(Answer { response, url, reach, advice });
             }
             let refused = |reason| RegistryError::Redirect { host: host_of(&url), reason };
             let next = redirect::target(&url, response.headers()).map_err(refused)?;
@@ -240,12 +231,11 @@ impl Shared {
 
 /// How often a request is sent before its failure is final.
 const TRIES: u32 = 3;
-/// Tokens are signed statements of some KiB.
-const MAX_TOKEN_BYTES: u64 = 64 << 10;
 /// Says who asks, as registries' operators want to know.
 const AGENT: &str = concat!("blobd/", env!("CARGO_PKG_VERSION"));
 
-fn request(url: &Uri) -> Request<Empty<Bytes>> {
+/// A GET of `url` that says who asks and nothing else.
+pub(super) fn request(url: &Uri) -> Request<Empty<Bytes>> {
     let mut request = Request::new(Empty::new());
     *request.uri_mut() = url.clone();
     request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(AGENT));

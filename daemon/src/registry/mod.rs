@@ -1,20 +1,24 @@
 //! The client of model registries: what a reference names, fetched over HTTP.
 //!
 //! It speaks the pull half of the OCI distribution protocol as registry.ollama.ai, hf.co and
-//! plain OCI registries serve it, with an anonymous token at most.
+//! plain OCI registries serve it, with the user's credentials where a registry asks for them.
 //!
 //! It promises that a broken or lying server does no harm: every body has a limit that is kept
-//! while reading, every wait ends, a token goes only to the registry it was made for, and no
-//! registry can make the daemon speak to a host nearer to it than the registry itself.
+//! while reading, every wait ends, credentials and tokens go only to the registry they were given
+//! or made for and to its token service, and no registry can make the daemon speak to a host
+//! nearer to it than the registry itself.
 //!
 //! It does not hash blobs: [`BlobStream`] yields as many bytes as the manifest says,
 //! [`RangeStream`] as many as were asked for, and the store's ingest decides whether they are the
 //! right ones. It does not resume a broken transfer.
 
+mod access;
 mod auth;
+pub mod credentials;
 mod dial;
 mod error;
 mod fetch;
+mod grant;
 mod origin;
 mod range;
 mod redirect;
@@ -35,10 +39,11 @@ use blobd_store_format::reference::Reference;
 use hyper::header::HeaderValue;
 use hyper_util::client::proxy::matcher::Matcher;
 
-use self::auth::TokenCache;
+use self::credentials::CredentialPolicy;
 use self::dial::Transport;
-pub use self::error::{RealmRefusal, RedirectRefusal, RegistryError};
+pub use self::error::{Advice, RealmRefusal, RedirectRefusal, RegistryError};
 use self::fetch::{Answer, Target, What};
+use self::grant::TokenCache;
 use self::origin::Registry;
 pub use self::range::RangeStream;
 pub use self::stream::BlobStream;
@@ -53,6 +58,17 @@ pub struct RegistryPolicy {
     pub mirrors: BTreeMap<String, String>,
     /// PEM files with certificate authorities that are trusted beside the machine's own.
     pub ca_files: Vec<PathBuf>,
+    /// The credentials there are.
+    pub credentials: CredentialPolicy,
+}
+
+impl RegistryPolicy {
+    /// The same for a daemon that serves several users: with no credentials but blobd's own. What
+    /// it can pull all of them can read, so the rest of what its user has is none of theirs.
+    #[must_use]
+    pub fn for_many_users(self) -> Self {
+        Self { credentials: self.credentials.own_alone(), ..self }
+    }
 }
 
 /// A client of all registries. Its clones share connections and tokens.
@@ -67,6 +83,7 @@ struct Shared {
     mirrors: BTreeMap<String, Registry>,
     transport: Transport,
     tokens: TokenCache,
+    credentials: Arc<CredentialPolicy>,
     limits: Limits,
 }
 
@@ -93,6 +110,7 @@ impl RegistryClient {
             mirrors: mirrors.collect::<Result<_, RegistryError>>()?,
             transport: Transport::new(&policy.ca_files, &limits, proxies)?,
             tokens: TokenCache::default(),
+            credentials: Arc::new(policy.credentials.clone()),
             limits,
         };
         Ok(Self { shared: Arc::new(shared) })

@@ -1,5 +1,7 @@
 //! Where requests go: origins, and the base of a registry's URLs.
 
+use std::net::IpAddr;
+
 use blobd_store_format::reference::{Reference, Scheme};
 use hyper::Uri;
 
@@ -40,6 +42,18 @@ impl Origin {
     /// The host without the port, in lower case.
     pub(super) fn host(&self) -> &str {
         &self.host
+    }
+
+    /// The port, also where it is the scheme's own.
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Whether the host can be nothing but this machine. Other names may resolve to anything, and
+    /// to something else the next time.
+    pub(super) fn is_loopback(&self) -> bool {
+        let literal = self.host.trim_start_matches('[').trim_end_matches(']');
+        self.host == "localhost" || literal.parse().is_ok_and(|address: IpAddr| address.is_loopback())
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod auth;
 mod blob;
+mod credentials;
 mod manifest;
 mod range;
 mod server;

@@ -1,11 +1,11 @@
 //! The disk: every change that the store makes to files goes through here.
 //!
 //! [`Disk`] is the seam: the kernel's file system, or in tests one that fails or forgets. What is
-//! read needs no seam, because reading promises nothing. [`GuardedDisk`] adds the rule that an
+//! read needs no seam, because reading promises nothing. `GuardedDisk` adds the rule that an
 //! error of a sync is final: the kernel reports a lost write once, so a second try would succeed
 //! with the bytes gone. From then on the store is read-only until it is opened again.
 //!
-//! The order of the steps is [`super::ingest`]'s and [`crate::gc`]'s business.
+//! The order of the steps is `ingest`'s and [`crate::gc`]'s business.
 
 use std::collections::BTreeSet;
 use std::fmt;

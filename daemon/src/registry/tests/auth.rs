@@ -2,6 +2,8 @@
 
 use super::server::{Reply, Seen, Server, answer, head, ok, redirect};
 use super::*;
+use crate::registry::error::Advice;
+use crate::registry::grant::Grant;
 
 /// A 401 whose realm is on the server that was asked, or at `realm`.
 fn challenge(seen: &Seen, realm: Option<&str>) -> Reply {
@@ -42,7 +44,8 @@ async fn expired_token_is_replaced() {
     let server = guarded(|| Reply::Whole(ok(br#"{"access_token":"secret"}"#))).await;
     let client = client();
     let origin = super::super::origin::Registry::named(&tiny(&server)).unwrap().origin().clone();
-    client.shared.tokens.insert(&origin, "library/tiny", "Bearer old".parse().unwrap());
+    let old = Grant::lasting("Bearer old".parse().unwrap(), Advice::LogIn { host: String::new() });
+    client.shared.tokens.insert(&origin, "library/tiny", old);
     client.manifest(&tiny(&server)).await.unwrap();
     assert_eq!(server.seen().len(), 3);
 }

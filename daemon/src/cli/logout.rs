@@ -1,0 +1,43 @@
+//! `blobd logout`
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use clap::Args;
+use serde::Serialize;
+
+use super::Global;
+use super::connect::load_config;
+use super::login::denied;
+use super::output::{print, print_json, printable};
+use crate::registry::credentials::RegistryHost;
+
+/// Forget the credentials for a registry
+///
+/// Those that `blobd login` has kept. A daemon that has just used them may do so for five minutes
+/// more. What is kept for Docker, Hugging Face or Ollama stays.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd logout hf.co
+  blobd logout registry.example.org:5000")]
+pub(super) struct Params {
+    /// The registry, as at `blobd login`
+    #[arg(value_name = "HOST")]
+    host: String,
+}
+
+#[derive(Serialize)]
+struct Forgotten<'a> {
+    host: &'a str,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let host: RegistryHost = params.host.parse().map_err(super::usage)?;
+    let file = load_config(global)?.credential_file();
+    if !file.remove(&host).map_err(|error| denied(&error))? {
+        let message = format!("{host}: no credentials in {}", file.path().display());
+        return Err(ErrorBody::new(ErrorCode::NotFound, message));
+    }
+    if global.json {
+        return print_json(&Forgotten { host: host.as_str() });
+    }
+    print(&format!("{}: credentials forgotten\n", printable(host.as_str())))
+}

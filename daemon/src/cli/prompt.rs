@@ -1,0 +1,151 @@
+//! Asking the person at the terminal.
+
+use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+
+use blobd_client::protocol::error::ErrorBody;
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+
+/// Whether what is typed can be seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Echo {
+    /// A name.
+    On,
+    /// A secret.
+    Off,
+}
+
+/// One line that the person types.
+///
+/// # Errors
+/// When standard input is no terminal, or the person gives up.
+pub(super) fn ask(question: &str, echo: Echo) -> Result<String, ErrorBody> {
+    if !io::stdin().is_terminal() {
+        let hint = "give -u USER --password-stdin, or --token-stdin";
+        return Err(super::usage("standard input: not a terminal, nobody to ask").with_hint(hint));
+    }
+    eprint!("{}", super::output::printable(question));
+    // It has to be seen before the answer; a terminal that is gone shows in the read.
+    let _ = io::stderr().flush();
+    let line = match echo {
+        Echo::On => seen_line(),
+        Echo::Off => hidden_line(),
+    };
+    match line {
+        Ok(Some(line)) => Ok(line),
+        Ok(None) => Err(super::usage("given up")),
+        Err(error) => Err(super::usage(format!("terminal: {error}"))),
+    }
+}
+
+fn seen_line() -> io::Result<Option<String>> {
+    let mut line = String::new();
+    let count = io::stdin().lock().read_line(&mut line)?;
+    Ok((count > 0).then(|| line.trim().to_owned()))
+}
+
+/// Reads key by key: the terminal neither shows them nor acts on them, so that no signal can end
+/// the program while the terminal is in this mode.
+fn hidden_line() -> io::Result<Option<String>> {
+    let _mode = Hidden::enter()?;
+    let mut line = Line::default();
+    loop {
+        let mut key = [0];
+        if rustix::io::read(io::stdin(), &mut key)? == 0 {
+            return Ok(None);
+        }
+        match line.press(key[0]) {
+            Pressed::More => {}
+            Pressed::Done => return Ok(String::from_utf8(line.bytes).ok()),
+            Pressed::GivenUp => return Ok(None),
+        }
+    }
+}
+
+/// The terminal's mode, restored on drop.
+struct Hidden {
+    before: Termios,
+}
+
+impl Hidden {
+    fn enter() -> io::Result<Self> {
+        let before = tcgetattr(io::stdin())?;
+        let mut mode = before.clone();
+        mode.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
+        tcsetattr(io::stdin(), OptionalActions::Flush, &mode)?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        // A terminal that is gone needs no mode.
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
+        eprintln!();
+    }
+}
+
+const INTERRUPT: u8 = 3;
+const END: u8 = 4;
+const BACKSPACE: u8 = 8;
+const KILL: u8 = 21;
+const QUIT: u8 = 28;
+const DELETE: u8 = 127;
+
+/// A line as it is typed.
+#[derive(Default)]
+struct Line {
+    bytes: Vec<u8>,
+}
+
+enum Pressed {
+    More,
+    Done,
+    GivenUp,
+}
+
+impl Line {
+    fn press(&mut self, key: u8) -> Pressed {
+        match key {
+            b'\n' | b'\r' => return Pressed::Done,
+            INTERRUPT | QUIT => return Pressed::GivenUp,
+            END if self.bytes.is_empty() => return Pressed::GivenUp,
+            END => return Pressed::Done,
+            BACKSPACE | DELETE => self.remove_last(),
+            KILL => self.bytes.clear(),
+            _ => self.bytes.push(key),
+        }
+        Pressed::More
+    }
+
+    /// The last character, which may have several bytes.
+    fn remove_last(&mut self) {
+        while self.bytes.pop().is_some_and(|byte| byte & 0xc0 == 0x80) {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(keys: &str) -> Option<String> {
+        let mut line = Line::default();
+        for key in keys.bytes() {
+            match line.press(key) {
+                Pressed::More => {}
+                Pressed::Done => return String::from_utf8(line.bytes).ok(),
+                Pressed::GivenUp => return None,
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn hidden_line_is_edited_as_usual() {
+        assert_eq!(typed("hunter2\r").as_deref(), Some("hunter2"));
+        assert_eq!(typed("a\u{e4}\u{7f}\u{8}\u{8}bc\n").as_deref(), Some("bc"));
+        assert_eq!(typed("wrong\u{15}right\n").as_deref(), Some("right"));
+        assert_eq!(typed("abc\u{4}").as_deref(), Some("abc"));
+        assert_eq!(typed("abc\u{3}"), None);
+        assert_eq!(typed("\u{4}"), None);
+    }
+}

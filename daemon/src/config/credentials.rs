@@ -1,0 +1,117 @@
+//! The section `[credentials]`, and where this user's credentials are.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::Defaults;
+use crate::registry::credentials::{CredentialFile, CredentialPolicy, DockerHelpers, RegistryHost, Secret};
+
+/// How credentials of registries are found, and where they may go. `docs/SECURITY.md` says what
+/// each exception costs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CredentialsConfig {
+    /// blobd's own file; by default `credentials.json` beside the configuration file.
+    pub file: Option<PathBuf>,
+    /// Whether the programs that Docker's configuration names for credentials are run.
+    pub use_docker_helpers: bool,
+    /// Hosts, each with its port, that get credentials over plain HTTP.
+    pub insecure_hosts: Vec<String>,
+    /// Hosts beside registry.ollama.ai for which Ollama's key signs.
+    pub ollama_key_hosts: Vec<String>,
+    /// A registry's host and the host of its token service, where that is another.
+    pub token_services: BTreeMap<String, String>,
+}
+
+impl CredentialsConfig {
+    /// blobd's own file, if the configuration file is at `config`.
+    pub(super) fn file(&self, config: Option<&Path>) -> CredentialFile {
+        let default = || config.map_or_else(|| Defaults::of_user().config, Path::to_path_buf);
+        let beside = || default().with_file_name("credentials.json");
+        CredentialFile::at(self.file.clone().unwrap_or_else(beside))
+    }
+
+    /// All that this user has, as the environment and the usual places say.
+    pub(super) fn policy(&self, config: Option<&Path>) -> CredentialPolicy {
+        // Without a home there are none; a path beside whatever is current would be anybody's.
+        let home = variable("HOME");
+        let at_home = |name: &str| home.as_ref().map(|home| home.join(name));
+        let docker = variable("DOCKER_CONFIG").or_else(|| at_home(".docker"));
+        let cache = variable("XDG_CACHE_HOME").or_else(|| at_home(".cache"));
+        let hugging_face = variable("HF_HOME").or_else(|| cache.map(|cache| cache.join("huggingface")));
+        let token = std::env::var("HF_TOKEN").ok().filter(|token| !token.trim().is_empty());
+        CredentialPolicy {
+            file: Some(self.file(config)),
+            docker_config: docker.map(|docker| docker.join("config.json")),
+            docker_helpers: match self.use_docker_helpers {
+                true => DockerHelpers::Run,
+                false => DockerHelpers::Ignored,
+            },
+            hugging_face_token: token.map(|token| Secret::new(token.trim())),
+            hugging_face_file: variable("HF_TOKEN_PATH")
+                .or_else(|| hugging_face.map(|home| home.join("token"))),
+            ollama_key: at_home(".ollama/id_ed25519"),
+            ollama_key_hosts: self.ollama_key_hosts.clone(),
+            insecure_hosts: self.insecure_hosts.clone(),
+            token_services: self.token_services.clone(),
+        }
+    }
+
+    /// Exceptions that would never apply are mistakes.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let has_port =
+            |host: &str| host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        if let Some(host) = self.insecure_hosts.iter().find(|host| !is_host(host) || !has_port(host)) {
+            return Err(format!("credentials.insecure_hosts: {host:?}, HOST:PORT expected"));
+        }
+        let pairs = self.token_services.iter().flat_map(|(registry, service)| [registry, service]);
+        match self.ollama_key_hosts.iter().chain(pairs).find(|host| !is_host(host)) {
+            None => Ok(()),
+            Some(host) => Err(format!("credentials: {host:?}, HOST or HOST:PORT expected")),
+        }
+    }
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+fn is_host(text: &str) -> bool {
+    !text.contains('/') && text.parse::<RegistryHost>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    #[test]
+    fn file_is_beside_the_configuration_unless_it_says_otherwise() {
+        let mut config = CredentialsConfig::default();
+        let beside = config.file(Some(Path::new("/etc/blobd/other.toml")));
+        assert_eq!(beside.path(), Path::new("/etc/blobd/credentials.json"));
+        config.file = Some("/x/y".into());
+        assert_eq!(config.file(None).path(), Path::new("/x/y"));
+    }
+
+    #[test]
+    fn exceptions_are_read_and_checked() {
+        let check = |text: &str| toml::from_str::<Config>(text).unwrap().credentials.check();
+        let text = "[credentials]\ninsecure_hosts = [\"lan:5000\"]\nollama_key_hosts = [\"mirror.example\"]\n\
+            use_docker_helpers = true\n[credentials.token_services]\n\"registry.gitlab.com\" = \"gitlab.com\"\n";
+        assert_eq!(check(text), Ok(()));
+        let policy = toml::from_str::<Config>(text).unwrap().credentials.policy(None);
+        assert_eq!(policy.docker_helpers, DockerHelpers::Run);
+        for (text, what) in [
+            ("insecure_hosts = [\"lan\"]", "HOST:PORT expected"),
+            ("insecure_hosts = [\"http://lan:5000\"]", "HOST:PORT expected"),
+            ("ollama_key_hosts = [\"https://mirror.example\"]", "HOST or HOST:PORT expected"),
+            ("token_services = { \"a\" = \"b c\" }", "HOST or HOST:PORT expected"),
+        ] {
+            let error = check(&format!("[credentials]\n{text}")).unwrap_err();
+            assert!(error.contains(what), "{error}");
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Getting in: what a refusal asks for, what there is to show, and to whom it may be shown.
+//!
+//! Nothing is sent before the registry itself has refused a request, and then only what was given
+//! for that host: to it, or to its token service if [`Challenge`] knows that one. Nothing goes
+//! over plain HTTP except within this machine or to hosts that the user named. Redirects elsewhere
+//! lose it ([`Shared::follow`]).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use hyper::header::{AUTHORIZATION, HeaderValue};
+use hyper::{StatusCode, Uri};
+use ring::rand::{SecureRandom as _, SystemRandom};
+
+use super::Shared;
+use super::auth::{Challenge, Challenges};
+use super::credentials::{
+    Credential, CredentialError, CredentialPolicy, Found, OllamaKey, RegistryHost, Secret, hidden_header,
+};
+use super::error::{Advice, RealmRefusal, RegistryError};
+use super::fetch::{Answer, Target, request};
+use super::grant::Grant;
+use super::origin::{Origin, host_of};
+use super::zone::Zone;
+
+/// What there is to show to a registry.
+enum Held {
+    /// A name and a password, and where they are from.
+    Password { user: String, password: Secret, place: String },
+    /// A token, and where it is from.
+    Token { token: Secret, place: String },
+    /// A key to sign with, and where it is.
+    Key { key: Box<OllamaKey>, path: PathBuf },
+    /// Nothing, and what would help.
+    Nothing { advice: Advice },
+}
+
+impl Shared {
+    /// The answer to a request with what the registry wants to see, if there is such a thing. A
+    /// refusal of what is shown is final.
+    pub(super) async fn authorized(&self, target: &Target<'_>) -> Result<Answer, RegistryError> {
+        let grant = self.tokens.get(target.origin, &target.repository);
+        let mut answer = self.follow(target, grant).await?;
+        if !asks_for_more(&answer, target) {
+            return Ok(answer);
+        }
+        match self.grant(target, &answer).await? {
+            Grants::Some(grant) => {
+                self.tokens.insert(target.origin, &target.repository, grant.clone());
+                self.follow(target, Some(grant)).await
+            }
+            Grants::None(advice) => {
+                answer.advice = advice;
+                Ok(answer)
+            }
+        }
+    }
+
+    /// What the next request should show after `refusal`.
+    async fn grant(&self, target: &Target<'_>, refusal: &Answer) -> Result<Grants, RegistryError> {
+        let challenges = Challenges::of(refusal.headers());
+        let reach = refusal.reach;
+        match (self.held(target.origin).await?, challenges.bearer) {
+            (Held::Token { token, place }, _) => {
+                let header = format!("Bearer {}", token.reveal());
+                self.shown(target, &header, place)
+            }
+            (Held::Password { user, password, place }, Some(challenge)) => {
+                let url = self.token_url(target, &challenge)?;
+                self.may_carry(target.origin, &url)?;
+                let header = sendable(&basic(&user, &password), &place)?;
+                self.token(target, url, reach, Some(header), Advice::Credential { place }).await
+            }
+            (Held::Password { user, password, place }, None) if challenges.basic => {
+                self.shown(target, &basic(&user, &password), place)
+            }
+            (Held::Password { place, .. }, None) => Ok(Grants::None(Advice::Credential { place })),
+            (Held::Key { key, path }, Some(challenge)) => {
+                let url = self.signed_url(target, &challenge)?;
+                self.may_carry(target.origin, &url)?;
+                let place = path.display().to_string();
+                self.token(target, url.clone(), reach, key.authorization(&url), Advice::Credential { place })
+                    .await
+            }
+            (Held::Key { path, .. }, None) => Ok(Grants::None(Advice::OllamaKey { path })),
+            (Held::Nothing { advice }, Some(challenge)) => {
+                let url = self.token_url(target, &challenge)?;
+                self.token(target, url, reach, None, advice).await
+            }
+            (Held::Nothing { advice }, None) => Ok(Grants::None(advice)),
+        }
+    }
+
+    /// What there is for a registry, looked up where waiting harms nobody.
+    async fn held(&self, origin: &Origin) -> Result<Held, RegistryError> {
+        let (policy, origin) = (Arc::clone(&self.credentials), origin.clone());
+        let looked_up = tokio::task::spawn_blocking(move || held(&policy, &origin)).await;
+        match looked_up {
+            Ok(held) => Ok(held?),
+            // Only a panic ends it early: it cannot be cancelled once it runs.
+            Err(error) => Err(CredentialError::Interrupted { reason: error.to_string() }.into()),
+        }
+    }
+
+    /// A credential that goes to the registry itself.
+    fn shown(&self, target: &Target<'_>, header: &str, place: String) -> Result<Grants, RegistryError> {
+        self.may_carry_to(target.origin)?;
+        let header = sendable(header, &place)?;
+        Ok(Grants::Some(Grant::lasting(header, Advice::Credential { place })))
+    }
+
+    /// Asks the token service once and follows it nowhere.
+    async fn token(
+        &self,
+        target: &Target<'_>,
+        url: Uri,
+        reach: Zone,
+        authorization: Option<HeaderValue>,
+        advice: Advice,
+    ) -> Result<Grants, RegistryError> {
+        let mut request = request(&url);
+        if let Some(authorization) = authorization {
+            request.headers_mut().insert(AUTHORIZATION, authorization);
+        }
+        let response = self.transport.send(request, reach).await?;
+        let answer = Answer { response, url, reach, advice: advice.clone() };
+        let status = answer.response.status();
+        let no_token = || realm_refused(target, RealmRefusal::NoToken { status: status.as_u16() });
+        match status {
+            StatusCode::OK => {}
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                return Err(target.denied(answer.host(), advice));
+            }
+            _ => return Err(no_token()),
+        }
+        let document =
+            answer.uncompressed()?.document("token", MAX_TOKEN_BYTES, self.limits.document).await?;
+        Grant::from_answer(&document, advice).map(Grants::Some).ok_or_else(no_token)
+    }
+
+    fn token_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Uri, RegistryError> {
+        let url = challenge.token_url(target.origin, &self.credentials.token_services);
+        url.map_err(|reason| realm_refused(target, reason))
+    }
+
+    fn signed_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Uri, RegistryError> {
+        let services = &self.credentials.token_services;
+        let url = challenge.signed_url(target.origin, services, &nonce()?, unix_seconds());
+        url.map_err(|reason| realm_refused(target, reason))
+    }
+
+    /// The credentials go to the token service, and what they open to the registry.
+    fn may_carry(&self, registry: &Origin, token_url: &Uri) -> Result<(), RegistryError> {
+        self.may_carry_to(registry)?;
+        match Origin::of(token_url) {
+            Some(service) => self.may_carry_to(&service),
+            None => Err(CredentialError::PlainHttp { host: host_of(token_url) }.into()),
+        }
+    }
+
+    fn may_carry_to(&self, origin: &Origin) -> Result<(), RegistryError> {
+        if self.credentials.may_carry(origin) {
+            return Ok(());
+        }
+        Err(CredentialError::PlainHttp { host: RegistryHost::of(origin).to_string() }.into())
+    }
+}
+
+/// What a look-up led to.
+enum Grants {
+    /// Something to show.
+    Some(Grant),
+    /// Nothing, and what would help.
+    None(Advice),
+}
+
+/// Tokens are signed statements of some KiB.
+const MAX_TOKEN_BYTES: u64 = 64 << 10;
+/// As many as Ollama's own.
+const NONCE_BYTES: usize = 16;
+
+/// Whether the registry itself wants to see more than it was shown. Hugging Face says 403 for
+/// gated models, also to those who have shown nothing.
+fn asks_for_more(answer: &Answer, target: &Target<'_>) -> bool {
+    let nothing_shown = !matches!(answer.advice, Advice::Credential { .. });
+    answer.is_from(target.origin)
+        && match answer.response.status() {
+            StatusCode::UNAUTHORIZED => true,
+            StatusCode::FORBIDDEN => answer.is_gated() && nothing_shown,
+            _ => false,
+        }
+}
+
+fn held(policy: &CredentialPolicy, origin: &Origin) -> Result<Held, CredentialError> {
+    let host = RegistryHost::of(origin);
+    let advice = match policy.find(&host)? {
+        Found::Credential(Credential::Password { user, password }, place) => {
+            return Ok(Held::Password { user, password, place });
+        }
+        Found::Credential(Credential::Token(token), place) => return Ok(Held::Token { token, place }),
+        Found::Helper(name) => Advice::Helper { name, host: host.to_string() },
+        Found::Nothing => Advice::LogIn { host: host.to_string() },
+    };
+    let Some(path) = policy.ollama_key_for(origin) else { return Ok(Held::Nothing { advice }) };
+    let path = path.to_owned();
+    Ok(match OllamaKey::read(&path)? {
+        Some(key) => Held::Key { key: Box::new(key), path },
+        None => Held::Nothing { advice: Advice::OllamaKey { path } },
+    })
+}
+
+fn realm_refused(target: &Target<'_>, reason: RealmRefusal) -> RegistryError {
+    RegistryError::Realm { host: target.origin.host().to_owned(), reason }
+}
+
+fn basic(user: &str, password: &Secret) -> String {
+    format!("Basic {}", STANDARD.encode(format!("{user}:{}", password.reveal())))
+}
+
+fn sendable(header: &str, place: &str) -> Result<HeaderValue, CredentialError> {
+    hidden_header(header).ok_or_else(|| CredentialError::Unsendable { place: place.to_owned() })
+}
+
+/// What makes a signed request unlike all others.
+fn nonce() -> Result<String, CredentialError> {
+    let mut bytes = [0; NONCE_BYTES];
+    let filled = SystemRandom::new().fill(&mut bytes);
+    filled.map_err(|error| CredentialError::Interrupted { reason: error.to_string() })?;
+    Ok(URL_SAFE_NO_PAD.encode(bytes))
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}

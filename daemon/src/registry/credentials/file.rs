@@ -1,0 +1,274 @@
+//! blobd's own file of credentials, which `login` and `logout` write.
+//!
+//! It is replaced as a whole, by a rename, under a lock of its directory: whoever reads it sees
+//! the old one or the new one, and of two logins at once none is lost. It is for its owner alone;
+//! one that others may read is not used, because by then it has to be taken as known.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+use serde::{Deserialize, Serialize};
+
+use super::{Credential, CredentialError, MAX_FILE_BYTES, RegistryHost, Secret};
+
+/// A file of credentials.
+#[derive(Clone, Debug)]
+pub struct CredentialFile {
+    path: PathBuf,
+}
+
+impl CredentialFile {
+    /// The file at `path`, which need not exist.
+    #[must_use]
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is kept for a host.
+    ///
+    /// # Errors
+    /// [`CredentialError`] when others may read the file, or it cannot be used.
+    pub fn get(&self, host: &RegistryHost) -> Result<Option<Credential>, CredentialError> {
+        let entry = self.read()?.registries.remove(host.as_str());
+        entry.map(|entry| entry.checked().ok_or_else(|| self.malformed(ENTRY_FORM.to_owned()))).transpose()
+    }
+
+    /// Keeps a credential for a host, in place of an earlier one.
+    ///
+    /// # Errors
+    /// [`CredentialError`] when the file cannot be used or written.
+    pub fn set(&self, host: &RegistryHost, credential: &Credential) -> Result<(), CredentialError> {
+        let _lock = self.lock()?;
+        let mut content = self.read()?;
+        content.registries.insert(host.as_str().to_owned(), Entry::of(credential));
+        self.write(&content)
+    }
+
+    /// Drops what is kept for a host; whether there was something.
+    ///
+    /// # Errors
+    /// [`CredentialError`] when the file cannot be used or written.
+    pub fn remove(&self, host: &RegistryHost) -> Result<bool, CredentialError> {
+        if !self.path.exists() {
+            return Ok(false);
+        }
+        let _lock = self.lock()?;
+        let mut content = self.read()?;
+        if content.registries.remove(host.as_str()).is_none() {
+            return Ok(false);
+        }
+        self.write(&content)?;
+        Ok(true)
+    }
+
+    fn directory(&self) -> &Path {
+        match self.path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        }
+    }
+
+    /// Makes the directory if it is not there, and keeps other logins out until it is dropped.
+    fn lock(&self) -> Result<File, CredentialError> {
+        let lock = || {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(self.directory())?;
+            let directory = File::open(self.directory())?;
+            flock(&directory, FlockOperation::LockExclusive)?;
+            Ok(directory)
+        };
+        lock().map_err(|source| self.io(source))
+    }
+
+    fn read(&self) -> Result<Content, CredentialError> {
+        // Not to wait for the writer of a pipe.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let file = match OpenOptions::new().read(true).custom_flags(flags).open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Content::default()),
+            Err(error) => return Err(self.io(error)),
+        };
+        let metadata = file.metadata().map_err(|error| self.io(error))?;
+        if !metadata.is_file() {
+            return Err(self.malformed("a regular file expected".to_owned()));
+        }
+        let mode = metadata.mode() & 0o7777;
+        if mode & 0o077 != 0 {
+            return Err(CredentialError::OpenToOthers { path: self.path.clone(), mode });
+        }
+        let mut text = Vec::new();
+        file.take(MAX_FILE_BYTES).read_to_end(&mut text).map_err(|error| self.io(error))?;
+        let content: Content =
+            serde_json::from_slice(&text).map_err(|error| self.malformed(super::place(&error)))?;
+        if content.version != VERSION {
+            let version = content.version;
+            return Err(self.malformed(format!("version {version}, {VERSION} expected; is blobd too old?")));
+        }
+        Ok(content)
+    }
+
+    fn write(&self, content: &Content) -> Result<(), CredentialError> {
+        let write = || {
+            // Made with mode 0600.
+            let mut new = tempfile::NamedTempFile::new_in(self.directory())?;
+            serde_json::to_writer_pretty(&mut new, content)?;
+            new.write_all(b"\n")?;
+            new.as_file().sync_all()?;
+            new.persist(&self.path).map_err(|error| error.error)?;
+            File::open(self.directory())?.sync_all()
+        };
+        write().map_err(|source| self.io(source))
+    }
+
+    fn io(&self, source: io::Error) -> CredentialError {
+        CredentialError::Io { path: self.path.clone(), source }
+    }
+
+    fn malformed(&self, what: String) -> CredentialError {
+        CredentialError::Malformed { path: self.path.clone(), what }
+    }
+}
+
+const VERSION: u32 = 1;
+const ENTRY_FORM: &str = "either a token, or a user and a password expected for each registry";
+
+/// The file as it stands. Not printable: it holds what nobody may see.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    version: u32,
+    registries: BTreeMap<String, Entry>,
+}
+
+impl Default for Content {
+    fn default() -> Self {
+        Self { version: VERSION, registries: BTreeMap::new() }
+    }
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    password: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<String>,
+}
+
+impl Entry {
+    fn of(credential: &Credential) -> Self {
+        match credential {
+            Credential::Password { user, password } => Self {
+                user: Some(user.clone()),
+                password: Some(password.reveal().to_owned()),
+                ..Self::default()
+            },
+            Credential::Token(token) => Self { token: Some(token.reveal().to_owned()), ..Self::default() },
+        }
+    }
+
+    fn checked(self) -> Option<Credential> {
+        match self {
+            Self { user: Some(user), password: Some(password), token: None } => {
+                Some(Credential::Password { user, password: Secret::new(password) })
+            }
+            Self { user: None, password: None, token: Some(token) } => {
+                Some(Credential::Token(Secret::new(token)))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn host(text: &str) -> RegistryHost {
+        text.parse().unwrap()
+    }
+
+    fn password() -> Credential {
+        Credential::Password { user: "me".to_owned(), password: Secret::new("hunter2") }
+    }
+
+    fn file_with(text: &str) -> (tempfile::TempDir, CredentialFile) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = CredentialFile::at(dir.path().join("credentials.json"));
+        fs::write(file.path(), text).unwrap();
+        fs::set_permissions(file.path(), fs::Permissions::from_mode(0o600)).unwrap();
+        (dir, file)
+    }
+
+    #[test]
+    fn what_is_kept_comes_back_until_it_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = CredentialFile::at(dir.path().join("config/credentials.json"));
+        assert!(file.get(&host("r.example")).unwrap().is_none());
+        assert!(!file.remove(&host("r.example")).unwrap());
+        file.set(&host("r.example"), &password()).unwrap();
+        file.set(&host("hf.co"), &Credential::Token(Secret::new("hf_x"))).unwrap();
+        let kept = file.get(&host("R.example:443")).unwrap();
+        assert!(
+            matches!(kept, Some(Credential::Password { user, password }) if user == "me" && password.reveal() == "hunter2")
+        );
+        assert!(
+            matches!(file.get(&host("hf.co")).unwrap(), Some(Credential::Token(token)) if token.reveal() == "hf_x")
+        );
+        assert!(file.get(&host("r.example:444")).unwrap().is_none());
+        assert!(file.remove(&host("r.example")).unwrap());
+        assert!(file.get(&host("r.example")).unwrap().is_none());
+        assert!(file.get(&host("hf.co")).unwrap().is_some());
+    }
+
+    #[test]
+    fn file_is_for_its_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = CredentialFile::at(dir.path().join("credentials.json"));
+        file.set(&host("r.example"), &password()).unwrap();
+        assert_eq!(fs::metadata(file.path()).unwrap().mode() & 0o7777, 0o600);
+        for mode in [0o640, 0o604, 0o620] {
+            fs::set_permissions(file.path(), fs::Permissions::from_mode(mode)).unwrap();
+            let error = file.get(&host("r.example")).unwrap_err();
+            assert!(matches!(error, CredentialError::OpenToOthers { .. }), "{error}");
+            assert!(file.set(&host("r.example"), &password()).is_err());
+        }
+    }
+
+    #[test]
+    fn malformed_files_are_refused_without_their_content() {
+        for text in [
+            "",
+            "hunter2",
+            r#"{"version":1}"#,
+            r#"{"version":2,"registries":{}}"#,
+            r#"{"version":1,"registries":{"r.example":"hunter2"}}"#,
+            r#"{"version":1,"registries":{"r.example":{"hunter2":""}}}"#,
+            r#"{"version":1,"registries":{"r.example":{"password":"hunter2"}}}"#,
+            r#"{"version":1,"registries":{"r.example":{"user":"a","password":"hunter2","token":"b"}}}"#,
+        ] {
+            let error = file_with(text).1.get(&host("r.example")).unwrap_err();
+            assert!(matches!(error, CredentialError::Malformed { .. }), "{error}");
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn file_that_is_no_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(CredentialFile::at(dir.path()).get(&host("r.example")).is_err());
+    }
+}

@@ -1,0 +1,98 @@
+//! Whom credentials are given for.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::CredentialError;
+use crate::registry::origin::{Origin, Registry};
+
+/// A registry's host, with its port unless that is 443: what credentials are given for. Names of
+/// the same service count as one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegistryHost(String);
+
+impl RegistryHost {
+    /// The host of an origin. One that is asked over plain HTTP has its port even if it is 80, so
+    /// it never shares credentials with the same host over TLS.
+    pub(in crate::registry) fn of(origin: &Origin) -> Self {
+        let host = origin.host();
+        match (origin.is_https(), origin.port()) {
+            (true, 443) => {
+                let name =
+                    SAME_SERVICE.iter().find(|(other, _)| *other == host).map_or(host, |(_, name)| name);
+                Self(name.to_owned())
+            }
+            (_, port) => Self(format!("{host}:{port}")),
+        }
+    }
+
+    /// The text, as it stands in the credential file.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether this is Hugging Face.
+    #[must_use]
+    pub fn is_hugging_face(&self) -> bool {
+        self.0 == HUGGING_FACE
+    }
+}
+
+impl FromStr for RegistryHost {
+    type Err = CredentialError;
+
+    /// Reads `HOST[:PORT]`. A scheme and a path, as Docker's configuration has them, do not count.
+    fn from_str(text: &str) -> Result<Self, CredentialError> {
+        let host = text.split_once("://").map_or(text, |(_scheme, rest)| rest);
+        let host = host.split('/').next().unwrap_or_default();
+        let registry = Registry::at(&format!("https://{host}"));
+        registry
+            .map(|registry| Self::of(registry.origin()))
+            .ok_or_else(|| CredentialError::Host { found: text.to_owned() })
+    }
+}
+
+impl fmt::Display for RegistryHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The name under which Docker Hub's credentials are kept.
+pub(super) const DOCKER_HUB: &str = "docker.io";
+const HUGGING_FACE: &str = "hf.co";
+/// Other names of a service, and the one it has here.
+const SAME_SERVICE: [(&str, &str); 3] =
+    [("index.docker.io", DOCKER_HUB), ("registry-1.docker.io", DOCKER_HUB), ("huggingface.co", HUGGING_FACE)];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_one_service_are_one_host() {
+        for (text, name) in [
+            ("Registry.Example", "registry.example"),
+            ("registry.example:443", "registry.example"),
+            ("registry.example:5000", "registry.example:5000"),
+            ("https://index.docker.io/v1/", "docker.io"),
+            ("registry-1.docker.io", "docker.io"),
+            ("huggingface.co", "hf.co"),
+            ("[::1]:5000", "[::1]:5000"),
+        ] {
+            assert_eq!(text.parse::<RegistryHost>().unwrap().as_str(), name, "{text}");
+        }
+        for text in ["", "a b", "user@host", "https://", "host?x", "host#x"] {
+            assert!(text.parse::<RegistryHost>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn plain_http_is_another_host() {
+        let of = |url: &str| RegistryHost::of(&Origin::of(&url.parse().unwrap()).unwrap()).0;
+        assert_eq!(of("https://r.example/"), "r.example");
+        assert_eq!(of("http://r.example/"), "r.example:80");
+        assert_eq!(of("http://huggingface.co/"), "huggingface.co:80");
+    }
+}

@@ -1,0 +1,343 @@
+//! Credentials of registries: where they come from, and for whom each of them is.
+//!
+//! They belong to the user as whom the process runs that asks the registry: the daemon's if one
+//! runs, the caller's if the command opens the store itself. They are read when a registry asks
+//! for them and not before, so a `login` holds from the next pull on.
+//!
+//! It promises that what it finds for a [`RegistryHost`] was given for that host, and that no
+//! secret is in an error or in anything's `Debug`. It does not decide whether a connection is
+//! safe enough for them: that is `access`'s business.
+
+mod docker;
+mod file;
+mod host;
+mod ollama;
+mod secret;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use self::docker::Kept;
+pub use self::file::CredentialFile;
+pub use self::host::RegistryHost;
+pub(super) use self::ollama::OllamaKey;
+#[cfg(test)]
+pub(super) use self::ollama::tests::is_signed;
+pub use self::secret::Secret;
+pub(super) use self::secret::hidden_header;
+use super::origin::Origin;
+
+/// Which credentials there are, and which exceptions the user has made for them. By default there
+/// are none.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct CredentialPolicy {
+    /// blobd's own, which come first.
+    pub file: Option<CredentialFile>,
+    /// Docker's `config.json`.
+    pub docker_config: Option<PathBuf>,
+    /// Whether the programs that Docker's configuration names are run.
+    pub docker_helpers: DockerHelpers,
+    /// Hugging Face's token, from the environment.
+    pub hugging_face_token: Option<Secret>,
+    /// The file with Hugging Face's token.
+    pub hugging_face_file: Option<PathBuf>,
+    /// The key that signs token requests of Ollama's registry.
+    pub ollama_key: Option<PathBuf>,
+    /// Hosts beside Ollama's registry for which that key may sign, as `HOST[:PORT]`.
+    pub ollama_key_hosts: Vec<String>,
+    /// Hosts to which credentials may go over plain HTTP, as `HOST:PORT`.
+    pub insecure_hosts: Vec<String>,
+    /// A registry's host and the host of its token service, where that is another.
+    pub token_services: BTreeMap<String, String>,
+}
+
+/// Whether programs named `docker-credential-…` are run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DockerHelpers {
+    /// No; a refusal says that there is one.
+    #[default]
+    Ignored,
+    /// Yes.
+    Run,
+}
+
+/// What proves to a registry who asks.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Credential {
+    /// For `Basic` challenges and for token services.
+    Password {
+        /// The name.
+        user: String,
+        /// The password, or what a registry calls an access token.
+        password: Secret,
+    },
+    /// Sent as it is, as Hugging Face wants it.
+    Token(Secret),
+}
+
+/// What was found for a host.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// Nothing.
+    Nothing,
+    /// A credential, and where it was.
+    Credential(Credential, String),
+    /// The name of a Docker helper that was not asked.
+    Helper(String),
+}
+
+impl CredentialPolicy {
+    /// The same without what the user has given to other programs.
+    #[must_use]
+    pub fn own_alone(self) -> Self {
+        Self { docker_config: None, hugging_face_file: None, ollama_key: None, ..self }
+    }
+
+    /// The first credential for a host: blobd's own, Docker's, Hugging Face's. Reads files and may
+    /// run a program, so it blocks.
+    pub(super) fn find(&self, host: &RegistryHost) -> Result<Found, CredentialError> {
+        if let Some(file) = &self.file
+            && let Some(credential) = file.get(host)?
+        {
+            return Ok(Found::Credential(credential, file.path().display().to_string()));
+        }
+        let found = self.find_at_docker(host)?;
+        match self.hugging_face(host)? {
+            Some((token, place)) if matches!(found, Found::Nothing | Found::Helper(_)) => {
+                Ok(Found::Credential(Credential::Token(token), place))
+            }
+            _ => Ok(found),
+        }
+    }
+
+    fn find_at_docker(&self, host: &RegistryHost) -> Result<Found, CredentialError> {
+        let Some(path) = &self.docker_config else { return Ok(Found::Nothing) };
+        let helper = match docker::look_up(path, host)? {
+            Kept::Nowhere => return Ok(Found::Nothing),
+            Kept::Here(credential) => return Ok(Found::Credential(credential, path.display().to_string())),
+            Kept::WithHelper(name) => name,
+        };
+        if self.docker_helpers == DockerHelpers::Ignored {
+            return Ok(Found::Helper(helper));
+        }
+        let credential = docker::ask_helper(&helper, host)?;
+        Ok(credential.map_or(Found::Nothing, |credential| {
+            Found::Credential(credential, format!("docker-credential-{helper}"))
+        }))
+    }
+
+    /// The token that Hugging Face's own programs use. For its host only.
+    fn hugging_face(&self, host: &RegistryHost) -> Result<Option<(Secret, String)>, CredentialError> {
+        if !host.is_hugging_face() {
+            return Ok(None);
+        }
+        if let Some(token) = &self.hugging_face_token {
+            return Ok(Some((token.clone(), "HF_TOKEN".to_owned())));
+        }
+        let Some(path) = &self.hugging_face_file else { return Ok(None) };
+        let Some(text) = read_if_there(path)? else { return Ok(None) };
+        let text = String::from_utf8(text).map_err(|_binary| CredentialError::Malformed {
+            path: path.clone(),
+            what: "not a text; a token expected".to_owned(),
+        })?;
+        let token = text.trim();
+        Ok((!token.is_empty()).then(|| (Secret::new(token), path.display().to_string())))
+    }
+
+    /// Where the key to sign with is, if `origin` is Ollama's registry or stands in for it.
+    pub(super) fn ollama_key_for(&self, origin: &Origin) -> Option<&Path> {
+        self.ollama_key.as_deref().filter(|_| self.may_sign_for(origin))
+    }
+
+    fn may_sign_for(&self, origin: &Origin) -> bool {
+        let host = RegistryHost::of(origin);
+        host.as_str() == OLLAMA || is_listed(&self.ollama_key_hosts, &host)
+    }
+
+    /// Whether credentials may go to `origin`: over TLS, within this machine, or because the user
+    /// said so. A name other than `localhost` is never taken for this machine.
+    pub(super) fn may_carry(&self, origin: &Origin) -> bool {
+        origin.is_https()
+            || origin.is_loopback()
+            || is_listed(&self.insecure_hosts, &RegistryHost::of(origin))
+    }
+}
+
+fn is_listed(hosts: &[String], host: &RegistryHost) -> bool {
+    hosts.iter().any(|listed| listed.eq_ignore_ascii_case(host.as_str()))
+}
+
+const OLLAMA: &str = "registry.ollama.ai";
+/// Far more than anyone's credentials take.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// The whole of a small file; none if it is not there.
+fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, CredentialError> {
+    let mut content = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut content));
+    match read {
+        Ok(_bytes) => Ok(Some(content)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(CredentialError::Io { path: path.to_owned(), source }),
+    }
+}
+
+/// Where JSON ends to be what is expected. The parser's own words may quote a password.
+fn place(error: &serde_json::Error) -> String {
+    format!("not in the expected form at line {}, column {}", error.line(), error.column())
+}
+
+/// Why credentials cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CredentialError {
+    /// A file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Others may read or write the file.
+    #[error(
+        "{}: mode {mode:04o}, 0600 expected; change the passwords in it if others use this machine, then `chmod 600` it",
+        path.display()
+    )]
+    OpenToOthers {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// A file is not what it should be.
+    #[error("{}: {what}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, without its content.
+        what: String,
+    },
+    /// A Docker helper gave no answer that can be used.
+    #[error("docker-credential-{name}: {reason}")]
+    Helper {
+        /// The end of the program's name.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A credential holds what cannot stand in a request.
+    #[error("credentials from {place}: hold characters that cannot be sent; log in again")]
+    Unsendable {
+        /// Where they are from.
+        place: String,
+    },
+    /// They could not be looked up.
+    #[error("credentials: {reason}")]
+    Interrupted {
+        /// What happened.
+        reason: String,
+    },
+    /// No host.
+    #[error("host {found:?}: HOST or HOST:PORT expected")]
+    Host {
+        /// What there is instead.
+        found: String,
+    },
+    /// The connection is open to all on the way.
+    #[error(
+        "{host}: credentials are not sent over plain HTTP; use https, or name it in credentials.insecure_hosts"
+    )]
+    PlainHttp {
+        /// Where they would have gone.
+        host: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn find(policy: &CredentialPolicy, host: &str) -> Found {
+        policy.find(&host.parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn hugging_faces_token_is_for_its_host_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        std::fs::write(&path, "hf_file\n").unwrap();
+        let mut policy = CredentialPolicy { hugging_face_file: Some(path), ..CredentialPolicy::default() };
+        let is = |found: Found, text: &str| matches!(found, Found::Credential(Credential::Token(token), _) if token.reveal() == text);
+        assert!(is(find(&policy, "hf.co"), "hf_file"));
+        assert!(is(find(&policy, "huggingface.co"), "hf_file"));
+        for host in ["registry.ollama.ai", "hf.co:444", "cdn.hf.co", "hf.co.evil.example"] {
+            assert!(matches!(find(&policy, host), Found::Nothing), "{host}");
+        }
+        policy.hugging_face_token = Some(Secret::new("hf_env"));
+        assert!(is(find(&policy, "hf.co"), "hf_env"));
+        assert!(!format!("{policy:?}").contains("hf_env"));
+    }
+
+    #[test]
+    fn blobds_own_come_first_and_helpers_are_run_only_if_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let docker = dir.path().join("config.json");
+        std::fs::write(&docker, r#"{"credsStore":"of-no-machine"}"#).unwrap();
+        let file = CredentialFile::at(dir.path().join("credentials.json"));
+        file.set(&"a.example".parse().unwrap(), &Credential::Token(Secret::new("t"))).unwrap();
+        let mut policy = CredentialPolicy {
+            file: Some(file),
+            docker_config: Some(docker),
+            hugging_face_token: Some(Secret::new("t")),
+            ..CredentialPolicy::default()
+        };
+        assert!(matches!(find(&policy, "a.example"), Found::Credential(Credential::Token(_), _)));
+        assert!(matches!(find(&policy, "b.example"), Found::Helper(name) if name == "of-no-machine"));
+        assert!(matches!(find(&policy, "hf.co"), Found::Credential(Credential::Token(_), _)));
+        policy.docker_helpers = DockerHelpers::Run;
+        assert!(policy.find(&"b.example".parse().unwrap()).is_err());
+        assert!(matches!(find(&policy.own_alone(), "b.example"), Found::Nothing));
+    }
+
+    #[test]
+    fn credentials_need_tls_or_this_machine() {
+        let policy =
+            CredentialPolicy { insecure_hosts: vec!["Lan:5000".to_owned()], ..CredentialPolicy::default() };
+        let may = |url: &str| policy.may_carry(&Origin::of(&url.parse().unwrap()).unwrap());
+        for url in [
+            "https://r.example",
+            "http://127.0.0.1:1",
+            "http://[::1]",
+            "http://localhost:1",
+            "http://lan:5000",
+        ] {
+            assert!(may(url), "{url}");
+        }
+        for url in
+            ["http://r.example", "http://lan", "http://10.0.0.1", "http://127.1", "http://localhost.example"]
+        {
+            assert!(!may(url), "{url}");
+        }
+    }
+
+    #[test]
+    fn ollamas_key_signs_for_ollama_and_configured_mirrors() {
+        let hosts = vec!["mirror.example".to_owned()];
+        let policy = CredentialPolicy { ollama_key_hosts: hosts, ..CredentialPolicy::default() };
+        let may = |url: &str| policy.may_sign_for(&Origin::of(&url.parse().unwrap()).unwrap());
+        assert!(may("https://registry.ollama.ai/x") && may("https://mirror.example"));
+        for url in [
+            "http://registry.ollama.ai",
+            "https://ollama.ai",
+            "https://r.example",
+            "https://mirror.example:1",
+        ] {
+            assert!(!may(url), "{url}");
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Texts that nobody may read by accident.
+
+use std::fmt;
+
+use hyper::header::HeaderValue;
+
+/// A password or a token. It is not printed, not compared and not serialised by itself; who needs
+/// the text says so with [`Secret::reveal`].
+#[derive(Clone)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Takes the text in.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text itself: for the one request or file that needs it, never for a message.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[hidden]")
+    }
+}
+
+/// A header that is not printed either; none if the text cannot stand in one.
+pub(in crate::registry) fn hidden_header(text: &str) -> Option<HeaderValue> {
+    let mut header = HeaderValue::try_from(text).ok()?;
+    header.set_sensitive(true);
+    Some(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let secret = Secret::new("hunter2");
+        assert_eq!(format!("{secret:?} {:#?}", Some(&secret)).matches("hidden").count(), 2);
+        assert!(!format!("{:?}", hidden_header("Basic hunter2")).contains("hunter2"));
+        assert!(hidden_header("a\r\nX-Injected: b").is_none());
+        assert_eq!(secret.reveal(), "hunter2");
+    }
+}
