@@ -127,9 +127,9 @@ impl Disk for FaultyDisk {
         KernelDisk.sync_file(path, file)
     }
 
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+    fn sync_dir(&self, path: &Path, directory: &File) -> io::Result<()> {
         self.check(Call::SyncDir)?;
-        KernelDisk.sync_dir(path)
+        KernelDisk.sync_dir(path, directory)
     }
 
     fn sync_file_system(&self, directory: &File) -> io::Result<()> {

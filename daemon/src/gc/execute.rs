@@ -32,7 +32,11 @@ pub(super) fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> 
     let _change = store.begin_change();
     for (node, _) in &plan.deletions {
         match collection.delete_unpinned(node.digest(), || delete(store, *node)).transpose()? {
-            Some(Outcome::Deleted(bytes)) => done.deletions.push((*node, bytes)),
+            Some(Outcome::Deleted(bytes)) => {
+                // Not under the lock, which keeps everybody from opening a model.
+                node.note_removed(store, bytes);
+                done.deletions.push((*node, bytes));
+            }
             Some(Outcome::Held(bytes)) => done.held.push((*node, bytes)),
             Some(Outcome::Gone) | None => {}
         }

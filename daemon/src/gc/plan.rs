@@ -52,18 +52,26 @@ impl Node {
         }
     }
 
+    /// Deletes the file; what it took on disk, or `None` when there was none. [`Self::note_removed`]
+    /// has to follow.
     pub(super) fn remove(self, store: &Store) -> Result<Option<u64>, StoreError> {
         let path = match self {
             Self::Blob(digest) => layout::blob(digest),
             Self::Recipe(file) => layout::recipe(file),
         };
-        let removed = store.disk().remove_file(&store.path(path))?;
-        match (self, removed) {
-            (Self::Blob(digest), Some(bytes)) => store.note_blob_removed(digest, bytes),
-            (Self::Recipe(file), freed) => store.note_recipe_removed(file, freed.unwrap_or_default()),
-            (Self::Blob(_), None) => {}
+        let removed = store.disk().remove_file(&store.path(path));
+        if let Self::Recipe(file) = self {
+            store.forget_recipe(file);
         }
-        Ok(removed)
+        removed
+    }
+
+    /// Enters into the books that it is gone, which took `bytes` on disk.
+    pub(super) fn note_removed(self, store: &Store, bytes: u64) {
+        match self {
+            Self::Blob(digest) => store.note_blob_removed(digest, bytes),
+            Self::Recipe(file) => store.note_recipe_removed(file, bytes),
+        }
     }
 }
 

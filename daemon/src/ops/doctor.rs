@@ -81,10 +81,13 @@ fn privacy(store: &Store) -> Result<Check, StoreError> {
     let metadata = std::fs::metadata(store.root()).map_err(StoreError::io("inspect", store.root()))?;
     let mode = metadata.mode() & 0o777;
     let detail = format!("mode {mode:04o}, owned by uid {}", metadata.uid());
-    Ok(if mode & 0o022 == 0 {
-        ok("directory", detail)
-    } else {
-        failure("directory", format!("{detail}: others may write to it"), "chmod 0700 it")
+    const HINT: &str = "chmod 0700 it";
+    Ok(match mode {
+        _ if mode & 0o022 != 0 => failure("directory", format!("{detail}: others may write to it"), HINT),
+        _ if mode & 0o055 != 0 => {
+            warning("directory", format!("{detail}: others may read it past the daemon"), HINT)
+        }
+        _ => ok("directory", detail),
     })
 }
 

@@ -1,6 +1,7 @@
 //! An open model: descriptors go out in acknowledged batches, then the connection is the lease.
 
 use std::fs::File;
+use std::mem::take;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 
@@ -15,13 +16,18 @@ use crate::ops::{self, Located, OpError};
 use crate::state::Daemon;
 
 /// Serves one open model until its client goes, then frees what only it still held.
-pub(crate) async fn serve_open(daemon: Arc<Daemon>, stream: FrameStream, peer: Peer, located: Located) {
+pub(crate) async fn serve_open(daemon: Arc<Daemon>, stream: FrameStream, peer: Peer, mut located: Located) {
     let model = located.reference.clone();
     tracing::debug!("{}: opens {}", peer.description(), model.short());
-    if let Err(error) = hold(&daemon, stream, &peer, located).await {
+    if let Err(error) = hold(&daemon, stream, &peer, &mut located).await {
         tracing::info!("{}: {}: {error}", peer.description(), model.short());
     }
-    match daemon.blocking(|daemon| Ok(gc::collect_condemned(&daemon.store)?.freed_bytes())).await {
+    // A collection may have the table of leases while it deletes a file: no other session waits.
+    let end = move |daemon: &Daemon| {
+        drop(located);
+        Ok(gc::collect_condemned(&daemon.store)?.freed_bytes())
+    };
+    match daemon.blocking(end).await {
         Ok(0) => {}
         Ok(freed) => tracing::info!("{}: closed, {freed} bytes freed", model.short()),
         Err(error) => tracing::warn!("{}: closed, but: {error}", model.short()),
@@ -32,12 +38,12 @@ async fn hold(
     daemon: &Arc<Daemon>,
     mut stream: FrameStream,
     peer: &Peer,
-    located: Located,
+    located: &mut Located,
 ) -> Result<(), SessionError> {
-    let Located { reference, head, tables, blobs, first_files, lease } = located;
+    let (blobs, first_files) = (take(&mut located.blobs), take(&mut located.first_files));
     let bytes = blobs.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
-    let mut answer = Frame::Open(head).encode()?;
-    answer.extend(tables);
+    let mut answer = Frame::Open(located.head.clone()).encode()?;
+    answer.append(&mut located.tables);
     stream.send(&answer, &[]).await?;
     drop(answer);
     if let Err(error) = send_blobs(daemon, &mut stream, blobs, first_files).await {
@@ -47,9 +53,8 @@ async fn hold(
         }
         return error.into_session();
     }
-    let _listed = daemon.sessions.begin(peer, reference, bytes);
+    let _listed = daemon.sessions.begin(peer, located.reference.clone(), bytes);
     stream.closed().await;
-    drop(lease);
     Ok(())
 }
 

@@ -37,8 +37,8 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()>;
     /// Makes a file's content durable, not its name.
     fn sync_file(&self, path: &Path, file: &File) -> io::Result<()>;
-    /// Makes the names in a directory durable.
-    fn sync_dir(&self, path: &Path) -> io::Result<()>;
+    /// Makes the names in a directory durable, which has been opened for this.
+    fn sync_dir(&self, path: &Path, directory: &File) -> io::Result<()>;
     /// `syncfs`: makes everything durable that was written since `directory` was opened.
     fn sync_file_system(&self, directory: &File) -> io::Result<()>;
     /// Renames a file, replacing what has the name `to`.
@@ -91,12 +91,8 @@ impl Disk for KernelDisk {
         file.sync_all()
     }
 
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        let directory = File::open(path)?;
-        // XFS reports success to who opened the directory before the file system shut itself down,
-        // although the names are lost. It refuses to open anything after that.
-        directory.sync_all()?;
-        File::open(path).map(drop)
+    fn sync_dir(&self, _path: &Path, directory: &File) -> io::Result<()> {
+        directory.sync_all()
     }
 
     fn sync_file_system(&self, directory: &File) -> io::Result<()> {
@@ -187,7 +183,12 @@ impl GuardedDisk {
 
     /// Makes a file read-only.
     pub(crate) fn make_read_only(&self, path: &Path) -> Result<(), StoreError> {
-        self.writable()?.set_mode(path, 0o444).map_err(StoreError::io("make read-only", path))
+        self.set_mode(path, 0o444)
+    }
+
+    /// Says who may do what with it.
+    pub(crate) fn set_mode(&self, path: &Path, mode: u32) -> Result<(), StoreError> {
+        self.writable()?.set_mode(path, mode).map_err(StoreError::io("set the mode of", path))
     }
 
     /// Makes a file's content durable. The descriptor should be the one that wrote it: one that
@@ -198,7 +199,19 @@ impl GuardedDisk {
 
     /// Makes the names in a directory durable.
     pub(crate) fn sync_dir(&self, path: &Path) -> Result<(), StoreError> {
-        self.synced(self.writable()?.sync_dir(path), "sync directory", path)
+        let disk = self.writable()?;
+        let open = || File::open(path).map_err(StoreError::io("open directory", path));
+        let directory = open()?;
+        self.synced(disk.sync_dir(path, &directory), "sync directory", path)?;
+        // XFS reports success to who opened the directory before the file system shut itself down,
+        // although the names are lost. It refuses to open anything after that.
+        let reopened = open();
+        if let Err(StoreError::Io { source, .. }) = &reopened
+            && is_from_the_disk(source)
+        {
+            self.end_changes("reopen directory", path, source);
+        }
+        reopened.map(drop)
     }
 
     /// Makes everything durable that was written since `directory`, which lies at `path`, was
@@ -275,17 +288,25 @@ impl GuardedDisk {
     }
 
     fn synced(&self, result: io::Result<()>, action: &'static str, path: &Path) -> Result<(), StoreError> {
-        let Err(source) = result else { return Ok(()) };
-        if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) {
-            // It could not be opened: no sync was tried, none has failed.
-            return Err(StoreError::io(action, path)(source));
-        }
-        let error = StoreError::io(action, path)(source);
-        tracing::error!("{error}; the store is read-only from now on");
-        // Only the first failure says what happened; the others follow from it.
-        let _ = self.failure.set(error.to_string());
-        Err(error)
+        result.map_err(|source| {
+            self.end_changes(action, path, &source);
+            StoreError::io(action, path)(source)
+        })
     }
+
+    /// Only the first failure says what happened; the others follow from it.
+    fn end_changes(&self, action: &str, path: &Path, source: &io::Error) {
+        let reason = format!("cannot {action} {}: {source}", path.display());
+        tracing::error!("{reason}; the store is read-only from now on");
+        let _ = self.failure.set(reason);
+    }
+}
+
+/// Whether an error tells of the disk and not of the one who asked, as too many open files does.
+fn is_from_the_disk(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::IO | Errno::ROFS | Errno::SHUTDOWN | Errno::UCLEAN | Errno::NODEV))
 }
 
 /// Reads a file of at most `limit` bytes; `None` when there is none.
@@ -372,7 +393,7 @@ mod tests {
         fn sync_file(&self, _path: &Path, _file: &File) -> io::Result<()> {
             Err(rustix::io::Errno::IO.into())
         }
-        fn sync_dir(&self, _path: &Path) -> io::Result<()> {
+        fn sync_dir(&self, _path: &Path, _directory: &File) -> io::Result<()> {
             Err(rustix::io::Errno::IO.into())
         }
         fn sync_file_system(&self, _directory: &File) -> io::Result<()> {
@@ -404,6 +425,19 @@ mod tests {
             assert!(matches!(refused, Err(StoreError::ReadOnly { .. })));
         }
         assert!(path.exists());
+    }
+
+    #[test]
+    fn only_what_the_disk_itself_says_ends_all_changes() {
+        use rustix::io::Errno;
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOENT, Errno::ACCESS] {
+            assert!(!is_from_the_disk(&errno.into()), "{errno}");
+        }
+        assert!(is_from_the_disk(&Errno::IO.into()));
+        let folder = tempfile::tempdir().unwrap();
+        let disk = GuardedDisk::new(Arc::new(Broken));
+        disk.sync_dir(&folder.path().join("absent")).unwrap_err();
+        assert_eq!(disk.failure(), None);
     }
 
     #[test]

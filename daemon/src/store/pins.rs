@@ -7,10 +7,10 @@ use blobd_store_format::reference::Reference;
 use super::{Store, StoreError};
 
 impl Store {
-    /// Whether a model is pinned. The reference is a stored tag's.
+    /// Whether a model is pinned; if that cannot be told, it is. The reference is a stored tag's.
     #[must_use]
     pub fn is_pinned(&self, reference: &Reference) -> bool {
-        self.path(layout::pin(reference)).exists()
+        self.path(layout::pin(reference)).try_exists().unwrap_or(true)
     }
 
     /// Pins a model, durably.

@@ -231,14 +231,9 @@ fn spend(sum: &AtomicU64, bytes: u64) -> u64 {
     left.unwrap_or_default().min(bytes)
 }
 
-/// What transactions that are not `live` have left.
-pub(super) fn abandoned(staging: &Path, live: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, StoreError> {
-    let mut paths = Vec::new();
-    for entry in fs::read_dir(staging).map_err(StoreError::io("list", staging))? {
-        let entry = entry.map_err(StoreError::io("list", staging))?;
-        if !entry.file_name().to_str().is_some_and(&live) {
-            paths.push(entry.path());
-        }
-    }
-    Ok(paths)
+/// What lies in `staging/`.
+pub(super) fn directories(staging: &Path) -> Result<Vec<PathBuf>, StoreError> {
+    let entries = fs::read_dir(staging).map_err(StoreError::io("list", staging))?;
+    let paths = entries.map(|entry| Ok(entry.map_err(StoreError::io("list", staging))?.path()));
+    paths.collect()
 }

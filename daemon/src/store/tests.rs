@@ -1,6 +1,7 @@
 //! The store's promises, one by one, on a real directory.
 
 use std::fs;
+use std::io::Read as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
 use std::sync::Arc;
 
@@ -407,6 +408,31 @@ fn recipe_of_another_file_is_refused() {
     fs::write(store.path(layout::recipe(Digest::of(b"another"))), recipe.to_json()).unwrap();
     let error = store.recipe(Digest::of(b"another")).unwrap_err();
     assert!(matches!(error, StoreError::WrongRecipe { .. }), "{error}");
+}
+
+#[test]
+fn transaction_in_progress_is_never_litter() {
+    let (_folder, store) = new_store();
+    let ingest = begin(&store);
+    let directory = ingest.staging().directory().to_path_buf();
+    assert_eq!(store.abandoned_staging().unwrap(), Vec::<PathBuf>::new());
+    // Also if it was found before it was known whose it is.
+    store.remove_abandoned(&directory).unwrap();
+    assert!(directory.is_dir());
+}
+
+#[test]
+fn directory_that_becomes_a_store_is_closed_to_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("store");
+    fs::create_dir(&root).unwrap();
+    fs::set_permissions(&root, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    drop(Store::open(&root).unwrap());
+    assert_eq!(fs::metadata(&root).unwrap().mode() & 0o777, 0o700);
+    // What its owner decides later holds.
+    fs::set_permissions(&root, std::os::unix::fs::PermissionsExt::from_mode(0o750)).unwrap();
+    drop(Store::open(&root).unwrap());
+    assert_eq!(fs::metadata(&root).unwrap().mode() & 0o777, 0o750);
 }
 
 #[test]
