@@ -79,6 +79,12 @@ pub fn quarantined(digest: Digest, unix_seconds: u64) -> PathBuf {
     [QUARANTINE, &format!("{}.{unix_seconds}", blob_name(digest))].iter().collect()
 }
 
+/// `partial/sha256-…`: what has arrived of the file with this digest.
+#[must_use]
+pub fn partial(file: Digest) -> PathBuf {
+    [PARTIAL, &blob_name(file)].iter().collect()
+}
+
 /// `pins/<host>/<namespace>/<model>/<tag>`.
 #[must_use]
 pub fn pin(reference: &Reference) -> PathBuf {

@@ -108,6 +108,8 @@ struct Ledger {
     promised: u64,
     /// What blobs and recipes take; counted when it is first asked for, then kept up to date.
     stored: Option<u64>,
+    /// What resumable downloads take; counted again when it has changed.
+    partial: Option<u64>,
 }
 
 impl Space {
@@ -194,6 +196,28 @@ impl Space {
         }
     }
 
+    /// A staged file of `bytes` lies in `partial/`.
+    pub(crate) fn stays_in_partial(&self, bytes: u64) {
+        let mut ledger = self.lock();
+        ledger.staged = ledger.staged.saturating_sub(bytes);
+        if let Some(partial) = &mut ledger.partial {
+            *partial = partial.saturating_add(bytes);
+        }
+    }
+
+    /// A file in `partial/` of `bytes` has its final name and takes `stored` bytes on disk.
+    pub(crate) fn stored_from_partial(&self, bytes: u64, stored: u64) {
+        self.stored(0, stored);
+        if let Some(partial) = &mut self.lock().partial {
+            *partial = partial.saturating_sub(bytes);
+        }
+    }
+
+    /// What lies in `partial/` has changed otherwise.
+    pub(crate) fn recount_partial(&self) {
+        self.lock().partial = None;
+    }
+
     /// A blob or recipe is gone that took `bytes` on disk.
     pub(crate) fn freed(&self, bytes: u64) {
         if let Some(stored) = &mut self.lock().stored {
@@ -240,7 +264,8 @@ impl Space {
         let count = || bytes(layout::BLOBS).saturating_add(bytes(layout::RECIPES));
         let stored = *ledger.stored.get_or_insert_with(count);
         // Few files, if any: counted each time.
-        let beside = bytes(layout::QUARANTINE).saturating_add(bytes(layout::PARTIAL));
+        let beside = bytes(layout::QUARANTINE);
+        let beside = beside.saturating_add(*ledger.partial.get_or_insert_with(|| bytes(layout::PARTIAL)));
         stored.saturating_add(ledger.staged).saturating_add(beside)
     }
 

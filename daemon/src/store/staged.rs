@@ -59,14 +59,7 @@ pub struct StagedBlob {
 
 impl StagedWriter {
     pub(super) fn new(staging: Staging, path: PathBuf, file: File, room: Room, size: u64) -> Self {
-        let hash = StagedHash {
-            path: path.clone(),
-            room,
-            size,
-            hasher: Hasher::new(),
-            hashed: 0,
-            ahead: BTreeMap::new(),
-        };
+        let hash = StagedHash::of(path.clone(), room, size);
         Self { file: StagedFile { staging, path, open: Some(file) }, hash }
     }
 
@@ -135,6 +128,11 @@ impl StagedFile {
 }
 
 impl StagedHash {
+    /// The digest of the `size` bytes that are being written to `path`.
+    pub(super) fn of(path: PathBuf, room: Room, size: u64) -> Self {
+        Self { path, room, size, hasher: Hasher::new(), hashed: 0, ahead: BTreeMap::new() }
+    }
+
     /// Takes `bytes`, which have been written at `offset`.
     ///
     /// # Errors

@@ -39,18 +39,38 @@ struct Inner {
 pub(super) struct Room {
     store: Arc<Store>,
     bytes: u64,
+    /// The file lies in `partial/` and not in `staging/`: it may outlive this process.
+    is_partial: bool,
 }
 
 impl Room {
+    /// That of a file in `partial/`.
+    pub(super) fn of_partial(store: &Arc<Store>, bytes: u64) -> Self {
+        Self { store: Arc::clone(store), bytes, is_partial: true }
+    }
+
+    /// The file lies in `partial/`, whatever becomes of the transaction.
+    pub(super) fn stays_in_partial(mut self) {
+        self.is_partial = true;
+        self.store.space().stays_in_partial(self.bytes);
+    }
+
     /// The file has its final name, and takes `bytes` on disk from now on.
     pub(super) fn settle(&mut self, bytes: u64) {
-        self.store.space().stored(std::mem::take(&mut self.bytes), bytes);
+        let room = std::mem::take(&mut self.bytes);
+        if self.is_partial {
+            self.store.space().stored_from_partial(room, bytes);
+        } else {
+            self.store.space().stored(room, bytes);
+        }
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        self.store.space().unstage(self.bytes);
+        if !self.is_partial {
+            self.store.space().unstage(self.bytes);
+        }
     }
 }
 
@@ -209,7 +229,7 @@ impl Staging {
         if taken.is_err() {
             self.0.promised.fetch_add(promised, Ordering::Relaxed);
         }
-        taken.map(|()| Room { store: Arc::clone(store), bytes })
+        taken.map(|()| Room { store: Arc::clone(store), bytes, is_partial: false })
     }
 }
 

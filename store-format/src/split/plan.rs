@@ -32,6 +32,8 @@ pub struct PlannedBlob {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlobContent {
+    /// All of a file that stays in one piece.
+    File,
     /// The header, with the padding up to the data section.
     Header,
     /// The bytes of one tensor.
@@ -114,6 +116,17 @@ impl SplitPlan {
         let tensors = planned_tensors(header, &extents, &builder.homes);
         let Builder { position: file_size, blobs, segments, literal_count, .. } = builder;
         Ok(Self { file_size, blobs, segments, tensors, literal_count })
+    }
+
+    /// The plan for a file that stays in one piece, such as one that is no GGUF file.
+    #[must_use]
+    pub fn whole(file_size: u64) -> Self {
+        let target = Target::Blob { blob: 0, offset_in_blob: 0 };
+        let segment = Segment { offset_in_file: 0, length: file_size, target };
+        let blobs = vec![PlannedBlob { size: file_size, content: BlobContent::File }];
+        // Segments are never empty.
+        let segments = if file_size == 0 { Vec::new() } else { vec![segment] };
+        Self { file_size, blobs, segments, tensors: Vec::new(), literal_count: 0 }
     }
 
     /// How long the file is in bytes.

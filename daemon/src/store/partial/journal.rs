@@ -1,0 +1,143 @@
+//! The journal of a download: what has arrived, written beside it as it arrives.
+//!
+//! A head says which file it is about; records of equal length follow, each with a checksum of its
+//! own. It is only ever appended to, and never synced: a torn or wrong record ends it, and after a
+//! reboot what it says of the data is compared with the data (`docs/STORE-FORMAT.md`).
+
+use blobd_store_format::digest::Digest;
+
+/// The length of the head in bytes.
+pub(super) const HEAD_BYTES: usize = 48;
+/// The length of each record in bytes.
+pub(super) const RECORD_BYTES: usize = 52;
+
+const MAGIC: &[u8; 8] = b"blobdpt1";
+const CHECKSUM_BYTES: usize = 4;
+
+/// What a journal says, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Record {
+    /// What follows was written while this boot of the machine lasted, by this plan.
+    Session { boot: [u8; 16], plan: [u8; 16] },
+    /// Bytes of the file have arrived, with the CRC-32 of their content.
+    Arrived { offset: u64, length: u32, crc: u32 },
+    /// A planned blob is in the store under this digest.
+    Stored { blob: u32, digest: Digest },
+}
+
+/// The head of the journal for a file.
+pub(super) fn head(file: Digest, size: u64) -> Vec<u8> {
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    head.extend_from_slice(MAGIC);
+    head.extend_from_slice(file.as_bytes());
+    head.extend_from_slice(&size.to_le_bytes());
+    head
+}
+
+impl Record {
+    pub(super) fn encode(self) -> Vec<u8> {
+        let (kind, length, offset, content): (u32, u32, u64, [u8; 32]) = match self {
+            Self::Session { boot, plan } => {
+                let mut content = [0; 32];
+                let (first, second) = content.split_at_mut(16);
+                first.copy_from_slice(&boot);
+                second.copy_from_slice(&plan);
+                (1, 0, 0, content)
+            }
+            Self::Arrived { offset, length, crc } => {
+                let mut content = [0; 32];
+                let (first, _) = content.split_at_mut(CHECKSUM_BYTES);
+                first.copy_from_slice(&crc.to_le_bytes());
+                (2, length, offset, content)
+            }
+            Self::Stored { blob, digest } => (3, blob, 0, *digest.as_bytes()),
+        };
+        let mut record = Vec::with_capacity(RECORD_BYTES);
+        record.extend_from_slice(&kind.to_le_bytes());
+        record.extend_from_slice(&length.to_le_bytes());
+        record.extend_from_slice(&offset.to_le_bytes());
+        record.extend_from_slice(&content);
+        record.extend_from_slice(&crc32fast::hash(&record).to_le_bytes());
+        record
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (body, checksum) = bytes.split_at_checked(RECORD_BYTES - CHECKSUM_BYTES)?;
+        if u32::from_le_bytes(checksum.try_into().ok()?) != crc32fast::hash(body) {
+            return None;
+        }
+        let (kind, rest) = body.split_first_chunk()?;
+        let (length, rest) = rest.split_first_chunk()?;
+        let (offset, content) = rest.split_first_chunk()?;
+        let (length, offset) = (u32::from_le_bytes(*length), u64::from_le_bytes(*offset));
+        match u32::from_le_bytes(*kind) {
+            1 => {
+                let (boot, plan) = content.split_first_chunk()?;
+                Some(Self::Session { boot: *boot, plan: plan.try_into().ok()? })
+            }
+            2 => {
+                let crc = u32::from_le_bytes(*content.first_chunk()?);
+                Some(Self::Arrived { offset, length, crc })
+            }
+            3 => Some(Self::Stored { blob: length, digest: Digest::from_bytes(content.try_into().ok()?) }),
+            _ => None,
+        }
+    }
+}
+
+/// The records of a journal up to the first that is torn or wrong; none if it is about another
+/// file.
+pub(super) fn parse(journal: &[u8], file: Digest, size: u64) -> Vec<Record> {
+    let Some((found, records)) = journal.split_at_checked(HEAD_BYTES) else { return Vec::new() };
+    if found != head(file, size) {
+        return Vec::new();
+    }
+    records.chunks_exact(RECORD_BYTES).map_while(Record::parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn record() -> impl Strategy<Value = Record> {
+        prop_oneof![
+            any::<([u8; 16], [u8; 16])>().prop_map(|(boot, plan)| Record::Session { boot, plan }),
+            any::<(u64, u32, u32)>().prop_map(|(offset, length, crc)| Record::Arrived {
+                offset,
+                length,
+                crc
+            }),
+            any::<(u32, [u8; 32])>()
+                .prop_map(|(blob, digest)| Record::Stored { blob, digest: Digest::from_bytes(digest) }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn records_read_back_up_to_where_the_journal_is_torn_or_flipped(
+            records in prop::collection::vec(record(), 0..8),
+            cut in any::<prop::sample::Index>(),
+            flip in any::<prop::sample::Index>(),
+        ) {
+            let file = Digest::of(b"x");
+            let mut journal = head(file, 7);
+            records.iter().for_each(|record| journal.extend(record.encode()));
+            prop_assert_eq!(&parse(&journal, file, 7), &records);
+            prop_assert_eq!(parse(&journal, file, 8), vec![]);
+            let cut = cut.index(journal.len() + 1);
+            let whole = cut.saturating_sub(HEAD_BYTES) / RECORD_BYTES;
+            prop_assert_eq!(&parse(&journal[..cut], file, 7)[..], &records[..whole]);
+            let flip = flip.index(journal.len());
+            journal[flip] ^= 1;
+            let before = flip.saturating_sub(HEAD_BYTES) / RECORD_BYTES;
+            prop_assert_eq!(&parse(&journal, file, 7)[..], &records[..before]);
+        }
+
+        #[test]
+        fn garbage_is_no_journal(journal in prop::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert_eq!(parse(&journal, Digest::of(b"x"), 7), vec![]);
+        }
+    }
+}

@@ -1,0 +1,430 @@
+//! Downloads that can be resumed: `partial/sha256-…/`, one directory for each file.
+//!
+//! What arrives goes straight into the files that become the blobs, so each byte is written once.
+//! The journal beside them says which bytes those are. Nothing here is durable and nothing has to
+//! be: after a crash of the daemon all of it is still there, and after one of the machine what the
+//! journal claims is compared with what the disk has. Whatever it says, a file is committed only
+//! when all its bytes have its digest.
+//!
+//! As long as a file has its directory here, what the store has of it is not collected.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use blobd_store_format::split::{Part, SplitPlan, Target};
+
+use super::error::optional;
+use super::staged::StagedHash;
+use super::staging::{Room, Staging};
+use super::{Store, StoreError, disk, lock};
+
+mod extents;
+mod journal;
+mod recover;
+
+pub use extents::Extents;
+use journal::Record;
+use recover::{Claims, Session};
+
+/// A download's directory. One transfer has it at a time, which the caller sees to.
+#[derive(Debug)]
+pub struct PartialFile {
+    store: Arc<Store>,
+    file: Digest,
+    size: u64,
+    directory: PathBuf,
+    /// What earlier sessions have written.
+    records: Vec<Record>,
+}
+
+impl PartialFile {
+    /// Opens what there is of a file of `size` bytes, or begins it.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn open(store: &Arc<Store>, file: Digest, size: u64) -> Result<Self, StoreError> {
+        store.disk().create_dir_all(store.root(), Path::new(layout::PARTIAL))?;
+        let directory = store.path(layout::partial(file));
+        store.disk().create_dir(&directory)?;
+        let path = directory.join(JOURNAL);
+        let found = match fs::read(&path) {
+            Ok(journal) => journal::parse(&journal, file, size),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(StoreError::io("read", path)(error)),
+        };
+        Ok(Self { store: Arc::clone(store), file, size, directory, records: found })
+    }
+
+    /// The first bytes of the file, as many as have arrived in one run, but at most `limit`: the
+    /// header, from which the plan is made.
+    #[must_use]
+    pub fn head(&self, limit: u64) -> Vec<u8> {
+        let mut arrived = Extents::default();
+        for record in &self.records {
+            if let Record::Arrived { offset, length, .. } = record {
+                arrived.insert(*offset..offset.saturating_add(u64::from(*length)));
+            }
+        }
+        let length = usize::try_from(arrived.end_of_run(0).min(limit)).unwrap_or_default();
+        let mut head = vec![0; length];
+        // In every plan the file begins with its first blob.
+        let read = File::open(self.path_of(0)).and_then(|file| {
+            head.truncate(usize::try_from(file.metadata()?.len()).unwrap_or_default().min(length));
+            file.read_exact_at(&mut head, 0)
+        });
+        if read.is_ok() { head } else { Vec::new() }
+    }
+
+    /// Goes on by this plan. What has arrived by another one is given up, and so is what the disk
+    /// does not have as the journal says.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn follow(self, plan: SplitPlan, staging: Staging) -> Result<Partial, StoreError> {
+        let session = Session::by(&plan);
+        let claims = Claims::of(&self.records, &session);
+        let mut partial = Partial::new(self, plan, staging)?;
+        if claims.is_empty() {
+            partial.begin_anew()?;
+        } else {
+            partial.recover(&claims)?;
+        }
+        partial.append(session.record())?;
+        Ok(partial)
+    }
+
+    fn path_of(&self, blob: usize) -> PathBuf {
+        self.directory.join(blob.to_string())
+    }
+}
+
+/// A download in progress: its bytes come in any order, from any thread.
+#[derive(Debug)]
+pub struct Partial {
+    home: PartialFile,
+    staging: Staging,
+    plan: SplitPlan,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    journal: File,
+    end_of_journal: u64,
+    arrived: Extents,
+    /// Planned blobs whose bytes are read from the store.
+    stored: BTreeMap<usize, Digest>,
+    /// Planned blobs that have a file here.
+    begun: BTreeSet<usize>,
+}
+
+impl Partial {
+    fn new(home: PartialFile, plan: SplitPlan, staging: Staging) -> Result<Self, StoreError> {
+        let path = home.directory.join(JOURNAL);
+        let journal = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let journal = journal.map_err(StoreError::io("open", path))?;
+        let end_of_journal = (journal::HEAD_BYTES + home.records.len() * journal::RECORD_BYTES) as u64;
+        // A torn record may have sound ones behind it, which are none of what follows.
+        journal.set_len(end_of_journal).map_err(StoreError::io("shorten", home.directory.join(JOURNAL)))?;
+        let state = State {
+            journal,
+            end_of_journal,
+            arrived: Extents::default(),
+            stored: BTreeMap::new(),
+            begun: BTreeSet::new(),
+        };
+        Ok(Self { home, staging, plan, state: Mutex::new(state) })
+    }
+
+    /// How the file is split.
+    #[must_use]
+    pub const fn plan(&self) -> &SplitPlan {
+        &self.plan
+    }
+
+    /// Takes bytes of the file: they are written to where they will stay, and noted.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`], [`StoreError::NoRoom`], [`StoreError::Quota`]; [`StoreError::BlobSize`]
+    /// for bytes beyond the end.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        let mut position = offset;
+        for part in self.parts(offset, bytes)? {
+            self.write_part(position, &part)?;
+            position = position.saturating_add(part.bytes.len() as u64);
+        }
+        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        self.append(Record::Arrived { offset, length, crc: crc32fast::hash(bytes) })?;
+        lock(&self.state).arrived.insert(offset..offset.saturating_add(u64::from(length)));
+        Ok(())
+    }
+
+    /// Fills `buffer` with bytes of the file that have arrived or are read from the store.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), StoreError> {
+        let targets = self.parts(offset, buffer)?.into_iter().map(|part| (part.target, part.bytes.len()));
+        let mut done = 0;
+        for (target, length) in targets.collect::<Vec<_>>() {
+            let (path, offset_there) = self.source(target, offset.saturating_add(done as u64));
+            let part = buffer.get_mut(done..done + length).unwrap_or_default();
+            let file = File::open(&path).map_err(StoreError::io("open", &path))?;
+            file.read_exact_at(part, offset_there).map_err(StoreError::io("read", &path))?;
+            done += length;
+        }
+        Ok(())
+    }
+
+    /// What has still to arrive, in order.
+    #[must_use]
+    pub fn missing(&self) -> Vec<Range<u64>> {
+        lock(&self.state).arrived.gaps(0..self.home.size)
+    }
+
+    /// Where the run ends of bytes that can be read from `offset` on.
+    #[must_use]
+    pub fn end_of_run(&self, offset: u64) -> u64 {
+        lock(&self.state).arrived.end_of_run(offset)
+    }
+
+    /// How many bytes need not arrive any more.
+    #[must_use]
+    pub fn arrived_bytes(&self) -> u64 {
+        lock(&self.state).arrived.total()
+    }
+
+    /// Whether nothing of a planned blob has arrived yet.
+    #[must_use]
+    pub fn is_untouched(&self, blob: usize) -> bool {
+        let state = lock(&self.state);
+        !state.begun.contains(&blob) && !state.stored.contains_key(&blob)
+    }
+
+    /// From now on a planned blob is read from the store, where it has this digest. The caller has
+    /// it pinned.
+    pub fn take_stored(&self, blob: usize, digest: Digest) {
+        let mut state = lock(&self.state);
+        state.stored.insert(blob, digest);
+        for range in self.ranges(blob) {
+            state.arrived.insert(range);
+        }
+    }
+
+    /// No more: it has to arrive after all.
+    pub fn forget_stored(&self, blob: usize) {
+        let mut state = lock(&self.state);
+        if state.stored.remove(&blob).is_some() {
+            for range in self.ranges(blob) {
+                state.arrived.remove(range);
+            }
+        }
+    }
+
+    /// The planned blobs that are read from the store.
+    #[must_use]
+    pub fn stored(&self) -> BTreeMap<usize, Digest> {
+        lock(&self.state).stored.clone()
+    }
+
+    /// The digest in the making of a planned blob that has a file here; none for one that is read
+    /// from the store.
+    #[must_use]
+    pub fn hash(&self, blob: usize) -> Option<StagedHash> {
+        let state = lock(&self.state);
+        let size = self.plan.blobs().get(blob)?.size;
+        if size > 0 && !state.begun.contains(&blob) {
+            return None;
+        }
+        let store = &self.home.store;
+        let room = Room::of_partial(store, store.space().on_disk(size));
+        Some(StagedHash::of(self.home.path_of(blob), room, size))
+    }
+
+    /// Notes that planned blobs have these digests, before their files go to their final places: a
+    /// crash on the way loses nothing then.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn note_digests(&self, digests: &[Digest]) -> Result<(), StoreError> {
+        for (blob, digest) in digests.iter().enumerate() {
+            let blob = u32::try_from(blob).unwrap_or(u32::MAX);
+            self.append(Record::Stored { blob, digest: *digest })?;
+        }
+        Ok(())
+    }
+
+    /// Makes all files read-only, as blobs are.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn seal(&self) -> Result<(), StoreError> {
+        let begun: Vec<usize> = lock(&self.state).begun.iter().copied().collect();
+        begun.into_iter().try_for_each(|blob| self.home.store.disk().make_read_only(&self.home.path_of(blob)))
+    }
+
+    /// Gives up all that has arrived.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn discard(&self) -> Result<(), StoreError> {
+        let mut state = lock(&self.state);
+        (state.arrived, state.stored) = (Extents::default(), BTreeMap::new());
+        state.begun.clear();
+        drop(state);
+        self.begin_anew()
+    }
+
+    fn parts<'b>(&self, offset: u64, bytes: &'b [u8]) -> Result<Vec<Part<'b>>, StoreError> {
+        let end = offset.saturating_add(bytes.len() as u64);
+        let (digest, expected) = (self.home.file, self.home.size);
+        self.plan.parts(offset, bytes).map_err(|_| StoreError::BlobSize { digest, found: end, expected })
+    }
+
+    /// Where bytes are read from that lie at `offset_in_file`.
+    fn source(&self, target: Target, offset_in_file: u64) -> (PathBuf, u64) {
+        match target {
+            Target::Literal { .. } => (self.home.directory.join(LITERALS), offset_in_file),
+            Target::Blob { blob, offset_in_blob } => match lock(&self.state).stored.get(&blob) {
+                Some(digest) => (self.home.store.path(layout::blob(*digest)), offset_in_blob),
+                None => (self.home.path_of(blob), offset_in_blob),
+            },
+        }
+    }
+
+    fn write_part(&self, offset_in_file: u64, part: &Part<'_>) -> Result<(), StoreError> {
+        let disk = self.home.store.disk();
+        let (path, offset, file) = match part.target {
+            Target::Blob { blob, offset_in_blob } => {
+                (self.home.path_of(blob), offset_in_blob, self.file_of(blob)?)
+            }
+            Target::Literal { .. } => {
+                let path = self.home.directory.join(LITERALS);
+                let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+                (path.clone(), offset_in_file, file.map_err(StoreError::io("open", path))?)
+            }
+        };
+        disk.write_at(&path, &file, part.bytes, offset)
+    }
+
+    /// The file of a planned blob, for writing. A new one has its room set aside.
+    fn file_of(&self, blob: usize) -> Result<File, StoreError> {
+        let path = self.home.path_of(blob);
+        let mut state = lock(&self.state);
+        if state.begun.contains(&blob) {
+            return OpenOptions::new().write(true).open(&path).map_err(StoreError::io("reopen", path));
+        }
+        let size = self.plan.blobs().get(blob).map_or(0, |planned| planned.size);
+        let disk = self.home.store.disk();
+        disk.remove_file(&path)?;
+        let file = disk.create_file(&path, 0o600)?;
+        let room = self.staging.room(size, || disk.reserve(&path, &file, size));
+        let room = room.inspect_err(|_| {
+            // Empty, and nothing of it is noted.
+            let _ = disk.remove_file(&path);
+        })?;
+        room.stays_in_partial();
+        state.begun.insert(blob);
+        Ok(file)
+    }
+
+    /// Where a planned blob's bytes are in the file.
+    fn ranges(&self, wanted: usize) -> Vec<Range<u64>> {
+        let segments = self.plan.segments().iter();
+        let own =
+            segments.filter(|segment| matches!(segment.target, Target::Blob { blob, .. } if blob == wanted));
+        own.map(|segment| segment.offset_in_file..segment.offset_in_file.saturating_add(segment.length))
+            .collect()
+    }
+
+    fn append(&self, record: Record) -> Result<(), StoreError> {
+        let path = self.home.directory.join(JOURNAL);
+        let mut state = lock(&self.state);
+        self.home.store.disk().write_at(&path, &state.journal, &record.encode(), state.end_of_journal)?;
+        state.end_of_journal = state.end_of_journal.saturating_add(journal::RECORD_BYTES as u64);
+        Ok(())
+    }
+
+    /// Empties the directory and begins a journal.
+    fn begin_anew(&self) -> Result<(), StoreError> {
+        let (disk, directory) = (self.home.store.disk(), &self.home.directory);
+        for entry in fs::read_dir(directory).map_err(StoreError::io("list", directory))? {
+            let entry = entry.map_err(StoreError::io("list", directory))?;
+            if entry.file_name() != JOURNAL {
+                disk.remove_file(&entry.path())?;
+            }
+        }
+        self.home.store.space().recount_partial();
+        let path = directory.join(JOURNAL);
+        let mut state = lock(&self.state);
+        state.journal.set_len(0).map_err(StoreError::io("shorten", &path))?;
+        disk.write_at(&path, &state.journal, &journal::head(self.home.file, self.home.size), 0)?;
+        state.end_of_journal = journal::HEAD_BYTES as u64;
+        Ok(())
+    }
+}
+
+impl Store {
+    /// The files that have something here, with what it takes on disk and when it was last added
+    /// to.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn partials(&self) -> Result<Vec<PartialDownload>, StoreError> {
+        let directory = self.path(layout::PARTIAL);
+        let Some(entries) = optional(fs::read_dir(&directory), "list", &directory)? else {
+            return Ok(Vec::new());
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(StoreError::io("list", &directory))?;
+            let file = entry.file_name().to_str().and_then(layout::parse_blob_name);
+            // Removed meanwhile, or nothing of blobd's.
+            let (Some(file), Ok(metadata)) = (file, entry.metadata()) else { continue };
+            let journal = fs::metadata(entry.path().join(JOURNAL)).unwrap_or(metadata);
+            let bytes = disk::tree_bytes(&entry.path());
+            found.push(PartialDownload { file, bytes, last_used: journal.modified().ok() });
+        }
+        Ok(found)
+    }
+
+    /// Removes what has arrived of a file; says how much that took on disk.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn remove_partial(&self, file: Digest) -> Result<u64, StoreError> {
+        let directory = self.path(layout::partial(file));
+        let bytes = disk::tree_bytes(&directory);
+        if directory.is_dir() {
+            self.disk().remove_dir_of_files(&directory)?;
+            self.space().recount_partial();
+        }
+        Ok(bytes)
+    }
+}
+
+/// A download that can be resumed, or a file of a model that is not complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartialDownload {
+    /// The file's digest.
+    pub file: Digest,
+    /// What has arrived takes so much on disk.
+    pub bytes: u64,
+    /// When the last of it arrived, if the file system knows.
+    pub last_used: Option<SystemTime>,
+}
+
+const JOURNAL: &str = "journal";
+/// Padding and the like, at its offset in the file.
+const LITERALS: &str = "literals";
+
+#[cfg(test)]
+mod tests;

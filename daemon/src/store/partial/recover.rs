@@ -1,0 +1,159 @@
+//! Going on where an earlier session has stopped.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::ops::Range;
+
+use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::split::{SplitPlan, Target};
+use rustix::fs::{Advice, fadvise};
+
+use super::journal::Record;
+use super::{Extents, Partial};
+use crate::store::{StoreError, lock};
+
+/// While what a session has written is what the disk has, and means the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Session {
+    /// A power cut can take from the disk what was not synced; a killed process cannot.
+    boot: [u8; 16],
+    /// Offsets in the file are offsets in other files by another plan.
+    plan: [u8; 16],
+}
+
+impl Session {
+    pub(super) fn by(plan: &SplitPlan) -> Self {
+        Self { boot: boot_id(), plan: fingerprint(plan) }
+    }
+
+    pub(super) const fn record(self) -> Record {
+        Record::Session { boot: self.boot, plan: self.plan }
+    }
+}
+
+/// What a journal claims, as far as it is about the same plan.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    /// Ranges of the file, written since this boot: the kernel still has them.
+    certain: Vec<Range<u64>>,
+    /// Ranges written before, with their content's CRC-32.
+    doubtful: Vec<(Range<u64>, u32)>,
+    stored: BTreeMap<usize, Digest>,
+}
+
+impl Claims {
+    pub(super) fn of(records: &[Record], now: &Session) -> Self {
+        let mut claims = Self::default();
+        let (mut is_same_plan, mut is_same_boot) = (false, false);
+        for record in records {
+            match *record {
+                Record::Session { boot, plan } => {
+                    (is_same_plan, is_same_boot) = (plan == now.plan, boot == now.boot);
+                    if !is_same_plan {
+                        // That session has emptied the directory.
+                        claims = Self::default();
+                    }
+                }
+                Record::Arrived { offset, length, crc } if is_same_plan => {
+                    let range = offset..offset.saturating_add(u64::from(length));
+                    if is_same_boot { claims.certain.push(range) } else { claims.doubtful.push((range, crc)) }
+                }
+                Record::Stored { blob, digest } if is_same_plan => {
+                    claims.stored.insert(usize::try_from(blob).unwrap_or(usize::MAX), digest);
+                }
+                Record::Arrived { .. } | Record::Stored { .. } => {}
+            }
+        }
+        claims
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.certain.is_empty() && self.doubtful.is_empty() && self.stored.is_empty()
+    }
+}
+
+impl Partial {
+    /// Takes over what of the claims is true.
+    pub(super) fn recover(&mut self, claims: &Claims) -> Result<(), StoreError> {
+        let mut there = Extents::default();
+        claims.certain.iter().for_each(|range| there.insert(range.clone()));
+        let present = self.present_files();
+        present.iter().for_each(|blob| forget_cached(&self.home.path_of(*blob)));
+        lock(&self.state).begun = present;
+        for (range, crc) in &claims.doubtful {
+            if self.has(range, *crc) {
+                there.insert(range.clone());
+            } else {
+                // A later session may have fetched it again; then it has a record of its own.
+                tracing::debug!("bytes {range:?} of {} were lost", self.home.file);
+            }
+        }
+        for (blob, planned) in self.plan.blobs().iter().enumerate() {
+            if lock(&self.state).begun.contains(&blob) {
+                continue;
+            }
+            self.ranges(blob).into_iter().for_each(|range| there.remove(range));
+            if let Some(digest) = claims.stored.get(&blob)
+                && self.home.store.blob_size(*digest)? == Some(planned.size)
+            {
+                lock(&self.state).stored.insert(blob, *digest);
+                self.ranges(blob).into_iter().for_each(|range| there.insert(range));
+            }
+        }
+        there.remove(self.home.size..u64::MAX);
+        lock(&self.state).arrived = there;
+        Ok(())
+    }
+
+    fn present_files(&self) -> BTreeSet<usize> {
+        let is_there =
+            |blob: &usize| fs::metadata(self.home.path_of(*blob)).is_ok_and(|found| found.is_file());
+        (0..self.plan.blobs().len()).filter(is_there).collect()
+    }
+
+    fn has(&self, range: &Range<u64>, crc: u32) -> bool {
+        let length = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+        if range.end > self.home.size || length > MAX_RECORD_BYTES {
+            return false;
+        }
+        let mut content = vec![0; length];
+        self.read(range.start, &mut content).is_ok() && crc32fast::hash(&content) == crc
+    }
+}
+
+/// The most bytes that one record is about: what one write takes.
+pub(crate) const MAX_RECORD_BYTES: usize = 16 << 20;
+
+/// A write-back that failed has been reported to who wrote then, and the kernel keeps the page as
+/// if all were well. What is read from now on is what the disk has.
+fn forget_cached(path: &std::path::Path) {
+    // Where it cannot be done, the next scrub sees what is wrong.
+    let _ = File::open(path).map(|file| fadvise(&file, 0, None, Advice::DontNeed));
+}
+
+/// Tells this boot of the machine from others.
+fn boot_id() -> [u8; 16] {
+    let id = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| {
+        // Unknown: every session is one of its own, and what it wrote is compared.
+        format!("{:?} {}", std::time::SystemTime::now(), std::process::id()).into_bytes()
+    });
+    half(Digest::of(&id))
+}
+
+fn fingerprint(plan: &SplitPlan) -> [u8; 16] {
+    let mut hasher = Hasher::new();
+    for segment in plan.segments() {
+        let (kind, number, offset) = match segment.target {
+            Target::Blob { blob, offset_in_blob } => (0, blob, offset_in_blob),
+            Target::Literal { literal } => (1, literal, 0),
+        };
+        for number in [kind, segment.offset_in_file, segment.length, number as u64, offset] {
+            hasher.update(&number.to_le_bytes());
+        }
+    }
+    half(hasher.finish())
+}
+
+fn half(digest: Digest) -> [u8; 16] {
+    digest.as_bytes().first_chunk().copied().unwrap_or_default()
+}

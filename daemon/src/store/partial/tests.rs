@@ -1,0 +1,169 @@
+//! What has arrived stays, whoever dies.
+
+use blobd_store_format::split::SplitPlan;
+use tempfile::TempDir;
+
+use super::*;
+use crate::store::Ingest;
+
+const SIZE: u64 = 1000;
+
+struct Download {
+    _folder: TempDir,
+    store: Arc<Store>,
+    content: Vec<u8>,
+}
+
+impl Download {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        Self { _folder: folder, store, content: (0..SIZE).map(|byte| (byte % 251) as u8).collect() }
+    }
+
+    fn digest(&self) -> Digest {
+        Digest::of(&self.content)
+    }
+
+    fn session(&self) -> Partial {
+        let ingest = Ingest::begin(&self.store, self.store.leases().grant("a test")).unwrap();
+        let partial = PartialFile::open(&self.store, self.digest(), SIZE).unwrap();
+        partial.follow(SplitPlan::whole(SIZE), ingest.staging()).unwrap()
+    }
+
+    fn write(&self, partial: &Partial, range: std::ops::Range<usize>) {
+        partial.write(range.start as u64, &self.content[range]).unwrap();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.store.path(layout::partial(self.digest())).join(name)
+    }
+
+    /// As if the machine had been started again since.
+    fn reboot(&self) {
+        let mut journal = fs::read(self.path(JOURNAL)).unwrap();
+        let records = journal::parse(&journal, self.digest(), SIZE);
+        journal.truncate(journal::HEAD_BYTES);
+        for record in records {
+            let record = match record {
+                Record::Session { plan, .. } => Record::Session { boot: [7; 16], plan },
+                other => other,
+            };
+            journal.extend(record.encode());
+        }
+        fs::write(self.path(JOURNAL), journal).unwrap();
+    }
+}
+
+#[test]
+fn what_a_killed_session_had_is_there_and_is_read_back() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 600..800);
+    download.write(&partial, 0..300);
+    // Killed: nothing is ended in order.
+    drop(partial);
+    let again = download.session();
+    assert_eq!(again.missing(), [300..600, 800..1000]);
+    assert_eq!(again.arrived_bytes(), 500);
+    let mut back = vec![0; 300];
+    again.read(0, &mut back).unwrap();
+    assert_eq!(back, download.content[..300]);
+    let home = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
+    assert_eq!(home.head(SIZE), download.content[..300]);
+    assert_eq!(home.head(10), download.content[..10]);
+}
+
+#[test]
+fn after_a_power_cut_only_what_the_disk_has_counts() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..300);
+    download.write(&partial, 300..600);
+    drop(partial);
+    download.reboot();
+    assert_eq!(download.session().missing(), [600..1000]);
+    download.reboot();
+    let file = OpenOptions::new().write(true).open(download.path("0")).unwrap();
+    file.write_all_at(&[0xff; 4], 450).unwrap();
+    assert_eq!(download.session().missing(), [300..1000]);
+}
+
+#[test]
+fn torn_journal_loses_only_its_end() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..300);
+    download.write(&partial, 300..600);
+    drop(partial);
+    let journal = OpenOptions::new().write(true).open(download.path(JOURNAL)).unwrap();
+    journal.set_len(journal.metadata().unwrap().len() - 1).unwrap();
+    let again = download.session();
+    assert_eq!(again.missing(), [300..1000]);
+    download.write(&again, 900..1000);
+    drop(again);
+    assert_eq!(download.session().missing(), [300..900]);
+}
+
+#[test]
+fn journal_of_another_file_size_or_garbage_is_begun_anew() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..300);
+    drop(partial);
+    fs::write(download.path(JOURNAL), "no journal").unwrap();
+    let again = download.session();
+    assert_eq!(again.missing(), [0..1000]);
+    assert!(!download.path("0").exists());
+}
+
+#[test]
+fn another_plan_starts_over() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..300);
+    drop(partial);
+    let ingest = Ingest::begin(&download.store, download.store.leases().grant("a test")).unwrap();
+    let other = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
+    let mut writer = blobd_store_format::gguf::GgufWriter::default();
+    writer.tensor("t", blobd_store_format::gguf::GgmlType::F32, &[4]).unwrap();
+    let header = blobd_store_format::gguf::Header::parse(&writer.header().unwrap()).unwrap();
+    let plan = SplitPlan::new(&header, SIZE).unwrap();
+    assert_eq!(other.follow(plan, ingest.staging()).unwrap().arrived_bytes(), 0);
+}
+
+#[test]
+fn blob_that_has_its_final_name_already_is_read_from_there() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..1000);
+    partial.note_digests(&[download.digest()]).unwrap();
+    partial.seal().unwrap();
+    drop(partial);
+    fs::rename(download.path("0"), download.store.path(layout::blob(download.digest()))).unwrap();
+    let again = download.session();
+    assert_eq!(again.missing(), []);
+    let mut back = vec![0; 1000];
+    again.read(0, &mut back).unwrap();
+    assert_eq!(back, download.content);
+    // And if it was collected meanwhile, it has to arrive again.
+    drop(again);
+    fs::remove_file(download.store.path(layout::blob(download.digest()))).unwrap();
+    assert_eq!(download.session().missing(), [0..1000]);
+}
+
+#[test]
+fn downloads_count_as_used_and_are_removed_whole() {
+    let download = Download::new();
+    let before = download.store.used_bytes();
+    let partial = download.session();
+    download.write(&partial, 0..300);
+    assert!(download.store.used_bytes() >= before + 4096);
+    drop(partial);
+    let listed = download.store.partials().unwrap();
+    assert_eq!(listed.len(), 1);
+    assert_eq!(listed[0].file, download.digest());
+    assert!(download.store.remove_partial(download.digest()).unwrap() >= 4096);
+    assert_eq!(download.store.partials().unwrap(), []);
+    assert_eq!(download.store.used_bytes(), before);
+}
