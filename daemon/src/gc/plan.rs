@@ -45,10 +45,7 @@ impl Node {
     pub(crate) fn bytes_on_disk(self, store: &Store) -> Result<Option<u64>, StoreError> {
         match self {
             Self::Blob(digest) => store.blob_bytes_on_disk(digest),
-            Self::Recipe(file) => {
-                let metadata = std::fs::symlink_metadata(store.path(layout::recipe(file)));
-                Ok(metadata.ok().map(|metadata| disk::bytes_on_disk(&metadata)))
-            }
+            Self::Recipe(file) => store.file_bytes(&store.path(layout::recipe(file))),
         }
     }
 
@@ -57,7 +54,8 @@ impl Node {
             Self::Blob(digest) => layout::blob(digest),
             Self::Recipe(file) => layout::recipe(file),
         };
-        let removed = store.disk().remove_file(&store.path(path))?;
+        let bytes = self.bytes_on_disk(store)?;
+        let removed = store.disk().remove_file(&store.path(path))?.and(bytes);
         match (self, removed) {
             (Self::Blob(digest), Some(bytes)) => store.note_blob_removed(digest, bytes),
             (Self::Recipe(file), freed) => store.note_recipe_removed(file, freed.unwrap_or_default()),
