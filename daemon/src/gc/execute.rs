@@ -5,7 +5,6 @@
 //! A blob that some process still has open or mapped stays: unlinking it would free nothing and
 //! make the next load fetch it again.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::{Mutex, PoisonError};
 
@@ -91,15 +90,46 @@ fn remove_litter(store: &Store, litter: &Litter) -> Result<(), StoreError> {
 
 /// Drops the records of where manifests came from that no tag points to any more.
 pub(super) fn forget_origins(store: &Store, collection: &Collection) -> Result<(), StoreError> {
-    let tagged = store.tags()?.references;
-    let tagged = tagged.iter().filter_map(|reference| Some(store.manifest(reference).ok()?.digest()));
-    let trashed = store.trash()?.into_iter().map(|trashed| trashed.manifest.digest());
-    let manifests: BTreeSet<Digest> = tagged.chain(trashed).collect();
-    for origin in store.origins()?.into_iter().filter(|origin| !manifests.contains(origin)) {
-        let path = store.path(layout::origin(origin));
-        if let Some(removed) = collection.delete_unpinned(origin, || store.disk().remove_file(&path)) {
+    for origin in forgettable_origins(store)? {
+        if let Some(removed) = collection.delete_unpinned(origin, || store.remove_origin(origin)) {
             removed?;
         }
     }
     Ok(())
+}
+
+/// A commit pins its manifest, records the origin and sets the tag, in this order; so the pins are
+/// looked at before the tags, or one that ends in between would be in neither.
+fn forgettable_origins(store: &Store) -> Result<Vec<Digest>, StoreError> {
+    let mut manifests = store.leases().pinned();
+    let tagged = store.tags()?.references;
+    manifests.extend(tagged.iter().filter_map(|reference| Some(store.manifest(reference).ok()?.digest())));
+    manifests.extend(store.trash()?.into_iter().map(|trashed| trashed.manifest.digest()));
+    Ok(store.origins()?.into_iter().filter(|origin| !manifests.contains(origin)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn origin_of_a_commit_in_flight_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let (in_flight, forgotten) = (Digest::of(b"in flight"), Digest::of(b"forgotten"));
+        for manifest in [in_flight, forgotten] {
+            fs::write(store.path(layout::origin(manifest)), "{}").unwrap();
+        }
+        let lease = store.leases().grant("a commit");
+        lease.pin(in_flight);
+        assert_eq!(forgettable_origins(&store).unwrap(), [forgotten]);
+        let collection = store.leases().begin_collection();
+        forget_origins(&store, &collection).unwrap();
+        assert_eq!(store.origins().unwrap(), [in_flight]);
+        drop(lease);
+        assert_eq!(forgettable_origins(&store).unwrap(), [in_flight]);
+    }
 }

@@ -13,7 +13,7 @@ use crate::store::index::IndexStatus;
 use crate::store::{Eviction, FileSystem, Store, StoreError, disk};
 
 /// What doctor has to know about the daemon around the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Surroundings {
     /// Whether clients are meant to be of the daemon's own user.
     pub is_single_user: bool,
@@ -175,8 +175,12 @@ fn scrub(store: &Store) -> Check {
 
 fn metadata(store: &Store) -> Check {
     const HINT: &str = "nothing is collected until it is mended: `blobd rm`, `pull` or `import` the model";
-    match gc::plan(store) {
-        Ok(plan) => ok("metadata", format!("all readable, {} reclaimable", human_bytes(plan.freed_bytes()))),
+    const BUSY: &str = "a collection is running; manifests and recipes were not checked";
+    match gc::plan_unless_collecting(store) {
+        Ok(None) => warning("metadata", BUSY, "ask again when it is over"),
+        Ok(Some(plan)) => {
+            ok("metadata", format!("all readable, {} reclaimable", human_bytes(plan.freed_bytes())))
+        }
         Err(error) => failure("metadata", error.to_string(), HINT),
     }
 }
@@ -190,5 +194,26 @@ fn descriptors() -> Check {
         ok("descriptors", detail)
     } else {
         warning("descriptors", detail, "raise LimitNOFILE or `ulimit -n`")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doctor_does_not_wait_for_a_collection() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path().join("store")).unwrap();
+        let metadata = || {
+            let report = doctor(&store, Surroundings::default()).unwrap();
+            report.checks.into_iter().find(|check| check.name == "metadata").unwrap()
+        };
+        let collection = store.lock_collections();
+        let check = metadata();
+        assert!(check.detail.contains("a collection is running"), "{check:?}");
+        assert_eq!(check.status, CheckStatus::Warning);
+        drop(collection);
+        assert_eq!(metadata().status, CheckStatus::Ok);
     }
 }

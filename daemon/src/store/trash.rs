@@ -73,7 +73,7 @@ impl Store {
         self.disk().create_dir_all(self.root(), layout::TRASH.as_ref())?;
         let target = self.path(layout::trashed(Digest::of(&json)));
         let temporary = self.path(layout::STAGING).join(self.new_transaction());
-        let added = self.disk().replace_file(&temporary, &target, &json, 0o644).inspect_err(|_| {
+        let added = self.write_record(&temporary, &target, &json, None).inspect_err(|_| {
             // If it cannot be removed now, `gc` or the next start does it.
             let _ = self.disk().remove_file(&temporary);
         });
@@ -110,7 +110,7 @@ impl Store {
 
     /// Removes a record, durably: only after this may anything that it kept be deleted.
     pub(crate) fn remove_from_trash(&self, record: Digest) -> Result<Option<u64>, StoreError> {
-        let freed = self.disk().remove_file(&self.path(layout::trashed(record)))?;
+        let freed = self.remove_record(&self.path(layout::trashed(record)))?;
         self.disk().sync_dir(&self.path(layout::TRASH))?;
         Ok(freed)
     }
