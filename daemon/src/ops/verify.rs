@@ -48,6 +48,8 @@ pub(super) enum Damage {
     InTheWay,
     /// A blob's mode lets its owner write to it.
     Writable,
+    /// A blob cannot be read, and nobody knows whether it is damaged.
+    Unreadable,
     /// A blob reads right, but not always.
     Unreliable,
     /// The recipe of the file with this digest is not what it should be.
@@ -112,6 +114,9 @@ fn finding(store: &Store, digest: Digest, verdict: Verdict) -> Option<Finding> {
         Verdict::Unreliable { reason } => {
             let machine = "read again it was right: memory, bus or disk of this machine err";
             (Damage::Unreliable, format!("{reason}; {machine}"))
+        }
+        Verdict::Unreadable { reason } => {
+            (Damage::Unreadable, format!("cannot be read ({reason}); it may be right"))
         }
         Verdict::Bad { reason, set_aside: Ok(()) } => (Damage::Lost, reason),
         Verdict::Bad { reason, set_aside: Err(error) } => {

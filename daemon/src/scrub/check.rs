@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 
 use blobd_store_format::digest::{Digest, Hasher};
-use rustix::io::Errno;
 
+use super::fault::Fault;
 use super::read::{DiskReader, Ended, Gate};
 use crate::store::{Store, StoreError};
 
@@ -32,6 +32,11 @@ pub enum Verdict {
         /// Its mode.
         mode: u32,
     },
+    /// It cannot be read, for a reason that says nothing about its bytes: it stays.
+    Unreadable {
+        /// Why.
+        reason: String,
+    },
     /// It read wrong twice.
     Bad {
         /// What was wrong.
@@ -45,6 +50,7 @@ pub enum Verdict {
 enum Reading {
     Right,
     Wrong(String),
+    Unreadable(String),
     Gone,
     Unfinished,
 }
@@ -54,15 +60,20 @@ impl DiskReader {
     /// quarantine if both were. Holds no lock while it reads.
     ///
     /// # Errors
-    /// [`StoreError::Io`] when the blob cannot be looked at for a reason that says nothing about
-    /// it, such as too many open files.
+    /// [`StoreError::Io`] when this process lacks what it takes to look at any blob, such as a
+    /// file descriptor. Whatever else goes wrong is a verdict, so that the next blob is looked at.
     pub fn check(
         &mut self,
         store: &Store,
         digest: Digest,
         gate: &mut Gate<'_>,
     ) -> Result<Verdict, StoreError> {
-        let Some(seen) = store.blob_metadata(digest)? else { return Ok(Verdict::Gone) };
+        // Twice, like all that is read.
+        let seen = match store.blob_metadata(digest).or_else(|_| store.blob_metadata(digest)) {
+            Ok(Some(seen)) => seen,
+            Ok(None) => return Ok(Verdict::Gone),
+            Err(error) => return unseen(digest, error),
+        };
         if !seen.is_file() {
             return Ok(bad(store, digest, &seen, "is no regular file".to_owned()));
         }
@@ -70,6 +81,7 @@ impl DiskReader {
             Reading::Right => return Ok(verdict_on_mode(&seen)),
             Reading::Gone => return Ok(Verdict::Gone),
             Reading::Unfinished => return Ok(Verdict::Unfinished),
+            Reading::Unreadable(reason) => return Ok(unreadable(digest, reason)),
             Reading::Wrong(reason) => reason,
         };
         tracing::warn!("blob {digest}: {first}; reading it once more");
@@ -84,6 +96,7 @@ impl DiskReader {
                 let reason = if second == first { first } else { format!("{first}, then: {second}") };
                 Ok(bad(store, digest, &seen, reason))
             }
+            Reading::Unreadable(second) => Ok(unreadable(digest, format!("{first}, then: {second}"))),
             Reading::Gone => Ok(Verdict::Gone),
             Reading::Unfinished => Ok(Verdict::Unfinished),
         }
@@ -93,7 +106,7 @@ impl DiskReader {
         let _reading = store.note_own_read(digest);
         let file = match store.open_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(Reading::Gone),
-            Err(StoreError::Io { source, .. }) if is_damage(&source) => return Ok(unreadable(&source)),
+            Err(StoreError::Io { source, .. }) => return failed("open", digest, source),
             file => file?,
         };
         match self.digest_of(&file, gate) {
@@ -103,8 +116,7 @@ impl DiskReader {
             }
             Ok(None) if is_unlinked(&file) => Ok(Reading::Gone),
             Ok(None) => Ok(Reading::Unfinished),
-            Err(source) if is_damage(&source) => Ok(unreadable(&source)),
-            Err(source) => Err(StoreError::io("read", digest.to_string())(source)),
+            Err(source) => failed("read", digest, source),
         }
     }
 
@@ -119,16 +131,32 @@ impl DiskReader {
     }
 }
 
-/// What the disk says when it has lost something, and what file systems say whose own checksums
-/// do not fit.
-pub(super) fn is_damage(error: &io::Error) -> bool {
-    let lost = [Errno::IO, Errno::NODATA, Errno::BADMSG, Errno::UCLEAN, Errno::ILSEQ];
-    Errno::from_io_error(error).is_some_and(|errno| lost.contains(&errno))
-        || error.kind() == io::ErrorKind::UnexpectedEof
+/// What a failed call makes of a reading.
+fn failed(action: &'static str, digest: Digest, error: io::Error) -> Result<Reading, StoreError> {
+    match Fault::of(&error) {
+        Fault::Damage => Ok(Reading::Wrong(format!("the disk cannot read it ({error})"))),
+        Fault::Refusal => Ok(Reading::Unreadable(error.to_string())),
+        Fault::Shortage => Err(StoreError::io(action, digest.to_string())(error)),
+    }
 }
 
-fn unreadable(error: &io::Error) -> Reading {
-    Reading::Wrong(format!("the disk cannot read it ({error})"))
+/// Of a blob whose inode cannot be read: without it nobody knows which file would be moved.
+fn unseen(digest: Digest, error: StoreError) -> Result<Verdict, StoreError> {
+    let StoreError::Io { source, .. } = &error else { return Err(error) };
+    match Fault::of(source) {
+        Fault::Damage => {
+            tracing::error!("blob {digest}: damaged: {error}; not moved to quarantine");
+            let set_aside = Err("its inode cannot be read".to_owned());
+            Ok(Verdict::Bad { reason: error.to_string(), set_aside })
+        }
+        Fault::Refusal => Ok(unreadable(digest, error.to_string())),
+        Fault::Shortage => Err(error),
+    }
+}
+
+fn unreadable(digest: Digest, reason: String) -> Verdict {
+    tracing::error!("blob {digest}: cannot be read and so not judged: {reason}");
+    Verdict::Unreadable { reason }
 }
 
 fn is_unlinked(file: &File) -> bool {
@@ -163,6 +191,7 @@ mod tests {
     use std::fs;
     use std::sync::Arc;
 
+    use rustix::io::Errno;
     use tempfile::TempDir;
 
     use super::super::read::Step;
@@ -260,16 +289,30 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_disk_says_about_a_file_is_damage() {
-        for (errno, expected) in [
-            (Errno::IO, true),
-            (Errno::NODATA, true),
-            (Errno::UCLEAN, true),
-            (Errno::MFILE, false),
-            (Errno::ACCESS, false),
-        ] {
-            assert_eq!(is_damage(&errno.into()), expected, "{errno}");
-        }
+    fn blob_that_cannot_be_read_or_judged_is_a_verdict_and_no_error() {
+        let digest = Digest::of(b"x");
+        let of = |errno: Errno| failed("read", digest, errno.into());
+        assert!(matches!(of(Errno::REMOTEIO), Ok(Reading::Wrong(_))));
+        assert!(matches!(of(Errno::ACCESS), Ok(Reading::Unreadable(_))));
+        assert!(of(Errno::MFILE).is_err());
+        let unseen = |errno: Errno| unseen(digest, StoreError::errno("inspect", "/b")(errno));
+        assert!(matches!(unseen(Errno::IO), Ok(Verdict::Bad { set_aside: Err(_), .. })));
+        assert!(matches!(unseen(Errno::PERM), Ok(Verdict::Unreadable { .. })));
+        assert!(unseen(Errno::NOMEM).is_err());
+    }
+
+    #[test]
+    fn blob_that_may_not_be_read_stays() {
+        let (_folder, store, digest) = store_with(b"weights");
+        let path = store.path(blobd_store_format::layout::blob(digest));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
+        // Root may read everything, and sees only the mode.
+        let expected = match File::open(&path) {
+            Ok(_) => Verdict::Writable { mode: 0 },
+            Err(error) => Verdict::Unreadable { reason: error.to_string() },
+        };
+        assert_eq!(check(&store, digest), expected);
+        assert!(path.exists() && store.damaged().is_empty());
     }
 
     #[test]
