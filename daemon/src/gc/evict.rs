@@ -136,7 +136,8 @@ fn reason_to_spare(store: &Store, model: &Victim, pinned: &BTreeSet<Digest>) -> 
     }
     // What a session has pinned is another model's that shares it, and stays without this one.
     let blobs = model.needs.iter().filter(|node| matches!(node, Node::Blob(_))).map(|node| node.digest());
-    let mut unexplained = blobs.filter(|digest| !pinned.contains(digest));
+    // What this process itself reads to verify it, it lets go of when it is to be evicted.
+    let mut unexplained = blobs.filter(|digest| !pinned.contains(digest) && !store.is_reading(*digest));
     unexplained.any(|digest| is_held(store, digest)).then_some("mapped by a running program")
 }
 

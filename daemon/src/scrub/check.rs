@@ -3,11 +3,13 @@
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use blobd_store_format::digest::{Digest, Hasher};
 
 use super::fault::Fault;
-use super::read::{DiskReader, Ended, Gate};
+use super::read::{DiskReader, Ended, Gate, Step};
 use crate::store::{Store, StoreError};
 
 /// The mode of every blob.
@@ -102,7 +104,24 @@ impl DiskReader {
         }
     }
 
+    /// One reading. It lets go of a blob that is condemned, so that it can be collected. If the
+    /// blob is there after that, somebody else holds or needs it, and it is read all the same.
     fn reading(&mut self, store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Result<Reading, StoreError> {
+        let mut is_condemned = false;
+        let reading = self.attempt(store, digest, &mut |next| {
+            is_condemned = store.is_condemned(digest);
+            if is_condemned { Step::Stop } else { gate(next) }
+        })?;
+        match (is_condemned, reading) {
+            (true, Reading::Unfinished) if stand_aside(store, digest, gate) == Step::Stop => {
+                Ok(Reading::Unfinished)
+            }
+            (true, Reading::Unfinished) => self.attempt(store, digest, gate),
+            (_, reading) => Ok(reading),
+        }
+    }
+
+    fn attempt(&mut self, store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Result<Reading, StoreError> {
         let _reading = store.note_own_read(digest);
         let file = match store.open_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(Reading::Gone),
@@ -129,6 +148,21 @@ impl DiskReader {
         })?;
         Ok((ended == Ended::Complete).then(|| (hasher.finish(), bytes)))
     }
+}
+
+/// Leaves a condemned blob alone for long enough that it is collected if it can be.
+fn stand_aside(store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Step {
+    /// Longer than the daemon takes from one look at what is condemned to the next.
+    const LONG_ENOUGH: Duration = Duration::from_millis(2500);
+    const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+    let since = Instant::now();
+    while since.elapsed() < LONG_ENOUGH && matches!(store.blob_metadata(digest), Ok(Some(_))) {
+        if gate(0) == Step::Stop {
+            return Step::Stop;
+        }
+        thread::sleep(BETWEEN_LOOKS);
+    }
+    Step::Go
 }
 
 /// What a failed call makes of a reading.
@@ -194,7 +228,6 @@ mod tests {
     use rustix::io::Errno;
     use tempfile::TempDir;
 
-    use super::super::read::Step;
     use super::*;
     use crate::store::Ingest;
 
@@ -313,6 +346,46 @@ mod tests {
         };
         assert_eq!(check(&store, digest), expected);
         assert!(path.exists() && store.damaged().is_empty());
+    }
+
+    #[test]
+    fn condemned_blob_is_let_go_so_that_it_can_be_collected() {
+        let (_folder, store, digest) = store_with(b"weights");
+        let mut gate = |_| {
+            let is_read = store.is_reading(digest);
+            store.condemn([digest]);
+            assert_eq!(crate::gc::collect_condemned(&store).unwrap().freed_bytes() > 0, !is_read);
+            Step::Go
+        };
+        assert_eq!(DiskReader::default().check(&store, digest, &mut gate).unwrap(), Verdict::Gone);
+    }
+
+    #[test]
+    fn condemned_blob_that_stays_is_read_all_the_same() {
+        let (_folder, store, digest) = store_with(b"weights");
+        store.condemn([digest]);
+        assert_eq!(check(&store, digest), Verdict::Good);
+        let verdict = DiskReader::default().check(&store, digest, &mut |_| Step::Stop).unwrap();
+        assert_eq!(verdict, Verdict::Unfinished);
+    }
+
+    #[test]
+    fn reader_lets_go_of_what_is_to_be_collected_now() {
+        let (_folder, store, digest) = store_with(b"weights");
+        let (reading, begun) = std::sync::mpsc::channel();
+        let of_reader = Arc::clone(&store);
+        let reader = thread::spawn(move || {
+            let mut gate = |_| {
+                let _ = reading.send(());
+                thread::sleep(Duration::from_millis(10));
+                Step::Wait
+            };
+            DiskReader::default().check(&of_reader, digest, &mut gate).unwrap()
+        });
+        begun.recv().unwrap();
+        let done = crate::gc::collect_from(&store, [digest].into()).unwrap();
+        assert!(done.freed_bytes() > 0 && done.held.is_empty(), "{done:?}");
+        assert_eq!(reader.join().unwrap(), Verdict::Gone);
     }
 
     #[test]

@@ -292,6 +292,11 @@ impl Store {
         !self.condemned.is_empty()
     }
 
+    /// Whether a blob or recipe is condemned.
+    pub(crate) fn is_condemned(&self, digest: Digest) -> bool {
+        self.condemned.contains(digest)
+    }
+
     /// Takes what is condemned.
     pub(crate) fn take_condemned(&self) -> BTreeSet<Digest> {
         self.condemned.take()
