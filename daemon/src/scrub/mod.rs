@@ -25,6 +25,7 @@ mod throttle;
 
 pub use check::Verdict;
 pub use cursor::{Cursor, unix_seconds};
+pub(crate) use fault::Fault;
 pub use pace::{Pace, io_pressure};
 pub use read::{DiskReader, Ended, Gate, Step};
 pub use throttle::{StopSignal, Throttle};
