@@ -110,6 +110,7 @@ pub struct Store {
     collections: Mutex<()>,
     condemned: Condemned,
     own_reads: own_reads::OwnReads,
+    future_records: trash::FutureRecords,
     next_transaction: AtomicU64,
     /// The transactions that are in progress, by the names of their directories.
     transactions: Mutex<BTreeSet<String>>,
@@ -190,6 +191,7 @@ impl Store {
             collections: Mutex::default(),
             condemned: Condemned::default(),
             own_reads: own_reads::OwnReads::default(),
+            future_records: trash::FutureRecords::default(),
             next_transaction: AtomicU64::new(0),
             transactions: Mutex::default(),
             lock: Mutex::new(lock),
