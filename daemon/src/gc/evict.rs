@@ -198,9 +198,10 @@ fn reason_to_spare(
         return Some("cannot be pulled again");
     }
     // What a session has pinned is another model's that shares it, and stays without this one.
+    // What this process itself reads to verify it, it lets go of when it is to be evicted.
     let nodes = needs.iter().filter_map(|number| counted.get(*number));
     let mut unexplained = nodes.filter_map(|(node, _)| match node {
-        Node::Blob(digest) if !pinned.contains(digest) => Some(*digest),
+        Node::Blob(digest) if !pinned.contains(digest) && !store.is_reading(*digest) => Some(*digest),
         _ => None,
     });
     unexplained.any(|digest| is_held(store, digest)).then_some("mapped by a running program")

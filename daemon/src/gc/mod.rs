@@ -79,7 +79,7 @@ pub fn collect(store: &Store) -> Result<GcPlan, StoreError> {
 /// As for [`collect_from`]; then it stays condemned.
 pub fn collect_condemned(store: &Store) -> Result<GcPlan, StoreError> {
     let condemned = store.take_condemned();
-    collect_from(store, condemned.clone()).inspect_err(|_| store.condemn(condemned))
+    collect_unless_held(store, condemned.clone()).inspect_err(|_| store.condemn(condemned))
 }
 
 /// Collects what of `candidates` nothing needs. What a lease, or a program that has it open or
@@ -88,6 +88,11 @@ pub fn collect_condemned(store: &Store) -> Result<GcPlan, StoreError> {
 /// # Errors
 /// As for [`collect`]; the candidates are left to the next `gc` then.
 pub fn collect_from(store: &Store, candidates: BTreeSet<Digest>) -> Result<GcPlan, StoreError> {
+    store.end_own_reads(&candidates);
+    collect_unless_held(store, candidates)
+}
+
+fn collect_unless_held(store: &Store, candidates: BTreeSet<Digest>) -> Result<GcPlan, StoreError> {
     let pinned = store.leases().pinned();
     let (leased, free): (BTreeSet<_>, BTreeSet<_>) =
         candidates.into_iter().partition(|digest| pinned.contains(digest));

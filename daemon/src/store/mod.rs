@@ -105,6 +105,7 @@ pub struct Store {
     collections: Mutex<()>,
     condemned: Condemned,
     own_reads: own_reads::OwnReads,
+    future_records: trash::FutureRecords,
     next_transaction: AtomicU64,
     /// The transactions that are in progress, by the names of their directories.
     transactions: Mutex<BTreeSet<String>>,
@@ -157,6 +158,7 @@ impl Store {
             collections: Mutex::default(),
             condemned: Condemned::default(),
             own_reads: own_reads::OwnReads::default(),
+            future_records: trash::FutureRecords::default(),
             next_transaction: AtomicU64::new(0),
             transactions: Mutex::default(),
             lock: Mutex::new(lock),
@@ -266,6 +268,11 @@ impl Store {
     /// Whether anything is condemned.
     pub(crate) fn has_condemned(&self) -> bool {
         !self.condemned.is_empty()
+    }
+
+    /// Whether a blob or recipe is condemned.
+    pub(crate) fn is_condemned(&self, digest: Digest) -> bool {
+        self.condemned.contains(digest)
     }
 
     /// Takes what is condemned.
