@@ -17,15 +17,18 @@ const TICKS_PER_ROUND: u64 = 60;
 /// Runs for ever. What fails is logged and tried again.
 pub async fn run(daemon: Arc<Daemon>) {
     // Nothing goes the moment a daemon starts: there is time to see what it is about to do.
+    let mut was_refused = false;
     for tick in 1u64.. {
         tokio::time::sleep(TICK).await;
-        if daemon.store.has_condemned() {
-            report(
-                "removed",
-                daemon.blocking(|daemon| Ok(gc::collect_condemned(&daemon.store)?.freed_bytes())).await,
-            );
+        let is_round = tick % TICKS_PER_ROUND == 0;
+        // What stops a collection is seldom gone within a second, and finding it reads a lot.
+        if daemon.store.has_condemned() && (is_round || !was_refused) {
+            let collect = |daemon: &Daemon| Ok(gc::collect_condemned(&daemon.store)?.freed_bytes());
+            let collected = daemon.blocking(collect).await;
+            was_refused = collected.is_err();
+            report("removed", collected);
         }
-        if tick % TICKS_PER_ROUND == 0 {
+        if is_round {
             report(
                 "trash",
                 daemon.blocking(|daemon| Ok(gc::empty_trash(&daemon.store)?.freed_bytes())).await,

@@ -26,6 +26,9 @@ pub struct Daemon {
     pub intakes: Arc<Semaphore>,
     /// Room for verifications, each of which reads as fast as the disk goes: one at a time.
     pub verifications: Arc<Semaphore>,
+    /// Room for questions that read all there is. Whoever may read may ask them, and each takes a
+    /// thread for as long as it runs.
+    pub surveys: Arc<Semaphore>,
     /// When a model was last opened: what eviction goes by.
     pub last_opened: Arc<LastOpened>,
     /// Whether clients are meant to be of the daemon's own user.
@@ -42,6 +45,9 @@ impl fmt::Debug for Daemon {
 /// How many imports and pulls run at once. Each takes some 30 MiB and three threads, and two or
 /// three keep disk and processors busy.
 const MAX_INTAKES: usize = 4;
+
+/// How many of them run at once: one that waits for another's lock or the index, one beside it.
+const MAX_SURVEYS: usize = 2;
 
 impl Daemon {
     /// Joins the parts. Reads certificate files, so it blocks for some milliseconds.
@@ -60,6 +66,7 @@ impl Daemon {
             sessions,
             intakes: Arc::new(Semaphore::new(MAX_INTAKES)),
             verifications: Arc::new(Semaphore::new(1)),
+            surveys: Arc::new(Semaphore::new(MAX_SURVEYS)),
             last_opened,
             is_single_user: true,
             has_met_owner: AtomicBool::new(false),

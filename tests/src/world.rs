@@ -10,7 +10,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use crate::steps::{NAMES, files, reference};
-use crate::store_dir::{check_blobs, names, staged};
+use crate::store_dir::{Snapshot, check_blobs, names, snapshot, staged};
 use crate::verbs::{InProcess, Verbs as _};
 
 /// A fact about a store. Names and files are given by their number.
@@ -137,7 +137,8 @@ pub fn check_promises(verbs: &InProcess) {
         check_whole(store, &trashed.reference, &trashed.manifest);
     }
     let on_disk = allocated_bytes(&root.join("blobs")) + allocated_bytes(&root.join("recipes"));
-    assert_eq!(store.used_bytes(), on_disk, "used bytes");
+    let records = ["manifests", "origins", "trash"].map(|name| record_bytes(&root.join(name)));
+    assert_eq!(store.used_bytes(), on_disk + records.iter().sum::<u64>(), "used bytes");
     assert_eq!(verbs.usage().unwrap().physical_bytes, on_disk, "physical bytes");
 }
 
@@ -163,6 +164,13 @@ fn check_whole(store: &Store, tag: &Reference, manifest: &Manifest) {
 fn allocated_bytes(directory: &Path) -> u64 {
     let blocks = |name: &String| fs::metadata(directory.join(name)).unwrap().blocks();
     names(directory).iter().map(blocks).sum::<u64>() * 512
+}
+
+/// What the files below a directory take, if it is there.
+fn record_bytes(directory: &Path) -> u64 {
+    let paths = if directory.exists() { snapshot(directory) } else { Snapshot::new() };
+    let files = paths.keys().map(|path| fs::metadata(path).unwrap()).filter(fs::Metadata::is_file);
+    files.map(|file| file.blocks()).sum::<u64>() * 512
 }
 
 fn number_of(tag: &Reference) -> usize {

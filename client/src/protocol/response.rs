@@ -104,7 +104,8 @@ pub struct DiskUsage {
     pub logical_bytes: u64,
     /// What blobs and recipes take on disk.
     pub physical_bytes: u64,
-    /// What sharing saves: logical less what is needed on disk, not below zero.
+    /// What sharing saves: logical less what is needed on disk, not below zero. What is missing is
+    /// not saved.
     pub saved_bytes: u64,
     /// What `gc` would free.
     pub reclaimable_bytes: u64,
@@ -119,6 +120,9 @@ pub struct DiskUsage {
     /// What nothing needs and a running program still has mapped or open.
     #[serde(default)]
     pub held_bytes: u64,
+    /// What is set aside so that removing works on a full disk.
+    #[serde(default)]
+    pub reserve_bytes: u64,
     /// The most the store may take on disk, if that is limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<u64>,

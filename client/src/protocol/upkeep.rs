@@ -108,7 +108,10 @@ pub struct EvictionPlan {
     pub quota_bytes: Option<u64>,
     /// How much the plan is to free.
     pub needed_bytes: u64,
-    /// What it would free.
+    /// What of that no model needs: it would be collected first, and models go for the rest.
+    #[serde(default)]
+    pub garbage_bytes: u64,
+    /// What it would free, with the former.
     pub freed_bytes: u64,
     /// The models that would go, in this order.
     pub evicted: Vec<Eviction>,
@@ -121,7 +124,7 @@ pub struct EvictionPlan {
 pub struct Eviction {
     /// Its name.
     pub name: String,
-    /// What goes with it and with those before it in the plan.
+    /// What goes with it and with the models before it in the plan.
     pub freed_bytes: u64,
     /// When it was last opened, or set if that is not known.
     pub last_used: String,

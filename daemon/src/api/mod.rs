@@ -133,13 +133,13 @@ async fn dispatch(
         Route::DiskUsage => {
             let usage =
                 |daemon: &Daemon| ops::usage(&daemon.store, |model| daemon.sessions.last_opened(model));
-            respond(&daemon, usage).await
+            survey(&daemon, usage).await
         }
         Route::Trash => respond(&daemon, |daemon| ops::trash(&daemon.store)).await,
-        Route::Doctor => respond(&daemon, |daemon| ops::doctor(&daemon.store, daemon.surroundings())).await,
+        Route::Doctor => survey(&daemon, |daemon| ops::doctor(&daemon.store, daemon.surroundings())).await,
         Route::Eviction(bytes) => {
             let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
-            respond(&daemon, plan).await
+            survey(&daemon, plan).await
         }
         Route::Undelete => {
             let params: UndeleteParams = read_json(request).await?;
@@ -159,7 +159,8 @@ async fn dispatch(
         }
         Route::Gc => {
             let params: GcParams = read_json(request).await?;
-            respond(&daemon, move |daemon| ops::collect(&daemon.store, params)).await
+            let collect = move |daemon: &Daemon| ops::collect(&daemon.store, params);
+            if params.dry_run { survey(&daemon, collect).await } else { respond(&daemon, collect).await }
         }
         Route::Verify => {
             let params: VerifyParams = read_json(request).await?;
@@ -205,6 +206,20 @@ async fn respond<T: serde::Serialize + Send + 'static>(
     done.map(|done| json_answer(&done)).map_err(|error| error.body())
 }
 
+/// The same for what reads all there is: few at a time, the others wait without a thread.
+async fn survey<T: serde::Serialize + Send + 'static>(
+    daemon: &Arc<Daemon>,
+    work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
+) -> Result<Answer, ErrorBody> {
+    let room = Arc::clone(&daemon.surveys).acquire_owned().await;
+    let work = move |daemon: &Daemon| {
+        // Given back when the work is over, not when its client has hung up.
+        let _room = room;
+        work(daemon)
+    };
+    respond(daemon, work).await
+}
+
 fn version(daemon: &Daemon) -> Version {
     Version {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -241,7 +256,12 @@ fn percent_decode(text: &str) -> Result<String, ErrorBody> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
     use super::*;
+    use crate::registry::RegistryPolicy;
+    use crate::store::Store;
 
     #[test]
     fn reference_in_a_path_may_have_slashes_and_escapes() {
@@ -265,6 +285,29 @@ mod tests {
             let error = Route::of(&method, path, None).expect_err(path);
             assert_eq!(error.code, ErrorCode::InvalidRequest);
         }
+    }
+
+    /// Whoever asks and hangs up, over and over, must not get a thread each time.
+    #[tokio::test]
+    async fn surveys_are_few_even_if_their_clients_hang_up() {
+        const MAX: usize = 2;
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path().join("store")).unwrap();
+        let daemon = Arc::new(Daemon::new(store, &RegistryPolicy::default()).unwrap());
+        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        for _client in 0..8 {
+            let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+            let work = move |_: &Daemon| {
+                most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(100));
+                running.fetch_sub(1, Ordering::SeqCst);
+                Ok(())
+            };
+            // Dropped where it waits, as when a connection ends.
+            let _ = tokio::time::timeout(Duration::from_millis(20), survey(&daemon, work)).await;
+        }
+        assert_eq!(most.load(Ordering::SeqCst), MAX);
+        survey(&daemon, |_| Ok(())).await.unwrap();
     }
 
     #[test]

@@ -44,6 +44,7 @@ fn totals(usage: &DiskUsage) -> Table {
         ("trash", usage.trash_bytes, "`blobd undelete` brings it back, time frees it"),
         ("quarantine", usage.quarantine_bytes, "damaged blobs, kept for you to look at"),
         ("in use", usage.held_bytes, "removed, but a program has it open or mapped"),
+        ("reserve", usage.reserve_bytes, "set aside for removing on a full disk"),
         ("free", usage.free_bytes, "on the file system"),
     ] {
         table.row([what.to_owned(), human_bytes(bytes), remark.to_owned()]);

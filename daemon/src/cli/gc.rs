@@ -92,8 +92,13 @@ fn render_eviction(plan: &EvictionPlan) -> String {
         "used {used} of {quota}, to free {needed}, would free {}\n",
         human_bytes(plan.freed_bytes)
     ));
+    if plan.garbage_bytes > 0 {
+        let enough = if plan.garbage_bytes >= plan.needed_bytes { ", which is enough" } else { "" };
+        let garbage = human_bytes(plan.garbage_bytes);
+        text.push_str(&format!("{garbage} of it is what no model needs and goes first{enough}\n"));
+    }
     if plan.freed_bytes < plan.needed_bytes {
-        text.push_str("not enough may go, so nothing would\n");
+        text.push_str("not enough may go, so no model would\n");
     }
     for model in &plan.spared {
         text.push_str(&format!("{} stays: {}\n", printable(&model.name), model.reason));

@@ -22,10 +22,24 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
         return print_json(&done);
     }
     let (blobs, recipes, models) = (done.blob_count, done.recipe_count, done.model_count);
-    let what = format!("{blobs} blobs, {recipes} recipes, {models} models");
+    let what = [counted(blobs, "blob"), counted(recipes, "recipe"), counted(models, "model")].join(", ");
     match done.differences {
         0 => print(&format!("{what}: the index was right\n")),
         1 => print(&format!("{what}: 1 entry was wrong and is right now\n")),
         count => print(&format!("{what}: {count} entries were wrong and are right now\n")),
+    }
+}
+
+fn counted(count: u64, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_not_many() {
+        assert_eq!([0, 1, 2].map(|count| counted(count, "recipe")), ["0 recipes", "1 recipe", "2 recipes"]);
     }
 }

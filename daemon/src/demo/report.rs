@@ -154,6 +154,7 @@ mod tests {
             partial_bytes: 0,
             trash_bytes: 0,
             quarantine_bytes: 0,
+            reserve_bytes: 0,
             held_bytes: 0,
             quota_bytes: None,
             free_bytes: 0,

@@ -1,18 +1,20 @@
 //! Eviction: whole models go, the one that was used longest ago first, until enough is free.
 //!
 //! Never one that is pinned, open or mapped, and never one that could not be pulled again unless
-//! the policy says so. If all that may go were not enough, nothing goes.
+//! the policy says so. If all that may go were not enough, nothing goes; nor if what they need could
+//! not be collected after them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::time::SystemTime;
 
 use blobd_store_format::digest::Digest;
-use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use super::execute::is_held;
-use super::{Node, collect_from, needs};
+use super::mark::{each_model, mark};
+use super::{Node, collect_condemned, needs};
 use crate::store::{Eviction, Store, StoreError};
+use crate::sys::give_back_memory;
 
 /// What would be evicted, as a value.
 #[derive(Clone, Debug, Default)]
@@ -30,46 +32,86 @@ pub struct EvictionPlan {
 pub struct Victim {
     /// Its tag.
     pub reference: Reference,
-    /// What the tag points to.
-    pub manifest: Manifest,
+    /// The digest of the manifest that the tag points to.
+    pub manifest: Digest,
     /// When it was last used.
     pub last_used: SystemTime,
     /// What goes with it and with those before it.
     pub freed_bytes: u64,
-    needs: BTreeSet<Node>,
 }
 
-/// Plans to free at least `needed_bytes`. `last_used` tells when a model was last opened.
+/// A model that may go, with the numbers of what it needs.
+#[derive(Clone)]
+struct Candidate {
+    victim: Victim,
+    needs: Box<[usize]>,
+}
+
+/// A blob or recipe and how many need it.
+type Counted = (Node, u32);
+
+/// Who needs what. A node has a number, so that ten thousand models which need hundreds of blobs
+/// each take megabytes.
+#[derive(Default)]
+struct Users {
+    numbers: HashMap<Node, usize>,
+    counted: Vec<Counted>,
+}
+
+impl Users {
+    /// One more needs these; returns their numbers.
+    fn add(&mut self, nodes: impl IntoIterator<Item = Node>) -> Box<[usize]> {
+        let Self { numbers, counted } = self;
+        let number = |node| {
+            let number = *numbers.entry(node).or_insert(counted.len());
+            match counted.get_mut(number) {
+                Some((_, count)) => *count = count.saturating_add(1),
+                None => counted.push((node, 1)),
+            }
+            number
+        };
+        nodes.into_iter().map(number).collect()
+    }
+}
+
+/// Plans to free as many bytes as the first of `goals` that can be reached. Nothing is planned if
+/// none can. What nothing needs has been collected before, and does not count.
+/// `last_used` tells when a model was last opened.
 ///
 /// # Errors
-/// [`StoreError`]: a manifest or recipe that cannot be read, since it may need anything.
+/// As for [`super::plan`]: the collection that frees what the victims needed would refuse.
 pub fn plan_eviction(
     store: &Store,
-    needed_bytes: u64,
+    goals: &[u64],
     last_used: &dyn Fn(&Reference) -> Option<SystemTime>,
 ) -> Result<EvictionPlan, StoreError> {
-    let mut users = trash_users(store)?;
-    let (mut candidates, mut plan) = (Vec::new(), EvictionPlan::default());
-    for model in models(store, last_used)? {
-        for node in &model.needs {
-            *users.entry(*node).or_default() += 1;
-        }
-        candidates.push(model);
+    // What a collection deletes meanwhile would look like damage.
+    let _alone = store.lock_collections();
+    let mut users = Users::default();
+    let mut candidates = candidates(store, &mut users, last_used)?;
+    let now = SystemTime::now();
+    for trashed in store.trash()?.iter().filter(|trashed| !trashed.is_expired(now)) {
+        users.add(needs(store, &trashed.manifest)?);
     }
-    candidates.sort_by(|a, b| (a.last_used, &a.reference).cmp(&(b.last_used, &b.reference)));
     let pinned = store.leases().pinned();
     // What a session has open, or a transaction found here and builds on, frees nothing.
-    for node in pinned.iter().flat_map(|digest| [Node::Blob(*digest), Node::Recipe(*digest)]) {
-        *users.entry(node).or_default() += 1;
-    }
-    let mut evictable = Vec::new();
-    for model in candidates {
-        match reason_to_spare(store, &model, &pinned) {
-            Some(reason) => plan.spared.push((model.reference, reason)),
-            None => evictable.push(model),
+    users.add(pinned.iter().flat_map(|digest| [Node::Blob(*digest), Node::Recipe(*digest)]));
+    let Users { counted, .. } = users;
+    candidates.sort_by(|a, b| a.victim.order().cmp(&b.victim.order()));
+    let (mut evictable, mut plan) = (Vec::new(), EvictionPlan::default());
+    for candidate in candidates {
+        match reason_to_spare(store, &candidate, &counted, &pinned) {
+            Some(reason) => plan.spared.push((candidate.victim.reference, reason)),
+            None => evictable.push(candidate),
         }
     }
-    plan.victims = choose(store, evictable, users, needed_bytes)?;
+    for goal in goals {
+        if let Some(victims) = choose(store, &evictable, counted.clone(), *goal)? {
+            plan.victims = victims;
+            break;
+        }
+    }
+    give_back_memory();
     plan.freed_bytes = plan.victims.last().map_or(0, |victim| victim.freed_bytes);
     Ok(plan)
 }
@@ -77,66 +119,91 @@ pub fn plan_eviction(
 /// Evicts what the plan lists, but for what has come into use since; returns what that freed.
 ///
 /// # Errors
-/// [`StoreError`].
+/// As for [`super::plan`]; then no model has gone. [`StoreError::Io`] when one cannot be removed;
+/// what those before it needed is condemned, so it goes all the same.
 pub fn evict(store: &Store, plan: &EvictionPlan) -> Result<u64, StoreError> {
-    let mut candidates = BTreeSet::new();
-    for victim in &plan.victims {
-        let _tags = store.lock_tags();
-        let leased = store.leases().pinned().contains(&victim.manifest.digest());
-        let unchanged = store.manifest(&victim.reference).is_ok_and(|now| now == victim.manifest);
-        if leased || !unchanged || store.is_pinned(&victim.reference) {
-            continue;
-        }
-        tracing::info!("evicting {} to make room", victim.reference.short());
-        store.remove_tag(&victim.reference)?;
-        candidates.extend(victim.needs.iter().map(|node| node.digest()));
+    if plan.victims.is_empty() {
+        return Ok(0);
     }
-    Ok(collect_from(store, candidates)?.freed_bytes())
+    check_collectable(store)?;
+    plan.victims.iter().try_for_each(|victim| evict_one(store, victim))?;
+    Ok(collect_condemned(store)?.freed_bytes())
 }
 
-fn models(
+/// A collection that refuses would keep every byte of the models that have gone by then.
+fn check_collectable(store: &Store) -> Result<(), StoreError> {
+    let _alone = store.lock_collections();
+    mark(store, Vec::new(), SystemTime::UNIX_EPOCH).map(drop)
+}
+
+fn evict_one(store: &Store, victim: &Victim) -> Result<(), StoreError> {
+    let _tags = store.lock_tags();
+    let unchanged = store.manifest(&victim.reference).ok().filter(|now| now.digest() == victim.manifest);
+    let Some(manifest) = unchanged else { return Ok(()) };
+    let leased = store.leases().pinned().contains(&victim.manifest);
+    if leased || store.is_pinned(&victim.reference) {
+        return Ok(());
+    }
+    let needed = needs(store, &manifest)?;
+    tracing::info!("evicting {} to make room", victim.reference.short());
+    let removed = store.remove_tag(&victim.reference);
+    // At once, and whatever came of it: nobody else knows what this tag has needed.
+    store.condemn(needed.into_iter().map(Node::digest));
+    removed
+}
+
+fn candidates(
     store: &Store,
+    users: &mut Users,
     last_used: &dyn Fn(&Reference) -> Option<SystemTime>,
-) -> Result<Vec<Victim>, StoreError> {
-    let mut models = Vec::new();
-    for reference in store.tags()?.references {
-        let (manifest, modified) = match (store.manifest(&reference), store.modified(&reference)) {
-            (Err(StoreError::NoSuchModel { .. }), _) | (_, Err(StoreError::NoSuchModel { .. })) => continue,
-            (manifest, modified) => (manifest?, modified?),
+) -> Result<Vec<Candidate>, StoreError> {
+    let mut candidates = Vec::new();
+    each_model(store, |reference, manifest| {
+        let modified = match store.modified(&reference) {
+            Err(StoreError::NoSuchModel { .. }) => return Ok(()),
+            modified => modified?,
         };
-        let needs = needs(store, &manifest)?;
-        let opened = last_used(&reference).or_else(|| store.last_use(manifest.digest()));
+        let (needs, manifest) = (users.add(needs(store, &manifest)?), manifest.digest());
+        let opened = last_used(&reference).or_else(|| store.last_use(manifest));
         let last_used = opened.map_or(modified, |opened| opened.max(modified));
-        models.push(Victim { reference, manifest, last_used, freed_bytes: 0, needs });
-    }
-    Ok(models)
+        candidates
+            .push(Candidate { victim: Victim { reference, manifest, last_used, freed_bytes: 0 }, needs });
+        Ok(())
+    })?;
+    Ok(candidates)
 }
 
-fn trash_users(store: &Store) -> Result<BTreeMap<Node, u64>, StoreError> {
-    let mut users = BTreeMap::new();
-    for trashed in store.trash()? {
-        for node in needs(store, &trashed.manifest)? {
-            *users.entry(node).or_default() += 1;
-        }
+impl Victim {
+    /// Who was used longest ago goes first.
+    const fn order(&self) -> (SystemTime, &Reference) {
+        (self.last_used, &self.reference)
     }
-    Ok(users)
 }
 
-fn reason_to_spare(store: &Store, model: &Victim, pinned: &BTreeSet<Digest>) -> Option<&'static str> {
+fn reason_to_spare(
+    store: &Store,
+    Candidate { victim, needs }: &Candidate,
+    counted: &[Counted],
+    pinned: &BTreeSet<Digest>,
+) -> Option<&'static str> {
     let policy = store.space_policy().eviction;
-    if store.is_pinned(&model.reference) {
+    if store.is_pinned(&victim.reference) {
         return Some("pinned");
     }
-    if pinned.contains(&model.manifest.digest()) {
+    if pinned.contains(&victim.manifest) {
         return Some("open");
     }
-    let can_be_pulled = store.origin(model.manifest.digest()).is_some_and(|origin| is_pullable(&origin));
+    let can_be_pulled = store.origin(victim.manifest).is_some_and(|origin| is_pullable(&origin));
     if policy != Eviction::All && !can_be_pulled {
         return Some("cannot be pulled again");
     }
     // What a session has pinned is another model's that shares it, and stays without this one.
-    let blobs = model.needs.iter().filter(|node| matches!(node, Node::Blob(_))).map(|node| node.digest());
-    let mut unexplained = blobs.filter(|digest| !pinned.contains(digest));
+    // What this process itself reads to verify it, it lets go of when it is to be evicted.
+    let nodes = needs.iter().filter_map(|number| counted.get(*number));
+    let mut unexplained = nodes.filter_map(|(node, _)| match node {
+        Node::Blob(digest) if !pinned.contains(digest) && !store.is_reading(*digest) => Some(*digest),
+        _ => None,
+    });
     unexplained.any(|digest| is_held(store, digest)).then_some("mapped by a running program")
 }
 
@@ -145,60 +212,65 @@ pub(crate) fn is_pullable(origin: &str) -> bool {
     origin.parse::<Reference>().is_ok()
 }
 
-/// The least recently used that together free enough; none if all do not.
+/// The least recently used that together free enough; `None` if all do not.
 fn choose(
     store: &Store,
-    evictable: Vec<Victim>,
-    mut users: BTreeMap<Node, u64>,
+    evictable: &[Candidate],
+    mut counted: Vec<Counted>,
     needed_bytes: u64,
-) -> Result<Vec<Victim>, StoreError> {
+) -> Result<Option<Vec<Victim>>, StoreError> {
     let (mut chosen, mut freed) = (Vec::new(), 0u64);
-    for mut victim in evictable {
+    for candidate in evictable {
         if freed >= needed_bytes {
             break;
         }
-        for node in &victim.needs {
-            let count = users.entry(*node).or_default();
+        for number in &candidate.needs {
+            let Some((node, count)) = counted.get_mut(*number) else { continue };
             *count = count.saturating_sub(1);
             if *count == 0 {
                 freed = freed.saturating_add(node.bytes_on_disk(store)?.unwrap_or_default());
             }
         }
-        victim.freed_bytes = freed;
-        chosen.push(victim);
+        let mut candidate = candidate.clone();
+        candidate.victim.freed_bytes = freed;
+        chosen.push(candidate);
     }
     if freed < needed_bytes {
-        return Ok(Vec::new());
+        return Ok(None);
     }
-    spare_the_useless(store, &mut chosen, users, needed_bytes)?;
-    Ok(chosen)
+    spare_the_useless(store, &mut chosen, counted, needed_bytes)?;
+    Ok(Some(chosen.into_iter().map(|candidate| candidate.victim).collect()))
 }
 
 /// A model all of whose bytes others share frees nothing: those that the goal is reached without
 /// stay, the ones used last first.
 fn spare_the_useless(
     store: &Store,
-    chosen: &mut Vec<Victim>,
-    mut users: BTreeMap<Node, u64>,
+    chosen: &mut Vec<Candidate>,
+    mut counted: Vec<Counted>,
     needed_bytes: u64,
 ) -> Result<(), StoreError> {
-    let mut freed = chosen.last().map_or(0, |victim| victim.freed_bytes);
+    let mut freed = chosen.last().map_or(0, |last| last.victim.freed_bytes);
     for index in (0..chosen.len()).rev() {
-        let Some(victim) = chosen.get(index) else { continue };
+        let Some(candidate) = chosen.get(index) else { continue };
         let mut own = 0u64;
-        for node in victim.needs.iter().filter(|node| users.get(node) == Some(&0)) {
-            own = own.saturating_add(node.bytes_on_disk(store)?.unwrap_or_default());
+        for (node, count) in candidate.needs.iter().filter_map(|number| counted.get(*number)) {
+            if *count == 0 {
+                own = own.saturating_add(node.bytes_on_disk(store)?.unwrap_or_default());
+            }
         }
         if freed.saturating_sub(own) < needed_bytes {
             continue;
         }
         freed = freed.saturating_sub(own);
-        for node in &victim.needs {
-            *users.entry(*node).or_default() += 1;
+        for number in &candidate.needs {
+            if let Some((_, count)) = counted.get_mut(*number) {
+                *count = count.saturating_add(1);
+            }
         }
         chosen.remove(index);
         for later in chosen.iter_mut().skip(index) {
-            later.freed_bytes = later.freed_bytes.saturating_sub(own);
+            later.victim.freed_bytes = later.victim.freed_bytes.saturating_sub(own);
         }
     }
     Ok(())

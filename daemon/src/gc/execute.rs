@@ -5,12 +5,13 @@
 //! A blob that some process still has open or mapped stays: unlinking it would free nothing and
 //! make the next load fetch it again.
 
-use std::collections::BTreeSet;
 use std::fs::File;
+use std::io;
 use std::sync::{Mutex, PoisonError};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
+use rustix::io::Errno;
 
 use super::plan::{GcPlan, Litter, Node};
 use crate::store::leases::Collection;
@@ -61,18 +62,26 @@ fn delete(store: &Store, node: Node) -> Result<Outcome, StoreError> {
     Ok(node.remove(store)?.map_or(Outcome::Gone, Outcome::Deleted))
 }
 
-/// Whether a process has the blob open or mapped, as far as the kernel tells.
+/// Whether a process has the blob open or mapped, as far as the kernel tells; also this one, to
+/// verify it. When in doubt it is: what is kept for nothing can still be collected later.
 pub(crate) fn is_held(store: &Store, digest: Digest) -> bool {
     /// To the kernel two who look at once have the blob open, and each would see the other.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     if store.is_reading(digest) {
-        // The kernel would speak of our own descriptor, which goes in a moment.
-        return false;
+        // Unlinked now, its bytes would be free only when the reader lets go.
+        return true;
     }
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let file = File::open(store.path(layout::blob(digest)));
-    // Where the file system has no leases, the sessions' own leases have to do.
-    file.and_then(|file| crate::sys::is_in_use(&file)).unwrap_or(false)
+    file.and_then(|file| crate::sys::is_in_use(&file)).unwrap_or_else(|error| !has_no_answer(&error))
+}
+
+/// Whether the kernel will never say who holds the blob: it is gone, it is another user's, or the
+/// file system has no leases. Then the sessions' own leases have to do. Any other failure, such
+/// as too many open files, passes.
+fn has_no_answer(error: &io::Error) -> bool {
+    let never = [Errno::NOENT, Errno::ACCESS, Errno::INVAL, Errno::OPNOTSUPP];
+    Errno::from_io_error(error).is_some_and(|errno| never.contains(&errno))
 }
 
 /// What the mark phase has read must be what is on disk: a tag that was removed or replaced a
@@ -91,15 +100,76 @@ fn remove_litter(store: &Store, litter: &Litter) -> Result<(), StoreError> {
 
 /// Drops the records of where manifests came from that no tag points to any more.
 pub(super) fn forget_origins(store: &Store, collection: &Collection) -> Result<(), StoreError> {
-    let tagged = store.tags()?.references;
-    let tagged = tagged.iter().filter_map(|reference| Some(store.manifest(reference).ok()?.digest()));
-    let trashed = store.trash()?.into_iter().map(|trashed| trashed.manifest.digest());
-    let manifests: BTreeSet<Digest> = tagged.chain(trashed).collect();
-    for origin in store.origins()?.into_iter().filter(|origin| !manifests.contains(origin)) {
-        let path = store.path(layout::origin(origin));
-        if let Some(removed) = collection.delete_unpinned(origin, || store.disk().remove_file(&path)) {
+    for origin in forgettable_origins(store)? {
+        if let Some(removed) = collection.delete_unpinned(origin, || store.remove_origin(origin)) {
             removed?;
         }
     }
     Ok(())
+}
+
+/// A commit pins its manifest, records the origin and sets the tag, in this order; so the pins are
+/// looked at before the tags, or one that ends in between would be in neither.
+fn forgettable_origins(store: &Store) -> Result<Vec<Digest>, StoreError> {
+    let mut manifests = store.leases().pinned();
+    let tagged = store.tags()?.references;
+    manifests.extend(tagged.iter().filter_map(|reference| Some(store.manifest(reference).ok()?.digest())));
+    manifests.extend(store.trash()?.into_iter().map(|trashed| trashed.manifest.digest()));
+    Ok(store.origins()?.into_iter().filter(|origin| !manifests.contains(origin)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::Arc;
+
+    use super::super::{collect, collect_condemned};
+    use super::*;
+    use crate::store::Ingest;
+
+    #[test]
+    fn origin_of_a_commit_in_flight_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let (in_flight, forgotten) = (Digest::of(b"in flight"), Digest::of(b"forgotten"));
+        for manifest in [in_flight, forgotten] {
+            fs::write(store.path(layout::origin(manifest)), "{}").unwrap();
+        }
+        let lease = store.leases().grant("a commit");
+        lease.pin(in_flight);
+        assert_eq!(forgettable_origins(&store).unwrap(), [forgotten]);
+        let collection = store.leases().begin_collection();
+        forget_origins(&store, &collection).unwrap();
+        assert_eq!(store.origins().unwrap(), [in_flight]);
+        drop(lease);
+        assert_eq!(forgettable_origins(&store).unwrap(), [in_flight]);
+    }
+
+    #[test]
+    fn blob_that_is_being_verified_is_kept_until_that_is_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
+        let digest = ingest.add_bytes(b"weights").unwrap();
+        ingest.commit_blobs().unwrap();
+        let reading = store.note_own_read(digest);
+        let done = collect(&store).unwrap();
+        assert_eq!((done.freed_bytes(), done.held.len()), (0, 1));
+        let [kept] = done.kept(&store).try_into().unwrap();
+        assert_eq!(kept.by, ["blobd's own verification"]);
+        assert!(store.is_condemned(digest));
+        drop(reading);
+        assert!(collect_condemned(&store).unwrap().freed_bytes() > 0);
+        assert_eq!(store.blob_size(digest).unwrap(), None);
+    }
+
+    #[test]
+    fn failure_that_passes_does_not_make_a_blob_free() {
+        for errno in [Errno::NOENT, Errno::ACCESS, Errno::INVAL, Errno::OPNOTSUPP] {
+            assert!(has_no_answer(&errno.into()), "{errno}");
+        }
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::IO, Errno::NOLCK, Errno::AGAIN] {
+            assert!(!has_no_answer(&errno.into()), "{errno}");
+        }
+    }
 }

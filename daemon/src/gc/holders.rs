@@ -9,6 +9,9 @@ use blobd_store_format::layout;
 
 use crate::store::Store;
 
+/// This process, while it reads a blob to verify it.
+const OWN_VERIFICATION: &str = "blobd's own verification";
+
 /// For each of `digests` the processes that have the store's blob open or mapped, for people.
 /// Those of other users are seen by root alone, so the answer may be short of some.
 pub fn holders(store: &Store, digests: &BTreeSet<Digest>) -> BTreeMap<Digest, BTreeSet<String>> {
@@ -19,6 +22,9 @@ pub fn holders(store: &Store, digests: &BTreeSet<Digest>) -> BTreeMap<Digest, BT
     let blobs = store.path(layout::BLOBS);
     // As the kernel writes it.
     let blobs = blobs.canonicalize().unwrap_or(blobs);
+    for digest in digests.iter().filter(|digest| store.is_reading(**digest)) {
+        found.entry(*digest).or_default().insert(OWN_VERIFICATION.to_owned());
+    }
     let own = std::process::id();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());

@@ -24,22 +24,11 @@ use crate::sys::give_back_memory;
 /// The first manifest or recipe that cannot be read or is missing, or a file under `manifests/`
 /// that is none; the same in the trash.
 pub(super) fn mark(store: &Store, candidates: Vec<Node>, now: SystemTime) -> Result<Marks<Node>, StoreError> {
-    let tags = store.tags()?;
-    if let Some(path) = tags.foreign.into_iter().next() {
-        return Err(StoreError::ForeignFile { path });
-    }
     let mut roots = Vec::new();
-    for reference in &tags.references {
-        match store.manifest(reference) {
-            Ok(manifest) => {
-                check_complete(store, reference, &manifest)?;
-                roots.extend(roots_of(&manifest));
-            }
-            // Removed since it was listed, by its owner.
-            Err(StoreError::NoSuchModel { .. }) => {}
-            Err(error) => return Err(error),
-        }
-    }
+    each_model(store, |_reference, manifest| {
+        roots.extend(roots_of(&manifest));
+        Ok(())
+    })?;
     for trashed in store.trash()?.iter().filter(|trashed| !trashed.is_expired(now)) {
         roots.extend(roots_of(&trashed.manifest));
     }
@@ -48,6 +37,33 @@ pub(super) fn mark(store: &Store, candidates: Vec<Node>, now: SystemTime) -> Res
     });
     give_back_memory();
     marks
+}
+
+/// Calls `visit` with every tag and its manifest.
+///
+/// # Errors
+/// What no collection goes on after: a file under `manifests/` that is no manifest, a manifest
+/// that cannot be read, a file of a model that is missing; those of `visit`.
+pub(super) fn each_model(
+    store: &Store,
+    mut visit: impl FnMut(Reference, Manifest) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    let tags = store.tags()?;
+    if let Some(path) = tags.foreign.into_iter().next() {
+        return Err(StoreError::ForeignFile { path });
+    }
+    for reference in tags.references {
+        match store.manifest(&reference) {
+            Ok(manifest) => {
+                check_complete(store, &reference, &manifest)?;
+                visit(reference, manifest)?;
+            }
+            // Removed since it was listed, by its owner.
+            Err(StoreError::NoSuchModel { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// The recipes among the roots as the mark phase comes by them: from the last to the first.

@@ -40,6 +40,15 @@ pub fn plan(store: &Store) -> Result<GcPlan, StoreError> {
     plan_alone(store)
 }
 
+/// The same unless a collection runs or is planned now.
+///
+/// # Errors
+/// As for [`plan`].
+pub fn plan_unless_collecting(store: &Store) -> Result<Option<GcPlan>, StoreError> {
+    let Some(_alone) = store.try_lock_collections() else { return Ok(None) };
+    plan_alone(store).map(Some)
+}
+
 fn plan_alone(store: &Store) -> Result<GcPlan, StoreError> {
     let now = SystemTime::now();
     let pinned = store.leases().pinned();
@@ -67,9 +76,10 @@ pub fn collect(store: &Store) -> Result<GcPlan, StoreError> {
 /// Collects what is condemned and nothing needs or holds any more. Cheap when that is nothing.
 ///
 /// # Errors
-/// As for [`collect_from`].
+/// As for [`collect_from`]; then it stays condemned.
 pub fn collect_condemned(store: &Store) -> Result<GcPlan, StoreError> {
-    collect_from(store, store.take_condemned())
+    let condemned = store.take_condemned();
+    collect_unless_held(store, condemned.clone()).inspect_err(|_| store.condemn(condemned))
 }
 
 /// Collects what of `candidates` nothing needs. What a lease, or a program that has it open or
@@ -78,6 +88,11 @@ pub fn collect_condemned(store: &Store) -> Result<GcPlan, StoreError> {
 /// # Errors
 /// As for [`collect`]; the candidates are left to the next `gc` then.
 pub fn collect_from(store: &Store, candidates: BTreeSet<Digest>) -> Result<GcPlan, StoreError> {
+    store.end_own_reads(&candidates);
+    collect_unless_held(store, candidates)
+}
+
+fn collect_unless_held(store: &Store, candidates: BTreeSet<Digest>) -> Result<GcPlan, StoreError> {
     let pinned = store.leases().pinned();
     let (leased, free): (BTreeSet<_>, BTreeSet<_>) =
         candidates.into_iter().partition(|digest| pinned.contains(digest));
@@ -121,4 +136,25 @@ pub fn empty_trash(store: &Store) -> Result<GcPlan, StoreError> {
 fn measured(store: &Store, blobs: BTreeSet<Digest>) -> Result<Vec<(Node, u64)>, StoreError> {
     let measure = |node: Node| Ok((node, node.bytes_on_disk(store)?.unwrap_or_default()));
     blobs.into_iter().map(Node::Blob).map(measure).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_condemned_stays_so_while_collections_refuse() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = std::sync::Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let mut ingest = crate::store::Ingest::begin(&store, store.leases().grant("a test")).unwrap();
+        let blob = ingest.add_bytes(b"of a model that was evicted").unwrap();
+        ingest.commit_blobs().unwrap();
+        let foreign = store.path("manifests/notes.txt");
+        std::fs::write(&foreign, "of the administrator").unwrap();
+        store.condemn([blob]);
+        assert!(matches!(collect_condemned(&store), Err(StoreError::ForeignFile { .. })));
+        std::fs::remove_file(foreign).unwrap();
+        assert_eq!(collect_condemned(&store).unwrap().deletions.len(), 1);
+        assert!(!store.has_condemned());
+    }
 }

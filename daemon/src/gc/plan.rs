@@ -45,10 +45,7 @@ impl Node {
     pub(crate) fn bytes_on_disk(self, store: &Store) -> Result<Option<u64>, StoreError> {
         match self {
             Self::Blob(digest) => store.blob_bytes_on_disk(digest),
-            Self::Recipe(file) => {
-                let metadata = std::fs::symlink_metadata(store.path(layout::recipe(file)));
-                Ok(metadata.ok().map(|metadata| disk::bytes_on_disk(&metadata)))
-            }
+            Self::Recipe(file) => store.file_bytes(&store.path(layout::recipe(file))),
         }
     }
 
@@ -59,11 +56,12 @@ impl Node {
             Self::Blob(digest) => layout::blob(digest),
             Self::Recipe(file) => layout::recipe(file),
         };
+        let bytes = self.bytes_on_disk(store)?;
         let removed = store.disk().remove_file(&store.path(path));
         if let Self::Recipe(file) = self {
             store.forget_recipe(file);
         }
-        removed
+        Ok(removed?.and(bytes))
     }
 
     /// Enters into the books that it is gone, which took `bytes` on disk.

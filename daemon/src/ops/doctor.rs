@@ -7,13 +7,13 @@ use blobd_client::protocol::upkeep::{Check, CheckStatus, DoctorReport};
 
 use super::{OpError, rfc3339};
 use crate::gc;
-use crate::scrub::Cursor;
+use crate::scrub::{Cursor, unix_seconds};
 use crate::size::human_bytes;
 use crate::store::index::IndexStatus;
 use crate::store::{Eviction, FileSystem, Store, StoreError, disk};
 
 /// What doctor has to know about the daemon around the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Surroundings {
     /// Whether clients are meant to be of the daemon's own user.
     pub is_single_user: bool,
@@ -167,16 +167,28 @@ fn damage(store: &Store) -> Check {
 
 fn scrub(store: &Store) -> Check {
     let cursor = Cursor::load(store);
+    // A cursor has no times behind the year 9999, which neither sum nor text would take.
     let time = |seconds| rfc3339(UNIX_EPOCH + Duration::from_secs(seconds));
-    let ended = cursor.ended.map_or_else(|| "none yet".to_owned(), |ended| format!("ended {}", time(ended)));
-    let running = cursor.last.map_or_else(String::new, |_| format!(", {} blobs into the next", cursor.blobs));
+    let ended = match (cursor.ended, cursor.ended_by(unix_seconds())) {
+        (_, Some(ended)) => format!("ended {}", time(ended)),
+        (Some(_), None) => "ended at a time that is yet to come: the clock was set".to_owned(),
+        (None, None) => "none yet".to_owned(),
+    };
+    let running = match cursor.running {
+        true => format!(", {} blobs into the next", cursor.blobs),
+        false => String::new(),
+    };
     ok("scrub", format!("last complete pass {ended}{running}"))
 }
 
 fn metadata(store: &Store) -> Check {
     const HINT: &str = "nothing is collected until it is mended: `blobd rm`, `pull` or `import` the model";
-    match gc::plan(store) {
-        Ok(plan) => ok("metadata", format!("all readable, {} reclaimable", human_bytes(plan.freed_bytes()))),
+    const BUSY: &str = "a collection is running; manifests and recipes were not checked";
+    match gc::plan_unless_collecting(store) {
+        Ok(None) => warning("metadata", BUSY, "ask again when it is over"),
+        Ok(Some(plan)) => {
+            ok("metadata", format!("all readable, {} reclaimable", human_bytes(plan.freed_bytes())))
+        }
         Err(error) => failure("metadata", error.to_string(), HINT),
     }
 }
@@ -190,5 +202,46 @@ fn descriptors() -> Check {
         ok("descriptors", detail)
     } else {
         warning("descriptors", detail, "raise LimitNOFILE or `ulimit -n`")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doctor_does_not_wait_for_a_collection() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path().join("store")).unwrap();
+        let metadata = || {
+            let report = doctor(&store, Surroundings::default()).unwrap();
+            report.checks.into_iter().find(|check| check.name == "metadata").unwrap()
+        };
+        let collection = store.lock_collections();
+        let check = metadata();
+        assert!(check.detail.contains("a collection is running"), "{check:?}");
+        assert_eq!(check.status, CheckStatus::Warning);
+        drop(collection);
+        assert_eq!(metadata().status, CheckStatus::Ok);
+    }
+
+    fn scrub_after(json: &str) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        std::fs::write(store.path("scrub.json"), json).unwrap();
+        scrub(&store).detail
+    }
+
+    #[test]
+    fn no_time_in_the_scrub_file_is_too_strange() {
+        assert_eq!(
+            scrub_after(r#"{"began":1,"ended":1767225600}"#),
+            "last complete pass ended 2026-01-01T00:00:00Z"
+        );
+        assert_eq!(scrub_after(r#"{"began":18446744073709551615}"#), "last complete pass none yet");
+        for ended in ["18446744073709551615", "253402300800", "-5", "1e99"] {
+            assert_eq!(scrub_after(&format!("{{\"ended\":{ended}}}")), "last complete pass none yet");
+        }
+        assert!(scrub_after(r#"{"ended":253402300799}"#).contains("yet to come"));
     }
 }

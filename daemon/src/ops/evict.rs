@@ -1,4 +1,5 @@
-//! Making room: who asks for it, how much, and what people are told about it.
+//! Making room: who asks for it, how much, and what people are told about it. What nothing needs is
+//! collected before any model goes.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -58,18 +59,20 @@ const PATIENCE: [Duration; 3] = [Duration::ZERO, Duration::from_millis(100), Dur
 
 impl Evictor {
     fn try_to_make_room(&self, store: &Store, bytes: u64) -> Result<bool, StoreError> {
-        let needed = store.shortage(bytes);
-        if needed == 0 {
+        if store.shortage(bytes) == 0 {
             // Somebody else has just made enough.
             return Ok(true);
         }
-        // To the low watermark at best, so that it lasts a while.
-        for goal in [needed.max(excess(store, bytes)), needed] {
-            if evict(store, &*self.last_opened, goal)? > 0 {
-                return Ok(true);
-            }
+        // No model goes for what nobody needs.
+        gc::collect(store)?;
+        let needed = store.shortage(bytes);
+        if needed == 0 {
+            return Ok(true);
         }
-        Ok(false)
+        // To the low watermark at best, so that it lasts a while.
+        let goals = [needed.max(excess(store, bytes)), needed];
+        let freed = evict(store, &*self.last_opened, &goals)?;
+        Ok(freed > 0 || store.shortage(bytes) == 0)
     }
 }
 
@@ -82,26 +85,27 @@ fn excess(store: &Store, bytes: u64) -> u64 {
     if used > high { used.saturating_sub(low) } else { 0 }
 }
 
-/// Evicts down to the low watermark if the store is above the high one; returns what that freed.
+/// Comes down to the low watermark if the store is above the high one; returns what that freed.
 ///
 /// # Errors
 /// [`StoreError`].
 pub fn evict_excess(store: &Store, last_opened: &LastOpened) -> Result<u64, StoreError> {
-    match store.space_policy().eviction {
-        store::Eviction::Never => Ok(0),
-        _ => evict(store, last_opened, excess(store, 0)),
-    }
-}
-
-fn evict(store: &Store, last_opened: &LastOpened, needed_bytes: u64) -> Result<u64, StoreError> {
-    if needed_bytes == 0 {
+    if store.space_policy().eviction == store::Eviction::Never || excess(store, 0) == 0 {
         return Ok(0);
     }
-    let plan = gc::plan_eviction(store, needed_bytes, &|model| last_opened(model))?;
-    if plan.victims.is_empty() { Ok(0) } else { gc::evict(store, &plan) }
+    let low = store.space_policy().low_bytes().unwrap_or(u64::MAX);
+    let garbage_bytes = gc::collect(store)?.freed_bytes();
+    let needed = store.used_bytes().saturating_sub(low);
+    Ok(garbage_bytes.saturating_add(evict(store, last_opened, &[needed])?))
 }
 
-/// What would go to free `bytes`, or to come down to the low watermark if that is not said.
+/// What is left to free by models, once what nothing needs is gone.
+fn evict(store: &Store, last_opened: &LastOpened, goals: &[u64]) -> Result<u64, StoreError> {
+    gc::evict(store, &gc::plan_eviction(store, goals, &|model| last_opened(model))?)
+}
+
+/// What would go to free `bytes`, or to come down to the low watermark if that is not said: what
+/// nothing needs first, models for the rest.
 ///
 /// # Errors
 /// [`StoreError`].
@@ -111,12 +115,14 @@ pub fn eviction_plan(
     bytes: Option<u64>,
 ) -> Result<EvictionPlan, OpError> {
     let needed_bytes = bytes.unwrap_or_else(|| excess(store, 0));
-    let plan = gc::plan_eviction(store, needed_bytes, &|model| last_opened(model))?;
+    let garbage_bytes = if needed_bytes == 0 { 0 } else { gc::plan(store)?.freed_bytes() };
+    let goal = needed_bytes.saturating_sub(garbage_bytes);
+    let plan = gc::plan_eviction(store, &[goal], &|model| last_opened(model))?;
     let evicted = plan.victims.iter().map(|victim| Eviction {
         name: victim.reference.short(),
         freed_bytes: victim.freed_bytes,
         last_used: rfc3339(victim.last_used),
-        origin: store.origin(victim.manifest.digest()),
+        origin: store.origin(victim.manifest),
     });
     let spared = plan
         .spared
@@ -127,7 +133,8 @@ pub fn eviction_plan(
         used_bytes: store.used_bytes(),
         quota_bytes: store.space_policy().quota_bytes,
         needed_bytes,
-        freed_bytes: plan.freed_bytes,
+        garbage_bytes,
+        freed_bytes: garbage_bytes.saturating_add(plan.freed_bytes),
         evicted: evicted.collect(),
         spared: spared.collect(),
     })

@@ -1,6 +1,7 @@
 //! `ls`: the models there are.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blobd_client::protocol::response::{ModelList, ModelSummary};
 use blobd_store_format::digest::Digest;
@@ -58,7 +59,23 @@ fn summary(tag: &TagSummary) -> ModelSummary {
     }
 }
 
-/// A time as JSON carries it.
-pub(crate) fn rfc3339(time: std::time::SystemTime) -> String {
-    humantime::format_rfc3339_seconds(time).to_string()
+/// A time as JSON carries it. A file's may be any: one that cannot be written with four digits of year is the nearest
+/// that can.
+pub(crate) fn rfc3339(time: SystemTime) -> String {
+    const END_OF_9999: u64 = 253_402_300_799;
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().min(END_OF_9999));
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds)).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_time_of_a_file_is_too_strange() {
+        let day = Duration::from_secs(86_400);
+        assert_eq!(rfc3339(UNIX_EPOCH + day), "1970-01-02T00:00:00Z");
+        assert_eq!(rfc3339(UNIX_EPOCH - day), "1970-01-01T00:00:00Z");
+        assert_eq!(rfc3339(UNIX_EPOCH + 4_000_000 * day), "9999-12-31T23:59:59Z");
+    }
 }

@@ -49,11 +49,12 @@ fn take_model(
     for file in files_in_order(&manifest) {
         pull.expect(file)?;
     }
+    let origin = reference.to_string();
+    pull.ingest.staging().expect_instead(0, [manifest.raw().len() as u64, origin.len() as u64]);
     for file in files_in_order(&manifest) {
         pull.take(file)?;
     }
     tell(events, PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
-    let origin = reference.to_string();
     let committed = pull.ingest.commit(reference, &manifest, Some(&origin))?;
     Ok(PullDone {
         status: "success".to_owned(),
@@ -119,11 +120,13 @@ impl Pull<'_> {
         Ok(())
     }
 
-    /// Pinned first: what is found present must not be collected before the tag needs it.
+    /// Pinned first: what is found present must not be collected before the tag needs it. The
+    /// recipe is read from the disk, so that a damaged one is mended.
     fn is_present(&self, file: &Descriptor) -> Result<bool, OpError> {
         let (store, lease) = (self.ingest.store(), self.ingest.lease());
         lease.pin(file.digest);
-        lease.pin_all(store.stored_file(file)?.blob_sizes().into_iter().map(|(digest, _)| digest));
+        let Some(stored) = store.stored_file_now(file)? else { return Ok(false) };
+        lease.pin_all(stored.blob_sizes().into_iter().map(|(digest, _)| digest));
         Ok(store.has_file(file)?)
     }
 

@@ -49,6 +49,8 @@ fn free(store: &Store, names: &[Reference]) -> Result<Removed, OpError> {
         Ok(deleted) => deleted,
         Err(error) => {
             let kept = vec![kept_because(store, &candidates, &error)];
+            // Tried again when that may have been mended, by the next `gc` at the latest.
+            store.condemn(candidates.iter().map(|node| node.digest()));
             return Ok(Removed { removed, freed_bytes: 0, kept, trashed_until: None });
         }
     };

@@ -76,7 +76,7 @@ impl<'r> Repair<'r> {
         if self.take_from_quarantine(digest, need) || self.take_from_whole_file(digest, need) {
             return Ok(None);
         }
-        if need.is_whole_weights() && !self.store.is_quarantined(digest) {
+        if survey.is_whole_weights(need) && !self.store.is_quarantined(digest) {
             return Err("neither the file nor its recipe is there; pull or import the model again".to_owned());
         }
         self.take_from_origin(survey, digest, need).map(Some)

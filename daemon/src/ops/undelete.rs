@@ -33,7 +33,7 @@ fn take_out(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, Op
         _ => Ok(()),
     };
     let done = Undeleted { name: reference.short(), digest: manifest.digest() };
-    Ingest::begin(store, lease)?.commit_if(reference, manifest, None, is_free)?;
+    Ingest::begin(store, lease)?.commit_if(reference, manifest, is_free)?;
     // Only once the tag is durable.
     store.remove_from_trash(trashed.record)?;
     Ok(done)

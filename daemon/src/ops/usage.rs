@@ -26,6 +26,8 @@ pub fn usage(
     let models = Model::all(store)?;
     let Totals { measured, physical_bytes, blob_count } = measure(store, &models)?;
     let logical_bytes = models.iter().map(|model| model.manifest().size).fold(0, u64::saturating_add);
+    let parts = models.iter().zip(&measured.models).map(|(model, share)| model.unshared_bytes(*share));
+    let unshared_bytes = parts.fold(0, u64::saturating_add);
     let unneeded = unneeded(store, &measured)?;
     let mut rows: Vec<_> = models
         .iter()
@@ -36,13 +38,14 @@ pub fn usage(
     Ok(DiskUsage {
         logical_bytes,
         physical_bytes,
-        saved_bytes: logical_bytes.saturating_sub(measured.needed_bytes),
+        saved_bytes: unshared_bytes.saturating_sub(measured.needed_bytes),
         reclaimable_bytes: unneeded.reclaimable_bytes,
         partial_bytes: disk::tree_bytes(&store.path(layout::STAGING))
             .saturating_add(disk::tree_bytes(&store.path(layout::PARTIAL))),
         trash_bytes: measured.trash_bytes,
         quarantine_bytes: disk::tree_bytes(&store.path(layout::QUARANTINE)),
         held_bytes: unneeded.held_bytes,
+        reserve_bytes: store.reserve_bytes().unwrap_or_default(),
         quota_bytes: store.space_policy().quota_bytes,
         free_bytes: disk::free_bytes(store.root())?,
         blob_count,
@@ -74,6 +77,12 @@ impl Model {
 
     const fn manifest(&self) -> &ManifestSummary {
         &self.1
+    }
+
+    /// What there is of it would take alone. What it lacks is not saved.
+    fn unshared_bytes(&self, share: Share) -> u64 {
+        let there = share.unique_bytes.saturating_add(share.shared_bytes);
+        if share.is_partial { self.manifest().size.min(there) } else { self.manifest().size }
     }
 
     fn usage(
@@ -141,4 +150,33 @@ fn unneeded(store: &Store, measured: &Measured) -> Result<Unneeded, StoreError> 
         *sum = sum.saturating_add(*bytes);
     }
     Ok(unneeded)
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_store_format::descriptor::{Descriptor, MediaType};
+    use blobd_store_format::manifest::Manifest;
+
+    use super::*;
+    use crate::store::Ingest;
+
+    #[test]
+    fn what_is_missing_is_not_saved() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
+        let mut file = |bytes: &[u8]| Descriptor {
+            media_type: MediaType::new("text/plain"),
+            digest: ingest.add_bytes(bytes).unwrap(),
+            size: bytes.len() as u64,
+        };
+        let (config, weights) = (file(b"{}"), file(&[7; 1 << 20]));
+        let manifest = Manifest::compose(config, vec![weights.clone()]).unwrap();
+        ingest.commit(&"m".parse().unwrap(), &manifest, None).unwrap();
+        assert_eq!(usage(&store, |_| None).unwrap().saved_bytes, 0);
+        std::fs::remove_file(store.path(layout::blob(weights.digest))).unwrap();
+        store.reindex().unwrap();
+        let usage = usage(&store, |_| None).unwrap();
+        assert_eq!((usage.saved_bytes, usage.logical_bytes), (0, (1 << 20) + 2));
+    }
 }

@@ -17,8 +17,8 @@ use tokio::sync::mpsc::Sender;
 use super::OpError;
 use super::repair::Repair;
 use crate::registry::RegistryClient;
-use crate::scrub::{DiskReader, Verdict};
-use crate::store::{Store, StoreError};
+use crate::scrub::Verdict;
+use crate::store::Store;
 
 mod reading;
 mod recipe;
@@ -26,7 +26,8 @@ mod report;
 mod survey;
 
 use reading::Reading;
-pub(super) use survey::{Need, Survey, SurveyedModel};
+use report::Report;
+pub(super) use survey::{FileId, Form, Need, Survey, SurveyedModel};
 
 /// Something that is not as it should be.
 #[derive(Clone, Debug)]
@@ -48,6 +49,8 @@ pub(super) enum Damage {
     InTheWay,
     /// A blob's mode lets its owner write to it.
     Writable,
+    /// A blob cannot be read, and nobody knows whether it is damaged.
+    Unreadable,
     /// A blob reads right, but not always.
     Unreliable,
     /// The recipe of the file with this digest is not what it should be.
@@ -74,23 +77,20 @@ pub fn verify(
     events: &Sender<VerifyEvent>,
 ) -> Result<Verified, OpError> {
     tell(events, VerifyProgress { status: "reading recipes".to_owned(), ..VerifyProgress::default() });
-    let mut survey = Survey::of(store, params.reference.as_ref())?;
-    let mut blobs: BTreeSet<Digest> = survey.needs().into_keys().collect();
+    let mut blobs = BTreeSet::new();
+    let mut survey = Survey::of(store, params.reference.as_ref(), &mut blobs)?;
     if params.reference.is_none() {
-        blobs.extend(store.blobs()?);
+        store.each_blob(|digest| {
+            blobs.insert(digest);
+        })?;
     }
-    let verdicts = Reading::new(store, blobs, events)?.run()?;
-    let mut verified = Verified::default();
-    let mut findings = Vec::new();
-    for (digest, bytes, verdict) in verdicts {
-        if verdict != Verdict::Gone {
-            verified.checked_blobs += 1;
-            verified.checked_bytes = verified.checked_bytes.saturating_add(bytes);
-        }
-        findings.extend(finding(store, digest, verdict));
-    }
-    check_recipes(store, &mut survey)?;
-    findings.append(&mut survey.findings);
+    let read = Reading::new(store, blobs, events).run()?;
+    survey.check_recipes(store, |reader, recipe| recipe::mistake(store, reader, recipe))?;
+    let found = read.strange.into_iter().filter_map(|(digest, verdict)| finding(store, digest, verdict));
+    let mut findings: Vec<Finding> = found.collect();
+    findings.append(&mut survey.into_findings());
+    let mut verified =
+        Verified { checked_blobs: read.blobs, checked_bytes: read.bytes, ..Verified::default() };
     let repair = params.repair.then(|| Repair::new(store, registry, handle, events));
     verified.corrupt = judge(store, findings, repair.as_ref())?;
     Ok(verified)
@@ -113,6 +113,9 @@ fn finding(store: &Store, digest: Digest, verdict: Verdict) -> Option<Finding> {
             let machine = "read again it was right: memory, bus or disk of this machine err";
             (Damage::Unreliable, format!("{reason}; {machine}"))
         }
+        Verdict::Unreadable { reason } => {
+            (Damage::Unreadable, format!("cannot be read ({reason}); it may be right"))
+        }
         Verdict::Bad { reason, set_aside: Ok(()) } => (Damage::Lost, reason),
         Verdict::Bad { reason, set_aside: Err(error) } => {
             (Damage::InTheWay, format!("{reason}; it cannot be put aside: {error}"))
@@ -121,32 +124,24 @@ fn finding(store: &Store, digest: Digest, verdict: Verdict) -> Option<Finding> {
     Some(Finding { digest, damage, reason })
 }
 
-fn check_recipes(store: &Store, survey: &mut Survey) -> Result<(), StoreError> {
-    let mut reader = DiskReader::default();
-    for (file, recipe) in survey.recipes() {
-        if let Some(mistake) = recipe::mistake(store, &mut reader, &recipe)? {
-            survey.add_recipe_finding(file, &mistake);
-        }
-    }
-    Ok(())
-}
-
 /// Says of each finding which models need it now, and repairs what can be. A blob that is not
 /// there and that nobody needs is no damage: it was collected meanwhile.
 fn judge(
     store: &Store,
-    findings: Vec<Finding>,
+    mut findings: Vec<Finding>,
     repair: Option<&Repair<'_>>,
 ) -> Result<Vec<CorruptBlob>, OpError> {
     if findings.is_empty() {
         return Ok(Vec::new());
     }
-    let now = Survey::of(store, None)?;
-    let needs = now.needs();
-    let mut corrupt = Vec::new();
+    findings.sort_by_key(|finding| finding.digest);
+    let wanted = findings.iter().map(|finding| finding.digest).collect();
+    let (now, needs) = Survey::with_needs(store, &wanted)?;
+    let mut report = Report::default();
     for finding in findings {
         let need = needs.get(&finding.digest);
-        let is_gone = store.blob_size(finding.digest)?.is_none() && !store.is_quarantined(finding.digest);
+        let is_gone =
+            matches!(store.blob_size(finding.digest), Ok(None)) && !store.is_quarantined(finding.digest);
         if finding.damage == Damage::Lost && is_gone {
             if need.is_none() {
                 continue;
@@ -154,11 +149,10 @@ fn judge(
             store.note_missing(finding.digest);
         }
         let entry = report::entry(&now, &finding, need);
-        corrupt.push(match repair {
+        report.add(match repair {
             Some(repair) => repair.mend(&now, &finding, need, entry),
             None => entry,
         });
     }
-    corrupt.sort_by_key(|entry| entry.digest);
-    Ok(report::limited(corrupt))
+    Ok(report.finish())
 }

@@ -3,11 +3,13 @@
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use blobd_store_format::digest::{Digest, Hasher};
-use rustix::io::Errno;
 
-use super::read::{DiskReader, Ended, Gate};
+use super::fault::Fault;
+use super::read::{DiskReader, Ended, Gate, Step};
 use crate::store::{Store, StoreError};
 
 /// The mode of every blob.
@@ -32,6 +34,11 @@ pub enum Verdict {
         /// Its mode.
         mode: u32,
     },
+    /// It cannot be read, for a reason that says nothing about its bytes: it stays.
+    Unreadable {
+        /// Why.
+        reason: String,
+    },
     /// It read wrong twice.
     Bad {
         /// What was wrong.
@@ -45,6 +52,7 @@ pub enum Verdict {
 enum Reading {
     Right,
     Wrong(String),
+    Unreadable(String),
     Gone,
     Unfinished,
 }
@@ -54,15 +62,20 @@ impl DiskReader {
     /// quarantine if both were. Holds no lock while it reads.
     ///
     /// # Errors
-    /// [`StoreError::Io`] when the blob cannot be looked at for a reason that says nothing about
-    /// it, such as too many open files.
+    /// [`StoreError::Io`] when this process lacks what it takes to look at any blob, such as a
+    /// file descriptor. Whatever else goes wrong is a verdict, so that the next blob is looked at.
     pub fn check(
         &mut self,
         store: &Store,
         digest: Digest,
         gate: &mut Gate<'_>,
     ) -> Result<Verdict, StoreError> {
-        let Some(seen) = store.blob_metadata(digest)? else { return Ok(Verdict::Gone) };
+        // Twice, like all that is read.
+        let seen = match store.blob_metadata(digest).or_else(|_| store.blob_metadata(digest)) {
+            Ok(Some(seen)) => seen,
+            Ok(None) => return Ok(Verdict::Gone),
+            Err(error) => return unseen(digest, error),
+        };
         if !seen.is_file() {
             return Ok(bad(store, digest, &seen, "is no regular file".to_owned()));
         }
@@ -70,6 +83,7 @@ impl DiskReader {
             Reading::Right => return Ok(verdict_on_mode(&seen)),
             Reading::Gone => return Ok(Verdict::Gone),
             Reading::Unfinished => return Ok(Verdict::Unfinished),
+            Reading::Unreadable(reason) => return Ok(unreadable(digest, reason)),
             Reading::Wrong(reason) => reason,
         };
         tracing::warn!("blob {digest}: {first}; reading it once more");
@@ -84,16 +98,34 @@ impl DiskReader {
                 let reason = if second == first { first } else { format!("{first}, then: {second}") };
                 Ok(bad(store, digest, &seen, reason))
             }
+            Reading::Unreadable(second) => Ok(unreadable(digest, format!("{first}, then: {second}"))),
             Reading::Gone => Ok(Verdict::Gone),
             Reading::Unfinished => Ok(Verdict::Unfinished),
         }
     }
 
+    /// One reading. It lets go of a blob that is condemned, so that it can be collected. If the
+    /// blob is there after that, somebody else holds or needs it, and it is read all the same.
     fn reading(&mut self, store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Result<Reading, StoreError> {
+        let mut is_condemned = false;
+        let reading = self.attempt(store, digest, &mut |next| {
+            is_condemned = store.is_condemned(digest);
+            if is_condemned { Step::Stop } else { gate(next) }
+        })?;
+        match (is_condemned, reading) {
+            (true, Reading::Unfinished) if stand_aside(store, digest, gate) == Step::Stop => {
+                Ok(Reading::Unfinished)
+            }
+            (true, Reading::Unfinished) => self.attempt(store, digest, gate),
+            (_, reading) => Ok(reading),
+        }
+    }
+
+    fn attempt(&mut self, store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Result<Reading, StoreError> {
         let _reading = store.note_own_read(digest);
         let file = match store.open_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(Reading::Gone),
-            Err(StoreError::Io { source, .. }) if is_damage(&source) => return Ok(unreadable(&source)),
+            Err(StoreError::Io { source, .. }) => return failed("open", digest, source),
             file => file?,
         };
         match self.digest_of(&file, gate) {
@@ -103,8 +135,7 @@ impl DiskReader {
             }
             Ok(None) if is_unlinked(&file) => Ok(Reading::Gone),
             Ok(None) => Ok(Reading::Unfinished),
-            Err(source) if is_damage(&source) => Ok(unreadable(&source)),
-            Err(source) => Err(StoreError::io("read", digest.to_string())(source)),
+            Err(source) => failed("read", digest, source),
         }
     }
 
@@ -119,16 +150,47 @@ impl DiskReader {
     }
 }
 
-/// What the disk says when it has lost something, and what file systems say whose own checksums
-/// do not fit.
-pub(super) fn is_damage(error: &io::Error) -> bool {
-    let lost = [Errno::IO, Errno::NODATA, Errno::BADMSG, Errno::UCLEAN, Errno::ILSEQ];
-    Errno::from_io_error(error).is_some_and(|errno| lost.contains(&errno))
-        || error.kind() == io::ErrorKind::UnexpectedEof
+/// Leaves a condemned blob alone for long enough that it is collected if it can be.
+fn stand_aside(store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Step {
+    /// Longer than the daemon takes from one look at what is condemned to the next.
+    const LONG_ENOUGH: Duration = Duration::from_millis(2500);
+    const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+    let since = Instant::now();
+    while since.elapsed() < LONG_ENOUGH && matches!(store.blob_metadata(digest), Ok(Some(_))) {
+        if gate(0) == Step::Stop {
+            return Step::Stop;
+        }
+        thread::sleep(BETWEEN_LOOKS);
+    }
+    Step::Go
 }
 
-fn unreadable(error: &io::Error) -> Reading {
-    Reading::Wrong(format!("the disk cannot read it ({error})"))
+/// What a failed call makes of a reading.
+fn failed(action: &'static str, digest: Digest, error: io::Error) -> Result<Reading, StoreError> {
+    match Fault::of(&error) {
+        Fault::Damage => Ok(Reading::Wrong(format!("the disk cannot read it ({error})"))),
+        Fault::Refusal => Ok(Reading::Unreadable(error.to_string())),
+        Fault::Shortage => Err(StoreError::io(action, digest.to_string())(error)),
+    }
+}
+
+/// Of a blob whose inode cannot be read: without it nobody knows which file would be moved.
+fn unseen(digest: Digest, error: StoreError) -> Result<Verdict, StoreError> {
+    let StoreError::Io { source, .. } = &error else { return Err(error) };
+    match Fault::of(source) {
+        Fault::Damage => {
+            tracing::error!("blob {digest}: damaged: {error}; not moved to quarantine");
+            let set_aside = Err("its inode cannot be read".to_owned());
+            Ok(Verdict::Bad { reason: error.to_string(), set_aside })
+        }
+        Fault::Refusal => Ok(unreadable(digest, error.to_string())),
+        Fault::Shortage => Err(error),
+    }
+}
+
+fn unreadable(digest: Digest, reason: String) -> Verdict {
+    tracing::error!("blob {digest}: cannot be read and so not judged: {reason}");
+    Verdict::Unreadable { reason }
 }
 
 fn is_unlinked(file: &File) -> bool {
@@ -163,9 +225,9 @@ mod tests {
     use std::fs;
     use std::sync::Arc;
 
+    use rustix::io::Errno;
     use tempfile::TempDir;
 
-    use super::super::read::Step;
     use super::*;
     use crate::store::Ingest;
 
@@ -260,16 +322,70 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_disk_says_about_a_file_is_damage() {
-        for (errno, expected) in [
-            (Errno::IO, true),
-            (Errno::NODATA, true),
-            (Errno::UCLEAN, true),
-            (Errno::MFILE, false),
-            (Errno::ACCESS, false),
-        ] {
-            assert_eq!(is_damage(&errno.into()), expected, "{errno}");
-        }
+    fn blob_that_cannot_be_read_or_judged_is_a_verdict_and_no_error() {
+        let digest = Digest::of(b"x");
+        let of = |errno: Errno| failed("read", digest, errno.into());
+        assert!(matches!(of(Errno::REMOTEIO), Ok(Reading::Wrong(_))));
+        assert!(matches!(of(Errno::ACCESS), Ok(Reading::Unreadable(_))));
+        assert!(of(Errno::MFILE).is_err());
+        let unseen = |errno: Errno| unseen(digest, StoreError::errno("inspect", "/b")(errno));
+        assert!(matches!(unseen(Errno::IO), Ok(Verdict::Bad { set_aside: Err(_), .. })));
+        assert!(matches!(unseen(Errno::PERM), Ok(Verdict::Unreadable { .. })));
+        assert!(unseen(Errno::NOMEM).is_err());
+    }
+
+    #[test]
+    fn blob_that_may_not_be_read_stays() {
+        let (_folder, store, digest) = store_with(b"weights");
+        let path = store.path(blobd_store_format::layout::blob(digest));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
+        // Root may read everything, and sees only the mode.
+        let expected = match File::open(&path) {
+            Ok(_) => Verdict::Writable { mode: 0 },
+            Err(error) => Verdict::Unreadable { reason: error.to_string() },
+        };
+        assert_eq!(check(&store, digest), expected);
+        assert!(path.exists() && store.damaged().is_empty());
+    }
+
+    #[test]
+    fn condemned_blob_is_let_go_so_that_it_can_be_collected() {
+        let (_folder, store, digest) = store_with(b"weights");
+        let mut gate = |_| {
+            let is_read = store.is_reading(digest);
+            store.condemn([digest]);
+            assert_eq!(crate::gc::collect_condemned(&store).unwrap().freed_bytes() > 0, !is_read);
+            Step::Go
+        };
+        assert_eq!(DiskReader::default().check(&store, digest, &mut gate).unwrap(), Verdict::Gone);
+    }
+
+    #[test]
+    fn condemned_blob_that_stays_is_read_all_the_same() {
+        let (_folder, store, digest) = store_with(b"weights");
+        store.condemn([digest]);
+        assert_eq!(check(&store, digest), Verdict::Good);
+        let verdict = DiskReader::default().check(&store, digest, &mut |_| Step::Stop).unwrap();
+        assert_eq!(verdict, Verdict::Unfinished);
+    }
+
+    #[test]
+    fn reader_lets_go_of_what_is_to_be_collected_now() {
+        let (_folder, store, digest) = store_with(b"weights");
+        let (reading, begun) = std::sync::mpsc::channel();
+        let of_reader = Arc::clone(&store);
+        let reader = thread::spawn(move || {
+            let mut gate = |_| {
+                let _ = reading.send(());
+                thread::sleep(Duration::from_millis(10));
+                Step::Wait
+            };
+            DiskReader::default().check(&of_reader, digest, &mut gate).unwrap()
+        });
+        begun.recv().unwrap();
+        let done = crate::gc::collect_from(&store, [digest].into()).unwrap();
+        assert!(done.freed_bytes() > 0 && done.held.is_empty(), "{done:?}");
+        assert_eq!(reader.join().unwrap(), Verdict::Gone);
     }
 
     #[test]

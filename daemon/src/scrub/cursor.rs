@@ -10,10 +10,12 @@ use crate::store::{Store, StoreError, disk};
 
 /// A pass over all blobs, in the order of their digests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, from = "Raw")]
 pub struct Cursor {
     /// When the pass began that is running or was the last, Unix seconds.
     pub began: u64,
+    /// Whether it is running: begun and not ended. Times do not tell, for clocks are set.
+    pub running: bool,
     /// The last blob that it has read; none at its start and after its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<Digest>,
@@ -24,6 +26,34 @@ pub struct Cursor {
     /// When the last complete pass ended, Unix seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<u64>,
+}
+
+/// What the file says.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Raw {
+    began: u64,
+    running: Option<bool>,
+    last: Option<Digest>,
+    blobs: u64,
+    bytes: u64,
+    ended: Option<u64>,
+}
+
+/// The last second of the year 9999, behind which no date can be written.
+const LAST_SECOND: u64 = 253_402_300_799;
+
+/// Of a file that names a time which is none nothing is believed.
+impl From<Raw> for Cursor {
+    fn from(raw: Raw) -> Self {
+        if raw.began.max(raw.ended.unwrap_or_default()) > LAST_SECOND {
+            return Self::default();
+        }
+        // A file that does not say it is of an earlier blobd.
+        let running = raw.running.unwrap_or(raw.last.is_some());
+        let Raw { began, last, blobs, bytes, ended, .. } = raw;
+        Self { began, running, last: last.filter(|_| running), blobs, bytes, ended }
+    }
 }
 
 impl Cursor {
@@ -59,7 +89,7 @@ impl Cursor {
     #[must_use]
     pub fn due_in(&self, now: u64, period: Duration) -> Duration {
         // Begun in the future: the clock was wrong, then or now.
-        if self.is_running() || self.began > now {
+        if self.running || self.began > now {
             return Duration::ZERO;
         }
         Duration::from_secs(self.began.saturating_add(period.as_secs()).saturating_sub(now))
@@ -67,8 +97,8 @@ impl Cursor {
 
     /// Begins a pass, unless one is running.
     pub fn begin(&mut self, now: u64) {
-        if !self.is_running() {
-            *self = Self { began: now, last: None, blobs: 0, bytes: 0, ended: self.ended };
+        if !self.running {
+            *self = Self { began: now, running: true, ended: self.ended, ..Self::default() };
         }
     }
 
@@ -81,13 +111,14 @@ impl Cursor {
 
     /// Ends the pass.
     pub fn end(&mut self, now: u64) {
-        // Not before it began, should the clock have been set back meanwhile.
-        (self.last, self.ended) = (None, Some(now.max(self.began)));
+        (self.running, self.last, self.ended) = (false, None, Some(now));
     }
 
-    /// Whether a pass has begun and not ended.
-    fn is_running(&self) -> bool {
-        self.began > self.ended.unwrap_or_default()
+    /// When the last complete pass ended, unless that is said to be after `now`: then the clock
+    /// was wrong, and nobody knows.
+    #[must_use]
+    pub fn ended_by(&self, now: u64) -> Option<u64> {
+        self.ended.filter(|ended| *ended <= now)
     }
 }
 
@@ -141,5 +172,56 @@ mod tests {
         assert_eq!(cursor.due_in(999_000, DAY), Duration::ZERO, "the clock was set back");
         cursor.begin(2_000_000);
         assert_eq!((cursor.blobs, cursor.ended), (0, Some(1_000_500)));
+    }
+
+    #[test]
+    fn pass_goes_on_and_ends_whatever_the_clock_says() {
+        // A pass ended in 2100, by a clock that was wrong.
+        let mut cursor = Cursor { began: 1_000_000, ended: Some(4_102_444_800), ..Cursor::default() };
+        assert_eq!(cursor.ended_by(2_000_000), None);
+        cursor.begin(2_000_000);
+        cursor.advance(Digest::of(b"x"), 7);
+        assert_eq!(cursor.due_in(2_000_001, DAY), Duration::ZERO);
+        cursor.begin(2_000_001);
+        assert_eq!(cursor.blobs, 1, "it is the same pass");
+        cursor.end(2_000_002);
+        assert_eq!(cursor.ended_by(2_000_002), Some(2_000_002));
+        // One that begins and ends within a second is over.
+        cursor.begin(3_000_000);
+        cursor.end(3_000_000);
+        assert_eq!(cursor.due_in(3_000_000, DAY), DAY);
+        // One that began in the future is followed by another.
+        cursor.begin(4_102_444_800);
+        cursor.end(4_000_000);
+        assert_eq!(cursor.due_in(4_000_000, DAY), Duration::ZERO);
+        cursor.begin(4_000_000);
+        assert_eq!(cursor.began, 4_000_000);
+    }
+
+    #[test]
+    fn times_that_are_none_make_no_cursor() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        for json in [
+            r#"{"began":18446744073709551615}"#,
+            r#"{"began":1,"ended":253402300800,"blobs":7}"#,
+            r#"{"began":-1,"blobs":7}"#,
+            r#"{"began":1e300}"#,
+            r#"{"began":"yesterday"}"#,
+            r#"{"last":"x"}"#,
+            "[]",
+            "",
+        ] {
+            std::fs::write(store.path("scrub.json"), json).unwrap();
+            assert_eq!(Cursor::load(&store), Cursor::default(), "{json}");
+        }
+        let last = Digest::of(b"x");
+        std::fs::write(store.path("scrub.json"), format!(r#"{{"began":5,"last":"{last}","blobs":3}}"#))
+            .unwrap();
+        assert_eq!(
+            Cursor::load(&store),
+            Cursor { began: 5, running: true, last: Some(last), blobs: 3, ..Cursor::default() },
+            "an earlier blobd did not say that it runs"
+        );
     }
 }

@@ -12,16 +12,20 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use blobd_store_format::digest::Digest;
+
 use crate::store::{Store, StoreError};
 
 mod check;
 mod cursor;
+mod fault;
 mod pace;
 mod read;
 mod throttle;
 
 pub use check::Verdict;
 pub use cursor::{Cursor, unix_seconds};
+pub(crate) use fault::Fault;
 pub use pace::{Pace, io_pressure};
 pub use read::{DiskReader, Ended, Gate, Step};
 pub use throttle::{StopSignal, Throttle};
@@ -62,8 +66,14 @@ impl Scrubber {
             return Ok(Self { stop, thread: None });
         }
         let throttle = Throttle::new(Arc::clone(&stop), policy, Box::new(is_busy));
-        let rounds =
-            Rounds { store, policy, throttle, reader: DiskReader::default(), unsaved: Unsaved::none() };
+        let rounds = Rounds {
+            store,
+            policy,
+            throttle,
+            reader: DiskReader::default(),
+            unsaved: Unsaved::none(),
+            patience: Patience::default(),
+        };
         let thread = thread::Builder::new().name("scrub".to_owned()).spawn(move || rounds.run())?;
         Ok(Self { stop, thread: Some(thread) })
     }
@@ -85,6 +95,7 @@ struct Rounds {
     throttle: Throttle,
     reader: DiskReader,
     unsaved: Unsaved,
+    patience: Patience,
 }
 
 /// Between two passes that follow each other at once, and between two looks at the clock.
@@ -124,7 +135,7 @@ impl Rounds {
         let mut blobs = self.store.blobs()?;
         blobs.retain(|digest| Some(*digest) > cursor.last);
         blobs.sort_unstable();
-        let mut damaged = 0u64;
+        let (mut damaged, mut unread) = (0u64, 0u64);
         for digest in blobs {
             let mut bytes = 0u64;
             let throttle = &mut self.throttle;
@@ -133,7 +144,8 @@ impl Rounds {
                 bytes = bytes.saturating_add(if step == Step::Go { next } else { 0 });
                 step
             };
-            match self.reader.check(&self.store, digest, &mut gate)? {
+            let checked = self.reader.check(&self.store, digest, &mut gate);
+            match self.patience.judge(digest, checked)? {
                 Verdict::Unfinished => return cursor.save(&self.store),
                 Verdict::Good | Verdict::Gone => {}
                 Verdict::Writable { mode } => {
@@ -141,6 +153,7 @@ impl Rounds {
                         "blob {digest}: mode {mode:04o}, 0444 expected; `blobd verify --repair` sets it"
                     );
                 }
+                Verdict::Unreadable { .. } => unread += 1,
                 Verdict::Unreliable { .. } | Verdict::Bad { .. } => damaged += 1,
             }
             cursor.advance(digest, bytes);
@@ -150,8 +163,41 @@ impl Rounds {
         }
         cursor.end(unix_seconds());
         self.unsaved = Unsaved::none();
-        tracing::info!("scrub: {} blobs, {} bytes read, {damaged} damaged", cursor.blobs, cursor.bytes);
+        tracing::info!(
+            "scrub: {} blobs, {} bytes read, {damaged} damaged, {unread} that could not be read",
+            cursor.blobs,
+            cursor.bytes
+        );
         cursor.save(&self.store)
+    }
+}
+
+/// How often one blob may hold up all others: a shortage that comes with it every time is its own.
+#[derive(Debug, Default)]
+struct Patience {
+    blob: Option<Digest>,
+    failures: u32,
+}
+
+impl Patience {
+    const MAX_FAILURES: u32 = 3;
+
+    /// The verdict on a blob; an error the first times that there is none.
+    fn judge(&mut self, digest: Digest, checked: Result<Verdict, StoreError>) -> Result<Verdict, StoreError> {
+        let error = match checked {
+            Ok(verdict) => return Ok(verdict),
+            Err(error) => error,
+        };
+        if self.blob.replace(digest) != Some(digest) {
+            self.failures = 0;
+        }
+        self.failures += 1;
+        if self.failures < Self::MAX_FAILURES {
+            return Err(error);
+        }
+        tracing::error!("blob {digest}: passed over after {} tries: {error}", self.failures);
+        *self = Self::default();
+        Ok(Verdict::Unreadable { reason: error.to_string() })
     }
 }
 

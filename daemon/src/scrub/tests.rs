@@ -127,3 +127,17 @@ fn blobs_that_vanish_are_passed_over() {
     drop(scrubber);
     assert!(store.damaged().is_empty());
 }
+
+#[test]
+fn blob_that_can_never_be_judged_is_passed_over_in_the_end() {
+    let shortage = || Err(StoreError::errno("read", "/b")(rustix::io::Errno::NOMEM));
+    let (one, other) = (Digest::of(b"1"), Digest::of(b"2"));
+    let mut patience = Patience::default();
+    assert!(patience.judge(one, shortage()).is_err());
+    assert!(patience.judge(other, shortage()).is_err());
+    assert!(patience.judge(one, shortage()).is_err());
+    assert!(patience.judge(one, shortage()).is_err());
+    assert!(matches!(patience.judge(one, shortage()), Ok(Verdict::Unreadable { .. })));
+    assert!(patience.judge(one, shortage()).is_err(), "of the next pass");
+    assert!(patience.judge(one, Ok(Verdict::Good)).is_ok());
+}

@@ -8,7 +8,7 @@ use rustix::fs::{Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
 
 use super::error::optional;
-use super::{Store, StoreError, disk};
+use super::{Store, StoreError};
 
 impl Store {
     /// Opens a blob for one reader: read-only, with a file description of its own, because a
@@ -48,7 +48,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn blob_bytes_on_disk(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
-        Ok(self.inspect_blob(digest)?.map(|metadata| disk::bytes_on_disk(&metadata)))
+        Ok(self.inspect_blob(digest)?.map(|metadata| self.file_system.bytes_on_disk(&metadata)))
     }
 
     /// Every blob there is. Names that no digest gives are left out: they are not blobd's.

@@ -22,6 +22,10 @@ impl Condemned {
         lock(&self.0).is_empty()
     }
 
+    pub(super) fn contains(&self, digest: Digest) -> bool {
+        lock(&self.0).contains(&digest)
+    }
+
     pub(super) fn take(&self) -> BTreeSet<Digest> {
         std::mem::take(&mut *lock(&self.0))
     }

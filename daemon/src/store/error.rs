@@ -110,7 +110,7 @@ pub enum StoreError {
         source: RecipeError,
     },
     /// A recipe lies under another file's name.
-    #[error("{}: is the recipe of {found}; move it out of the store and pull or import again", path.display())]
+    #[error("{}: is the recipe of {found}; pull or import the model again", path.display())]
     WrongRecipe {
         /// The recipe's place.
         path: PathBuf,

@@ -1,8 +1,9 @@
 //! What kind of file system the store lies on, and how far its syncs can be trusted.
 
+use std::fs::Metadata;
 use std::path::Path;
 
-use super::StoreError;
+use super::{StoreError, disk};
 
 /// How the content of new blobs is made durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
@@ -25,6 +26,9 @@ pub struct FileSystem {
     pub name: &'static str,
     /// Whether `syncfs` makes durable what was written.
     pub syncfs_is_reliable: bool,
+    /// Whether it decides only some seconds after a write, when its transaction group is synced,
+    /// how much a file takes; until then `stat` says next to nothing.
+    pub allocates_late: bool,
     /// What a store on it has to reckon with.
     pub warning: Option<&'static str>,
 }
@@ -39,22 +43,40 @@ impl FileSystem {
         Ok(Self::by_magic(stat.f_type))
     }
 
+    /// What a file takes on disk. It must be the same when it is written and when it is removed, or
+    /// the books drift.
+    pub(crate) fn bytes_on_disk(self, metadata: &Metadata) -> u64 {
+        self.taken_bytes(metadata.len(), disk::bytes_on_disk(metadata))
+    }
+
+    /// What a file of this length takes that has been given `allocated` bytes so far.
+    const fn taken_bytes(self, length: u64, allocated: u64) -> u64 {
+        const BLOCK_BYTES: u64 = 4096;
+        if !self.allocates_late {
+            return allocated;
+        }
+        match length.checked_next_multiple_of(BLOCK_BYTES) {
+            Some(rounded) => rounded,
+            None => u64::MAX,
+        }
+    }
+
     /// Numbers from `linux/magic.h`.
     fn by_magic(magic: i64) -> Self {
-        let local = |name| Self { name, syncfs_is_reliable: true, warning: None };
-        let remote = |name, warning| Self { name, syncfs_is_reliable: false, warning: Some(warning) };
+        let local = |name| Self { name, syncfs_is_reliable: true, allocates_late: false, warning: None };
+        let remote =
+            |name, warning| Self { syncfs_is_reliable: false, warning: Some(warning), ..local(name) };
         const NETWORK: &str = "locks and syncs of network file systems cannot be relied upon";
         match magic & 0xffff_ffff {
             0xef53 => local("ext4"),
             0x5846_5342 => local("xfs"),
             0x9123_683e => local("btrfs"),
             0xf2f5_2010 => local("f2fs"),
-            0x2fc1_2fc1 => local("zfs"),
+            0x2fc1_2fc1 => Self { allocates_late: true, ..local("zfs") },
             0xca45_1a4e => local("bcachefs"),
             0x0102_1994 => Self {
-                name: "tmpfs",
-                syncfs_is_reliable: true,
                 warning: Some("is memory: everything is gone after a restart of the machine"),
+                ..local("tmpfs")
             },
             0x794c_7630 => remote("overlay", "mounted `volatile` it drops syncs"),
             0x6573_5546 => remote("fuse", "whether a sync means anything is up to its server"),
@@ -81,6 +103,17 @@ impl Durability {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn file_just_written_takes_its_length_where_blocks_come_late() {
+        let [zfs, ext4] = [0x2fc1_2fc1, 0xef53].map(FileSystem::by_magic);
+        for (length, allocated, on_zfs) in
+            [(0, 0, 0), (1, 0, 4096), (4096, 512, 4096), (4097, 1 << 20, 8192), (u64::MAX, 512, u64::MAX)]
+        {
+            assert_eq!(zfs.taken_bytes(length, allocated), on_zfs, "{length}");
+            assert_eq!(ext4.taken_bytes(length, allocated), allocated, "{length}");
+        }
+    }
 
     #[test]
     fn syncfs_is_not_trusted_where_it_may_do_nothing() {

@@ -17,8 +17,9 @@ use blobd_store_format::reference::Reference;
 
 use super::leases::Lease;
 use super::staged::StagedBlob;
-use super::staging::Staging;
-use super::{Store, StoreError, disk};
+use super::staging::{Room, Staging};
+use super::tags::OriginRecord;
+use super::{Store, StoreError};
 
 /// One transaction: blobs and recipes are staged, then committed together with the tag that
 /// needs them. Dropped without a commit, it leaves nothing behind but blobs of large files that
@@ -97,6 +98,13 @@ pub struct Committed {
     pub new_blob_count: u64,
     /// The length of what was staged and turned out to be there already.
     pub reused_bytes: u64,
+}
+
+/// What a commit writes beside blobs and recipes.
+struct Records {
+    origin: Option<OriginRecord>,
+    /// Room for the manifest.
+    tag: Option<Room>,
 }
 
 impl Ingest {
@@ -209,19 +217,33 @@ impl Ingest {
         manifest: &Manifest,
         origin: Option<&str>,
     ) -> Result<Committed, StoreError> {
-        self.commit_if(reference, manifest, origin, |_present| Ok(()))
+        // Before any lock is taken: to make room, models may have to go.
+        let origin = origin.map(|origin| OriginRecord::new(&self.staging, origin)).transpose()?;
+        let tag = self.staging.room(manifest.raw().len() as u64, || Ok(()))?;
+        self.commit_records(reference, manifest, Records { origin, tag: Some(tag) }, |_present| Ok(()))
     }
 
     /// The same unless `allowed` refuses. It is told which tag would be replaced, and no tag
-    /// changes between its look and the deed.
+    /// changes between its look and the deed. It takes what the manifest takes whether there is
+    /// room or not, because it is for a model that comes back from the trash: the record there
+    /// gives as much back.
     ///
     /// # Errors
     /// As for [`Self::commit`], and those of `allowed`.
     pub fn commit_if<E: From<StoreError>>(
+        self,
+        reference: &Reference,
+        manifest: &Manifest,
+        allowed: impl FnOnce(Option<&Reference>) -> Result<(), E>,
+    ) -> Result<Committed, E> {
+        self.commit_records(reference, manifest, Records { origin: None, tag: None }, allowed)
+    }
+
+    fn commit_records<E: From<StoreError>>(
         mut self,
         reference: &Reference,
         manifest: &Manifest,
-        origin: Option<&str>,
+        records: Records,
         allowed: impl FnOnce(Option<&Reference>) -> Result<(), E>,
     ) -> Result<Committed, E> {
         // Content before names: a name that survives a crash without its content is a torn blob.
@@ -235,11 +257,11 @@ impl Ingest {
         allowed(stored.as_ref())?;
         self.check_whole(manifest)?;
         let temporary = self.staging.directory().join("tag");
-        if let Some(origin) = origin {
+        if let Some(origin) = records.origin {
             store.write_origin(&temporary, manifest.digest(), origin)?;
         }
         // The commit point: before it the model does not exist, after it it is whole.
-        store.write_tag(&temporary, stored.as_ref().unwrap_or(reference), manifest)?;
+        store.write_tag(&temporary, stored.as_ref().unwrap_or(reference), manifest, records.tag)?;
         self.is_committed = true;
         let new_blob_count = self.new.len() as u64;
         Ok(Committed { new_bytes: self.new_bytes, new_blob_count, reused_bytes: self.reused_bytes })
@@ -270,7 +292,7 @@ impl Ingest {
         for (file, recipe) in &self.recipes {
             let (target, json) = (store.path(layout::recipe(*file)), recipe.to_json());
             let mut room = self.staging.room(json.len() as u64, || Ok(()))?;
-            let replaced = disk::file_bytes(&target)?;
+            let replaced = store.file_bytes(&target)?.unwrap_or_default();
             store.disk().replace_file(&temporary, &target, &json, 0o444)?;
             store.note_recipe_added(recipe, replaced, &mut room)?;
         }

@@ -11,7 +11,7 @@ use std::fs::{self, File};
 use std::io::{Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
@@ -90,6 +90,7 @@ pub trait MakeRoom: std::fmt::Debug + Send + Sync {
 pub struct Store {
     root: PathBuf,
     disk: GuardedDisk,
+    file_system: FileSystem,
     durability: Durability,
     space: Space,
     index: index::StoreIndex,
@@ -106,6 +107,7 @@ pub struct Store {
     collections: Mutex<()>,
     condemned: Condemned,
     own_reads: own_reads::OwnReads,
+    future_records: trash::FutureRecords,
     next_transaction: AtomicU64,
     /// The transactions that are in progress, by the names of their directories.
     transactions: Mutex<BTreeSet<String>>,
@@ -137,14 +139,16 @@ impl Store {
         }
         let blobs = root.join(layout::BLOBS);
         let blobs = File::open(&blobs).map_err(StoreError::io("open directory", blobs))?;
-        let durability = options.durability.on(FileSystem::of(&root)?);
+        let file_system = FileSystem::of(&root)?;
+        let durability = options.durability.on(file_system);
         let space = Space::new(root.clone(), options.space)?;
         let damaged = quarantine::DamagedBlobs::load(&root)?;
         let store = Self {
-            index: index::StoreIndex::new(root.clone()),
+            index: index::StoreIndex::new(root.clone(), file_system),
             summaries: summaries::Summaries::default(),
             root,
             disk,
+            file_system,
             durability,
             space,
             room_maker: OnceLock::new(),
@@ -156,6 +160,7 @@ impl Store {
             collections: Mutex::default(),
             condemned: Condemned::default(),
             own_reads: own_reads::OwnReads::default(),
+            future_records: trash::FutureRecords::default(),
             next_transaction: AtomicU64::new(0),
             transactions: Mutex::default(),
             lock: Mutex::new(lock),
@@ -201,6 +206,15 @@ impl Store {
     /// Holds off other collections.
     pub(crate) fn lock_collections(&self) -> MutexGuard<'_, ()> {
         lock(&self.collections)
+    }
+
+    /// The same unless one runs, or is planned, now.
+    pub(crate) fn try_lock_collections(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.collections.try_lock() {
+            Ok(alone) => Some(alone),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// The directory of all blobs.
@@ -256,6 +270,11 @@ impl Store {
     /// Whether anything is condemned.
     pub(crate) fn has_condemned(&self) -> bool {
         !self.condemned.is_empty()
+    }
+
+    /// Whether a blob or recipe is condemned.
+    pub(crate) fn is_condemned(&self, digest: Digest) -> bool {
+        self.condemned.contains(digest)
     }
 
     /// Takes what is condemned.
@@ -325,7 +344,7 @@ impl Store {
         self.forget_recipe(recipe.file());
         self.note_recipe(recipe.file());
         self.space.freed(replaced);
-        room.settle(disk::file_bytes(&self.path(layout::recipe(recipe.file())))?);
+        room.settle(self.file_bytes(&self.path(layout::recipe(recipe.file())))?.unwrap_or_default());
         Ok(())
     }
 
@@ -334,6 +353,41 @@ impl Store {
         self.forget_recipe(file);
         self.note_recipe(file);
         self.space.freed(bytes);
+    }
+
+    /// What a file takes on disk, or `None` when it is not there.
+    pub(crate) fn file_bytes(&self, path: &Path) -> Result<Option<u64>, StoreError> {
+        let metadata = error::optional(fs::symlink_metadata(path), "inspect", path)?;
+        Ok(metadata.map(|metadata| self.file_system.bytes_on_disk(&metadata)))
+    }
+
+    /// Writes a manifest or what is kept beside it, takes it out of `room` if any was taken, and
+    /// enters it into the books. The caller makes the name durable.
+    fn write_record(
+        &self,
+        temporary: &Path,
+        target: &Path,
+        content: &[u8],
+        room: Option<Room>,
+    ) -> Result<(), StoreError> {
+        let replaced = self.file_bytes(target)?.unwrap_or_default();
+        self.disk().replace_file(temporary, target, content, 0o644)?;
+        self.space.freed(replaced);
+        let bytes = self.file_bytes(target)?.unwrap_or_default();
+        match room {
+            Some(mut room) => room.settle(bytes),
+            None => self.space.stored(0, bytes),
+        }
+        Ok(())
+    }
+
+    /// Removes what [`Self::write_record`] has written; returns what that frees, or `None` when it
+    /// was not there.
+    fn remove_record(&self, path: &Path) -> Result<Option<u64>, StoreError> {
+        let bytes = self.file_bytes(path)?;
+        let removed = self.disk().remove_file(path)?.and(bytes);
+        self.space.freed(removed.unwrap_or_default());
+        Ok(removed)
     }
 
     /// A name for a transaction's directory, which counts as in use from now on.

@@ -107,6 +107,19 @@ impl Store {
         Ok(StoredFile { descriptor: file.clone(), form })
     }
 
+    /// The same by what is on disk now, whatever is remembered. `None` if the recipe there is
+    /// damaged, which is as good as none: a commit of the file replaces it.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn stored_file_now(&self, file: &Descriptor) -> Result<Option<StoredFile>, StoreError> {
+        self.forget_recipe(file.digest);
+        match self.stored_file(file) {
+            Err(StoreError::Recipe { .. } | StoreError::WrongRecipe { .. }) => Ok(None),
+            stored => stored.map(Some),
+        }
+    }
+
     /// The recipe of the file with this digest, if it was split.
     ///
     /// # Errors
@@ -138,15 +151,17 @@ impl Store {
         self.check_file(file).map(|missing| missing.is_none())
     }
 
-    /// Drops a recipe that lacks blobs where the file is there whole: one whose removal a power
-    /// cut has undone would hide it.
+    /// Drops a recipe that lacks blobs or is damaged where the file is there whole: one whose
+    /// removal a power cut has undone would hide it.
     pub(super) fn drop_useless_recipe(&self, file: &Descriptor) -> Result<(), StoreError> {
         let is_whole = self.blob_size(file.digest)? == Some(file.size);
-        if !is_whole || self.check_file(file)?.is_none() {
+        if !is_whole || self.stored_file_now(file)?.is_some() && self.check_file(file)?.is_none() {
             return Ok(());
         }
         let _change = self.begin_change();
-        let freed = self.disk().remove_file(&self.path(layout::recipe(file.digest)))?;
+        let path = self.path(layout::recipe(file.digest));
+        let bytes = self.file_bytes(&path)?;
+        let freed = self.disk().remove_file(&path)?.and(bytes);
         self.note_recipe_removed(file.digest, freed.unwrap_or_default());
         // Before a tag needs the file: another power cut would bring it back once more.
         self.disk().sync_dir(&self.path(layout::RECIPES))

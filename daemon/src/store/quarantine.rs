@@ -16,7 +16,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 
 use super::error::optional;
-use super::{Store, StoreError, disk, lock};
+use super::{Store, StoreError, lock};
 
 /// The blobs that are known not to be there as they should.
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ impl Store {
         let _change = self.begin_change();
         let moved = self.move_aside(digest, seen)?;
         if moved.is_some() {
-            self.note_blob_removed(digest, disk::bytes_on_disk(seen));
+            self.note_blob_removed(digest, self.file_system.bytes_on_disk(seen));
             self.disk().sync_dir(&self.path(layout::QUARANTINE))?;
             self.disk().sync_dir(&self.path(layout::BLOBS))?;
         }

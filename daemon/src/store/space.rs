@@ -106,7 +106,8 @@ struct Ledger {
     staged: u64,
     /// What transactions were promised and have not taken yet.
     promised: u64,
-    /// What blobs and recipes take; counted when it is first asked for, then kept up to date.
+    /// What blobs, recipes, manifests and what is kept beside those take; counted when it is first
+    /// asked for, then kept up to date.
     stored: Option<u64>,
     /// What resumable downloads take; counted again when it has changed.
     partial: Option<u64>,
@@ -170,14 +171,15 @@ impl Space {
         taken
     }
 
-    /// Whether it has still to be counted what blobs and recipes take, because a quota asks for it.
+    /// Whether it has still to be counted what is stored, because a quota asks for it.
     pub(crate) fn is_uncounted(&self) -> bool {
         self.policy.quota_bytes.is_some() && self.lock().stored.is_none()
     }
 
     /// Enters what blobs and recipes take, counted by somebody else.
     pub(crate) fn count(&self, bytes: u64) {
-        self.lock().stored.get_or_insert(bytes);
+        let records = || bytes.saturating_add(self.records());
+        self.lock().stored.get_or_insert_with(records);
     }
 
     /// A staged file of `bytes` is gone.
@@ -218,7 +220,7 @@ impl Space {
         self.lock().partial = None;
     }
 
-    /// A blob or recipe is gone that took `bytes` on disk.
+    /// A blob, recipe or record is gone that took `bytes` on disk.
     pub(crate) fn freed(&self, bytes: u64) {
         if let Some(stored) = &mut self.lock().stored {
             *stored = stored.saturating_sub(bytes);
@@ -260,13 +262,26 @@ impl Space {
     }
 
     fn used(&self, ledger: &mut Ledger) -> u64 {
-        let bytes = |directory: &str| tree_bytes(&self.root.join(directory));
-        let count = || bytes(layout::BLOBS).saturating_add(bytes(layout::RECIPES));
+        let count = || self.bytes([layout::BLOBS, layout::RECIPES]).saturating_add(self.records());
         let stored = *ledger.stored.get_or_insert_with(count);
         // Few files, if any: counted each time.
-        let beside = bytes(layout::QUARANTINE);
-        let beside = beside.saturating_add(*ledger.partial.get_or_insert_with(|| bytes(layout::PARTIAL)));
+        let beside = self.bytes([layout::QUARANTINE]);
+        let partial = *ledger.partial.get_or_insert_with(|| self.bytes([layout::PARTIAL]));
+        let beside = beside.saturating_add(partial);
         stored.saturating_add(ledger.staged).saturating_add(beside)
+    }
+
+    /// What manifests and what is kept beside them take. Each is small, but whoever may pull may
+    /// have many.
+    fn records(&self) -> u64 {
+        self.bytes([layout::MANIFESTS, layout::ORIGINS]).saturating_add(self.bytes([layout::TRASH]))
+    }
+
+    fn bytes<const N: usize>(&self, directories: [&str; N]) -> u64 {
+        directories
+            .map(|directory| tree_bytes(&self.root.join(directory)))
+            .into_iter()
+            .fold(0, u64::saturating_add)
     }
 
     fn lock(&self) -> MutexGuard<'_, Ledger> {

@@ -13,6 +13,7 @@ use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
 use super::error::optional;
+use super::staging::{Room, Staging};
 use super::{Store, StoreError, disk};
 
 /// What is under `manifests/`.
@@ -28,6 +29,21 @@ pub struct Tags {
 #[derive(Serialize, Deserialize)]
 struct Origin {
     origin: String,
+}
+
+/// Where a manifest came from, with room for the file that will say so.
+#[derive(Debug)]
+pub(super) struct OriginRecord {
+    json: Vec<u8>,
+    room: Room,
+}
+
+impl OriginRecord {
+    pub(super) fn new(staging: &Staging, origin: &str) -> Result<Self, StoreError> {
+        let json = serde_json::to_vec(&Origin { origin: origin.to_owned() })
+            .map_err(|error| StoreError::io("encode", layout::ORIGINS)(error.into()))?;
+        Ok(Self { room: staging.room(json.len() as u64, || Ok(()))?, json })
+    }
 }
 
 impl Store {
@@ -100,7 +116,7 @@ impl Store {
     /// Removes a tag, durably: only after this may anything that it kept be deleted.
     pub(crate) fn remove_tag(&self, reference: &Reference) -> Result<(), StoreError> {
         let path = self.path(layout::manifest(reference));
-        if self.disk().remove_file(&path)?.is_none() {
+        if self.remove_record(&path)?.is_none() {
             return Err(StoreError::NoSuchModel { name: reference.short() });
         }
         self.sync_and_prune(&path)
@@ -128,12 +144,13 @@ impl Store {
         temporary: &Path,
         reference: &Reference,
         manifest: &Manifest,
+        room: Option<Room>,
     ) -> Result<(), StoreError> {
         let relative = layout::manifest(reference);
         let target = self.path(&relative);
         let (Some(above), Some(directory)) = (relative.parent(), target.parent()) else { return Ok(()) };
         self.disk().create_dir_all(&self.root, above)?;
-        self.disk().replace_file(temporary, &target, manifest.raw(), 0o644)?;
+        self.write_record(temporary, &target, manifest.raw(), room)?;
         self.disk().sync_dir(directory)
     }
 
@@ -142,17 +159,20 @@ impl Store {
         &self,
         temporary: &Path,
         manifest: Digest,
-        origin: &str,
+        OriginRecord { json, room }: OriginRecord,
     ) -> Result<(), StoreError> {
         let target = self.path(layout::origin(manifest));
         if target.exists() {
             // Whoever recorded it may have died before its name was durable.
             return self.disk().sync_dir(&self.path(layout::ORIGINS));
         }
-        let json = serde_json::to_vec(&Origin { origin: origin.to_owned() })
-            .map_err(|error| StoreError::io("encode", &target)(error.into()))?;
-        self.disk().replace_file(temporary, &target, &json, 0o644)?;
+        self.write_record(temporary, &target, &json, Some(room))?;
         self.disk().sync_dir(&self.path(layout::ORIGINS))
+    }
+
+    /// Removes the record of where a manifest came from.
+    pub(crate) fn remove_origin(&self, manifest: Digest) -> Result<(), StoreError> {
+        self.remove_record(&self.path(layout::origin(manifest))).map(drop)
     }
 
     /// The stored tag that names the same model.

@@ -456,3 +456,71 @@ fn staged_file_cannot_be_opened_by_others_before_it_is_complete() {
     let blob = writer.finish().unwrap();
     assert_eq!(fs::metadata(&blob.path).unwrap().mode() & 0o777, 0o444);
 }
+
+/// What lies below the places that the quota counts, measured from outside.
+fn measured(store: &Store) -> u64 {
+    let places = ["blobs", "recipes", "manifests", "origins", "trash"];
+    places.into_iter().map(|place| disk::tree_bytes(&store.path(place))).sum()
+}
+
+fn limited_store(quota_bytes: u64) -> (TempDir, Arc<Store>) {
+    let folder = tempfile::tempdir().unwrap();
+    let space =
+        SpacePolicy { quota_bytes: Some(quota_bytes), min_free_bytes: Some(0), ..SpacePolicy::default() };
+    let options = StoreOptions { space, ..StoreOptions::default() };
+    let store = Arc::new(Store::open_with(folder.path().join("store"), options).unwrap());
+    (folder, store)
+}
+
+#[test]
+fn quota_counts_manifests_and_what_is_kept_beside_them() {
+    let (folder, store) = limited_store(1 << 30);
+    assert_eq!(store.used_bytes(), 0);
+    let files: [&[u8]; 2] = [b"{}", b"weights"];
+    let check = |what: &str| assert_eq!(store.used_bytes(), measured(&store), "{what}");
+    add(&store, "m:a", &files);
+    check("a manifest and its origin");
+    add(&store, "m:b", &files);
+    check("a further name");
+    add(&store, "m:b", &[b"{}", &[7; 9000]]);
+    check("a replaced manifest");
+    let keep = std::time::Duration::from_secs(60);
+    store.add_to_trash(&name("m:a"), &manifest(&files), keep).unwrap();
+    store.remove_tag(&name("m:a")).unwrap();
+    check("trash");
+    assert!(measured(&store) > disk::tree_bytes(&store.path(layout::BLOBS)));
+    let trashed = store.trash().unwrap().remove(0);
+    begin(&store).commit_if::<StoreError>(&trashed.reference, &trashed.manifest, |_| Ok(())).unwrap();
+    store.remove_from_trash(trashed.record).unwrap();
+    check("a model that came back");
+    store.remove_tag(&name("m:a")).unwrap();
+    store.remove_tag(&name("m:b")).unwrap();
+    crate::gc::collect(&store).unwrap();
+    assert_eq!((store.used_bytes(), measured(&store)), (0, 0));
+    add(&store, "m:a", &files);
+    let used = store.used_bytes();
+    drop(store);
+    let space = SpacePolicy { quota_bytes: Some(1 << 30), ..SpacePolicy::default() };
+    let options = StoreOptions { space, ..StoreOptions::default() };
+    let store = Store::open_with(folder.path().join("store"), options).unwrap();
+    assert_eq!(store.used_bytes(), used, "counted at the start");
+}
+
+#[test]
+fn manifest_that_the_quota_has_no_room_for_is_refused() {
+    let (_folder, store) = limited_store(1 << 30);
+    let files: [&[u8]; 2] = [b"{}", b"weights"];
+    add(&store, "m:a", &files);
+    let used = store.used_bytes();
+    let (folder, tight) = limited_store(used);
+    add(&tight, "m:a", &files);
+    let refused = begin(&tight).commit(&name("m:b"), &manifest(&files), None);
+    assert!(matches!(refused, Err(StoreError::Quota { .. })), "{refused:?}");
+    assert_eq!(tight.tags().unwrap().references, [name("m:a")]);
+    assert_eq!(tight.used_bytes(), used);
+    assert_eq!(entries(&folder.path().join("store/staging")), [""; 0]);
+    // A model comes back whatever the books say: what it was is still counted.
+    tight.add_to_trash(&name("m:a"), &manifest(&files), std::time::Duration::from_secs(60)).unwrap();
+    tight.remove_tag(&name("m:a")).unwrap();
+    begin(&tight).commit_if::<StoreError>(&name("m:a"), &manifest(&files), |_| Ok(())).unwrap();
+}

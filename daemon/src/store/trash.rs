@@ -3,7 +3,13 @@
 //!
 //! A record is named by the digest of its own content, so that damage shows. As with a manifest,
 //! one that cannot be read stops collections.
+//!
+//! A record that says that it will be made in the future was made by a clock that was wrong. It is
+//! taken for one that is made when it is first seen, so that it neither stays for years nor goes
+//! before its time.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blobd_store_format::digest::Digest;
@@ -12,7 +18,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
-use super::{Store, StoreError, disk};
+use super::{Store, StoreError, disk, lock};
 
 /// A model in the trash.
 #[derive(Clone, Debug)]
@@ -34,6 +40,34 @@ impl TrashedModel {
     #[must_use]
     pub fn is_expired(&self, now: SystemTime) -> bool {
         self.expires <= now
+    }
+}
+
+/// When records were first seen that are of the future. Forgotten by a restart, which keeps them longer.
+#[derive(Debug, Default)]
+pub(super) struct FutureRecords(Mutex<BTreeMap<Digest, SystemTime>>);
+
+impl FutureRecords {
+    /// From when on a record may be collected that says when it was made and when it expires.
+    fn expiry(
+        &self,
+        record: Digest,
+        removed: SystemTime,
+        expires: SystemTime,
+        now: SystemTime,
+    ) -> SystemTime {
+        if removed <= now {
+            return expires;
+        }
+        let mut seen = lock(&self.0);
+        let seen = seen.entry(record).or_insert(now);
+        *seen = now.min(*seen);
+        let keep = expires.duration_since(removed).unwrap_or_default();
+        seen.checked_add(keep).map_or(expires, |corrected| corrected.min(expires))
+    }
+
+    fn forget(&self, record: Digest) {
+        lock(&self.0).remove(&record);
     }
 }
 
@@ -73,7 +107,7 @@ impl Store {
         self.disk().create_dir_all(self.root(), layout::TRASH.as_ref())?;
         let target = self.path(layout::trashed(Digest::of(&json)));
         let temporary = self.path(layout::STAGING).join(self.new_transaction());
-        let added = self.disk().replace_file(&temporary, &target, &json, 0o644).inspect_err(|_| {
+        let added = self.write_record(&temporary, &target, &json, None).inspect_err(|_| {
             // If it cannot be removed now, `gc` or the next start does it.
             let _ = self.disk().remove_file(&temporary);
         });
@@ -110,8 +144,9 @@ impl Store {
 
     /// Removes a record, durably: only after this may anything that it kept be deleted.
     pub(crate) fn remove_from_trash(&self, record: Digest) -> Result<Option<u64>, StoreError> {
-        let freed = self.disk().remove_file(&self.path(layout::trashed(record)))?;
+        let freed = self.remove_record(&self.path(layout::trashed(record)))?;
         self.disk().sync_dir(&self.path(layout::TRASH))?;
+        self.future_records.forget(record);
         Ok(freed)
     }
 
@@ -128,13 +163,9 @@ impl Store {
         let parsed: Record = serde_json::from_slice(&json).map_err(|error| damaged(error.to_string()))?;
         let manifest =
             Manifest::parse(parsed.manifest.into_bytes()).map_err(|error| damaged(error.to_string()))?;
-        Ok(Some(TrashedModel {
-            record,
-            reference: parsed.reference,
-            manifest,
-            removed: time(parsed.removed),
-            expires: time(parsed.expires),
-        }))
+        let (removed, expires) = (time(parsed.removed), time(parsed.expires));
+        let expires = self.future_records.expiry(record, removed, expires, SystemTime::now());
+        Ok(Some(TrashedModel { record, reference: parsed.reference, manifest, removed, expires }))
     }
 }
 
@@ -145,4 +176,34 @@ fn unix_nanos(time: SystemTime) -> u64 {
 
 fn time(unix_nanos: u64) -> SystemTime {
     UNIX_EPOCH.checked_add(Duration::from_nanos(unix_nanos)).unwrap_or(UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(86400);
+
+    #[test]
+    fn record_of_the_future_is_kept_as_long_as_it_says_from_when_it_is_seen() {
+        let (records, record) = (FutureRecords::default(), Digest::of(b"record"));
+        let now = UNIX_EPOCH + 20_000 * DAY;
+        let expiry = |removed, expires, now| records.expiry(record, removed, expires, now);
+        assert_eq!(expiry(now, now + 7 * DAY, now), now + 7 * DAY);
+        let (removed, expires) = (now + 30_000 * DAY, now + 30_007 * DAY);
+        assert_eq!(expiry(removed, expires, now), now + 7 * DAY);
+        assert_eq!(expiry(removed, expires, now + DAY), now + 7 * DAY, "it was seen a day ago");
+        assert_eq!(expiry(removed, expires, now - DAY), now + 6 * DAY, "the clock was set back again");
+        assert_eq!(expiry(removed, expires, removed), expires, "it was right after all");
+    }
+
+    #[test]
+    fn times_of_a_record_do_not_overflow() {
+        let (records, record) = (FutureRecords::default(), Digest::of(b"record"));
+        let now = UNIX_EPOCH + 20_000 * DAY;
+        let end = time(u64::MAX);
+        for (removed, expires) in [(end, end), (end, UNIX_EPOCH), (UNIX_EPOCH, end), (now + DAY, end)] {
+            assert!(records.expiry(record, removed, expires, now) <= expires);
+        }
+    }
 }

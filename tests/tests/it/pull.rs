@@ -66,6 +66,51 @@ fn pulled_model_is_split_and_comes_back_bit_for_bit() {
     assert_eq!(open.text("license").unwrap().as_deref(), Some("do what you want"));
 }
 
+/// A recipe that is damaged, or another file's, is as good as none; whether the daemon remembers the
+/// good one or not, what it can be made of again makes it again.
+#[test]
+fn pull_and_import_mend_a_damaged_recipe() {
+    let model = ModelFile::dense(1);
+    let registry = registry_with(&model);
+    let mut daemon = TestDaemon::start();
+    let name = registry.name("library/tiny:latest");
+    daemon.command().run(["pull", &name]).succeeds();
+    let path = model.write_to(daemon.scratch(), "m.gguf");
+    let recipes = daemon.root().join("recipes");
+    let recipe = recipes.join(format!("sha256-{}.json", sha256(&model.bytes())));
+    let good = fs::read(&recipe).unwrap();
+    let other = ModelFile::dense(2).write_to(daemon.scratch(), "other.gguf");
+    daemon.command().run(["import".as_ref(), other.as_os_str()]).succeeds();
+    let other =
+        fs::read(recipes.join(format!("sha256-{}.json", sha256(&ModelFile::dense(2).bytes())))).unwrap();
+    let again: [Vec<&std::ffi::OsStr>; 2] = [
+        vec!["pull".as_ref(), name.as_ref()],
+        vec!["import".as_ref(), path.as_os_str(), "--name".as_ref(), "imported".as_ref()],
+    ];
+    for (restarts, damaged, command) in [
+        (false, &good[..good.len() / 2], &again[0]),
+        (true, &good[..good.len() / 2], &again[0]),
+        (true, &other[..], &again[0]),
+        (true, b"", &again[1]),
+        (false, &other[..], &again[1]),
+    ] {
+        fs::remove_file(&recipe).unwrap();
+        fs::write(&recipe, damaged).unwrap();
+        if restarts {
+            daemon.stop();
+            daemon.restart();
+            daemon.command().run(["export", &name, "-o", "-"]).exits_with(5);
+        }
+        daemon.command().run(command).succeeds();
+        assert_eq!(fs::read(&recipe).unwrap(), good);
+        daemon.stop();
+        daemon.restart();
+        daemon.client().open(&name.parse().unwrap()).unwrap();
+        assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == model.bytes());
+        daemon.command().line("gc").succeeds();
+    }
+}
+
 #[test]
 fn second_pull_fetches_only_what_is_missing() {
     let (base, sibling) = (ModelFile::dense(1), ModelFile::dense(1).with_changed("output.weight"));

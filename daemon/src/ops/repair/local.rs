@@ -37,6 +37,7 @@ impl Repair<'_> {
             if places.is_empty() {
                 return false;
             }
+            let _reading = self.store.note_own_read(file);
             let opened = self.store.open_blob(file, recipe.size()).map_err(|error| error.to_string());
             let copied = opened.and_then(|opened| self.copy(digest, need, &opened, &places));
             self.tells_of(&copied, digest, "the whole file")

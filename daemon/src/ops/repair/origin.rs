@@ -2,15 +2,16 @@
 
 use std::collections::BTreeSet;
 
+use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use bytes::Bytes;
 
-use super::place::{Place, places_in_file};
+use super::place::{Place, places};
 use super::{Failure, Repair};
-use crate::ops::verify::{Need, Survey, SurveyedModel};
+use crate::ops::verify::{FileId, Form, Need, Survey, SurveyedModel};
 use crate::registry::RangeStream;
-use crate::store::{StagedWriter, StoredFile};
+use crate::store::StagedWriter;
 
 impl Repair<'_> {
     /// Asks the origins of all models that need the blob, one after the other; answers with how
@@ -24,31 +25,48 @@ impl Repair<'_> {
         let mut failures = BTreeSet::new();
         let mut asked = BTreeSet::new();
         let mut received_bytes = 0;
-        for (model, file) in survey.files() {
-            let places = places_in_file(file, digest);
+        for id in &need.files {
+            let Some((file, form)) = survey.file(*id) else { continue };
+            let places = self.places(*id, form, digest);
             if places.is_empty() {
                 continue;
             }
-            let origin = match self.origin_of(model) {
-                Ok(origin) => origin,
-                Err(failure) => {
-                    failures.insert(failure);
+            for model in survey.models_of(*id) {
+                let origin = match self.origin_of(model) {
+                    Ok(origin) => origin,
+                    Err(failure) => {
+                        failures.insert(failure);
+                        continue;
+                    }
+                };
+                // Several tags may have come from one place.
+                if !asked.insert((origin.to_string(), id.digest)) {
                     continue;
                 }
-            };
-            // Several tags may have come from one place.
-            if !asked.insert((origin.to_string(), file.descriptor.digest)) {
-                continue;
+                let fetch = Fetch { repair: self, origin: &origin, file: &file };
+                match fetch.run(digest, need, &places, &mut received_bytes) {
+                    Ok(()) => return Ok(received_bytes),
+                    Err(failure) => failures.insert(failure),
+                };
             }
-            let fetch = Fetch { repair: self, origin: &origin, file };
-            match fetch.run(digest, need, &places, &mut received_bytes) {
-                Ok(()) => return Ok(received_bytes),
-                Err(failure) => failures.insert(failure),
-            };
         }
         match failures.is_empty() {
             true => Err("no file that is left tells where it was".to_owned()),
             false => Err(failures.into_iter().collect::<Vec<_>>().join("; ")),
+        }
+    }
+
+    /// Where in a file the blob is; nowhere if the recipe that says so is gone or damaged.
+    fn places(&self, file: FileId, form: Form, blob: Digest) -> Vec<Place> {
+        match form {
+            Form::Whole if file.digest == blob => {
+                vec![Place { offset_in_file: 0, offset_in_blob: 0, length: file.size }]
+            }
+            Form::Whole | Form::Unread => Vec::new(),
+            Form::Split => {
+                let recipe = self.store.recipe(file.digest).ok().flatten();
+                recipe.map(|recipe| places(&recipe, blob)).unwrap_or_default()
+            }
         }
     }
 
@@ -71,7 +89,7 @@ impl Repair<'_> {
 struct Fetch<'f> {
     repair: &'f Repair<'f>,
     origin: &'f Reference,
-    file: &'f StoredFile,
+    file: &'f Descriptor,
 }
 
 impl Fetch<'_> {
@@ -87,7 +105,7 @@ impl Fetch<'_> {
 
     fn take(&self, place: Place, writer: &mut StagedWriter, received: &mut u64) -> Result<(), Failure> {
         let range = place.offset_in_file..place.end_in_file();
-        let stream = self.repair.registry.range(self.origin, &self.file.descriptor, range);
+        let stream = self.repair.registry.range(self.origin, self.file, range);
         let stream = self.repair.handle.block_on(stream);
         let mut stream = stream.map_err(|error| error.to_string())?;
         let mut offset = place.offset_in_blob;

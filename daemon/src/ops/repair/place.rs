@@ -3,8 +3,6 @@
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::{Piece, Recipe};
 
-use crate::store::{StoredFile, StoredForm};
-
 /// A range of a file that is a range of a blob. All numbers are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
@@ -23,19 +21,8 @@ impl Place {
     }
 }
 
-/// All of a blob in one of a model's files, in the order of the blob, as few places as possible;
-/// none if the file does not have all of it.
-pub(super) fn places_in_file(file: &StoredFile, blob: Digest) -> Vec<Place> {
-    match &file.form {
-        StoredForm::Blob if file.descriptor.digest == blob => {
-            vec![Place { offset_in_file: 0, offset_in_blob: 0, length: file.descriptor.size }]
-        }
-        StoredForm::Blob => Vec::new(),
-        StoredForm::Recipe(recipe) => places(recipe, blob),
-    }
-}
-
-/// The same in a file that was split.
+/// All of a blob in a file that was split, in the order of the blob, as few places as possible; none
+/// if the file does not have all of it.
 pub(super) fn places(recipe: &Recipe, blob: Digest) -> Vec<Place> {
     let mut found = Vec::new();
     let mut offset_in_file = 0u64;

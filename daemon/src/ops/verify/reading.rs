@@ -32,17 +32,43 @@ pub(super) struct Reading<'r> {
     told: Mutex<Option<Instant>>,
 }
 
+/// What came of it. The good, of which there may be a million, are only counted.
+#[derive(Debug, Default)]
+pub(super) struct Read {
+    /// How many blobs were there.
+    pub(super) blobs: u64,
+    /// How many bytes they have.
+    pub(super) bytes: u64,
+    /// Those that are not good, in no order.
+    pub(super) strange: Vec<(Digest, Verdict)>,
+}
+
+impl Read {
+    fn add(&mut self, digest: Digest, bytes: u64, verdict: Verdict) {
+        if verdict != Verdict::Gone {
+            self.blobs += 1;
+            self.bytes = self.bytes.saturating_add(bytes);
+        }
+        if verdict != Verdict::Good {
+            self.strange.push((digest, verdict));
+        }
+    }
+
+    fn join(&mut self, mut other: Self) {
+        self.blobs += other.blobs;
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.strange.append(&mut other.strange);
+    }
+}
+
 impl<'r> Reading<'r> {
     /// Plans to read these blobs, those that are not there included.
-    pub(super) fn new(
-        store: &'r Store,
-        blobs: BTreeSet<Digest>,
-        events: &'r Sender<VerifyEvent>,
-    ) -> Result<Self, StoreError> {
-        let size = |digest| Ok((digest, store.blob_size(digest)?.unwrap_or_default()));
-        let blobs: Vec<(Digest, u64)> = blobs.into_iter().map(size).collect::<Result<_, StoreError>>()?;
+    pub(super) fn new(store: &'r Store, blobs: BTreeSet<Digest>, events: &'r Sender<VerifyEvent>) -> Self {
+        // One that cannot be looked at now is a finding when it is read.
+        let size = |digest| (digest, store.blob_size(digest).ok().flatten().unwrap_or_default());
+        let blobs: Vec<(Digest, u64)> = blobs.into_iter().map(size).collect();
         let total = blobs.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
-        Ok(Self {
+        Self {
             store,
             events,
             blobs,
@@ -51,40 +77,40 @@ impl<'r> Reading<'r> {
             completed: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             told: Mutex::default(),
-        })
+        }
     }
 
-    /// Checks all of them; answers with what each is and its length in bytes, in no order.
+    /// Checks all of them.
     ///
     /// # Errors
     /// [`OpError`] when a blob cannot be looked at, or when nobody listens any more.
-    pub(super) fn run(&self) -> Result<Vec<(Digest, u64, Verdict)>, OpError> {
+    pub(super) fn run(&self) -> Result<Read, OpError> {
         let readers = thread::scope(|scope| {
             let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(|| self.work())).collect();
             readers.into_iter().map(thread::ScopedJoinHandle::join).collect::<Vec<_>>()
         });
-        let mut verdicts = Vec::new();
+        let mut read = Read::default();
         for reader in readers {
             let died = |_panic| OpError::Internal("a reader of blobs has died".to_owned());
-            verdicts.extend(reader.map_err(died)??);
+            read.join(reader.map_err(died)??);
         }
         if self.events.is_closed() {
             return Err(OpError::Internal("the client that asked for this verification has gone".to_owned()));
         }
-        Ok(verdicts)
+        Ok(read)
     }
 
-    fn work(&self) -> Result<Vec<(Digest, u64, Verdict)>, StoreError> {
+    fn work(&self) -> Result<Read, StoreError> {
         let mut reader = DiskReader::default();
-        let mut verdicts = Vec::new();
+        let mut read = Read::default();
         while let Some((digest, bytes)) = self.blobs.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             let checked = reader.check(self.store, *digest, &mut |next| self.step(next));
             match checked.inspect_err(|_| self.failed.store(true, Ordering::Relaxed))? {
                 Verdict::Unfinished => break,
-                verdict => verdicts.push((*digest, *bytes, verdict)),
+                verdict => read.add(*digest, *bytes, verdict),
             }
         }
-        Ok(verdicts)
+        Ok(read)
     }
 
     fn step(&self, bytes: u64) -> Step {
@@ -127,18 +153,14 @@ mod tests {
         let missing = Digest::of(b"missing");
         blobs.insert(missing);
         let (events, mut told) = mpsc::channel(64);
-        let verdicts = Reading::new(&store, blobs.clone(), &events).unwrap().run().unwrap();
-        assert_eq!(verdicts.iter().map(|(digest, ..)| *digest).collect::<BTreeSet<_>>(), blobs);
-        assert_eq!(verdicts.len(), 51);
-        for (digest, bytes, verdict) in verdicts {
-            let expected = if digest == missing { (0, Verdict::Gone) } else { (3000, Verdict::Good) };
-            assert_eq!((bytes, verdict), expected);
-        }
+        let read = Reading::new(&store, blobs.clone(), &events).run().unwrap();
+        assert_eq!((read.blobs, read.bytes), (50, 150_000));
+        assert_eq!(read.strange, [(missing, Verdict::Gone)], "what is good is not kept");
         let Ok(VerifyEvent::Progress(progress)) = told.try_recv() else { panic!("no progress") };
         assert_eq!(progress.total, 150_000);
 
         drop(told);
-        let error = Reading::new(&store, blobs, &events).unwrap().run().unwrap_err();
+        let error = Reading::new(&store, blobs, &events).run().unwrap_err();
         assert!(error.to_string().contains("has gone"), "{error}");
     }
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use blobd_client::protocol::upkeep::CorruptBlob;
 
-use super::{Damage, Finding, Need, Survey};
+use super::survey::{Need, Survey};
+use super::{Damage, Finding};
 
 /// The report travels as one line, of which a client takes 1 MiB.
 const MAX_REPORT_BYTES: usize = 900 << 10;
@@ -14,12 +15,12 @@ const MAX_MODELS: usize = 20;
 /// A finding with the models that need it, not repaired.
 pub(super) fn entry(survey: &Survey, finding: &Finding, need: Option<&Need>) -> CorruptBlob {
     let models = match &finding.damage {
-        Damage::Recipe => survey.models_with(finding.digest),
-        Damage::Manifest { model } => BTreeSet::from([model.clone()]),
-        _ => need.map(|need| need.models.clone()).unwrap_or_default(),
+        Damage::Recipe => survey.names_with(finding.digest),
+        Damage::Manifest { model } => BTreeSet::from([model.as_str()]),
+        _ => need.map(|need| survey.names_of(&need.files)).unwrap_or_default(),
     };
     let surplus = models.len().saturating_sub(MAX_MODELS);
-    let mut models: Vec<String> = models.into_iter().take(MAX_MODELS).collect();
+    let mut models: Vec<String> = models.into_iter().take(MAX_MODELS).map(str::to_owned).collect();
     if surplus > 0 {
         models.push(format!("and {surplus} more"));
     }
@@ -32,21 +33,35 @@ pub(super) fn entry(survey: &Survey, finding: &Finding, need: Option<&Need>) -> 
     }
 }
 
-/// As many entries as fit; the last one says how many do not.
-pub(super) fn limited(mut corrupt: Vec<CorruptBlob>) -> Vec<CorruptBlob> {
-    let mut bytes = 0usize;
-    let length = |entry: &CorruptBlob| serde_json::to_vec(entry).map_or(0, |json| json.len() + 1);
-    let fitting = corrupt.iter().take_while(|entry| {
-        bytes = bytes.saturating_add(length(entry));
-        bytes <= MAX_REPORT_BYTES
-    });
-    let fitting = fitting.count();
-    let surplus = corrupt.len().saturating_sub(fitting);
-    corrupt.truncate(fitting);
-    if let Some(last) = corrupt.last_mut().filter(|_| surplus > 0) {
-        last.reason.push_str(&format!("; {surplus} more are damaged: verify again when these are mended"));
+/// As many entries as fit.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    listed: Vec<CorruptBlob>,
+    bytes: usize,
+    surplus: usize,
+}
+
+impl Report {
+    /// Adds an entry, or only counts it.
+    pub(super) fn add(&mut self, entry: CorruptBlob) {
+        let length = serde_json::to_vec(&entry).map_or(0, |json| json.len() + 1);
+        self.bytes = self.bytes.saturating_add(length);
+        if self.bytes <= MAX_REPORT_BYTES {
+            self.listed.push(entry);
+        } else {
+            self.surplus += 1;
+        }
     }
-    corrupt
+
+    /// The entries; the last one says how many did not fit.
+    pub(super) fn finish(mut self) -> Vec<CorruptBlob> {
+        let surplus = self.surplus;
+        if let Some(last) = self.listed.last_mut().filter(|_| surplus > 0) {
+            last.reason
+                .push_str(&format!("; {surplus} more are damaged: verify again when these are mended"));
+        }
+        self.listed
+    }
 }
 
 #[cfg(test)]
@@ -64,8 +79,13 @@ mod tests {
             reason: "is missing".to_owned(),
             fetched_bytes: None,
         };
-        assert_eq!(limited((0..10).map(entry).collect()).len(), 10);
-        let listed = limited((0..10_000).map(entry).collect());
+        let reported = |count: u32| {
+            let mut report = Report::default();
+            (0..count).map(entry).for_each(|entry| report.add(entry));
+            report.finish()
+        };
+        assert_eq!(reported(10).len(), 10);
+        let listed = reported(10_000);
         let surplus = 10_000 - listed.len();
         assert!(listed.len() > 1000 && surplus > 1000, "{surplus}");
         assert!(listed.last().unwrap().reason.contains(&format!("{surplus} more are damaged")));

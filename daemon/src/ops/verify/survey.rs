@@ -1,11 +1,13 @@
-//! What a verification looks at: models with their recipes, read anew from the disk.
+//! What a verification looks at: models and their files, read anew from the disk.
+//!
+//! Recipes are read one at a time, shown to who asked for the survey, and dropped. What is kept is
+//! an entry per model and one per file, so its size does not depend on how many blobs there are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::sync::Arc;
 
-use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
@@ -13,16 +15,16 @@ use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
 use super::{Damage, Finding};
-use crate::scrub::{DiskReader, Step};
-use crate::store::{Store, StoreError, StoredFile, StoredForm, disk};
+use crate::scrub::{DiskReader, Fault, Step};
+use crate::store::{Store, StoreError, disk};
 
 /// Some or all models of a store, as far as they can be read.
 #[derive(Debug, Default)]
 pub(in crate::ops) struct Survey {
-    /// The models.
     models: Vec<SurveyedModel>,
+    files: BTreeMap<FileId, SurveyedFile>,
     /// Manifests and recipes that are not what they should be.
-    pub(super) findings: Vec<Finding>,
+    findings: Vec<Finding>,
 }
 
 /// One model.
@@ -32,17 +34,37 @@ pub(in crate::ops) struct SurveyedModel {
     pub(in crate::ops) name: String,
     /// Its manifest's digest.
     pub(in crate::ops) manifest: Digest,
-    /// Its files; one whose recipe is damaged is left out.
-    pub(in crate::ops) files: Vec<StoredFile>,
-    /// The files that are left out.
-    unread: BTreeSet<Digest>,
 }
 
-impl Need {
-    /// Whether it is a file of weights that lies there as one blob, or has lost its recipe.
-    pub(in crate::ops) const fn is_whole_weights(&self) -> bool {
-        self.is_whole_weights
-    }
+/// A file as manifests name it. Two that do not agree on its length cannot both be right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::ops) struct FileId {
+    /// Its digest.
+    pub(in crate::ops) digest: Digest,
+    /// Its length in bytes.
+    pub(in crate::ops) size: u64,
+}
+
+/// One file, however many models have it.
+#[derive(Debug)]
+struct SurveyedFile {
+    media_type: MediaType,
+    /// Whether some model takes it for weights.
+    is_weights: bool,
+    form: Form,
+    /// Those that have it, by their index.
+    models: Vec<usize>,
+}
+
+/// How a file is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::ops) enum Form {
+    /// As one blob, or its recipe is lost.
+    Whole,
+    /// In parts.
+    Split,
+    /// In parts that nobody knows: its recipe is damaged.
+    Unread,
 }
 
 /// What the models need of a blob.
@@ -50,32 +72,66 @@ impl Need {
 pub(in crate::ops) struct Need {
     /// Its length in bytes.
     pub(in crate::ops) size: u64,
-    /// Their names.
-    pub(in crate::ops) models: BTreeSet<String>,
-    /// See the method.
-    is_whole_weights: bool,
+    /// The files that it is part of, or is.
+    pub(in crate::ops) files: Vec<FileId>,
 }
 
+/// What the models need of some blobs.
+pub(in crate::ops) type Needs = BTreeMap<Digest, Need>;
+
+/// Is shown every file that can be read, once, with its recipe if it has one.
+type Visit<'v> = dyn FnMut(FileId, Option<&Recipe>) + 'v;
+
 impl Survey {
+    /// Looks at all models, or at one, and adds every blob that they need to `blobs`.
+    ///
+    /// # Errors
+    /// As for [`Self::visiting`].
+    pub(super) fn of(
+        store: &Store,
+        named: Option<&Reference>,
+        blobs: &mut BTreeSet<Digest>,
+    ) -> Result<Self, StoreError> {
+        Self::visiting(store, named, &mut |file, recipe| blobs.extend(blob_sizes(file, recipe).into_keys()))
+    }
+
+    /// Looks at all models, and at what they need of the `wanted` blobs.
+    ///
+    /// # Errors
+    /// As for [`Self::visiting`].
+    pub(super) fn with_needs(store: &Store, wanted: &BTreeSet<Digest>) -> Result<(Self, Needs), StoreError> {
+        let mut needs = Needs::new();
+        let survey = Self::visiting(store, None, &mut |file, recipe| {
+            for (digest, size) in blob_sizes(file, recipe) {
+                if wanted.contains(&digest) {
+                    let need = needs.entry(digest).or_default();
+                    need.size = size.max(need.size);
+                    need.files.push(file);
+                }
+            }
+        })?;
+        Ok((survey, needs))
+    }
+
     /// Reads the manifests and recipes of all models, or of one.
     ///
     /// # Errors
     /// [`StoreError::NoSuchModel`] and a damaged manifest if one model was named; of all models,
     /// such a manifest is a finding. [`StoreError::Io`].
-    pub(in crate::ops) fn of(store: &Store, named: Option<&Reference>) -> Result<Self, StoreError> {
+    fn visiting(store: &Store, named: Option<&Reference>, visit: &mut Visit<'_>) -> Result<Self, StoreError> {
         let mut reader = DiskReader::default();
         let mut survey = Self::default();
         if let Some(reference) = named {
             let reference = store.resolve(reference)?;
-            survey.add(store, &mut reader, reference.short(), &store.manifest(&reference)?);
+            survey.add(store, &mut reader, reference.short(), &store.manifest(&reference)?, visit)?;
             return Ok(survey);
         }
         for reference in store.tags()?.references {
             match store.manifest(&reference) {
-                Ok(manifest) => survey.add(store, &mut reader, reference.short(), &manifest),
+                Ok(manifest) => survey.add(store, &mut reader, reference.short(), &manifest, visit)?,
                 // Removed since it was listed.
                 Err(StoreError::NoSuchModel { .. }) => {}
-                Err(error @ StoreError::Manifest { .. }) => {
+                Err(error) if is_finding(&error) => {
                     survey.findings.push(manifest_finding(store, &reference, &error));
                 }
                 Err(error) => return Err(error),
@@ -84,76 +140,129 @@ impl Survey {
         // Its records say themselves whether they are damaged, and `gc` reports that.
         for trashed in store.trash().unwrap_or_default() {
             let name = format!("{} (in the trash)", trashed.reference.short());
-            survey.add(store, &mut reader, name, &trashed.manifest);
+            survey.add(store, &mut reader, name, &trashed.manifest, visit)?;
         }
         Ok(survey)
     }
 
-    fn add(&mut self, store: &Store, reader: &mut DiskReader, name: String, manifest: &Manifest) {
-        let mut model =
-            SurveyedModel { name, manifest: manifest.digest(), files: Vec::new(), unread: BTreeSet::new() };
-        let mut seen = BTreeSet::new();
-        for file in manifest.files().filter(|file| seen.insert(file.digest)) {
-            match read_recipe(store, reader, file) {
-                Ok(recipe) => {
-                    let form = recipe.map_or(StoredForm::Blob, |recipe| StoredForm::Recipe(Arc::new(recipe)));
-                    model.files.push(StoredFile { descriptor: file.clone(), form });
-                }
-                Err(reason) => {
-                    model.unread.insert(file.digest);
-                    self.add_recipe_finding(file.digest, &reason);
+    fn add(
+        &mut self,
+        store: &Store,
+        reader: &mut DiskReader,
+        name: String,
+        manifest: &Manifest,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), StoreError> {
+        let model = self.models.len();
+        self.models.push(SurveyedModel { name, manifest: manifest.digest() });
+        for descriptor in manifest.files() {
+            let id = FileId { digest: descriptor.digest, size: descriptor.size };
+            if !self.files.contains_key(&id) {
+                let form = self.read(store, reader, id, visit)?;
+                let media_type = descriptor.media_type.clone();
+                self.files
+                    .insert(id, SurveyedFile { media_type, is_weights: false, form, models: Vec::new() });
+            }
+            if let Some(file) = self.files.get_mut(&id) {
+                file.is_weights |= descriptor.media_type.is_gguf();
+                // A model may name a file twice.
+                if file.models.last() != Some(&model) {
+                    file.models.push(model);
                 }
             }
         }
-        self.models.push(model);
+        Ok(())
     }
 
-    /// Enters a damaged recipe, once however many models need it.
-    pub(super) fn add_recipe_finding(&mut self, file: Digest, reason: &str) {
-        if self.findings.iter().any(|finding| finding.digest == file) {
-            return;
-        }
-        let name = layout::recipe(file);
-        let advice = "move it out of the store and pull or import the model again";
-        let reason = format!("{}: {reason}; {advice}", name.display());
-        self.findings.push(Finding { digest: file, damage: Damage::Recipe, reason });
-    }
-
-    /// Every blob that the models need.
-    pub(in crate::ops) fn needs(&self) -> BTreeMap<Digest, Need> {
-        let mut needs: BTreeMap<Digest, Need> = BTreeMap::new();
-        for (model, file) in self.files() {
-            let is_whole = matches!(file.form, StoredForm::Blob);
-            for (digest, size) in file.blob_sizes() {
-                let need = needs.entry(digest).or_default();
-                need.size = size.max(need.size);
-                need.models.insert(model.name.clone());
-                need.is_whole_weights |= is_whole && file.descriptor.media_type.is_gguf();
+    fn read(
+        &mut self,
+        store: &Store,
+        reader: &mut DiskReader,
+        file: FileId,
+        visit: &mut Visit<'_>,
+    ) -> Result<Form, StoreError> {
+        match read_recipe(store, reader, file)? {
+            Ok(recipe) => {
+                visit(file, recipe.as_ref());
+                Ok(if recipe.is_some() { Form::Split } else { Form::Whole })
+            }
+            Err(reason) => {
+                self.findings.push(recipe_finding(file, &reason));
+                Ok(Form::Unread)
             }
         }
-        needs
     }
 
-    /// The names of the models that have this file.
-    pub(super) fn models_with(&self, file: Digest) -> BTreeSet<String> {
-        let has = |model: &&SurveyedModel| {
-            model.unread.contains(&file) || model.files.iter().any(|own| own.descriptor.digest == file)
-        };
-        self.models.iter().filter(has).map(|model| model.name.clone()).collect()
+    /// Shows every recipe to `mistake`, which says what is wrong with it, and enters what that is.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(super) fn check_recipes(
+        &mut self,
+        store: &Store,
+        mut mistake: impl FnMut(&mut DiskReader, &Recipe) -> Option<String>,
+    ) -> Result<(), StoreError> {
+        let mut reader = DiskReader::default();
+        for file in self.files.iter().filter(|(_, file)| file.form == Form::Split).map(|(id, _)| *id) {
+            let reason = match read_recipe(store, &mut reader, file)? {
+                Ok(Some(recipe)) => mistake(&mut reader, &recipe),
+                // Collected meanwhile.
+                Ok(None) => None,
+                Err(reason) => Some(reason),
+            };
+            self.findings.extend(reason.map(|reason| recipe_finding(file, &reason)));
+        }
+        Ok(())
     }
 
-    /// Every recipe that was read, once.
-    pub(super) fn recipes(&self) -> BTreeMap<Digest, Arc<Recipe>> {
-        let recipe = |(_, file): (_, &StoredFile)| match &file.form {
-            StoredForm::Recipe(recipe) => Some((file.descriptor.digest, Arc::clone(recipe))),
-            StoredForm::Blob => None,
-        };
-        self.files().filter_map(recipe).collect()
+    /// What was found; the rest is dropped.
+    pub(super) fn into_findings(self) -> Vec<Finding> {
+        self.findings
     }
 
-    /// Every file that could be read, with its model.
-    pub(in crate::ops) fn files(&self) -> impl Iterator<Item = (&SurveyedModel, &StoredFile)> {
-        self.models.iter().flat_map(|model| model.files.iter().map(move |file| (model, file)))
+    /// The names of the models that have one of these files.
+    pub(super) fn names_of(&self, files: &[FileId]) -> BTreeSet<&str> {
+        files.iter().flat_map(|file| self.models_of(*file)).map(|model| model.name.as_str()).collect()
+    }
+
+    /// The names of the models that have the file of this digest, of whatever length.
+    pub(super) fn names_with(&self, digest: Digest) -> BTreeSet<&str> {
+        let of_any_length = FileId { digest, size: 0 }..=FileId { digest, size: u64::MAX };
+        let files: Vec<FileId> = self.files.range(of_any_length).map(|(id, _)| *id).collect();
+        self.names_of(&files)
+    }
+
+    /// The models that have a file.
+    pub(in crate::ops) fn models_of(&self, file: FileId) -> impl Iterator<Item = &SurveyedModel> {
+        let models = self.files.get(&file).map(|file| file.models.as_slice()).unwrap_or_default();
+        models.iter().filter_map(|model| self.models.get(*model))
+    }
+
+    /// What a manifest says about a file, and how it is stored.
+    pub(in crate::ops) fn file(&self, id: FileId) -> Option<(Descriptor, Form)> {
+        let file = self.files.get(&id)?;
+        let FileId { digest, size } = id;
+        Some((Descriptor { media_type: file.media_type.clone(), digest, size }, file.form))
+    }
+
+    /// Whether a blob is a file of weights that lies there whole, or has lost its recipe.
+    pub(in crate::ops) fn is_whole_weights(&self, need: &Need) -> bool {
+        let mut files = need.files.iter().filter_map(|file| self.files.get(file));
+        files.any(|file| file.is_weights && file.form == Form::Whole)
+    }
+}
+
+/// Every blob of a file, and how much of it is needed.
+fn blob_sizes(file: FileId, recipe: Option<&Recipe>) -> BTreeMap<Digest, u64> {
+    recipe.map_or_else(|| BTreeMap::from([(file.digest, file.size)]), Recipe::blob_sizes)
+}
+
+/// Whether a manifest that cannot be read is one model's trouble alone.
+fn is_finding(error: &StoreError) -> bool {
+    match error {
+        StoreError::Manifest { .. } => true,
+        StoreError::Io { source, .. } => Fault::of(source) != Fault::Shortage,
+        _ => false,
     }
 }
 
@@ -165,24 +274,43 @@ fn manifest_finding(store: &Store, reference: &Reference, error: &StoreError) ->
     Finding { digest: Digest::of(&raw), damage: Damage::Manifest { model: reference.short() }, reason }
 }
 
-/// A file's recipe from the disk, whatever the store remembers of it; nothing if there is none.
-/// One that reads wrong is read once more, like a blob.
-fn read_recipe(store: &Store, reader: &mut DiskReader, file: &Descriptor) -> Result<Option<Recipe>, String> {
-    let mut read = || match recipe_bytes(store, reader, file.digest) {
-        Ok(Some(json)) => parse(&json, file).map(Some),
-        Ok(None) => Ok(None),
-        Err(error) => Err(format!("cannot be read: {error}")),
-    };
-    read().or_else(|first| {
-        let second = read();
-        if second.is_ok() {
-            tracing::error!("recipe of {}: {first}, and right when read again", file.digest);
-        }
-        second
-    })
+fn recipe_finding(file: FileId, reason: &str) -> Finding {
+    let name = layout::recipe(file.digest);
+    let advice = "move it out of the store and pull or import the model again";
+    let reason = format!("{}: {reason}; {advice}", name.display());
+    Finding { digest: file.digest, damage: Damage::Recipe, reason }
 }
 
-fn parse(json: &[u8], file: &Descriptor) -> Result<Recipe, String> {
+/// A file's recipe from the disk, whatever the store remembers of it; nothing if there is none, or
+/// what is wrong with it. One that reads wrong is read once more, like a blob.
+///
+/// # Errors
+/// [`StoreError::Io`] for what says nothing about it.
+fn read_recipe(
+    store: &Store,
+    reader: &mut DiskReader,
+    file: FileId,
+) -> Result<Result<Option<Recipe>, String>, StoreError> {
+    let mut read = || match recipe_bytes(store, reader, file.digest) {
+        Ok(Some(json)) => Ok(parse(&json, file).map(Some)),
+        Ok(None) => Ok(Ok(None)),
+        Err(error) if Fault::of(&error) == Fault::Shortage => {
+            Err(StoreError::io("read", layout::recipe(file.digest))(error))
+        }
+        Err(error) => Ok(Err(format!("cannot be read: {error}"))),
+    };
+    let first = match read()? {
+        Err(first) => first,
+        right => return Ok(right),
+    };
+    let second = read()?;
+    if second.is_ok() {
+        tracing::error!("recipe of {}: {first}, and right when read again", file.digest);
+    }
+    Ok(second)
+}
+
+fn parse(json: &[u8], file: FileId) -> Result<Recipe, String> {
     let recipe = Recipe::parse(json).map_err(|error| error.to_string())?;
     if recipe.file() != file.digest {
         return Err(format!("is the recipe of {}", recipe.file()));
@@ -204,4 +332,112 @@ fn recipe_bytes(store: &Store, reader: &mut DiskReader, file: Digest) -> io::Res
     let mut json = Vec::new();
     reader.read(&opened, &mut |_| Step::Go, &mut |bytes| json.extend_from_slice(bytes))?;
     Ok(Some(json))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use blobd_store_format::recipe::Piece;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    const WEIGHTS: &[u8] = b"the digest of the file that is split";
+    const WEIGHTS_BYTES: u64 = 500;
+
+    /// A store in which many models share a split file of many blobs, and a template.
+    fn store_of_relatives(models: usize, blobs: u64) -> (TempDir, Store) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path().join("store")).unwrap();
+        let length = WEIGHTS_BYTES / blobs;
+        let piece = |number: u64| Piece::Blob { blob: blob(number), offset: 0, length };
+        let recipe = Recipe::new(Digest::of(WEIGHTS), (0..blobs).map(piece).collect(), Vec::new()).unwrap();
+        fs::write(store.path(layout::recipe(recipe.file())), recipe.to_json()).unwrap();
+        (0..models).for_each(|model| add_model(&store, &format!("m{model}"), WEIGHTS_BYTES));
+        (folder, store)
+    }
+
+    fn add_model(store: &Store, name: &str, weights_bytes: u64) {
+        let file = |media_type: &str, bytes: &[u8], size| Descriptor {
+            media_type: MediaType::new(media_type),
+            digest: Digest::of(bytes),
+            size,
+        };
+        let weights = file(MediaType::OLLAMA_MODEL, WEIGHTS, weights_bytes);
+        let manifest = Manifest::compose(file("config", name.as_bytes(), 2), vec![weights]).unwrap();
+        let path = store.path(layout::manifest(&name.parse().unwrap()));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, manifest.raw()).unwrap();
+    }
+
+    fn blob(number: u64) -> Digest {
+        Digest::of(&number.to_le_bytes())
+    }
+
+    fn weights() -> FileId {
+        FileId { digest: Digest::of(WEIGHTS), size: WEIGHTS_BYTES }
+    }
+
+    #[test]
+    fn file_that_many_models_share_is_read_once_and_kept_as_one_entry() {
+        let (_folder, store) = store_of_relatives(40, 100);
+        let mut shown = Vec::new();
+        let survey = Survey::visiting(&store, None, &mut |file, recipe| {
+            shown.push((file, recipe.is_some()));
+        });
+        let survey = survey.unwrap();
+        assert_eq!(shown.iter().filter(|(file, _)| *file == weights()).count(), 1);
+        assert!(shown.contains(&(weights(), true)) && shown.len() == 41);
+        assert_eq!(survey.models_of(weights()).count(), 40);
+        // Whatever the number of blobs.
+        assert!(size_of::<(FileId, SurveyedFile)>() + size_of::<SurveyedModel>() <= 192);
+    }
+
+    #[test]
+    fn needs_are_of_what_is_asked_for_and_nothing_else() {
+        let (_folder, store) = store_of_relatives(3, 100);
+        let mut blobs = BTreeSet::new();
+        assert!(Survey::of(&store, None, &mut blobs).unwrap().into_findings().is_empty());
+        assert_eq!(blobs.len(), 103);
+        let (survey, needs) = Survey::with_needs(&store, &[blob(7), Digest::of(b"nobody's")].into()).unwrap();
+        assert_eq!(needs.keys().collect::<Vec<_>>(), [&blob(7)]);
+        assert_eq!((needs[&blob(7)].size, needs[&blob(7)].files.as_slice()), (5, &[weights()][..]));
+        let names = survey.names_of(&needs[&blob(7)].files);
+        assert_eq!(names, ["m0:latest", "m1:latest", "m2:latest"].into());
+        assert!(!survey.is_whole_weights(&needs[&blob(7)]));
+    }
+
+    #[test]
+    fn weights_without_a_recipe_are_whole() {
+        let (_folder, store) = store_of_relatives(1, 100);
+        fs::remove_file(store.path(layout::recipe(weights().digest))).unwrap();
+        let (survey, needs) = Survey::with_needs(&store, &[weights().digest].into()).unwrap();
+        assert!(survey.is_whole_weights(&needs[&weights().digest]));
+    }
+
+    #[test]
+    fn model_that_does_not_agree_with_the_recipe_on_the_length_is_a_finding() {
+        let (_folder, store) = store_of_relatives(2, 100);
+        add_model(&store, "liar", WEIGHTS_BYTES + 1);
+        let mut blobs = BTreeSet::new();
+        let survey = Survey::of(&store, None, &mut blobs).unwrap();
+        assert!(blobs.contains(&blob(99)));
+        assert_eq!(survey.names_with(weights().digest).len(), 3);
+        let [finding] = survey.into_findings().try_into().unwrap();
+        assert!(finding.reason.contains("rebuilds 500 bytes, the manifest says 501"), "{}", finding.reason);
+    }
+
+    #[test]
+    fn manifest_that_cannot_be_read_does_not_hide_the_others() {
+        let (_folder, store) = store_of_relatives(2, 100);
+        let path = store.path(layout::manifest(&"m0".parse().unwrap()));
+        fs::write(path, "damaged").unwrap();
+        let mut blobs = BTreeSet::new();
+        let survey = Survey::of(&store, None, &mut blobs).unwrap();
+        assert_eq!(blobs.len(), 101);
+        assert_eq!(survey.into_findings().len(), 1);
+        let of = |errno: rustix::io::Errno| is_finding(&StoreError::errno("read", "/m")(errno));
+        assert!(of(rustix::io::Errno::IO) && of(rustix::io::Errno::ACCESS) && !of(rustix::io::Errno::MFILE));
+    }
 }

@@ -165,7 +165,7 @@ impl Shared {
         });
         let (index, catalog, uses) = read.inspect_err(|error| self.put_aside(error))?;
         marker.check_content(&catalog).inspect_err(|error| self.put_aside(error))?;
-        lock(&self.state).adopt(&self.root, catalog, uses)?;
+        lock(&self.state).adopt(self, catalog, uses)?;
         self.changed.notify_all();
         give_back_memory();
         tracing::info!("index: loaded without a rebuild");
@@ -360,14 +360,19 @@ impl State {
     }
 
     /// Takes what was loaded, and what has been noted while it was.
-    fn adopt(&mut self, root: &Path, catalog: Catalog, uses: HashMap<Digest, Use>) -> Result<(), StoreError> {
+    fn adopt(
+        &mut self,
+        Shared { root, file_system, .. }: &Shared,
+        catalog: Catalog,
+        uses: HashMap<Digest, Use>,
+    ) -> Result<(), StoreError> {
         let noted = self.noted.take().unwrap_or_default();
         self.catalog = catalog;
         for digest in noted.blobs {
-            self.catalog.set_blob(digest, super::scan::blob_facts(root, digest)?);
+            self.catalog.set_blob(digest, super::scan::blob_facts(root, *file_system, digest)?);
         }
         for file in noted.recipes {
-            self.catalog.set_recipe(file, super::scan::recipe_facts(root, file)?);
+            self.catalog.set_recipe(file, super::scan::recipe_facts(root, *file_system, file)?);
         }
         for (manifest, used) in uses {
             let known = self.uses.entry(manifest).or_default();

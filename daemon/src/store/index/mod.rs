@@ -28,7 +28,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use blobd_store_format::digest::Digest;
 
-use crate::store::{Store, StoreError, lock};
+use crate::store::{FileSystem, Store, StoreError, lock};
 
 mod cache;
 mod catalog;
@@ -61,6 +61,7 @@ pub(super) struct StoreIndex(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     root: PathBuf,
+    file_system: FileSystem,
     state: Mutex<State>,
     /// Something that somebody may wait for has changed.
     changed: Condvar,
@@ -198,8 +199,8 @@ impl Store {
     /// Notes that a blob may have appeared, vanished or been replaced. Never fails: an index that
     /// misses something is mended by `reindex`.
     pub fn note_blob(&self, digest: Digest) {
-        self.index().note(|root, state| {
-            let facts = scan::blob_facts(root, digest)?;
+        self.index().note(|Shared { root, file_system, .. }, state| {
+            let facts = scan::blob_facts(root, *file_system, digest)?;
             state.catalog.set_blob(digest, facts);
             if let Some(noted) = &mut state.noted {
                 noted.blobs.insert(digest);
@@ -210,8 +211,8 @@ impl Store {
 
     /// Notes that a recipe may have appeared, vanished or been replaced. Never fails.
     pub fn note_recipe(&self, file: Digest) {
-        self.index().note(|root, state| {
-            let facts = scan::recipe_facts(root, file)?;
+        self.index().note(|Shared { root, file_system, .. }, state| {
+            let facts = scan::recipe_facts(root, *file_system, file)?;
             state.catalog.set_recipe(file, facts);
             if let Some(noted) = &mut state.noted {
                 noted.recipes.insert(file);
@@ -279,9 +280,10 @@ impl Store {
 }
 
 impl StoreIndex {
-    pub(super) fn new(root: PathBuf) -> Self {
+    pub(super) fn new(root: PathBuf, file_system: FileSystem) -> Self {
         Self(Arc::new(Shared {
             root,
+            file_system,
             state: Mutex::default(),
             changed: Condvar::new(),
             scans: Mutex::default(),
@@ -313,13 +315,13 @@ impl StoreIndex {
     }
 
     /// Applies what the disk says now, under the lock: whoever notes last has asked last.
-    fn note(&self, apply: impl FnOnce(&Path, &mut State) -> Result<(), StoreError>) {
+    fn note(&self, apply: impl FnOnce(&Shared, &mut State) -> Result<(), StoreError>) {
         let mut state = lock(&self.0.state);
         state.watch_writer();
         if state.stage == Stage::Unbuilt {
             return;
         }
-        if let Err(error) = apply(&self.0.root, &mut state) {
+        if let Err(error) = apply(&self.0, &mut state) {
             tracing::warn!("{error}; the index looks again");
             state.is_suspect = true;
         }

@@ -16,7 +16,7 @@ use super::marker::Stamps;
 use super::{Noted, Shared, Stage, State};
 use crate::store::error::optional;
 use crate::store::outlines::read_outline;
-use crate::store::{StoreError, disk, lock};
+use crate::store::{FileSystem, StoreError, lock};
 use crate::sys::give_back_memory;
 
 /// What a comparison has found.
@@ -88,7 +88,7 @@ impl Shared {
     fn inspect(&self, mut digests: impl Iterator<Item = Digest>) -> Result<u64, StoreError> {
         let mut differences = 0;
         loop {
-            let inspect = |digest: Digest| Ok((digest, blob_facts(&self.root, digest)?));
+            let inspect = |digest: Digest| Ok((digest, blob_facts(&self.root, self.file_system, digest)?));
             let facts: Vec<_> =
                 digests.by_ref().take(STEP).map(inspect).collect::<Result<_, StoreError>>()?;
             if facts.is_empty() {
@@ -109,7 +109,7 @@ impl Shared {
         files.extend(known.into_iter().filter(|file| !names.contains(file)));
         let mut differences = 0;
         for file in files {
-            let facts = recipe_facts(&self.root, file)?;
+            let facts = recipe_facts(&self.root, self.file_system, file)?;
             let mut state = lock(&self.state);
             if !state.noted.as_ref().is_some_and(|noted| noted.recipes.contains(&file)) {
                 differences += u64::from(state.catalog.set_recipe(file, facts));
@@ -156,12 +156,16 @@ impl State {
 ///
 /// # Errors
 /// [`StoreError::Io`].
-pub(super) fn blob_facts(root: &Path, digest: Digest) -> Result<Option<BlobFacts>, StoreError> {
+pub(super) fn blob_facts(
+    root: &Path,
+    file_system: FileSystem,
+    digest: Digest,
+) -> Result<Option<BlobFacts>, StoreError> {
     let path = root.join(layout::blob(digest));
     let metadata = optional(fs::symlink_metadata(&path), "inspect", &path)?;
     let facts = |metadata: fs::Metadata| BlobFacts {
         length: metadata.len(),
-        bytes_on_disk: disk::bytes_on_disk(&metadata),
+        bytes_on_disk: file_system.bytes_on_disk(&metadata),
     };
     Ok(metadata.map(facts))
 }
@@ -170,7 +174,11 @@ pub(super) fn blob_facts(root: &Path, digest: Digest) -> Result<Option<BlobFacts
 ///
 /// # Errors
 /// [`StoreError::Io`] when it cannot be inspected. One that cannot be read is a fact.
-pub(super) fn recipe_facts(root: &Path, file: Digest) -> Result<Option<RecipeFacts>, StoreError> {
+pub(super) fn recipe_facts(
+    root: &Path,
+    file_system: FileSystem,
+    file: Digest,
+) -> Result<Option<RecipeFacts>, StoreError> {
     let path = root.join(layout::recipe(file));
     let Some(metadata) = optional(fs::symlink_metadata(&path), "inspect", &path)? else { return Ok(None) };
     let needs = match read_outline(root, file) {
@@ -181,7 +189,7 @@ pub(super) fn recipe_facts(root: &Path, file: Digest) -> Result<Option<RecipeFac
             None
         }
     };
-    Ok(Some(RecipeFacts { bytes_on_disk: disk::bytes_on_disk(&metadata), needs }))
+    Ok(Some(RecipeFacts { bytes_on_disk: file_system.bytes_on_disk(&metadata), needs }))
 }
 
 /// Calls `visit` with the inodes and digests of the names in a directory, many at a time, those in

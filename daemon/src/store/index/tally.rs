@@ -13,8 +13,8 @@ pub struct Tally<'c> {
     /// One per row of the table of blobs.
     blobs: Vec<Users>,
     recipes: HashMap<Digest, Users>,
-    /// What each model needs in bytes, each blob once.
-    totals: Vec<u64>,
+    /// What each model needs.
+    totals: Vec<Total>,
 }
 
 /// What all models that were added take together, and each of them.
@@ -39,6 +39,23 @@ pub struct Share {
     pub unique_bytes: u64,
     /// What others need too.
     pub shared_bytes: u64,
+    /// Whether a file or blob of it is missing.
+    pub is_partial: bool,
+}
+
+/// What a model, or a file of it, needs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Total {
+    /// In bytes on disk, each blob once.
+    bytes: u64,
+    is_partial: bool,
+}
+
+impl Total {
+    fn add(&mut self, part: Self) {
+        self.bytes = self.bytes.saturating_add(part.bytes);
+        self.is_partial |= part.is_partial;
+    }
 }
 
 /// A recipe cannot be read, so nobody knows what its file needs.
@@ -77,8 +94,8 @@ impl<'c> Tally<'c> {
     /// [`Unreadable`]; the tally is of no use then.
     pub fn add(&mut self, files: &[Digest]) -> Result<(), Unreadable> {
         let model = u32::try_from(self.totals.len() + 1).unwrap_or(TRASH - 1);
-        let bytes = self.count(files, model)?;
-        self.totals.push(bytes);
+        let total = self.count(files, model)?;
+        self.totals.push(total);
         Ok(())
     }
 
@@ -87,7 +104,7 @@ impl<'c> Tally<'c> {
     /// # Errors
     /// As for [`Self::add`].
     pub fn add_trashed(&mut self, files: &[Digest]) -> Result<(), Unreadable> {
-        self.count(files, TRASH).map(|_bytes| ())
+        self.count(files, TRASH).map(drop)
     }
 
     /// Notes that blobs and recipes of these names stay although no model may need them.
@@ -123,42 +140,50 @@ impl<'c> Tally<'c> {
             }
         }
         for (share, total) in measured.models.iter_mut().zip(&self.totals) {
-            share.shared_bytes = total.saturating_sub(share.unique_bytes);
+            share.shared_bytes = total.bytes.saturating_sub(share.unique_bytes);
+            share.is_partial = total.is_partial;
         }
         measured
     }
 
-    /// What `files` add to a model in bytes.
-    fn count(&mut self, files: &[Digest], model: u32) -> Result<u64, Unreadable> {
-        let mut bytes: u64 = 0;
+    /// What `files` add to a model.
+    fn count(&mut self, files: &[Digest], model: u32) -> Result<Total, Unreadable> {
+        let mut total = Total::default();
         for file in files {
-            bytes = bytes.saturating_add(self.count_blob(self.catalog.place(*file), model));
-            if let Some(row) = self.catalog.recipe_row(*file) {
-                bytes = bytes.saturating_add(self.count_recipe(*file, row, model)?);
+            let blob = self.count_blob(self.catalog.place(*file), model);
+            match self.catalog.recipe_row(*file) {
+                // A split file needs no blob of its own name.
+                Some(row) => {
+                    total.add(Total { is_partial: false, ..blob });
+                    total.add(self.count_recipe(*file, row, model)?);
+                }
+                None => total.add(blob),
             }
         }
-        Ok(bytes)
+        Ok(total)
     }
 
-    fn count_recipe(&mut self, file: Digest, row: &RecipeRow, model: u32) -> Result<u64, Unreadable> {
+    fn count_recipe(&mut self, file: Digest, row: &RecipeRow, model: u32) -> Result<Total, Unreadable> {
         let needs = row.needs.as_deref().ok_or(Unreadable { file })?;
-        let mut bytes = 0;
+        let mut total = Total::default();
         if self.recipes.entry(file).or_default().add(model) {
-            bytes = row.bytes_on_disk;
+            total.bytes = row.bytes_on_disk;
             for id in needs {
-                bytes += self.count_blob(Some(*id), model);
+                total.add(self.count_blob(Some(*id), model));
             }
         }
-        Ok(bytes)
+        Ok(total)
     }
 
-    /// What a blob adds to a model in bytes.
-    fn count_blob(&mut self, id: Option<u32>, model: u32) -> u64 {
-        let Some(at) = id.and_then(|id| usize::try_from(id).ok()) else { return 0 };
+    /// What a blob adds to a model.
+    fn count_blob(&mut self, id: Option<u32>, model: u32) -> Total {
+        const MISSING: Total = Total { bytes: 0, is_partial: true };
+        let Some(at) = id.and_then(|id| usize::try_from(id).ok()) else { return MISSING };
         let (Some(users), Some(row)) = (self.blobs.get_mut(at), self.catalog.rows().get(at)) else {
-            return 0;
+            return MISSING;
         };
-        if users.add(model) { row.bytes_on_disk } else { 0 }
+        let bytes = if users.add(model) { row.bytes_on_disk } else { 0 };
+        Total { bytes, is_partial: row.state != RowState::Present }
     }
 }
 

@@ -1,11 +1,14 @@
 //! The quota as a limit, with and without eviction, at every moment.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use blobd::ops;
+use blobd::gc;
+use blobd::ops::{self, OpError};
 use blobd::store::{Eviction, SpacePolicy, Store, StoreOptions};
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::ImportParams;
@@ -105,21 +108,20 @@ fn imports_at_once_all_succeed_when_old_models_may_go() {
 fn file_whose_staging_needs_room_gives_it_back() {
     let limited = Limited::start(25, "");
     limited.try_import("m", &model(1)).succeeds();
+    limited.try_import("again", &model(1)).succeeds();
     let used = limited.plan(0)["used_bytes"].clone();
-    for round in 0..5 {
-        limited.try_import(&format!("again-{round}"), &model(1)).succeeds();
+    for _round in 0..5 {
+        limited.try_import("again", &model(1)).succeeds();
         limited.try_import("large", &ModelFile::dense_of(2, 8, 32)).exits_with(6);
         assert_eq!(limited.plan(0)["used_bytes"], used);
     }
 }
 
-/// The plan is a value: what it says is what happens.
-#[test]
-fn plan_for_the_low_watermark_is_what_is_done() {
+/// A store above its watermark, with four models of which two have to go, from m1 on.
+fn full_store() -> (tempfile::TempDir, Arc<Store>) {
     let folder = fast_folder();
-    let quota_bytes = Some(unit() * 5);
     let space = SpacePolicy {
-        quota_bytes,
+        quota_bytes: Some(unit() * 5),
         min_free_bytes: Some(0),
         high_percent: 70,
         low_percent: 45,
@@ -127,21 +129,107 @@ fn plan_for_the_low_watermark_is_what_is_done() {
     };
     let options = StoreOptions { space, ..StoreOptions::default() };
     let store = Arc::new(Store::open_with(folder.path().join("store"), options).unwrap());
-    for seed in 1..=4 {
-        let path = model(seed).write_to(folder.path(), "m.gguf");
-        let name = Some(format!("m{seed}").parse().unwrap());
-        let params = ImportParams { file_name: "m.gguf".into(), name };
-        ops::import(&store, &params, &File::open(path).unwrap(), &AtomicBool::new(false), &mut |_, _| ())
-            .unwrap();
+    (1..=4).for_each(|seed| import(&store, seed, &format!("m{seed}")).unwrap());
+    (folder, store)
+}
+
+fn import(store: &Arc<Store>, seed: u64, name: &str) -> Result<(), OpError> {
+    let folder = fast_folder();
+    let path = model(seed).write_to(folder.path(), "m.gguf");
+    let params = ImportParams { file_name: "m.gguf".into(), name: Some(name.parse().unwrap()) };
+    let file = File::open(path).unwrap();
+    ops::import(store, &params, &file, &AtomicBool::new(false), &mut |_, _| ()).map(drop)
+}
+
+fn models(store: &Arc<Store>) -> Vec<String> {
+    let list = InProcess { store: Arc::clone(store) }.list().unwrap();
+    list.models.into_iter().map(|model| model.name.trim_end_matches(":latest").to_owned()).collect()
+}
+
+/// Damages a store so that collections refuse; says what the refusal must name.
+type Damage = fn(&Path) -> String;
+
+const DAMAGES: [Damage; 3] = [
+    |root| {
+        let path = root.join("manifests/notes.txt");
+        fs::write(&path, "of the administrator").unwrap();
+        path.display().to_string()
+    },
+    // Incomplete: nobody knows what it needs.
+    |root| {
+        let recipe = fs::read_dir(root.join("recipes")).unwrap().next().unwrap().unwrap().path();
+        fs::remove_file(&recipe).unwrap();
+        recipe.file_stem().unwrap().to_str().unwrap().trim_start_matches("sha256-").to_owned()
+    },
+    |root| {
+        let recipe = fs::read_dir(root.join("recipes")).unwrap().next().unwrap().unwrap().path();
+        fs::set_permissions(&recipe, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::write(&recipe, "{").unwrap();
+        recipe.display().to_string()
+    },
+];
+
+/// Wave after wave would go, and not a byte be freed.
+#[test]
+fn no_model_goes_while_a_collection_would_refuse() {
+    for damage in DAMAGES {
+        let (_folder, store) = full_store();
+        let named = damage(store.root());
+        let evicted = ops::evict_excess(&store, &|_| None).map(drop).unwrap_err();
+        let planned = ops::eviction_plan(&store, &|_| None, None).map(drop).unwrap_err();
+        for error in [evicted.to_string(), planned.to_string()] {
+            assert!(error.contains(&named), "{error}: {named}");
+        }
+        assert_eq!(models(&store), ["m1", "m2", "m3", "m4"]);
     }
+}
+
+#[test]
+fn plan_whose_collection_would_refuse_by_now_takes_no_model() {
+    for damage in DAMAGES {
+        let (_folder, store) = full_store();
+        let plan = gc::plan_eviction(&store, &[1], &|_| None).unwrap();
+        assert_eq!(plan.victims.len(), 1);
+        let named = damage(store.root());
+        let error = gc::evict(&store, &plan).unwrap_err().to_string();
+        assert!(error.contains(&named), "{error}: {named}");
+        assert_eq!(models(&store), ["m1", "m2", "m3", "m4"]);
+    }
+}
+
+/// What nobody needs goes before what somebody may want again.
+#[test]
+fn garbage_goes_before_any_model() {
+    let (_folder, store) = full_store();
+    let pinned = store.leases().grant("a test");
+    for name in ["m1", "m2"] {
+        let reference = name.parse().unwrap();
+        // As if a session ended without anybody knowing what it held.
+        store.leased_model(&reference, &pinned).unwrap();
+        fs::remove_file(store.root().join(blobd_store_format::layout::manifest(&reference))).unwrap();
+    }
+    drop(pinned);
+    let verbs = InProcess { store: Arc::clone(&store) };
+    let plan = verbs.eviction_plan(None).unwrap();
+    assert!(plan.needed_bytes > 0 && plan.garbage_bytes >= plan.needed_bytes, "{plan:?}");
+    assert_eq!((plan.evicted.len(), plan.freed_bytes), (0, plan.garbage_bytes));
+    assert_eq!(verbs.eviction_plan(Some(plan.garbage_bytes + 1)).unwrap().evicted.len(), 1);
+    assert_eq!(ops::evict_excess(&store, &|_| None).unwrap(), plan.garbage_bytes);
+    assert_eq!(models(&store), ["m3", "m4"]);
+}
+
+/// The plan is a value: what it says is what happens.
+#[test]
+fn plan_for_the_low_watermark_is_what_is_done() {
+    let (_folder, store) = full_store();
     let verbs = InProcess { store: Arc::clone(&store) };
     let plan = verbs.eviction_plan(None).unwrap();
     let evicted: Vec<_> = plan.evicted.iter().map(|model| model.name.as_str()).collect();
     assert_eq!(evicted, ["m1:latest", "m2:latest"]);
     assert_eq!(ops::evict_excess(&store, &|_| None).unwrap(), plan.freed_bytes);
-    assert_eq!(store.used_bytes(), plan.used_bytes - plan.freed_bytes);
+    // Each has a block for its manifest and one for its origin beside what the plan counts.
+    assert_eq!(store.used_bytes(), plan.used_bytes - plan.freed_bytes - 2 * 2 * 4096);
     assert!(store.used_bytes() <= store.space_policy().low_bytes().unwrap());
-    let left: Vec<_> = verbs.list().unwrap().models.into_iter().map(|model| model.name).collect();
-    assert_eq!(left, ["m3:latest", "m4:latest"]);
+    assert_eq!(models(&store), ["m3", "m4"]);
     assert_eq!(ops::evict_excess(&store, &|_| None).unwrap(), 0, "it is below the watermark now");
 }

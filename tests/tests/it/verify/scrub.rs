@@ -97,3 +97,23 @@ fn scrub_can_be_turned_off_and_repeated() {
     flip_byte(&blobs(&root)[2], 9);
     eventually("a further pass finds it", || names(&root.join("quarantine")).len() == 1);
 }
+
+#[test]
+fn removed_model_is_freed_while_the_daemon_reads_it() {
+    let folder = folder_with_store();
+    let root = folder.path().join("store");
+    // A chunk takes longer than the test: the first blob is open from the start to its end.
+    let daemon = start(folder, "rate_bytes_per_second = 1");
+    eventually("a blob is being read", || is_open_in(daemon.pid(), &root.join("blobs")));
+    let removed = daemon.command().line("rm m --json").succeeds().json();
+    assert_eq!(removed["kept"], serde_json::json!([]), "{removed}");
+    assert!(removed["freed_bytes"].as_u64().unwrap() > 0);
+    assert_eq!(names(&root.join("blobs")), [""; 0]);
+    assert!(!is_open_in(daemon.pid(), &root.join("blobs")), "the bytes are free");
+}
+
+fn is_open_in(pid: u32, folder: &Path) -> bool {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let targets = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
+    targets.into_iter().any(|target| target.starts_with(folder) && target != folder)
+}
