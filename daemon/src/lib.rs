@@ -44,3 +44,4 @@ pub mod size;
 pub mod state;
 pub mod store;
 mod sys;
+pub mod transfer;

@@ -12,6 +12,7 @@ use crate::ops::{Evictor, LastOpened, OpError, Surroundings};
 use crate::registry::{RegistryClient, RegistryError, RegistryPolicy};
 use crate::session::{Peer, Sessions};
 use crate::store::Store;
+use crate::transfer::Transfers;
 
 /// A daemon without its socket. Embedded in a command or listening, it is the same.
 pub struct Daemon {
@@ -19,6 +20,8 @@ pub struct Daemon {
     pub store: Arc<Store>,
     /// How models are fetched.
     pub registry: RegistryClient,
+    /// What is being fetched.
+    pub transfers: Transfers,
     /// Who has what open.
     pub sessions: Sessions,
     /// Room for imports and pulls. The others wait, so that buffers and threads stay bounded and
@@ -63,6 +66,7 @@ impl Daemon {
         Ok(Self {
             store,
             registry: RegistryClient::new(policy)?,
+            transfers: Transfers::default(),
             sessions,
             intakes: Arc::new(Semaphore::new(MAX_INTAKES)),
             verifications: Arc::new(Semaphore::new(1)),

@@ -71,6 +71,17 @@ pub struct ImportParams {
 pub struct PullParams {
     /// The model.
     pub reference: Reference,
+    /// The most bytes per second that may come over the network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_rate: Option<u64>,
+}
+
+impl PullParams {
+    /// A pull of this model as fast as it goes.
+    #[must_use]
+    pub const fn new(reference: Reference) -> Self {
+        Self { reference, limit_rate: None }
+    }
 }
 
 /// Body of `POST /v1/remove`.

@@ -245,6 +245,8 @@ pub enum GcReason {
     ExpiredTrash,
     /// What a transaction that died has left.
     AbandonedStaging,
+    /// What has arrived of a file whose download nobody goes on with.
+    AbandonedDownload,
 }
 
 /// One line of the answer to `POST /v1/pull`.

@@ -30,7 +30,10 @@ async fn run(daemon: Arc<Daemon>, params: PullParams, events: mpsc::Sender<PullE
     let name = params.reference.short();
     let handle = Handle::current();
     let sender = events.clone();
-    let pull = move |daemon: &Daemon| ops::pull(&daemon.store, &daemon.registry, &handle, &params, &sender);
+    let pull = move |daemon: &Daemon| {
+        let Daemon { store, registry, transfers, .. } = daemon;
+        ops::pull(ops::Pull { store, registry, transfers, handle: &handle, params: &params, events: &sender })
+    };
     if daemon.intakes.available_permits() == 0 {
         let status = "waiting for other imports and pulls to end".to_owned();
         let _ = events.try_send(PullEvent::Progress(PullProgress { status, ..PullProgress::default() }));

@@ -61,6 +61,7 @@ fn render(report: &GcReport) -> String {
             GcReason::UnreferencedRecipe => "recipe that no model needs",
             GcReason::ExpiredTrash => "trash whose time is over",
             GcReason::AbandonedStaging => "left of a dead transaction",
+            GcReason::AbandonedDownload => "download given up a week ago",
             _ => "unneeded",
         };
         table.row([

@@ -11,23 +11,28 @@ use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{human_bytes, print, print_json};
 use super::progress::Bar;
+use crate::size::parse_size;
 
 /// Fetch models from their registries
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd pull llama3:8b
+  blobd pull llama3:8b --limit-rate 20MB
   blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
   blobd pull llama3:8b@sha256:365c0bd3c000a25d28ddbf732fe1c6add414de7275464c4e4d1c3b5fcb5d8ad1")]
 pub(super) struct Params {
     /// [host/][namespace/]model[:tag][@sha256:…]
     #[arg(required = true, value_name = "REF")]
     references: Vec<Reference>,
+    /// The most that may come over the network per second, such as 20MB
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    limit_rate: Option<u64>,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     for reference in &params.references {
-        let request = PullParams { reference: reference.clone() };
+        let request = PullParams { limit_rate: params.limit_rate, ..PullParams::new(reference.clone()) };
         let mut screen = Screen { json: global.json, bar: None };
         let done = connected.client.pull(&request, |event| screen.show(event));
         screen.end_bar();

@@ -24,8 +24,9 @@ use crate::store::{Store, StoreError};
 pub(super) fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> Result<GcPlan, StoreError> {
     let mut done = GcPlan { held: plan.held.clone(), ..GcPlan::default() };
     for litter in &plan.litter {
-        remove_litter(store, litter)?;
-        done.litter.push(litter.clone());
+        if remove_litter(store, litter, collection)? {
+            done.litter.push(litter.clone());
+        }
     }
     if !plan.deletions.is_empty() {
         settle(store)?;
@@ -91,10 +92,15 @@ fn settle(store: &Store) -> Result<(), StoreError> {
     store.disk().sync_file_system(&directory, store.root())
 }
 
-fn remove_litter(store: &Store, litter: &Litter) -> Result<(), StoreError> {
+/// Says whether it is gone: a download may have been taken up again meanwhile.
+fn remove_litter(store: &Store, litter: &Litter, collection: &Collection) -> Result<bool, StoreError> {
     match litter {
-        Litter::Trash { record, .. } => store.remove_from_trash(*record).map(|_freed| ()),
-        Litter::Staging { path, .. } => store.remove_abandoned(path),
+        Litter::Trash { record, .. } => store.remove_from_trash(*record).map(|_freed| true),
+        Litter::Staging { path, .. } => store.remove_abandoned(path).map(|()| true),
+        Litter::Partial { file, .. } => {
+            let removed = collection.delete_unpinned(*file, || store.remove_partial(*file));
+            Ok(removed.transpose()?.is_some())
+        }
     }
 }
 

@@ -32,11 +32,20 @@ pub(super) fn mark(store: &Store, candidates: Vec<Node>, now: SystemTime) -> Res
     for trashed in store.trash()?.iter().filter(|trashed| !trashed.is_expired(now)) {
         roots.extend(roots_of(&trashed.manifest));
     }
+    roots.extend(unfinished(store)?);
     let marks = with_read_ahead(store, &recipes_in_order(&roots), |ahead| {
         mark_listed(candidates, roots, |node| references(node, |file| ahead.outline(file)))
     });
     give_back_memory();
     marks
+}
+
+/// Files of models that are being pulled piece by piece. One whose recipe cannot be read is not
+/// whole: it is fetched again.
+fn unfinished(store: &Store) -> Result<Vec<Node>, StoreError> {
+    let files = store.partial_files()?.into_iter();
+    let whole = files.filter(|file| store.recipe_outline(*file).is_ok());
+    Ok(whole.flat_map(|file| [Node::Blob(file), Node::Recipe(file)]).collect())
 }
 
 /// Calls `visit` with every tag and its manifest.

@@ -90,12 +90,19 @@ pub enum Litter {
         /// What it takes on disk.
         bytes: u64,
     },
+    /// What has arrived of a file whose download nobody has gone on with for a week.
+    Partial {
+        /// The file.
+        file: Digest,
+        /// What it takes on disk.
+        bytes: u64,
+    },
 }
 
 impl Litter {
     const fn bytes(&self) -> u64 {
         match self {
-            Self::Trash { bytes, .. } | Self::Staging { bytes, .. } => *bytes,
+            Self::Trash { bytes, .. } | Self::Staging { bytes, .. } | Self::Partial { bytes, .. } => *bytes,
         }
     }
 
@@ -103,6 +110,9 @@ impl Litter {
         match self {
             Self::Trash { record, bytes } => {
                 GcItem { digest: Some(*record), size: *bytes, reason: GcReason::ExpiredTrash }
+            }
+            Self::Partial { file, bytes } => {
+                GcItem { digest: Some(*file), size: *bytes, reason: GcReason::AbandonedDownload }
             }
             Self::Staging { bytes, .. } => {
                 GcItem { digest: None, size: *bytes, reason: GcReason::AbandonedStaging }
@@ -149,7 +159,8 @@ impl GcPlan {
         Ok(plan)
     }
 
-    /// Adds what transactions that died and models whose time in the trash is over have left.
+    /// Adds what transactions that died, downloads that nobody goes on with and models whose time in
+    /// the trash is over have left.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -161,6 +172,12 @@ impl GcPlan {
         for path in store.abandoned_staging()? {
             let bytes = disk::file_bytes(&path)?.saturating_add(disk::tree_bytes(&path));
             self.litter.push(Litter::Staging { path, bytes });
+        }
+        let pinned = store.leases().pinned();
+        for partial in store.partials()?.into_iter().filter(|partial| partial.is_abandoned(now)) {
+            if !pinned.contains(&partial.file) {
+                self.litter.push(Litter::Partial { file: partial.file, bytes: partial.bytes });
+            }
         }
         Ok(self)
     }

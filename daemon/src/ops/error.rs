@@ -94,6 +94,14 @@ pub enum OpError {
         /// The digest that was named.
         expected: blobd_store_format::digest::Digest,
     },
+    /// A transfer has ended before the file was whole.
+    #[error("{name}: {source}")]
+    Interrupted {
+        /// The file.
+        name: String,
+        /// Why.
+        source: crate::transfer::TransferError,
+    },
     /// The model lacks something that was asked for.
     #[error("model {model}: no {what}")]
     NotInModel {
@@ -151,7 +159,7 @@ impl OpError {
             | Self::PinnedTarget { .. }
             | Self::TooManyLayers { .. } => ErrorCode::InvalidRequest,
             Self::Damaged { .. } | Self::DamagedParts { .. } => ErrorCode::Corrupt,
-            Self::DigestMismatch { .. } => ErrorCode::Upstream,
+            Self::DigestMismatch { .. } | Self::Interrupted { .. } => ErrorCode::Upstream,
             Self::NotInModel { .. } | Self::NotInTrash { .. } => ErrorCode::NotFound,
             Self::Pinned { .. } => ErrorCode::Denied,
             Self::NameTaken { .. } => ErrorCode::Busy,

@@ -33,7 +33,7 @@ pub(crate) use list::rfc3339;
 pub(crate) use open::open_blobs;
 pub use open::{Located, open};
 pub use pin::pin;
-pub use pull::pull;
+pub use pull::{Pull, pull};
 pub use reindex::reindex;
 pub use remove::remove;
 pub use show::show;

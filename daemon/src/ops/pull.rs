@@ -1,81 +1,83 @@
 //! `pull`: a model comes from its registry.
 
-use std::io::{self, Cursor, Read};
 use std::sync::Arc;
 
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::reference::Reference;
-use bytes::{Buf, Bytes};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use super::{OpError, commit::leaving_nothing};
-use crate::intake::{self, TakenFile};
-use crate::registry::{BlobStream, RegistryClient};
+use crate::intake;
+use crate::registry::{RegistryClient, RegistryError};
 use crate::store::{Ingest, Store, StoreError, disk};
+use crate::transfer::{Job, RateLimit, RemoteFile, TransferError, Transfers};
 
-/// Pulls a model: its manifest, then every file that the store lacks. Blocks the calling thread;
-/// the network runs on the runtime of `handle`. Stops when nobody listens to `events` any more.
-///
-/// # Errors
-/// [`OpError`]; nothing of the model is kept then.
-pub fn pull(
-    store: &Arc<Store>,
-    registry: &RegistryClient,
-    handle: &Handle,
-    params: &PullParams,
-    events: &Sender<PullEvent>,
-) -> Result<PullDone, OpError> {
-    leaving_nothing(store, || take_model(store, registry, handle, params, events))
+/// What a pull works with.
+#[derive(Clone, Copy, Debug)]
+pub struct Pull<'p> {
+    /// Where the model goes.
+    pub store: &'p Arc<Store>,
+    /// Where it comes from.
+    pub registry: &'p RegistryClient,
+    /// What is being transferred, for whomever.
+    pub transfers: &'p Transfers,
+    /// The runtime on which the network is.
+    pub handle: &'p Handle,
+    /// What is asked for.
+    pub params: &'p PullParams,
+    /// Who is told; when nobody listens any more, the pull stops.
+    pub events: &'p Sender<PullEvent>,
 }
 
-fn take_model(
-    store: &Arc<Store>,
-    registry: &RegistryClient,
-    handle: &Handle,
-    params: &PullParams,
-    events: &Sender<PullEvent>,
-) -> Result<PullDone, OpError> {
-    let reference = &params.reference;
+/// Pulls a model: its manifest, then every file that the store lacks. Blocks the calling thread.
+///
+/// # Errors
+/// [`OpError`]; of the model nothing is kept then but what has arrived of its files, for the next
+/// pull to go on with.
+pub fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
+    leaving_nothing(pull.store, || take_model(pull))
+}
+
+fn take_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
+    let Pull { store, registry, handle, events, .. } = pull;
+    let reference = &pull.params.reference;
     tell(events, PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
     let manifest = handle.block_on(registry.manifest(reference))?;
     let lease = store.leases().grant(format!("pull of {}", reference.short()));
     let ingest = Ingest::begin(store, lease)?;
-    let mut pull =
-        Pull { registry, handle, reference, events, ingest, downloaded_bytes: 0, present_bytes: 0 };
+    let limit = RateLimit::new(pull.params.limit_rate);
+    let mut files = Files { pull, limit, ingest, downloaded_bytes: 0, present_bytes: 0 };
     for file in files_in_order(&manifest) {
-        pull.expect(file)?;
+        files.expect(file)?;
     }
-    let origin = reference.to_string();
-    pull.ingest.staging().expect_instead(0, [manifest.raw().len() as u64, origin.len() as u64]);
     for file in files_in_order(&manifest) {
-        pull.take(file)?;
+        files.take(file)?;
     }
     tell(events, PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
-    let committed = pull.ingest.commit(reference, &manifest, Some(&origin))?;
+    let origin = reference.to_string();
+    let committed = files.ingest.commit(reference, &manifest, Some(&origin))?;
     Ok(PullDone {
         status: "success".to_owned(),
         name: reference.short(),
         digest: manifest.digest(),
-        downloaded_bytes: pull.downloaded_bytes,
-        reused_bytes: pull.present_bytes.saturating_add(committed.reused_bytes),
+        downloaded_bytes: files.downloaded_bytes,
+        reused_bytes: files.present_bytes.saturating_add(committed.reused_bytes),
     })
 }
 
-struct Pull<'p> {
-    registry: &'p RegistryClient,
-    handle: &'p Handle,
-    reference: &'p Reference,
-    events: &'p Sender<PullEvent>,
+/// The files of one model.
+struct Files<'p> {
+    pull: Pull<'p>,
+    limit: RateLimit,
     ingest: Ingest,
     downloaded_bytes: u64,
     present_bytes: u64,
 }
 
-impl Pull<'_> {
+impl Files<'_> {
     fn take(&mut self, file: &Descriptor) -> Result<(), OpError> {
         if self.is_present(file)? {
             self.present_bytes += file.size;
@@ -83,15 +85,7 @@ impl Pull<'_> {
             return Ok(());
         }
         self.admit(file)?;
-        self.tell(file, 0, None);
-        let stream = self.handle.block_on(self.registry.blob(self.reference, file))?;
-        let taken = self.receive(file, stream).map_err(|source| self.failed(file, source))?;
-        if taken.digest != file.digest {
-            let what = format!("{} of {}", file.media_type.component(), self.reference.short());
-            return Err(OpError::DigestMismatch { what, found: taken.digest, expected: file.digest });
-        }
-        self.downloaded_bytes += file.size;
-        Ok(())
+        self.receive(file)
     }
 
     /// What is missing may have to be stored; then room for all of it is made at once.
@@ -130,38 +124,86 @@ impl Pull<'_> {
         Ok(store.has_file(file)?)
     }
 
-    /// A layer of weights is split if it is a GGUF file; everything else is one blob.
-    fn receive(&mut self, file: &Descriptor, stream: BlobStream) -> Result<TakenFile, intake::IntakeError> {
-        const MAGIC: &[u8] = b"GGUF";
-        let (handle, events, ingest) = (self.handle, self.events, &mut self.ingest);
-        let mut source = StreamSource { handle, events, stream, arrived: Bytes::new() };
-        let mut progress = |completed| {
-            tell(events, file_progress(file, completed, None));
+    fn receive(&mut self, file: &Descriptor) -> Result<(), OpError> {
+        let events = self.pull.events;
+        let look = |arrived: u64| {
+            tell(events, file_progress(file, arrived.min(file.size), None));
+            !events.is_closed()
         };
-        if !file.media_type.is_gguf() {
-            return intake::take_whole(ingest, &mut source, file.size, &mut progress);
+        let flight = self.pull.transfers.board(file.digest, look).map_err(|error| self.failed(file, error))?;
+        // Whoever has just brought it has brought it for all.
+        if self.is_present(file)? {
+            self.present_bytes += file.size;
+            look(file.size);
+            return Ok(());
         }
-        let mut start = Vec::new();
-        let wanted = MAGIC.len() as u64;
-        source.by_ref().take(wanted).read_to_end(&mut start).map_err(intake::IntakeError::Source)?;
-        let is_gguf = start == MAGIC;
-        let mut source = Read::chain(Cursor::new(start), source);
-        if is_gguf {
-            intake::take_gguf(ingest, &mut source, file.size, &mut progress)
+        if file.size <= SMALL_BYTES {
+            return self.receive_small(file);
+        }
+        let source = RemoteFile {
+            registry: self.pull.registry.clone(),
+            reference: self.pull.params.reference.clone(),
+            file: file.clone(),
+        };
+        let job = Job { source, handle: self.pull.handle, limit: &self.limit, look: &look };
+        let received = self.pull.transfers.receive(&flight, &mut self.ingest, &job);
+        let received = received.map_err(|error| self.failed(file, error))?;
+        self.downloaded_bytes += received.downloaded_bytes;
+        self.present_bytes += received.resumed_bytes.saturating_add(received.reused_bytes);
+        Ok(())
+    }
+
+    /// Not worth a journal, nor a directory of its own.
+    fn receive_small(&mut self, file: &Descriptor) -> Result<(), OpError> {
+        let Pull { registry, handle, params, .. } = self.pull;
+        let bytes = handle.block_on(async {
+            let mut stream = registry.blob(&params.reference, file).await?;
+            let mut bytes = Vec::new();
+            while let Some(more) = stream.next().await? {
+                bytes.extend_from_slice(&more);
+            }
+            Ok::<_, RegistryError>(bytes)
+        })?;
+        self.downloaded_bytes += bytes.len() as u64;
+        let taken = if file.media_type.is_gguf() && bytes.starts_with(b"GGUF") {
+            intake::take_gguf(&mut self.ingest, &mut &*bytes, file.size, &mut |_| {})
         } else {
-            intake::take_whole(ingest, &mut source, file.size, &mut progress)
+            intake::take_whole(&mut self.ingest, &mut &*bytes, file.size, &mut |_| {})
+        };
+        let name = self.name_of(file);
+        let taken = taken.map_err(|source| OpError::Intake { name, source })?;
+        if taken.digest == file.digest {
+            return Ok(());
+        }
+        Err(OpError::DigestMismatch { what: self.name_of(file), found: taken.digest, expected: file.digest })
+    }
+
+    fn failed(&self, file: &Descriptor, error: TransferError) -> OpError {
+        let name = self.name_of(file);
+        match error {
+            TransferError::Registry(error) => error.into(),
+            TransferError::Store(error) => error.into(),
+            TransferError::Gguf(error) => OpError::Intake { name, source: error.into() },
+            TransferError::Split(error) => OpError::Intake { name, source: error.into() },
+            TransferError::Recipe(error) => OpError::Intake { name, source: error.into() },
+            TransferError::Digest { found, expected } => {
+                OpError::DigestMismatch { what: name, found, expected }
+            }
+            TransferError::Incomplete | TransferError::Unwanted => OpError::Interrupted { name, source: error },
         }
     }
 
-    fn failed(&self, file: &Descriptor, source: intake::IntakeError) -> OpError {
-        let name = format!("{} of {}", file.media_type.component(), self.reference.short());
-        OpError::Intake { name, source }
+    fn name_of(&self, file: &Descriptor) -> String {
+        format!("{} of {}", file.media_type.component(), self.pull.params.reference.short())
     }
 
     fn tell(&self, file: &Descriptor, completed: u64, reused: Option<u64>) {
-        tell(self.events, file_progress(file, completed, reused));
+        tell(self.pull.events, file_progress(file, completed, reused));
     }
 }
+
+/// A file up to this is fetched by one request into memory.
+const SMALL_BYTES: u64 = 256 << 10;
 
 /// Layers first, the configuration last, no file twice.
 fn files_in_order(manifest: &Manifest) -> Vec<&Descriptor> {
@@ -183,33 +225,4 @@ fn file_progress(file: &Descriptor, completed: u64, reused: Option<u64>) -> Pull
 /// Progress is dropped when the client does not keep up; the next line says more anyway.
 fn tell(events: &Sender<PullEvent>, progress: PullProgress) {
     let _ = events.try_send(PullEvent::Progress(progress));
-}
-
-/// Reads a registry's answer from a thread that may block.
-struct StreamSource<'p> {
-    handle: &'p Handle,
-    events: &'p Sender<PullEvent>,
-    stream: BlobStream,
-    arrived: Bytes,
-}
-
-impl Read for StreamSource<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.arrived.is_empty() {
-            let next = async {
-                tokio::select! {
-                    next = self.stream.next() => next.map_err(io::Error::other),
-                    () = self.events.closed() => Err(io::Error::other("the client that asked for this pull has gone")),
-                }
-            };
-            match self.handle.block_on(next)? {
-                Some(bytes) => self.arrived = bytes,
-                None => return Ok(0),
-            }
-        }
-        let length = buffer.len().min(self.arrived.len());
-        let (filled, _) = buffer.split_at_mut(length);
-        Buf::copy_to_slice(&mut self.arrived, filled);
-        Ok(length)
-    }
 }

@@ -225,6 +225,21 @@ impl RegistryError {
             | Self::Realm { .. } => ErrorCode::Upstream,
         }
     }
+
+    /// Whether the same request may succeed a moment later.
+    #[must_use]
+    pub const fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable { .. }
+            | Self::Broken { .. }
+            | Self::Stalled { .. }
+            | Self::TooManyRequests { .. }
+            | Self::SizeDiffers { .. }
+            | Self::RangeDiffers { .. } => true,
+            Self::Status { status, .. } => *status >= 500 || *status == 408,
+            _ => false,
+        }
+    }
 }
 
 /// What may help against a refusal: it depends on what the registry was shown.

@@ -45,7 +45,7 @@ pub use self::error::{Advice, RealmRefusal, RedirectRefusal, RegistryError};
 use self::fetch::{Answer, Target, What};
 use self::grant::TokenCache;
 use self::origin::Registry;
-pub use self::range::RangeStream;
+pub use self::range::{Part, RangeStream};
 pub use self::stream::BlobStream;
 pub use self::zone::Zone;
 

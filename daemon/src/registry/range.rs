@@ -17,14 +17,31 @@ impl RegistryClient {
     /// connection is closed behind.
     ///
     /// # Errors
-    /// [`RegistryError`] as for [`Self::blob`]; [`RegistryError::RangeDiffers`] when another part
-    /// comes than was asked for, or when the range is empty or not inside the file.
+    /// As for [`Self::part`].
     pub async fn range(
         &self,
         reference: &Reference,
         file: &Descriptor,
         range: Range<u64>,
     ) -> Result<RangeStream, RegistryError> {
+        let (skip, left) = (range.start, range.end.saturating_sub(range.start));
+        match self.part(reference, file, range).await? {
+            Part::Range(stream) => Ok(stream),
+            Part::Whole(stream) => Ok(RangeStream { stream, skip, left, received: 0, expected: None }),
+        }
+    }
+
+    /// The same for a caller who can use all of the file if that is what the server sends.
+    ///
+    /// # Errors
+    /// [`RegistryError`] as for [`Self::blob`]; [`RegistryError::RangeDiffers`] when another part
+    /// comes than was asked for, or when the range is empty or not inside the file.
+    pub async fn part(
+        &self,
+        reference: &Reference,
+        file: &Descriptor,
+        range: Range<u64>,
+    ) -> Result<Part, RegistryError> {
         let registry = self.registry(reference)?;
         let path = format!("blobs/{}", file.digest);
         let expected = content_range(&range, file.size);
@@ -38,18 +55,26 @@ impl RegistryClient {
         };
         let target = Target::new(&registry, reference, &path, What::Blob(file.digest), None)?;
         let answer = self.shared.get(&target.with_range(header)).await?;
-        let length = range.end.saturating_sub(range.start);
         if !answer.is_partial() {
-            let stream = BlobStream::open(answer, file, &self.shared.limits)?;
-            return Ok(RangeStream { stream, skip: range.start, left: length, received: 0, expected: None });
+            return BlobStream::open(answer, file, &self.shared.limits).map(Part::Whole);
         }
         check_part(&answer, file.digest, &expected)?;
+        let length = range.end.saturating_sub(range.start);
         let part = Descriptor { size: length, ..file.clone() };
         let expected = Some(expected);
         let stream = BlobStream::open(answer, &part, &self.shared.limits)
             .map_err(|error| of_part(error, expected.as_deref()))?;
-        Ok(RangeStream { stream, skip: 0, left: length, received: 0, expected })
+        Ok(Part::Range(RangeStream { stream, skip: 0, left: length, received: 0, expected }))
     }
+}
+
+/// What a server sends when it is asked for a part of a file.
+#[derive(Debug)]
+pub enum Part {
+    /// That part.
+    Range(RangeStream),
+    /// All of it, from the first byte on: it knows no ranges.
+    Whole(BlobStream),
 }
 
 /// The bytes of a part of a file as they arrive; counted, not hashed.

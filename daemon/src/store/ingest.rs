@@ -36,6 +36,8 @@ pub struct Ingest {
     /// Every blob that the store did not have when it was finished.
     new: BTreeSet<Digest>,
     recipes: BTreeMap<Digest, Recipe>,
+    /// Recipes that have been published ahead of the commit.
+    published_recipes: BTreeSet<Digest>,
     new_bytes: u64,
     reused_bytes: u64,
     is_committed: bool,
@@ -121,6 +123,7 @@ impl Ingest {
             publisher: Publisher::default(),
             new: BTreeSet::new(),
             recipes: BTreeMap::new(),
+            published_recipes: BTreeSet::new(),
             new_bytes: 0,
             reused_bytes: 0,
             is_committed: false,
@@ -263,8 +266,22 @@ impl Ingest {
         // The commit point: before it the model does not exist, after it it is whole.
         store.write_tag(&temporary, stored.as_ref().unwrap_or(reference), manifest, records.tag)?;
         self.is_committed = true;
+        store.forget_partials(manifest);
         let new_blob_count = self.new.len() as u64;
         Ok(Committed { new_bytes: self.new_bytes, new_blob_count, reused_bytes: self.reused_bytes })
+    }
+
+    /// Makes what has been added durable and visible ahead of the commit: one file of a model whose
+    /// others are still to come. Without a commit it is collected, unless something is left in
+    /// `partial/` of that file.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn publish(&mut self) -> Result<(), StoreError> {
+        self.publish_blobs()?;
+        self.publish_recipes()?;
+        self.published_recipes.extend(std::mem::take(&mut self.recipes).into_keys());
+        Ok(())
     }
 
     /// Makes the blobs alone durable and visible: those of a repair, which a tag needs already.
@@ -316,7 +333,8 @@ impl Drop for Ingest {
         // Its error was or will be the transaction's own, or nobody asks for it any more.
         let _ = self.publisher.wait();
         if !self.is_committed {
-            self.store.condemn(self.new.iter().chain(self.recipes.keys()).copied());
+            let recipes = self.recipes.keys().chain(&self.published_recipes);
+            self.store.condemn(self.new.iter().chain(recipes).copied());
         }
     }
 }

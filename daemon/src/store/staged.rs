@@ -147,6 +147,12 @@ impl StagedHash {
         self.catch_up()
     }
 
+    /// Whether all bytes have come.
+    #[must_use]
+    pub const fn is_complete(&self) -> bool {
+        self.hashed == self.size
+    }
+
     /// Ends the blob.
     ///
     /// # Errors

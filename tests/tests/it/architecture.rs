@@ -4,10 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of `daemon/src`, from the bottom up. Those of one row know each other.
-const LAYERS: [&[&str]; 9] = [
+const LAYERS: [&[&str]; 10] = [
     &["sys", "size"],
     &["store"],
     &["registry", "intake", "gc", "scrub"],
+    &["transfer"],
     &["ops"],
     &["config", "session", "state"],
     &["api"],

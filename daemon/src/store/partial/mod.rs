@@ -15,10 +15,11 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
+use blobd_store_format::manifest::Manifest;
 use blobd_store_format::split::{Part, SplitPlan, Target};
 
 use super::error::optional;
@@ -373,27 +374,37 @@ impl Partial {
 }
 
 impl Store {
-    /// The files that have something here, with what it takes on disk and when it was last added
+    /// The files that have something here.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn partial_files(&self) -> Result<Vec<Digest>, StoreError> {
+        let directory = self.path(layout::PARTIAL);
+        let Some(entries) = optional(fs::read_dir(&directory), "list", &directory)? else {
+            return Ok(Vec::new());
+        };
+        let mut files = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(StoreError::io("list", &directory))?;
+            // What has another name is none of blobd's.
+            files.extend(entry.file_name().to_str().and_then(layout::parse_blob_name));
+        }
+        Ok(files)
+    }
+
+    /// The same, with what it takes on disk and when it was last added
     /// to.
     ///
     /// # Errors
     /// [`StoreError::Io`].
     pub fn partials(&self) -> Result<Vec<PartialDownload>, StoreError> {
-        let directory = self.path(layout::PARTIAL);
-        let Some(entries) = optional(fs::read_dir(&directory), "list", &directory)? else {
-            return Ok(Vec::new());
-        };
-        let mut found = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(StoreError::io("list", &directory))?;
-            let file = entry.file_name().to_str().and_then(layout::parse_blob_name);
-            // Removed meanwhile, or nothing of blobd's.
-            let (Some(file), Ok(metadata)) = (file, entry.metadata()) else { continue };
-            let journal = fs::metadata(entry.path().join(JOURNAL)).unwrap_or(metadata);
-            let bytes = disk::tree_bytes(&entry.path());
-            found.push(PartialDownload { file, bytes, last_used: journal.modified().ok() });
-        }
-        Ok(found)
+        let described = self.partial_files()?.into_iter().map(|file| {
+            let directory = self.path(layout::partial(file));
+            let last_used = fs::metadata(directory.join(JOURNAL)).or_else(|_| fs::metadata(&directory));
+            let last_used = last_used.and_then(|metadata| metadata.modified()).ok();
+            PartialDownload { file, bytes: disk::tree_bytes(&directory), last_used }
+        });
+        Ok(described.collect())
     }
 
     /// Removes what has arrived of a file; says how much that took on disk.
@@ -409,6 +420,15 @@ impl Store {
         }
         Ok(bytes)
     }
+
+    /// The model is whole: what its downloads have left is of no more use.
+    pub(super) fn forget_partials(&self, manifest: &Manifest) {
+        for file in manifest.digests() {
+            if let Err(error) = self.remove_partial(file) {
+                tracing::warn!("{error}; `blobd gc` removes it when a week has passed");
+            }
+        }
+    }
 }
 
 /// A download that can be resumed, or a file of a model that is not complete.
@@ -420,6 +440,16 @@ pub struct PartialDownload {
     pub bytes: u64,
     /// When the last of it arrived, if the file system knows.
     pub last_used: Option<SystemTime>,
+}
+
+impl PartialDownload {
+    /// Whether nobody has gone on with it for a week. One from the future may have been added to a
+    /// moment ago.
+    #[must_use]
+    pub fn is_abandoned(&self, now: SystemTime) -> bool {
+        const KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+        self.last_used.is_some_and(|last| now.duration_since(last).is_ok_and(|age| age > KEPT))
+    }
 }
 
 const JOURNAL: &str = "journal";

@@ -1,0 +1,90 @@
+//! What has arrived, for those who wait for it.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::TransferError;
+use crate::store::{Partial, StoreError};
+
+/// A download that some thread writes and another reads from the front.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    partial: Partial,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Why no more will arrive.
+    failure: Option<TransferError>,
+    /// Whether somebody has given up waiting.
+    is_over: bool,
+}
+
+impl Arrival {
+    pub(super) fn new(partial: Partial) -> Arc<Self> {
+        Arc::new(Self { partial, state: Mutex::default(), changed: Condvar::new() })
+    }
+
+    pub(super) const fn partial(&self) -> &Partial {
+        &self.partial
+    }
+
+    /// Writes bytes that have come.
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        self.partial.write(offset, bytes)?;
+        drop(self.lock());
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// No more will arrive, for this reason. Only the first counts.
+    pub(super) fn fail(&self, error: TransferError) {
+        self.lock().failure.get_or_insert(error);
+        self.changed.notify_all();
+    }
+
+    /// Nobody waits any more.
+    pub(super) fn end(&self) {
+        self.lock().is_over = true;
+    }
+
+    /// Whether nobody waits any more, or it has failed.
+    pub(super) fn is_over(&self) -> bool {
+        let state = self.lock();
+        state.is_over || state.failure.is_some()
+    }
+
+    /// Why it has failed.
+    pub(super) fn take_failure(&self) -> Option<TransferError> {
+        self.lock().failure.take()
+    }
+
+    /// Waits until a byte has arrived at `offset`, and says where the run ends that it begins;
+    /// `None` when it never will. `look` is called now and then; it may give up by returning false.
+    pub(super) fn wait_for(&self, offset: u64, mut look: impl FnMut() -> bool) -> Option<u64> {
+        const NOW_AND_THEN: Duration = Duration::from_millis(100);
+        let mut state = self.lock();
+        loop {
+            let end = self.partial.end_of_run(offset);
+            if end > offset {
+                return Some(end);
+            }
+            if state.failure.is_some() {
+                return None;
+            }
+            let waited = self.changed.wait_timeout(state, NOW_AND_THEN);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            if !look() {
+                return None;
+            }
+            state = self.lock();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change is complete before anything could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,437 @@
+//! Ranges over the network, several at once.
+//!
+//! Each worker takes a range from the schedule, has it sent, and hands what comes to the thread
+//! that writes. A connection that breaks, stalls or is much slower than the others loses the rest
+//! of its range to whoever asks next; what it has brought stays.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::arrival::Arrival;
+use super::schedule::{Claim, Schedule};
+use super::{RateLimit, RemoteFile, TransferPolicy};
+use crate::registry::{BlobStream, Part, RangeStream, RegistryError};
+
+/// One file being fetched.
+#[derive(Debug)]
+pub(super) struct Fetch {
+    pub(super) source: RemoteFile,
+    pub(super) arrival: Arc<Arrival>,
+    pub(super) policy: TransferPolicy,
+    /// The daemon's limit and this pull's own.
+    pub(super) limits: Vec<RateLimit>,
+    /// The connections that the host may still get.
+    slots: Arc<Semaphore>,
+    schedule: Mutex<Schedule>,
+    /// Rung when a range is anybody's again, or all is done.
+    changed: Notify,
+    received: AtomicU64,
+    workers: AtomicUsize,
+}
+
+/// Bytes on their way to the thread that writes.
+#[derive(Debug)]
+pub(super) struct Piece {
+    offset: u64,
+    frames: Vec<Bytes>,
+    length: usize,
+}
+
+/// How much is written at once, and noted in the journal.
+const PIECE_BYTES: usize = 1 << 20;
+/// A slow connection's bytes do not wait longer than this to be noted.
+const PIECE_PATIENCE: Duration = Duration::from_millis(200);
+/// Gaps up to this are fetched with what surrounds them: a request costs about as much.
+const NEAR_BYTES: u64 = 4 << 10;
+
+impl Fetch {
+    pub(super) fn new(
+        source: RemoteFile,
+        arrival: Arc<Arrival>,
+        policy: TransferPolicy,
+        limits: Vec<RateLimit>,
+        slots: Arc<Semaphore>,
+    ) -> Arc<Self> {
+        let schedule = Mutex::new(Schedule::new(arrival.partial().missing(), NEAR_BYTES));
+        let (received, workers) = (AtomicU64::new(0), AtomicUsize::new(0));
+        let changed = Notify::new();
+        Arc::new(Self { source, arrival, policy, limits, slots, schedule, changed, received, workers })
+    }
+
+    /// How many bytes have come over the network.
+    pub(super) fn received_bytes(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Fetches all that is scheduled. `whole` is a stream of the rest of the file that is there
+    /// already, and where it is.
+    pub(super) async fn run(self: Arc<Self>, whole: Option<(BlobStream, u64)>, writer: mpsc::Sender<Piece>) {
+        let mut workers = JoinSet::new();
+        if let Some(stream) = whole {
+            let (fetch, writer) = (Arc::clone(&self), writer.clone());
+            self.lock().claim_all();
+            workers.spawn(async move { fetch.work(Some(stream), writer).await });
+        } else {
+            self.add_worker(&mut workers, &writer);
+        }
+        let (mut growth, mut failure) = (Growth::default(), None);
+        let mut tick = tokio::time::interval(self.policy.tick);
+        while !workers.is_empty() {
+            tokio::select! {
+                // Some servers refuse a second connection: then one has to do.
+                ended = workers.join_next() => if let Some(Ok(Err(error))) = ended {
+                    tracing::debug!("one connection less: {error}");
+                    failure = Some(error);
+                },
+                _ = tick.tick() => {
+                    let is_worth_it = growth.is_worth_one_more(self.received_bytes(), workers.len());
+                    if is_worth_it && workers.len() < self.policy.max_connections {
+                        self.add_worker(&mut workers, &writer);
+                    }
+                }
+            }
+            if self.arrival.is_over() {
+                // Dropping them closes their connections.
+                return;
+            }
+        }
+        if let Some(error) = failure.filter(|_| !self.lock().is_done()) {
+            self.arrival.fail(error.into());
+        }
+    }
+
+    fn add_worker(
+        self: &Arc<Self>,
+        workers: &mut JoinSet<Result<(), RegistryError>>,
+        writer: &mpsc::Sender<Piece>,
+    ) {
+        // Beyond the first, only for what a connection needs some time for.
+        if !workers.is_empty() && self.lock().left_bytes() < self.policy.min_range_bytes {
+            return;
+        }
+        let (fetch, writer) = (Arc::clone(self), writer.clone());
+        workers.spawn(async move { fetch.work(None, writer).await });
+    }
+
+    /// Fetches ranges until none is left.
+    async fn work(
+        self: Arc<Self>,
+        whole: Option<(BlobStream, u64)>,
+        writer: mpsc::Sender<Piece>,
+    ) -> Result<(), RegistryError> {
+        self.workers.fetch_add(1, Ordering::Relaxed);
+        let worked = self.work_until_done(whole, &writer).await;
+        self.workers.fetch_sub(1, Ordering::Relaxed);
+        self.changed.notify_waiters();
+        worked
+    }
+
+    async fn work_until_done(
+        &self,
+        mut whole: Option<(BlobStream, u64)>,
+        writer: &mpsc::Sender<Piece>,
+    ) -> Result<(), RegistryError> {
+        let mut failures = Failures::default();
+        let mut length = self.policy.min_range_bytes;
+        loop {
+            let started = Instant::now();
+            let before = self.received_bytes();
+            let fetched = match whole.take() {
+                Some((stream, position)) => self.receive_whole(stream, position, writer).await,
+                None => match self.next_claim(length).await {
+                    None => return Ok(()),
+                    Some(claim) => self.fetch_range(&claim, writer).await,
+                },
+            };
+            match fetched {
+                Ok(Outcome::Fetched) => length = self.policy.next_length(length, started.elapsed()),
+                Ok(Outcome::Superfluous | Outcome::NobodyListens) => return Ok(()),
+                Err(error) => {
+                    let came = self.received_bytes() > before;
+                    let Some(wait) = failures.wait_after(&error, came, &self.policy) else { return Err(error) };
+                    tracing::debug!("{error}; again in {wait:?}");
+                    tokio::time::sleep(wait).await;
+                    length = self.policy.min_range_bytes;
+                }
+            }
+        }
+    }
+
+    /// The next range; waits while others may give one back.
+    async fn next_claim(&self, length: u64) -> Option<Claim> {
+        loop {
+            let rung = self.changed.notified();
+            tokio::pin!(rung);
+            // Before the look, or a ring in between would be missed.
+            rung.as_mut().enable();
+            {
+                let mut schedule = self.lock();
+                if let Some(claim) = schedule.claim(length) {
+                    return Some(claim);
+                }
+                if schedule.is_done() || self.workers.load(Ordering::Relaxed) <= 1 {
+                    return None;
+                }
+            }
+            rung.await;
+        }
+    }
+
+    async fn fetch_range(
+        &self,
+        claim: &Claim,
+        writer: &mpsc::Sender<Piece>,
+    ) -> Result<Outcome, RegistryError> {
+        // Never closed.
+        let _slot = self.slots.acquire().await;
+        let fetched = match self.source.part(claim.range.clone()).await {
+            Ok(Part::Range(stream)) => self.receive_range(stream, claim, writer).await,
+            Ok(Part::Whole(stream)) => {
+                // Nobody has to ask for it again: one such stream brings all that is missing.
+                self.lock().give_back(claim.id);
+                if self.lock().claim_all() {
+                    return self.receive_whole(stream, 0, writer).await;
+                }
+                return Ok(Outcome::Superfluous);
+            }
+            Err(error) => Err(error),
+        };
+        self.lock().give_back(claim.id);
+        self.changed.notify_waiters();
+        fetched
+    }
+
+    async fn receive_range(
+        &self,
+        mut stream: RangeStream,
+        claim: &Claim,
+        writer: &mpsc::Sender<Piece>,
+    ) -> Result<Outcome, RegistryError> {
+        let mut pieces = Pieces::new(claim.range.start);
+        loop {
+            let next = match pieces.patience() {
+                None => stream.next().await,
+                Some(until) => match tokio::time::timeout_at(until, stream.next()).await {
+                    Ok(next) => next,
+                    Err(_elapsed) => {
+                        self.hand_over(&mut pieces, claim.id, writer).await;
+                        continue;
+                    }
+                },
+            };
+            let bytes = match next {
+                Ok(Some(bytes)) => bytes,
+                ended => {
+                    // What has come before it broke is as good as any.
+                    self.hand_over(&mut pieces, claim.id, writer).await;
+                    return ended.map(|_| Outcome::Fetched);
+                }
+            };
+            self.count(bytes.len()).await;
+            pieces.push(bytes);
+            if pieces.is_full() && !self.hand_over(&mut pieces, claim.id, writer).await {
+                return Ok(Outcome::NobodyListens);
+            }
+        }
+    }
+
+    async fn hand_over(&self, pieces: &mut Pieces, claim: u64, writer: &mpsc::Sender<Piece>) -> bool {
+        let Some(piece) = pieces.take() else { return true };
+        let sent = writer.send(piece).await.is_ok();
+        if sent {
+            self.lock().advance(claim, pieces.offset);
+        }
+        sent
+    }
+
+    /// Takes a stream of the whole file, which is at `position`, to its end.
+    async fn receive_whole(
+        &self,
+        mut stream: BlobStream,
+        mut position: u64,
+        writer: &mpsc::Sender<Piece>,
+    ) -> Result<Outcome, RegistryError> {
+        loop {
+            let bytes = match stream.next().await {
+                Ok(Some(bytes)) => bytes,
+                Ok(None) => break,
+                Err(error) => {
+                    let missing = self.arrival.partial().missing();
+                    *self.lock() = Schedule::new(missing, NEAR_BYTES);
+                    return Err(error);
+                }
+            };
+            self.count(bytes.len()).await;
+            let length = bytes.len();
+            let piece = Piece { offset: position, frames: vec![bytes], length };
+            position += length as u64;
+            if writer.send(piece).await.is_err() {
+                return Ok(Outcome::NobodyListens);
+            }
+        }
+        Ok(Outcome::Superfluous)
+    }
+
+    async fn count(&self, bytes: usize) {
+        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        for limit in &self.limits {
+            limit.pay(bytes as u64).await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Schedule> {
+        // Every change is complete before anything could panic.
+        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What has become of a request.
+enum Outcome {
+    /// All of it has come.
+    Fetched,
+    /// Nothing is left to do here.
+    Superfluous,
+    /// The thread that writes has ended.
+    NobodyListens,
+}
+
+/// Frames that make up the next piece.
+struct Pieces {
+    offset: u64,
+    frames: Vec<Bytes>,
+    length: usize,
+    since: Instant,
+}
+
+impl Pieces {
+    fn new(offset: u64) -> Self {
+        Self { offset, frames: Vec::new(), length: 0, since: Instant::now() }
+    }
+
+    fn push(&mut self, bytes: Bytes) {
+        if self.frames.is_empty() {
+            self.since = Instant::now();
+        }
+        self.length += bytes.len();
+        self.frames.push(bytes);
+    }
+
+    fn is_full(&self) -> bool {
+        self.length >= PIECE_BYTES
+    }
+
+    /// Until when what there is may wait for more.
+    fn patience(&self) -> Option<Instant> {
+        (!self.frames.is_empty()).then(|| self.since + PIECE_PATIENCE)
+    }
+
+    fn take(&mut self) -> Option<Piece> {
+        let (frames, length) = (std::mem::take(&mut self.frames), std::mem::take(&mut self.length));
+        let offset = self.offset;
+        self.offset += length as u64;
+        (length > 0).then_some(Piece { offset, frames, length })
+    }
+}
+
+/// Writes pieces as they come, until there are no more or one cannot be written.
+pub(super) fn write_pieces(arrival: &Arrival, mut pieces: mpsc::Receiver<Piece>) {
+    let mut joined = Vec::new();
+    while let Some(piece) = pieces.blocking_recv() {
+        let written = match &*piece.frames {
+            [frame] => arrival.write(piece.offset, frame),
+            frames => {
+                joined.clear();
+                joined.reserve(piece.length);
+                frames.iter().for_each(|frame| joined.extend_from_slice(frame));
+                arrival.write(piece.offset, &joined)
+            }
+        };
+        if let Err(error) = written {
+            arrival.fail(error.into());
+            return;
+        }
+    }
+    // Whoever waits for what nobody will bring waits no more.
+    if !arrival.partial().missing().is_empty() {
+        arrival.fail(super::TransferError::Incomplete);
+    }
+}
+
+/// Failures in a row that brought nothing.
+#[derive(Debug, Default)]
+pub(super) struct Failures(u32);
+
+impl Failures {
+    /// How long to wait before the next try; `None` when there should be none.
+    pub(super) fn wait_after(
+        &mut self,
+        error: &RegistryError,
+        came: bool,
+        policy: &TransferPolicy,
+    ) -> Option<Duration> {
+        if !error.may_pass() {
+            return None;
+        }
+        self.0 = if came { 1 } else { self.0 + 1 };
+        (self.0 <= policy.max_failures)
+            .then(|| (policy.backoff * 2u32.saturating_pow(self.0 - 1)).min(policy.longest_backoff))
+    }
+}
+
+/// Decides how many connections there are: one more as long as the last one made it faster.
+#[derive(Debug, Default)]
+struct Growth {
+    received: u64,
+    best: u64,
+    workers: usize,
+}
+
+impl Growth {
+    fn is_worth_one_more(&mut self, received: u64, workers: usize) -> bool {
+        let rate = received.saturating_sub(std::mem::replace(&mut self.received, received));
+        if workers != self.workers {
+            // What the newest brings is seen in the next tick.
+            self.workers = workers;
+            return false;
+        }
+        let is_faster = rate > self.best + self.best / 10;
+        self.best = self.best.max(rate);
+        is_faster
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_added_while_they_help() {
+        let mut growth = Growth::default();
+        assert!(!growth.is_worth_one_more(0, 1));
+        assert!(growth.is_worth_one_more(100, 1));
+        assert!(!growth.is_worth_one_more(250, 2), "not before it was seen for a whole tick");
+        assert!(growth.is_worth_one_more(450, 2));
+        assert!(!growth.is_worth_one_more(650, 3));
+        assert!(!growth.is_worth_one_more(850, 3), "the third made it no faster");
+    }
+
+    #[test]
+    fn only_failures_in_a_row_that_bring_nothing_end_it() {
+        let policy = TransferPolicy { max_failures: 2, ..TransferPolicy::default() };
+        let broken = RegistryError::TooManyRequests { host: "h".to_owned() };
+        let mut failures = Failures::default();
+        assert_eq!(failures.wait_after(&broken, false, &policy), Some(policy.backoff));
+        assert_eq!(failures.wait_after(&broken, false, &policy), Some(policy.backoff * 2));
+        assert_eq!(failures.wait_after(&broken, true, &policy), Some(policy.backoff));
+        assert_eq!(failures.wait_after(&broken, false, &policy), Some(policy.backoff * 2));
+        assert_eq!(failures.wait_after(&broken, false, &policy), None);
+        let fatal = RegistryError::Status { host: "h".to_owned(), status: 410 };
+        assert_eq!(Failures::default().wait_after(&fatal, true, &policy), None);
+    }
+}

@@ -1,0 +1,366 @@
+//! Transfers: a file of a registry becomes blobs, in ranges that come at once and in any order.
+//!
+//! The file's head says how it is split; then every byte is written straight into the file that
+//! becomes its blob ([`crate::store::Partial`]), and the whole is hashed from the front while the
+//! rest still comes. It becomes part of the store only when its digest is the one the registry
+//! named. Whatever ends a transfer early, what has arrived stays for the next one.
+//!
+//! One file is transferred once at a time, however many ask for it: the others wait and see how far
+//! it is ([`Transfers::board`]).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::digest::Digest;
+use blobd_store_format::gguf::GgufError;
+use blobd_store_format::recipe::RecipeError;
+use blobd_store_format::reference::Reference;
+use blobd_store_format::split::{BlobContent, SplitError, SplitPlan};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::registry::{BlobStream, Part, RegistryClient, RegistryError};
+use crate::store::{Ingest, PartialFile, StoreError};
+
+mod arrival;
+mod fetch;
+mod flights;
+mod hash;
+mod head;
+mod pace;
+mod schedule;
+
+use arrival::Arrival;
+use fetch::{Fetch, write_pieces};
+pub use flights::Flight;
+use flights::Flights;
+use hash::Hashed;
+use head::Head;
+pub use pace::RateLimit;
+
+/// What the transfers of one daemon share.
+#[derive(Clone, Debug, Default)]
+pub struct Transfers {
+    policy: TransferPolicy,
+    /// How fast all of them together may be.
+    pub limit: RateLimit,
+    flights: Flights,
+    /// How many connections each host may still get.
+    hosts: Arc<Mutex<BTreeMap<String, Arc<Semaphore>>>>,
+}
+
+/// How files are transferred.
+#[derive(Clone, Copy, Debug)]
+pub struct TransferPolicy {
+    /// The most connections to one host, of all transfers together.
+    pub max_connections: usize,
+    /// The least that is asked for at once in bytes, unless less is missing.
+    pub min_range_bytes: u64,
+    /// The most.
+    pub max_range_bytes: u64,
+    /// How long a range should take.
+    pub range_takes: Duration,
+    /// How often it is considered whether one more connection would help.
+    pub tick: Duration,
+    /// How long to wait after the first failure; doubled after each that follows.
+    pub backoff: Duration,
+    /// The longest such wait.
+    pub longest_backoff: Duration,
+    /// After how many failures in a row that bring nothing a transfer fails.
+    pub max_failures: u32,
+}
+
+impl Default for TransferPolicy {
+    fn default() -> Self {
+        Self {
+            // Registries' networks serve one connection at 10 to 100 MB/s; more than eight are
+            // taken for abuse by some.
+            max_connections: 8,
+            // A round trip around the world costs less than a tenth of it at 10 MB/s.
+            min_range_bytes: 4 << 20,
+            max_range_bytes: 64 << 20,
+            range_takes: Duration::from_secs(2),
+            tick: Duration::from_millis(500),
+            backoff: Duration::from_millis(500),
+            longest_backoff: Duration::from_secs(15),
+            // About half a minute of them: a router restarts in that time.
+            max_failures: 6,
+        }
+    }
+}
+
+impl TransferPolicy {
+    /// How much to ask for next, after `length` bytes have taken this long.
+    fn next_length(&self, length: u64, took: Duration) -> u64 {
+        let next = if took < self.range_takes / 2 {
+            length.saturating_mul(2)
+        } else if took > self.range_takes * 2 {
+            length / 2
+        } else {
+            length
+        };
+        next.clamp(self.min_range_bytes, self.max_range_bytes)
+    }
+}
+
+/// A file at its registry.
+#[derive(Clone, Debug)]
+pub struct RemoteFile {
+    /// Who fetches it.
+    pub registry: RegistryClient,
+    /// The model it is part of.
+    pub reference: Reference,
+    /// What it is.
+    pub file: Descriptor,
+}
+
+impl RemoteFile {
+    async fn part(&self, range: std::ops::Range<u64>) -> Result<Part, RegistryError> {
+        self.registry.part(&self.reference, &self.file, range).await
+    }
+}
+
+/// What to transfer, and who wants it.
+pub struct Job<'j> {
+    /// The file.
+    pub source: RemoteFile,
+    /// The runtime on which the network is.
+    pub handle: &'j Handle,
+    /// How fast this pull may be.
+    pub limit: &'j RateLimit,
+    /// Is told now and then how many bytes are there; returns whether it is still wanted.
+    pub look: &'j (dyn Fn(u64) -> bool + Sync),
+}
+
+impl fmt::Debug for Job<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job").field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+/// What a transfer did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    /// What has come over the network in bytes.
+    pub downloaded_bytes: u64,
+    /// What had come before.
+    pub resumed_bytes: u64,
+    /// What the store had.
+    pub reused_bytes: u64,
+}
+
+/// Why a file could not be transferred.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransferError {
+    /// The registry failed.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Its header is refused.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// Its tensors are refused.
+    #[error(transparent)]
+    Split(#[from] SplitError),
+    /// Its recipe is refused.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
+    /// What came is not the file that was named. It has been thrown away.
+    #[error("digest {found}, {expected} expected; what came was thrown away")]
+    Digest {
+        /// The digest of what came.
+        found: Digest,
+        /// The digest that was named.
+        expected: Digest,
+    },
+    /// The rest never came, and nobody said why.
+    #[error("transfer ended early; what has arrived is kept, pull again to go on")]
+    Incomplete,
+    /// Nobody wants it any more.
+    #[error("the client that asked for it has gone; what has arrived is kept, pull again to go on")]
+    Unwanted,
+}
+
+impl Transfers {
+    /// Takes the right to transfer a file; waits while somebody else has it, and tells `look` how
+    /// far that one is. When `look` returns false, the wait ends.
+    ///
+    /// # Errors
+    /// [`TransferError::Unwanted`] then.
+    pub fn board(&self, file: Digest, look: impl FnMut(u64) -> bool) -> Result<Flight, TransferError> {
+        self.flights.board(file, look).ok_or(TransferError::Unwanted)
+    }
+
+    /// Transfers a file into the ingest, durably, so that nothing of it has to come again even if
+    /// the ingest is never committed.
+    ///
+    /// # Errors
+    /// [`TransferError`]. What has arrived is kept, unless it proved to be wrong.
+    pub fn receive(&self, flight: &Flight, ingest: &mut Ingest, job: &Job<'_>) -> Result<Received, TransferError> {
+        ingest.lease().pin(job.source.file.digest);
+        let mut transfer = self.begin(flight, ingest, job)?;
+        loop {
+            let hashed = transfer.run()?;
+            if hashed.file == job.source.file.digest {
+                return transfer.finish(ingest, hashed);
+            }
+            transfer.doubt(hashed.file)?;
+        }
+    }
+
+    fn begin<'t>(
+        &'t self,
+        flight: &'t Flight,
+        ingest: &Ingest,
+        job: &'t Job<'t>,
+    ) -> Result<Transfer<'t>, TransferError> {
+        let Descriptor { digest, size, media_type } = &job.source.file;
+        let home = PartialFile::open(ingest.store(), *digest, *size)?;
+        let Head { plan, bytes, whole } = if media_type.is_gguf() {
+            self.head(job, &home)?
+        } else {
+            Head { plan: SplitPlan::whole(*size), bytes: Vec::new(), whole: None }
+        };
+        let partial = home.follow(plan, ingest.staging())?;
+        let resumed_bytes = partial.arrived_bytes();
+        admit(ingest, partial.plan(), resumed_bytes)?;
+        for gap in partial.missing().into_iter().filter(|gap| gap.start < bytes.len() as u64) {
+            let place = usize::try_from(gap.start).unwrap_or_default();
+            let end = usize::try_from(gap.end).unwrap_or(usize::MAX).min(bytes.len());
+            partial.write(gap.start, bytes.get(place..end).unwrap_or_default())?;
+        }
+        let head_bytes = partial.arrived_bytes().saturating_sub(resumed_bytes);
+        let received = Received { downloaded_bytes: head_bytes, resumed_bytes, reused_bytes: 0 };
+        let whole = whole.map(|stream| (stream, bytes.len() as u64));
+        Ok(Transfer { transfers: self, flight, job, arrival: Arrival::new(partial), whole, received })
+    }
+
+    /// The head, tried again as the rest is.
+    fn head(&self, job: &Job<'_>, home: &PartialFile) -> Result<Head, TransferError> {
+        /// No header is longer (`HeaderParser` refuses it).
+        const MAX_HEAD_BYTES: u64 = 1 << 30;
+        let mut failures = fetch::Failures::default();
+        loop {
+            let error = match head::fetch(job.handle, &job.source, home.head(MAX_HEAD_BYTES)) {
+                Err(TransferError::Registry(error)) => error,
+                head => return head,
+            };
+            let Some(wait) = failures.wait_after(&error, false, &self.policy) else { return Err(error.into()) };
+            thread::sleep(wait);
+            if !(job.look)(0) {
+                return Err(TransferError::Unwanted);
+            }
+        }
+    }
+
+    fn slots(&self, host: &str) -> Arc<Semaphore> {
+        let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        let slots = || Arc::new(Semaphore::new(self.policy.max_connections));
+        Arc::clone(hosts.entry(host.to_ascii_lowercase()).or_insert_with(slots))
+    }
+}
+
+/// Room for what is still to be written.
+fn admit(ingest: &Ingest, plan: &SplitPlan, arrived: u64) -> Result<(), StoreError> {
+    if arrived == 0 {
+        return ingest.admit(plan.blobs().iter().map(|blob| blob.size));
+    }
+    // Files that have begun have their room already.
+    ingest.admit(std::iter::once(plan.file_size().saturating_sub(arrived)))
+}
+
+/// One file on its way.
+struct Transfer<'t> {
+    transfers: &'t Transfers,
+    flight: &'t Flight,
+    job: &'t Job<'t>,
+    arrival: Arc<Arrival>,
+    /// A stream of the whole file, and how far it is.
+    whole: Option<(BlobStream, u64)>,
+    received: Received,
+}
+
+impl Transfer<'_> {
+    /// Fetches what is missing and hashes all of it meanwhile.
+    fn run(&mut self) -> Result<Hashed, TransferError> {
+        const PIECES_WAITING: usize = 4;
+        let (job, arrival, flight) = (self.job, &self.arrival, self.flight);
+        let fetch = Fetch::new(
+            job.source.clone(),
+            Arc::clone(arrival),
+            self.transfers.policy,
+            vec![self.transfers.limit.clone(), job.limit.clone()],
+            self.transfers.slots(job.source.reference.host()),
+        );
+        let (to_writer, pieces) = mpsc::channel(PIECES_WAITING);
+        let mut look = || {
+            let arrived = arrival.partial().arrived_bytes();
+            flight.note(arrived);
+            (job.look)(arrived)
+        };
+        let hashed = thread::scope(|scope| {
+            scope.spawn(|| write_pieces(arrival, pieces));
+            let task = job.handle.spawn(Arc::clone(&fetch).run(self.whole.take(), to_writer));
+            let hashed = hash::hash(arrival, &mut look);
+            arrival.end();
+            // The thread that writes ends with what is left of it.
+            task.abort();
+            hashed
+        });
+        self.received.downloaded_bytes += fetch.received_bytes();
+        match hashed? {
+            Some(hashed) => Ok(hashed),
+            None => Err(arrival.take_failure().unwrap_or(TransferError::Unwanted)),
+        }
+    }
+
+    /// It is not the file. What came before may be to blame; what came just now is to blame if
+    /// there was nothing before.
+    fn doubt(&mut self, found: Digest) -> Result<(), TransferError> {
+        let expected = self.job.source.file.digest;
+        self.arrival.partial().discard()?;
+        if self.received.resumed_bytes == 0 {
+            return Err(TransferError::Digest { found, expected });
+        }
+        tracing::warn!("{expected}: what had arrived before is not part of it; begun anew");
+        self.received.resumed_bytes = 0;
+        Ok(())
+    }
+
+    fn finish(self, ingest: &mut Ingest, hashed: Hashed) -> Result<Received, TransferError> {
+        let partial = self.arrival.partial();
+        partial.note_digests(&hashed.blobs)?;
+        partial.seal()?;
+        for blob in hashed.staged {
+            ingest.add_blob(blob)?;
+        }
+        let plan = partial.plan();
+        if plan.blobs().iter().all(|blob| blob.content != BlobContent::File) {
+            ingest.add_recipe(plan.recipe(hashed.file, &hashed.blobs, hashed.literals)?);
+        }
+        ingest.publish()?;
+        Ok(self.received)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_grow_with_the_speed_of_the_link() {
+        let policy = TransferPolicy::default();
+        let slow = policy.next_length(4 << 20, Duration::from_secs(60));
+        assert_eq!(slow, policy.min_range_bytes);
+        assert_eq!(policy.next_length(8 << 20, Duration::from_millis(100)), 16 << 20);
+        assert_eq!(policy.next_length(64 << 20, Duration::from_millis(100)), policy.max_range_bytes);
+        assert_eq!(policy.next_length(16 << 20, policy.range_takes), 16 << 20);
+    }
+}

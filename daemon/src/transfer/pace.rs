@@ -1,0 +1,93 @@
+//! How fast bytes may come.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// A limit that several transfers share. It can be changed while they run.
+#[derive(Clone, Debug, Default)]
+pub struct RateLimit(Arc<Mutex<Bucket>>);
+
+#[derive(Debug, Default)]
+struct Bucket {
+    bytes_per_second: Option<u64>,
+    /// When what has come so far may have come at this rate.
+    paid_until: Option<Instant>,
+}
+
+impl RateLimit {
+    /// A limit in bytes per second; `None` or 0 is none.
+    #[must_use]
+    pub fn new(bytes_per_second: Option<u64>) -> Self {
+        let limit = Self::default();
+        limit.set(bytes_per_second);
+        limit
+    }
+
+    /// Changes it, from the next bytes on.
+    pub fn set(&self, bytes_per_second: Option<u64>) {
+        let mut bucket = self.lock();
+        bucket.bytes_per_second = bytes_per_second.filter(|rate| *rate > 0);
+        bucket.paid_until = None;
+    }
+
+    /// What it is in bytes per second.
+    #[must_use]
+    pub fn get(&self) -> Option<u64> {
+        self.lock().bytes_per_second
+    }
+
+    /// Waits as long as `bytes`, which have come, take at this rate.
+    pub async fn pay(&self, bytes: u64) {
+        if let Some(until) = self.due(bytes, Instant::now()) {
+            tokio::time::sleep_until(until).await;
+        }
+    }
+
+    fn due(&self, bytes: u64, now: Instant) -> Option<Instant> {
+        /// What was not used a moment ago may be used now, but no more than that.
+        const BURST: Duration = Duration::from_millis(100);
+        const LONGEST: Duration = Duration::from_secs(60);
+        let mut bucket = self.lock();
+        let rate = bucket.bytes_per_second?;
+        let earliest = now.checked_sub(BURST).unwrap_or(now);
+        let from = bucket.paid_until.map_or(earliest, |until| until.max(earliest));
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
+        let takes = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).min(LONGEST);
+        let until = from + takes;
+        bucket.paid_until = Some(until);
+        (until > now).then_some(until)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Bucket> {
+        // Every change is complete before anything could panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_take_as_long_as_the_rate_says_however_they_are_cut() {
+        for step in [1_000, 100_000] {
+            let (limit, start) = (RateLimit::new(Some(1_000_000)), Instant::now());
+            let due: Vec<_> = (0..1_000_000 / step).map(|_| limit.due(step, start)).collect();
+            let took = due.last().unwrap().unwrap() - start;
+            assert!((0.85..1.01).contains(&took.as_secs_f64()), "{took:?}");
+        }
+    }
+
+    #[test]
+    fn limit_that_is_changed_holds_at_once() {
+        let (limit, now) = (RateLimit::new(Some(1)), Instant::now());
+        assert!(limit.due(1000, now).is_some());
+        limit.set(Some(1 << 40));
+        assert_eq!(limit.due(1000, now), None);
+        limit.set(None);
+        assert_eq!(limit.due(u64::MAX, now), None);
+        assert_eq!(RateLimit::new(Some(0)).get(), None);
+    }
+}

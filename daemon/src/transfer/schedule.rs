@@ -1,0 +1,146 @@
+//! Who fetches which bytes next: a value without clock or network.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+/// What has to be fetched, and what is being fetched.
+#[derive(Debug, Default)]
+pub(super) struct Schedule {
+    /// Nobody has these yet; in the order in which they are wanted.
+    waiting: VecDeque<Range<u64>>,
+    active: BTreeMap<u64, Range<u64>>,
+    next_id: u64,
+    /// One stream brings everything from front to back: the server knows no ranges.
+    is_sequential: bool,
+}
+
+/// A range that somebody has taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Claim {
+    pub(super) id: u64,
+    pub(super) range: Range<u64>,
+}
+
+impl Schedule {
+    /// Has these ranges fetched. Two that lie so near to each other that a request of their own
+    /// would cost more than the bytes between them become one.
+    pub(super) fn new(missing: impl IntoIterator<Item = Range<u64>>, nearest: u64) -> Self {
+        let mut schedule = Self::default();
+        for range in missing {
+            match schedule.waiting.back_mut() {
+                Some(last) if range.start.saturating_sub(last.end) <= nearest => last.end = range.end,
+                _ => schedule.waiting.push_back(range),
+            }
+        }
+        schedule
+    }
+
+    /// The next range, of at most `length` bytes; none when all are taken.
+    pub(super) fn claim(&mut self, length: u64) -> Option<Claim> {
+        if self.is_sequential {
+            return None;
+        }
+        let first = self.waiting.front_mut()?;
+        let end = first.end.min(first.start.saturating_add(length.max(1)));
+        let range = first.start..end;
+        first.start = end;
+        if first.is_empty() {
+            self.waiting.pop_front();
+        }
+        self.next_id += 1;
+        self.active.insert(self.next_id, range.clone());
+        Some(Claim { id: self.next_id, range })
+    }
+
+    /// Whoever asks brings everything from front to back; false if somebody does already.
+    pub(super) fn claim_all(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_sequential, true)
+    }
+
+    /// Bytes of a claim have arrived up to `position`.
+    pub(super) fn advance(&mut self, id: u64, position: u64) {
+        if let Some(range) = self.active.get_mut(&id) {
+            range.start = position.min(range.end);
+            if range.is_empty() {
+                self.active.remove(&id);
+            }
+        }
+    }
+
+    /// The rest of a claim is anybody's again, and wanted first.
+    pub(super) fn give_back(&mut self, id: u64) {
+        if let Some(range) = self.active.remove(&id) {
+            let place = self.waiting.partition_point(|waiting| waiting.start < range.start);
+            self.waiting.insert(place, range);
+        }
+    }
+
+    /// Whether nothing is left to do, for anybody.
+    pub(super) fn is_done(&self) -> bool {
+        self.waiting.is_empty() && self.active.is_empty()
+    }
+
+    /// How many bytes have still to arrive.
+    pub(super) fn left_bytes(&self) -> u64 {
+        let ranges = self.waiting.iter().chain(self.active.values());
+        ranges.map(|range| range.end - range.start).fold(0, u64::saturating_add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ranges_that_lie_near_become_one_request() {
+        let mut schedule = Schedule::new([0..10, 14..20, 30..40], 4);
+        assert_eq!(schedule.claim(100).unwrap().range, 0..20);
+        assert_eq!(schedule.claim(100).unwrap().range, 30..40);
+        assert_eq!(schedule.claim(100), None);
+    }
+
+    #[test]
+    fn rest_of_a_broken_range_comes_next() {
+        let mut schedule = Schedule::new([0..100], 0);
+        let (first, second) = (schedule.claim(40).unwrap(), schedule.claim(40).unwrap());
+        schedule.advance(first.id, 15);
+        schedule.give_back(first.id);
+        assert_eq!(schedule.claim(40).unwrap().range, 15..40);
+        assert!(!schedule.is_done());
+        schedule.advance(second.id, 80);
+        assert_eq!(schedule.left_bytes(), 25 + 20);
+    }
+
+    #[test]
+    fn one_stream_is_enough_where_there_are_no_ranges() {
+        let mut schedule = Schedule::new([0..100], 0);
+        assert!(schedule.claim_all());
+        assert!(!schedule.claim_all());
+        assert_eq!(schedule.claim(10), None);
+    }
+
+    proptest! {
+        #[test]
+        fn every_byte_is_fetched_once_whatever_breaks(
+            steps in prop::collection::vec((1u64..50, 0u64..60, any::<bool>()), 1..200),
+        ) {
+            let mut schedule = Schedule::new([3..200, 250..300], 0);
+            let mut fetched = Vec::new();
+            let endless = std::iter::repeat((50, 50, false));
+            for (length, arrives, breaks) in steps.into_iter().chain(endless) {
+                let Some(claim) = schedule.claim(length) else { break };
+                let position = claim.range.end.min(claim.range.start + arrives);
+                fetched.extend(claim.range.start..position);
+                schedule.advance(claim.id, position);
+                if breaks || position < claim.range.end {
+                    schedule.give_back(claim.id);
+                }
+            }
+            prop_assert!(schedule.is_done());
+            fetched.sort_unstable();
+            prop_assert_eq!(fetched, (3..200).chain(250..300).collect::<Vec<_>>());
+        }
+    }
+}
