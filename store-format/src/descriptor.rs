@@ -42,6 +42,8 @@ impl MediaType {
     pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
     /// A GGUF file with weights.
     pub const OLLAMA_MODEL: &str = "application/vnd.ollama.image.model";
+    /// A GGUF file that turns images into what the model reads.
+    pub const OLLAMA_PROJECTOR: &str = "application/vnd.ollama.image.projector";
 
     /// Takes any text as it is.
     pub fn new(text: impl Into<String>) -> Self {

@@ -1,6 +1,7 @@
 //! What a client asks for.
 
 use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
 use serde::{Deserialize, Serialize};
 
 /// Body of `POST /v1/open`.
@@ -69,8 +70,20 @@ pub struct ImportParams {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PullParams {
-    /// The model.
-    pub reference: Reference,
+    /// The model, or the address of a GGUF file.
+    #[serde(rename = "reference")]
+    pub source: PullSource,
+    /// The model's name in the store; that of its source if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<Reference>,
+}
+
+impl PullParams {
+    /// The model that a registry has, under the registry's own name for it.
+    #[must_use]
+    pub const fn of(reference: Reference) -> Self {
+        Self { source: PullSource::Registry(reference), name: None }
+    }
 }
 
 /// Body of `POST /v1/remove`.

@@ -58,14 +58,15 @@ fn overview(details: &ModelDetails) -> String {
 }
 
 fn layers(details: &ModelDetails) -> Table {
-    let mut table = Table::new(&["LAYER", "DIGEST", "SIZE", "STORED"], &[2]);
+    let mut table = Table::new(&["LAYER", "NAME", "DIGEST", "SIZE", "STORED"], &[3]);
     for layer in &details.layers {
         let stored = match layer.stored {
             Stored::Blob => "as one blob",
             Stored::Recipe => "by tensor",
         };
         let component = layer.media_type.component().to_owned();
-        table.row([component, layer.digest.short(), human_bytes(layer.size), stored.to_owned()]);
+        let name = layer.name.clone().unwrap_or_else(|| "-".to_owned());
+        table.row([component, name, layer.digest.short(), human_bytes(layer.size), stored.to_owned()]);
     }
     table
 }

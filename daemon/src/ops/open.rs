@@ -44,8 +44,8 @@ pub fn open(store: &Store, params: &OpenParams, holder: String) -> Result<Locate
     let model = store.leased_model(&params.reference, &lease)?;
     store.note_use(model.manifest.digest());
     let mut locator = Locator::new(params);
-    for file in &model.files {
-        locator.add(file);
+    for (file, name) in model.files.iter().zip(model.manifest.names()) {
+        locator.add(file, name);
     }
     locator.check_selection(&model.reference)?;
     damage::refuse(store, &model, &locator.fds.order)?;
@@ -123,7 +123,7 @@ impl<'p> Locator<'p> {
         Self { params, names, layers, pieces, tensors, fds: FdTable::default(), described: BTreeSet::new() }
     }
 
-    fn add(&mut self, file: &StoredFile) {
+    fn add(&mut self, file: &StoredFile, name: Option<&str>) {
         let descriptor = &file.descriptor;
         let wanted = self.params.component.as_deref();
         if wanted.is_some_and(|component| component != descriptor.media_type.component()) {
@@ -131,6 +131,7 @@ impl<'p> Locator<'p> {
         }
         let mut layer = OpenLayer {
             media_type: descriptor.media_type.clone(),
+            name: name.map(str::to_owned),
             digest: descriptor.digest,
             size: descriptor.size,
             fd: None,

@@ -9,6 +9,7 @@ use bytes::{Buf as _, Bytes};
 use hyper::header::{CONTENT_RANGE, HeaderValue};
 
 use super::fetch::{Answer, Target, What};
+use super::mirrors::Failures;
 use super::{BlobStream, RegistryClient, RegistryError};
 
 impl RegistryClient {
@@ -25,22 +26,40 @@ impl RegistryClient {
         file: &Descriptor,
         range: Range<u64>,
     ) -> Result<RangeStream, RegistryError> {
-        let registry = self.registry(reference)?;
-        let path = format!("blobs/{}", file.digest);
-        let expected = content_range(&range, file.size);
-        let header = last_of(&range)
+        let mut failures = Failures::default();
+        for registry in self.shared.mirrors.of(reference)? {
+            let path = format!("blobs/{}", file.digest);
+            let target = Target::new(&registry, reference, &path, What::Blob(file.digest), None)?;
+            if let Some(settled) = failures.settle(self.range_of(target, file, &range, |_| Ok(())).await) {
+                return settled;
+            }
+        }
+        Err(failures.into_error(reference.host()))
+    }
+
+    /// The same of anything that can be asked for; `check` looks at the head of the answer first.
+    pub(super) async fn range_of(
+        &self,
+        target: Target<'_>,
+        file: &Descriptor,
+        range: &Range<u64>,
+        check: impl FnOnce(&Answer) -> Result<(), RegistryError>,
+    ) -> Result<RangeStream, RegistryError> {
+        let expected = content_range(range, file.size);
+        let header = last_of(range)
             .filter(|last| *last < file.size)
             .and_then(|last| HeaderValue::try_from(format!("bytes={}-{last}", range.start)).ok());
         let Some(header) = header else {
-            let (digest, host) = (file.digest, registry.origin().host().to_owned());
+            let (digest, host) = (file.digest, target.origin.host().to_owned());
             let found = format!("{} bytes in all", file.size);
             return Err(RegistryError::RangeDiffers { digest, host, found, expected });
         };
-        let target = Target::new(&registry, reference, &path, What::Blob(file.digest), None)?;
         let answer = self.shared.get(&target.with_range(header)).await?;
-        let length = range.end.saturating_sub(range.start);
+        check(&answer)?;
+        let (length, page) = (range.end.saturating_sub(range.start), answer.web_page());
         if !answer.is_partial() {
-            let stream = BlobStream::open(answer, file, &self.shared.limits)?;
+            let stream = BlobStream::open(answer, file, &self.shared.limits);
+            let stream = stream.map_err(|error| page.unwrap_or(error))?;
             return Ok(RangeStream { stream, skip: range.start, left: length, received: 0, expected: None });
         }
         check_part(&answer, file.digest, &expected)?;
