@@ -58,15 +58,18 @@ fn overview(details: &ModelDetails) -> String {
 }
 
 fn layers(details: &ModelDetails) -> Table {
-    let mut table = Table::new(&["LAYER", "NAME", "DIGEST", "SIZE", "STORED"], &[3]);
+    let mut table = Table::new(&["LAYER", "DIGEST", "SIZE", "STORED"], &[2]);
     for layer in &details.layers {
         let stored = match layer.stored {
             Stored::Blob => "as one blob",
             Stored::Recipe => "by tensor",
         };
-        let component = layer.media_type.component().to_owned();
-        let name = layer.name.clone().unwrap_or_else(|| "-".to_owned());
-        table.row([component, name, layer.digest.short(), human_bytes(layer.size), stored.to_owned()]);
+        let component = layer.media_type.component();
+        let layer_name = match &layer.name {
+            Some(name) => format!("{component} {name}"),
+            None => component.to_owned(),
+        };
+        table.row([layer_name, layer.digest.short(), human_bytes(layer.size), stored.to_owned()]);
     }
     table
 }

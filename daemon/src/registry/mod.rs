@@ -195,7 +195,12 @@ impl RegistryClient {
         let malformed = |error| RegistryError::Index { reference: Box::new(reference.clone()), error };
         let index = ManifestIndex::parse(raw).map_err(malformed)?;
         let chosen = index.model().map_err(malformed)?.digest;
-        let answer = self.get_manifest(registry, reference, &chosen.to_string()).await?;
+        let answer = match self.get_manifest(registry, reference, &chosen.to_string()).await {
+            Err(RegistryError::NotFound { host, .. }) => {
+                return Err(RegistryError::BlobMissing { digest: chosen, host });
+            }
+            answer => answer?,
+        };
         let raw = self.manifest_bytes(answer, Some(chosen)).await?;
         let malformed = |error| RegistryError::Manifest { reference: Box::new(reference.clone()), error };
         Manifest::parse(raw).map_err(malformed)
