@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 
+use blobd_client::protocol::frame::Frame;
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_client::protocol::response::{HeaderLocation, OpenHead, OpenLayer, OpenPiece, TensorLocation};
 use blobd_client::protocol::{MAX_FDS_PER_BATCH, MAX_OPEN_LAYERS, frame};
@@ -62,10 +63,17 @@ pub fn open(store: &Store, params: &OpenParams, holder: String) -> Result<Locate
         tensor_count: locator.tensors.len() as u64,
         fd_count: locator.fds.next_number(),
     };
+    // Thousands of layers with long names: better said than sent in a frame that no peer takes.
+    if head.layers.len() > ALWAYS_FIT && Frame::Open(head.clone()).encode().is_err() {
+        return Err(OpError::TooManyLayers { model: head.name, count: head.layers.len() });
+    }
     let blobs = locator.fds.order;
     let first_files = open_blobs(store, blobs.get(..MAX_FDS_PER_BATCH).unwrap_or(&blobs))?;
     Ok(Located { reference: model.reference, head, tables, blobs, first_files, lease })
 }
+
+/// So many layers fit into the first frame with the longest names and media types that are in use.
+const ALWAYS_FIT: usize = 1024;
 
 /// Opens blobs for one client.
 ///

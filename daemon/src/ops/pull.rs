@@ -6,6 +6,7 @@ use std::sync::Arc;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
 use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
@@ -238,7 +239,7 @@ fn files_in_order(manifest: &Manifest) -> Vec<&Descriptor> {
 }
 
 fn file_progress(file: &RemoteFile, completed: u64, reused: Option<u64>) -> PullProgress {
-    let name = file.digest().map_or_else(|| file.label(), |digest| digest.short());
+    let name = file.digest().map_or_else(|| file.label(), Digest::short);
     PullProgress {
         status: format!("pulling {name}"),
         digest: file.digest(),

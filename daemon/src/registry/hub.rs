@@ -32,7 +32,7 @@ impl RegistryClient {
     pub(super) async fn hub_model(&self, file: &HubFile) -> Result<RemoteModel, RegistryError> {
         let listed = self.list(file.repository(), file.revision()).await?;
         let chosen = with_shards(&listed.files, file.path()).map_err(|lack| lacking(file, &listed, lack))?;
-        self.hub_pull(file.repository(), &listed, chosen, None)
+        self.hub_pull(file.repository(), &listed, &chosen, None)
     }
 
     /// The same without its origin: for a repair.
@@ -75,19 +75,19 @@ impl RegistryClient {
             let (reference, host) = (Box::new(reference.clone()), host.to_owned());
             return Err(RegistryError::NoSuchTag { reference, host, nearest });
         };
-        self.hub_pull(&repository, &listed, chosen, projector(&listed.files))
+        self.hub_pull(&repository, &listed, &chosen, projector(&listed.files).as_ref())
     }
 
     fn hub_pull(
         &self,
         repository: &str,
         listed: &Listed,
-        chosen: Vec<TreeFile>,
-        projector: Option<TreeFile>,
+        chosen: &[TreeFile],
+        projector: Option<&TreeFile>,
     ) -> Result<RemoteModel, RegistryError> {
         let first = chosen.first().map(|file| file.path.as_str()).unwrap_or_default();
         let origin = HubFile::new(repository, Some(&listed.commit), first).ok().map(|file| file.to_string());
-        let files = chosen.iter().chain(&projector);
+        let files = chosen.iter().chain(projector);
         let files = files.map(|file| self.hub_remote(repository, &listed.commit, file));
         Ok(RemoteModel::Files { files: files.collect::<Result<_, _>>()?, origin })
     }
@@ -143,7 +143,8 @@ impl Api<'_> {
                 None => return Ok(Listed { commit, files }),
                 // A page elsewhere would be asked with this one's credentials.
                 Some(url) => {
-                    target = target.moved(url).ok_or_else(|| self.refused("a next page on another host"))?
+                    let moved = target.moved(url);
+                    target = moved.ok_or_else(|| self.refused("a next page on another host"))?;
                 }
             }
         }
