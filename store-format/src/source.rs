@@ -89,7 +89,8 @@ impl HubFile {
         if let Some(revision) = revision.filter(|revision| !is_revision(revision)) {
             return Err(refused("revision", revision));
         }
-        if !is_file_name(path) || !is_gguf(path) {
+        // What would end a path in a URL could not be read back.
+        if !is_file_name(path) || !is_file_address(path) || path.contains(['?', '#']) {
             return Err(refused("file", path));
         }
         let revision = revision.map(str::to_owned);
@@ -530,6 +531,7 @@ mod tests {
             "hf.co/me/x/resolve/../y.gguf",
             "hf.co/me/x//y.gguf",
             "hf.co/../x/y.gguf",
+            "https://hf.co/me/x/a%0Ab/../y.gguf",
             "https://example.com/../y.gguf",
             "https://example.com/a/./y.gguf",
             "https://user:password@example.com/a/y.gguf",

@@ -59,9 +59,8 @@ pub(super) fn unreachable(host: String, error: &legacy::Error) -> RegistryError 
     if let Some(NoAddress(reason)) = innermost.downcast_ref() {
         return RegistryError::NoAddress { host, reason: reason.clone() };
     }
-    let io_error = innermost.downcast_ref::<io::Error>();
-    let tls = io_error.and_then(|error| error.get_ref()?.downcast_ref::<rustls::Error>());
-    match (tls.or_else(|| innermost.downcast_ref()), io_error.map(io::Error::kind)) {
+    let kind = innermost.downcast_ref::<io::Error>().map(io::Error::kind);
+    match (tls_error(innermost), kind) {
         (Some(tls), _) => RegistryError::Tls { host, trouble: trouble(tls) },
         (None, Some(io::ErrorKind::ConnectionRefused)) => RegistryError::Refused { host },
         _ => RegistryError::Unreachable { host, reason: innermost.to_string() },
@@ -74,6 +73,17 @@ pub(super) fn innermost<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Er
         error = cause;
     }
     error
+}
+
+/// The failure of TLS that an input/output error holds, be it wrapped once or twice: such a wrapper
+/// is not among the sources.
+fn tls_error<'e>(mut error: &'e (dyn Error + 'static)) -> Option<&'e rustls::Error> {
+    loop {
+        if let Some(tls) = error.downcast_ref() {
+            return Some(tls);
+        }
+        error = error.downcast_ref::<io::Error>()?.get_ref()?;
+    }
 }
 
 fn trouble(error: &rustls::Error) -> TlsTrouble {
@@ -104,6 +114,14 @@ fn today() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failures_of_tls_are_found_behind_wrappers() {
+        let tls = || rustls::Error::DecryptError;
+        assert!(tls_error(&tls()).is_some());
+        assert!(tls_error(&io::Error::other(io::Error::other(tls()))).is_some());
+        assert!(tls_error(&io::Error::from(io::ErrorKind::NotFound)).is_none());
+    }
 
     #[test]
     fn certificates_out_of_their_time_bring_up_the_clock() {
