@@ -57,7 +57,7 @@ impl Repair<'_> {
         let Some(origin) = self.store.origin(model.manifest) else {
             return Err(format!("nobody knows where {} came from; pull or import it again", model.name));
         };
-        // No source has a space in it.
+        // No source starts like this.
         match origin.strip_prefix("import ") {
             Some(file_name) => Err(format!("import {file_name} again")),
             None => origin
