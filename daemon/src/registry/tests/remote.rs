@@ -126,3 +126,14 @@ async fn private_repository_is_listed_and_fetched_with_its_token() {
     assert_eq!(client.open(&files[0]).await.unwrap().next().await.unwrap().unwrap(), WEIGHTS);
     assert_eq!(server.paths().last().unwrap(), &format!("/me/x/resolve/{COMMIT}/a%20b.gguf"));
 }
+
+/// Transfers run in tasks of their own.
+#[test]
+fn parts_can_be_fetched_in_tasks() {
+    fn is_send<T: Send>(_: &T) {}
+    let (client, reference) = (client(), "a/b".parse().unwrap());
+    let file = RemoteFile::layer(&reference, &weights());
+    is_send(&client.open_range(&file, 0..1));
+    is_send(&client.open(&file));
+    is_send(&client.resolve(&PullSource::Registry(reference.clone())));
+}
