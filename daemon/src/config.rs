@@ -23,8 +23,10 @@ pub struct Config {
     pub root: Option<PathBuf>,
     /// The daemon's socket.
     pub socket: Option<PathBuf>,
-    /// A registry's host and the base URL to use in its place.
-    pub mirrors: BTreeMap<String, String>,
+    /// A registry's host and the base URLs to use in its place, in this order.
+    pub mirrors: BTreeMap<String, OneOrMore>,
+    /// Registries, as `HOST:PORT`, that are spoken to over plain HTTP.
+    pub insecure_registries: Vec<String>,
     /// PEM files with certificate authorities to trust beside the machine's own.
     pub ca_files: Vec<PathBuf>,
     /// How the content of new blobs is made durable: `auto`, `fsync` or `syncfs`.
@@ -41,6 +43,25 @@ pub struct Config {
     /// The file this is from, or would be from: credentials are beside it.
     #[serde(skip)]
     pub location: Option<PathBuf>,
+}
+
+/// A text, or a list of them.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "a URL or a list of URLs expected")]
+pub enum OneOrMore {
+    /// One.
+    One(String),
+    /// Several.
+    Many(Vec<String>),
+}
+
+impl OneOrMore {
+    fn to_vec(&self) -> Vec<String> {
+        match self {
+            Self::One(only) => vec![only.clone()],
+            Self::Many(all) => all.clone(),
+        }
+    }
 }
 
 /// The background verification. `docs/STORE-FORMAT.md` says what becomes of damaged blobs.
@@ -188,7 +209,8 @@ impl Config {
     #[must_use]
     pub fn registry_policy(&self) -> RegistryPolicy {
         RegistryPolicy {
-            mirrors: self.mirrors.clone(),
+            mirrors: self.mirrors.iter().map(|(host, bases)| (host.clone(), bases.to_vec())).collect(),
+            insecure: self.insecure_registries.clone(),
             ca_files: self.ca_files.clone(),
             credentials: self.credentials.policy(self.location.as_deref()),
         }
@@ -298,10 +320,19 @@ mod tests {
     fn mirrors_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.toml");
-        std::fs::write(&path, "root = \"/x\"\n[mirrors]\n\"registry.ollama.ai\" = \"http://127.0.0.1:1\"\n")
-            .unwrap();
+        let text = "root = \"/x\"\ninsecure_registries = [\"lan:5000\"]\n[mirrors]\n\"hf.co\" = \"http://m\"\n\
+                    \"registry.ollama.ai\" = [\"http://127.0.0.1:1\", \"https://registry.ollama.ai\"]\n";
+        std::fs::write(&path, text).unwrap();
         let config = Config::load(Some(&path)).unwrap();
         assert_eq!(config.root.as_deref(), Some(Path::new("/x")));
-        assert_eq!(config.registry_policy().mirrors["registry.ollama.ai"], "http://127.0.0.1:1");
+        let policy = config.registry_policy();
+        assert_eq!(
+            policy.mirrors["registry.ollama.ai"],
+            ["http://127.0.0.1:1", "https://registry.ollama.ai"]
+        );
+        assert_eq!(policy.mirrors["hf.co"], ["http://m"]);
+        assert_eq!(policy.insecure, ["lan:5000"]);
+        std::fs::write(&path, "[mirrors]\n\"hf.co\" = 1\n").unwrap();
+        assert!(Config::load(Some(&path)).unwrap_err().to_string().contains("a URL or a list"));
     }
 }

@@ -35,6 +35,8 @@ fn main() -> Result<()> {
         ("short", "llama3"),
         ("hf", "hf.co/me/repo-GGUF:Q4_K_M"),
         ("http", "http://127.0.0.1:5000/a/b:c"),
+        ("hub-file", "https://huggingface.co/me/repo/resolve/main/a/x-Q4_0-00001-of-00002.gguf"),
+        ("file", "https://example.org/a/x.gguf?signature=1"),
         ("blob", "sha256-e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
         ("pinned", "a/b@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
     ] {
@@ -150,6 +152,7 @@ fn opened_lines() -> Result<Vec<u8>> {
 fn opened() -> Vec<Frame> {
     let layer = |media_type: &str, size, fd, piece_count| OpenLayer {
         media_type: MediaType::new(media_type),
+        name: None,
         digest: Digest::of(media_type.as_bytes()),
         size,
         fd,

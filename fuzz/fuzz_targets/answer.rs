@@ -39,7 +39,7 @@ fuzz_target!(|input: &[u8]| {
     match (verb & !FRAMED) % 6 {
         0 => drop(client.models()),
         1 => drop(client.model(&reference)),
-        2 => drop(client.pull(&PullParams::new(reference), |_event| ())),
+        2 => drop(client.pull(&PullParams::of(reference), |_event| ())),
         3 => {
             let params = ImportParams { file_name: "m.gguf".to_owned(), name: None };
             drop(client.import(&params, blob(), |_completed, _total| ()));

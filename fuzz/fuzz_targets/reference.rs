@@ -2,7 +2,8 @@
 //!
 //! Invariant: any text is refused or names a model whose long form reads back as itself and whose
 //! short form as the same model; its path under `manifests/` is five plain names and nothing else,
-//! so no name leads out of the store.
+//! so no name leads out of the store. The address of a file is refused or reads back as itself, with
+//! its query, and makes such a name too.
 #![no_main]
 
 use std::path::{Component, Path};
@@ -10,6 +11,7 @@ use std::path::{Component, Path};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -20,6 +22,14 @@ fuzz_target!(|bytes: &[u8]| {
     }
     if let Some(digest) = layout::parse_blob_name(text) {
         assert_eq!(layout::blob_name(digest), text, "one digest has one name");
+    }
+    if let Ok(source) = text.parse::<PullSource>() {
+        let json = serde_json::to_string(&source).expect("text is JSON");
+        assert_eq!(serde_json::from_str::<PullSource>(&json).ok().as_ref(), Some(&source));
+        assert!(source.origin().is_none_or(|origin| origin.parse::<PullSource>().is_ok()));
+        if let Ok(name) = source.name() {
+            assert_eq!(layout::manifest(&name).components().count(), 5);
+        }
     }
     let Ok(reference) = text.parse::<Reference>() else { return };
     assert_eq!(reference.to_string().parse(), Ok(reference.clone()));

@@ -1,7 +1,10 @@
 //! OCI descriptors: what a manifest says about one of its files.
 //!
-//! Source: the OCI image specification, `descriptor.md`; Ollama adds `from` and `name`, which
-//! blobd keeps in the manifest's raw bytes and does not interpret.
+//! Source: the OCI image specification, `descriptor.md`. A layer's file name, which Ollama writes as
+//! `name` and others as an annotation, is the [manifest](crate::manifest)'s to tell.
+//!
+//! Three families of media types name the parts of a model: Ollama's, Docker Model Runner's
+//! (`docker/model-runner`, `pkg/distribution`) and CNCF ModelPack's (`modelpack/model-spec`).
 
 use std::fmt;
 
@@ -39,8 +42,8 @@ impl MediaType {
     pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
     /// A GGUF file with weights.
     pub const OLLAMA_MODEL: &str = "application/vnd.ollama.image.model";
-
-    const OLLAMA_PREFIX: &str = "application/vnd.ollama.image.";
+    /// A GGUF file that turns images into what the model reads.
+    pub const OLLAMA_PROJECTOR: &str = "application/vnd.ollama.image.projector";
 
     /// Takes any text as it is.
     pub fn new(text: impl Into<String>) -> Self {
@@ -53,14 +56,26 @@ impl MediaType {
         &self.0
     }
 
-    /// The part a layer plays in its model: `model`, `projector`, `adapter`, `template`, …;
-    /// `config` for the configuration, the whole media type for anything unknown.
+    /// The part a layer plays in its model, whoever's words its registry uses: `model`,
+    /// `projector`, `adapter`, `template`, `license`, …; `config` for the configuration, the whole
+    /// media type for anything unknown.
     #[must_use]
     pub fn component(&self) -> &str {
-        if self.0 == Self::DOCKER_CONFIG {
+        if CONFIGS.contains(&self.as_str()) {
             return "config";
         }
-        self.0.strip_prefix(Self::OLLAMA_PREFIX).unwrap_or(&self.0)
+        if let Some((_, component)) = DOCKER_MODEL_RUNNER.iter().find(|(known, _)| *known == self.0) {
+            return component;
+        }
+        if let Some(kind) = self.model_pack_kind() {
+            return match kind.split_once(".v1") {
+                Some(("weight", _)) => "model",
+                Some(("config", _)) => "config",
+                Some((other, _)) => other,
+                None => kind,
+            };
+        }
+        self.0.strip_prefix(OLLAMA_PREFIX).unwrap_or(&self.0)
     }
 
     /// Whether files of this type are GGUF files and therefore split into tensors.
@@ -68,7 +83,61 @@ impl MediaType {
     pub fn is_gguf(&self) -> bool {
         matches!(self.component(), "model" | "projector" | "adapter" | "draft")
     }
+
+    /// Whether files of this type are archives with weights in them, out of which no tensor can
+    /// be mapped.
+    #[must_use]
+    pub fn is_packed_weights(&self) -> bool {
+        let is_packed_kind = |kind: &str| kind.starts_with("weight.v1.tar");
+        self.0 == DOCKER_PACKED_DIRECTORY || self.model_pack_kind().is_some_and(is_packed_kind)
+    }
+
+    /// Whether files of this type are layers of a container's file system.
+    #[must_use]
+    pub fn is_container_layer(&self) -> bool {
+        CONTAINER_LAYERS.iter().any(|prefix| self.0.starts_with(prefix))
+    }
+
+    /// Whether a manifest with this artifact type, or with a configuration of this type, is a
+    /// model's.
+    #[must_use]
+    pub fn is_of_model(&self) -> bool {
+        self.model_pack_kind().is_some()
+            || [OLLAMA_PREFIX, DOCKER_PREFIX].iter().any(|prefix| self.0.starts_with(prefix))
+    }
+
+    /// What stands behind the prefix of CNCF ModelPack, under its present name or its first one.
+    fn model_pack_kind(&self) -> Option<&str> {
+        MODEL_PACK_PREFIXES.iter().find_map(|prefix| self.0.strip_prefix(prefix))
+    }
 }
+
+const OLLAMA_PREFIX: &str = "application/vnd.ollama.image.";
+const DOCKER_PREFIX: &str = "application/vnd.docker.ai.";
+const MODEL_PACK_PREFIXES: [&str; 2] = ["application/vnd.cncf.model.", "application/vnd.cnai.model."];
+/// A folder of a model, as Docker Model Runner packs it.
+const DOCKER_PACKED_DIRECTORY: &str = "application/vnd.docker.ai.dir.tar";
+const CONTAINER_LAYERS: [&str; 2] =
+    ["application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs."];
+const CONFIGS: [&str; 6] = [
+    MediaType::DOCKER_CONFIG,
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.oci.empty.v1+json",
+    "application/vnd.docker.ai.model.config.v0.1+json",
+    "application/vnd.docker.ai.model.config.v0.2+json",
+    "application/vnd.docker.ai.model.config.v1+json",
+];
+/// The layers of Docker Model Runner; the last is the form of March 2025.
+const DOCKER_MODEL_RUNNER: [(&str, &str); 8] = [
+    ("application/vnd.docker.ai.gguf.v3", "model"),
+    ("application/vnd.docker.ai.safetensors", "model"),
+    ("application/vnd.docker.ai.dduf", "model"),
+    ("application/vnd.docker.ai.mmproj", "projector"),
+    ("application/vnd.docker.ai.license", "license"),
+    ("application/vnd.docker.ai.chat.template.jinja", "template"),
+    ("application/vnd.docker.ai.model.file", "file"),
+    ("application/vnd.docker.ai.model.file.v1+gguf", "model"),
+];
 
 impl fmt::Display for MediaType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -87,6 +156,39 @@ mod tests {
         assert_eq!(component("application/vnd.ollama.image.params"), "params");
         assert_eq!(component(MediaType::DOCKER_CONFIG), "config");
         assert_eq!(component("text/plain"), "text/plain");
+        for (text, expected) in [
+            ("application/vnd.docker.ai.model.config.v0.1+json", "config"),
+            ("application/vnd.docker.ai.model.config.v0.2+json", "config"),
+            ("application/vnd.docker.ai.model.config.v1+json", "config"),
+            ("application/vnd.docker.ai.gguf.v3", "model"),
+            ("application/vnd.docker.ai.model.file.v1+gguf", "model"),
+            ("application/vnd.docker.ai.mmproj", "projector"),
+            ("application/vnd.docker.ai.license", "license"),
+            ("application/vnd.docker.ai.chat.template.jinja", "template"),
+            ("application/vnd.cncf.model.config.v1+json", "config"),
+            ("application/vnd.cncf.model.weight.v1.raw", "model"),
+            ("application/vnd.cncf.model.weight.v1.gguf", "model"),
+            ("application/vnd.cnai.model.weight.v1.raw", "model"),
+            ("application/vnd.cncf.model.weight.config.v1.raw", "weight.config"),
+            ("application/vnd.cncf.model.doc.v1.tar+gzip", "doc"),
+            ("application/vnd.ollama.image.tensor", "tensor"),
+            ("application/vnd.oci.empty.v1+json", "config"),
+        ] {
+            assert_eq!(component(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn weights_in_archives_and_containers_are_told_apart() {
+        let is_packed = |text: &str| MediaType::new(text).is_packed_weights();
+        assert!(is_packed("application/vnd.cncf.model.weight.v1.tar"));
+        assert!(is_packed("application/vnd.cnai.model.weight.v1.tar+zstd"));
+        assert!(is_packed("application/vnd.docker.ai.dir.tar"));
+        assert!(!is_packed("application/vnd.cncf.model.weight.v1.raw"));
+        assert!(!is_packed("application/vnd.cncf.model.doc.v1.tar"));
+        assert!(MediaType::new("application/vnd.oci.image.layer.v1.tar+gzip").is_container_layer());
+        assert!(MediaType::new("application/vnd.cncf.model.manifest.v1+json").is_of_model());
+        assert!(!MediaType::new(MediaType::DOCKER_CONFIG).is_of_model());
     }
 
     #[test]

@@ -44,12 +44,14 @@ pub mod digest;
 pub mod expert;
 pub mod file_type;
 pub mod gguf;
+pub mod index;
 pub mod layout;
 pub mod manifest;
 pub mod outline;
 pub mod reach;
 pub mod recipe;
 pub mod reference;
+pub mod source;
 pub mod split;
 pub mod tensor;
 

@@ -18,21 +18,8 @@ pub struct Manifest {
     digest: Digest,
     config: Descriptor,
     layers: Vec<Descriptor>,
-}
-
-/// The JSON form, with the fields in the order that Ollama writes them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ImageManifest {
-    /// Always 2.
-    pub schema_version: u32,
-    /// The manifest's own media type; OCI allows to leave it out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub media_type: Option<MediaType>,
-    /// The model's configuration.
-    pub config: Descriptor,
-    /// The model's files.
-    pub layers: Vec<Descriptor>,
+    /// One per layer.
+    names: Vec<Option<String>>,
 }
 
 impl Manifest {
@@ -53,7 +40,8 @@ impl Manifest {
         refuse_index(&raw)?;
         let image: ImageManifest = serde_json::from_slice(&raw)?;
         check(&image)?;
-        Ok(Self { digest: Digest::of(&raw), config: image.config, layers: image.layers, raw })
+        let (layers, names) = image.layers.into_iter().map(ImageLayer::into_parts).unzip();
+        Ok(Self { digest: Digest::of(&raw), config: image.config.into_parts().0, layers, names, raw })
     }
 
     /// Makes the manifest of a model that has no registry, in the form that Ollama writes.
@@ -61,8 +49,23 @@ impl Manifest {
     /// # Errors
     /// [`ManifestError`] as for [`Self::parse`].
     pub fn compose(config: Descriptor, layers: Vec<Descriptor>) -> Result<Self, ManifestError> {
-        let media_type = Some(MediaType::new(MediaType::DOCKER_MANIFEST));
-        let image = ImageManifest { schema_version: 2, media_type, config, layers };
+        Self::compose_named(config, layers.into_iter().map(|layer| (layer, None)).collect())
+    }
+
+    /// The same with the names of the files, as Ollama writes those of a tensor's layer.
+    ///
+    /// # Errors
+    /// [`ManifestError`] as for [`Self::parse`].
+    pub fn compose_named(
+        config: Descriptor,
+        layers: Vec<(Descriptor, Option<String>)>,
+    ) -> Result<Self, ManifestError> {
+        let image = ImageManifest {
+            schema_version: 2,
+            media_type: Some(MediaType::new(MediaType::DOCKER_MANIFEST)),
+            config: ImageLayer::new(config, None),
+            layers: layers.into_iter().map(|(layer, name)| ImageLayer::new(layer, name)).collect(),
+        };
         Self::parse(serde_json::to_vec(&image)?)
     }
 
@@ -93,6 +96,12 @@ impl Manifest {
     /// The configuration and the layers: every file that the model is made of.
     pub fn files(&self) -> impl Iterator<Item = &Descriptor> {
         std::iter::once(&self.config).chain(&self.layers)
+    }
+
+    /// What the files are called where they come from, in the order of [`Self::files`]: a tensor's
+    /// name, or a relative path that leads nowhere but down. Many have none.
+    pub fn names(&self) -> impl Iterator<Item = Option<&str>> {
+        std::iter::once(None).chain(self.names.iter().map(Option::as_deref))
     }
 
     /// The digests of the files that this manifest keeps alive.
@@ -129,7 +138,7 @@ pub enum ManifestError {
         found: u32,
     },
     /// A list of manifests, one per platform.
-    #[error("manifest: is an index of manifests; name one of them with @sha256:…")]
+    #[error("manifest: is an index of manifests")]
     Index,
     /// Nothing to pull.
     #[error("manifest: no layers")]
@@ -153,6 +162,61 @@ pub enum ManifestError {
     /// The sizes add up to more than 2^64.
     #[error("manifest: the layers' sizes add up to more than 2^64 bytes")]
     SizeOverflow,
+}
+
+/// The JSON form, with the fields in the order that Ollama writes them.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ImageManifest {
+    schema_version: u32,
+    /// The manifest's own media type; OCI allows to leave it out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    media_type: Option<MediaType>,
+    config: ImageLayer,
+    layers: Vec<ImageLayer>,
+}
+
+/// A descriptor with what it may say about its file's name.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ImageLayer {
+    media_type: MediaType,
+    digest: Digest,
+    size: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(default, skip_serializing)]
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+impl ImageLayer {
+    fn new(Descriptor { media_type, digest, size }: Descriptor, name: Option<String>) -> Self {
+        Self { media_type, digest, size, name, annotations: None }
+    }
+
+    /// A name that could lead elsewhere is none: it must not keep a stored manifest from being read.
+    fn into_parts(self) -> (Descriptor, Option<String>) {
+        let Self { media_type, digest, size, name, annotations } = self;
+        let mut annotations = annotations.unwrap_or_default();
+        let mut annotated = NAME_ANNOTATIONS.iter().filter_map(|key| annotations.remove(*key));
+        let name = name.or_else(|| annotated.next()).filter(|name| is_file_name(name));
+        (Descriptor { media_type, digest, size }, name)
+    }
+}
+
+/// Where ModelPack and Docker Model Runner, and then tools for any OCI artifact, write a file's name.
+const NAME_ANNOTATIONS: [&str; 3] =
+    ["org.cncf.model.filepath", "org.cnai.model.filepath", "org.opencontainers.image.title"];
+/// As long as a file's name can be on disk; the thousands of a model must fit into one answer.
+const MAX_NAME_BYTES: usize = 255;
+
+/// Whether a text is a relative path of plain names, safe to print and to join to a directory.
+#[must_use]
+pub fn is_file_name(text: &str) -> bool {
+    let is_plain = |part: &str| !matches!(part, "" | "." | "..");
+    text.len() <= MAX_NAME_BYTES
+        && !text.contains(|c: char| c.is_control() || c == '\\')
+        && text.split('/').all(is_plain)
 }
 
 /// Looked at first: an index lacks `config` and `layers`, and "missing field `config`" would hide
@@ -182,7 +246,7 @@ fn check(image: &ImageManifest) -> Result<(), ManifestError> {
     }
     let mut sizes = BTreeMap::new();
     let mut sum = 0u64;
-    for Descriptor { digest, size, .. } in std::iter::once(&image.config).chain(&image.layers) {
+    for ImageLayer { digest, size, .. } in std::iter::once(&image.config).chain(&image.layers) {
         sum = sum.checked_add(*size).ok_or(ManifestError::SizeOverflow)?;
         match sizes.insert(*digest, *size) {
             Some(first) if first != *size => {
@@ -243,6 +307,29 @@ mod tests {
     fn unknown_fields_are_kept_in_the_raw_bytes() {
         let json = edited(r#""size":485"#, r#""size":485,"from":"llama2","annotations":{"a":"b"}"#);
         assert_eq!(Manifest::parse(json.clone().into()).unwrap().raw(), json.as_bytes());
+    }
+
+    #[test]
+    fn layers_have_the_names_that_their_registries_give_them() {
+        for (field, name) in [
+            (r#""name":"model.layers.0.mlp.experts""#, Some("model.layers.0.mlp.experts")),
+            (r#""annotations":{"org.cncf.model.filepath":"a/b.gguf"}"#, Some("a/b.gguf")),
+            (r#""annotations":{"org.cnai.model.filepath":"b.gguf"}"#, Some("b.gguf")),
+            (r#""annotations":{"org.opencontainers.image.title":"c.gguf"}"#, Some("c.gguf")),
+            (r#""annotations":null"#, None),
+            (r#""name":"../../etc/passwd""#, None),
+            (r#""name":"/etc/passwd""#, None),
+            (r#""name":"a//b""#, None),
+            (r#""name":"a\nb""#, None),
+            (r#""name":"""#, None),
+        ] {
+            let manifest = Manifest::parse(edited(r#""size":254"#, &format!(r#""size":254,{field}"#)).into());
+            assert_eq!(manifest.unwrap().names().nth(3), Some(name), "{field}");
+        }
+        let pulled = Manifest::parse(LLAMA3_8B.into()).unwrap();
+        let layers = vec![(pulled.layers()[0].clone(), Some("x/y".to_owned()))];
+        let named = Manifest::compose_named(pulled.config().clone(), layers).unwrap();
+        assert_eq!(named.names().collect::<Vec<_>>(), [None, Some("x/y")]);
     }
 
     #[test]

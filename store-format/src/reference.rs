@@ -3,6 +3,7 @@
 //! The form is Ollama's, `[scheme://][host/][namespace/]model[:tag]`, and an optional
 //! `@sha256:…` that pins the manifest. It is read from the right: the last `:` after the last
 //! `/` splits off the tag, then `/` splits off the model and the namespace; the rest is the host.
+//! Only Docker Hub is known by its name alone: `docker.io/smollm2` is `docker.io/ai/smollm2`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -163,7 +164,8 @@ impl FromStr for Reference {
             None => (text, None),
         };
         let (scheme, name) = split_scheme(name)?;
-        if scheme.is_some() && name.matches('/').count() < 2 {
+        let names_hub = name.split_once('/').is_some_and(|(host, _)| is_docker_hub(host));
+        if scheme.is_some() && name.matches('/').count() < 2 && !names_hub {
             return Err(ReferenceError::SchemeWithoutHost { found: name.to_owned() });
         }
         let (path, tag) = match name.rsplit_once(':') {
@@ -172,8 +174,12 @@ impl FromStr for Reference {
         };
         let mut from_right = path.rsplitn(3, '/');
         let model = from_right.next().unwrap_or_default();
-        let namespace = from_right.next().unwrap_or(Self::DEFAULT_NAMESPACE);
-        let host = from_right.next().unwrap_or(Self::DEFAULT_HOST);
+        let (host, namespace) = match (from_right.next(), from_right.next()) {
+            (Some(hub), None) if is_docker_hub(hub) => (hub, DOCKER_HUB_NAMESPACE),
+            (namespace, host) => {
+                (host.unwrap_or(Self::DEFAULT_HOST), namespace.unwrap_or(Self::DEFAULT_NAMESPACE))
+            }
+        };
         Ok(Self {
             scheme: scheme.unwrap_or_default(),
             digest,
@@ -265,6 +271,14 @@ const TAG: PartRule = PartRule { part: "tag", extra: "_-.", max_length: 80 };
 /// All parts at their longest, the scheme, the digest and the separators.
 const MAX_LENGTH: usize = 253 + 3 * 80 + 8 + 72 + 4;
 
+/// Where Docker publishes models, in the registry that `docker model pull` asks by default.
+const DOCKER_HUB_NAMESPACE: &str = "ai";
+
+/// A namespace cannot look like this: `docker.io/smollm2` leaves the namespace out, not the host.
+fn is_docker_hub(text: &str) -> bool {
+    ["docker.io", "index.docker.io"].iter().any(|name| name.eq_ignore_ascii_case(text))
+}
+
 fn split_scheme(name: &str) -> Result<(Option<Scheme>, &str), ReferenceError> {
     match name.split_once("://") {
         None => Ok((None, name)),
@@ -289,6 +303,9 @@ mod tests {
             ("hf.co/me/repo-GGUF:Q4_K_M", "hf.co/me/repo-GGUF:Q4_K_M", "hf.co/me/repo-GGUF:Q4_K_M"),
             ("localhost:5000/a/b", "localhost:5000/a/b:latest", "localhost:5000/a/b:latest"),
             ("https://hf.co/a/b:c", "hf.co/a/b:c", "hf.co/a/b:c"),
+            ("docker.io/smollm2", "docker.io/ai/smollm2:latest", "docker.io/ai/smollm2:latest"),
+            ("https://index.docker.io/x:y", "index.docker.io/ai/x:y", "index.docker.io/ai/x:y"),
+            ("docker.io/library/x", "docker.io/library/x:latest", "docker.io/library/x:latest"),
             ("http://127.0.0.1:1/a/b:c", "http://127.0.0.1:1/a/b:c", "127.0.0.1:1/a/b:c"),
         ] {
             let reference: Reference = text.parse().unwrap();

@@ -129,6 +129,23 @@ impl ModelFile {
         })
     }
 
+    /// The same model in `count` shards, as `llama-gguf-split` makes them: all metadata in the first,
+    /// the tensors in order.
+    #[must_use]
+    pub fn shards(&self, count: u32) -> Vec<Self> {
+        let per_shard = self.tensors.len().div_ceil(count as usize).max(1);
+        let mut tensors = self.tensors.chunks(per_shard).map(<[_]>::to_vec);
+        let total = u32::try_from(self.tensors.len()).unwrap_or(u32::MAX);
+        let shard = |number: u32| {
+            let metadata = if number == 0 { self.metadata.clone() } else { Vec::new() };
+            let split = [("split.no", number), ("split.count", count), ("split.tensors.count", total)];
+            let split = split.map(|(key, value)| (key.to_owned(), Value::from(value)));
+            let metadata = metadata.into_iter().chain(split).collect();
+            Self { metadata, tensors: tensors.next().unwrap_or_default(), ..self.clone() }
+        };
+        (0..count).map(shard).collect()
+    }
+
     fn experts(seed: u64, count: u64, add: impl Fn(&mut Self, &str, &[Vec<u8>])) -> Self {
         let mut file = Self::empty();
         file.add_noise(seed, "token_embd.weight", GgmlType::Q8_0, &[32, 64]);

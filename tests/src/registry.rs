@@ -30,6 +30,7 @@ use std::time::Duration;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
+use serde_json::{Value as Json, json};
 
 use self::answer::{Answer, altered, blob_answer, challenge, read_request, replaced};
 
@@ -127,9 +128,19 @@ struct Shared {
 struct Stock {
     manifests: BTreeMap<String, Vec<u8>>,
     blobs: BTreeMap<Digest, Arc<Vec<u8>>>,
+    pages: BTreeMap<String, Page>,
     manner: Manner,
     wants_token: bool,
     faults: Vec<PlannedFault>,
+}
+
+/// What is at a path that is no registry's.
+#[derive(Clone, Debug)]
+enum Page {
+    /// Bytes, with these header lines.
+    Bytes(Arc<Vec<u8>>, Vec<(&'static str, String)>),
+    /// A blob on the content network.
+    Elsewhere(Digest),
 }
 
 #[derive(Debug)]
@@ -153,6 +164,7 @@ impl FakeRegistry {
         let stock = Stock {
             manifests: BTreeMap::new(),
             blobs: BTreeMap::new(),
+            pages: BTreeMap::new(),
             manner: Manner::Redirect,
             wants_token: false,
             faults: Vec::new(),
@@ -224,6 +236,32 @@ impl FakeRegistry {
         digest
     }
 
+    /// Offers bytes at a path, as a web server does; a query does not matter.
+    pub fn add_page(&self, path: &str, bytes: &[u8], headers: &[(&'static str, &str)]) {
+        let headers = headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        let page = Page::Bytes(Arc::new(bytes.to_vec()), headers);
+        self.shared.stock().pages.insert(path.to_owned(), page);
+    }
+
+    /// Offers a repository as Hugging Face does: its branch `main` stands for `commit`, its files
+    /// are listed with their digests and handed out by redirects to the content network.
+    pub fn add_repository(&self, repository: &str, commit: &str, files: &[(&str, &[u8])]) {
+        let refs =
+            json!({ "branches": [{ "name": "main", "ref": "refs/heads/main", "targetCommit": commit }] });
+        self.add_page(&format!("/api/models/{repository}/refs"), refs.to_string().as_bytes(), &[]);
+        let mut tree = vec![json!({ "type": "file", "oid": "1f", "size": 3, "path": "README.md" })];
+        for (path, bytes) in files {
+            let digest = self.add_blob(*bytes);
+            let oid = digest.to_string().replace("sha256:", "");
+            let lfs = json!({ "oid": oid, "size": bytes.len(), "pointerSize": 130 });
+            tree.push(json!({ "type": "file", "oid": "1f", "size": bytes.len(), "path": path, "lfs": lfs }));
+            let place = format!("/{repository}/resolve/{commit}/{path}");
+            self.shared.stock().pages.insert(place, Page::Elsewhere(digest));
+        }
+        let tree = Json::from(tree).to_string();
+        self.add_page(&format!("/api/models/{repository}/tree/{commit}"), tree.as_bytes(), &[]);
+    }
+
     fn add_file(&self, media_type: &str, bytes: &[u8]) -> Descriptor {
         let digest = self.add_blob(bytes);
         Descriptor { media_type: MediaType::new(media_type), digest, size: bytes.len() as u64 }
@@ -246,6 +284,11 @@ impl FakeRegistry {
     pub fn add_fault(&self, path_part: &str, times: usize, fault: Fault) {
         let planned = PlannedFault { path_part: path_part.to_owned(), times_left: times, fault };
         self.shared.stock().faults.push(planned);
+    }
+
+    /// From now on nothing is answered wrongly.
+    pub fn clear_faults(&self) {
+        self.shared.stock().faults.clear();
     }
 
     /// All that both servers were asked so far.
@@ -340,17 +383,28 @@ impl Shared {
             (_, Some(blob)) if path.contains("/blobs/") => match stock.manner {
                 Manner::Direct => blob_answer(blob, request),
                 Manner::RelativeLocation => blob_answer(blob, request).with("Location", "?__sign=fake"),
-                Manner::Redirect => {
-                    let name = path.rsplit('/').next().unwrap_or_default();
-                    Answer::new(307, "moved")
-                        .with("Location", format!("http://{}/cdn/{name}?signature=1", self.cdn))
-                }
+                Manner::Redirect => self.moved(digest),
             },
             _ => match stock.manifests.get(path) {
                 Some(raw) => Answer::new(200, raw.clone()).with("Content-Type", "text/plain; charset=utf-8"),
-                None => Answer::new(404, r#"{"errors":[{"code":"MANIFEST_UNKNOWN"}]}"#),
+                None => match stock.pages.get(path) {
+                    Some(Page::Bytes(bytes, headers)) => {
+                        let mut answer = blob_answer(bytes, request);
+                        // Lists of files are no blobs; files are, wherever they lie.
+                        answer.is_blob = path.ends_with(".gguf");
+                        headers.iter().fold(answer, |answer, (name, value)| answer.with(name, value))
+                    }
+                    Some(Page::Elsewhere(digest)) => self.moved(Some(*digest)),
+                    None => Answer::new(404, r#"{"errors":[{"code":"MANIFEST_UNKNOWN"}]}"#),
+                },
             },
         }
+    }
+
+    /// To the content network.
+    fn moved(&self, digest: Option<Digest>) -> Answer {
+        let name = digest.map(|digest| digest.to_string()).unwrap_or_default();
+        Answer::new(307, "moved").with("Location", format!("http://{}/cdn/{name}?signature=1", self.cdn))
     }
 
     fn write_body(&self, stream: &mut TcpStream, answer: &Answer) -> io::Result<()> {

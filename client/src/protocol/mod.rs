@@ -16,8 +16,8 @@ pub const VERSION: u32 = 1;
 /// What both ends write into the `Upgrade` header to switch from HTTP to frames.
 pub const UPGRADE: &str = "blobd-fd/1";
 
-/// The most layers of an open answer, whose head lists them all in one frame. Real models have
-/// about ten.
+/// The most layers of an open answer, whose head lists them all in one frame. Most models have about
+/// ten; those with a layer for each tensor, up to 2,000.
 pub const MAX_OPEN_LAYERS: usize = 4096;
 
 /// The most descriptors that travel in one batch and wait for one acknowledgement. The kernel

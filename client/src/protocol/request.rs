@@ -1,6 +1,7 @@
 //! What a client asks for.
 
 use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
 use serde::{Deserialize, Serialize};
 
 /// Body of `POST /v1/open`.
@@ -69,18 +70,22 @@ pub struct ImportParams {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PullParams {
-    /// The model.
-    pub reference: Reference,
+    /// The model, or the address of a GGUF file.
+    #[serde(rename = "reference")]
+    pub source: PullSource,
+    /// The model's name in the store; that of its source if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<Reference>,
     /// The most bytes per second that may come over the network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_rate: Option<u64>,
 }
 
 impl PullParams {
-    /// A pull of this model as fast as it goes.
+    /// The model that a registry has, under the registry's own name for it.
     #[must_use]
-    pub const fn new(reference: Reference) -> Self {
-        Self { reference, limit_rate: None }
+    pub const fn of(reference: Reference) -> Self {
+        Self { source: PullSource::Registry(reference), name: None, limit_rate: None }
     }
 }
 

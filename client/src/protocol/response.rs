@@ -79,6 +79,9 @@ pub struct ModelDetails {
 pub struct LayerSummary {
     /// What it is.
     pub media_type: MediaType,
+    /// What it is called where it comes from: a tensor's name, or a relative path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// The digest of the whole file.
     pub digest: Digest,
     /// Its length.
@@ -336,6 +339,9 @@ pub struct OpenHead {
 pub struct OpenLayer {
     /// What it is.
     pub media_type: MediaType,
+    /// What it is called where it comes from: a tensor's name, or a relative path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// The digest of the whole file.
     pub digest: Digest,
     /// Its length.

@@ -124,7 +124,7 @@ impl FakeModel {
     /// Adds a layer of `size` bytes; returns its number.
     pub(crate) fn add_layer(&mut self, media_type: &str, fd: Option<u32>, size: u64) -> usize {
         let (media_type, digest) = (MediaType::new(media_type), Digest::of(media_type.as_bytes()));
-        let layer = OpenLayer { media_type, digest, size, fd, header: None, piece_count: 0 };
+        let layer = OpenLayer { media_type, name: None, digest, size, fd, header: None, piece_count: 0 };
         self.head.layers.push(layer);
         self.pieces.push(Vec::new());
         self.pieces.len() - 1

@@ -89,7 +89,7 @@ const PROGRESS: &str = r#"{"status":"pulling","total":10,"completed":5}"#;
 fn pull(chunks: &'static [&'static str], complete: bool) -> (Result<String, ClientError>, Vec<PullEvent>) {
     let client = client_of(move |call| call.stream_chunks(chunks, complete));
     let mut events = Vec::new();
-    let result = client.pull(&PullParams::new(reference()), |event| events.push(event));
+    let result = client.pull(&PullParams::of(reference()), |event| events.push(event));
     (result.map(|done| done.name), events)
 }
 

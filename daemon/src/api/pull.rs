@@ -27,7 +27,7 @@ pub(super) fn start(daemon: &Arc<Daemon>, params: PullParams) -> Answer {
 }
 
 async fn run(daemon: Arc<Daemon>, params: PullParams, events: mpsc::Sender<PullEvent>) {
-    let name = params.reference.short();
+    let name = params.source.to_string();
     let handle = Handle::current();
     let sender = events.clone();
     let pull = move |daemon: &Daemon| {

@@ -11,6 +11,7 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_client::protocol::response::OpenLayer;
 use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::manifest::is_file_name;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 use serde::Serialize;
@@ -55,7 +56,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     }
     let mut exported = Vec::new();
     for (index, layer) in model.layers().iter().enumerate() {
-        let path = output_path(params, layer, index)?;
+        let path = output_path(params, layer, index, model.layers().len())?;
         let bar = Bar::new(&path.display().to_string(), layer.size, global.json);
         write_file(&model, index, &path, &bar)?;
         bar.clear();
@@ -77,13 +78,16 @@ fn open(client: &Client, params: &Params) -> Result<OpenModel, ErrorBody> {
     client.open_with(&request).map_err(client_error)
 }
 
-/// `llama3-8b.gguf` in the current directory or the one that was named; a second file of the same
-/// component gets its number.
-fn output_path(params: &Params, layer: &OpenLayer, index: usize) -> Result<PathBuf, ErrorBody> {
+/// `llama3-8b.gguf` in the current directory or the one that was named. Of several files each has
+/// its own name, or else that of a shard, by which engines find the others.
+fn output_path(params: &Params, layer: &OpenLayer, index: usize, count: usize) -> Result<PathBuf, ErrorBody> {
     let stem = format!("{}-{}", params.reference.model(), params.reference.tag());
+    let own = layer.name.as_deref().filter(|name| count > 1 && !name.contains('/') && is_file_name(name));
     let number = if index == 0 { String::new() } else { format!("-{}", index + 1) };
     let name = match layer.media_type.component() {
-        "model" => format!("{stem}{number}.gguf"),
+        _ if own.is_some() => own.unwrap_or_default().to_owned(),
+        "model" if count > 1 => format!("{stem}-{:05}-of-{count:05}.gguf", index + 1),
+        "model" => format!("{stem}.gguf"),
         part if layer.media_type.is_gguf() => format!("{stem}-{part}{number}.gguf"),
         part => format!("{stem}-{}{number}", part.replace('/', "-")),
     };

@@ -3,36 +3,46 @@
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
-use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
 use clap::Args;
 
-use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{human_bytes, print, print_json};
 use super::progress::Bar;
+use super::{Global, usage};
 use crate::size::parse_size;
 
-/// Fetch models from their registries
+/// Fetch models from their registries, or GGUF files from where they are
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd pull llama3:8b
   blobd pull llama3:8b --limit-rate 20MB
   blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
+  blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf
+  blobd pull docker.io/smollm2                   Docker Model Runner's, in docker.io/ai
+  blobd pull https://example.org/models/tiny.gguf --name tiny
   blobd pull llama3:8b@sha256:365c0bd3c000a25d28ddbf732fe1c6add414de7275464c4e4d1c3b5fcb5d8ad1")]
 pub(super) struct Params {
-    /// [host/][namespace/]model[:tag][@sha256:…]
+    /// [host/][namespace/]model[:tag][@sha256:…], hf.co/USER/REPO/FILE.gguf or https://HOST/PATH/FILE.gguf
     #[arg(required = true, value_name = "REF")]
-    references: Vec<Reference>,
+    sources: Vec<PullSource>,
+    /// What to call the model instead
+    #[arg(long, value_name = "REF")]
+    name: Option<Reference>,
     /// The most that may come over the network per second, such as 20MB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     limit_rate: Option<u64>,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    if params.name.is_some() && params.sources.len() > 1 {
+        return Err(usage("--name: is for one model; several were named"));
+    }
     let connected = connect(global)?;
-    for reference in &params.references {
-        let request = PullParams { limit_rate: params.limit_rate, ..PullParams::new(reference.clone()) };
+    for source in &params.sources {
+        let request =
+            PullParams { source: source.clone(), name: params.name.clone(), limit_rate: params.limit_rate };
         let mut screen = Screen { json: global.json, bar: None };
         let done = connected.client.pull(&request, |event| screen.show(event));
         screen.end_bar();
@@ -53,7 +63,8 @@ fn summary(done: &PullDone) -> String {
 /// Turns events into bars or lines.
 struct Screen {
     json: bool,
-    bar: Option<(Digest, Bar)>,
+    /// With what it is about.
+    bar: Option<(String, Bar)>,
 }
 
 impl Screen {
@@ -71,10 +82,10 @@ impl Screen {
     }
 
     fn draw(&mut self, progress: &PullProgress) {
-        let (Some(digest), Some(total)) = (progress.digest, progress.total) else { return };
-        if self.bar.as_ref().is_none_or(|(current, _)| *current != digest) {
+        let Some(total) = progress.total else { return };
+        if self.bar.as_ref().is_none_or(|(current, _)| *current != progress.status) {
             self.end_bar();
-            self.bar = Some((digest, Bar::new(&progress.status, total, false)));
+            self.bar = Some((progress.status.clone(), Bar::new(&progress.status, total, false)));
         }
         if let Some((_, bar)) = &self.bar {
             bar.set(progress.completed.unwrap_or_default(), total);

@@ -64,8 +64,12 @@ fn layers(details: &ModelDetails) -> Table {
             Stored::Blob => "as one blob",
             Stored::Recipe => "by tensor",
         };
-        let component = layer.media_type.component().to_owned();
-        table.row([component, layer.digest.short(), human_bytes(layer.size), stored.to_owned()]);
+        let component = layer.media_type.component();
+        let layer_name = match &layer.name {
+            Some(name) => format!("{component} {name}"),
+            None => component.to_owned(),
+        };
+        table.row([layer_name, layer.digest.short(), human_bytes(layer.size), stored.to_owned()]);
     }
     table
 }

@@ -99,7 +99,7 @@ mod tests {
         let reference: Reference = "llama3:8b".parse().unwrap();
         let (catalogue, size) = offer(&reference, &path, Digest::of(b"GGUF"), 4).unwrap();
         let registry = super::super::registry::LoopbackRegistry::start(catalogue).await.unwrap();
-        let mirrors = [(Reference::DEFAULT_HOST.to_owned(), registry.url())].into();
+        let mirrors = [(Reference::DEFAULT_HOST.to_owned(), vec![registry.url()])].into();
         let policy = RegistryPolicy { mirrors, ..RegistryPolicy::default() };
         let client = RegistryClient::new(&policy).unwrap();
         let manifest = client.manifest(&reference).await.unwrap();

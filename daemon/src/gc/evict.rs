@@ -9,6 +9,7 @@ use std::time::SystemTime;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
 
 use super::execute::is_held;
 use super::mark::{each_model, mark};
@@ -207,9 +208,9 @@ fn reason_to_spare(
     unexplained.any(|digest| is_held(store, digest)).then_some("mapped by a running program")
 }
 
-/// An origin is a reference, or `import` and a file's name.
+/// An origin is a source, or `import` and a file's name.
 pub(crate) fn is_pullable(origin: &str) -> bool {
-    origin.parse::<Reference>().is_ok()
+    origin.parse::<PullSource>().is_ok()
 }
 
 /// The least recently used that together free enough; `None` if all do not.

@@ -14,8 +14,27 @@ pub struct ModelFacts {
     pub quantization: Option<String>,
     /// How many tensors there are.
     pub tensor_count: u64,
-    /// Of how many shards this file is one, if it is a shard.
-    pub shard_count: Option<u64>,
+    /// Which part of a model the file is, if it is not all of it.
+    pub shard: Option<Shard>,
+}
+
+/// One shard, as its header tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Which it is, from 0 on: `split.no`.
+    pub number: Option<u64>,
+    /// How many there are: `split.count`.
+    pub count: u64,
+    /// How many tensors all of them have together: `split.tensors.count`.
+    pub total_tensor_count: Option<u64>,
+}
+
+impl Shard {
+    fn of(header: &Header) -> Option<Self> {
+        let value = |key| header.value(key).and_then(|value| value.as_u64());
+        let count = value("split.count").filter(|count| *count > 1)?;
+        Some(Self { number: value("split.no"), count, total_tensor_count: value("split.tensors.count") })
+    }
 }
 
 impl ModelFacts {
@@ -32,7 +51,7 @@ impl ModelFacts {
             parameters: elements.fold(0, u64::saturating_add),
             quantization: file_type.map(str::to_owned),
             tensor_count: header.tensors().len() as u64,
-            shard_count: header.value("split.count").and_then(|v| v.as_u64()).filter(|count| *count > 1),
+            shard: Shard::of(header),
         }
     }
 

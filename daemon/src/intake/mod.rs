@@ -16,7 +16,7 @@ use crate::store::{Ingest, StoreError};
 mod facts;
 mod pipeline;
 
-pub use facts::ModelFacts;
+pub use facts::{ModelFacts, Shard};
 
 /// How much is read and written at once. Writes of this size and alignment let the page cache
 /// build 2 MiB folios, which makes the first touch of a mapped blob ten times cheaper.

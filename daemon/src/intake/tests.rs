@@ -218,7 +218,7 @@ fn facts_tell_what_the_header_says() {
         (facts.architecture.as_deref(), facts.quantization.as_deref()),
         (Some("llama"), Some("Q4_K_M"))
     );
-    assert_eq!((facts.parameters, facts.tensor_count, facts.shard_count), (8, 1, Some(2)));
+    assert_eq!((facts.parameters, facts.tensor_count, facts.shard.map(|shard| shard.count)), (8, 1, Some(2)));
 }
 
 #[test]

@@ -84,6 +84,22 @@ pub enum OpError {
         /// Its name.
         name: String,
     },
+    /// The files of a sharded model are not its shards.
+    #[error("model {model}: {what}; its publisher has to mend that")]
+    Shards {
+        /// The model.
+        model: String,
+        /// What is wrong with them.
+        what: String,
+    },
+    /// The address of a file makes no name for a model.
+    #[error("{address}: makes no model name ({source}); give one with --name")]
+    Address {
+        /// The address.
+        address: String,
+        /// What is wrong with it.
+        source: ReferenceError,
+    },
     /// The bytes that came are not the ones that were named.
     #[error("{what}: digest {found}, {expected} expected")]
     DigestMismatch {
@@ -152,9 +168,12 @@ impl OpError {
                 Some(error) => error.code(),
                 None => ErrorCode::Internal,
             },
-            Self::Intake { .. } | Self::Manifest(_) | Self::Changed { .. } => ErrorCode::InvalidInput,
+            Self::Intake { .. } | Self::Manifest(_) | Self::Changed { .. } | Self::Shards { .. } => {
+                ErrorCode::InvalidInput
+            }
             Self::Registry(error) => error.code(),
             Self::Name { .. }
+            | Self::Address { .. }
             | Self::NotAFile { .. }
             | Self::PinnedTarget { .. }
             | Self::TooManyLayers { .. } => ErrorCode::InvalidRequest,

@@ -9,14 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
-use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::file_type::is_file_type_name;
-use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
-use serde::Serialize;
 
+use super::compose::{Part, compose};
 use super::{OpError, commit::leaving_nothing, error::refuse_pinned};
-use crate::intake::{IntakeError, ModelFacts, TakenFile, take_gguf};
+use crate::intake::{IntakeError, take_gguf};
 use crate::store::{Ingest, Store, StoreError};
 
 /// Imports one GGUF file. `progress` is told how many bytes have been read, and of how many. Soon
@@ -54,14 +52,14 @@ fn take_file(
     let taken = take_gguf(&mut ingest, &mut source, size, &mut |completed| progress(completed, size))
         .map_err(refused)?;
     let facts = taken.facts.clone().unwrap_or_default();
-    if let Some(count) = facts.shard_count {
-        return Err(refused(IntakeError::Shard { count }));
+    if let Some(shard) = facts.shard {
+        return Err(refused(IntakeError::Shard { count: shard.count }));
     }
     let after = inspect(file, &file_name)?;
     if after.len() != size || after.modified().ok() != before.modified().ok() {
         return Err(OpError::Changed { name: file_name });
     }
-    let manifest = compose_manifest(&mut ingest, &taken, &facts)?;
+    let manifest = compose(&mut ingest, &[Part::model(&taken)], &facts)?;
     let origin = format!("import {file_name}");
     let committed = ingest.commit(&reference, &manifest, Some(&origin))?;
     Ok(Imported {
@@ -107,51 +105,6 @@ fn inspect(file: &File, name: &str) -> Result<std::fs::Metadata, OpError> {
         _ => "a device",
     };
     Err(OpError::NotAFile { name: name.to_owned(), found })
-}
-
-/// The configuration that Ollama writes for a GGUF model, with its keys in its order.
-#[derive(Serialize)]
-struct ModelConfig<'a> {
-    model_format: &'a str,
-    model_family: &'a str,
-    model_families: [&'a str; 1],
-    model_type: String,
-    file_type: &'a str,
-    architecture: &'a str,
-    os: &'a str,
-    rootfs: RootFs,
-}
-
-#[derive(Serialize)]
-struct RootFs {
-    r#type: &'static str,
-    diff_ids: Vec<blobd_store_format::digest::Digest>,
-}
-
-fn compose_manifest(ingest: &mut Ingest, taken: &TakenFile, facts: &ModelFacts) -> Result<Manifest, OpError> {
-    let family = facts.architecture.as_deref().unwrap_or("unknown");
-    let config = ModelConfig {
-        model_format: "gguf",
-        model_family: family,
-        model_families: [family],
-        model_type: facts.parameter_size(),
-        file_type: facts.quantization.as_deref().unwrap_or("unknown"),
-        architecture: "amd64",
-        os: "linux",
-        rootfs: RootFs { r#type: "layers", diff_ids: vec![taken.digest] },
-    };
-    let config = serde_json::to_vec(&config).map_err(blobd_store_format::manifest::ManifestError::Json)?;
-    let config = Descriptor {
-        media_type: MediaType::new(MediaType::DOCKER_CONFIG),
-        digest: ingest.add_bytes(&config)?,
-        size: config.len() as u64,
-    };
-    let model = Descriptor {
-        media_type: MediaType::new(MediaType::OLLAMA_MODEL),
-        digest: taken.digest,
-        size: taken.size,
-    };
-    Ok(Manifest::compose(config, vec![model])?)
 }
 
 /// The last part of a path, without what could harm a terminal or a log.

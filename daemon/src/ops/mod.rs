@@ -5,6 +5,7 @@
 
 mod collect;
 mod commit;
+mod compose;
 mod damage;
 mod doctor;
 mod error;
@@ -17,6 +18,7 @@ mod pull;
 mod reindex;
 mod remove;
 mod repair;
+mod shards;
 mod show;
 mod tag;
 mod undelete;

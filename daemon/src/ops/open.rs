@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 
+use blobd_client::protocol::frame::Frame;
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_client::protocol::response::{HeaderLocation, OpenHead, OpenLayer, OpenPiece, TensorLocation};
 use blobd_client::protocol::{MAX_FDS_PER_BATCH, MAX_OPEN_LAYERS, frame};
@@ -44,8 +45,8 @@ pub fn open(store: &Store, params: &OpenParams, holder: String) -> Result<Locate
     let model = store.leased_model(&params.reference, &lease)?;
     store.note_use(model.manifest.digest());
     let mut locator = Locator::new(params);
-    for file in &model.files {
-        locator.add(file);
+    for (file, name) in model.files.iter().zip(model.manifest.names()) {
+        locator.add(file, name);
     }
     locator.check_selection(&model.reference)?;
     damage::refuse(store, &model, &locator.fds.order)?;
@@ -62,10 +63,17 @@ pub fn open(store: &Store, params: &OpenParams, holder: String) -> Result<Locate
         tensor_count: locator.tensors.len() as u64,
         fd_count: locator.fds.next_number(),
     };
+    // Thousands of layers with long names: better said than sent in a frame that no peer takes.
+    if head.layers.len() > ALWAYS_FIT && Frame::Open(head.clone()).encode().is_err() {
+        return Err(OpError::TooManyLayers { model: head.name, count: head.layers.len() });
+    }
     let blobs = locator.fds.order;
     let first_files = open_blobs(store, blobs.get(..MAX_FDS_PER_BATCH).unwrap_or(&blobs))?;
     Ok(Located { reference: model.reference, head, tables, blobs, first_files, lease })
 }
+
+/// So many layers fit into the first frame with the longest names and media types that are in use.
+const ALWAYS_FIT: usize = 1024;
 
 /// Opens blobs for one client.
 ///
@@ -123,7 +131,7 @@ impl<'p> Locator<'p> {
         Self { params, names, layers, pieces, tensors, fds: FdTable::default(), described: BTreeSet::new() }
     }
 
-    fn add(&mut self, file: &StoredFile) {
+    fn add(&mut self, file: &StoredFile, name: Option<&str>) {
         let descriptor = &file.descriptor;
         let wanted = self.params.component.as_deref();
         if wanted.is_some_and(|component| component != descriptor.media_type.component()) {
@@ -131,6 +139,7 @@ impl<'p> Locator<'p> {
         }
         let mut layer = OpenLayer {
             media_type: descriptor.media_type.clone(),
+            name: name.map(str::to_owned),
             digest: descriptor.digest,
             size: descriptor.size,
             fd: None,

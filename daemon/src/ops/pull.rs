@@ -1,19 +1,24 @@
-//! `pull`: a model comes from its registry.
+//! `pull`: a model comes from its registry, or from where its files are.
 
 use std::sync::Arc;
 
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
 use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
-use super::{OpError, commit::leaving_nothing};
-use crate::intake;
-use crate::registry::{RegistryClient, RegistryError};
-use crate::store::{Ingest, Store, StoreError, disk};
-use crate::transfer::{Job, RateLimit, RemoteFile, TransferError, Transfers};
+use super::compose::{Part, compose};
+use super::show::read_header;
+use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards};
+use crate::intake::{self, ModelFacts, TakenFile};
+use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteModel};
+use crate::store::{Ingest, Store, StoreError, StoredForm, disk};
+use crate::transfer::{Job, RateLimit, Received, TransferError, Transfers};
 
 /// What a pull works with.
 #[derive(Clone, Copy, Debug)]
@@ -42,122 +47,133 @@ pub fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
 }
 
 fn take_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
-    let Pull { store, registry, handle, events, .. } = pull;
-    let reference = &pull.params.reference;
+    let Pull { store, registry, handle, params, events, .. } = pull;
+    let reference = &name(params)?;
     tell(events, PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
-    let manifest = handle.block_on(registry.manifest(reference))?;
+    let remote = handle.block_on(registry.resolve(&params.source))?;
     let lease = store.leases().grant(format!("pull of {}", reference.short()));
     let ingest = Ingest::begin(store, lease)?;
-    let limit = RateLimit::new(pull.params.limit_rate);
-    let mut files = Files { pull, limit, ingest, downloaded_bytes: 0, present_bytes: 0 };
-    for file in files_in_order(&manifest) {
-        files.expect(file)?;
-    }
-    for file in files_in_order(&manifest) {
-        files.take(file)?;
-    }
+    let limit = RateLimit::new(params.limit_rate);
+    let mut model = Incoming { pull, reference, limit, ingest, downloaded_bytes: 0, present_bytes: 0 };
+    let (manifest, origin) = match remote {
+        RemoteModel::Published(manifest) => {
+            model.take_published(&params.source, &manifest)?;
+            (manifest, params.source.origin())
+        }
+        RemoteModel::Files { files, origin } => (model.take_files(&files)?, origin),
+    };
     tell(events, PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
-    let origin = reference.to_string();
-    let committed = files.ingest.commit(reference, &manifest, Some(&origin))?;
+    // What cannot be had again is as if it were imported.
+    let origin = origin.unwrap_or_else(|| format!("import {}", params.source));
+    let committed = model.ingest.commit(reference, &manifest, Some(&origin))?;
     Ok(PullDone {
         status: "success".to_owned(),
         name: reference.short(),
         digest: manifest.digest(),
-        downloaded_bytes: files.downloaded_bytes,
-        reused_bytes: files.present_bytes.saturating_add(committed.reused_bytes),
+        downloaded_bytes: model.downloaded_bytes,
+        reused_bytes: model.present_bytes.saturating_add(committed.reused_bytes),
     })
 }
 
-/// The files of one model.
-struct Files<'p> {
+/// What the model is to be called.
+fn name(params: &PullParams) -> Result<Reference, OpError> {
+    let address = || params.source.to_string();
+    match &params.name {
+        Some(name) => refuse_pinned(name).map(|()| name.clone()),
+        None => params.source.name().map_err(|source| OpError::Address { address: address(), source }),
+    }
+}
+
+/// A model on its way.
+struct Incoming<'p> {
     pull: Pull<'p>,
+    reference: &'p Reference,
     limit: RateLimit,
     ingest: Ingest,
     downloaded_bytes: u64,
     present_bytes: u64,
 }
 
-impl Files<'_> {
-    fn take(&mut self, file: &Descriptor) -> Result<(), OpError> {
-        if self.is_present(file)? {
-            self.present_bytes += file.size;
-            self.tell(file, file.size, Some(file.size));
-            return Ok(());
+/// A file that is in the store now, or will be with the commit.
+struct Held {
+    file: Descriptor,
+    /// What its header says, if it is a GGUF file.
+    facts: Option<ModelFacts>,
+}
+
+impl Incoming<'_> {
+    /// Takes all files of a manifest, layers first.
+    fn take_published(&mut self, source: &PullSource, manifest: &Manifest) -> Result<(), OpError> {
+        let PullSource::Registry(upstream) = source else { return Ok(()) };
+        let files: Vec<_> =
+            files_in_order(manifest).into_iter().map(|file| RemoteFile::layer(upstream, file)).collect();
+        let held = self.take_all(&files)?;
+        shards::joined(&self.reference.short(), &facts_of_weights(held)).map(drop)
+    }
+
+    /// Takes files that have no manifest and composes one.
+    fn take_files(&mut self, files: &[RemoteFile]) -> Result<Manifest, OpError> {
+        let held = self.take_all(files)?;
+        // The name of a file that is alone says nothing, and would make another manifest of it.
+        let is_alone = files.len() == 1;
+        let name = |file: &RemoteFile| file.name().filter(|_| !is_alone).map(str::to_owned);
+        let parts = held.iter().zip(files);
+        let parts: Vec<_> =
+            parts.map(|(held, file)| Part { file: held.file.clone(), name: name(file) }).collect();
+        let facts = shards::joined(&self.reference.short(), &facts_of_weights(held))?;
+        compose(&mut self.ingest, &parts, &facts)
+    }
+
+    fn take_all(&mut self, files: &[RemoteFile]) -> Result<Vec<Held>, OpError> {
+        for file in files {
+            self.expect(file)?;
+        }
+        files.iter().map(|file| self.take(file)).collect()
+    }
+
+    fn take(&mut self, file: &RemoteFile) -> Result<Held, OpError> {
+        if let Some(held) = self.take_present(file)? {
+            return Ok(held);
         }
         self.admit(file)?;
-        self.receive(file)
-    }
-
-    /// What is missing may have to be stored; then room for all of it is made at once.
-    fn expect(&self, file: &Descriptor) -> Result<(), OpError> {
-        if !self.is_present(file)? {
-            self.ingest.staging().expect(file.size);
-        }
-        Ok(())
-    }
-
-    /// Refuses what no disk of this size could hold before a byte of it is asked for: a manifest
-    /// may claim anything. What is really new is known once the file's header is.
-    fn admit(&self, file: &Descriptor) -> Result<(), OpError> {
-        let store = self.ingest.store();
-        let root = store.root().to_path_buf();
-        let (needed_bytes, capacity) = (file.size, disk::capacity_bytes(&root)?);
-        if let Some(quota_bytes) = store.space_policy().quota_bytes.filter(|quota| needed_bytes > *quota) {
-            let used_bytes = store.used_bytes();
-            return Err(StoreError::Quota { root, needed_bytes, used_bytes, quota_bytes }.into());
-        }
-        let is_plain = !file.media_type.is_gguf();
-        if needed_bytes > capacity || is_plain && store.shortage(needed_bytes) > 0 && !store.can_make_room() {
-            let free_bytes = disk::free_bytes(&root)?;
-            return Err(StoreError::NoRoom { root, needed_bytes, free_bytes }.into());
-        }
-        Ok(())
-    }
-
-    /// Pinned first: what is found present must not be collected before the tag needs it. The
-    /// recipe is read from the disk, so that a damaged one is mended.
-    fn is_present(&self, file: &Descriptor) -> Result<bool, OpError> {
-        let (store, lease) = (self.ingest.store(), self.ingest.lease());
-        lease.pin(file.digest);
-        let Some(stored) = store.stored_file_now(file)? else { return Ok(false) };
-        lease.pin_all(stored.blob_sizes().into_iter().map(|(digest, _)| digest));
-        Ok(store.has_file(file)?)
-    }
-
-    fn receive(&mut self, file: &Descriptor) -> Result<(), OpError> {
         let events = self.pull.events;
         let look = |arrived: u64| {
-            tell(events, file_progress(file, arrived.min(file.size), None));
+            tell(events, file_progress(file, arrived.min(file.size()), None));
             !events.is_closed()
         };
-        let flight = self.pull.transfers.board(file.digest, look).map_err(|error| self.failed(file, error))?;
+        look(0);
+        let flight = self.pull.transfers.board(file.identity(), look);
+        let flight = flight.map_err(|error| failed(file, error))?;
         // Whoever has just brought it has brought it for all.
-        if self.is_present(file)? {
-            self.present_bytes += file.size;
-            look(file.size);
-            return Ok(());
+        if let Some(held) = self.take_present(file)? {
+            return Ok(held);
         }
-        if file.size <= SMALL_BYTES {
+        if file.size() <= SMALL_BYTES {
             return self.receive_small(file);
         }
-        let source = RemoteFile {
-            registry: self.pull.registry.clone(),
-            reference: self.pull.params.reference.clone(),
-            file: file.clone(),
-        };
-        let job = Job { source, handle: self.pull.handle, limit: &self.limit, look: &look };
-        let received = self.pull.transfers.receive(&flight, &mut self.ingest, &job);
-        let received = received.map_err(|error| self.failed(file, error))?;
-        self.downloaded_bytes += received.downloaded_bytes;
-        self.present_bytes += received.resumed_bytes.saturating_add(received.reused_bytes);
-        Ok(())
+        let Pull { registry, handle, transfers, .. } = self.pull;
+        let job = Job { registry, file, handle, limit: &self.limit, look: &look };
+        let received = transfers.receive(&flight, &mut self.ingest, &job);
+        let Received { file: descriptor, header, downloaded_bytes, resumed_bytes, .. } =
+            received.map_err(|error| failed(file, error))?;
+        self.downloaded_bytes += downloaded_bytes;
+        self.present_bytes += resumed_bytes;
+        Ok(Held { file: descriptor, facts: header.as_ref().map(ModelFacts::of) })
+    }
+
+    fn take_present(&mut self, file: &RemoteFile) -> Result<Option<Held>, OpError> {
+        let Some(descriptor) = self.present(file)? else { return Ok(None) };
+        self.present_bytes += file.size();
+        self.tell(file, file.size(), Some(file.size()));
+        let facts = self.stored_facts(&descriptor)?;
+        Ok(Some(Held { file: descriptor, facts }))
     }
 
     /// Not worth a journal, nor a directory of its own.
-    fn receive_small(&mut self, file: &Descriptor) -> Result<(), OpError> {
-        let Pull { registry, handle, params, .. } = self.pull;
+    fn receive_small(&mut self, file: &RemoteFile) -> Result<Held, OpError> {
+        let Pull { registry, handle, .. } = self.pull;
         let bytes = handle.block_on(async {
-            let mut stream = registry.blob(&params.reference, file).await?;
+            let mut stream = registry.open(file).await?;
             let mut bytes = Vec::new();
             while let Some(more) = stream.next().await? {
                 bytes.extend_from_slice(&more);
@@ -165,45 +181,101 @@ impl Files<'_> {
             Ok::<_, RegistryError>(bytes)
         })?;
         self.downloaded_bytes += bytes.len() as u64;
-        let taken = if file.media_type.is_gguf() && bytes.starts_with(b"GGUF") {
-            intake::take_gguf(&mut self.ingest, &mut &*bytes, file.size, &mut |_| {})
+        // What is named by its address alone must be one.
+        let is_gguf = bytes.starts_with(MAGIC) || file.digest().is_none();
+        let taken = if file.media_type().is_gguf() && is_gguf {
+            intake::take_gguf(&mut self.ingest, &mut &*bytes, file.size(), &mut |_| {})
         } else {
-            intake::take_whole(&mut self.ingest, &mut &*bytes, file.size, &mut |_| {})
+            intake::take_whole(&mut self.ingest, &mut &*bytes, file.size(), &mut |_| {})
         };
-        let name = self.name_of(file);
-        let taken = taken.map_err(|source| OpError::Intake { name, source })?;
-        if taken.digest == file.digest {
-            return Ok(());
+        let TakenFile { digest, size, facts } =
+            taken.map_err(|source| OpError::Intake { name: file.label(), source })?;
+        if let Some(expected) = file.digest().filter(|expected| *expected != digest) {
+            return Err(OpError::DigestMismatch { what: file.label(), found: digest, expected });
         }
-        Err(OpError::DigestMismatch { what: self.name_of(file), found: taken.digest, expected: file.digest })
+        let media_type = file.media_type().clone();
+        Ok(Held { file: Descriptor { media_type, digest, size }, facts })
     }
 
-    fn failed(&self, file: &Descriptor, error: TransferError) -> OpError {
-        let name = self.name_of(file);
-        match error {
-            TransferError::Registry(error) => error.into(),
-            TransferError::Store(error) => error.into(),
-            TransferError::Gguf(error) => OpError::Intake { name, source: error.into() },
-            TransferError::Split(error) => OpError::Intake { name, source: error.into() },
-            TransferError::Recipe(error) => OpError::Intake { name, source: error.into() },
-            TransferError::Digest { found, expected } => {
-                OpError::DigestMismatch { what: name, found, expected }
+    /// What is missing may have to be stored; then room for all of it is made at once.
+    fn expect(&self, file: &RemoteFile) -> Result<(), OpError> {
+        if self.present(file)?.is_none() {
+            self.ingest.staging().expect(file.size());
+        }
+        Ok(())
+    }
+
+    /// Refuses what no disk of this size could hold before a byte of it is asked for: a manifest
+    /// may claim anything. What is really new is known once the file's header is.
+    fn admit(&self, file: &RemoteFile) -> Result<(), OpError> {
+        let store = self.ingest.store();
+        let root = store.root().to_path_buf();
+        let (needed_bytes, capacity) = (file.size(), disk::capacity_bytes(&root)?);
+        if let Some(quota_bytes) = store.space_policy().quota_bytes.filter(|quota| needed_bytes > *quota) {
+            let used_bytes = store.used_bytes();
+            return Err(StoreError::Quota { root, needed_bytes, used_bytes, quota_bytes }.into());
+        }
+        let is_plain = !file.media_type().is_gguf();
+        if needed_bytes > capacity || is_plain && store.shortage(needed_bytes) > 0 && !store.can_make_room() {
+            let free_bytes = disk::free_bytes(&root)?;
+            return Err(StoreError::NoRoom { root, needed_bytes, free_bytes }.into());
+        }
+        Ok(())
+    }
+
+    /// The file's descriptor if all of it is stored. Pinned first: what is found present must not be
+    /// collected before the tag needs it. The recipe is read from the disk, so that a damaged one
+    /// is mended.
+    fn present(&self, file: &RemoteFile) -> Result<Option<Descriptor>, OpError> {
+        let Some(file) = file.descriptor() else { return Ok(None) };
+        let (store, lease) = (self.ingest.store(), self.ingest.lease());
+        lease.pin(file.digest);
+        let Some(stored) = store.stored_file_now(&file)? else { return Ok(None) };
+        lease.pin_all(stored.blob_sizes().into_iter().map(|(digest, _)| digest));
+        Ok(store.has_file(&file)?.then_some(file))
+    }
+
+    /// What a file that is stored says about itself, if it is one of weights.
+    fn stored_facts(&self, file: &Descriptor) -> Result<Option<ModelFacts>, OpError> {
+        let store = self.ingest.store();
+        match store.stored_file(file)?.form {
+            StoredForm::Recipe(recipe) if file.media_type.component() == WEIGHTS => {
+                Ok(read_header(store, &recipe)?.as_ref().map(ModelFacts::of))
             }
-            TransferError::Incomplete | TransferError::Unwanted => OpError::Interrupted { name, source: error },
+            _ => Ok(None),
         }
     }
 
-    fn name_of(&self, file: &Descriptor) -> String {
-        format!("{} of {}", file.media_type.component(), self.pull.params.reference.short())
-    }
-
-    fn tell(&self, file: &Descriptor, completed: u64, reused: Option<u64>) {
+    fn tell(&self, file: &RemoteFile, completed: u64, reused: Option<u64>) {
         tell(self.pull.events, file_progress(file, completed, reused));
     }
 }
 
+/// How a GGUF file begins.
+const MAGIC: &[u8] = b"GGUF";
 /// A file up to this is fetched by one request into memory.
 const SMALL_BYTES: u64 = 256 << 10;
+
+fn failed(file: &RemoteFile, error: TransferError) -> OpError {
+    let name = file.label();
+    match error {
+        TransferError::Registry(error) => error.into(),
+        TransferError::Store(error) => error.into(),
+        TransferError::Gguf(error) => OpError::Intake { name, source: error.into() },
+        TransferError::Split(error) => OpError::Intake { name, source: error.into() },
+        TransferError::Recipe(error) => OpError::Intake { name, source: error.into() },
+        TransferError::Digest { found, expected } => OpError::DigestMismatch { what: name, found, expected },
+        TransferError::Incomplete | TransferError::Unwanted => OpError::Interrupted { name, source: error },
+    }
+}
+
+/// The part of those files that shards are parts of.
+const WEIGHTS: &str = "model";
+
+fn facts_of_weights(held: Vec<Held>) -> Vec<ModelFacts> {
+    let weights = held.into_iter().filter(|held| held.file.media_type.component() == WEIGHTS);
+    weights.filter_map(|held| held.facts).collect()
+}
 
 /// Layers first, the configuration last, no file twice.
 fn files_in_order(manifest: &Manifest) -> Vec<&Descriptor> {
@@ -212,11 +284,12 @@ fn files_in_order(manifest: &Manifest) -> Vec<&Descriptor> {
     layers.filter(|file| seen.insert(file.digest)).collect()
 }
 
-fn file_progress(file: &Descriptor, completed: u64, reused: Option<u64>) -> PullProgress {
+fn file_progress(file: &RemoteFile, completed: u64, reused: Option<u64>) -> PullProgress {
+    let name = file.digest().map_or_else(|| file.label(), Digest::short);
     PullProgress {
-        status: format!("pulling {}", file.digest.short()),
-        digest: Some(file.digest),
-        total: Some(file.size),
+        status: format!("pulling {name}"),
+        digest: file.digest(),
+        total: Some(file.size()),
         completed: Some(completed),
         reused,
     }

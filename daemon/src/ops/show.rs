@@ -22,6 +22,7 @@ pub fn show(store: &Store, reference: &Reference) -> Result<ModelDetails, OpErro
     let model = store.model(reference)?;
     let header = header(store, &model)?;
     let facts = header.as_ref().map(ModelFacts::of).unwrap_or_default();
+    let parameters = parameters(store, &model, &facts)?;
     let metadata = header.iter().flat_map(Header::metadata);
     let metadata: BTreeMap<String, Json> =
         metadata.map(|(key, value)| (key.into_owned(), metadata_json(&value))).collect();
@@ -29,10 +30,10 @@ pub fn show(store: &Store, reference: &Reference) -> Result<ModelDetails, OpErro
         name: model.reference.short(),
         digest: model.manifest.digest(),
         architecture: facts.architecture,
-        parameters: facts.parameters,
+        parameters,
         quantization: facts.quantization,
         metadata,
-        layers: model.files.iter().map(layer).collect(),
+        layers: model.files.iter().zip(model.manifest.names()).map(layer).collect(),
         tensors: recipes(&model).flat_map(|recipe| recipe.tensors().to_vec()).collect(),
     })
 }
@@ -47,9 +48,30 @@ fn recipes(model: &Model) -> impl Iterator<Item = &Recipe> {
     })
 }
 
+/// The number of elements of the first split file, or of all shards if it is one.
+fn parameters(store: &Store, model: &Model, first: &ModelFacts) -> Result<u64, OpError> {
+    if first.shard.is_none() {
+        return Ok(first.parameters);
+    }
+    let mut sum = 0u64;
+    for recipe in recipes(model) {
+        let facts = read_header(store, recipe)?.as_ref().map(ModelFacts::of).unwrap_or_default();
+        sum = sum.saturating_add(facts.shard.map_or(0, |_shard| facts.parameters));
+    }
+    Ok(sum)
+}
+
 /// The header of the model's first split file.
 fn header(store: &Store, model: &Model) -> Result<Option<Header>, OpError> {
-    let Some((digest, size)) = recipes(model).find_map(Recipe::header) else { return Ok(None) };
+    match recipes(model).find(|recipe| recipe.header().is_some()) {
+        Some(recipe) => read_header(store, recipe),
+        None => Ok(None),
+    }
+}
+
+/// The header of a stored file.
+pub(super) fn read_header(store: &Store, recipe: &Recipe) -> Result<Option<Header>, OpError> {
+    let Some((digest, size)) = recipe.header() else { return Ok(None) };
     let mut bytes = Vec::new();
     let mut file = store.open_blob(digest, size)?;
     // A recipe's first piece is as long as a header with its padding: limited when it was made.
@@ -60,7 +82,7 @@ fn header(store: &Store, model: &Model) -> Result<Option<Header>, OpError> {
     Header::parse(&bytes).map(Some).map_err(|source| OpError::Damaged { digest, source })
 }
 
-fn layer(file: &StoredFile) -> LayerSummary {
+fn layer((file, name): (&StoredFile, Option<&str>)) -> LayerSummary {
     let stored = match file.form {
         StoredForm::Blob => Stored::Blob,
         StoredForm::Recipe(_) => Stored::Recipe,
@@ -68,6 +90,7 @@ fn layer(file: &StoredFile) -> LayerSummary {
     let descriptor = &file.descriptor;
     LayerSummary {
         media_type: descriptor.media_type.clone(),
+        name: name.map(str::to_owned),
         digest: descriptor.digest,
         size: descriptor.size,
         stored,

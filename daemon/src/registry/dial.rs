@@ -12,10 +12,10 @@ use http_body_util::Empty;
 use hyper::body::Incoming;
 use hyper::{Request, Response, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
 use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{HttpConnector, HttpInfo};
-use hyper_util::client::legacy::{self, Client};
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::pki_types::CertificateDer;
@@ -27,6 +27,7 @@ use tower_service::Service;
 use super::Limits;
 use super::error::RegistryError;
 use super::origin::host_of;
+use super::trouble::{NoAddress, TooNear, innermost, unreachable};
 use super::zone::Zone;
 
 /// The HTTP clients, one for each [`Zone`] up to which connections may reach. A connection is
@@ -161,8 +162,9 @@ impl Service<Name> for GuardedResolver {
         let reach = self.reach;
         let lookup = GaiResolver::new().call(name);
         Box::pin(async move {
+            let addresses = lookup.await.map_err(|error| NoAddress(innermost(&error).to_string()))?;
             let (allowed, refused): (Vec<_>, Vec<_>) =
-                lookup.await?.partition(|address| Zone::of(address.ip()) <= reach);
+                addresses.partition(|address| Zone::of(address.ip()) <= reach);
             match refused.first() {
                 Some(address) if allowed.is_empty() => Err(TooNear(Zone::of(address.ip())).into()),
                 _ => Ok(allowed.into_iter()),
@@ -170,11 +172,6 @@ impl Service<Name> for GuardedResolver {
         })
     }
 }
-
-/// A name has no address that may be connected to.
-#[derive(Debug, thiserror::Error)]
-#[error("{0} address")]
-struct TooNear(Zone);
 
 /// What hyper reads ahead, and so the most bytes of an answer's head, which is read before anything
 /// can be decided. Signed URLs need some 2 KiB; a quarter of this made bodies a third slower.
@@ -230,20 +227,4 @@ fn certificate_authorities(ca_files: &[PathBuf]) -> Result<RootCertStore, Regist
 
 fn unusable(path: &Path, reason: &impl ToString) -> RegistryError {
     RegistryError::Certificates { path: path.to_owned(), reason: reason.to_string() }
-}
-
-fn unreachable(host: String, error: &legacy::Error) -> RegistryError {
-    let innermost = innermost(error);
-    match innermost.downcast_ref() {
-        Some(&TooNear(zone)) => RegistryError::ForbiddenAddress { host, zone },
-        None => RegistryError::Unreachable { host, reason: innermost.to_string() },
-    }
-}
-
-/// The cause of all causes: the ones above it only say that a client could not connect.
-pub(super) fn innermost<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Error + 'static) {
-    while let Some(cause) = error.source() {
-        error = cause;
-    }
-    error
 }

@@ -4,10 +4,12 @@ use std::path::PathBuf;
 
 use blobd_client::protocol::error::ErrorCode;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::index::IndexError;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::Reference;
 
 use super::credentials::CredentialError;
+use super::trouble::TlsTrouble;
 use super::zone::Zone;
 
 /// Why a registry's answer could not be had or cannot be used.
@@ -32,11 +34,37 @@ pub enum RegistryError {
         /// Who answered.
         host: String,
     },
-    /// The registry wants more than it was shown.
-    #[error("model {reference}: denied by {host}; {advice}")]
-    Denied {
+    /// The registry has the model, but not under this tag.
+    #[error("model {reference}: no such tag at {host}; there are {nearest}")]
+    NoSuchTag {
         /// What was asked for.
         reference: Box<Reference>,
+        /// Who answered.
+        host: String,
+        /// The tags that come nearest.
+        nearest: String,
+    },
+    /// There is no such file.
+    #[error("{address}: not found at {host}")]
+    FileMissing {
+        /// What was asked for.
+        address: String,
+        /// Who answered.
+        host: String,
+    },
+    /// There is no such file in a repository that has others.
+    #[error("{address}: no such file; there are {nearest}")]
+    NoSuchFile {
+        /// What was asked for.
+        address: String,
+        /// The files that come nearest.
+        nearest: String,
+    },
+    /// The registry wants more than it was shown.
+    #[error("{subject}: denied by {host}; {advice}")]
+    Denied {
+        /// What was asked for.
+        subject: String,
         /// Who answered.
         host: String,
         /// What may help.
@@ -53,7 +81,79 @@ pub enum RegistryError {
         /// What is wrong with them.
         error: ManifestError,
     },
-    /// HTML where a manifest should be.
+    /// What the registry has under this name is an index that leads to no model.
+    #[error("model {reference}: {error}")]
+    Index {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// What is wrong with it.
+        error: IndexError,
+    },
+    /// Weights in an archive: there is nothing in it that could be mapped.
+    #[error(
+        "model {reference}: its weights {name} are in an archive ({media_type}); blobd needs them as plain \
+         files: ask for a raw variant, or unpack them and `blobd import` the file"
+    )]
+    PackedWeights {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// The archive.
+        name: String,
+        /// Its type.
+        media_type: String,
+    },
+    /// An image to run, not a model.
+    #[error("model {reference}: is a container image, not a model")]
+    Container {
+        /// What was asked for.
+        reference: Box<Reference>,
+    },
+    /// A list of files that cannot be.
+    #[error("{host}: its list of files is refused: {what}")]
+    Listing {
+        /// Who answered.
+        host: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A file of which nobody says how long it is.
+    #[error("{address}: {host} does not say how long it is; download it and `blobd import` the file")]
+    NoLength {
+        /// The file.
+        address: String,
+        /// Who answered.
+        host: String,
+    },
+    /// A file that is not what it was, or not what was asked for.
+    #[error("{address}: {found} at {host}, {expected} expected")]
+    FileDiffers {
+        /// The file.
+        address: String,
+        /// Who answered.
+        host: String,
+        /// What came.
+        found: String,
+        /// What should have come.
+        expected: String,
+    },
+    /// Another version of a file than the one that was begun with.
+    #[error("{address}: changed at {host} while it was pulled; pull it again")]
+    FileChanged {
+        /// The file.
+        address: String,
+        /// Who answered.
+        host: String,
+    },
+    /// A file whose digest nobody names, over a connection that anybody on the way can change.
+    #[error(
+        "{host}: files are not pulled over plain HTTP, where anybody on the way could change them; use https, \
+         or name the host in insecure_registries"
+    )]
+    PlainHttp {
+        /// The server.
+        host: String,
+    },
+    /// HTML where a manifest or a file should be.
     #[error("{host}: answers with a web page, not a registry; is this network behind a login page?")]
     WebPage {
         /// Who answered.
@@ -76,6 +176,28 @@ pub enum RegistryError {
         host: String,
         /// The innermost cause.
         reason: String,
+    },
+    /// There is no such host, or nobody to ask about it.
+    #[error("{host}: no address found ({reason}); is the name right, and is there a network?")]
+    NoAddress {
+        /// Who was asked.
+        host: String,
+        /// What the system says.
+        reason: String,
+    },
+    /// The host is there and nothing listens.
+    #[error("{host}: connection refused; is the registry running, and is the port right?")]
+    Refused {
+        /// Who was asked.
+        host: String,
+    },
+    /// The server cannot show that it is the one that was meant.
+    #[error("{host}: {trouble}")]
+    Tls {
+        /// Who was asked.
+        host: String,
+        /// What is wrong.
+        trouble: TlsTrouble,
     },
     /// The server closed the connection inside a body.
     #[error("{host}: connection broke after {received_bytes} bytes: {reason}")]
@@ -204,10 +326,18 @@ impl RegistryError {
     #[must_use]
     pub const fn code(&self) -> ErrorCode {
         match self {
-            Self::NotFound { .. } => ErrorCode::NotFound,
+            Self::NotFound { .. }
+            | Self::NoSuchTag { .. }
+            | Self::FileMissing { .. }
+            | Self::NoSuchFile { .. } => ErrorCode::NotFound,
             Self::Denied { .. } | Self::Credentials(_) => ErrorCode::Denied,
-            Self::Manifest { .. } => ErrorCode::InvalidInput,
-            Self::Host { .. } | Self::Mirror { .. } | Self::Certificates { .. } => ErrorCode::InvalidRequest,
+            Self::Manifest { .. }
+            | Self::Index { .. }
+            | Self::PackedWeights { .. }
+            | Self::Container { .. } => ErrorCode::InvalidInput,
+            Self::Host { .. } | Self::Mirror { .. } | Self::Certificates { .. } | Self::PlainHttp { .. } => {
+                ErrorCode::InvalidRequest
+            }
             Self::BlobMissing { .. }
             | Self::WebPage { .. }
             | Self::DigestDiffers { .. }
@@ -222,6 +352,13 @@ impl RegistryError {
             | Self::RangeDiffers { .. }
             | Self::Redirect { .. }
             | Self::ForbiddenAddress { .. }
+            | Self::Listing { .. }
+            | Self::NoLength { .. }
+            | Self::FileDiffers { .. }
+            | Self::FileChanged { .. }
+            | Self::NoAddress { .. }
+            | Self::Refused { .. }
+            | Self::Tls { .. }
             | Self::Realm { .. } => ErrorCode::Upstream,
         }
     }
@@ -239,6 +376,32 @@ impl RegistryError {
             Self::Status { status, .. } => *status >= 500 || *status == 408,
             _ => false,
         }
+    }
+
+    /// Whether another server may do better.
+    pub(super) const fn may_be_elsewhere(&self) -> bool {
+        match self {
+            Self::Status { status, .. } => *status >= 500,
+            Self::Unreachable { .. }
+            | Self::NoAddress { .. }
+            | Self::Refused { .. }
+            | Self::Tls { .. }
+            | Self::Stalled { .. }
+            | Self::TooManyRequests { .. } => true,
+            _ => self.is_absence(),
+        }
+    }
+
+    /// Whether this says only that a server lacks something.
+    pub(super) const fn is_absence(&self) -> bool {
+        matches!(
+            self,
+            Self::NotFound { .. }
+                | Self::NoSuchTag { .. }
+                | Self::BlobMissing { .. }
+                | Self::FileMissing { .. }
+                | Self::NoSuchFile { .. }
+        )
     }
 }
 

@@ -11,7 +11,9 @@ use blobd_store_format::reference::Reference;
 use bytes::Bytes;
 use http_body_util::Empty;
 use hyper::body::Incoming;
-use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_ENCODING, HeaderValue, RANGE, RETRY_AFTER, USER_AGENT};
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, RANGE, RETRY_AFTER, USER_AGENT,
+};
 use hyper::{HeaderMap, Request, Response, StatusCode, Uri};
 
 use super::credentials::RegistryHost;
@@ -30,7 +32,8 @@ pub(super) const MAX_REDIRECTS: usize = 5;
 #[derive(Debug)]
 pub(super) struct Target<'a> {
     pub(super) origin: &'a Origin,
-    reference: &'a Reference,
+    subject: Subject<'a>,
+    /// What a token for this opens.
     pub(super) repository: String,
     url: Uri,
     what: What,
@@ -38,13 +41,23 @@ pub(super) struct Target<'a> {
     range: Option<HeaderValue>,
 }
 
-/// The two kinds of thing that are got.
+/// The kinds of thing that are got.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
     /// The manifest of a reference.
     Manifest,
     /// One of its files.
     Blob(Digest),
+    /// A file that has an address of its own, or a list of such files.
+    File,
+}
+
+/// What the user has named.
+#[derive(Clone, Copy, Debug)]
+enum Subject<'a> {
+    Model(&'a Reference),
+    /// A file's address without its query.
+    File(&'a str),
 }
 
 impl<'a> Target<'a> {
@@ -58,7 +71,26 @@ impl<'a> Target<'a> {
     ) -> Result<Self, RegistryError> {
         let repository = format!("{}/{}", reference.namespace(), reference.model());
         let url = registry.url(&format!("{repository}/{path}"))?;
-        Ok(Self { origin: registry.origin(), reference, repository, url, what, accept, range: None })
+        let (origin, subject) = (registry.origin(), Subject::Model(reference));
+        Ok(Self { origin, subject, repository, url, what, accept, range: None })
+    }
+
+    /// `path_and_query` of a server that is no registry. `address` is what people know it by,
+    /// `repository` what is behind the same lock.
+    pub(super) fn of_file(
+        server: &'a Registry,
+        address: &'a str,
+        repository: String,
+        path_and_query: &str,
+    ) -> Result<Self, RegistryError> {
+        let url = server.url_at(path_and_query)?;
+        let (origin, subject, what) = (server.origin(), Subject::File(address), What::File);
+        Ok(Self { origin, subject, repository, url, what, accept: None, range: None })
+    }
+
+    /// The same at another place that the server itself has named, if that is on the same server.
+    pub(super) fn moved(self, url: Uri) -> Option<Self> {
+        (Origin::of(&url).as_ref() == Some(self.origin)).then_some(Self { url, ..self })
     }
 
     /// Only these bytes of it, if the server can.
@@ -68,22 +100,27 @@ impl<'a> Target<'a> {
     }
 
     fn missing(&self, host: String) -> RegistryError {
-        match self.what {
-            What::Manifest => RegistryError::NotFound { reference: Box::new(self.reference.clone()), host },
-            What::Blob(digest) => RegistryError::BlobMissing { digest, host },
+        match (self.what, self.subject) {
+            (What::Blob(digest), _) => RegistryError::BlobMissing { digest, host },
+            (_, Subject::Model(reference)) => {
+                RegistryError::NotFound { reference: Box::new(reference.clone()), host }
+            }
+            (_, Subject::File(address)) => RegistryError::FileMissing { address: address.to_owned(), host },
         }
     }
 
     /// `host` refuses; what may help against that.
     pub(super) fn denied(&self, host: String, advice: Advice) -> RegistryError {
-        let (reference, advice) = (Box::new(self.reference.clone()), Box::new(advice));
-        RegistryError::Denied { reference, host, advice }
+        let subject = match self.subject {
+            Subject::Model(reference) => format!("model {reference}"),
+            Subject::File(address) => address.to_owned(),
+        };
+        RegistryError::Denied { subject, host, advice: Box::new(advice) }
     }
 
     /// What may help against a refusal as Hugging Face words it for gated models.
     fn gated(&self) -> Advice {
-        let (namespace, model) = (self.reference.namespace(), self.reference.model());
-        let page = format!("https://huggingface.co/{namespace}/{model}");
+        let page = format!("https://huggingface.co/{}", self.repository);
         Advice::Gated { page, host: RegistryHost::of(self.origin).to_string() }
     }
 }
@@ -112,6 +149,14 @@ impl Answer {
     /// The head's fields.
     pub(super) fn headers(&self) -> &HeaderMap {
         self.response.headers()
+    }
+
+    /// What is wrong if this is a web page where a file should be, as networks with a login page
+    /// answer whatever they are asked.
+    pub(super) fn web_page(&self) -> Option<RegistryError> {
+        let kind = self.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+        let is_html = kind.get(..HTML.len()).is_some_and(|start| start.eq_ignore_ascii_case(HTML));
+        is_html.then(|| RegistryError::WebPage { host: self.host() })
     }
 
     /// The body, still to be read.
@@ -190,6 +235,11 @@ impl Shared {
         self.authorized(target).await?.checked(target)
     }
 
+    /// The same without patience: for what is only asked to explain a failure.
+    pub(super) async fn get_once(&self, target: &Target<'_>) -> Result<Answer, RegistryError> {
+        self.authorized(target).await?.checked(target)
+    }
+
     /// The first answer that is no redirect.
     pub(super) async fn follow(
         &self,
@@ -229,6 +279,7 @@ impl Shared {
     }
 }
 
+const HTML: &[u8] = b"text/html";
 /// How often a request is sent before its failure is final.
 const TRIES: u32 = 3;
 /// Says who asks, as registries' operators want to know.

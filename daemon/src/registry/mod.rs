@@ -19,12 +19,19 @@ mod dial;
 mod error;
 mod fetch;
 mod grant;
+mod hub;
+mod mirrors;
 mod origin;
 mod range;
 mod redirect;
+mod remote;
 mod stream;
+mod tags;
 #[cfg(test)]
 mod tests;
+mod tree;
+mod trouble;
+mod web;
 mod zone;
 
 use std::collections::BTreeMap;
@@ -34,7 +41,8 @@ use std::time::Duration;
 
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::manifest::Manifest;
+use blobd_store_format::index::ManifestIndex;
+use blobd_store_format::manifest::{Manifest, ManifestError};
 use blobd_store_format::reference::Reference;
 use hyper::header::HeaderValue;
 use hyper_util::client::proxy::matcher::Matcher;
@@ -44,18 +52,23 @@ use self::dial::Transport;
 pub use self::error::{Advice, RealmRefusal, RedirectRefusal, RegistryError};
 use self::fetch::{Answer, Target, What};
 use self::grant::TokenCache;
+use self::mirrors::{Failures, Mirrors};
 use self::origin::Registry;
 pub use self::range::{Part, RangeStream};
+pub use self::remote::{RemoteFile, RemoteModel, RemoteStream};
 pub use self::stream::BlobStream;
+pub use self::trouble::TlsTrouble;
 pub use self::zone::Zone;
 
 /// How registries are reached.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct RegistryPolicy {
-    /// A registry's host and the base URL used in its place, such as `registry.ollama.ai` and
-    /// `http://127.0.0.1:4711`.
-    pub mirrors: BTreeMap<String, String>,
+    /// A registry's host and the base URLs used in its place, in this order, such as
+    /// `registry.ollama.ai` and `http://127.0.0.1:4711`.
+    pub mirrors: BTreeMap<String, Vec<String>>,
+    /// Registries, as `HOST:PORT`, that are spoken to over plain HTTP.
+    pub insecure: Vec<String>,
     /// PEM files with certificate authorities that are trusted beside the machine's own.
     pub ca_files: Vec<PathBuf>,
     /// The credentials there are.
@@ -80,7 +93,7 @@ pub struct RegistryClient {
 /// What the clones of a client share.
 #[derive(Debug)]
 struct Shared {
-    mirrors: BTreeMap<String, Registry>,
+    mirrors: Mirrors,
     transport: Transport,
     tokens: TokenCache,
     credentials: Arc<CredentialPolicy>,
@@ -101,13 +114,8 @@ impl RegistryClient {
     }
 
     fn with_limits(policy: &RegistryPolicy, limits: Limits, proxies: Matcher) -> Result<Self, RegistryError> {
-        let mirrors = policy.mirrors.iter().map(|(host, base)| {
-            let mirror = Registry::at(base)
-                .ok_or_else(|| RegistryError::Mirror { host: host.clone(), base: base.clone() })?;
-            Ok((host.to_ascii_lowercase(), mirror))
-        });
         let shared = Shared {
-            mirrors: mirrors.collect::<Result<_, RegistryError>>()?,
+            mirrors: Mirrors::new(policy)?,
             transport: Transport::new(&policy.ca_files, &limits, proxies)?,
             tokens: TokenCache::default(),
             credentials: Arc::new(policy.credentials.clone()),
@@ -116,31 +124,24 @@ impl RegistryClient {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// The manifest that `reference` names, checked, and equal to the digest it is pinned to.
+    /// The manifest that `reference` names, checked, and equal to the digest it is pinned to. Where
+    /// the name stands for an index, the one model in it.
     ///
     /// # Errors
-    /// [`RegistryError`] when there is none, it is malformed, or the registry misbehaves.
+    /// [`RegistryError`] when there is none, it is malformed, it is no model that blobd could
+    /// serve, or the registry misbehaves.
     pub async fn manifest(&self, reference: &Reference) -> Result<Manifest, RegistryError> {
-        let answer = match reference.digest() {
-            None => self.get_manifest(reference, reference.tag()).await?,
-            Some(pin) => match self.get_manifest(reference, &pin.to_string()).await {
-                // Ollama's own client never asks by digest, so its registry need not answer that;
-                // the tag does as well if it still points at the pinned manifest.
-                Err(RegistryError::NotFound { .. }) => self.get_manifest(reference, reference.tag()).await?,
-                answer => answer?,
-            },
-        };
-        let announced = announced_digest(&answer);
-        let host = answer.host();
-        let raw = answer.document("manifest", Manifest::MAX_BYTES, self.shared.limits.document).await?;
-        let manifest = parse_manifest(reference, &host, raw)?;
-        for expected in announced.into_iter().chain(reference.digest()) {
-            if manifest.digest() != expected {
-                let found = manifest.digest();
-                return Err(RegistryError::DigestDiffers { host, expected, found });
+        let mut failures = Failures::default();
+        for registry in self.shared.mirrors.of(reference)? {
+            let mut outcome = self.manifest_at(&registry, reference).await;
+            if let Err(error @ RegistryError::NotFound { .. }) = outcome {
+                outcome = Err(self.with_known_tags(&registry, reference, error).await);
+            }
+            if let Some(settled) = failures.settle(outcome) {
+                return settled;
             }
         }
-        Ok(manifest)
+        Err(failures.into_error(reference.host()))
     }
 
     /// Starts to fetch one of the files that `reference`'s manifest lists.
@@ -149,27 +150,119 @@ impl RegistryClient {
     /// [`RegistryError`] when the registry does not have it, announces another size than
     /// `file.size`, or misbehaves.
     pub async fn blob(&self, reference: &Reference, file: &Descriptor) -> Result<BlobStream, RegistryError> {
-        let registry = self.registry(reference)?;
-        let path = format!("blobs/{}", file.digest);
-        let target = Target::new(&registry, reference, &path, What::Blob(file.digest), None)?;
-        let answer = self.shared.get(&target).await?;
-        BlobStream::open(answer, file, &self.shared.limits)
+        let mut failures = Failures::default();
+        for registry in self.shared.mirrors.of(reference)? {
+            if let Some(settled) = failures.settle(self.blob_at(&registry, reference, file).await) {
+                return settled;
+            }
+        }
+        Err(failures.into_error(reference.host()))
     }
 
-    async fn get_manifest(&self, reference: &Reference, name: &str) -> Result<Answer, RegistryError> {
-        let registry = self.registry(reference)?;
-        let path = format!("manifests/{name}");
-        let accept = HeaderValue::from_static(ACCEPT);
-        let target = Target::new(&registry, reference, &path, What::Manifest, Some(accept))?;
-        self.shared.get(&target).await
+    async fn manifest_at(
+        &self,
+        registry: &Registry,
+        reference: &Reference,
+    ) -> Result<Manifest, RegistryError> {
+        let answer = match reference.digest() {
+            None => self.get_manifest(registry, reference, reference.tag()).await?,
+            Some(pin) => match self.get_manifest(registry, reference, &pin.to_string()).await {
+                // Ollama's own client never asks by digest, so its registry need not answer that;
+                // the tag does as well if it still points at the pinned manifest.
+                Err(RegistryError::NotFound { .. }) => {
+                    self.get_manifest(registry, reference, reference.tag()).await?
+                }
+                answer => answer?,
+            },
+        };
+        let raw = self.manifest_bytes(answer, reference.digest()).await?;
+        let malformed = |error| RegistryError::Manifest { reference: Box::new(reference.clone()), error };
+        let manifest = match Manifest::parse(raw.clone()) {
+            Err(ManifestError::Index) => self.indexed_manifest(registry, reference, &raw).await?,
+            parsed => parsed.map_err(malformed)?,
+        };
+        refuse_unusable(reference, &manifest)?;
+        Ok(manifest)
     }
 
-    fn registry(&self, reference: &Reference) -> Result<Registry, RegistryError> {
-        match self.shared.mirrors.get(&reference.host().to_ascii_lowercase()) {
-            Some(mirror) => Ok(mirror.clone()),
-            None => Registry::named(reference),
+    /// The one model of an index. An index within it is refused like anything that is no manifest.
+    async fn indexed_manifest(
+        &self,
+        registry: &Registry,
+        reference: &Reference,
+        raw: &[u8],
+    ) -> Result<Manifest, RegistryError> {
+        let malformed = |error| RegistryError::Index { reference: Box::new(reference.clone()), error };
+        let index = ManifestIndex::parse(raw).map_err(malformed)?;
+        let chosen = index.model().map_err(malformed)?.digest;
+        let answer = match self.get_manifest(registry, reference, &chosen.to_string()).await {
+            Err(RegistryError::NotFound { host, .. }) => {
+                return Err(RegistryError::BlobMissing { digest: chosen, host });
+            }
+            answer => answer?,
+        };
+        let raw = self.manifest_bytes(answer, Some(chosen)).await?;
+        let malformed = |error| RegistryError::Manifest { reference: Box::new(reference.clone()), error };
+        Manifest::parse(raw).map_err(malformed)
+    }
+
+    /// The body of an answer, which must have the digest that the answer announces and the one that
+    /// is expected.
+    async fn manifest_bytes(
+        &self,
+        answer: Answer,
+        expected: Option<Digest>,
+    ) -> Result<Vec<u8>, RegistryError> {
+        let (host, announced) = (answer.host(), announced_digest(&answer));
+        let raw = answer.document("manifest", Manifest::MAX_BYTES, self.shared.limits.document).await?;
+        if raw.trim_ascii_start().starts_with(b"<") {
+            return Err(RegistryError::WebPage { host });
+        }
+        let found = Digest::of(&raw);
+        match announced.into_iter().chain(expected).find(|expected| *expected != found) {
+            Some(expected) => Err(RegistryError::DigestDiffers { host, expected, found }),
+            None => Ok(raw),
         }
     }
+
+    async fn blob_at(
+        &self,
+        registry: &Registry,
+        reference: &Reference,
+        file: &Descriptor,
+    ) -> Result<BlobStream, RegistryError> {
+        let path = format!("blobs/{}", file.digest);
+        let target = Target::new(registry, reference, &path, What::Blob(file.digest), None)?;
+        let answer = self.shared.get(&target).await?;
+        let page = answer.web_page();
+        BlobStream::open(answer, file, &self.shared.limits).map_err(|error| page.unwrap_or(error))
+    }
+
+    async fn get_manifest(
+        &self,
+        registry: &Registry,
+        reference: &Reference,
+        name: &str,
+    ) -> Result<Answer, RegistryError> {
+        let path = format!("manifests/{name}");
+        let accept = HeaderValue::from_static(ACCEPT);
+        let target = Target::new(registry, reference, &path, What::Manifest, Some(accept))?;
+        self.shared.get(&target).await
+    }
+}
+
+/// A model that could be stored and then not be opened is better refused before it is downloaded.
+fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<(), RegistryError> {
+    let packed = manifest.files().zip(manifest.names()).find(|(file, _)| file.media_type.is_packed_weights());
+    if let Some((file, name)) = packed {
+        let name = name.map_or_else(|| file.digest.short(), str::to_owned);
+        let (reference, media_type) = (Box::new(reference.clone()), file.media_type.to_string());
+        return Err(RegistryError::PackedWeights { reference, name, media_type });
+    }
+    if manifest.layers().iter().all(|layer| layer.media_type.is_container_layer()) {
+        return Err(RegistryError::Container { reference: Box::new(reference.clone()) });
+    }
+    Ok(())
 }
 
 /// How long a registry may take, and how patient blobd is. Tests shorten them.
@@ -210,8 +303,7 @@ impl Default for Limits {
     }
 }
 
-/// Manifests of both families; also their indexes, because a registry that has nothing else would
-/// answer 404, and "is an index of manifests" says more.
+/// Manifests of both families, and their indexes: a registry may have nothing else.
 const ACCEPT: &str = "application/vnd.docker.distribution.manifest.v2+json, \
     application/vnd.oci.image.manifest.v1+json, \
     application/vnd.oci.image.index.v1+json, \
@@ -225,12 +317,4 @@ fn announced_digest(answer: &Answer) -> Option<Digest> {
         text.parse().or_else(|_| Digest::from_hex(text)).ok()
     };
     claim("docker-content-digest").or_else(|| claim("ollama-content-digest"))
-}
-
-fn parse_manifest(reference: &Reference, host: &str, raw: Vec<u8>) -> Result<Manifest, RegistryError> {
-    if raw.trim_ascii_start().starts_with(b"<") {
-        return Err(RegistryError::WebPage { host: host.to_owned() });
-    }
-    Manifest::parse(raw)
-        .map_err(|error| RegistryError::Manifest { reference: Box::new(reference.clone()), error })
 }

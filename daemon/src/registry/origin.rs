@@ -76,13 +76,13 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    /// The registry of a reference. Plain HTTP only if the reference says so.
-    pub(super) fn named(reference: &Reference) -> Result<Self, RegistryError> {
+    /// The registry of a reference, spoken to by `scheme`.
+    pub(super) fn named(reference: &Reference, scheme: Scheme) -> Result<Self, RegistryError> {
         let (_, host) = *API_HOSTS
             .iter()
             .find(|(name, _)| name.eq_ignore_ascii_case(reference.host()))
             .unwrap_or(&("", reference.host()));
-        Self::at(&format!("{}://{host}", reference.scheme().as_str()))
+        Self::at(&format!("{}://{host}", scheme.as_str()))
             .ok_or_else(|| RegistryError::Host { host: reference.host().to_owned() })
     }
 
@@ -101,7 +101,12 @@ impl Registry {
 
     /// The URL of `path` under this registry's `/v2/`.
     pub(super) fn url(&self, path: &str) -> Result<Uri, RegistryError> {
-        let url = format!("{}/v2/{path}", self.base);
+        self.url_at(&format!("/v2/{path}"))
+    }
+
+    /// The URL of a path with a leading `/`, and of a query if it has one, under the base.
+    pub(super) fn url_at(&self, path: &str) -> Result<Uri, RegistryError> {
+        let url = format!("{}{path}", self.base);
         url.parse().map_err(|_invalid| RegistryError::Host { host: self.origin.host.clone() })
     }
 }
@@ -139,13 +144,17 @@ mod tests {
         for (reference, url) in [
             ("llama3:8b", "https://registry.ollama.ai/v2/x"),
             ("http://127.0.0.1:4711/a/b", "http://127.0.0.1:4711/v2/x"),
-            ("docker.io/ai/smollm2", "https://registry-1.docker.io/v2/x"),
+            ("docker.io/smollm2", "https://registry-1.docker.io/v2/x"),
+            ("Index.docker.io/ai/smollm2", "https://registry-1.docker.io/v2/x"),
         ] {
-            let registry = Registry::named(&reference.parse().unwrap()).unwrap();
+            let reference: Reference = reference.parse().unwrap();
+            let registry = Registry::named(&reference, reference.scheme()).unwrap();
             assert_eq!(registry.url("x").unwrap(), url);
         }
+        let registry = Registry::named(&"lan:5000/a/b".parse().unwrap(), Scheme::Http).unwrap();
+        assert_eq!(registry.url("x").unwrap(), "http://lan:5000/v2/x");
         let reference = "a:b:c/d/e".parse().unwrap();
-        assert!(matches!(Registry::named(&reference), Err(RegistryError::Host { .. })));
+        assert!(matches!(Registry::named(&reference, Scheme::Https), Err(RegistryError::Host { .. })));
     }
 
     #[test]

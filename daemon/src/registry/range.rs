@@ -9,6 +9,7 @@ use bytes::{Buf as _, Bytes};
 use hyper::header::{CONTENT_RANGE, HeaderValue};
 
 use super::fetch::{Answer, Target, What};
+use super::mirrors::Failures;
 use super::{BlobStream, RegistryClient, RegistryError};
 
 impl RegistryClient {
@@ -24,11 +25,7 @@ impl RegistryClient {
         file: &Descriptor,
         range: Range<u64>,
     ) -> Result<RangeStream, RegistryError> {
-        let (skip, left) = (range.start, range.end.saturating_sub(range.start));
-        match self.part(reference, file, range).await? {
-            Part::Range(stream) => Ok(stream),
-            Part::Whole(stream) => Ok(RangeStream { stream, skip, left, received: 0, expected: None }),
-        }
+        Ok(self.part(reference, file, range.clone()).await?.only(&range))
     }
 
     /// The same for a caller who can use all of the file if that is what the server sends.
@@ -42,21 +39,40 @@ impl RegistryClient {
         file: &Descriptor,
         range: Range<u64>,
     ) -> Result<Part, RegistryError> {
-        let registry = self.registry(reference)?;
-        let path = format!("blobs/{}", file.digest);
-        let expected = content_range(&range, file.size);
-        let header = last_of(&range)
+        let mut failures = Failures::default();
+        for registry in self.shared.mirrors.of(reference)? {
+            let path = format!("blobs/{}", file.digest);
+            let target = Target::new(&registry, reference, &path, What::Blob(file.digest), None)?;
+            if let Some(settled) = failures.settle(self.part_of(target, file, &range, |_| Ok(())).await) {
+                return settled;
+            }
+        }
+        Err(failures.into_error(reference.host()))
+    }
+
+    /// The same of anything that can be asked for; `check` looks at the head of the answer first.
+    pub(super) async fn part_of(
+        &self,
+        target: Target<'_>,
+        file: &Descriptor,
+        range: &Range<u64>,
+        check: impl FnOnce(&Answer) -> Result<(), RegistryError>,
+    ) -> Result<Part, RegistryError> {
+        let expected = content_range(range, file.size);
+        let header = last_of(range)
             .filter(|last| *last < file.size)
             .and_then(|last| HeaderValue::try_from(format!("bytes={}-{last}", range.start)).ok());
         let Some(header) = header else {
-            let (digest, host) = (file.digest, registry.origin().host().to_owned());
+            let (digest, host) = (file.digest, target.origin.host().to_owned());
             let found = format!("{} bytes in all", file.size);
             return Err(RegistryError::RangeDiffers { digest, host, found, expected });
         };
-        let target = Target::new(&registry, reference, &path, What::Blob(file.digest), None)?;
         let answer = self.shared.get(&target.with_range(header)).await?;
+        check(&answer)?;
+        let page = answer.web_page();
         if !answer.is_partial() {
-            return BlobStream::open(answer, file, &self.shared.limits).map(Part::Whole);
+            let stream = BlobStream::open(answer, file, &self.shared.limits);
+            return stream.map(Part::Whole).map_err(|error| page.unwrap_or(error));
         }
         check_part(&answer, file.digest, &expected)?;
         let length = range.end.saturating_sub(range.start);
@@ -75,6 +91,17 @@ pub enum Part {
     Range(RangeStream),
     /// All of it, from the first byte on: it knows no ranges.
     Whole(BlobStream),
+}
+
+impl Part {
+    /// The part alone.
+    pub(super) fn only(self, range: &Range<u64>) -> RangeStream {
+        let (skip, left) = (range.start, range.end.saturating_sub(range.start));
+        match self {
+            Self::Range(stream) => stream,
+            Self::Whole(stream) => RangeStream { stream, skip, left, received: 0, expected: None },
+        }
+    }
 }
 
 /// The bytes of a part of a file as they arrive; counted, not hashed.

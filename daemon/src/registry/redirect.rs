@@ -27,7 +27,7 @@ pub(super) fn target(from: &Uri, headers: &HeaderMap) -> Result<Uri, RedirectRef
 }
 
 /// The absolute URL that `location` means as seen from `from` (RFC 3986, section 5.2).
-fn resolve(from: &Uri, location: &str) -> Option<Uri> {
+pub(super) fn resolve(from: &Uri, location: &str) -> Option<Uri> {
     let location = location.split('#').next()?;
     let (scheme, authority) = (from.scheme_str()?, from.authority()?);
     let path = from.path();

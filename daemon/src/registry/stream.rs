@@ -10,9 +10,9 @@ use hyper::body::{Body, Incoming};
 use tokio::time::{Instant, timeout};
 
 use super::Limits;
-use super::dial::innermost;
 use super::error::RegistryError;
 use super::fetch::Answer;
+use super::trouble::innermost;
 
 /// The bytes of one file as they arrive. They are counted, not hashed: whoever stores them must
 /// compare their digest.

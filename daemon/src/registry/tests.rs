@@ -5,6 +5,7 @@ mod blob;
 mod credentials;
 mod manifest;
 mod range;
+mod remote;
 mod server;
 mod transport;
 

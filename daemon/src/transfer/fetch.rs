@@ -15,13 +15,14 @@ use tokio::time::Instant;
 
 use super::arrival::Arrival;
 use super::schedule::{Claim, Schedule};
-use super::{RateLimit, RemoteFile, TransferPolicy};
-use crate::registry::{BlobStream, Part, RangeStream, RegistryError};
+use super::{RateLimit, TransferPolicy};
+use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 
 /// One file being fetched.
 #[derive(Debug)]
 pub(super) struct Fetch {
-    pub(super) source: RemoteFile,
+    registry: RegistryClient,
+    file: RemoteFile,
     pub(super) arrival: Arc<Arrival>,
     pub(super) policy: TransferPolicy,
     /// The daemon's limit and this pull's own.
@@ -52,7 +53,7 @@ const NEAR_BYTES: u64 = 4 << 10;
 
 impl Fetch {
     pub(super) fn new(
-        source: RemoteFile,
+        (registry, file): (RegistryClient, RemoteFile),
         arrival: Arc<Arrival>,
         policy: TransferPolicy,
         limits: Vec<RateLimit>,
@@ -61,7 +62,18 @@ impl Fetch {
         let schedule = Mutex::new(Schedule::new(arrival.partial().missing(), NEAR_BYTES));
         let (received, workers) = (AtomicU64::new(0), AtomicUsize::new(0));
         let changed = Notify::new();
-        Arc::new(Self { source, arrival, policy, limits, slots, schedule, changed, received, workers })
+        Arc::new(Self {
+            registry,
+            file,
+            arrival,
+            policy,
+            limits,
+            slots,
+            schedule,
+            changed,
+            received,
+            workers,
+        })
     }
 
     /// How many bytes have come over the network.
@@ -71,7 +83,11 @@ impl Fetch {
 
     /// Fetches all that is scheduled. `whole` is a stream of the rest of the file that is there
     /// already, and where it is.
-    pub(super) async fn run(self: Arc<Self>, whole: Option<(BlobStream, u64)>, writer: mpsc::Sender<Piece>) {
+    pub(super) async fn run(
+        self: Arc<Self>,
+        whole: Option<(RemoteStream, u64)>,
+        writer: mpsc::Sender<Piece>,
+    ) {
         let mut workers = JoinSet::new();
         if let Some(stream) = whole {
             let (fetch, writer) = (Arc::clone(&self), writer.clone());
@@ -122,7 +138,7 @@ impl Fetch {
     /// Fetches ranges until none is left.
     async fn work(
         self: Arc<Self>,
-        whole: Option<(BlobStream, u64)>,
+        whole: Option<(RemoteStream, u64)>,
         writer: mpsc::Sender<Piece>,
     ) -> Result<(), RegistryError> {
         self.workers.fetch_add(1, Ordering::Relaxed);
@@ -134,7 +150,7 @@ impl Fetch {
 
     async fn work_until_done(
         &self,
-        mut whole: Option<(BlobStream, u64)>,
+        mut whole: Option<(RemoteStream, u64)>,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<(), RegistryError> {
         let mut failures = Failures::default();
@@ -154,7 +170,9 @@ impl Fetch {
                 Ok(Outcome::Superfluous | Outcome::NobodyListens) => return Ok(()),
                 Err(error) => {
                     let came = self.received_bytes() > before;
-                    let Some(wait) = failures.wait_after(&error, came, &self.policy) else { return Err(error) };
+                    let Some(wait) = failures.wait_after(&error, came, &self.policy) else {
+                        return Err(error);
+                    };
                     tracing::debug!("{error}; again in {wait:?}");
                     tokio::time::sleep(wait).await;
                     length = self.policy.min_range_bytes;
@@ -190,9 +208,9 @@ impl Fetch {
     ) -> Result<Outcome, RegistryError> {
         // Never closed.
         let _slot = self.slots.acquire().await;
-        let fetched = match self.source.part(claim.range.clone()).await {
-            Ok(Part::Range(stream)) => self.receive_range(stream, claim, writer).await,
-            Ok(Part::Whole(stream)) => {
+        let fetched = match self.registry.open_part(&self.file, claim.range.clone()).await {
+            Ok(stream) if !stream.is_whole() => self.receive_range(stream, claim, writer).await,
+            Ok(stream) => {
                 // Nobody has to ask for it again: one such stream brings all that is missing.
                 self.lock().give_back(claim.id);
                 if self.lock().claim_all() {
@@ -209,7 +227,7 @@ impl Fetch {
 
     async fn receive_range(
         &self,
-        mut stream: RangeStream,
+        mut stream: RemoteStream,
         claim: &Claim,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
@@ -253,7 +271,7 @@ impl Fetch {
     /// Takes a stream of the whole file, which is at `position`, to its end.
     async fn receive_whole(
         &self,
-        mut stream: BlobStream,
+        mut stream: RemoteStream,
         mut position: u64,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {

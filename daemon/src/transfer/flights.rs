@@ -72,7 +72,14 @@ mod tests {
         let (flights, file) = (Flights::default(), Digest::of(b"x"));
         let first = flights.board(file, |_| false).unwrap();
         first.note(42);
-        assert!(flights.board(file, |done| { assert_eq!(done, 42); false }).is_none());
+        assert!(
+            flights
+                .board(file, |done| {
+                    assert_eq!(done, 42);
+                    false
+                })
+                .is_none()
+        );
         let _other = flights.board(Digest::of(b"y"), |_| false).unwrap();
         std::thread::scope(|scope| {
             let second = scope.spawn(|| flights.board(file, |_| true).is_some());

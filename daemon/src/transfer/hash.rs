@@ -124,7 +124,9 @@ impl<'p> PartHasher<'p> {
         if self.stored.contains_key(&blob) {
             return Ok(());
         }
-        let Some(mut hash) = self.open.remove(&blob).or_else(|| self.partial.hash(blob)) else { return Ok(()) };
+        let Some(mut hash) = self.open.remove(&blob).or_else(|| self.partial.hash(blob)) else {
+            return Ok(());
+        };
         hash.update(offset, bytes)?;
         if !hash.is_complete() {
             self.open.insert(blob, hash);

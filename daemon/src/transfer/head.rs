@@ -1,20 +1,28 @@
 //! The first bytes of a file, which say how it is split.
 
-use blobd_store_format::gguf::{HeaderParser, Progress};
+use blobd_store_format::gguf::{Header, HeaderParser, Progress};
 use blobd_store_format::split::SplitPlan;
-use tokio::runtime::Handle;
 
-use super::{RemoteFile, TransferError};
-use crate::registry::{BlobStream, Part};
+use super::{Job, TransferError};
+use crate::registry::RemoteStream;
 
 /// How a file is to be split, and what was fetched to know it.
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) plan: SplitPlan,
+    /// If it is a GGUF file.
+    pub(super) header: Option<Header>,
     /// The file's first bytes: those that were there, and those that came.
     pub(super) bytes: Vec<u8>,
     /// The rest of the file, if the server sends it all at once: begins behind `bytes`.
-    pub(super) whole: Option<BlobStream>,
+    pub(super) whole: Option<RemoteStream>,
+}
+
+impl Head {
+    /// That of a file of which nothing has to be known.
+    pub(super) fn of_any(size: u64) -> Self {
+        Self { plan: SplitPlan::whole(size), header: None, bytes: Vec::new(), whole: None }
+    }
 }
 
 const MAGIC: &[u8] = b"GGUF";
@@ -25,29 +33,31 @@ const FIRST_BYTES: u64 = 64 << 10;
 ///
 /// # Errors
 /// [`TransferError`] when it cannot be had or is refused.
-pub(super) fn fetch(handle: &Handle, source: &RemoteFile, known: Vec<u8>) -> Result<Head, TransferError> {
-    let size = source.file.size;
-    let mut head = HeadBytes { known: known.len(), bytes: known, parsed: 0, parser: HeaderParser::new() };
-    let mut whole: Option<BlobStream> = None;
+pub(super) fn fetch(job: &Job<'_>, known: Vec<u8>) -> Result<Head, TransferError> {
+    let size = job.file.size();
+    let mut head = HeadBytes { bytes: known, parsed: 0, parser: HeaderParser::new() };
+    let mut whole: Option<RemoteStream> = None;
     loop {
-        if !MAGIC.starts_with(head.bytes.get(..MAGIC.len().min(head.bytes.len())).unwrap_or_default()) {
-            return Ok(head.finished(SplitPlan::whole(size), whole));
+        // What is named by its address alone must be one.
+        if job.file.digest().is_some()
+            && !MAGIC.starts_with(head.bytes.get(..MAGIC.len().min(head.bytes.len())).unwrap_or_default())
+        {
+            return Ok(Head { bytes: head.bytes, whole, ..Head::of_any(size) });
         }
         if head.is_complete()? || head.bytes.len() as u64 >= size {
             return head.planned(size, whole);
         }
         match &mut whole {
             Some(stream) => {
-                let next = handle.block_on(stream.next())?;
+                let next = job.handle.block_on(stream.next())?;
                 head.bytes.extend_from_slice(&next.ok_or(TransferError::Incomplete)?);
             }
-            None => whole = head.fetch_more(handle, source)?,
+            None => whole = head.fetch_more(job)?,
         }
     }
 }
 
 struct HeadBytes {
-    known: usize,
     bytes: Vec<u8>,
     /// How many the parser has been given.
     parsed: usize,
@@ -62,45 +72,28 @@ impl HeadBytes {
     }
 
     /// Half as much again each time: what is fetched beyond the header may be in the store.
-    fn fetch_more(
-        &mut self,
-        handle: &Handle,
-        source: &RemoteFile,
-    ) -> Result<Option<BlobStream>, TransferError> {
+    fn fetch_more(&mut self, job: &Job<'_>) -> Result<Option<RemoteStream>, TransferError> {
         let start = self.bytes.len() as u64;
-        let end = start.saturating_add(FIRST_BYTES.max(start / 2)).min(source.file.size);
-        handle.block_on(async {
-            match source.part(start..end).await? {
-                Part::Range(mut stream) => {
-                    while let Some(bytes) = stream.next().await? {
-                        self.bytes.extend_from_slice(&bytes);
-                    }
-                    Ok(None)
-                }
-                Part::Whole(mut stream) => {
-                    // From the start: what is there already comes again.
-                    self.bytes.truncate(self.known);
-                    let mut skip = self.bytes.len();
-                    while skip > 0 {
-                        let Some(mut bytes) = stream.next().await? else { break };
-                        let again = skip.min(bytes.len());
-                        skip -= again;
-                        self.bytes.extend_from_slice(&bytes.split_off(again));
-                    }
-                    Ok(Some(stream))
+        let end = start.saturating_add(FIRST_BYTES.max(start / 2)).min(job.file.size());
+        job.handle.block_on(async {
+            let mut stream = job.registry.open_part(job.file, start..end).await?;
+            // From the start, then: what is there already comes again.
+            let mut again = if stream.is_whole() { self.bytes.len() } else { 0 };
+            while let Some(bytes) = stream.next().await? {
+                let fresh = bytes.get(again.min(bytes.len())..).unwrap_or_default();
+                again = again.saturating_sub(bytes.len());
+                self.bytes.extend_from_slice(fresh);
+                if stream.is_whole() && again == 0 {
+                    return Ok(Some(stream));
                 }
             }
+            Ok(None)
         })
     }
 
-    fn planned(self, size: u64, whole: Option<BlobStream>) -> Result<Head, TransferError> {
-        let Self { bytes, parser, .. } = self;
-        let header = parser.finish()?;
+    fn planned(self, size: u64, whole: Option<RemoteStream>) -> Result<Head, TransferError> {
+        let header = self.parser.finish()?;
         let plan = SplitPlan::new(&header, size)?;
-        Ok(Head { plan, bytes, whole })
-    }
-
-    fn finished(self, plan: SplitPlan, whole: Option<BlobStream>) -> Head {
-        Head { plan, bytes: self.bytes, whole }
+        Ok(Head { plan, header: Some(header), bytes: self.bytes, whole })
     }
 }

@@ -16,14 +16,13 @@ use std::time::Duration;
 
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::gguf::GgufError;
+use blobd_store_format::gguf::{GgufError, Header};
 use blobd_store_format::recipe::RecipeError;
-use blobd_store_format::reference::Reference;
 use blobd_store_format::split::{BlobContent, SplitError, SplitPlan};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::registry::{BlobStream, Part, RegistryClient, RegistryError};
+use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 use crate::store::{Ingest, PartialFile, StoreError};
 
 mod arrival;
@@ -107,27 +106,12 @@ impl TransferPolicy {
     }
 }
 
-/// A file at its registry.
-#[derive(Clone, Debug)]
-pub struct RemoteFile {
-    /// Who fetches it.
-    pub registry: RegistryClient,
-    /// The model it is part of.
-    pub reference: Reference,
-    /// What it is.
-    pub file: Descriptor,
-}
-
-impl RemoteFile {
-    async fn part(&self, range: std::ops::Range<u64>) -> Result<Part, RegistryError> {
-        self.registry.part(&self.reference, &self.file, range).await
-    }
-}
-
 /// What to transfer, and who wants it.
 pub struct Job<'j> {
+    /// Who fetches it.
+    pub registry: &'j RegistryClient,
     /// The file.
-    pub source: RemoteFile,
+    pub file: &'j RemoteFile,
     /// The runtime on which the network is.
     pub handle: &'j Handle,
     /// How fast this pull may be.
@@ -138,13 +122,17 @@ pub struct Job<'j> {
 
 impl fmt::Debug for Job<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Job").field("source", &self.source).finish_non_exhaustive()
+        f.debug_struct("Job").field("file", &self.file).finish_non_exhaustive()
     }
 }
 
 /// What a transfer did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Received {
+    /// The file, which is part of the ingest now.
+    pub file: Descriptor,
+    /// Its header, if it is a GGUF file.
+    pub header: Option<Header>,
     /// What has come over the network in bytes.
     pub downloaded_bytes: u64,
     /// What had come before.
@@ -203,15 +191,20 @@ impl Transfers {
     ///
     /// # Errors
     /// [`TransferError`]. What has arrived is kept, unless it proved to be wrong.
-    pub fn receive(&self, flight: &Flight, ingest: &mut Ingest, job: &Job<'_>) -> Result<Received, TransferError> {
-        ingest.lease().pin(job.source.file.digest);
+    pub fn receive(
+        &self,
+        flight: &Flight,
+        ingest: &mut Ingest,
+        job: &Job<'_>,
+    ) -> Result<Received, TransferError> {
+        ingest.lease().pin(job.file.identity());
         let mut transfer = self.begin(flight, ingest, job)?;
         loop {
             let hashed = transfer.run()?;
-            if hashed.file == job.source.file.digest {
-                return transfer.finish(ingest, hashed);
+            match job.file.digest() {
+                Some(expected) if expected != hashed.file => transfer.doubt(hashed.file, expected)?,
+                _ => return transfer.finish(ingest, hashed),
             }
-            transfer.doubt(hashed.file)?;
         }
     }
 
@@ -221,13 +214,10 @@ impl Transfers {
         ingest: &Ingest,
         job: &'t Job<'t>,
     ) -> Result<Transfer<'t>, TransferError> {
-        let Descriptor { digest, size, media_type } = &job.source.file;
-        let home = PartialFile::open(ingest.store(), *digest, *size)?;
-        let Head { plan, bytes, whole } = if media_type.is_gguf() {
-            self.head(job, &home)?
-        } else {
-            Head { plan: SplitPlan::whole(*size), bytes: Vec::new(), whole: None }
-        };
+        let (size, is_gguf) = (job.file.size(), job.file.media_type().is_gguf());
+        let home = PartialFile::open(ingest.store(), job.file.identity(), size)?;
+        let Head { plan, header, bytes, whole } =
+            if is_gguf { self.head(job, &home)? } else { Head::of_any(size) };
         let partial = home.follow(plan, ingest.staging())?;
         let resumed_bytes = partial.arrived_bytes();
         admit(ingest, partial.plan(), resumed_bytes)?;
@@ -237,7 +227,10 @@ impl Transfers {
             partial.write(gap.start, bytes.get(place..end).unwrap_or_default())?;
         }
         let head_bytes = partial.arrived_bytes().saturating_sub(resumed_bytes);
-        let received = Received { downloaded_bytes: head_bytes, resumed_bytes, reused_bytes: 0 };
+        let media_type = job.file.media_type().clone();
+        let file = Descriptor { media_type, digest: job.file.identity(), size };
+        let received =
+            Received { file, header, downloaded_bytes: head_bytes, resumed_bytes, reused_bytes: 0 };
         let whole = whole.map(|stream| (stream, bytes.len() as u64));
         Ok(Transfer { transfers: self, flight, job, arrival: Arrival::new(partial), whole, received })
     }
@@ -248,11 +241,13 @@ impl Transfers {
         const MAX_HEAD_BYTES: u64 = 1 << 30;
         let mut failures = fetch::Failures::default();
         loop {
-            let error = match head::fetch(job.handle, &job.source, home.head(MAX_HEAD_BYTES)) {
+            let error = match head::fetch(job, home.head(MAX_HEAD_BYTES)) {
                 Err(TransferError::Registry(error)) => error,
                 head => return head,
             };
-            let Some(wait) = failures.wait_after(&error, false, &self.policy) else { return Err(error.into()) };
+            let Some(wait) = failures.wait_after(&error, false, &self.policy) else {
+                return Err(error.into());
+            };
             thread::sleep(wait);
             if !(job.look)(0) {
                 return Err(TransferError::Unwanted);
@@ -283,7 +278,7 @@ struct Transfer<'t> {
     job: &'t Job<'t>,
     arrival: Arc<Arrival>,
     /// A stream of the whole file, and how far it is.
-    whole: Option<(BlobStream, u64)>,
+    whole: Option<(RemoteStream, u64)>,
     received: Received,
 }
 
@@ -293,11 +288,11 @@ impl Transfer<'_> {
         const PIECES_WAITING: usize = 4;
         let (job, arrival, flight) = (self.job, &self.arrival, self.flight);
         let fetch = Fetch::new(
-            job.source.clone(),
+            (job.registry.clone(), job.file.clone()),
             Arc::clone(arrival),
             self.transfers.policy,
             vec![self.transfers.limit.clone(), job.limit.clone()],
-            self.transfers.slots(job.source.reference.host()),
+            self.transfers.slots(job.file.host()),
         );
         let (to_writer, pieces) = mpsc::channel(PIECES_WAITING);
         let mut look = || {
@@ -323,8 +318,7 @@ impl Transfer<'_> {
 
     /// It is not the file. What came before may be to blame; what came just now is to blame if
     /// there was nothing before.
-    fn doubt(&mut self, found: Digest) -> Result<(), TransferError> {
-        let expected = self.job.source.file.digest;
+    fn doubt(&mut self, found: Digest, expected: Digest) -> Result<(), TransferError> {
         self.arrival.partial().discard()?;
         if self.received.resumed_bytes == 0 {
             return Err(TransferError::Digest { found, expected });
@@ -334,7 +328,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    fn finish(self, ingest: &mut Ingest, hashed: Hashed) -> Result<Received, TransferError> {
+    fn finish(mut self, ingest: &mut Ingest, hashed: Hashed) -> Result<Received, TransferError> {
         let partial = self.arrival.partial();
         partial.note_digests(&hashed.blobs)?;
         partial.seal()?;
@@ -346,6 +340,7 @@ impl Transfer<'_> {
             ingest.add_recipe(plan.recipe(hashed.file, &hashed.blobs, hashed.literals)?);
         }
         ingest.publish()?;
+        self.received.file.digest = hashed.file;
         Ok(self.received)
     }
 }

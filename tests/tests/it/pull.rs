@@ -1,7 +1,10 @@
 //! Pulls from a registry on a loopback port, honest and otherwise.
 
+mod artifacts;
 mod faults;
+mod files;
 mod manifests;
+mod places;
 
 use std::fs;
 use std::time::Duration;

@@ -58,7 +58,7 @@ async fn signed_path(registry: &LoopbackRegistry) -> String {
 async fn whole_model_is_pulled_through_the_client() {
     let registry = registry().await;
     let mut policy = RegistryPolicy::default();
-    policy.mirrors.insert(Reference::DEFAULT_HOST.to_owned(), registry.url());
+    policy.mirrors.insert(Reference::DEFAULT_HOST.to_owned(), vec![registry.url()]);
     let client = RegistryClient::new(&policy).unwrap();
     let manifest = client.manifest(&tiny()).await.unwrap();
     let mut bytes_fetched = 0;

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
 use bytes::Bytes;
 
 use super::place::{Place, places};
 use super::{Failure, Repair};
 use crate::ops::verify::{FileId, Form, Need, Survey, SurveyedModel};
-use crate::registry::RangeStream;
+use crate::registry::{RemoteFile, RemoteStream};
 use crate::store::StagedWriter;
 
 impl Repair<'_> {
@@ -70,17 +70,17 @@ impl Repair<'_> {
         }
     }
 
-    /// The registry's name for a model, or what to do in place of asking one.
-    fn origin_of(&self, model: &SurveyedModel) -> Result<Reference, Failure> {
+    /// Where a model can be had again, or what to do in place of asking there.
+    fn origin_of(&self, model: &SurveyedModel) -> Result<PullSource, Failure> {
         let Some(origin) = self.store.origin(model.manifest) else {
             return Err(format!("nobody knows where {} came from; pull or import it again", model.name));
         };
-        // A reference has no space in it.
+        // No source starts like this.
         match origin.strip_prefix("import ") {
             Some(file_name) => Err(format!("import {file_name} again")),
             None => origin
                 .parse()
-                .map_err(|_not_a_name| format!("{origin:?} is no registry; pull {} again", model.name)),
+                .map_err(|_not_a_source| format!("{origin:?} is no registry; pull {} again", model.name)),
         }
     }
 }
@@ -88,7 +88,7 @@ impl Repair<'_> {
 /// Ranges of one file at one registry.
 struct Fetch<'f> {
     repair: &'f Repair<'f>,
-    origin: &'f Reference,
+    origin: &'f PullSource,
     file: &'f Descriptor,
 }
 
@@ -96,16 +96,27 @@ impl Fetch<'_> {
     /// Fetches all places, in the order of the blob, so that it is hashed as it comes.
     fn run(&self, digest: Digest, need: &Need, places: &[Place], received: &mut u64) -> Result<(), Failure> {
         let fill = |writer: &mut StagedWriter| {
+            let located = self.repair.registry.locate(self.origin, self.file);
+            let remote = self.repair.handle.block_on(located).map_err(|error| error.to_string())?;
             let nonempty = places.iter().filter(|place| place.length > 0);
-            nonempty.into_iter().try_for_each(|place| self.take(*place, writer, received))
+            nonempty.into_iter().try_for_each(|place| self.take(&remote, *place, writer, received))
         };
         let published = self.repair.publish(digest, need.size, fill);
-        published.map_err(|failure| format!("{}: {failure}", self.origin.short()))
+        published.map_err(|failure| match self.origin {
+            PullSource::Registry(reference) => format!("{}: {failure}", reference.short()),
+            other => format!("{other}: {failure}"),
+        })
     }
 
-    fn take(&self, place: Place, writer: &mut StagedWriter, received: &mut u64) -> Result<(), Failure> {
+    fn take(
+        &self,
+        remote: &RemoteFile,
+        place: Place,
+        writer: &mut StagedWriter,
+        received: &mut u64,
+    ) -> Result<(), Failure> {
         let range = place.offset_in_file..place.end_in_file();
-        let stream = self.repair.registry.range(self.origin, self.file, range);
+        let stream = self.repair.registry.open_range(remote, range);
         let stream = self.repair.handle.block_on(stream);
         let mut stream = stream.map_err(|error| error.to_string())?;
         let mut offset = place.offset_in_blob;
@@ -126,7 +137,7 @@ impl Fetch<'_> {
         taken
     }
 
-    fn next(&self, stream: &mut RangeStream) -> Result<Option<Bytes>, Failure> {
+    fn next(&self, stream: &mut RemoteStream) -> Result<Option<Bytes>, Failure> {
         let events = self.repair.events;
         let next = async {
             tokio::select! {

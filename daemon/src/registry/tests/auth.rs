@@ -43,7 +43,7 @@ async fn anonymous_token_is_got_once_and_used_again() {
 async fn expired_token_is_replaced() {
     let server = guarded(|| Reply::Whole(ok(br#"{"access_token":"secret"}"#))).await;
     let client = client();
-    let origin = super::super::origin::Registry::named(&tiny(&server)).unwrap().origin().clone();
+    let origin = super::super::origin::Registry::at(&server.url("")).unwrap().origin().clone();
     let old = Grant::lasting("Bearer old".parse().unwrap(), Advice::LogIn { host: String::new() });
     client.shared.tokens.insert(&origin, "library/tiny", old);
     client.manifest(&tiny(&server)).await.unwrap();

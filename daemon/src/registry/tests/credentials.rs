@@ -225,7 +225,7 @@ async fn token_is_sent_as_it_is() {
 async fn gated_model_says_where_its_terms_are() {
     for status in [401, 403] {
         let server = Server::always(answer(status, "X-Error-Code: GatedRepo\r\n", b"")).await;
-        let mirrors = [("hf.co".to_owned(), server.url(""))].into();
+        let mirrors = [("hf.co".to_owned(), vec![server.url("")])].into();
         for entries in [vec![], vec![(server.address().to_string(), token())]] {
             let entries: Vec<_> =
                 entries.iter().map(|(host, token)| (host.as_str(), token.clone())).collect();

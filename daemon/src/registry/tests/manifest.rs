@@ -1,6 +1,7 @@
 //! Manifests: asked for, compared and refused.
 
-use blobd_store_format::manifest::{Manifest, ManifestError};
+use blobd_store_format::index::IndexError;
+use blobd_store_format::manifest::Manifest;
 
 use super::server::{Reply, Server, answer, head, ok};
 use super::*;
@@ -88,7 +89,7 @@ async fn documents_that_are_no_manifest_are_refused() {
         assert!(matches!(error, RegistryError::Manifest { .. }), "{error}");
     }
     let index = manifest_from(ok(br#"{"schemaVersion":2,"manifests":[]}"#)).await.unwrap_err();
-    assert!(matches!(index, RegistryError::Manifest { error: ManifestError::Index, .. }), "{index}");
+    assert!(matches!(index, RegistryError::Index { error: IndexError::Empty, .. }), "{index}");
 }
 
 #[tokio::test]

@@ -1,0 +1,70 @@
+//! The manifest of a model that no registry has published: the one that Ollama would write.
+
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::manifest::{Manifest, ManifestError};
+use serde::Serialize;
+
+use super::OpError;
+use crate::intake::{ModelFacts, TakenFile};
+use crate::store::Ingest;
+
+/// One file of the model.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// What it is, and its digest and size.
+    pub(super) file: Descriptor,
+    /// What it is called, where that tells it from the others.
+    pub(super) name: Option<String>,
+}
+
+impl Part {
+    /// All weights of a model in one file. It has no name: the same file makes the same manifest,
+    /// whatever it was called and wherever it came from.
+    pub(super) fn model(taken: &TakenFile) -> Self {
+        let media_type = MediaType::new(MediaType::OLLAMA_MODEL);
+        Self { file: Descriptor { media_type, digest: taken.digest, size: taken.size }, name: None }
+    }
+}
+
+/// Composes the manifest and adds its configuration to the ingest.
+pub(super) fn compose(ingest: &mut Ingest, parts: &[Part], facts: &ModelFacts) -> Result<Manifest, OpError> {
+    let family = facts.architecture.as_deref().unwrap_or("unknown");
+    let config = ModelConfig {
+        model_format: "gguf",
+        model_family: family,
+        model_families: [family],
+        model_type: facts.parameter_size(),
+        file_type: facts.quantization.as_deref().unwrap_or("unknown"),
+        architecture: "amd64",
+        os: "linux",
+        rootfs: RootFs { r#type: "layers", diff_ids: parts.iter().map(|part| part.file.digest).collect() },
+    };
+    let config = serde_json::to_vec(&config).map_err(ManifestError::Json)?;
+    let config = Descriptor {
+        media_type: MediaType::new(MediaType::DOCKER_CONFIG),
+        digest: ingest.add_bytes(&config)?,
+        size: config.len() as u64,
+    };
+    let layers = parts.iter().map(|part| (part.file.clone(), part.name.clone())).collect();
+    Ok(Manifest::compose_named(config, layers)?)
+}
+
+/// The configuration that Ollama writes for a GGUF model, with its keys in its order.
+#[derive(Serialize)]
+struct ModelConfig<'a> {
+    model_format: &'a str,
+    model_family: &'a str,
+    model_families: [&'a str; 1],
+    model_type: String,
+    file_type: &'a str,
+    architecture: &'a str,
+    os: &'a str,
+    rootfs: RootFs,
+}
+
+#[derive(Serialize)]
+struct RootFs {
+    r#type: &'static str,
+    diff_ids: Vec<Digest>,
+}

@@ -1,0 +1,89 @@
+//! Shards: whether the files of a model that come in parts are all of its parts.
+//!
+//! A registry lists the parts and their headers say which parts they are; both come from outside.
+//! Engines that find a part missing, or one twice, crash or compute nonsense.
+
+use std::collections::BTreeSet;
+
+use super::OpError;
+use crate::intake::{ModelFacts, Shard};
+
+/// The facts of a model from those of its files of weights: of one file its own, of shards their
+/// sum.
+///
+/// # Errors
+/// [`OpError::Shards`] when they are not exactly the shards of one model.
+pub(super) fn joined(model: &str, files: &[ModelFacts]) -> Result<ModelFacts, OpError> {
+    let mut facts = files.first().cloned().unwrap_or_default();
+    let shards: Vec<(Shard, &ModelFacts)> =
+        files.iter().filter_map(|file| Some((file.shard?, file))).collect();
+    if let Some(what) = contradiction(&shards) {
+        return Err(OpError::Shards { model: model.to_owned(), what });
+    }
+    if !shards.is_empty() {
+        let sum = |count: fn(&ModelFacts) -> u64| {
+            shards.iter().fold(0u64, |sum, (_, file)| sum.saturating_add(count(file)))
+        };
+        facts.parameters = sum(|file| file.parameters);
+        facts.tensor_count = sum(|file| file.tensor_count);
+    }
+    Ok(facts)
+}
+
+fn contradiction(shards: &[(Shard, &ModelFacts)]) -> Option<String> {
+    let (first, _) = shards.first()?;
+    let (count, found) = (first.count, shards.len() as u64);
+    if let Some((other, _)) = shards.iter().find(|(shard, _)| shard.count != count) {
+        return Some(format!("one says that there are {count} shards, another {}", other.count));
+    }
+    if found != count {
+        return Some(format!("{found} of {count} shards"));
+    }
+    let mut seen = BTreeSet::new();
+    for (shard, _) in shards {
+        match shard.number {
+            Some(number) if number < count && seen.insert(number) => {}
+            Some(number) if number < count => {
+                return Some(format!("shard {} twice", number.saturating_add(1)));
+            }
+            Some(number) => return Some(format!("a shard with number {number} of {count}")),
+            None => return Some("a shard without a number".to_owned()),
+        }
+    }
+    let tensor_count = shards.iter().fold(0u64, |sum, (_, file)| sum.saturating_add(file.tensor_count));
+    let promised =
+        shards.iter().filter_map(|(shard, _)| shard.total_tensor_count).find(|total| *total != tensor_count);
+    promised.map(|total| format!("{tensor_count} tensors in all shards, {total} promised"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(number: u64, count: u64, total: u64) -> ModelFacts {
+        let shard = Some(Shard { number: Some(number), count, total_tensor_count: Some(total) });
+        ModelFacts { parameters: 10, tensor_count: 2, shard, ..ModelFacts::default() }
+    }
+
+    fn refused(files: &[ModelFacts]) -> String {
+        joined("m", files).expect_err("was accepted").to_string()
+    }
+
+    #[test]
+    fn whole_models_are_joined() {
+        let whole = joined("m", &[file(1, 2, 4), file(0, 2, 4)]).unwrap();
+        assert_eq!((whole.parameters, whole.tensor_count), (20, 4));
+        let one = ModelFacts { parameters: 7, ..ModelFacts::default() };
+        assert_eq!(joined("m", &[one]).unwrap().parameters, 7);
+        assert_eq!(joined("m", &[]).unwrap(), ModelFacts::default());
+    }
+
+    #[test]
+    fn parts_that_make_no_model_are_refused() {
+        assert!(refused(&[file(0, 2, 4)]).contains("1 of 2 shards"));
+        assert!(refused(&[file(0, 2, 4), file(0, 2, 4)]).contains("shard 1 twice"));
+        assert!(refused(&[file(0, 2, 4), file(7, 2, 4)]).contains("number 7"));
+        assert!(refused(&[file(0, 2, 4), file(1, 3, 4)]).contains("another 3"));
+        assert!(refused(&[file(0, 2, 5), file(1, 2, 5)]).contains("4 tensors in all shards, 5 promised"));
+    }
+}

@@ -1,0 +1,226 @@
+//! Hugging Face's own interface: which files a repository has, and their digests.
+//!
+//! Its registry interface knows no sharded models and no files without a quantisation in their
+//! names; this one has them all. Files are fetched at a commit, so that what was listed is what
+//! comes.
+
+use blobd_store_format::descriptor::MediaType;
+use blobd_store_format::reference::Reference;
+use blobd_store_format::source::HubFile;
+use hyper::header::LINK;
+use hyper::{HeaderMap, Uri};
+
+use super::error::RegistryError;
+use super::fetch::{Answer, Target};
+use super::mirrors::Failures;
+use super::origin::Registry;
+use super::remote::{RemoteFile, RemoteModel};
+use super::tree::{
+    Lack, TreeFile, is_commit, parse_refs, parse_tree, path_of_tag, projector, tags, with_shards,
+};
+use super::web::WebFile;
+use super::{RegistryClient, redirect, tags::nearest};
+
+/// A repository at one commit.
+struct Listed {
+    commit: String,
+    files: Vec<TreeFile>,
+}
+
+impl RegistryClient {
+    /// The model that a file is, or is a shard of.
+    pub(super) async fn hub_model(&self, file: &HubFile) -> Result<RemoteModel, RegistryError> {
+        let listed = self.list(file.repository(), file.revision()).await?;
+        let chosen = with_shards(&listed.files, file.path()).map_err(|lack| lacking(file, &listed, lack))?;
+        self.hub_pull(file.repository(), &listed, &chosen, None)
+    }
+
+    /// The same without its origin: for a repair.
+    pub(super) async fn hub_files(&self, file: &HubFile) -> Result<Vec<RemoteFile>, RegistryError> {
+        let listed = self.list(file.repository(), file.revision()).await?;
+        let mut chosen =
+            with_shards(&listed.files, file.path()).map_err(|lack| lacking(file, &listed, lack))?;
+        chosen.extend(projector(&listed.files));
+        chosen.into_iter().map(|chosen| self.hub_remote(file.repository(), &listed.commit, &chosen)).collect()
+    }
+
+    /// A model by its quantisation where the registry interface has failed with `error`, because it
+    /// is sharded or because there is no such thing; then the error says what there is.
+    pub(super) async fn hub_model_of_tag(
+        &self,
+        reference: &Reference,
+        error: RegistryError,
+    ) -> Result<RemoteModel, RegistryError> {
+        let host = reference.host();
+        let is_hub = [HubFile::HOST, HubFile::API_HOST].iter().any(|hub| hub.eq_ignore_ascii_case(host));
+        let knows_no_tag = matches!(
+            error,
+            RegistryError::Status { status: 400, .. }
+                | RegistryError::NotFound { .. }
+                | RegistryError::NoSuchTag { .. }
+        );
+        if !is_hub || !knows_no_tag || reference.digest().is_some() {
+            return Err(error);
+        }
+        let repository = format!("{}/{}", reference.namespace(), reference.model());
+        // The first failure says more than that the second question was not answered either.
+        let Ok(listed) = self.list(&repository, HubFile::DEFAULT_REVISION).await else { return Err(error) };
+        let chosen = path_of_tag(&listed.files, reference.tag())
+            .and_then(|path| with_shards(&listed.files, path).ok());
+        let Some(chosen) = chosen else {
+            if listed.files.is_empty() {
+                return Err(error);
+            }
+            let nearest = nearest(reference.tag(), &tags(&listed.files));
+            let (reference, host) = (Box::new(reference.clone()), host.to_owned());
+            return Err(RegistryError::NoSuchTag { reference, host, nearest });
+        };
+        self.hub_pull(&repository, &listed, &chosen, projector(&listed.files).as_ref())
+    }
+
+    fn hub_pull(
+        &self,
+        repository: &str,
+        listed: &Listed,
+        chosen: &[TreeFile],
+        projector: Option<&TreeFile>,
+    ) -> Result<RemoteModel, RegistryError> {
+        let first = chosen.first().map(|file| file.path.as_str()).unwrap_or_default();
+        let origin = HubFile::new(repository, Some(&listed.commit), first).ok().map(|file| file.to_string());
+        let files = chosen.iter().chain(projector);
+        let files = files.map(|file| self.hub_remote(repository, &listed.commit, file));
+        Ok(RemoteModel::Files { files: files.collect::<Result<_, _>>()?, origin })
+    }
+
+    fn hub_remote(
+        &self,
+        repository: &str,
+        commit: &str,
+        file: &TreeFile,
+    ) -> Result<RemoteFile, RegistryError> {
+        let servers = self.shared.mirrors.of_hub()?;
+        let path = format!("/{repository}/resolve/{commit}/{}", encoded(&file.path));
+        let address = format!("{}/{repository}/{}", HubFile::HOST, file.path);
+        let is_projector = file.path.to_ascii_lowercase().contains("mmproj");
+        let media_type = if is_projector { MediaType::OLLAMA_PROJECTOR } else { MediaType::OLLAMA_MODEL };
+        let name = file.path.rsplit('/').next().unwrap_or_default();
+        let web = WebFile::new(&servers, path, repository, address);
+        Ok(RemoteFile::web(web, media_type, name, file.size, file.digest))
+    }
+
+    async fn list(&self, repository: &str, revision: &str) -> Result<Listed, RegistryError> {
+        let mut failures = Failures::default();
+        for server in self.shared.mirrors.of_hub()? {
+            let api = Api { client: self, server: &server, repository, address: address(repository) };
+            if let Some(settled) = failures.settle(api.list(revision).await) {
+                return settled;
+            }
+        }
+        Err(failures.into_error(HubFile::API_HOST))
+    }
+}
+
+/// The interface for programs, for one repository.
+struct Api<'a> {
+    client: &'a RegistryClient,
+    server: &'a Registry,
+    repository: &'a str,
+    address: String,
+}
+
+impl Api<'_> {
+    async fn list(&self, revision: &str) -> Result<Listed, RegistryError> {
+        let commit = self.commit(revision).await?;
+        let path = format!("/api/models/{}/tree/{commit}?recursive=true", self.repository);
+        let mut target = self.target(&path)?;
+        let mut files = Vec::new();
+        for _ in 0..MAX_PAGES {
+            let answer = self.client.shared.get(&target).await?;
+            let next = next_page(&answer.url, answer.headers());
+            let (host, page) = self.document(answer).await?;
+            files.extend(parse_tree(&page).map_err(|what| RegistryError::Listing { host, what })?);
+            match next {
+                None => return Ok(Listed { commit, files }),
+                // A page elsewhere would be asked with this one's credentials.
+                Some(url) => {
+                    let moved = target.moved(url);
+                    target = moved.ok_or_else(|| self.refused("a next page on another host"))?;
+                }
+            }
+        }
+        Err(self.refused("more pages than any repository has"))
+    }
+
+    /// The commit that a revision stands for now.
+    async fn commit(&self, revision: &str) -> Result<String, RegistryError> {
+        if is_commit(revision) {
+            return Ok(revision.to_owned());
+        }
+        let target = self.target(&format!("/api/models/{}/refs", self.repository))?;
+        let (host, document) = self.document(self.client.shared.get(&target).await?).await?;
+        match parse_refs(&document, revision) {
+            Ok(Some(commit)) => Ok(commit),
+            Ok(None) => {
+                let address = format!("{}, revision {revision}", self.address);
+                Err(RegistryError::FileMissing { address, host })
+            }
+            Err(what) => Err(RegistryError::Listing { host, what }),
+        }
+    }
+
+    async fn document(&self, answer: Answer) -> Result<(String, Vec<u8>), RegistryError> {
+        if let Some(page) = answer.web_page() {
+            return Err(page);
+        }
+        let (host, patience) = (answer.host(), self.client.shared.limits.document);
+        Ok((host, answer.document("list of files", MAX_PAGE_BYTES, patience).await?))
+    }
+
+    fn target(&self, path: &str) -> Result<Target<'_>, RegistryError> {
+        Target::of_file(self.server, &self.address, self.repository.to_owned(), path)
+    }
+
+    fn refused(&self, what: &str) -> RegistryError {
+        RegistryError::Listing { host: self.server.origin().host().to_owned(), what: what.to_owned() }
+    }
+}
+
+/// A thousand entries of some 300 bytes are a page.
+const MAX_PAGE_BYTES: u64 = 4 << 20;
+/// Sixteen thousand files.
+const MAX_PAGES: usize = 16;
+
+fn address(repository: &str) -> String {
+    format!("{}/{repository}", HubFile::HOST)
+}
+
+fn lacking(file: &HubFile, listed: &Listed, lack: Lack) -> RegistryError {
+    let host = HubFile::HOST.to_owned();
+    match lack {
+        Lack::Shard(path) => {
+            let address = format!("{}/{path}, a shard of the same model", address(file.repository()));
+            RegistryError::FileMissing { address, host }
+        }
+        Lack::File => {
+            let paths: Vec<String> = listed.files.iter().map(|file| file.path.clone()).collect();
+            let nearest = nearest(file.path(), &paths);
+            RegistryError::NoSuchFile { address: file.to_string(), nearest }
+        }
+    }
+}
+
+/// The target of `Link: <…>; rel="next"`.
+fn next_page(from: &Uri, headers: &HeaderMap) -> Option<Uri> {
+    let links = headers.get(LINK)?.to_str().ok()?;
+    let next = links.split(',').find(|link| link.contains("rel=\"next\""))?;
+    let (_, rest) = next.split_once('<')?;
+    redirect::resolve(from, rest.split_once('>')?.0)
+}
+
+/// A path as a URL has it.
+fn encoded(path: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    let encode =
+        |byte: u8| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    path.bytes().map(encode).collect()
+}

@@ -1,0 +1,107 @@
+//! Mirrors: which servers are asked in a host's place, in which order, and when the next one is.
+
+use std::collections::BTreeMap;
+
+use blobd_store_format::reference::{Reference, Scheme};
+use blobd_store_format::source::{FileUrl, HubFile};
+
+use super::RegistryPolicy;
+use super::error::RegistryError;
+use super::origin::Registry;
+
+/// What the configuration says about hosts.
+#[derive(Debug)]
+pub(super) struct Mirrors {
+    by_host: BTreeMap<String, Vec<Registry>>,
+    insecure: Vec<String>,
+}
+
+impl Mirrors {
+    /// Checks the configured URLs.
+    pub(super) fn new(policy: &RegistryPolicy) -> Result<Self, RegistryError> {
+        let mut by_host = BTreeMap::new();
+        for (host, bases) in &policy.mirrors {
+            let unusable = |base: &str| RegistryError::Mirror { host: host.clone(), base: base.to_owned() };
+            let servers = bases.iter().map(|base| Registry::at(base).ok_or_else(|| unusable(base)));
+            let servers: Vec<Registry> = servers.collect::<Result<_, _>>()?;
+            if servers.is_empty() {
+                return Err(unusable(""));
+            }
+            by_host.insert(host.to_ascii_lowercase(), servers);
+        }
+        Ok(Self { by_host, insecure: policy.insecure.clone() })
+    }
+
+    /// The servers to ask for a model, in order; never none. Mirrors take the place of the host
+    /// itself, which is asked only if it is listed among them.
+    pub(super) fn of(&self, reference: &Reference) -> Result<Vec<Registry>, RegistryError> {
+        match self.by_host.get(&reference.host().to_ascii_lowercase()) {
+            Some(mirrors) => Ok(mirrors.clone()),
+            None if self.is_insecure(reference.host()) => Ok(vec![Registry::named(reference, Scheme::Http)?]),
+            None => Ok(vec![Registry::named(reference, reference.scheme())?]),
+        }
+    }
+
+    /// The servers of Hugging Face's files.
+    pub(super) fn of_hub(&self) -> Result<Vec<Registry>, RegistryError> {
+        let hosts = [HubFile::HOST, HubFile::API_HOST];
+        match hosts.iter().find_map(|host| self.by_host.get(*host)) {
+            Some(mirrors) => Ok(mirrors.clone()),
+            None => server_at(Scheme::Https, HubFile::API_HOST).map(|own| vec![own]),
+        }
+    }
+
+    /// The servers of a file's URL, in order. Nothing but TLS vouches for a file whose digest
+    /// nobody names, so plain HTTP is for this machine and for hosts that the configuration names.
+    pub(super) fn of_url(&self, url: &FileUrl) -> Result<Vec<Registry>, RegistryError> {
+        if let Some(mirrors) = self.by_host.get(&url.host().to_ascii_lowercase()) {
+            return Ok(mirrors.clone());
+        }
+        let server = server_at(url.scheme(), url.host())?;
+        let origin = server.origin();
+        if !origin.is_https() && !origin.is_loopback() && !self.is_insecure(url.host()) {
+            return Err(RegistryError::PlainHttp { host: url.host().to_owned() });
+        }
+        Ok(vec![server])
+    }
+
+    fn is_insecure(&self, host: &str) -> bool {
+        self.insecure.iter().any(|listed| listed.eq_ignore_ascii_case(host))
+    }
+}
+
+fn server_at(scheme: Scheme, host: &str) -> Result<Registry, RegistryError> {
+    Registry::at(&format!("{}://{host}", scheme.as_str()))
+        .ok_or_else(|| RegistryError::Host { host: host.to_owned() })
+}
+
+/// What the servers that were asked so far had to say.
+#[derive(Debug, Default)]
+pub(super) struct Failures {
+    worst: Option<RegistryError>,
+}
+
+impl Failures {
+    /// What came, unless the next server may do better: then it is kept.
+    pub(super) fn settle<T>(
+        &mut self,
+        outcome: Result<T, RegistryError>,
+    ) -> Option<Result<T, RegistryError>> {
+        match outcome {
+            Err(error) if error.may_be_elsewhere() => {
+                tracing::debug!("{error}");
+                // A server that cannot be reached might have had what another one lacks.
+                if self.worst.as_ref().is_none_or(RegistryError::is_absence) {
+                    self.worst = Some(error);
+                }
+                None
+            }
+            outcome => Some(outcome),
+        }
+    }
+
+    /// Why no server did.
+    pub(super) fn into_error(self, host: &str) -> RegistryError {
+        self.worst.unwrap_or_else(|| RegistryError::Host { host: host.to_owned() })
+    }
+}

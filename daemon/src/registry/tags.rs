@@ -1,0 +1,112 @@
+//! Tags: which ones there are, for a user whose tag is none.
+
+use blobd_store_format::reference::Reference;
+use serde::Deserialize;
+
+use super::RegistryClient;
+use super::error::RegistryError;
+use super::fetch::{Target, What};
+use super::origin::Registry;
+
+impl RegistryClient {
+    /// The same failure, with the tags that come nearest if the registry lists any. Ollama's does
+    /// not.
+    pub(super) async fn with_known_tags(
+        &self,
+        registry: &Registry,
+        reference: &Reference,
+        error: RegistryError,
+    ) -> RegistryError {
+        match (error, self.tags(registry, reference).await) {
+            (RegistryError::NotFound { reference, host }, Ok(tags)) if !tags.is_empty() => {
+                let nearest = nearest(reference.tag(), &tags);
+                RegistryError::NoSuchTag { reference, host, nearest }
+            }
+            (error, _) => error,
+        }
+    }
+
+    async fn tags(&self, registry: &Registry, reference: &Reference) -> Result<Vec<String>, RegistryError> {
+        #[derive(Deserialize)]
+        struct TagList {
+            #[serde(default)]
+            tags: Option<Vec<String>>,
+        }
+        let path = format!("tags/list?n={MAX_TAGS}");
+        let target = Target::new(registry, reference, &path, What::Manifest, None)?;
+        let answer = self.shared.get_once(&target).await?;
+        let document = answer.document("list of tags", MAX_LIST_BYTES, self.shared.limits.document).await?;
+        let list: Option<TagList> = serde_json::from_slice(&document).ok();
+        Ok(list.and_then(|list| list.tags).unwrap_or_default())
+    }
+}
+
+/// As many as are worth comparing.
+const MAX_TAGS: usize = 1000;
+const MAX_LIST_BYTES: u64 = 1 << 20;
+/// How many are named.
+const MAX_NEAREST: usize = 5;
+/// The longest tag that is worth comparing: OCI's own limit.
+const MAX_TAG_CHARS: usize = 128;
+
+/// The tags that come nearest to what was asked for, the nearest first, for people.
+pub(super) fn nearest(wanted: &str, tags: &[String]) -> String {
+    let is_printable =
+        |tag: &&String| (1..=MAX_TAG_CHARS).contains(&tag.len()) && tag.chars().all(|c| c.is_ascii_graphic());
+    let mut tags: Vec<&String> = tags.iter().filter(is_printable).take(MAX_TAGS).collect();
+    tags.sort_by_cached_key(|tag| (distance(wanted, tag), (*tag).clone()));
+    tags.dedup();
+    let more = tags.len().saturating_sub(MAX_NEAREST);
+    let named: Vec<&str> = tags.iter().take(MAX_NEAREST).map(|tag| tag.as_str()).collect();
+    match more {
+        0 => named.join(", "),
+        _ => format!("{} and {more} more", named.join(", ")),
+    }
+}
+
+/// How many letters have to be added, removed or changed, whatever their case.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b) = (a.to_ascii_lowercase(), b.to_ascii_lowercase());
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (line, left) in a.bytes().take(MAX_TAG_CHARS).enumerate() {
+        let mut diagonal = line;
+        let mut before = line.saturating_add(1);
+        for (cell, right) in row.iter_mut().skip(1).zip(b.bytes()) {
+            let change = diagonal.saturating_add(usize::from(left != right));
+            diagonal = *cell;
+            *cell = change.min(cell.saturating_add(1)).min(before.saturating_add(1));
+            before = *cell;
+        }
+        if let Some(first) = row.first_mut() {
+            *first = line.saturating_add(1);
+        }
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_tags_come_first() {
+        let tags = ["latest", "8b", "Q4_K_S", "Q4_K_M", "Q8_0", "70b", "bad\ntag"].map(str::to_owned);
+        assert!(nearest("q4_k_l", &tags).starts_with("Q4_K_M, Q4_K_S, "), "{}", nearest("q4_k_l", &tags));
+        assert!(nearest("x", &tags).ends_with("and 1 more"));
+        assert_eq!(nearest("x", &tags[1..2]), "8b");
+    }
+
+    #[test]
+    fn distance_counts_edits() {
+        for (a, b, edits) in [
+            ("", "", 0),
+            ("abc", "ABC", 0),
+            ("abc", "", 3),
+            ("", "abc", 3),
+            ("8b", "70b", 2),
+            ("kitten", "sitting", 3),
+        ] {
+            assert_eq!(distance(a, b), edits, "{a} {b}");
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! What Hugging Face says about a repository's files, checked, and which of them make a model.
+//!
+//! The lists come from a server and name paths, sizes and digests: nothing of them is used before
+//! it has been checked, and one bad entry refuses the list.
+
+use std::collections::BTreeMap;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::manifest::is_file_name;
+use blobd_store_format::source::ShardName;
+use serde::Deserialize;
+
+/// A GGUF file of a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TreeFile {
+    pub(super) path: String,
+    pub(super) size: u64,
+    /// That of the content; absent for a small file which lies in git itself.
+    pub(super) digest: Option<Digest>,
+}
+
+/// The GGUF files of a page of `/api/models/{repository}/tree/{commit}`.
+pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
+    let entries: Vec<RawEntry> = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    if entries.len() > MAX_ENTRIES {
+        return Err(format!("{} entries on a page, at most {MAX_ENTRIES} allowed", entries.len()));
+    }
+    let mut files = Vec::new();
+    for entry in entries {
+        if !is_file_name(&entry.path) {
+            return Err(format!("path {:?}", entry.path.chars().take(100).collect::<String>()));
+        }
+        if entry.kind == "file" && entry.path.to_ascii_lowercase().ends_with(".gguf") {
+            files.push(entry.into_file()?);
+        }
+    }
+    Ok(files)
+}
+
+/// The commit that a branch or tag points to, from `/api/models/{repository}/refs`.
+pub(super) fn parse_refs(json: &[u8], revision: &str) -> Result<Option<String>, String> {
+    #[derive(Deserialize)]
+    struct Refs {
+        #[serde(default)]
+        branches: Vec<Ref>,
+        #[serde(default)]
+        tags: Vec<Ref>,
+    }
+    #[derive(Deserialize)]
+    struct Ref {
+        name: String,
+        #[serde(rename = "targetCommit")]
+        target_commit: String,
+    }
+    let refs: Refs = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    let mut all = refs.branches.into_iter().chain(refs.tags);
+    match all.find(|known| known.name == revision) {
+        Some(found) if is_commit(&found.target_commit) => Ok(Some(found.target_commit)),
+        Some(_) => Err(format!("{revision} points to something that is no commit")),
+        None => Ok(None),
+    }
+}
+
+/// Whether a revision is a commit's own name.
+pub(super) fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// The files that belong to `path`: itself, or all shards of the model of which it is one.
+pub(super) fn with_shards(files: &[TreeFile], path: &str) -> Result<Vec<TreeFile>, Lack> {
+    let by_path: BTreeMap<&str, &TreeFile> = files.iter().map(|file| (file.path.as_str(), file)).collect();
+    let paths = ShardName::of(path).map_or_else(|| vec![path.to_owned()], |shard| shard.all());
+    let is_there = by_path.contains_key(path);
+    let find = |path: String| match by_path.get(path.as_str()) {
+        Some(file) => Ok((*file).clone()),
+        None if is_there => Err(Lack::Shard(path)),
+        None => Err(Lack::File),
+    };
+    paths.into_iter().map(find).collect()
+}
+
+/// Why a repository does not have a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Lack {
+    /// Not the file that was named.
+    File,
+    /// That file, but not this shard of the same model.
+    Shard(String),
+}
+
+/// The file, or the first shard, that a tag means: a file's name with or without its end, or the
+/// quantisation at the end of a name. `latest` is what Hugging Face takes for it.
+pub(super) fn path_of_tag<'f>(files: &'f [TreeFile], tag: &str) -> Option<&'f str> {
+    let heads: Vec<&str> = heads(files).collect();
+    let with_end = |end: &str| heads.iter().copied().find(|path| ends_in(path, end));
+    if tag.eq_ignore_ascii_case("latest") {
+        return with_end("Q4_K_M").or_else(|| with_end("Q4_0")).or_else(|| heads.first().copied());
+    }
+    with_end(tag)
+}
+
+/// What could be asked for as a tag.
+pub(super) fn tags(files: &[TreeFile]) -> Vec<String> {
+    let stem = |path: &str| ShardName::stem_of(file_name(path)).to_owned();
+    let quantization = |stem: String| match stem.rsplit_once(['-', '.']) {
+        Some((_, end)) if blobd_store_format::file_type::is_file_type_name(end) => end.to_owned(),
+        _ => stem,
+    };
+    heads(files).map(|path| quantization(stem(path))).collect()
+}
+
+/// The only projector of a repository; several cannot be told apart.
+pub(super) fn projector(files: &[TreeFile]) -> Option<TreeFile> {
+    let mut projectors = files.iter().filter(|file| is_projector(&file.path));
+    match (projectors.next(), projectors.next()) {
+        (Some(only), None) => Some(only.clone()),
+        _ => None,
+    }
+}
+
+/// One page has a thousand at the most, unless asked otherwise.
+const MAX_ENTRIES: usize = 20_000;
+
+#[derive(Deserialize)]
+struct RawEntry {
+    #[serde(rename = "type")]
+    kind: String,
+    path: String,
+    #[serde(default)]
+    size: u64,
+    lfs: Option<RawLfs>,
+}
+
+#[derive(Deserialize)]
+struct RawLfs {
+    oid: String,
+    size: u64,
+}
+
+impl RawEntry {
+    fn into_file(self) -> Result<TreeFile, String> {
+        let Self { path, size, lfs, .. } = self;
+        let Some(lfs) = lfs else { return Ok(TreeFile { path, size, digest: None }) };
+        let digest = lfs.oid.parse().or_else(|_| Digest::from_hex(&lfs.oid));
+        let digest = digest.map_err(|_no_digest| format!("{path}: an oid that is no SHA-256"))?;
+        if size != lfs.size {
+            return Err(format!("{path}: sizes {size} and {}", lfs.size));
+        }
+        Ok(TreeFile { path, size, digest: Some(digest) })
+    }
+}
+
+/// Models: one path each, that of the first shard. Projectors are parts of others.
+fn heads(files: &[TreeFile]) -> impl Iterator<Item = &str> {
+    let is_head =
+        |path: &&str| !is_projector(path) && ShardName::of(path).is_none_or(|shard| shard.number() == 1);
+    files.iter().map(|file| file.path.as_str()).filter(is_head)
+}
+
+fn is_projector(path: &str) -> bool {
+    file_name(path).to_ascii_lowercase().contains("mmproj")
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// Whether the name of a file ends in a tag, which must not begin in the middle of a word.
+fn ends_in(path: &str, tag: &str) -> bool {
+    let tag = tag.to_ascii_lowercase();
+    let name = file_name(path).to_ascii_lowercase();
+    let stem = ShardName::stem_of(&name);
+    let before = stem.strip_suffix(tag.as_str());
+    name == tag || before.is_some_and(|before| before.is_empty() || before.ends_with(['-', '.', '_']))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value as Json, json};
+
+    use super::*;
+
+    fn entry(path: &str) -> Json {
+        let oid = Digest::of(path.as_bytes()).to_string().replace("sha256:", "");
+        json!({ "type": "file", "oid": "1f", "size": 9, "path": path, "lfs": { "oid": oid, "size": 9, "pointerSize": 1 } })
+    }
+
+    fn files(paths: &[&str]) -> Vec<TreeFile> {
+        let entries: Vec<Json> = paths.iter().map(|path| entry(path)).collect();
+        parse_tree(Json::from(entries).to_string().as_bytes()).unwrap()
+    }
+
+    fn refused(entry: &Json) -> String {
+        parse_tree(json!([entry]).to_string().as_bytes()).expect_err("was accepted")
+    }
+
+    #[test]
+    fn only_gguf_files_are_taken_from_a_tree() {
+        let tree = files(&["README.md", "a/x.gguf"]);
+        assert_eq!(tree.len(), 1);
+        assert_eq!((tree[0].path.as_str(), tree[0].size), ("a/x.gguf", 9));
+        assert_eq!(tree[0].digest, Some(Digest::of(b"a/x.gguf")));
+        let small =
+            parse_tree(br#"[{"type":"file","size":5,"path":"x.gguf"},{"type":"directory","path":"a"}]"#);
+        assert_eq!(small.unwrap()[0].digest, None);
+    }
+
+    #[test]
+    fn hostile_trees_are_refused() {
+        for path in
+            ["../x.gguf", "/x.gguf", "a/../../x.gguf", "", "a\u{1b}[31m.gguf", "a//b.gguf", "..", "a\\b.gguf"]
+        {
+            assert!(refused(&entry(path)).starts_with("path "), "{path:?}");
+        }
+        let with = |pointer: &str, value: Json| {
+            let mut entry = entry("x.gguf");
+            *entry.pointer_mut(pointer).unwrap() = value;
+            refused(&entry)
+        };
+        assert!(with("/lfs/oid", "../../etc/passwd".into()).contains("no SHA-256"));
+        assert!(with("/lfs/size", 10.into()).contains("sizes 9 and 10"));
+        assert!(!with("/size", (-1).into()).is_empty());
+        for json in ["", "{}", "<html>", "[1]"] {
+            assert!(parse_tree(json.as_bytes()).is_err(), "{json}");
+        }
+        let many = Json::from(vec![json!({ "type": "file", "path": "x" }); 20_001]).to_string();
+        assert!(parse_tree(many.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn shards_are_found_from_any_of_them() {
+        let tree =
+            files(&["x-00001-of-00002.gguf", "x-00002-of-00002.gguf", "y-00001-of-00002.gguf", "z.gguf"]);
+        let found = |path: &str| {
+            with_shards(&tree, path)
+                .map(|files| files.iter().map(|file| file.path.clone()).collect::<Vec<_>>())
+        };
+        assert_eq!(
+            found("x-00002-of-00002.gguf").unwrap(),
+            ["x-00001-of-00002.gguf", "x-00002-of-00002.gguf"]
+        );
+        assert_eq!(found("z.gguf").unwrap(), ["z.gguf"]);
+        assert_eq!(found("y-00001-of-00002.gguf"), Err(Lack::Shard("y-00002-of-00002.gguf".into())));
+        assert_eq!(found("absent.gguf"), Err(Lack::File));
+    }
+
+    #[test]
+    fn tags_mean_what_names_end_in() {
+        let tree = files(&[
+            "Q4_0/m-Q4_0-00001-of-00002.gguf",
+            "Q4_0/m-Q4_0-00002-of-00002.gguf",
+            "m-IQ3_M.gguf",
+            "m-UD-Q4_K_XL.gguf",
+            "mmproj-F16.gguf",
+        ]);
+        for (tag, path) in [
+            ("q4_0", Some("Q4_0/m-Q4_0-00001-of-00002.gguf")),
+            ("latest", Some("Q4_0/m-Q4_0-00001-of-00002.gguf")),
+            ("m-IQ3_M.gguf", Some("m-IQ3_M.gguf")),
+            ("UD-Q4_K_XL", Some("m-UD-Q4_K_XL.gguf")),
+            ("3_M", None),
+            ("F16", None),
+            ("", None),
+        ] {
+            assert_eq!(path_of_tag(&tree, tag), path, "{tag}");
+        }
+        assert_eq!(tags(&tree), ["Q4_0", "IQ3_M", "m-UD-Q4_K_XL"]);
+        assert_eq!(projector(&tree).unwrap().path, "mmproj-F16.gguf");
+    }
+
+    #[test]
+    fn branches_lead_to_commits() {
+        let commit = "0123456789abcdef0123456789abcdef01234567";
+        let refs = |target: &str| {
+            json!({ "tags": [], "branches": [{ "name": "main", "ref": "x", "targetCommit": target }] })
+                .to_string()
+        };
+        assert_eq!(parse_refs(refs(commit).as_bytes(), "main"), Ok(Some(commit.to_owned())));
+        assert_eq!(parse_refs(refs(commit).as_bytes(), "v2"), Ok(None));
+        assert!(parse_refs(refs("../../x").as_bytes(), "main").is_err());
+        assert!(parse_refs(b"<html>", "main").is_err());
+    }
+}

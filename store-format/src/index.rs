@@ -1,0 +1,205 @@
+//! Indexes: what a registry serves where a name stands for several manifests.
+//!
+//! Source: the OCI image index and Docker's `manifest.list.v2+json`. blobd keeps manifests, so an
+//! index is followed to the one that is a model, and refused where that is not clear.
+
+use serde::Deserialize;
+
+use crate::descriptor::{Descriptor, MediaType};
+use crate::digest::Digest;
+use crate::manifest::Manifest;
+
+/// An index that has been checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManifestIndex {
+    entries: Vec<Entry>,
+}
+
+/// One manifest of an index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    manifest: Descriptor,
+    artifact_type: Option<MediaType>,
+    /// `linux/amd64`, …
+    platform: Option<String>,
+}
+
+impl ManifestIndex {
+    /// Checks a registry's bytes.
+    ///
+    /// # Errors
+    /// [`IndexError`] when they are no index.
+    pub fn parse(raw: &[u8]) -> Result<Self, IndexError> {
+        let index: RawIndex = serde_json::from_slice(raw)?;
+        if index.manifests.len() > MAX_ENTRIES {
+            return Err(IndexError::TooMany { found: index.manifests.len() });
+        }
+        let models = index.manifests.into_iter().filter(|entry| !entry.is_attestation());
+        Ok(Self { entries: models.map(RawEntry::into_entry).collect() })
+    }
+
+    /// The manifest of the model: the only one there is, or the only one that says it is a model's.
+    ///
+    /// # Errors
+    /// [`IndexError::Empty`], [`IndexError::Ambiguous`], and [`IndexError::TooLong`] when it claims
+    /// a size that no manifest may have.
+    pub fn model(&self) -> Result<&Descriptor, IndexError> {
+        let mut models = self.entries.iter().filter(|entry| entry.is_model());
+        let only = match (self.entries.as_slice(), models.next(), models.next()) {
+            ([], ..) => return Err(IndexError::Empty),
+            ([only], ..) | (_, Some(only), None) => only,
+            _ => return Err(IndexError::Ambiguous { entries: self.listed() }),
+        };
+        match &only.manifest {
+            manifest if manifest.size > Manifest::MAX_BYTES => {
+                Err(IndexError::TooLong { digest: manifest.digest, size: manifest.size })
+            }
+            manifest => Ok(manifest),
+        }
+    }
+
+    fn listed(&self) -> String {
+        let mut listed: Vec<_> = self.entries.iter().take(MAX_LISTED).map(Entry::describe).collect();
+        let more = self.entries.len().saturating_sub(MAX_LISTED);
+        if more > 0 {
+            listed.push(format!("and {more} more"));
+        }
+        listed.join(", ")
+    }
+}
+
+impl Entry {
+    fn is_model(&self) -> bool {
+        self.artifact_type.as_ref().is_some_and(MediaType::is_of_model)
+    }
+
+    fn describe(&self) -> String {
+        let kind = self.artifact_type.as_ref().map(MediaType::as_str).or(self.platform.as_deref());
+        let kind: String = kind.unwrap_or("no type").chars().filter(|c| !c.is_control()).take(60).collect();
+        format!("{} ({kind})", self.manifest.digest)
+    }
+}
+
+/// Why an index leads to no model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IndexError {
+    /// Not JSON, or JSON of another form.
+    #[error("index: {0}")]
+    Json(#[from] serde_json::Error),
+    /// More manifests than any index has.
+    #[error("index: {found} manifests, at most {MAX_ENTRIES} allowed")]
+    TooMany {
+        /// How many.
+        found: usize,
+    },
+    /// No manifest at all.
+    #[error("index: no manifests in it")]
+    Empty,
+    /// Several manifests, and none of them or more than one is called a model's.
+    #[error("index: several manifests, name one with @: {entries}")]
+    Ambiguous {
+        /// The first few.
+        entries: String,
+    },
+    /// A manifest that is longer than any may be.
+    #[error("index: manifest {digest}: {size} bytes, at most {} allowed", Manifest::MAX_BYTES)]
+    TooLong {
+        /// Which.
+        digest: Digest,
+        /// Its length as the index has it.
+        size: u64,
+    },
+}
+
+/// One per platform and a few attestations; no real one has a hundred.
+const MAX_ENTRIES: usize = 1024;
+/// How many an error lists.
+const MAX_LISTED: usize = 8;
+
+#[derive(Deserialize)]
+struct RawIndex {
+    manifests: Vec<RawEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawEntry {
+    media_type: MediaType,
+    digest: Digest,
+    size: u64,
+    artifact_type: Option<MediaType>,
+    platform: Option<Platform>,
+    annotations: Option<std::collections::BTreeMap<String, String>>,
+}
+
+#[derive(Deserialize)]
+struct Platform {
+    os: String,
+    architecture: String,
+}
+
+impl RawEntry {
+    /// What build tools put beside an image: how it was made.
+    fn is_attestation(&self) -> bool {
+        self.annotations.as_ref().is_some_and(|all| all.contains_key("vnd.docker.reference.type"))
+    }
+
+    fn into_entry(self) -> Entry {
+        let Self { media_type, digest, size, artifact_type, platform, .. } = self;
+        let platform = platform.map(|Platform { os, architecture }| format!("{os}/{architecture}"));
+        Entry { manifest: Descriptor { media_type, digest, size }, artifact_type, platform }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value as Json, json};
+
+    use super::*;
+
+    const MODEL: &str = "application/vnd.cncf.model.manifest.v1+json";
+
+    fn entry(content: &str, more: &Json) -> Json {
+        let mut entry = json!({ "mediaType": MediaType::OCI_MANIFEST, "digest": Digest::of(content.as_bytes()), "size": 7 });
+        entry.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        entry
+    }
+
+    fn model(entries: &[Json]) -> Result<Digest, IndexError> {
+        let raw = json!({ "schemaVersion": 2, "manifests": entries }).to_string();
+        let index = ManifestIndex::parse(raw.as_bytes())?;
+        index.model().map(|manifest| manifest.digest)
+    }
+
+    #[test]
+    fn only_manifest_is_the_model() {
+        let attestation = json!({ "annotations": { "vnd.docker.reference.type": "attestation-manifest" } });
+        let entries = [entry("a", &json!({})), entry("b", &attestation)];
+        assert_eq!(model(&entries).unwrap(), Digest::of(b"a"));
+    }
+
+    #[test]
+    fn only_model_is_chosen_among_others() {
+        let linux = json!({ "platform": { "os": "linux", "architecture": "amd64" } });
+        let (artifact, other) = (json!({ "artifactType": MODEL }), entry("a", &linux));
+        assert_eq!(model(&[other.clone(), entry("b", &artifact)]).unwrap(), Digest::of(b"b"));
+        let error = model(&[entry("b", &artifact), entry("c", &artifact), other]).unwrap_err().to_string();
+        for listed in [MODEL, "linux/amd64", &Digest::of(b"c").to_string()] {
+            assert!(error.contains(listed), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_index_is_refused() {
+        assert!(matches!(model(&[]), Err(IndexError::Empty)));
+        assert!(matches!(ManifestIndex::parse(b"{}"), Err(IndexError::Json(_))));
+        let huge = entry("a", &json!({ "size": 1_u64 << 40 }));
+        assert!(matches!(model(&[huge]), Err(IndexError::TooLong { .. })));
+        let traversal = entry("a", &json!({ "digest": "sha256:../../x" }));
+        assert!(matches!(model(&[traversal]), Err(IndexError::Json(_))));
+        assert!(matches!(model(&vec![entry("a", &json!({})); 2000]), Err(IndexError::TooMany { .. })));
+        let long = model(&vec![entry("a", &json!({})); 200]).unwrap_err().to_string();
+        assert!(long.len() < 1500 && long.contains("and 192 more"), "{long}");
+    }
+}

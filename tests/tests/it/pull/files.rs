@@ -1,0 +1,289 @@
+//! Models without a manifest: files at Hugging Face and on web servers.
+
+use std::fs;
+
+use blobd_tests::command::{Blobd, Run};
+use blobd_tests::model::ModelFile;
+use blobd_tests::oracle::sha256;
+use blobd_tests::places::fast_folder;
+use blobd_tests::registry::{FakeRegistry, Fault};
+use blobd_tests::store_dir::{check_blobs, check_empty};
+use serde_json::{Value as Json, json};
+use tempfile::TempDir;
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const ALWAYS: usize = usize::MAX;
+
+/// Commands with a store and a configuration of their own.
+struct House {
+    folder: TempDir,
+    config: String,
+}
+
+impl House {
+    fn with(config: &str) -> Self {
+        let folder = fast_folder();
+        let path = folder.path().join("config.toml");
+        fs::write(&path, config).unwrap();
+        Self { config: path.to_str().unwrap().to_owned(), folder }
+    }
+
+    /// One in which the test's registry is Hugging Face.
+    fn with_hub(registry: &FakeRegistry) -> Self {
+        Self::with(&format!("[mirrors]\n\"hf.co\" = \"{}\"\n", registry.url()))
+    }
+
+    fn run(&self, arguments: &[&str]) -> Run {
+        let blobd = Blobd::at_root(&self.root());
+        blobd.run(arguments.iter().copied().chain(["--config", &self.config, "--json"]))
+    }
+
+    fn root(&self) -> std::path::PathBuf {
+        self.folder.path().join("store")
+    }
+
+    fn export(&self, name: &str) -> Vec<u8> {
+        Blobd::at_root(&self.root()).run(["export", name, "-o", "-"]).succeeds().stdout
+    }
+
+    fn models(&self) -> Json {
+        self.run(&["ls"]).succeeds().json()["models"].clone()
+    }
+}
+
+#[test]
+fn file_at_hugging_face_is_pulled_at_its_commit_and_known_by_its_digest() {
+    let registry = FakeRegistry::start().unwrap();
+    let weights = ModelFile::dense(1).bytes();
+    registry.add_repository(
+        "me/tiny-GGUF",
+        COMMIT,
+        &[("tiny-Q4_K_M.gguf", &weights), ("other.gguf", b"GGUF")],
+    );
+    let house = House::with_hub(&registry);
+    house.run(&["pull", "hf.co/me/tiny-GGUF/tiny-Q4_K_M.gguf"]).succeeds();
+    assert!(house.export("hf.co/me/tiny-GGUF:Q4_K_M") == weights);
+    let models = house.models();
+    let origin = format!("https://huggingface.co/me/tiny-GGUF/resolve/{COMMIT}/tiny-Q4_K_M.gguf");
+    assert_eq!((models.as_array().unwrap().len(), &models[0]["origin"]), (1, &Json::from(origin.clone())));
+    assert!(!registry.credentials_leaked());
+    // By the link on its page it is the same, and there already.
+    let served = registry.bytes_served();
+    let link = "https://huggingface.co/me/tiny-GGUF/blob/main/tiny-Q4_K_M.gguf";
+    house.run(&["pull", link, "--name", "mine"]).succeeds();
+    assert_eq!(registry.bytes_served() - served, 0);
+    assert!(house.export("mine") == weights);
+    house.run(&["pull", &origin]).succeeds();
+    check_blobs(&house.root());
+}
+
+#[test]
+fn same_file_makes_the_same_model_however_it_came() {
+    let registry = FakeRegistry::start().unwrap();
+    let model = ModelFile::dense(1);
+    registry.add_repository("me/tiny", COMMIT, &[("x.gguf", &model.bytes())]);
+    registry.add_page("/files/x.gguf", &model.bytes(), &[("ETag", "\"1\"")]);
+    let house = House::with_hub(&registry);
+    house.run(&["pull", "hf.co/me/tiny/x.gguf"]).succeeds();
+    house.run(&["pull", &format!("{}/files/x.gguf", registry.url())]).succeeds();
+    let path = model.write_to(house.folder.path(), "imported.gguf");
+    house.run(&["import", path.to_str().unwrap()]).succeeds();
+    let models = house.models();
+    let digests: std::collections::BTreeSet<_> =
+        models.as_array().unwrap().iter().map(|model| model["digest"].to_string()).collect();
+    assert_eq!((models.as_array().unwrap().len(), digests.len()), (3, 1), "{models}");
+}
+
+#[test]
+fn shards_are_pulled_together_by_file_and_by_quantisation() {
+    let registry = FakeRegistry::start().unwrap();
+    let model = ModelFile::dense(1);
+    let shards: Vec<Vec<u8>> = model.shards(2).iter().map(ModelFile::bytes).collect();
+    let files: [(&str, &[u8]); 2] = [
+        ("Q4_K_M/big-Q4_K_M-00001-of-00002.gguf", &shards[0]),
+        ("Q4_K_M/big-Q4_K_M-00002-of-00002.gguf", &shards[1]),
+    ];
+    registry.add_repository("me/big-GGUF", COMMIT, &files);
+    for source in [
+        "hf.co/me/big-GGUF/Q4_K_M/big-Q4_K_M-00001-of-00002.gguf",
+        "hf.co/me/big-GGUF:Q4_K_M",
+        "hf.co/me/big-GGUF:q4_k_m",
+    ] {
+        let house = House::with_hub(&registry);
+        // What Hugging Face says about shards.
+        registry.add_fault("/v2/me/big-GGUF/manifests/", 1, Fault::Status(400));
+        house.run(&["pull", source]).succeeds();
+        let shown = house.run(&["show", "hf.co/me/big-GGUF:Q4_K_M"]).succeeds().json();
+        assert_eq!(shown["tensors"].as_array().unwrap().len(), model.tensors.len(), "{source}");
+        assert_eq!(shown["layers"][2]["name"], "big-Q4_K_M-00002-of-00002.gguf");
+        let folder = house.folder.path().join("out");
+        fs::create_dir(&folder).unwrap();
+        house.run(&["export", "hf.co/me/big-GGUF:Q4_K_M", "-o", folder.to_str().unwrap()]).succeeds();
+        assert!(fs::read(folder.join("big-Q4_K_M-00001-of-00002.gguf")).unwrap() == shards[0]);
+    }
+    registry.add_repository("me/big-GGUF", COMMIT, &files[..1]);
+    let house = House::with_hub(&registry);
+    let error = house.run(&["pull", &format!("hf.co/me/big-GGUF/{}", files[0].0)]).exits_with(3).error();
+    assert!(error.message.contains("00002-of-00002.gguf"), "{error}");
+}
+
+#[test]
+fn quantisation_that_is_not_there_is_answered_with_those_that_are() {
+    let registry = FakeRegistry::start().unwrap();
+    registry.add_repository("me/x", COMMIT, &[("x-Q4_K_M.gguf", b"GGUF"), ("x-Q8_0.gguf", b"GGUF")]);
+    let house = House::with_hub(&registry);
+    registry.add_fault("/v2/", 1, Fault::Status(400));
+    let error = house.run(&["pull", "hf.co/me/x:Q4_K_S"]).exits_with(3).error();
+    assert!(error.message.ends_with("there are Q4_K_M, Q8_0"), "{error}");
+    let error = house.run(&["pull", "hf.co/me/x/x-Q4_K_X.gguf"]).exits_with(3).error();
+    assert!(error.message.contains("there are x-Q4_K_M.gguf"), "{error}");
+    let error = house.run(&["pull", "hf.co/me/absent/x.gguf"]).exits_with(3).error();
+    assert!(error.message.starts_with("hf.co/me/absent: not found"), "{error}");
+    registry.add_fault("/api/", ALWAYS, Fault::Status(401));
+    let error = house.run(&["pull", "hf.co/me/x/x-Q8_0.gguf"]).exits_with(7).error();
+    assert!(error.message.starts_with("hf.co/me/x: denied by"), "{error}");
+}
+
+#[test]
+fn file_at_hugging_face_that_is_not_what_was_listed_is_refused() {
+    let registry = FakeRegistry::start().unwrap();
+    let weights = ModelFile::dense(1).bytes();
+    registry.add_repository("me/x", COMMIT, &[("x.gguf", &weights)]);
+    let house = House::with_hub(&registry);
+    for fault in
+        [Fault::FlipByte(5000), Fault::ShortBy(1), Fault::ExtraBytes(1), Fault::WebPage, Fault::CutAfter(9)]
+    {
+        registry.add_fault("/cdn/", 1, fault.clone());
+        let run = house.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1);
+        assert_eq!(
+            run.stderr.contains("login page"),
+            matches!(fault, Fault::WebPage),
+            "{fault:?}: {}",
+            run.stderr
+        );
+        check_empty(&house.root());
+    }
+}
+
+#[test]
+fn hostile_lists_of_files_are_refused() {
+    let registry = FakeRegistry::start().unwrap();
+    registry.add_repository("me/x", COMMIT, &[("x.gguf", b"GGUF")]);
+    let house = House::with_hub(&registry);
+    let oid = sha256(b"GGUF");
+    let tree = |path: &str, oid: &str| json!([{ "type": "file", "size": 4, "path": path, "lfs": { "oid": oid, "size": 4 } }]);
+    let huge = format!("[\"{}\"]", "x".repeat(5 << 20));
+    for (what, body) in [
+        ("a path that climbs", tree("../x.gguf", &oid).to_string()),
+        ("an absolute path", tree("/etc/x.gguf", &oid).to_string()),
+        ("a digest that climbs", tree("x.gguf", "../../x").to_string()),
+        ("a short digest", tree("x.gguf", &oid[1..]).to_string()),
+        ("two sizes", tree("x.gguf", &oid).to_string().replacen("4", "5", 1)),
+        ("no list", "{}".to_owned()),
+        ("too much", huge),
+        ("no JSON", "[[[[".to_owned()),
+    ] {
+        registry.add_fault("/tree/", 1, Fault::Body(body.into_bytes()));
+        let run = house.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1);
+        assert!(run.error().message.len() < 500, "{what}: {}", run.stderr);
+    }
+    for (path, fault) in [
+        ("/tree/", Fault::Endless),
+        ("/tree/", Fault::WebPage),
+        ("/tree/", Fault::Gzip),
+        ("/refs", Fault::Endless),
+        ("/refs", Fault::Body(br#"{"branches":[{"name":"main","targetCommit":"../../x"}]}"#.to_vec())),
+    ] {
+        registry.add_fault(path, 1, fault.clone());
+        house.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1);
+    }
+    let tree = format!("/api/models/me/x/tree/{COMMIT}");
+    registry.add_page(&tree, b"[]", &[("Link", "<https://evil.example/next>; rel=\"next\"")]);
+    let error = house.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1).error();
+    assert!(error.message.contains("another host"), "{error}");
+    registry.add_page(&tree, b"[]", &[("Link", &format!("<{tree}>; rel=\"next\""))]);
+    let error = house.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1).error();
+    assert!(error.message.contains("more pages"), "{error}");
+    check_empty(&house.root());
+}
+
+#[test]
+fn file_on_a_web_server_is_pulled_and_named_after_its_address() {
+    let registry = FakeRegistry::start().unwrap();
+    let weights = ModelFile::dense(1).bytes();
+    registry.add_page("/models/tiny.gguf", &weights, &[("ETag", "\"1\"")]);
+    let house = House::with("");
+    let url = format!("{}/models/tiny.gguf", registry.url());
+    let last = house.run(&["pull", &url]).succeeds().json_lines().pop().unwrap();
+    assert_eq!(last["downloaded_bytes"], weights.len());
+    let name = format!("{}/models/tiny:latest", registry.url().trim_start_matches("http://"));
+    assert_eq!(last["name"], name);
+    assert!(house.export(&name) == weights);
+    assert_eq!(house.models()[0]["origin"], url);
+    // What has a signature in its address does not last: it counts as imported, and is not written down.
+    house.run(&["pull", &format!("{url}?signature=secret"), "--name", "signed"]).succeeds();
+    let text = house.models().to_string();
+    assert!(!text.contains("secret"), "{text}");
+}
+
+#[test]
+fn shards_on_a_web_server_are_pulled_together() {
+    let registry = FakeRegistry::start().unwrap();
+    let model = ModelFile::dense(1);
+    for (number, shard) in model.shards(2).iter().enumerate() {
+        registry.add_page(&format!("/big-{:05}-of-00002.gguf", number + 1), &shard.bytes(), &[]);
+    }
+    let house = House::with("");
+    house.run(&["pull", &format!("{}/big-00001-of-00002.gguf", registry.url()), "--name", "big"]).succeeds();
+    let shown = house.run(&["show", "big"]).succeeds().json();
+    assert_eq!(shown["tensors"].as_array().unwrap().len(), model.tensors.len());
+}
+
+#[test]
+fn file_on_a_web_server_that_does_not_come_as_it_should_is_refused() {
+    let registry = FakeRegistry::start().unwrap();
+    let weights = ModelFile::dense(1).bytes();
+    registry.add_page("/m/tiny.gguf", &weights, &[("ETag", "\"1\"")]);
+    registry.add_page("/m/text.gguf", b"this is no model at all", &[]);
+    let house = House::with("");
+    let pull = |name: &str| house.run(&["pull", &format!("{}/m/{name}", registry.url())]);
+    pull("absent.gguf").exits_with(3);
+    pull("text.gguf").exits_with(1);
+    for fault in [Fault::WebPage, Fault::Status(418), Fault::ExtraBytes(1), Fault::Gzip] {
+        registry.add_fault("/m/", ALWAYS, fault.clone());
+        let run = pull("tiny.gguf").exits_with(1);
+        assert!(run.error().message.len() < 500, "{fault:?}: {}", run.stderr);
+        registry.clear_faults();
+        check_empty(&house.root());
+    }
+    let error = house.run(&["pull", "http://models.example.invalid/m/tiny.gguf"]).exits_with(2).error();
+    assert!(error.message.contains("plain HTTP"), "{error}");
+    pull("tiny.gguf").succeeds();
+}
+
+#[test]
+fn damaged_tensor_is_fetched_again_from_where_the_file_was() {
+    let registry = FakeRegistry::start().unwrap();
+    let weights = ModelFile::dense(1).bytes();
+    registry.add_repository("me/x", COMMIT, &[("x.gguf", &weights)]);
+    registry.add_page("/m/y.gguf", &ModelFile::dense(2).bytes(), &[("ETag", "\"1\"")]);
+    let house = House::with_hub(&registry);
+    for source in ["hf.co/me/x/x.gguf".to_owned(), format!("{}/m/y.gguf", registry.url())] {
+        house.run(&["pull", &source, "--name", "m"]).succeeds();
+        let shown = house.run(&["show", "m"]).json();
+        let tensor = shown["tensors"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|tensor| tensor["name"] == "output.weight")
+            .unwrap();
+        let blob = house.root().join("blobs").join(tensor["digest"].as_str().unwrap().replace(':', "-"));
+        let bytes = fs::read(&blob).unwrap();
+        fs::remove_file(&blob).unwrap();
+        fs::write(&blob, vec![0; bytes.len()]).unwrap();
+        let before = registry.bytes_served();
+        house.run(&["verify", "m", "--repair"]);
+        assert!(fs::read(&blob).unwrap() == bytes, "{source}");
+        assert!(registry.bytes_served() - before < 8192, "only the tensor is fetched");
+    }
+}
