@@ -123,6 +123,13 @@ impl Reference {
         self.parts().iter().zip(other.parts()).all(|(a, b)| a.eq_ignore_ascii_case(b))
     }
 
+    /// Whether both are tags of one model: another quantization, or another version.
+    #[must_use]
+    pub fn is_sibling_of(&self, other: &Self) -> bool {
+        // The tag is the last part.
+        self.parts().iter().zip(other.parts()).take(3).all(|(a, b)| a.eq_ignore_ascii_case(b))
+    }
+
     /// The shortest text that [`FromStr`] reads back as this host, namespace, model and tag; the
     /// tag is always written. Scheme and digest are left out.
     #[must_use]

@@ -33,8 +33,28 @@ pub fn check_blobs(root: &Path) -> Vec<String> {
 /// # Panics
 /// When something is.
 pub fn check_empty(root: &Path) {
-    for directory in ["blobs", "recipes", "manifests", "origins", "staging", "partial"] {
+    check_empty_but_for_downloads(root);
+    assert_eq!(names(&root.join("partial")), [""; 0], "partial/");
+}
+
+/// The same, but downloads that can be resumed may be there.
+///
+/// # Panics
+/// When anything else is.
+pub fn check_empty_but_for_downloads(root: &Path) {
+    for directory in ["blobs", "recipes", "manifests", "origins", "staging"] {
         assert_eq!(names(&root.join(directory)), [""; 0], "{directory}/");
+    }
+}
+
+/// Removes downloads that could be resumed, of which none is in progress.
+///
+/// # Panics
+/// When they cannot be removed.
+pub fn forget_downloads(root: &Path) {
+    let directory = root.join("partial");
+    if directory.exists() {
+        fs::remove_dir_all(&directory).unwrap();
     }
 }
 

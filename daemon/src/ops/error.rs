@@ -116,7 +116,7 @@ pub enum OpError {
         /// The file.
         name: String,
         /// Why.
-        source: crate::transfer::TransferError,
+        source: Box<crate::transfer::TransferError>,
     },
     /// The model lacks something that was asked for.
     #[error("model {model}: no {what}")]

@@ -148,7 +148,7 @@ impl Incoming<'_> {
         if let Some(held) = self.take_present(file)? {
             return Ok(held);
         }
-        if file.size() <= SMALL_BYTES {
+        if file.size() <= SMALL_BYTES && !file.media_type().is_gguf() {
             return self.receive_small(file);
         }
         let Pull { registry, handle, transfers, .. } = self.pull;
@@ -181,13 +181,7 @@ impl Incoming<'_> {
             Ok::<_, RegistryError>(bytes)
         })?;
         self.downloaded_bytes += bytes.len() as u64;
-        // What is named by its address alone must be one.
-        let is_gguf = bytes.starts_with(MAGIC) || file.digest().is_none();
-        let taken = if file.media_type().is_gguf() && is_gguf {
-            intake::take_gguf(&mut self.ingest, &mut &*bytes, file.size(), &mut |_| {})
-        } else {
-            intake::take_whole(&mut self.ingest, &mut &*bytes, file.size(), &mut |_| {})
-        };
+        let taken = intake::take_whole(&mut self.ingest, &mut &*bytes, file.size(), &mut |_| {});
         let TakenFile { digest, size, facts } =
             taken.map_err(|source| OpError::Intake { name: file.label(), source })?;
         if let Some(expected) = file.digest().filter(|expected| *expected != digest) {
@@ -251,9 +245,7 @@ impl Incoming<'_> {
     }
 }
 
-/// How a GGUF file begins.
-const MAGIC: &[u8] = b"GGUF";
-/// A file up to this is fetched by one request into memory.
+/// A template or the like up to this is fetched by one request into memory.
 const SMALL_BYTES: u64 = 256 << 10;
 
 fn failed(file: &RemoteFile, error: TransferError) -> OpError {
@@ -265,7 +257,9 @@ fn failed(file: &RemoteFile, error: TransferError) -> OpError {
         TransferError::Split(error) => OpError::Intake { name, source: error.into() },
         TransferError::Recipe(error) => OpError::Intake { name, source: error.into() },
         TransferError::Digest { found, expected } => OpError::DigestMismatch { what: name, found, expected },
-        TransferError::Incomplete | TransferError::Unwanted => OpError::Interrupted { name, source: error },
+        TransferError::Incomplete | TransferError::Unwanted => {
+            OpError::Interrupted { name, source: Box::new(error) }
+        }
     }
 }
 

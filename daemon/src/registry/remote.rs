@@ -126,6 +126,15 @@ impl RemoteFile {
         self.digest.unwrap_or_else(|| Digest::of(version().as_bytes()))
     }
 
+    /// The model that it is a layer of.
+    #[must_use]
+    pub const fn model(&self) -> Option<&Reference> {
+        match &self.place {
+            Place::Layer(reference) => Some(reference),
+            Place::Web(_) => None,
+        }
+    }
+
     /// The host that is asked for it, for a limit of connections.
     #[must_use]
     pub fn host(&self) -> &str {

@@ -23,7 +23,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
-use crate::store::{Ingest, PartialFile, StoreError};
+use crate::store::{Ingest, Partial, PartialFile, StoreError};
 
 mod arrival;
 mod fetch;
@@ -32,6 +32,7 @@ mod hash;
 mod head;
 mod pace;
 mod schedule;
+mod trial;
 
 use arrival::Arrival;
 use fetch::{Fetch, write_pieces};
@@ -40,6 +41,7 @@ use flights::Flights;
 use hash::Hashed;
 use head::Head;
 pub use pace::RateLimit;
+use trial::Trial;
 
 /// What the transfers of one daemon share.
 #[derive(Clone, Debug, Default)]
@@ -227,12 +229,25 @@ impl Transfers {
             partial.write(gap.start, bytes.get(place..end).unwrap_or_default())?;
         }
         let head_bytes = partial.arrived_bytes().saturating_sub(resumed_bytes);
+        let trial = self.trial(ingest, job, &partial)?;
         let media_type = job.file.media_type().clone();
         let file = Descriptor { media_type, digest: job.file.identity(), size };
         let received =
             Received { file, header, downloaded_bytes: head_bytes, resumed_bytes, reused_bytes: 0 };
         let whole = whole.map(|stream| (stream, bytes.len() as u64));
-        Ok(Transfer { transfers: self, flight, job, arrival: Arrival::new(partial), whole, received })
+        Ok(Transfer { transfers: self, flight, job, arrival: Arrival::new(partial), whole, trial, received })
+    }
+
+    /// Takes on trial what the store may have of the rest.
+    fn trial(&self, ingest: &Ingest, job: &Job<'_>, partial: &Partial) -> Result<Trial, TransferError> {
+        let store = ingest.store();
+        let mut candidates = trial::candidates(store, ingest.lease(), job.file, partial.plan())?;
+        candidates.retain(|candidate| partial.is_untouched(candidate.blob));
+        let trial = Trial::of(job, store, partial.plan(), candidates)?;
+        for suspect in trial.suspects() {
+            partial.take_stored(suspect.blob, suspect.digest);
+        }
+        Ok(trial)
     }
 
     /// The head, tried again as the rest is.
@@ -279,6 +294,8 @@ struct Transfer<'t> {
     arrival: Arc<Arrival>,
     /// A stream of the whole file, and how far it is.
     whole: Option<(RemoteStream, u64)>,
+    /// What is taken from the store until the digest says otherwise.
+    trial: Trial,
     received: Received,
 }
 
@@ -316,9 +333,15 @@ impl Transfer<'_> {
         }
     }
 
-    /// It is not the file. What came before may be to blame; what came just now is to blame if
+    /// It is not the file. What is on trial may be to blame; or what came before may be to blame; what came just now is to blame if
     /// there was nothing before.
     fn doubt(&mut self, found: Digest, expected: Digest) -> Result<(), TransferError> {
+        let suspects = self.trial.next_suspects();
+        if !suspects.is_empty() {
+            tracing::info!("{expected}: {} tensors of a relative are not its own", suspects.len());
+            suspects.iter().for_each(|suspect| self.arrival.partial().forget_stored(suspect.blob));
+            return Ok(());
+        }
         self.arrival.partial().discard()?;
         if self.received.resumed_bytes == 0 {
             return Err(TransferError::Digest { found, expected });
@@ -340,6 +363,8 @@ impl Transfer<'_> {
             ingest.add_recipe(plan.recipe(hashed.file, &hashed.blobs, hashed.literals)?);
         }
         ingest.publish()?;
+        let on_trial = self.trial.suspects().iter().map(|suspect| suspect.size);
+        self.received.reused_bytes = on_trial.fold(0, u64::saturating_add);
         self.received.file.digest = hashed.file;
         Ok(self.received)
     }

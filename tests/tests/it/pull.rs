@@ -5,6 +5,7 @@ mod faults;
 mod files;
 mod manifests;
 mod places;
+mod transfer;
 
 use std::fs;
 use std::time::Duration;

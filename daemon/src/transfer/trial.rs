@@ -1,0 +1,315 @@
+//! A little instead of a lot: tensors that a relative of the file may have brought already.
+//!
+//! A registry names a file only by the digest of the whole. But the head says which tensors there
+//! are; and where a stored file has one of the same name, type and shape, a few bytes of it are
+//! fetched and compared. If they agree, the stored tensor is taken on trial, and the digest of the
+//! whole decides. If that is not the one that was named, what was on trial comes over the network
+//! after all, the least certain first ([`Trial::next_suspects`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use blobd_store_format::recipe::{Recipe, TensorEntry};
+use blobd_store_format::reference::Reference;
+use blobd_store_format::split::{SplitPlan, Target};
+use tokio::task::JoinSet;
+
+use super::{Job, TransferError};
+use crate::registry::{RegistryClient, RegistryError, RemoteFile};
+use crate::store::leases::Lease;
+use crate::store::{Store, StoreError};
+
+/// A planned blob that a blob of the store may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Candidate {
+    pub(super) blob: usize,
+    pub(super) digest: Digest,
+    pub(super) size: u64,
+    /// How many samples of it agree.
+    samples: usize,
+}
+
+/// The blobs that are on trial.
+#[derive(Debug, Default)]
+pub(super) struct Trial {
+    /// The least certain last.
+    suspects: Vec<Candidate>,
+    /// How many bytes are fetched after all if the digest differs next.
+    batch_bytes: u64,
+}
+
+/// How many stored files are looked at: the nearest come first.
+const MAX_RELATIVES: usize = 32;
+/// A tensor up to this is not worth a request: it is what its relative's large ones are.
+const UNSAMPLED_BYTES: u64 = 4 << 10;
+/// What is compared at each place.
+const SAMPLE_BYTES: u64 = 64;
+/// The most requests for samples; of a model with more tensors only the largest are tried.
+const MAX_SAMPLED: usize = 4096;
+/// How many requests are under way at once.
+const SAMPLES_AT_ONCE: usize = 8;
+/// If none of so many agrees, it is no relative.
+const PROBES: usize = 8;
+/// Less is fetched as fast as it is compared.
+const LEAST_BYTES: u64 = 1 << 20;
+
+/// What of the planned blobs the store may have, none of it compared yet. What is returned is pinned.
+///
+/// # Errors
+/// [`StoreError`].
+pub(super) fn candidates(
+    store: &Store,
+    lease: &Lease,
+    file: &RemoteFile,
+    plan: &SplitPlan,
+) -> Result<Vec<Candidate>, StoreError> {
+    let mut found: BTreeMap<usize, Digest> = BTreeMap::new();
+    for recipe in relatives(store, file)? {
+        // Of a nearer one it is more likely the same.
+        for (blob, digest) in same_tensors(plan, &recipe) {
+            found.entry(blob).or_insert(digest);
+        }
+    }
+    let mut candidates = Vec::new();
+    for (blob, digest) in found {
+        let size = plan.blobs().get(blob).map_or(0, |planned| planned.size);
+        // Pinned first: found and then collected would be worse than not found.
+        lease.pin(digest);
+        if size > 0 && store.blob_size(digest)? == Some(size) {
+            candidates.push(Candidate { blob, digest, size, samples: 0 });
+        }
+    }
+    let all = candidates.iter().map(|candidate| candidate.size).fold(0, u64::saturating_add);
+    Ok(if all < LEAST_BYTES { Vec::new() } else { candidates })
+}
+
+/// Recipes of stored files that may share tensors, the nearest first: other tags of the model, then
+/// what is about as large.
+fn relatives(store: &Store, file: &RemoteFile) -> Result<Vec<Arc<Recipe>>, StoreError> {
+    let mut models = store.summaries()?;
+    let is_sibling = |reference: &Reference| file.model().is_some_and(|own| own.is_sibling_of(reference));
+    models.sort_by_cached_key(|model| {
+        let size = model.manifest.as_ref().map_or(u64::MAX, |manifest| manifest.size);
+        (!is_sibling(&model.reference), size.abs_diff(file.size()))
+    });
+    let files = models.iter().filter_map(|model| model.manifest.as_ref().ok());
+    let mut seen = BTreeSet::new();
+    let mut relatives = Vec::new();
+    for other in files.flat_map(|manifest| manifest.files.iter()).filter(|other| seen.insert(**other)) {
+        // One that is damaged helps nobody; `verify` tells of it.
+        if let Ok(Some(recipe)) = store.recipe(*other) {
+            relatives.push(recipe);
+        }
+        if relatives.len() == MAX_RELATIVES {
+            break;
+        }
+    }
+    Ok(relatives)
+}
+
+/// The planned blobs all of whose tensors a stored file has too, by name, type and shape, in one
+/// blob and at the same places of it.
+fn same_tensors(plan: &SplitPlan, recipe: &Recipe) -> BTreeMap<usize, Digest> {
+    let stored: BTreeMap<&str, &TensorEntry> =
+        recipe.tensors().iter().map(|entry| (entry.name.as_str(), entry)).collect();
+    let mut found: BTreeMap<usize, Option<Digest>> = BTreeMap::new();
+    for tensor in plan.tensors() {
+        let Some(blob) = tensor.blob else { continue };
+        let same = stored.get(tensor.name.as_str()).filter(|entry| {
+            entry.type_name == tensor.ggml_type.to_string()
+                && entry.shape == tensor.shape.dimensions()
+                && (entry.size, entry.offset) == (tensor.size, tensor.offset_in_blob)
+        });
+        let digest = same.map(|entry| entry.digest);
+        let common = found.entry(blob).or_insert(digest);
+        if *common != digest {
+            *common = None;
+        }
+    }
+    found.into_iter().filter_map(|(blob, digest)| Some((blob, digest?))).collect()
+}
+
+impl Trial {
+    /// Those of the candidates whose samples agree.
+    ///
+    /// # Errors
+    /// [`TransferError`] when the store or the client fails. Samples that cannot be had prove
+    /// nothing: then the tensor is fetched like any other.
+    pub(super) fn of(
+        job: &Job<'_>,
+        store: &Arc<Store>,
+        plan: &SplitPlan,
+        candidates: Vec<Candidate>,
+    ) -> Result<Self, TransferError> {
+        let (mut sampled, unsampled): (Vec<_>, Vec<_>) =
+            candidates.into_iter().partition(|candidate| candidate.size > UNSAMPLED_BYTES);
+        sampled.sort_by_key(|candidate| std::cmp::Reverse(candidate.size));
+        sampled.truncate(MAX_SAMPLED);
+        let step = (sampled.len() / PROBES).max(1);
+        let (probes, rest): (Vec<_>, Vec<_>) =
+            sampled.into_iter().enumerate().partition(|(index, _)| index % step == 0);
+        let bare =
+            |indexed: Vec<(usize, Candidate)>| indexed.into_iter().map(|(_, candidate)| candidate).collect();
+        let mut agreeing = compare(job, store, plan, bare(probes))?;
+        if agreeing.is_empty() {
+            return Ok(Self::default());
+        }
+        agreeing.extend(compare(job, store, plan, bare(rest))?);
+        agreeing.extend(unsampled);
+        // The fewer bytes were compared for each that was not, the less certain.
+        agreeing.sort_by_key(|candidate| {
+            let compared = candidate.samples as u64 * SAMPLE_BYTES;
+            std::cmp::Reverse((compared > 0, compared.saturating_mul(1 << 20) / candidate.size))
+        });
+        let batch_bytes = (plan.file_size() / 64).max(LEAST_BYTES);
+        Ok(Self { suspects: agreeing, batch_bytes })
+    }
+
+    /// What is on trial.
+    pub(super) fn suspects(&self) -> &[Candidate] {
+        &self.suspects
+    }
+
+    /// What to fetch after all, because the whole is not what it should be: each time about twice as
+    /// much, so that the number of passes stays small. Empty when nothing is on trial.
+    pub(super) fn next_suspects(&mut self) -> Vec<Candidate> {
+        let (mut batch, mut bytes) = (Vec::new(), 0u64);
+        while bytes < self.batch_bytes
+            && let Some(suspect) = self.suspects.pop()
+        {
+            bytes = bytes.saturating_add(suspect.size);
+            batch.push(suspect);
+        }
+        self.batch_bytes = self.batch_bytes.saturating_mul(2);
+        batch
+    }
+}
+
+/// One place to compare: where it is in the file, and the bytes that the store has there.
+#[derive(Debug)]
+struct Sample {
+    offset_in_file: u64,
+    stored: Vec<u8>,
+}
+
+fn compare(
+    job: &Job<'_>,
+    store: &Arc<Store>,
+    plan: &SplitPlan,
+    candidates: Vec<Candidate>,
+) -> Result<Vec<Candidate>, TransferError> {
+    let mut waiting = Vec::new();
+    for candidate in candidates {
+        let samples = samples(store, plan, &candidate)?;
+        waiting.push((candidate, samples));
+    }
+    if !(job.look)(0) {
+        return Err(TransferError::Unwanted);
+    }
+    job.handle.block_on(async {
+        let (mut running, mut agreeing) = (JoinSet::new(), Vec::new());
+        loop {
+            while running.len() < SAMPLES_AT_ONCE
+                && let Some((candidate, samples)) = waiting.pop()
+            {
+                running.spawn(agrees(job.registry.clone(), job.file.clone(), candidate, samples));
+            }
+            match running.join_next().await {
+                Some(Ok(Ok(Some(candidate)))) => agreeing.push(candidate),
+                Some(Ok(Err(error))) => tracing::debug!("no sample: {error}"),
+                Some(_) => {}
+                None => return Ok(agreeing),
+            }
+        }
+    })
+}
+
+async fn agrees(
+    registry: RegistryClient,
+    file: RemoteFile,
+    mut candidate: Candidate,
+    samples: Vec<Sample>,
+) -> Result<Option<Candidate>, RegistryError> {
+    for sample in samples {
+        let range = sample.offset_in_file..sample.offset_in_file.saturating_add(sample.stored.len() as u64);
+        let mut stream = registry.open_part(&file, range).await?;
+        let mut found = Vec::new();
+        // A server without ranges would send everything for each.
+        while !stream.is_whole()
+            && let Some(bytes) = stream.next().await?
+        {
+            found.extend_from_slice(&bytes);
+        }
+        if found != sample.stored {
+            return Ok(None);
+        }
+        candidate.samples += 1;
+    }
+    Ok(Some(candidate))
+}
+
+/// Where to look at a blob: at places that nobody can foresee who does not know the file, spread
+/// over its segments.
+fn samples(store: &Store, plan: &SplitPlan, candidate: &Candidate) -> Result<Vec<Sample>, StoreError> {
+    let path = store.path(layout::blob(candidate.digest));
+    let file = File::open(&path).map_err(StoreError::io("open", &path))?;
+    let own = plan.segments().iter().filter_map(|segment| match segment.target {
+        Target::Blob { blob, offset_in_blob } if blob == candidate.blob => {
+            Some((segment.offset_in_file, segment.length, offset_in_blob))
+        }
+        _ => None,
+    });
+    let own: Vec<_> = own.collect();
+    let count = sample_count(candidate.size).max(own.len().min(4));
+    let step = own.len().div_ceil(count).max(1);
+    let mut samples = Vec::new();
+    for number in 0..count {
+        let Some((offset_in_file, length, offset_in_blob)) = own.get(number * step % own.len().max(1)) else {
+            break;
+        };
+        let wanted = SAMPLE_BYTES.min(*length);
+        let seed = Digest::of(format!("{} {number}", candidate.digest).as_bytes());
+        let random = seed.as_bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let within = random % (length - wanted + 1);
+        let mut stored = vec![0; usize::try_from(wanted).unwrap_or_default()];
+        file.read_exact_at(&mut stored, offset_in_blob + within).map_err(StoreError::io("read", &path))?;
+        samples.push(Sample { offset_in_file: offset_in_file + within, stored });
+    }
+    Ok(samples)
+}
+
+const fn sample_count(size: u64) -> usize {
+    match size {
+        0..=0xf_ffff => 1,
+        0x10_0000..=0x3ff_ffff => 2,
+        _ => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn suspect(blob: usize, size: u64) -> Candidate {
+        Candidate { blob, digest: Digest::of(&[0]), size, samples: 1 }
+    }
+
+    #[test]
+    fn suspects_come_in_batches_that_double() {
+        let suspects = (0..100).map(|blob| suspect(blob, 10)).collect();
+        let mut trial = Trial { suspects, batch_bytes: 20 };
+        let mut batches = Vec::new();
+        loop {
+            let batch = trial.next_suspects();
+            if batch.is_empty() {
+                break;
+            }
+            batches.push(batch.len());
+        }
+        assert_eq!(batches, [2, 4, 8, 16, 32, 38]);
+    }
+}

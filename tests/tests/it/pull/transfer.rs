@@ -1,0 +1,244 @@
+//! Transfers that break, stop, are asked for twice, or find most of the file at home.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::registry::{FakeRegistry, Fault, Manner};
+use blobd_tests::store_dir::{check_blobs, staged};
+use blobd_tests::wait::eventually;
+use serde_json::Value as Json;
+
+use super::{offer, registry_with};
+
+const ALWAYS: usize = usize::MAX;
+const MIB: u64 = 1 << 20;
+
+/// A model of some 15 MiB.
+fn large(seed: u64) -> ModelFile {
+    ModelFile::dense_of(seed, 2, 512)
+}
+
+/// So many bytes per second on each connection.
+fn slow(bytes_per_second: usize) -> Fault {
+    Fault::Slow(bytes_per_second / 100, Duration::from_millis(10))
+}
+
+fn completed(lines: &[Json]) -> Vec<u64> {
+    let weights = lines.iter().filter(|line| line["total"].as_u64().is_some_and(|total| total > MIB));
+    weights.filter_map(|line| line["completed"].as_u64()).collect()
+}
+
+fn pull(daemon: &TestDaemon, registry: &FakeRegistry, model: &ModelFile) -> Vec<Json> {
+    let name = registry.name("library/tiny:latest");
+    let run = daemon.command().run(["pull", &name, "--json"]).succeeds();
+    assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == model.bytes());
+    check_blobs(daemon.root());
+    assert_eq!(staged(daemon.root()), [""; 0]);
+    assert!(std::fs::read_dir(daemon.root().join("partial")).unwrap().next().is_none(), "nothing is left");
+    run.json_lines()
+}
+
+#[test]
+fn large_file_comes_in_ranges_and_every_byte_once() {
+    let (daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    let lines = pull(&daemon, &registry, &model);
+    let size = model.bytes().len() as u64;
+    assert!(registry.bytes_served() < size + 4096, "{} of {size}", registry.bytes_served());
+    let done = lines.last().unwrap();
+    assert!(done["downloaded_bytes"].as_u64().unwrap() >= size, "{done}");
+    let ranges = registry.requests().iter().filter(|request| request.headers.contains_key("range")).count();
+    assert!(ranges > 2, "{ranges} requests for ranges");
+}
+
+#[test]
+fn server_without_ranges_is_asked_once_and_nothing_is_wasted() {
+    let (daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    registry.add_fault("/cdn/", ALWAYS, Fault::IgnoreRange);
+    pull(&daemon, &registry, &model);
+    let size = model.bytes().len() as u64;
+    assert!(registry.bytes_served() < size + size / 50, "{} of {size}", registry.bytes_served());
+}
+
+#[test]
+fn cut_and_stalled_connections_cost_little_more_than_what_they_did_not_bring() {
+    for fault in [Fault::CutAfter(300_000), Fault::CutAfter(1), Fault::Status(503), Fault::WrongRange] {
+        let (daemon, model) = (TestDaemon::start(), large(1));
+        let registry = registry_with(&model);
+        registry.add_fault("/cdn/", 4, fault.clone());
+        pull(&daemon, &registry, &model);
+        let size = model.bytes().len() as u64;
+        // A range under another name is thrown away: what of it was on its way is lost.
+        let allowed = if matches!(fault, Fault::WrongRange) { size + 24 * MIB } else { size + size / 20 };
+        assert!(registry.bytes_served() < allowed, "{fault:?}: {} of {size}", registry.bytes_served());
+    }
+}
+
+#[test]
+fn flipped_byte_is_a_clear_error_and_what_came_is_thrown_away() {
+    let (daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    registry.add_fault("/cdn/", ALWAYS, Fault::FlipByte(1000));
+    let name = registry.name("library/tiny:latest");
+    let error = daemon.command().run(["pull", &name, "--json"]).exits_with(1).error();
+    assert!(error.message.contains("expected"), "{error}");
+    registry.clear_faults();
+    pull(&daemon, &registry, &model);
+}
+
+#[test]
+fn killed_daemon_goes_on_where_it_was_and_progress_never_falls() {
+    const KILLS: u64 = 30;
+    let (mut daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    registry.add_fault("/cdn/", ALWAYS, slow(4 << 20));
+    let (name, size) = (registry.name("library/tiny:latest"), model.bytes().len() as u64);
+    let mut shown = Vec::new();
+    for kill in 0..KILLS {
+        let mut command = daemon.command().command();
+        let pull = command.args(["pull", &name, "--json"]).stdout(Stdio::piped()).stderr(Stdio::null());
+        let pull = pull.spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(60 + 37 * kill % 150));
+        daemon.kill();
+        let output = pull.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines: Vec<Json> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        // The first line of a file comes before it is known what is there.
+        shown.extend(completed(&lines).into_iter().filter(|bytes| *bytes > 0));
+        daemon.restart();
+    }
+    assert!(shown.is_sorted(), "{shown:?}");
+    registry.clear_faults();
+    pull_rest(&daemon, &registry, &model);
+    let (served, range) = (registry.bytes_served(), 4 * MIB);
+    assert!(served < size + size / 20 + KILLS * range, "{served} of {size}");
+    // What is lost is what was on its way, and not whole ranges.
+    assert!(served < size + KILLS * MIB, "{served} of {size}");
+}
+
+fn pull_rest(daemon: &TestDaemon, registry: &FakeRegistry, model: &ModelFile) {
+    let lines = pull(daemon, registry, model);
+    let done = lines.last().unwrap();
+    assert!(done["reused_bytes"].as_u64().unwrap() > 0, "{done}");
+}
+
+#[test]
+fn interrupted_pull_is_resumed_by_the_next() {
+    let (daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    registry.add_fault("/cdn/", ALWAYS, slow(10 << 20));
+    let name = registry.name("library/tiny:latest");
+    let mut first = daemon.command().command().args(["pull", &name]).spawn().unwrap();
+    eventually("some has come", || registry.bytes_served() > 2 * MIB);
+    first.kill().unwrap();
+    first.wait().unwrap();
+    eventually("the pull has ended", || staged(daemon.root()).is_empty());
+    registry.clear_faults();
+    pull_rest(&daemon, &registry, &model);
+    let (served, size) = (registry.bytes_served(), model.bytes().len() as u64);
+    assert!(served < size + 2 * MIB, "{served} of {size}");
+}
+
+#[test]
+fn two_users_cause_one_transfer_and_both_see_it() {
+    let (daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    registry.add_fault("/cdn/", ALWAYS, slow(8 << 20));
+    let name = registry.name("library/tiny:latest");
+    let pulls: Vec<_> = (0..2)
+        .map(|_| {
+            let mut command = daemon.command().command();
+            command.args(["pull", &name, "--json"]).stdout(Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    for pull in pulls {
+        let output = pull.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines: Vec<Json> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let completed = completed(&lines);
+        assert!(completed.iter().filter(|bytes| **bytes > 0).count() > 3, "{completed:?}");
+    }
+    let (served, size) = (registry.bytes_served(), model.bytes().len() as u64);
+    assert!(served < size + size / 20, "{served} of {size}");
+}
+
+#[test]
+fn rate_can_be_limited() {
+    let (daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    let (name, start) = (registry.name("library/tiny:latest"), Instant::now());
+    daemon.command().run(["pull", &name, "--limit-rate", "10MB"]).succeeds();
+    let expected = model.bytes().len() as f64 / 10e6;
+    let took = start.elapsed().as_secs_f64();
+    assert!(took > expected * 0.85, "{took} s, {expected} s at that rate");
+}
+
+#[test]
+fn another_template_costs_the_header_alone() {
+    let (daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    pull(&daemon, &registry, &model);
+    let before = registry.bytes_served();
+    let changed = large(1).with("tokenizer.chat_template", "{{ another }}");
+    offer(&registry, "library/tiny:other", &changed.bytes());
+    let name = registry.name("library/tiny:other");
+    let run = daemon.command().run(["pull", &name, "--json"]).succeeds();
+    assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == changed.bytes());
+    let (moved, size) = (registry.bytes_served() - before, changed.bytes().len() as u64);
+    assert!(moved < size / 100, "{moved} of {size}");
+    let done = run.json_lines().pop().unwrap();
+    assert!(done["reused_bytes"].as_u64().unwrap() > size * 98 / 100, "{done}");
+}
+
+#[test]
+fn sibling_with_other_weights_costs_no_more_than_a_plain_pull() {
+    let (daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    pull(&daemon, &registry, &model);
+    let before = registry.bytes_served();
+    let other = large(2);
+    offer(&registry, "library/tiny:other", &other.bytes());
+    let name = registry.name("library/tiny:other");
+    daemon.command().run(["pull", &name]).succeeds();
+    assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == other.bytes());
+    let (moved, size) = (registry.bytes_served() - before, other.bytes().len() as u64);
+    assert!(moved < size + size / 100, "{moved} of {size}");
+}
+
+/// Every tensor differs in one byte, where no sample looks.
+#[test]
+fn sibling_that_agrees_wherever_one_looks_still_comes_right() {
+    let (daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    pull(&daemon, &registry, &model);
+    let mut fraud = large(1);
+    for tensor in &mut fraud.tensors {
+        let last = tensor.bytes.len() - 1;
+        tensor.bytes[last] ^= 1;
+    }
+    offer(&registry, "library/tiny:other", &fraud.bytes());
+    let name = registry.name("library/tiny:other");
+    daemon.command().run(["pull", &name]).succeeds();
+    assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == fraud.bytes());
+    check_blobs(daemon.root());
+}
+
+#[test]
+fn one_tensor_that_differs_is_found_without_fetching_all() {
+    let (daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    registry.set_manner(Manner::Direct);
+    pull(&daemon, &registry, &model);
+    let before = registry.bytes_served();
+    let tuned = large(1).with_changed("blk.1.ffn_up.weight");
+    offer(&registry, "library/tiny:tuned", &tuned.bytes());
+    let name = registry.name("library/tiny:tuned");
+    daemon.command().run(["pull", &name]).succeeds();
+    assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == tuned.bytes());
+    let (moved, size) = (registry.bytes_served() - before, tuned.bytes().len() as u64);
+    assert!(moved < size / 6, "{moved} of {size}");
+}
