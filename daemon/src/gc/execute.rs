@@ -8,6 +8,8 @@
 use std::fs::File;
 use std::io;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
@@ -73,8 +75,16 @@ pub(crate) fn is_held(store: &Store, digest: Digest) -> bool {
         return true;
     }
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let file = File::open(store.path(layout::blob(digest)));
-    file.and_then(|file| crate::sys::is_in_use(&file)).unwrap_or_else(|error| !has_no_answer(&error))
+    let path = store.path(layout::blob(digest));
+    let look = || {
+        let file = File::open(&path);
+        file.and_then(|file| crate::sys::is_in_use(&file)).unwrap_or_else(|error| !has_no_answer(&error))
+    };
+    // A program that this process is starting has a copy of the last look's descriptor for a moment.
+    look() && {
+        thread::sleep(Duration::from_millis(1));
+        look()
+    }
 }
 
 /// Whether the kernel will never say who holds the blob: it is gone, it is another user's, or the

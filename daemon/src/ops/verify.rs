@@ -67,7 +67,7 @@ pub(super) enum Damage {
 /// to `events` any more.
 ///
 /// # Errors
-/// [`StoreError::NoSuchModel`]; a damaged manifest of the one model that was named; another
+/// [`crate::store::StoreError::NoSuchModel`]; a damaged manifest of the one model that was named; another
 /// [`OpError`] when something cannot be looked at. Damage that is found is no error.
 pub fn verify(
     store: &Arc<Store>,
