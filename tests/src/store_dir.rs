@@ -33,16 +33,7 @@ pub fn check_blobs(root: &Path) -> Vec<String> {
 /// # Panics
 /// When something is.
 pub fn check_empty(root: &Path) {
-    check_empty_but_for_downloads(root);
-    assert_eq!(names(&root.join("partial")), [""; 0], "partial/");
-}
-
-/// The same, but downloads that can be resumed may be there.
-///
-/// # Panics
-/// When anything else is.
-pub fn check_empty_but_for_downloads(root: &Path) {
-    for directory in ["blobs", "recipes", "manifests", "origins", "staging"] {
+    for directory in ["blobs", "recipes", "manifests", "origins", "staging", "partial"] {
         assert_eq!(names(&root.join(directory)), [""; 0], "{directory}/");
     }
 }

@@ -161,7 +161,7 @@ impl OpError {
     }
 
     /// The peer's fault or ours, and which.
-    fn code(&self) -> ErrorCode {
+    pub(super) fn code(&self) -> ErrorCode {
         match self {
             Self::Store(error) | Self::Intake { source: IntakeError::Store(error), .. } => store_code(error),
             Self::Intake { source: IntakeError::Source(error), .. } => match registry_error(error) {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
 use blobd_store_format::descriptor::Descriptor;
@@ -57,10 +58,13 @@ fn take_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let mut model = Incoming { pull, reference, limit, ingest, downloaded_bytes: 0, present_bytes: 0 };
     let (manifest, origin) = match remote {
         RemoteModel::Published(manifest) => {
-            model.take_published(&params.source, &manifest)?;
+            let files = layers(&params.source, &manifest);
+            model.keeping_what_is_of_use(&files, |model| model.take_published(&files))?;
             (manifest, params.source.origin())
         }
-        RemoteModel::Files { files, origin } => (model.take_files(&files)?, origin),
+        RemoteModel::Files { files, origin } => {
+            (model.keeping_what_is_of_use(&files, |model| model.take_files(&files))?, origin)
+        }
     };
     tell(events, PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
     // What cannot be had again is as if it were imported.
@@ -102,12 +106,24 @@ struct Held {
 }
 
 impl Incoming<'_> {
-    /// Takes all files of a manifest, layers first.
-    fn take_published(&mut self, source: &PullSource, manifest: &Manifest) -> Result<(), OpError> {
-        let PullSource::Registry(upstream) = source else { return Ok(()) };
-        let files: Vec<_> =
-            files_in_order(manifest).into_iter().map(|file| RemoteFile::layer(upstream, file)).collect();
-        let held = self.take_all(&files)?;
+    /// What has arrived is kept for the next pull, unless that would fail for the same reason.
+    fn keeping_what_is_of_use<T>(
+        &mut self,
+        files: &[RemoteFile],
+        take: impl FnOnce(&mut Self) -> Result<T, OpError>,
+    ) -> Result<T, OpError> {
+        let taken = take(self);
+        if taken.as_ref().is_err_and(|error| error.code() == ErrorCode::InvalidInput) {
+            for file in files {
+                self.pull.store.remove_partial(file.identity())?;
+            }
+        }
+        taken
+    }
+
+    /// Takes all files of a manifest.
+    fn take_published(&mut self, files: &[RemoteFile]) -> Result<(), OpError> {
+        let held = self.take_all(files)?;
         shards::joined(&self.reference.short(), &facts_of_weights(held)).map(drop)
     }
 
@@ -154,10 +170,10 @@ impl Incoming<'_> {
         let Pull { registry, handle, transfers, .. } = self.pull;
         let job = Job { registry, file, handle, limit: &self.limit, look: &look };
         let received = transfers.receive(&flight, &mut self.ingest, &job);
-        let Received { file: descriptor, header, downloaded_bytes, resumed_bytes, .. } =
+        let Received { file: descriptor, header, downloaded_bytes, resumed_bytes, reused_bytes } =
             received.map_err(|error| failed(file, error))?;
         self.downloaded_bytes += downloaded_bytes;
-        self.present_bytes += resumed_bytes;
+        self.present_bytes += resumed_bytes.saturating_add(reused_bytes);
         Ok(Held { file: descriptor, facts: header.as_ref().map(ModelFacts::of) })
     }
 
@@ -269,6 +285,13 @@ const WEIGHTS: &str = "model";
 fn facts_of_weights(held: Vec<Held>) -> Vec<ModelFacts> {
     let weights = held.into_iter().filter(|held| held.file.media_type.component() == WEIGHTS);
     weights.filter_map(|held| held.facts).collect()
+}
+
+/// The files of a registry's model.
+fn layers(source: &PullSource, manifest: &Manifest) -> Vec<RemoteFile> {
+    // Nothing else has a manifest.
+    let PullSource::Registry(upstream) = source else { return Vec::new() };
+    files_in_order(manifest).into_iter().map(|file| RemoteFile::layer(upstream, file)).collect()
 }
 
 /// Layers first, the configuration last, no file twice.

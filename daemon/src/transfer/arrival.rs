@@ -45,6 +45,11 @@ impl Arrival {
         self.changed.notify_all();
     }
 
+    /// Somebody waits for what is missing.
+    pub(super) fn begin(&self) {
+        *self.lock() = State::default();
+    }
+
     /// Nobody waits any more.
     pub(super) fn end(&self) {
         self.lock().is_over = true;

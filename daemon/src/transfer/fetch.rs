@@ -383,22 +383,29 @@ pub(super) fn write_pieces(arrival: &Arrival, mut pieces: mpsc::Receiver<Piece>)
 
 /// Failures in a row that brought nothing.
 #[derive(Debug, Default)]
-pub(super) struct Failures(u32);
+pub(super) struct Failures {
+    in_a_row: u32,
+    has_brought_any: bool,
+}
 
 impl Failures {
-    /// How long to wait before the next try; `None` when there should be none.
+    /// How long to wait before the next try; `None` when there should be none. A server that has
+    /// never brought anything is given up sooner than one whose connection has broken.
     pub(super) fn wait_after(
         &mut self,
         error: &RegistryError,
         came: bool,
         policy: &TransferPolicy,
     ) -> Option<Duration> {
+        const UNLESS_ANY_CAME: u32 = 2;
         if !error.may_pass() {
             return None;
         }
-        self.0 = if came { 1 } else { self.0 + 1 };
-        (self.0 <= policy.max_failures)
-            .then(|| (policy.backoff * 2u32.saturating_pow(self.0 - 1)).min(policy.longest_backoff))
+        self.has_brought_any |= came;
+        self.in_a_row = if came { 1 } else { self.in_a_row + 1 };
+        let most = if self.has_brought_any { policy.max_failures } else { UNLESS_ANY_CAME };
+        let wait = policy.backoff.saturating_mul(2u32.saturating_pow(self.in_a_row - 1));
+        (self.in_a_row <= most).then(|| wait.min(policy.longest_backoff))
     }
 }
 
@@ -441,14 +448,20 @@ mod tests {
 
     #[test]
     fn only_failures_in_a_row_that_bring_nothing_end_it() {
-        let policy = TransferPolicy { max_failures: 2, ..TransferPolicy::default() };
+        let policy = TransferPolicy { max_failures: 3, ..TransferPolicy::default() };
         let broken = RegistryError::TooManyRequests { host: "h".to_owned() };
+        let (first, second, third) = (policy.backoff, policy.backoff * 2, policy.backoff * 4);
         let mut failures = Failures::default();
-        assert_eq!(failures.wait_after(&broken, false, &policy), Some(policy.backoff));
-        assert_eq!(failures.wait_after(&broken, false, &policy), Some(policy.backoff * 2));
-        assert_eq!(failures.wait_after(&broken, true, &policy), Some(policy.backoff));
-        assert_eq!(failures.wait_after(&broken, false, &policy), Some(policy.backoff * 2));
+        assert_eq!(failures.wait_after(&broken, true, &policy), Some(first));
+        assert_eq!(failures.wait_after(&broken, false, &policy), Some(second));
+        assert_eq!(failures.wait_after(&broken, true, &policy), Some(first));
+        assert_eq!(failures.wait_after(&broken, false, &policy), Some(second));
+        assert_eq!(failures.wait_after(&broken, false, &policy), Some(third));
         assert_eq!(failures.wait_after(&broken, false, &policy), None);
+        let mut never = Failures::default();
+        assert_eq!(never.wait_after(&broken, false, &policy), Some(first));
+        assert_eq!(never.wait_after(&broken, false, &policy), Some(second));
+        assert_eq!(never.wait_after(&broken, false, &policy), None, "it has never brought anything");
         let fatal = RegistryError::Status { host: "h".to_owned(), status: 410 };
         assert_eq!(Failures::default().wait_after(&fatal, true, &policy), None);
     }

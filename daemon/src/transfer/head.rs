@@ -12,16 +12,14 @@ pub(super) struct Head {
     pub(super) plan: SplitPlan,
     /// If it is a GGUF file.
     pub(super) header: Option<Header>,
-    /// The file's first bytes: those that were there, and those that came.
-    pub(super) bytes: Vec<u8>,
-    /// The rest of the file, if the server sends it all at once: begins behind `bytes`.
+    /// The rest of the file, if the server sends it all at once: begins behind what was fetched.
     pub(super) whole: Option<RemoteStream>,
 }
 
 impl Head {
     /// That of a file of which nothing has to be known.
     pub(super) fn of_any(size: u64) -> Self {
-        Self { plan: SplitPlan::whole(size), header: None, bytes: Vec::new(), whole: None }
+        Self { plan: SplitPlan::whole(size), header: None, whole: None }
     }
 }
 
@@ -29,20 +27,19 @@ const MAGIC: &[u8] = b"GGUF";
 /// What is asked for first.
 const FIRST_BYTES: u64 = 64 << 10;
 
-/// Fetches as much as it takes to plan, beyond the bytes that are `known`.
+/// Fetches as much as it takes to plan. `bytes` are the file's first that there are; what comes is
+/// added to them, also if more should have come.
 ///
 /// # Errors
 /// [`TransferError`] when it cannot be had or is refused.
-pub(super) fn fetch(job: &Job<'_>, known: Vec<u8>) -> Result<Head, TransferError> {
+pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, TransferError> {
     let size = job.file.size();
-    let mut head = HeadBytes { bytes: known, parsed: 0, parser: HeaderParser::new() };
+    let mut head = HeadBytes { bytes, parsed: 0, parser: HeaderParser::new() };
     let mut whole: Option<RemoteStream> = None;
     loop {
         // What is named by its address alone must be one.
-        if job.file.digest().is_some()
-            && !MAGIC.starts_with(head.bytes.get(..MAGIC.len().min(head.bytes.len())).unwrap_or_default())
-        {
-            return Ok(Head { bytes: head.bytes, whole, ..Head::of_any(size) });
+        if job.file.digest().is_some() && head.is_of_another_kind(size) {
+            return Ok(Head { whole, ..Head::of_any(size) });
         }
         if head.is_complete()? || head.bytes.len() as u64 >= size {
             return head.planned(size, whole);
@@ -57,14 +54,19 @@ pub(super) fn fetch(job: &Job<'_>, known: Vec<u8>) -> Result<Head, TransferError
     }
 }
 
-struct HeadBytes {
-    bytes: Vec<u8>,
+struct HeadBytes<'b> {
+    bytes: &'b mut Vec<u8>,
     /// How many the parser has been given.
     parsed: usize,
     parser: HeaderParser,
 }
 
-impl HeadBytes {
+impl HeadBytes<'_> {
+    fn is_of_another_kind(&self, size: u64) -> bool {
+        let start = self.bytes.get(..MAGIC.len().min(self.bytes.len())).unwrap_or_default();
+        !MAGIC.starts_with(start) || size < MAGIC.len() as u64
+    }
+
     fn is_complete(&mut self) -> Result<bool, TransferError> {
         let fresh = self.bytes.get(self.parsed..).unwrap_or_default();
         self.parsed = self.bytes.len();
@@ -94,6 +96,6 @@ impl HeadBytes {
     fn planned(self, size: u64, whole: Option<RemoteStream>) -> Result<Head, TransferError> {
         let header = self.parser.finish()?;
         let plan = SplitPlan::new(&header, size)?;
-        Ok(Head { plan, header: Some(header), bytes: self.bytes, whole })
+        Ok(Head { plan, header: Some(header), whole })
     }
 }

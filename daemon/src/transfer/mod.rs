@@ -35,7 +35,7 @@ mod schedule;
 mod trial;
 
 use arrival::Arrival;
-use fetch::{Fetch, write_pieces};
+use fetch::{Failures, Fetch, write_pieces};
 pub use flights::Flight;
 use flights::Flights;
 use hash::Hashed;
@@ -178,6 +178,13 @@ pub enum TransferError {
     Unwanted,
 }
 
+impl TransferError {
+    /// Whether what has arrived is of no use to a next try.
+    const fn is_final(&self) -> bool {
+        matches!(self, Self::Gguf(_) | Self::Split(_) | Self::Recipe(_) | Self::Digest { .. })
+    }
+}
+
 impl Transfers {
     /// Takes the right to transfer a file; waits while somebody else has it, and tells `look` how
     /// far that one is. When `look` returns false, the wait ends.
@@ -200,6 +207,19 @@ impl Transfers {
         job: &Job<'_>,
     ) -> Result<Received, TransferError> {
         ingest.lease().pin(job.file.identity());
+        let received = self.receive_all(flight, ingest, job);
+        if received.as_ref().is_err_and(TransferError::is_final) {
+            ingest.store().remove_partial(job.file.identity())?;
+        }
+        received
+    }
+
+    fn receive_all(
+        &self,
+        flight: &Flight,
+        ingest: &mut Ingest,
+        job: &Job<'_>,
+    ) -> Result<Received, TransferError> {
         let mut transfer = self.begin(flight, ingest, job)?;
         loop {
             let hashed = transfer.run()?;
@@ -218,22 +238,24 @@ impl Transfers {
     ) -> Result<Transfer<'t>, TransferError> {
         let (size, is_gguf) = (job.file.size(), job.file.media_type().is_gguf());
         let home = PartialFile::open(ingest.store(), job.file.identity(), size)?;
-        let Head { plan, header, bytes, whole } =
-            if is_gguf { self.head(job, &home)? } else { Head::of_any(size) };
+        let mut bytes = if is_gguf { home.head(Header::MAX_BYTES) } else { Vec::new() };
+        let known = bytes.len();
+        let Head { plan, header, whole } =
+            if is_gguf { self.head(job, &mut bytes)? } else { Head::of_any(size) };
+        let downloaded_bytes = (bytes.len() - known) as u64;
         let partial = home.follow(plan, ingest.staging())?;
         let resumed_bytes = partial.arrived_bytes();
         admit(ingest, partial.plan(), resumed_bytes)?;
+        // Who sends everything at once cannot be asked for samples.
+        let trial = if whole.is_some() { Trial::default() } else { self.trial(ingest, job, &partial)? };
         for gap in partial.missing().into_iter().filter(|gap| gap.start < bytes.len() as u64) {
             let place = usize::try_from(gap.start).unwrap_or_default();
             let end = usize::try_from(gap.end).unwrap_or(usize::MAX).min(bytes.len());
             partial.write(gap.start, bytes.get(place..end).unwrap_or_default())?;
         }
-        let head_bytes = partial.arrived_bytes().saturating_sub(resumed_bytes);
-        let trial = self.trial(ingest, job, &partial)?;
         let media_type = job.file.media_type().clone();
         let file = Descriptor { media_type, digest: job.file.identity(), size };
-        let received =
-            Received { file, header, downloaded_bytes: head_bytes, resumed_bytes, reused_bytes: 0 };
+        let received = Received { file, header, downloaded_bytes, resumed_bytes, reused_bytes: 0 };
         let whole = whole.map(|stream| (stream, bytes.len() as u64));
         Ok(Transfer { transfers: self, flight, job, arrival: Arrival::new(partial), whole, trial, received })
     }
@@ -251,16 +273,16 @@ impl Transfers {
     }
 
     /// The head, tried again as the rest is.
-    fn head(&self, job: &Job<'_>, home: &PartialFile) -> Result<Head, TransferError> {
-        /// No header is longer (`HeaderParser` refuses it).
-        const MAX_HEAD_BYTES: u64 = 1 << 30;
-        let mut failures = fetch::Failures::default();
+    fn head(&self, job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, TransferError> {
+        let mut failures = Failures::default();
         loop {
-            let error = match head::fetch(job, home.head(MAX_HEAD_BYTES)) {
+            let before = bytes.len();
+            let error = match head::fetch(job, bytes) {
                 Err(TransferError::Registry(error)) => error,
                 head => return head,
             };
-            let Some(wait) = failures.wait_after(&error, false, &self.policy) else {
+            let came = bytes.len() > before;
+            let Some(wait) = failures.wait_after(&error, came, &self.policy) else {
                 return Err(error.into());
             };
             thread::sleep(wait);
@@ -317,6 +339,7 @@ impl Transfer<'_> {
             flight.note(arrived);
             (job.look)(arrived)
         };
+        arrival.begin();
         let hashed = thread::scope(|scope| {
             scope.spawn(|| write_pieces(arrival, pieces));
             let task = job.handle.spawn(Arc::clone(&fetch).run(self.whole.take(), to_writer));

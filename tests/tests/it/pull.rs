@@ -8,6 +8,7 @@ mod places;
 mod transfer;
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use blobd_tests::command::Blobd;
@@ -16,7 +17,7 @@ use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
 use blobd_tests::places::fast_folder;
 use blobd_tests::registry::{FakeRegistry, Fault, Manner};
-use blobd_tests::store_dir::{check_blobs, check_empty, staged};
+use blobd_tests::store_dir::{check_blobs, check_empty, forget_downloads, staged};
 use blobd_tests::wait::eventually;
 use serde_json::Value as Json;
 
@@ -24,6 +25,20 @@ const MODEL: &str = "application/vnd.ollama.image.model";
 const TEMPLATE: &str = "application/vnd.ollama.image.template";
 const LICENSE: &str = "application/vnd.ollama.image.license";
 const CONFIG: &[u8] = br#"{"model_format":"gguf","model_family":"llama"}"#;
+
+/// Asserts that nothing is in the store but what the next pull can go on with; that goes, too.
+fn check_nothing_but_downloads(blobd: &Blobd, root: &Path) {
+    for directory in ["manifests", "origins", "staging"] {
+        assert!(is_empty(&root.join(directory)), "{directory}/");
+    }
+    forget_downloads(root);
+    blobd.line("gc").succeeds();
+    check_empty(root);
+}
+
+fn is_empty(directory: &Path) -> bool {
+    fs::read_dir(directory).unwrap().next().is_none()
+}
 
 /// A registry with a model `library/tiny:latest`.
 fn registry_with(model: &ModelFile) -> FakeRegistry {
@@ -187,7 +202,7 @@ fn every_manner_of_handing_out_blobs_works_and_tokens_stay_at_home() {
 }
 
 #[test]
-fn pull_stops_and_leaves_nothing_when_its_client_is_killed() {
+fn pull_stops_and_leaves_nothing_but_a_download_when_its_client_is_killed() {
     let daemon = TestDaemon::start();
     let slow = Fault::Slow(100, Duration::from_millis(20));
     for fault in [slow, Fault::StallAfter(1000, Duration::from_secs(600))] {
@@ -199,7 +214,7 @@ fn pull_stops_and_leaves_nothing_when_its_client_is_killed() {
         pull.kill().unwrap();
         pull.wait().unwrap();
         eventually("the pull is cleared away", || staged(daemon.root()).is_empty());
-        check_empty(daemon.root());
+        check_nothing_but_downloads(&daemon.command(), daemon.root());
     }
 }
 

@@ -47,14 +47,12 @@ pub struct PartialFile {
 }
 
 impl PartialFile {
-    /// Opens what there is of a file of `size` bytes, or begins it.
+    /// What there is of a file of `size` bytes, if anything.
     ///
     /// # Errors
     /// [`StoreError::Io`].
     pub fn open(store: &Arc<Store>, file: Digest, size: u64) -> Result<Self, StoreError> {
-        store.disk().create_dir_all(store.root(), Path::new(layout::PARTIAL))?;
         let directory = store.path(layout::partial(file));
-        store.disk().create_dir(&directory)?;
         let path = directory.join(JOURNAL);
         let found = match fs::read(&path) {
             Ok(journal) => journal::parse(&journal, file, size),
@@ -129,6 +127,9 @@ struct State {
 
 impl Partial {
     fn new(home: PartialFile, plan: SplitPlan, staging: Staging) -> Result<Self, StoreError> {
+        let disk = home.store.disk();
+        disk.create_dir_all(home.store.root(), Path::new(layout::PARTIAL))?;
+        disk.create_dir(&home.directory)?;
         let path = home.directory.join(JOURNAL);
         let journal = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let journal = journal.map_err(StoreError::io("open", path))?;

@@ -6,9 +6,8 @@ use std::time::Duration;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::registry::{FakeRegistry, Fault, Manner};
-use blobd_tests::store_dir::{check_empty_but_for_downloads, forget_downloads};
 
-use super::{offer, registry_with};
+use super::{check_nothing_but_downloads, offer, registry_with};
 
 /// As often as the client may ask.
 const ALWAYS: usize = usize::MAX;
@@ -32,8 +31,7 @@ fn check_pull(daemon: &TestDaemon, registry: &FakeRegistry, model: &ModelFile, w
         let error = run.error();
         assert!(error.message.len() < 500 && !error.message.contains(char::is_control), "{what}: {error}");
     }
-    check_empty_but_for_downloads(daemon.root());
-    forget_downloads(daemon.root());
+    check_nothing_but_downloads(&daemon.command(), daemon.root());
 }
 
 #[test]

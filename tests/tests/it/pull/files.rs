@@ -7,7 +7,7 @@ use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
 use blobd_tests::places::fast_folder;
 use blobd_tests::registry::{FakeRegistry, Fault};
-use blobd_tests::store_dir::{check_blobs, check_empty};
+use blobd_tests::store_dir::{check_blobs, check_empty, forget_downloads};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
@@ -153,7 +153,8 @@ fn file_at_hugging_face_that_is_not_what_was_listed_is_refused() {
     for fault in
         [Fault::FlipByte(5000), Fault::ShortBy(1), Fault::ExtraBytes(1), Fault::WebPage, Fault::CutAfter(9)]
     {
-        registry.add_fault("/cdn/", 1, fault.clone());
+        registry.clear_faults();
+        registry.add_fault("/cdn/", ALWAYS, fault.clone());
         let run = house.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1);
         assert_eq!(
             run.stderr.contains("login page"),
@@ -161,6 +162,7 @@ fn file_at_hugging_face_that_is_not_what_was_listed_is_refused() {
             "{fault:?}: {}",
             run.stderr
         );
+        forget_downloads(&house.root());
         check_empty(&house.root());
     }
 }

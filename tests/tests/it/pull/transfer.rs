@@ -65,10 +65,16 @@ fn server_without_ranges_is_asked_once_and_nothing_is_wasted() {
 
 #[test]
 fn cut_and_stalled_connections_cost_little_more_than_what_they_did_not_bring() {
-    for fault in [Fault::CutAfter(300_000), Fault::CutAfter(1), Fault::Status(503), Fault::WrongRange] {
+    let cases = [
+        (4, Fault::CutAfter(300_000)),
+        (4, Fault::CutAfter(1)),
+        (4, Fault::Status(503)),
+        (2, Fault::WrongRange),
+    ];
+    for (times, fault) in cases {
         let (daemon, model) = (TestDaemon::start(), large(1));
         let registry = registry_with(&model);
-        registry.add_fault("/cdn/", 4, fault.clone());
+        registry.add_fault("/cdn/", times, fault.clone());
         pull(&daemon, &registry, &model);
         let size = model.bytes().len() as u64;
         // A range under another name is thrown away: what of it was on its way is lost.
@@ -81,7 +87,7 @@ fn cut_and_stalled_connections_cost_little_more_than_what_they_did_not_bring() {
 fn flipped_byte_is_a_clear_error_and_what_came_is_thrown_away() {
     let (daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
-    registry.add_fault("/cdn/", ALWAYS, Fault::FlipByte(1000));
+    registry.add_fault("/cdn/", ALWAYS, Fault::FlipByte(40_000));
     let name = registry.name("library/tiny:latest");
     let error = daemon.command().run(["pull", &name, "--json"]).exits_with(1).error();
     assert!(error.message.contains("expected"), "{error}");
