@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn rest_of_a_broken_range_comes_next() {
-        let mut schedule = Schedule::new([0..100], 0);
+        let mut schedule = Schedule::new(std::iter::once(0..100), 0);
         let (first, second) = (schedule.claim(40).unwrap(), schedule.claim(40).unwrap());
         schedule.advance(first.id, 15);
         schedule.give_back(first.id);
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn one_stream_is_enough_where_there_are_no_ranges() {
-        let mut schedule = Schedule::new([0..100], 0);
+        let mut schedule = Schedule::new(std::iter::once(0..100), 0);
         assert!(schedule.claim_all());
         assert!(!schedule.claim_all());
         assert_eq!(schedule.claim(10), None);

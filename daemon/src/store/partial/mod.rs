@@ -288,7 +288,11 @@ impl Partial {
     fn parts<'b>(&self, offset: u64, bytes: &'b [u8]) -> Result<Vec<Part<'b>>, StoreError> {
         let end = offset.saturating_add(bytes.len() as u64);
         let (digest, expected) = (self.home.file, self.home.size);
-        self.plan.parts(offset, bytes).map_err(|_| StoreError::BlobSize { digest, found: end, expected })
+        self.plan.parts(offset, bytes).map_err(|_too_long| StoreError::BlobSize {
+            digest,
+            found: end,
+            expected,
+        })
     }
 
     /// Where bytes are read from that lie at `offset_in_file`.
