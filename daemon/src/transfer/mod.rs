@@ -23,7 +23,8 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
-use crate::store::{Ingest, Partial, PartialFile, StoreError};
+use crate::store::leases::Lease;
+use crate::store::{Ingest, Partial, PartialFile, Store, StoreError};
 
 mod arrival;
 mod fetch;
@@ -143,6 +144,15 @@ pub struct Received {
     pub reused_bytes: u64,
 }
 
+/// How much of a file there is before it is transferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransferPlan {
+    /// What has come before.
+    pub resumed_bytes: u64,
+    /// What tensors of a relative seem to be.
+    pub similar_bytes: u64,
+}
+
 /// Why a file could not be transferred.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -212,6 +222,31 @@ impl Transfers {
             ingest.store().remove_partial(job.file.identity())?;
         }
         received
+    }
+
+    /// How much of a file there is, without keeping anything of what is fetched to know it.
+    ///
+    /// # Errors
+    /// [`TransferError`].
+    pub fn plan(
+        &self,
+        store: &Arc<Store>,
+        lease: &Lease,
+        job: &Job<'_>,
+    ) -> Result<TransferPlan, TransferError> {
+        let home = PartialFile::open(store, job.file.identity(), job.file.size())?;
+        let resumed_bytes = home.claimed_bytes();
+        if !job.file.media_type().is_gguf() {
+            return Ok(TransferPlan { resumed_bytes, similar_bytes: 0 });
+        }
+        let Head { plan, whole, .. } = self.head(job, &mut home.head(Header::MAX_BYTES))?;
+        if whole.is_some() {
+            return Ok(TransferPlan { resumed_bytes, similar_bytes: 0 });
+        }
+        let mut candidates = trial::candidates(store, lease, job.file, &plan)?;
+        candidates.retain(|candidate| !home.has_begun(candidate.blob));
+        let trial = Trial::of(job, store, &plan, candidates)?;
+        Ok(TransferPlan { resumed_bytes, similar_bytes: trial.bytes() })
     }
 
     fn receive_all(
@@ -386,8 +421,7 @@ impl Transfer<'_> {
             ingest.add_recipe(plan.recipe(hashed.file, &hashed.blobs, hashed.literals)?);
         }
         ingest.publish()?;
-        let on_trial = self.trial.suspects().iter().map(|suspect| suspect.size);
-        self.received.reused_bytes = on_trial.fold(0, u64::saturating_add);
+        self.received.reused_bytes = self.trial.bytes();
         self.received.file.digest = hashed.file;
         Ok(self.received)
     }

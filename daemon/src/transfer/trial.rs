@@ -174,6 +174,11 @@ impl Trial {
         &self.suspects
     }
 
+    /// How much that is.
+    pub(super) fn bytes(&self) -> u64 {
+        self.suspects.iter().map(|suspect| suspect.size).fold(0, u64::saturating_add)
+    }
+
     /// What to fetch after all, because the whole is not what it should be: each time about twice as
     /// much, so that the number of passes stays small. Empty when nothing is on trial.
     pub(super) fn next_suspects(&mut self) -> Vec<Candidate> {
