@@ -67,8 +67,8 @@ fn server_without_ranges_is_asked_once_and_nothing_is_wasted() {
 fn cut_and_stalled_connections_cost_little_more_than_what_they_did_not_bring() {
     let cases = [
         (4, Fault::CutAfter(300_000)),
-        (4, Fault::CutAfter(1)),
-        (4, Fault::Status(503)),
+        (2, Fault::CutAfter(1)),
+        (2, Fault::Status(503)),
         (2, Fault::WrongRange),
     ];
     for (times, fault) in cases {
