@@ -126,6 +126,13 @@ impl RemoteFile {
         self.digest.unwrap_or_else(|| Digest::of(version().as_bytes()))
     }
 
+    /// Whether bytes that come later are known to be of the same file: it has a digest, or its
+    /// server names its version.
+    #[must_use]
+    pub fn is_resumable(&self) -> bool {
+        self.digest.is_some() || self.validator().is_some()
+    }
+
     /// The model that it is a layer of.
     #[must_use]
     pub const fn model(&self) -> Option<&Reference> {

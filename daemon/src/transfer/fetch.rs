@@ -175,7 +175,8 @@ impl Fetch {
                 Ok(Outcome::Superfluous | Outcome::NobodyListens) => return Ok(()),
                 Err(error) => {
                     let came = self.received_bytes() - before;
-                    let Some(wait) = failures.wait_after(&error, came, &self.policy) else {
+                    let wait = failures.wait_after(&error, came, &self.policy);
+                    let Some(wait) = wait.filter(|_| self.file.is_resumable()) else {
                         return Err(error);
                     };
                     tracing::debug!("{error}; again in {wait:?}");

@@ -78,7 +78,11 @@ impl HeadBytes<'_> {
         let start = self.bytes.len() as u64;
         let end = start.saturating_add(FIRST_BYTES.max(start / 2)).min(job.file.size());
         job.handle.block_on(async {
-            let mut stream = job.registry.open_part(job.file, start..end).await?;
+            let mut stream = if job.file.is_resumable() {
+                job.registry.open_part(job.file, start..end).await?
+            } else {
+                job.registry.open(job.file).await?
+            };
             // From the start, then: what is there already comes again.
             let mut again = if stream.is_whole() { self.bytes.len() } else { 0 };
             while let Some(bytes) = stream.next().await? {

@@ -127,6 +127,9 @@ impl Transfers {
         job: &Job<'_>,
     ) -> Result<Received, TransferError> {
         ingest.lease().pin(job.file.identity());
+        if !job.file.is_resumable() {
+            ingest.store().remove_partial(job.file.identity())?;
+        }
         let received = self.receive_all(flight, ingest, job);
         if received.as_ref().is_err_and(TransferError::is_final) {
             ingest.store().remove_partial(job.file.identity())?;
@@ -145,7 +148,7 @@ impl Transfers {
         job: &Job<'_>,
     ) -> Result<TransferPlan, TransferError> {
         let home = PartialFile::open(store, job.file.identity(), job.file.size())?;
-        let resumed_bytes = home.claimed_bytes();
+        let resumed_bytes = if job.file.is_resumable() { home.claimed_bytes() } else { 0 };
         let relatives = trial::relatives(store, job.file)?;
         let near = relatives.first().map(|relative| &**relative);
         let Start { head: Head { plan, whole, .. }, .. } = Start::of(job, &self.policy, store, &home, near)?;

@@ -82,6 +82,9 @@ pub(super) fn fetch_head(
 ) -> Result<Head, TransferError> {
     let mut failures = Failures::default();
     loop {
+        if !job.file.is_resumable() {
+            bytes.clear();
+        }
         let before = bytes.len();
         let error = match head::fetch(job, bytes) {
             Err(TransferError::Registry(error)) => error,

@@ -263,6 +263,29 @@ fn file_on_a_web_server_that_does_not_come_as_it_should_is_refused() {
     pull("tiny.gguf").succeeds();
 }
 
+/// Of what has come it would be known only by luck that it is of another file.
+#[test]
+fn file_that_has_changed_since_is_begun_anew() {
+    let registry = FakeRegistry::start().unwrap();
+    let [before, after] = [1, 2].map(|seed| ModelFile::dense_of(seed, 2, 256).bytes());
+    assert_eq!(before.len(), after.len());
+    let versions: [[&[(&'static str, &str)]; 2]; 2] =
+        [[&[("ETag", "\"1\"")], &[("ETag", "\"2\"")]], [&[], &[]]];
+    for [old, new] in versions {
+        let house = House::with("");
+        let url = format!("{}/m/x.gguf", registry.url());
+        let pull = || house.run(&["pull", &url, "--name", "m"]);
+        registry.add_page("/m/x.gguf", &before, old);
+        registry.add_fault("/m/x.gguf", 4, Fault::CutAfter(300_000));
+        registry.add_fault("/m/x.gguf", ALWAYS, Fault::Status(410));
+        pull().exits_with(1);
+        registry.clear_faults();
+        registry.add_page("/m/x.gguf", &after, new);
+        pull().succeeds();
+        assert!(house.export("m") == after, "{new:?}");
+    }
+}
+
 #[test]
 fn damaged_tensor_is_fetched_again_from_where_the_file_was() {
     let registry = FakeRegistry::start().unwrap();
