@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
-    GcParams, ImportParams, OpenParams, PinParams, PullParams, RemoveParams, TagParams, UndeleteParams,
-    VerifyParams,
+    GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, RemoveParams, TagParams,
+    UndeleteParams, VerifyParams,
 };
 use blobd_client::protocol::response::Version;
+use blobd_client::protocol::upkeep::PullLimit;
 use blobd_store_format::reference::{Reference, ReferenceError};
 use hyper::body::Incoming;
 use hyper::{Method, Request};
@@ -36,6 +37,8 @@ enum Route {
     Trash,
     Doctor,
     Eviction(Option<u64>),
+    Limit,
+    SetLimit,
     Remove,
     Undelete,
     Pin,
@@ -59,6 +62,8 @@ impl Route {
             (&Method::GET, "/v1/trash") => Ok(Self::Trash),
             (&Method::GET, "/v1/doctor") => Ok(Self::Doctor),
             (&Method::GET, "/v1/eviction") => Ok(Self::Eviction(bytes_wanted(query)?)),
+            (&Method::GET, "/v1/limit") => Ok(Self::Limit),
+            (&Method::POST, "/v1/limit") => Ok(Self::SetLimit),
             (&Method::POST, "/v1/remove") => Ok(Self::Remove),
             (&Method::POST, "/v1/undelete") => Ok(Self::Undelete),
             (&Method::POST, "/v1/pin") => Ok(Self::Pin),
@@ -93,12 +98,17 @@ impl Route {
             | Self::Trash
             | Self::Doctor
             | Self::Eviction(_)
+            | Self::Limit
             | Self::Open
             | Self::Verify => Right::Read,
             Self::Pull | Self::Import => Right::Pull,
-            Self::Remove | Self::Undelete | Self::Pin | Self::Tag | Self::Gc | Self::Reindex => {
-                Right::Administer
-            }
+            Self::SetLimit
+            | Self::Remove
+            | Self::Undelete
+            | Self::Pin
+            | Self::Tag
+            | Self::Gc
+            | Self::Reindex => Right::Administer,
         }
     }
 }
@@ -140,6 +150,12 @@ async fn dispatch(
         Route::Eviction(bytes) => {
             let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
             survey(&daemon, plan).await
+        }
+        Route::Limit => Ok(json_answer(&limit(&daemon))),
+        Route::SetLimit => {
+            let params: LimitParams = read_json(request).await?;
+            daemon.transfers.limit.set(params.bytes_per_second);
+            Ok(json_answer(&limit(&daemon)))
         }
         Route::Undelete => {
             let params: UndeleteParams = read_json(request).await?;
@@ -229,6 +245,10 @@ fn version(daemon: &Daemon) -> Version {
     }
 }
 
+fn limit(daemon: &Daemon) -> PullLimit {
+    PullLimit { bytes_per_second: daemon.transfers.limit.get() }
+}
+
 /// `bytes=N`, if there is a query at all.
 fn bytes_wanted(query: Option<&str>) -> Result<Option<u64>, ErrorBody> {
     let Some(query) = query else { return Ok(None) };
@@ -314,6 +334,8 @@ mod tests {
     fn changing_the_store_needs_more_than_reading_it() {
         assert_eq!(Route::Gc.right(), Right::Administer);
         assert_eq!(Route::Remove.right(), Right::Administer);
+        assert_eq!(Route::SetLimit.right(), Right::Administer);
+        assert_eq!(Route::Limit.right(), Right::Read);
         assert_eq!(Route::Open.right(), Right::Read);
     }
 }

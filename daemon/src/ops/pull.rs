@@ -15,7 +15,7 @@ use tokio::sync::mpsc::Sender;
 
 use super::compose::{Part, compose};
 use super::show::read_header;
-use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards};
+use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards, usage};
 use crate::intake::{self, ModelFacts, TakenFile};
 use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteModel};
 use crate::store::{Ingest, Store, StoreError, StoredForm, disk};
@@ -44,7 +44,13 @@ pub struct Pull<'p> {
 /// [`OpError`]; of the model nothing is kept then but what has arrived of its files, for the next
 /// pull to go on with.
 pub fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
-    leaving_nothing(pull.store, || take_model(pull))
+    leaving_nothing(pull.store, || take_model(pull)).map_err(|error| match error.code() {
+        ErrorCode::NoSpace => {
+            let reclaimable_bytes = usage::reclaimable_bytes(pull.store);
+            OpError::NoRoomForPull { source: Box::new(error), reclaimable_bytes }
+        }
+        _ => error,
+    })
 }
 
 fn take_model(pull: Pull<'_>) -> Result<PullDone, OpError> {

@@ -57,6 +57,8 @@ pub struct Transfers {
 /// How files are transferred.
 #[derive(Clone, Copy, Debug)]
 pub struct TransferPolicy {
+    /// How fast all transfers together may be at first; `None` is no limit.
+    pub bytes_per_second: Option<u64>,
     /// The most connections to one host, of all transfers together.
     pub max_connections: usize,
     /// The least that is asked for at once in bytes, unless less is missing.
@@ -78,6 +80,7 @@ pub struct TransferPolicy {
 impl Default for TransferPolicy {
     fn default() -> Self {
         Self {
+            bytes_per_second: None,
             // Registries' networks serve one connection at 10 to 100 MB/s; more than eight are
             // taken for abuse by some.
             max_connections: 8,
@@ -186,6 +189,12 @@ impl TransferError {
 }
 
 impl Transfers {
+    /// None yet, to be made by this policy.
+    #[must_use]
+    pub fn new(policy: TransferPolicy) -> Self {
+        Self { policy, limit: RateLimit::new(policy.bytes_per_second), ..Self::default() }
+    }
+
     /// Takes the right to transfer a file; waits while somebody else has it, and tells `look` how
     /// far that one is. When `look` returns false, the wait ends.
     ///
