@@ -9,11 +9,11 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use clap::Args;
 
-use super::connect::{client_error, connect};
+use super::connect::{Connected, client_error, connect};
 use super::interrupt::on_interrupt;
 use super::output::{human_bytes, print, print_json, printable};
 use super::progress::Bar;
-use super::{Global, usage};
+use super::{Global, pull_plan, usage};
 use crate::size::parse_size;
 
 /// Fetch models from their registries, or GGUF files from where they are
@@ -21,6 +21,7 @@ use crate::size::parse_size;
 #[command(after_help = "Examples:
   blobd pull llama3:8b
   blobd pull llama3:8b --limit-rate 20MB
+  blobd pull llama3:8b-instruct-q4_K_S --dry-run
   blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
   blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf
   blobd pull docker.io/smollm2                   Docker Model Runner's, in docker.io/ai
@@ -38,6 +39,9 @@ pub(super) struct Params {
     /// The most that may come over the network per second, such as 20MB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     limit_rate: Option<u64>,
+    /// Only say what would move, and why not more
+    #[arg(long)]
+    dry_run: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
@@ -57,6 +61,10 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     for (index, source) in params.sources.iter().enumerate() {
         let request =
             PullParams { source: source.clone(), name: params.name.clone(), limit_rate: params.limit_rate };
+        if params.dry_run {
+            plan(global, &connected, &request)?;
+            continue;
+        }
         lock(&screen).rest = rest(params, index);
         let done = connected.client.pull(&request, |event| lock(&screen).show(event));
         lock(&screen).end_bar();
@@ -66,6 +74,11 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         }
     }
     Ok(())
+}
+
+fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<(), ErrorBody> {
+    let plan = connected.client.plan_pull(request).map_err(client_error)?;
+    if global.json { print_json(&plan) } else { print(&pull_plan::render(&plan)) }
 }
 
 /// The arguments of the command that goes on.
@@ -180,7 +193,7 @@ mod tests {
     fn command_that_goes_on_names_what_is_left() {
         let source = |text: &str| text.parse::<PullSource>().unwrap();
         let sources = vec![source("a"), source("hf.co/b/c/d.gguf")];
-        let params = Params { sources, name: None, limit_rate: None };
+        let params = Params { sources, name: None, limit_rate: None, dry_run: false };
         assert_eq!(rest(&params, 1), "hf.co/b/c/d.gguf");
         let named = Params { name: Some("m".parse().unwrap()), ..params };
         assert!(rest(&named, 0).ends_with(" hf.co/b/c/d.gguf --name m:latest"), "{}", rest(&named, 0));
