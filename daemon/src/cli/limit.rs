@@ -14,12 +14,12 @@ use crate::size::parse_size;
 #[command(after_help = "Examples:
   blobd limit                                  what it is
   blobd limit 20MB                             per second; pulls that run keep to it at once
-  blobd limit none
+  blobd limit off                              as fast as it goes
 
 It holds until the daemon ends; limit_rate under [transfer] in the configuration is what it
 starts with. `blobd pull --limit-rate` is for one pull.")]
 pub(super) struct Params {
-    /// Bytes per second, such as 20MB, or none; only shown if absent
+    /// Bytes per second, such as 20MB, or off; only shown if absent
     #[arg(value_name = "RATE", value_parser = parse_rate)]
     rate: Option<Rate>,
 }
@@ -28,7 +28,11 @@ pub(super) struct Params {
 struct Rate(Option<u64>);
 
 fn parse_rate(text: &str) -> Result<Rate, String> {
-    if text == "none" { Ok(Rate(None)) } else { parse_size(text).map(|bytes| Rate(Some(bytes))) }
+    if matches!(text, "off" | "none") {
+        Ok(Rate(None))
+    } else {
+        parse_size(text).map(|bytes| Rate(Some(bytes)))
+    }
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {

@@ -11,7 +11,7 @@ use clap::Args;
 
 use super::connect::{Connected, client_error, connect};
 use super::interrupt::on_interrupt;
-use super::output::{human_bytes, print, print_json, printable};
+use super::output::{human_bytes, print, print_json};
 use super::progress::Bar;
 use super::{Global, pull_plan, usage};
 use crate::size::parse_size;
@@ -49,7 +49,14 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         return Err(usage("--name: is for one model; several were named"));
     }
     let connected = connect(global)?;
-    let screen = Arc::new(Mutex::new(Screen::new(global.json)));
+    let requests = params.sources.iter().map(|source| {
+        let (source, name) = (source.clone(), params.name.clone());
+        PullParams { source, name, limit_rate: params.limit_rate }
+    });
+    if params.dry_run {
+        return requests.into_iter().try_for_each(|request| plan(global, &connected, &request));
+    }
+    let screen = Arc::new(Mutex::new(Screen { json: global.json, bar: None }));
     let parting = Arc::clone(&screen);
     on_interrupt(move || {
         let mut screen = lock(&parting);
@@ -58,14 +65,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         std::mem::forget(screen);
     })
     .map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    for (index, source) in params.sources.iter().enumerate() {
-        let request =
-            PullParams { source: source.clone(), name: params.name.clone(), limit_rate: params.limit_rate };
-        if params.dry_run {
-            plan(global, &connected, &request)?;
-            continue;
-        }
-        lock(&screen).rest = rest(params, index);
+    for request in requests {
         let done = connected.client.pull(&request, |event| lock(&screen).show(event));
         lock(&screen).end_bar();
         let done = done.map_err(client_error)?;
@@ -81,13 +81,6 @@ fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<
     if global.json { print_json(&plan) } else { print(&pull_plan::render(&plan)) }
 }
 
-/// The arguments of the command that goes on.
-fn rest(params: &Params, index: usize) -> String {
-    let sources = params.sources.iter().skip(index).map(ToString::to_string);
-    let name = params.name.as_ref().map(|name| format!("--name {}", name.short()));
-    sources.chain(name).collect::<Vec<_>>().join(" ")
-}
-
 fn summary(done: &PullDone) -> String {
     let PullDone { name, digest, downloaded_bytes, reused_bytes, .. } = done;
     let (downloaded, reused) = (human_bytes(*downloaded_bytes), human_bytes(*reused_bytes));
@@ -98,8 +91,6 @@ fn summary(done: &PullDone) -> String {
 struct Screen {
     json: bool,
     bar: Option<FileBar>,
-    /// What is still to be pulled, as arguments.
-    rest: String,
 }
 
 /// The bar of one file.
@@ -117,10 +108,6 @@ fn lock(screen: &Mutex<Screen>) -> MutexGuard<'_, Screen> {
 }
 
 impl Screen {
-    const fn new(json: bool) -> Self {
-        Self { json, bar: None, rest: String::new() }
-    }
-
     fn show(&mut self, event: PullEvent) {
         if self.json {
             // An error becomes the last line on standard error, from the command's own end.
@@ -143,6 +130,9 @@ impl Screen {
         }
         if let Some(current) = &mut self.bar {
             current.set(progress.completed.unwrap_or_default(), total);
+            if let Some(reused @ 1..) = progress.reused {
+                current.bar.note(&format!("{} there already", human_bytes(reused)));
+            }
         }
     }
 
@@ -155,19 +145,21 @@ impl Screen {
     /// The last words after Ctrl-C.
     fn say_goodbye(&mut self) {
         self.end_bar();
-        let rest = printable(&self.rest);
         eprintln!(
-            "blobd: stopped; what has arrived is kept: `blobd pull {rest}` goes on, `blobd gc` removes it \
-             after a week"
+            "blobd: stopped; what has arrived is kept: the same command goes on where this one was, and \
+             `blobd gc` removes it after a week"
         );
     }
 }
 
 impl FileBar {
     fn set(&mut self, completed: u64, total: u64) {
-        let is_first = self.highest_bytes == 0 && completed > 0;
+        let is_first = self.highest_bytes == 0;
         self.highest_bytes = self.highest_bytes.max(completed);
-        if is_first {
+        if completed == 0 && is_first {
+            // There may be more than nothing; that is known when the file's head is.
+            self.bar.wait();
+        } else if is_first {
             self.bar.begin_at(completed, total);
         } else {
             self.bar.set(self.highest_bytes, total);
@@ -187,15 +179,5 @@ mod tests {
             bar.bar.position()
         });
         assert_eq!(shown, [0, 4, 7, 7, 7, 8]);
-    }
-
-    #[test]
-    fn command_that_goes_on_names_what_is_left() {
-        let source = |text: &str| text.parse::<PullSource>().unwrap();
-        let sources = vec![source("a"), source("hf.co/b/c/d.gguf")];
-        let params = Params { sources, name: None, limit_rate: None, dry_run: false };
-        assert_eq!(rest(&params, 1), "hf.co/b/c/d.gguf");
-        let named = Params { name: Some("m".parse().unwrap()), ..params };
-        assert!(rest(&named, 0).ends_with(" hf.co/b/c/d.gguf --name m:latest"), "{}", rest(&named, 0));
     }
 }

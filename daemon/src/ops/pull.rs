@@ -160,7 +160,9 @@ impl Incoming<'_> {
         self.admit(file)?;
         let events = self.pull.events;
         let look = |arrived: u64| {
-            tell(events, file_progress(file, arrived.min(file.size()), None));
+            // None may be there, or not be known yet.
+            let completed = (arrived > 0).then(|| arrived.min(file.size()));
+            tell(events, PullProgress { completed, ..file_progress(file, 0, None) });
             !events.is_closed()
         };
         look(0);
@@ -179,7 +181,9 @@ impl Incoming<'_> {
         let Received { file: descriptor, header, downloaded_bytes, resumed_bytes, reused_bytes } =
             received.map_err(|error| failed(file, error))?;
         self.downloaded_bytes += downloaded_bytes;
-        self.present_bytes += resumed_bytes.saturating_add(reused_bytes);
+        let reused_bytes = resumed_bytes.saturating_add(reused_bytes);
+        self.present_bytes += reused_bytes;
+        self.tell(file, file.size(), Some(reused_bytes));
         Ok(Held { file: descriptor, facts: header.as_ref().map(ModelFacts::of) })
     }
 
@@ -209,6 +213,7 @@ impl Incoming<'_> {
         if let Some(expected) = file.digest().filter(|expected| *expected != digest) {
             return Err(OpError::DigestMismatch { what: file.label(), found: digest, expected });
         }
+        self.tell(file, size, Some(0));
         let media_type = file.media_type().clone();
         Ok(Held { file: Descriptor { media_type, digest, size }, facts })
     }
