@@ -4,19 +4,20 @@ use std::sync::Arc;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
-    GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, RemoveParams, TagParams,
-    UndeleteParams, VerifyParams,
+    GcParams, ImportParams, LimitParams, OpenParams, PullParams, VerifyParams,
 };
 use blobd_client::protocol::response::Version;
 use blobd_client::protocol::upkeep::PullLimit;
 use blobd_store_format::reference::{Reference, ReferenceError};
 use hyper::body::Incoming;
 use hyper::{Method, Request};
+use serde::de::DeserializeOwned;
 use tokio::runtime::Handle;
 
 use crate::ops;
 use crate::session::{Peer, Right, serve_import, serve_open};
 use crate::state::Daemon;
+use crate::store::Store;
 
 mod body;
 mod pull;
@@ -160,22 +161,10 @@ async fn dispatch(
             daemon.transfers.limit.set(params.bytes_per_second);
             Ok(json_answer(&limit(&daemon)))
         }
-        Route::Undelete => {
-            let params: UndeleteParams = read_json(request).await?;
-            respond(&daemon, move |daemon| ops::undelete(&daemon.store, &params)).await
-        }
-        Route::Pin => {
-            let params: PinParams = read_json(request).await?;
-            respond(&daemon, move |daemon| ops::pin(&daemon.store, &params)).await
-        }
-        Route::Remove => {
-            let params: RemoveParams = read_json(request).await?;
-            respond(&daemon, move |daemon| ops::remove(&daemon.store, &params)).await
-        }
-        Route::Tag => {
-            let params: TagParams = read_json(request).await?;
-            respond(&daemon, move |daemon| ops::tag(&daemon.store, &params)).await
-        }
+        Route::Undelete => respond_to(&daemon, request, ops::undelete).await,
+        Route::Pin => respond_to(&daemon, request, |store, params| ops::pin(store, params)).await,
+        Route::Remove => respond_to(&daemon, request, |store, params| ops::remove(store, params)).await,
+        Route::Tag => respond_to(&daemon, request, ops::tag).await,
         Route::Gc => {
             let params: GcParams = read_json(request).await?;
             let collect = move |daemon: &Daemon| ops::collect(&daemon.store, params);
@@ -195,17 +184,7 @@ async fn dispatch(
         }
         Route::PlanPull => {
             let (params, handle): (PullParams, _) = (read_json(request).await?, Handle::current());
-            let plan = move |daemon: &Daemon| {
-                let Daemon { store, registry, transfers, .. } = daemon;
-                ops::plan_pull(&ops::Planning {
-                    store,
-                    registry,
-                    transfers,
-                    handle: &handle,
-                    params: &params,
-                })
-            };
-            survey(&daemon, plan).await
+            survey(&daemon, move |daemon| pull::plan(daemon, &params, &handle)).await
         }
         Route::Open => {
             let upgrade = Upgrade::requested(&mut request)?;
@@ -229,6 +208,16 @@ fn demand(peer: &Peer, right: Right, path: &str) -> Result<(), ErrorBody> {
     }
     let message = format!("{path}: uid {} may not do this", peer.uid);
     Err(ErrorBody::new(ErrorCode::Denied, message).with_hint("the daemon's own user and root may"))
+}
+
+/// What the store does by a body that says how.
+async fn respond_to<P: DeserializeOwned + Send + 'static, T: serde::Serialize + Send + 'static>(
+    daemon: &Arc<Daemon>,
+    request: Request<Incoming>,
+    work: impl FnOnce(&Arc<Store>, &P) -> Result<T, ops::OpError> + Send + 'static,
+) -> Result<Answer, ErrorBody> {
+    let params: P = read_json(request).await?;
+    respond(daemon, move |daemon| work(&daemon.store, &params)).await
 }
 
 async fn respond<T: serde::Serialize + Send + 'static>(

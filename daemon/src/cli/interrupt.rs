@@ -26,6 +26,8 @@ pub(super) fn on_interrupt(parting: impl FnOnce() + Send + 'static) -> io::Resul
     let wait = move || {
         runtime.block_on(interrupt.recv());
         parting();
+        // The other threads are in the middle of something, as they would be without this one.
+        #[expect(clippy::exit, reason = "it stands for the signal, which ends the process too")]
         std::process::exit(EXIT_CODE);
     };
     thread::Builder::new().name("interrupt".to_owned()).spawn(wait).map(drop)
