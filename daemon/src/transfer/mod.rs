@@ -302,10 +302,10 @@ impl Transfers {
             self.start(job, ingest.store(), &home, near)?;
         let partial = home.follow(plan, ingest.staging())?;
         let resumed_bytes = partial.arrived_bytes();
-        admit(ingest, partial.plan(), resumed_bytes)?;
         // Who sends everything at once cannot be asked for samples.
         let trial =
             if whole.is_some() { Trial::default() } else { self.trial(ingest, job, &relatives, &partial)? };
+        admit(ingest, &partial)?;
         write_head(&partial, &bytes)?;
         let media_type = job.file.media_type().clone();
         let file = Descriptor { media_type, digest: job.file.identity(), size };
@@ -354,10 +354,13 @@ impl Transfers {
         partial: &Partial,
     ) -> Result<Trial, TransferError> {
         let store = ingest.store();
-        let mut candidates = trial::candidates(store, ingest.lease(), relatives, partial.plan())?;
+        // What does not agree is given up at once: it may have to make room for this file.
+        let lease = store.leases().grant(format!("comparison with {}", job.file.label()));
+        let mut candidates = trial::candidates(store, &lease, relatives, partial.plan())?;
         candidates.retain(|candidate| partial.is_untouched(candidate.blob));
         let trial = Trial::of(job, store, partial.plan(), candidates)?;
         for suspect in trial.suspects() {
+            ingest.lease().pin(suspect.digest);
             partial.take_stored(suspect.blob, suspect.digest);
         }
         Ok(trial)
@@ -420,14 +423,12 @@ fn write_head(partial: &Partial, bytes: &[u8]) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Room for what is still to be written.
-fn admit(ingest: &Ingest, plan: &SplitPlan, arrived: u64) -> Result<(), StoreError> {
-    announce(ingest, plan);
-    if arrived == 0 {
-        return ingest.admit(plan.blobs().iter().map(|blob| blob.size));
-    }
-    // Files that have begun have their room already.
-    ingest.admit(std::iter::once(plan.file_size().saturating_sub(arrived)))
+/// Room for the blobs that are neither on trial nor begun; those that are begun have theirs.
+fn admit(ingest: &Ingest, partial: &Partial) -> Result<(), StoreError> {
+    let blobs = partial.plan().blobs().iter().enumerate();
+    let new = blobs.filter(|(blob, _)| partial.is_untouched(*blob)).map(|(_, planned)| planned.size);
+    announce(ingest, partial.plan(), new.clone());
+    ingest.admit(new)
 }
 
 /// One file on its way.
