@@ -1,7 +1,7 @@
 //! What people do while a pull runs: stop it, watch it, limit it.
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::{self, JoinHandle};
@@ -12,13 +12,14 @@ use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::places::fast_folder;
 use blobd_tests::programs;
-use blobd_tests::registry::{FakeRegistry, Fault};
+use blobd_tests::registry::Fault;
 use blobd_tests::store_dir::staged;
 use blobd_tests::wait::eventually;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
+use serde_json::Value as Json;
 
 use super::registry_with;
 
@@ -33,13 +34,22 @@ fn large() -> ModelFile {
 fn start_pull(blobd: &Blobd, name: &str) -> Child {
     let mut command = Command::new("env");
     blobd.prepare(&mut command);
-    command.args(["--default-signal=INT".as_ref(), programs::blobd().as_os_str()]).args(["pull", name]);
+    command
+        .args(["--default-signal=INT".as_ref(), programs::blobd().as_os_str()])
+        .args(["pull", name, "--json"]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn interrupted(registry: &FakeRegistry, pull: Child) -> Output {
-    eventually("some has come", || registry.bytes_served() > 2 * MIB);
+/// Presses Ctrl-C when the pull says that some has come.
+fn interrupted(mut pull: Child) -> Output {
+    let mut lines = BufReader::new(pull.stdout.take().unwrap()).lines();
+    let some_has_come = |line: String| {
+        let line: Json = serde_json::from_str(&line).unwrap();
+        line["completed"].as_u64().is_some_and(|completed| completed > MIB)
+    };
+    assert!(lines.any(|line| some_has_come(line.unwrap())), "it ended before");
     kill_process(Pid::from_child(&pull), Signal::INT).unwrap();
+    lines.for_each(drop);
     pull.wait_with_output().unwrap()
 }
 
@@ -62,7 +72,7 @@ fn ctrl_c_says_how_to_go_on_and_the_daemon_stops_too() {
     let registry = registry_with(&model);
     registry.add_fault("/cdn/", usize::MAX, Fault::Slow(100_000, Duration::from_millis(10)));
     let name = registry.name("library/tiny:latest");
-    check_goodbye(&interrupted(&registry, start_pull(&daemon.command(), &name)));
+    check_goodbye(&interrupted(start_pull(&daemon.command(), &name)));
     eventually("the pull has ended", || staged(daemon.root()).is_empty());
     registry.clear_faults();
     check_goes_on(&daemon.command(), &name, &model);
@@ -75,7 +85,7 @@ fn ctrl_c_without_a_daemon_keeps_what_has_arrived() {
     let registry = registry_with(&model);
     registry.add_fault("/cdn/", usize::MAX, Fault::Slow(100_000, Duration::from_millis(10)));
     let name = registry.name("library/tiny:latest");
-    check_goodbye(&interrupted(&registry, start_pull(&blobd, &name)));
+    check_goodbye(&interrupted(start_pull(&blobd, &name)));
     registry.clear_faults();
     check_goes_on(&blobd, &name, &model);
 }
@@ -191,7 +201,7 @@ fn limit_is_refused_where_no_daemon_could_keep_to_it() {
     let blobd = Blobd::at_root(&folder.path().join("store"));
     let error = blobd.line("limit 1MB --json").exits_with(2).error();
     assert!(error.hint.unwrap().contains("limit_rate"));
-    assert_eq!(blobd.line("limit --json").succeeds().json()["bytes_per_second"], serde_json::Value::Null);
+    assert_eq!(blobd.line("limit --json").succeeds().json()["bytes_per_second"], Json::Null);
 }
 
 #[test]
@@ -202,4 +212,20 @@ fn daemon_starts_with_the_limit_of_its_configuration() {
     let variable = format!("BLOBD_CONFIG={}", config.display());
     let daemon = TestDaemon::start_under(&["env", &variable], folder);
     assert_eq!(daemon.client().limit().unwrap().bytes_per_second, Some(MIB));
+}
+
+#[test]
+fn pull_that_does_not_fit_says_what_a_collection_would_free() {
+    let folder = fast_folder();
+    let config = folder.path().join("config.toml");
+    std::fs::write(&config, "[space]\nquota = \"4 MiB\"\n").unwrap();
+    let variable = format!("BLOBD_CONFIG={}", config.display());
+    let daemon = TestDaemon::start_under(&["env", &variable], folder);
+    let registry = registry_with(&large());
+    // What a collection would free is known when the index is.
+    daemon.client().disk_usage().unwrap();
+    let run = daemon.command().run(["pull", &registry.name("library/tiny:latest"), "--json"]);
+    let error = run.exits_with(6).error();
+    let hint = error.hint.unwrap();
+    assert!(hint.contains("`blobd gc` would free nothing") && hint.contains("larger quota"), "{hint}");
 }
