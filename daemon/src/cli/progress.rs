@@ -2,8 +2,14 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::output::{human_bytes, printable};
+
 /// A bar that shows nothing when standard error is no terminal or JSON was asked for.
-pub(crate) struct Bar(ProgressBar);
+pub(crate) struct Bar {
+    bar: ProgressBar,
+    /// What was there when it began.
+    begun_bytes: u64,
+}
 
 /// What is done, of how much, how fast, and how much longer.
 const MOVING: &str =
@@ -17,61 +23,72 @@ impl Bar {
     /// A bar for `total` bytes, labelled with what is happening.
     pub(crate) fn new(label: &str, total: u64, quiet: bool) -> Self {
         let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-        let bar = Self(ProgressBar::with_draw_target(Some(total), target));
-        bar.0.set_message(super::output::printable(label));
+        // Nothing is drawn before it looks as it should.
+        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
+        let bar = Self { bar, begun_bytes: 0 };
+        bar.bar.set_message(printable(label));
         bar.look_like(MOVING);
+        bar.bar.set_draw_target(target);
         bar
     }
 
     fn look_like(&self, template: &str) {
         if let Ok(style) = ProgressStyle::with_template(template) {
-            self.0.set_style(style.progress_chars("██ "));
+            self.bar.set_style(style.progress_chars("██ "));
         }
     }
 
     /// Shows that there is something to do, until it is known how far it is.
     pub(crate) fn wait(&self) {
         self.look_like(WAITING);
-        self.0.tick();
+        self.bar.tick();
     }
 
     /// How far it is.
     pub(crate) fn set(&self, completed: u64, total: u64) {
         // What is set is drawn, and nothing that was not so must be.
-        if self.0.length() != Some(total) {
-            self.0.set_length(total);
+        if self.bar.length() != Some(total) {
+            self.bar.set_length(total);
         }
-        self.0.set_position(completed);
+        self.bar.set_position(completed);
     }
 
     /// Begins in the middle: what was there already says nothing about the speed.
-    pub(crate) fn begin_at(&self, completed: u64, total: u64) {
+    pub(crate) fn begin_at(&mut self, completed: u64, total: u64) {
+        self.begun_bytes = completed;
         self.set(completed, total);
-        self.look_like(MOVING);
         // The estimate takes note of the position only when it is drawn.
-        self.0.tick();
-        self.0.reset_eta();
+        self.bar.tick();
+        self.bar.reset_eta();
+        self.look_like(MOVING);
+        self.bar.tick();
     }
 
     /// Shows a remark where the speed was.
     pub(crate) fn note(&self, remark: &str) {
-        self.0.set_prefix(remark.to_owned());
+        self.bar.set_prefix(remark.to_owned());
         self.look_like(NOTED);
-        self.0.tick();
+        self.bar.tick();
     }
 
     #[cfg(test)]
     pub(crate) fn position(&self) -> u64 {
-        self.0.position()
+        self.bar.position()
     }
 
-    /// Leaves the bar as it is.
+    /// Leaves the bar as it is, with the speed of the whole unless there is a remark.
     pub(crate) fn keep(self) {
-        self.0.abandon();
+        if self.bar.prefix().is_empty() {
+            let came_bytes = self.bar.position().saturating_sub(self.begun_bytes);
+            let milliseconds = u64::try_from(self.bar.elapsed().as_millis()).unwrap_or(u64::MAX).max(1);
+            let speed = human_bytes(came_bytes.saturating_mul(1000) / milliseconds);
+            self.note(&format!("{speed}/s"));
+        }
+        self.bar.abandon();
     }
 
     /// Takes the bar off the screen.
     pub(crate) fn clear(self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }
