@@ -17,7 +17,7 @@ const MOVING: &str =
 /// Nothing is known yet but how much it will be.
 const WAITING: &str = "{msg:24!} {binary_total_bytes:>11}";
 /// A remark instead of the speed.
-const NOTED: &str = "{msg:24!} {wide_bar} {binary_bytes:>11} / {binary_total_bytes:<11} {prefix:>25!}";
+const NOTED: &str = "{msg:24!} {wide_bar} {binary_bytes:>11} / {binary_total_bytes:<11} {prefix:>18!}";
 
 impl Bar {
     /// A bar for `total` bytes, labelled with what is happening.
@@ -78,8 +78,8 @@ impl Bar {
 
     /// Leaves the bar as it is, with the speed of the whole unless there is a remark.
     pub(crate) fn keep(self) {
-        if self.bar.prefix().is_empty() {
-            let came_bytes = self.bar.position().saturating_sub(self.begun_bytes);
+        let came_bytes = self.bar.position().saturating_sub(self.begun_bytes);
+        if self.bar.prefix().is_empty() && came_bytes > 0 {
             let milliseconds = u64::try_from(self.bar.elapsed().as_millis()).unwrap_or(u64::MAX).max(1);
             let speed = human_bytes(came_bytes.saturating_mul(1000) / milliseconds);
             self.note(&format!("{speed}/s"));

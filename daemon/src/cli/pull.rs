@@ -131,7 +131,7 @@ impl Screen {
         if let Some(current) = &mut self.bar {
             current.set(progress.completed.unwrap_or_default(), total);
             if let Some(reused @ 1..) = progress.reused {
-                current.bar.note(&format!("{} there already", human_bytes(reused)));
+                current.bar.note(&format!("{} reused", human_bytes(reused)));
             }
         }
     }

@@ -152,7 +152,7 @@ fn shown_progress_goes_on_where_a_killed_daemon_was_and_never_falls() {
     let (mut pull, shown) = watch_pull(&daemon.command(), &name);
     assert!(pull.wait().unwrap().success());
     let last = shown.join().unwrap();
-    assert!(last.contains("there already"), "{last}");
+    assert!(last.contains(" reused"), "{last}");
     all.push(positions(&last));
     assert!(all.iter().all(|positions| !positions.is_empty()), "{all:?}");
     assert!(all.concat().is_sorted() && all[1][0] > 0.0, "{all:?}");
@@ -167,7 +167,7 @@ fn file_that_is_there_already_is_shown_as_such() {
     let (mut pull, shown) = watch_pull(&daemon.command(), &name);
     assert!(pull.wait().unwrap().success());
     let shown = shown.join().unwrap();
-    assert!(shown.contains("MiB there already"), "{shown}");
+    assert!(shown.contains("MiB reused"), "{shown}");
 }
 
 #[test]
