@@ -5,7 +5,7 @@ use std::io;
 use std::time::SystemTime;
 
 use hyper_util::client::legacy;
-use rustls::CertificateError;
+use rustls::{CertificateError, InvalidMessage};
 
 use super::error::RegistryError;
 use super::zone::Zone;
@@ -45,6 +45,12 @@ pub enum TlsTrouble {
     /// It is another host's.
     #[error("its certificate is for another name; is this network behind a login page?")]
     OtherName,
+    /// What it answers is no TLS.
+    #[error(
+        "it does not speak TLS; if it is a registry over plain HTTP, name it in insecure_registries or put \
+         http:// before its name"
+    )]
+    NotTls,
     /// Something else.
     #[error("TLS failed: {0}")]
     Other(String),
@@ -87,7 +93,11 @@ fn tls_error<'e>(mut error: &'e (dyn Error + 'static)) -> Option<&'e rustls::Err
 }
 
 fn trouble(error: &rustls::Error) -> TlsTrouble {
-    let rustls::Error::InvalidCertificate(error) = error else { return TlsTrouble::Other(error.to_string()) };
+    let error = match error {
+        rustls::Error::InvalidCertificate(error) => error,
+        rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => return TlsTrouble::NotTls,
+        other => return TlsTrouble::Other(other.to_string()),
+    };
     match error {
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
             TlsTrouble::Expired { today: today() }
@@ -132,6 +142,8 @@ mod tests {
         assert!(said(CertificateError::NotValidYet).contains("not valid yet"));
         assert!(said(CertificateError::UnknownIssuer).contains("ca_files"));
         assert!(said(CertificateError::NotValidForName).contains("another name"));
+        let plain = rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType);
+        assert!(trouble(&plain).to_string().contains("insecure_registries"));
         assert!(trouble(&rustls::Error::DecryptError).to_string().starts_with("TLS failed"));
     }
 }
