@@ -24,15 +24,15 @@ use crate::open;
 use crate::protocol::connection::ConnectionError;
 use crate::protocol::frame::Frame;
 use crate::protocol::request::{
-    GcParams, ImportParams, OpenParams, PinParams, PullParams, RemoveParams, TagParams, UndeleteParams,
-    VerifyParams,
+    GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, RemoveParams, TagParams,
+    UndeleteParams, VerifyParams,
 };
 use crate::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, PullDone, PullEvent, PullPlan, Removed,
     SessionList, Tagged, Version,
 };
 use crate::protocol::upkeep::{
-    DoctorReport, EvictionPlan, Pinned, Reindexed, TrashList, Undeleted, Verified, VerifyEvent,
+    DoctorReport, EvictionPlan, Pinned, PullLimit, Reindexed, TrashList, Undeleted, Verified, VerifyEvent,
 };
 
 /// Makes a connection to a daemon.
@@ -167,6 +167,22 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn pin(&self, params: &PinParams) -> Result<Pinned, ClientError> {
         self.post("/v1/pin", params)
+    }
+
+    /// How fast all pulls together may be.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn limit(&self) -> Result<PullLimit, ClientError> {
+        self.query("/v1/limit")
+    }
+
+    /// Limits how fast all pulls together may be, those that run included, until the daemon ends.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn set_limit(&self, params: &LimitParams) -> Result<PullLimit, ClientError> {
+        self.post("/v1/limit", params)
     }
 
     /// What would be evicted to free `bytes`, or to come down to the low watermark.

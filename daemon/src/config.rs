@@ -14,6 +14,7 @@ use crate::registry::credentials::CredentialFile;
 use crate::scrub::ScrubPolicy;
 use crate::size;
 use crate::store::{Durability, Eviction, SpacePolicy, StoreOptions};
+use crate::transfer::TransferPolicy;
 
 /// The configuration file's content. Everything in it is optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -38,6 +39,8 @@ pub struct Config {
     pub space: SpaceConfig,
     /// How the daemon verifies in the background.
     pub scrub: ScrubConfig,
+    /// How much of the network pulls may take.
+    pub transfer: TransferConfig,
     /// How credentials of registries are found, and where they may go.
     pub credentials: CredentialsConfig,
     /// The file this is from, or would be from: credentials are beside it.
@@ -128,6 +131,40 @@ impl SpaceConfig {
     }
 }
 
+/// The section `[transfer]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TransferConfig {
+    /// The most bytes per second of all pulls together, until `blobd limit` says otherwise; no limit
+    /// if absent or 0.
+    #[serde(deserialize_with = "size::deserialize")]
+    pub limit_rate: Option<u64>,
+    /// The most connections to one host, of all pulls together; 8 if absent.
+    pub max_connections: Option<usize>,
+}
+
+impl TransferConfig {
+    /// More bring nothing, and registries take them for an attack.
+    const MAX_CONNECTIONS: usize = 64;
+
+    fn policy(self) -> TransferPolicy {
+        let default = TransferPolicy::default();
+        TransferPolicy {
+            bytes_per_second: self.limit_rate,
+            max_connections: self.max_connections.unwrap_or(default.max_connections),
+            ..default
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let (found, most) = (self.policy().max_connections, Self::MAX_CONNECTIONS);
+        if (1..=most).contains(&found) {
+            return Ok(());
+        }
+        Err(format!("transfer: max_connections {found}, 1 to {most} expected"))
+    }
+}
+
 /// The configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -176,7 +213,8 @@ impl Config {
             Ok(config) => config,
             Err(source) => return Err(ConfigError::Toml { path, source: Box::new(source) }),
         };
-        match config.space.check().and_then(|()| config.credentials.check()) {
+        let checked = config.space.check().and_then(|()| config.transfer.check());
+        match checked.and_then(|()| config.credentials.check()) {
             Ok(()) => Ok(Self { location: Some(path), ..config }),
             Err(what) => Err(ConfigError::Value { path, what }),
         }
@@ -203,6 +241,12 @@ impl Config {
             period: Duration::from_secs(u64::from(pass_days) * 86400),
             max_pressure_percent: pause_above_pressure_percent,
         }
+    }
+
+    /// How files are transferred.
+    #[must_use]
+    pub fn transfer_policy(&self) -> TransferPolicy {
+        self.transfer.policy()
     }
 
     /// How registries are reached.
@@ -311,6 +355,29 @@ mod tests {
             ("[space]\nevict = \"all\"", "without a limit"),
             ("[space]\nquota = 1\nlow_watermark = 96", "the low one first"),
             ("[space]\nquota = \"much\"", "not a size"),
+        ] {
+            assert!(load(text).unwrap_err().contains(what), "{text}");
+        }
+    }
+
+    #[test]
+    fn transfer_is_read_and_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.toml");
+        let load = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Config::load(Some(&path)).map_err(|error| error.to_string())
+        };
+        let policy = load("").unwrap().transfer_policy();
+        assert_eq!((policy.bytes_per_second, policy.max_connections), (None, 8));
+        let text = "[transfer]\nlimit_rate = \"20MB\"\nmax_connections = 64";
+        let policy = load(text).unwrap().transfer_policy();
+        assert_eq!((policy.bytes_per_second, policy.max_connections), (Some(20_000_000), 64));
+        for (text, what) in [
+            ("[transfer]\nmax_connections = 0", "1 to 64 expected"),
+            ("[transfer]\nmax_connections = 65", "1 to 64 expected"),
+            ("[transfer]\nlimit_rate = \"fast\"", "not a size"),
+            ("[transfer]\nlimit = 1", "unknown field"),
         ] {
             assert!(load(text).unwrap_err().contains(what), "{text}");
         }

@@ -12,7 +12,7 @@ use crate::ops::{Evictor, LastOpened, OpError, Surroundings};
 use crate::registry::{RegistryClient, RegistryError, RegistryPolicy};
 use crate::session::{Peer, Sessions};
 use crate::store::Store;
-use crate::transfer::Transfers;
+use crate::transfer::{TransferPolicy, Transfers};
 
 /// A daemon without its socket. Embedded in a command or listening, it is the same.
 pub struct Daemon {
@@ -88,6 +88,13 @@ impl Daemon {
     #[must_use]
     pub fn for_many_users(mut self) -> Self {
         self.is_single_user = false;
+        self
+    }
+
+    /// The same with transfers of another policy.
+    #[must_use]
+    pub fn with_transfers(mut self, policy: TransferPolicy) -> Self {
+        self.transfers = Transfers::new(policy);
         self
     }
 

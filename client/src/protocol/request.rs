@@ -118,6 +118,16 @@ pub struct PinParams {
     pub pinned: bool,
 }
 
+/// Body of `POST /v1/limit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LimitParams {
+    /// The most bytes per second of all pulls together; `null` or 0 is no limit. It must be there:
+    /// a body that says nothing lifts no limit.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub bytes_per_second: Option<u64>,
+}
+
 /// Body of `POST /v1/verify`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -97,6 +97,13 @@ pub struct Pinned {
     pub pinned: bool,
 }
 
+/// Answer to `GET /v1/limit` and `POST /v1/limit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PullLimit {
+    /// The most bytes per second of all pulls together; `null` is no limit.
+    pub bytes_per_second: Option<u64>,
+}
+
 /// Answer to `GET /v1/eviction`: what would go if room had to be made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictionPlan {

@@ -4,18 +4,20 @@ use std::sync::Arc;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
-    GcParams, ImportParams, OpenParams, PinParams, PullParams, RemoveParams, TagParams, UndeleteParams,
-    VerifyParams,
+    GcParams, ImportParams, LimitParams, OpenParams, PullParams, VerifyParams,
 };
 use blobd_client::protocol::response::Version;
+use blobd_client::protocol::upkeep::PullLimit;
 use blobd_store_format::reference::{Reference, ReferenceError};
 use hyper::body::Incoming;
 use hyper::{Method, Request};
+use serde::de::DeserializeOwned;
 use tokio::runtime::Handle;
 
 use crate::ops;
 use crate::session::{Peer, Right, serve_import, serve_open};
 use crate::state::Daemon;
+use crate::store::Store;
 
 mod body;
 mod pull;
@@ -37,6 +39,8 @@ enum Route {
     Trash,
     Doctor,
     Eviction(Option<u64>),
+    Limit,
+    SetLimit,
     Remove,
     Undelete,
     Pin,
@@ -61,6 +65,8 @@ impl Route {
             (&Method::GET, "/v1/trash") => Ok(Self::Trash),
             (&Method::GET, "/v1/doctor") => Ok(Self::Doctor),
             (&Method::GET, "/v1/eviction") => Ok(Self::Eviction(bytes_wanted(query)?)),
+            (&Method::GET, "/v1/limit") => Ok(Self::Limit),
+            (&Method::POST, "/v1/limit") => Ok(Self::SetLimit),
             (&Method::POST, "/v1/remove") => Ok(Self::Remove),
             (&Method::POST, "/v1/undelete") => Ok(Self::Undelete),
             (&Method::POST, "/v1/pin") => Ok(Self::Pin),
@@ -96,12 +102,17 @@ impl Route {
             | Self::Trash
             | Self::Doctor
             | Self::Eviction(_)
+            | Self::Limit
             | Self::Open
             | Self::Verify => Right::Read,
             Self::Pull | Self::PlanPull | Self::Import => Right::Pull,
-            Self::Remove | Self::Undelete | Self::Pin | Self::Tag | Self::Gc | Self::Reindex => {
-                Right::Administer
-            }
+            Self::SetLimit
+            | Self::Remove
+            | Self::Undelete
+            | Self::Pin
+            | Self::Tag
+            | Self::Gc
+            | Self::Reindex => Right::Administer,
         }
     }
 }
@@ -144,22 +155,16 @@ async fn dispatch(
             let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
             survey(&daemon, plan).await
         }
-        Route::Undelete => {
-            let params: UndeleteParams = read_json(request).await?;
-            respond(&daemon, move |daemon| ops::undelete(&daemon.store, &params)).await
+        Route::Limit => Ok(json_answer(&limit(&daemon))),
+        Route::SetLimit => {
+            let params: LimitParams = read_json(request).await?;
+            daemon.transfers.limit.set(params.bytes_per_second);
+            Ok(json_answer(&limit(&daemon)))
         }
-        Route::Pin => {
-            let params: PinParams = read_json(request).await?;
-            respond(&daemon, move |daemon| ops::pin(&daemon.store, &params)).await
-        }
-        Route::Remove => {
-            let params: RemoveParams = read_json(request).await?;
-            respond(&daemon, move |daemon| ops::remove(&daemon.store, &params)).await
-        }
-        Route::Tag => {
-            let params: TagParams = read_json(request).await?;
-            respond(&daemon, move |daemon| ops::tag(&daemon.store, &params)).await
-        }
+        Route::Undelete => respond_to(&daemon, request, ops::undelete).await,
+        Route::Pin => respond_to(&daemon, request, |store, params| ops::pin(store, params)).await,
+        Route::Remove => respond_to(&daemon, request, |store, params| ops::remove(store, params)).await,
+        Route::Tag => respond_to(&daemon, request, ops::tag).await,
         Route::Gc => {
             let params: GcParams = read_json(request).await?;
             let collect = move |daemon: &Daemon| ops::collect(&daemon.store, params);
@@ -179,17 +184,7 @@ async fn dispatch(
         }
         Route::PlanPull => {
             let (params, handle): (PullParams, _) = (read_json(request).await?, Handle::current());
-            let plan = move |daemon: &Daemon| {
-                let Daemon { store, registry, transfers, .. } = daemon;
-                ops::plan_pull(&ops::Planning {
-                    store,
-                    registry,
-                    transfers,
-                    handle: &handle,
-                    params: &params,
-                })
-            };
-            survey(&daemon, plan).await
+            survey(&daemon, move |daemon| pull::plan(daemon, &params, &handle)).await
         }
         Route::Open => {
             let upgrade = Upgrade::requested(&mut request)?;
@@ -213,6 +208,16 @@ fn demand(peer: &Peer, right: Right, path: &str) -> Result<(), ErrorBody> {
     }
     let message = format!("{path}: uid {} may not do this", peer.uid);
     Err(ErrorBody::new(ErrorCode::Denied, message).with_hint("the daemon's own user and root may"))
+}
+
+/// What the store does by a body that says how.
+async fn respond_to<P: DeserializeOwned + Send + 'static, T: serde::Serialize + Send + 'static>(
+    daemon: &Arc<Daemon>,
+    request: Request<Incoming>,
+    work: impl FnOnce(&Arc<Store>, &P) -> Result<T, ops::OpError> + Send + 'static,
+) -> Result<Answer, ErrorBody> {
+    let params: P = read_json(request).await?;
+    respond(daemon, move |daemon| work(&daemon.store, &params)).await
 }
 
 async fn respond<T: serde::Serialize + Send + 'static>(
@@ -244,6 +249,10 @@ fn version(daemon: &Daemon) -> Version {
         root: daemon.store.root().display().to_string(),
         pid: std::process::id(),
     }
+}
+
+fn limit(daemon: &Daemon) -> PullLimit {
+    PullLimit { bytes_per_second: daemon.transfers.limit.get() }
 }
 
 /// `bytes=N`, if there is a query at all.
@@ -331,6 +340,8 @@ mod tests {
     fn changing_the_store_needs_more_than_reading_it() {
         assert_eq!(Route::Gc.right(), Right::Administer);
         assert_eq!(Route::Remove.right(), Right::Administer);
+        assert_eq!(Route::SetLimit.right(), Right::Administer);
+        assert_eq!(Route::Limit.right(), Right::Read);
         assert_eq!(Route::Open.right(), Right::Read);
     }
 }

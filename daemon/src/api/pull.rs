@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blobd_client::protocol::error::ErrorAnswer;
 use blobd_client::protocol::request::PullParams;
-use blobd_client::protocol::response::{PullEvent, PullProgress};
+use blobd_client::protocol::response::{PullEvent, PullPlan, PullProgress};
 use bytes::Bytes;
 use serde::Serialize;
 use tokio::runtime::Handle;
@@ -24,6 +24,12 @@ pub(super) fn start(daemon: &Arc<Daemon>, params: PullParams) -> Answer {
     tokio::spawn(run(Arc::clone(daemon), params, events));
     tokio::spawn(write_lines(waiting, lines));
     lines_answer(Lines(body))
+}
+
+/// What a pull would move.
+pub(super) fn plan(daemon: &Daemon, params: &PullParams, handle: &Handle) -> Result<PullPlan, ops::OpError> {
+    let Daemon { store, registry, transfers, .. } = daemon;
+    ops::plan_pull(&ops::Planning { store, registry, transfers, handle, params })
 }
 
 async fn run(daemon: Arc<Daemon>, params: PullParams, events: mpsc::Sender<PullEvent>) {

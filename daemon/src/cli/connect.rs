@@ -25,7 +25,7 @@ use crate::store::{LockHolder, Store, StoreError};
 pub(crate) struct Connected {
     pub(crate) client: Client,
     /// Dropped last: it serves the client.
-    _embedded: Option<Runtime>,
+    embedded: Option<Runtime>,
 }
 
 /// Connects to the socket that was named; else to whoever holds the store that was named, or opens
@@ -56,6 +56,13 @@ pub(crate) fn connect(global: &Global) -> Result<Connected, ErrorBody> {
     embedded(&Defaults::of_user().root, &config)
 }
 
+impl Connected {
+    /// Whether no daemon runs, so that what is set now ends with this command.
+    pub(crate) const fn is_embedded(&self) -> bool {
+        self.embedded.is_some()
+    }
+}
+
 pub(crate) fn load_config(global: &Global) -> Result<Config, ErrorBody> {
     Config::load(global.config.as_deref()).map_err(super::usage)
 }
@@ -70,7 +77,7 @@ pub(crate) fn client_error(error: ClientError) -> ErrorBody {
 
 fn connect_to(socket: &Path) -> Result<Connected, ClientError> {
     let client = Client::connect(socket)?;
-    Ok(Connected { client, _embedded: None })
+    Ok(Connected { client, embedded: None })
 }
 
 /// Whoever names both must mean one store: a command that removes must not find another behind
@@ -99,6 +106,7 @@ fn embedded(root: &Path, config: &Config) -> Result<Connected, ErrorBody> {
     };
     let daemon =
         Daemon::new(store, &config.registry_policy()).map_err(|error| OpError::from(error).body())?;
+    let daemon = daemon.with_transfers(config.transfer_policy());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let server = Server::new(Arc::new(daemon));
@@ -110,7 +118,7 @@ fn embedded(root: &Path, config: &Config) -> Result<Connected, ErrorBody> {
         server.start(tokio::net::UnixStream::from_std(theirs)?);
         Ok(ours)
     };
-    Ok(Connected { client: Client::with_connector(Arc::new(connector)), _embedded: Some(runtime) })
+    Ok(Connected { client: Client::with_connector(Arc::new(connector)), embedded: Some(runtime) })
 }
 
 fn connect_to_holder(root: &Path, holder: &LockHolder) -> Result<Connected, ErrorBody> {

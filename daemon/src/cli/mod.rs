@@ -13,6 +13,8 @@ mod doctor;
 mod export;
 mod gc;
 mod import;
+mod interrupt;
+mod limit;
 mod login;
 mod logout;
 mod ls;
@@ -40,7 +42,7 @@ mod verify;
   blobd serve                          hand models out over a socket
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 busy or locked, 5 corrupt data found,
-6 no space, 7 denied.")]
+6 no space, 7 denied, 130 stopped by Ctrl-C during a pull.")]
 struct Cli {
     #[command(flatten)]
     global: Global,
@@ -81,6 +83,7 @@ impl Global {
 #[derive(Debug, Subcommand)]
 enum Command {
     Pull(pull::Params),
+    Limit(limit::Params),
     Import(import::Params),
     Export(export::Params),
     Ls(ls::Params),
@@ -121,6 +124,7 @@ pub fn main() -> ExitCode {
 fn run(global: &Global, command: Command) -> Result<(), ErrorBody> {
     match command {
         Command::Pull(params) => pull::run(global, &params),
+        Command::Limit(params) => limit::run(global, &params),
         Command::Import(params) => import::run(global, &params),
         Command::Export(params) => export::run(global, &params),
         Command::Ls(params) => ls::run(global, &params),

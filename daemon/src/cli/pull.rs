@@ -1,13 +1,16 @@
 //! `blobd pull`
 
-use blobd_client::protocol::error::ErrorBody;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use clap::Args;
 
-use super::connect::{client_error, connect};
+use super::connect::{Connected, client_error, connect};
+use super::interrupt::on_interrupt;
 use super::output::{human_bytes, print, print_json};
 use super::progress::Bar;
 use super::{Global, pull_plan, usage};
@@ -23,7 +26,9 @@ use crate::size::parse_size;
   blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf
   blobd pull docker.io/smollm2                   Docker Model Runner's, in docker.io/ai
   blobd pull https://example.org/models/tiny.gguf --name tiny
-  blobd pull llama3:8b@sha256:365c0bd3c000a25d28ddbf732fe1c6add414de7275464c4e4d1c3b5fcb5d8ad1")]
+  blobd pull llama3:8b@sha256:365c0bd3c000a25d28ddbf732fe1c6add414de7275464c4e4d1c3b5fcb5d8ad1
+
+Ctrl-C stops it, with exit code 130. What has arrived is kept: the same command goes on.")]
 pub(super) struct Params {
     /// [host/][namespace/]model[:tag][@sha256:…], hf.co/USER/REPO/FILE.gguf or https://HOST/PATH/FILE.gguf
     #[arg(required = true, value_name = "REF")]
@@ -44,27 +49,36 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         return Err(usage("--name: is for one model; several were named"));
     }
     let connected = connect(global)?;
-    for source in &params.sources {
-        let request =
-            PullParams { source: source.clone(), name: params.name.clone(), limit_rate: params.limit_rate };
-        if params.dry_run {
-            let plan = connected.client.plan_pull(&request).map_err(client_error)?;
-            if global.json {
-                print_json(&plan)?;
-            } else {
-                print(&pull_plan::render(&plan))?;
-            }
-            continue;
-        }
-        let mut screen = Screen { json: global.json, bar: None };
-        let done = connected.client.pull(&request, |event| screen.show(event));
-        screen.end_bar();
+    let requests = params.sources.iter().map(|source| {
+        let (source, name) = (source.clone(), params.name.clone());
+        PullParams { source, name, limit_rate: params.limit_rate }
+    });
+    if params.dry_run {
+        return requests.into_iter().try_for_each(|request| plan(global, &connected, &request));
+    }
+    let screen = Arc::new(Mutex::new(Screen { json: global.json, bar: None }));
+    let parting = Arc::clone(&screen);
+    on_interrupt(move || {
+        let mut screen = lock(&parting);
+        screen.say_goodbye();
+        // Never given back, so that nothing is drawn below the last line.
+        std::mem::forget(screen);
+    })
+    .map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    for request in requests {
+        let done = connected.client.pull(&request, |event| lock(&screen).show(event));
+        lock(&screen).end_bar();
         let done = done.map_err(client_error)?;
         if !global.json {
             print(&summary(&done))?;
         }
     }
     Ok(())
+}
+
+fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<(), ErrorBody> {
+    let plan = connected.client.plan_pull(request).map_err(client_error)?;
+    if global.json { print_json(&plan) } else { print(&pull_plan::render(&plan)) }
 }
 
 fn summary(done: &PullDone) -> String {
@@ -76,8 +90,21 @@ fn summary(done: &PullDone) -> String {
 /// Turns events into bars or lines.
 struct Screen {
     json: bool,
-    /// With what it is about.
-    bar: Option<(String, Bar)>,
+    bar: Option<FileBar>,
+}
+
+/// The bar of one file.
+struct FileBar {
+    /// What it is about.
+    status: String,
+    bar: Bar,
+    /// A file of which something proves wrong begins again; people see it wait instead.
+    highest_bytes: u64,
+}
+
+fn lock(screen: &Mutex<Screen>) -> MutexGuard<'_, Screen> {
+    // Whatever is on the screen can be drawn over.
+    screen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Screen {
@@ -96,18 +123,61 @@ impl Screen {
 
     fn draw(&mut self, progress: &PullProgress) {
         let Some(total) = progress.total else { return };
-        if self.bar.as_ref().is_none_or(|(current, _)| *current != progress.status) {
+        if self.bar.as_ref().is_none_or(|current| current.status != progress.status) {
             self.end_bar();
-            self.bar = Some((progress.status.clone(), Bar::new(&progress.status, total, false)));
+            let (status, bar) = (progress.status.clone(), Bar::new(&progress.status, total, false));
+            self.bar = Some(FileBar { status, bar, highest_bytes: 0 });
         }
-        if let Some((_, bar)) = &self.bar {
-            bar.set(progress.completed.unwrap_or_default(), total);
+        if let Some(current) = &mut self.bar {
+            current.set(progress.completed.unwrap_or_default(), total);
+            if let Some(reused @ 1..) = progress.reused {
+                current.bar.note(&format!("{} reused", human_bytes(reused)));
+            }
         }
     }
 
     fn end_bar(&mut self) {
-        if let Some((_, bar)) = self.bar.take() {
+        if let Some(FileBar { bar, .. }) = self.bar.take() {
             bar.keep();
         }
+    }
+
+    /// The last words after Ctrl-C.
+    fn say_goodbye(&mut self) {
+        self.end_bar();
+        eprintln!(
+            "blobd: stopped; what has arrived is kept: the same command goes on where this one was, and \
+             `blobd gc` removes it after a week"
+        );
+    }
+}
+
+impl FileBar {
+    fn set(&mut self, completed: u64, total: u64) {
+        let is_first = self.highest_bytes == 0;
+        self.highest_bytes = self.highest_bytes.max(completed);
+        if completed == 0 && is_first {
+            // There may be more than nothing; that is known when the file's head is.
+            self.bar.wait();
+        } else if is_first {
+            self.bar.begin_at(completed, total);
+        } else {
+            self.bar.set(self.highest_bytes, total);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bar_never_falls() {
+        let mut bar = FileBar { status: String::new(), bar: Bar::new("", 10, true), highest_bytes: 0 };
+        let shown = [0, 4, 7, 0, 5, 8].map(|completed| {
+            bar.set(completed, 10);
+            bar.bar.position()
+        });
+        assert_eq!(shown, [0, 4, 7, 7, 7, 8]);
     }
 }

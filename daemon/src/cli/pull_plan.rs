@@ -50,7 +50,7 @@ mod tests {
             files: vec![file],
         };
         let text = render(&plan);
-        assert!(text.contains("9.0 MiB") && text.contains("tiny:latest: would download 1.0 MiB"), "{text}");
+        assert!(text.contains("9.00 MiB") && text.contains("tiny:latest: would download 1.00 MiB"), "{text}");
         assert!(text.contains("the file's digest decides"), "{text}");
     }
 }

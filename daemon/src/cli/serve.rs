@@ -38,6 +38,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
     let daemon = Daemon::new(store, &policy);
     let daemon = daemon.map_err(|error| OpError::from(error).body())?;
+    let daemon = daemon.with_transfers(config.transfer_policy());
     let daemon = if config.is_single_user() { daemon } else { daemon.for_many_users() };
     // One thread carries all connections: what it does is short, and a request that hops from
     // thread to thread waits for each to wake. Blocking work has threads of its own.

@@ -7,6 +7,7 @@ use blobd_store_format::reference::{Reference, ReferenceError};
 
 use crate::intake::IntakeError;
 use crate::registry::RegistryError;
+use crate::size::human_bytes;
 use crate::store::StoreError;
 
 /// A verb's failure.
@@ -144,6 +145,14 @@ pub enum OpError {
         /// How many layers were asked for.
         count: usize,
     },
+    /// A pull does not fit.
+    #[error("{source}")]
+    NoRoomForPull {
+        /// What does not fit, and where.
+        source: Box<OpError>,
+        /// What a collection would free, if that is known without a look at the disk.
+        reclaimable_bytes: Option<u64>,
+    },
     /// The daemon itself failed: the task that did the work died.
     #[error("internal error: {0}")]
     Internal(String),
@@ -182,6 +191,7 @@ impl OpError {
             Self::NotInModel { .. } | Self::NotInTrash { .. } => ErrorCode::NotFound,
             Self::Pinned { .. } => ErrorCode::Denied,
             Self::NameTaken { .. } => ErrorCode::Busy,
+            Self::NoRoomForPull { source, .. } => source.code(),
             Self::Internal(_) => ErrorCode::Internal,
         }
     }
@@ -191,6 +201,7 @@ impl OpError {
             Self::Store(error) | Self::Intake { source: IntakeError::Store(error), .. } => {
                 matches!(error, StoreError::Quota { .. })
             }
+            Self::NoRoomForPull { source, .. } => source.is_over_quota(),
             _ => false,
         }
     }
@@ -204,6 +215,9 @@ impl OpError {
                 "one process at a time has a store open: talk to that one, or stop it first"
             }
             (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists what there is",
+            (Self::NoRoomForPull { reclaimable_bytes, .. }, _) => {
+                return Some(self.room_hint(*reclaimable_bytes));
+            }
             (_, ErrorCode::NoSpace) if self.is_over_quota() => {
                 "`blobd gc` or `blobd rm` makes room, and so does a larger quota; nothing was kept of this"
             }
@@ -214,6 +228,19 @@ impl OpError {
             _ => return None,
         };
         Some(hint.to_owned())
+    }
+}
+
+impl OpError {
+    /// What a pull that does not fit can be helped with.
+    fn room_hint(&self, reclaimable_bytes: Option<u64>) -> String {
+        let way = match reclaimable_bytes {
+            None => "`blobd gc --dry-run` shows what could be freed, `blobd rm` frees models".to_owned(),
+            Some(0) => "`blobd gc` would free nothing; `blobd rm` frees models".to_owned(),
+            Some(bytes) => format!("`blobd gc` frees {}, `blobd rm` more", human_bytes(bytes)),
+        };
+        let quota = if self.is_over_quota() { ", and a larger quota helps too" } else { "" };
+        format!("{way}{quota}; what has arrived is kept for the next pull")
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::mpsc::Sender;
 
 use super::compose::{Part, compose};
 use super::show::read_header;
-use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards};
+use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards, usage};
 use crate::intake::{self, ModelFacts, TakenFile};
 use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteModel};
 use crate::store::{Ingest, Store, StoreError, StoredForm, disk};
@@ -44,7 +44,13 @@ pub struct Pull<'p> {
 /// [`OpError`]; of the model nothing is kept then but what has arrived of its files, for the next
 /// pull to go on with.
 pub fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
-    leaving_nothing(pull.store, || take_model(pull))
+    leaving_nothing(pull.store, || take_model(pull)).map_err(|error| match error.code() {
+        ErrorCode::NoSpace => {
+            let reclaimable_bytes = usage::reclaimable_bytes(pull.store);
+            OpError::NoRoomForPull { source: Box::new(error), reclaimable_bytes }
+        }
+        _ => error,
+    })
 }
 
 fn take_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
@@ -154,7 +160,9 @@ impl Incoming<'_> {
         self.admit(file)?;
         let events = self.pull.events;
         let look = |arrived: u64| {
-            tell(events, file_progress(file, arrived.min(file.size()), None));
+            // None may be there, or not be known yet.
+            let completed = (arrived > 0).then(|| arrived.min(file.size()));
+            tell(events, PullProgress { completed, ..file_progress(file, 0, None) });
             !events.is_closed()
         };
         look(0);
@@ -173,7 +181,9 @@ impl Incoming<'_> {
         let Received { file: descriptor, header, downloaded_bytes, resumed_bytes, reused_bytes } =
             received.map_err(|error| failed(file, error))?;
         self.downloaded_bytes += downloaded_bytes;
-        self.present_bytes += resumed_bytes.saturating_add(reused_bytes);
+        let reused_bytes = resumed_bytes.saturating_add(reused_bytes);
+        self.present_bytes += reused_bytes;
+        self.tell(file, file.size(), Some(reused_bytes));
         Ok(Held { file: descriptor, facts: header.as_ref().map(ModelFacts::of) })
     }
 
@@ -203,6 +213,7 @@ impl Incoming<'_> {
         if let Some(expected) = file.digest().filter(|expected| *expected != digest) {
             return Err(OpError::DigestMismatch { what: file.label(), found: digest, expected });
         }
+        self.tell(file, size, Some(0));
         let media_type = file.media_type().clone();
         Ok(Held { file: Descriptor { media_type, digest, size }, facts })
     }

@@ -53,6 +53,13 @@ pub fn usage(
     })
 }
 
+/// What a collection would free, if the catalog is there to tell.
+pub(super) fn reclaimable_bytes(store: &Store) -> Option<u64> {
+    store.catalog_now().map(drop)?;
+    let measured = measure(store, &Model::all(store).ok()?).ok()?.measured;
+    Some(unneeded(store, &measured).ok()?.reclaimable_bytes)
+}
+
 /// A tag whose manifest can be read.
 struct Model(Arc<TagSummary>, ManifestSummary);
 

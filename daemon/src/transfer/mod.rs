@@ -106,6 +106,12 @@ pub struct TransferPlan {
 }
 
 impl Transfers {
+    /// None yet, to be made by this policy.
+    #[must_use]
+    pub fn new(policy: TransferPolicy) -> Self {
+        Self { policy, limit: RateLimit::new(policy.bytes_per_second), ..Self::default() }
+    }
+
     /// Takes the right to transfer a file; waits while somebody else has it, and tells `look` how
     /// far that one is. When `look` returns false, the wait ends.
     ///

@@ -3,11 +3,19 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// A limit that several transfers share. It can be changed while they run.
 #[derive(Clone, Debug, Default)]
-pub struct RateLimit(Arc<Mutex<Bucket>>);
+pub struct RateLimit(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    bucket: Mutex<Bucket>,
+    /// Rung when the rate is another: whoever waits by the old one need not go on.
+    changed: Notify,
+}
 
 #[derive(Debug, Default)]
 struct Bucket {
@@ -27,9 +35,12 @@ impl RateLimit {
 
     /// Changes it, from the next bytes on.
     pub fn set(&self, bytes_per_second: Option<u64>) {
-        let mut bucket = self.lock();
-        bucket.bytes_per_second = bytes_per_second.filter(|rate| *rate > 0);
-        bucket.paid_until = None;
+        {
+            let mut bucket = self.lock();
+            bucket.bytes_per_second = bytes_per_second.filter(|rate| *rate > 0);
+            bucket.paid_until = None;
+        }
+        self.0.changed.notify_waiters();
     }
 
     /// What it is in bytes per second.
@@ -38,10 +49,17 @@ impl RateLimit {
         self.lock().bytes_per_second
     }
 
-    /// Waits as long as `bytes`, which have come, take at this rate.
+    /// Waits as long as `bytes`, which have come, take at this rate, or until it is another.
     pub async fn pay(&self, bytes: u64) {
+        let changed = self.0.changed.notified();
+        tokio::pin!(changed);
+        // Before the look at the rate, or a change in between would be missed.
+        changed.as_mut().enable();
         if let Some(until) = self.due(bytes, Instant::now()) {
-            tokio::time::sleep_until(until).await;
+            tokio::select! {
+                () = tokio::time::sleep_until(until) => {}
+                () = changed => {}
+            }
         }
     }
 
@@ -62,7 +80,7 @@ impl RateLimit {
 
     fn lock(&self) -> MutexGuard<'_, Bucket> {
         // Every change is complete before anything could panic.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.bucket.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -89,5 +107,18 @@ mod tests {
         limit.set(None);
         assert_eq!(limit.due(u64::MAX, now), None);
         assert_eq!(RateLimit::new(Some(0)).get(), None);
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_goes_on_when_the_limit_is_lifted() {
+        let limit = RateLimit::new(Some(1));
+        let waits = limit.clone();
+        let started = Instant::now();
+        let wait = tokio::spawn(async move { waits.pay(1 << 20).await });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!wait.is_finished());
+        limit.set(None);
+        wait.await.unwrap();
+        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     }
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 /// How files are transferred.
 #[derive(Clone, Copy, Debug)]
 pub struct TransferPolicy {
+    /// How fast all transfers together may be at first; `None` is no limit.
+    pub bytes_per_second: Option<u64>,
     /// The most connections to one host, of all transfers together.
     pub max_connections: usize,
     /// The least that is asked for at once in bytes, unless less is missing.
@@ -26,6 +28,7 @@ pub struct TransferPolicy {
 impl Default for TransferPolicy {
     fn default() -> Self {
         Self {
+            bytes_per_second: None,
             // Registries' networks serve one connection at 10 to 100 MB/s; more than eight are
             // taken for abuse by some.
             max_connections: 8,

@@ -4,6 +4,7 @@ mod artifacts;
 mod faults;
 mod files;
 mod manifests;
+mod people;
 mod places;
 mod transfer;
 

@@ -1,0 +1,57 @@
+//! `blobd limit`
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::request::LimitParams;
+use clap::Args;
+
+use super::connect::{client_error, connect};
+use super::output::{human_bytes, print, print_json};
+use super::{Global, usage};
+use crate::size::parse_size;
+
+/// Show or set how fast all pulls of the daemon may be together
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd limit                                  what it is
+  blobd limit 20MB                             per second; pulls that run keep to it at once
+  blobd limit off                              as fast as it goes
+
+It holds until the daemon ends; limit_rate under [transfer] in the configuration is what it
+starts with. `blobd pull --limit-rate` is for one pull.")]
+pub(super) struct Params {
+    /// Bytes per second, such as 20MB, or off; only shown if absent
+    #[arg(value_name = "RATE", value_parser = parse_rate)]
+    rate: Option<Rate>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Rate(Option<u64>);
+
+fn parse_rate(text: &str) -> Result<Rate, String> {
+    if matches!(text, "off" | "none") {
+        Ok(Rate(None))
+    } else {
+        parse_size(text).map(|bytes| Rate(Some(bytes)))
+    }
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let connected = connect(global)?;
+    let limit = match params.rate {
+        None => connected.client.limit(),
+        Some(_) if connected.is_embedded() => {
+            let hint = "`blobd pull --limit-rate` limits one pull, limit_rate under [transfer] in the \
+                        configuration all of them";
+            return Err(usage("limit: no daemon runs whose pulls it could be for").with_hint(hint));
+        }
+        Some(Rate(bytes_per_second)) => connected.client.set_limit(&LimitParams { bytes_per_second }),
+    };
+    let limit = limit.map_err(client_error)?;
+    if global.json {
+        return print_json(&limit);
+    }
+    match limit.bytes_per_second {
+        None => print("no limit\n"),
+        Some(rate) => print(&format!("{} per second\n", human_bytes(rate))),
+    }
+}

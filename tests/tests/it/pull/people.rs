@@ -1,0 +1,231 @@
+//! What people do while a pull runs: stop it, watch it, limit it.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use blobd_tests::command::Blobd;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::places::fast_folder;
+use blobd_tests::programs;
+use blobd_tests::registry::Fault;
+use blobd_tests::store_dir::staged;
+use blobd_tests::wait::eventually;
+use rustix::fs::{Mode, OFlags, open};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+use serde_json::Value as Json;
+
+use super::registry_with;
+
+const MIB: u64 = 1 << 20;
+
+/// A model of some 15 MiB.
+fn large() -> ModelFile {
+    ModelFile::dense_of(1, 2, 512)
+}
+
+/// A pull by somebody who can press Ctrl-C: whoever runs the tests may have it ignored.
+fn start_pull(blobd: &Blobd, name: &str) -> Child {
+    let mut command = Command::new("env");
+    blobd.prepare(&mut command);
+    command
+        .args(["--default-signal=INT".as_ref(), programs::blobd().as_os_str()])
+        .args(["pull", name, "--json"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Presses Ctrl-C when the pull says that some has come.
+fn interrupted(mut pull: Child) -> Output {
+    let mut lines = BufReader::new(pull.stdout.take().unwrap()).lines();
+    let some_has_come = |line: String| {
+        let line: Json = serde_json::from_str(&line).unwrap();
+        line["completed"].as_u64().is_some_and(|completed| completed > MIB)
+    };
+    assert!(lines.any(|line| some_has_come(line.unwrap())), "it ended before");
+    kill_process(Pid::from_child(&pull), Signal::INT).unwrap();
+    lines.for_each(drop);
+    pull.wait_with_output().unwrap()
+}
+
+fn check_goodbye(output: &Output) {
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(words.lines().count(), 1, "{words}");
+    assert!(words.contains("stopped") && words.contains("the same command goes on"), "{words}");
+}
+
+fn check_goes_on(blobd: &Blobd, name: &str, model: &ModelFile) {
+    let done = blobd.run(["pull", name, "--json"]).succeeds().json_lines().pop().unwrap();
+    assert!(done["reused_bytes"].as_u64().unwrap() > MIB / 2, "{done}");
+    assert!(blobd.run(["export", name, "-o", "-"]).stdout == model.bytes());
+}
+
+#[test]
+fn ctrl_c_says_how_to_go_on_and_the_daemon_stops_too() {
+    let (daemon, model) = (TestDaemon::start(), large());
+    let registry = registry_with(&model);
+    registry.add_fault("/cdn/", usize::MAX, Fault::Slow(100_000, Duration::from_millis(10)));
+    let name = registry.name("library/tiny:latest");
+    check_goodbye(&interrupted(start_pull(&daemon.command(), &name)));
+    eventually("the pull has ended", || staged(daemon.root()).is_empty());
+    registry.clear_faults();
+    check_goes_on(&daemon.command(), &name, &model);
+}
+
+#[test]
+fn ctrl_c_without_a_daemon_keeps_what_has_arrived() {
+    let (folder, model) = (fast_folder(), large());
+    let blobd = Blobd::at_root(&folder.path().join("store"));
+    let registry = registry_with(&model);
+    registry.add_fault("/cdn/", usize::MAX, Fault::Slow(100_000, Duration::from_millis(10)));
+    let name = registry.name("library/tiny:latest");
+    check_goodbye(&interrupted(start_pull(&blobd, &name)));
+    registry.clear_faults();
+    check_goes_on(&blobd, &name, &model);
+}
+
+/// A terminal of its own for a command's standard error, and who reads what appears there.
+fn terminal() -> (OwnedFd, JoinHandle<String>) {
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&master).unwrap();
+    unlockpt(&master).unwrap();
+    let slave = ptsname(&master, Vec::new()).unwrap();
+    let slave = open(slave, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let size = Winsize { ws_row: 24, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(&slave, size).unwrap();
+    let read = move || {
+        let mut shown = Vec::new();
+        // It ends with an error when nobody has the other end any more.
+        let _ = File::from(master).read_to_end(&mut shown);
+        String::from_utf8_lossy(&shown).into_owned()
+    };
+    (slave, thread::spawn(read))
+}
+
+/// A pull before somebody's eyes.
+fn watch_pull(blobd: &Blobd, name: &str) -> (Child, JoinHandle<String>) {
+    let (slave, shown) = terminal();
+    let mut command = blobd.command();
+    let command = command.args(["pull", name]).env("TERM", "xterm").stdout(Stdio::null()).stderr(slave);
+    (command.spawn().unwrap(), shown)
+}
+
+/// How far the bar of the weights was each time that it was drawn, in MiB.
+fn positions(shown: &str) -> Vec<f64> {
+    let draws = shown.split(['\r', '\n']).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let position = |words: Vec<&str>| {
+        let slash = words.iter().position(|word| *word == "/")?;
+        let number = |index: usize| words.get(index)?.parse::<f64>().ok();
+        let unit_mib = match *words.get(slash.checked_sub(1)?)? {
+            "MiB" => 1.0,
+            "KiB" => 1.0 / 1024.0,
+            _ => 0.0,
+        };
+        number(slash + 1).filter(|_| words.get(slash + 2) == Some(&"MiB"))?;
+        Some(number(slash.checked_sub(2)?)? * unit_mib)
+    };
+    draws.filter_map(position).collect()
+}
+
+#[test]
+fn shown_progress_goes_on_where_a_killed_daemon_was_and_never_falls() {
+    let (mut daemon, model) = (TestDaemon::start(), large());
+    let registry = registry_with(&model);
+    registry.add_fault("/cdn/", usize::MAX, Fault::Slow(20_000, Duration::from_millis(10)));
+    let name = registry.name("library/tiny:latest");
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        let (mut pull, shown) = watch_pull(&daemon.command(), &name);
+        thread::sleep(Duration::from_millis(800));
+        daemon.kill();
+        assert!(!pull.wait().unwrap().success());
+        all.push(positions(&shown.join().unwrap()));
+        daemon.restart();
+    }
+    registry.clear_faults();
+    let (mut pull, shown) = watch_pull(&daemon.command(), &name);
+    assert!(pull.wait().unwrap().success());
+    let last = shown.join().unwrap();
+    assert!(last.contains(" reused"), "{last}");
+    all.push(positions(&last));
+    assert!(all.iter().all(|positions| !positions.is_empty()), "{all:?}");
+    assert!(all.concat().is_sorted() && all[1][0] > 0.0, "{all:?}");
+}
+
+#[test]
+fn file_that_is_there_already_is_shown_as_such() {
+    let (daemon, model) = (TestDaemon::start(), large());
+    let registry = registry_with(&model);
+    let name = registry.name("library/tiny:latest");
+    daemon.command().run(["pull", &name]).succeeds();
+    let (mut pull, shown) = watch_pull(&daemon.command(), &name);
+    assert!(pull.wait().unwrap().success());
+    let shown = shown.join().unwrap();
+    assert!(shown.contains("MiB reused"), "{shown}");
+}
+
+#[test]
+fn limit_is_shown_set_and_lifted_while_a_pull_runs() {
+    const SLOWLY: Duration = Duration::from_secs(3);
+    let (daemon, model) = (TestDaemon::start(), large());
+    let registry = registry_with(&model);
+    let (blobd, name) = (daemon.command(), registry.name("library/tiny:latest"));
+    assert_eq!(blobd.line("limit").succeeds().text(), "no limit\n");
+    // The whole would take a minute.
+    let set = blobd.line("limit 256KiB --json").succeeds().json();
+    assert_eq!(set["bytes_per_second"], 256 << 10);
+    assert_eq!(blobd.line("limit").succeeds().text(), "256 KiB per second\n");
+    let (began, mut pull) = (Instant::now(), start_pull(&blobd, &name));
+    thread::sleep(SLOWLY);
+    assert!(pull.try_wait().unwrap().is_none(), "the limit holds");
+    let (before, slow_for) = (daemon.client().disk_usage().unwrap().partial_bytes, began.elapsed());
+    assert!(before < 6 * MIB, "{before} bytes at 256 KiB per second in {slow_for:?}");
+    let lifted = Instant::now();
+    assert_eq!(blobd.line("limit off").succeeds().text(), "no limit\n");
+    let output = pull.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let rest = model.bytes().len() as u64 - before;
+    let (slow, fast) = (before as f64 / slow_for.as_secs_f64(), rest as f64 / lifted.elapsed().as_secs_f64());
+    assert!(fast > slow * 1.5, "{slow} and then {fast} bytes per second");
+}
+
+#[test]
+fn limit_is_refused_where_no_daemon_could_keep_to_it() {
+    let folder = fast_folder();
+    let blobd = Blobd::at_root(&folder.path().join("store"));
+    let error = blobd.line("limit 1MB --json").exits_with(2).error();
+    assert!(error.hint.unwrap().contains("limit_rate"));
+    assert_eq!(blobd.line("limit --json").succeeds().json()["bytes_per_second"], Json::Null);
+}
+
+#[test]
+fn daemon_starts_with_the_limit_of_its_configuration() {
+    let folder = fast_folder();
+    let config = folder.path().join("config.toml");
+    std::fs::write(&config, "[transfer]\nlimit_rate = \"1 MiB\"\nmax_connections = 2\n").unwrap();
+    let variable = format!("BLOBD_CONFIG={}", config.display());
+    let daemon = TestDaemon::start_under(&["env", &variable], folder);
+    assert_eq!(daemon.client().limit().unwrap().bytes_per_second, Some(MIB));
+}
+
+#[test]
+fn pull_that_does_not_fit_says_what_a_collection_would_free() {
+    let folder = fast_folder();
+    let config = folder.path().join("config.toml");
+    std::fs::write(&config, "[space]\nquota = \"4 MiB\"\n").unwrap();
+    let variable = format!("BLOBD_CONFIG={}", config.display());
+    let daemon = TestDaemon::start_under(&["env", &variable], folder);
+    let registry = registry_with(&large());
+    // What a collection would free is known when the index is.
+    daemon.client().disk_usage().unwrap();
+    let run = daemon.command().run(["pull", &registry.name("library/tiny:latest"), "--json"]);
+    let error = run.exits_with(6).error();
+    let hint = error.hint.unwrap();
+    assert!(hint.contains("`blobd gc` would free nothing") && hint.contains("larger quota"), "{hint}");
+}
