@@ -23,6 +23,8 @@ pub(super) struct Guess {
     pub(super) fetched: u64,
 }
 
+/// A smaller head is fetched by two requests at most.
+const WORTH_BYTES: u64 = 128 << 10;
 /// What is fetched where the two differ.
 const BLOCK_BYTES: usize = 2 << 10;
 /// What is compared at the end of a stretch, and looked for where they part.
@@ -37,7 +39,9 @@ const MAX_STRANGE_BLOCKS: usize = 16;
 /// # Errors
 /// [`TransferError`] when the relative cannot be read. What the registry fails at is no guess.
 pub(super) fn guess(job: &Job<'_>, store: &Store, relative: &Recipe) -> Result<Option<Guess>, TransferError> {
-    let Some((blob, _size)) = relative.header() else { return Ok(None) };
+    let Some((blob, _size)) = relative.header().filter(|(_, size)| *size >= WORTH_BYTES) else {
+        return Ok(None);
+    };
     let path = store.path(layout::blob(blob));
     let Some(known) = disk::read_limited(&path, Header::MAX_BYTES)? else { return Ok(None) };
     let guess = job.handle.block_on(Guesser::new(job, &known).run());
