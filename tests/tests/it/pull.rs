@@ -5,6 +5,7 @@ mod faults;
 mod files;
 mod manifests;
 mod places;
+mod third_party;
 mod transfer;
 
 use std::fs;
