@@ -28,8 +28,8 @@ use crate::protocol::request::{
     VerifyParams,
 };
 use crate::protocol::response::{
-    DiskUsage, GcReport, Imported, ModelDetails, ModelList, PullDone, PullEvent, Removed, SessionList,
-    Tagged, Version,
+    DiskUsage, GcReport, Imported, ModelDetails, ModelList, PullDone, PullEvent, PullPlan, Removed,
+    SessionList, Tagged, Version,
 };
 use crate::protocol::upkeep::{
     DoctorReport, EvictionPlan, Pinned, Reindexed, TrashList, Undeleted, Verified, VerifyEvent,
@@ -238,6 +238,15 @@ impl Client {
             }
         }
         Err(ClientError::Closed)
+    }
+
+    /// What a pull would move, and why not more. Asks the registry for the manifest, for headers and
+    /// for samples of tensors, and keeps nothing.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn plan_pull(&self, params: &PullParams) -> Result<PullPlan, ClientError> {
+        self.post("/v1/pull/plan", params)
     }
 
     /// Has the store's content read from the disk and compared with its digests, and mended if told

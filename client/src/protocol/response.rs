@@ -298,6 +298,39 @@ pub struct PullDone {
     pub reused_bytes: u64,
 }
 
+/// Answer to `POST /v1/pull/plan`: what a pull would move, and why not more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PullPlan {
+    /// The model's name.
+    pub name: String,
+    /// The manifest's digest, if the model has a manifest already.
+    pub digest: Option<Digest>,
+    /// What would come over the network in bytes, as far as can be told: what is similar is taken
+    /// for the same, and headers and samples, which have come for this answer, come again.
+    pub download_bytes: u64,
+    /// The files, in the order in which they would be taken.
+    pub files: Vec<PlannedFile>,
+}
+
+/// One file of a pull that is planned. Of its bytes, the four parts are disjoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedFile {
+    /// What it is: a component such as `model`, or a file's address.
+    pub name: String,
+    /// Its digest, if anybody names it beforehand.
+    pub digest: Option<Digest>,
+    /// Its length in bytes.
+    pub size: u64,
+    /// What the store has of it for certain.
+    pub stored_bytes: u64,
+    /// What an earlier pull has left.
+    pub resumed_bytes: u64,
+    /// What tensors of a relative seem to be: samples of them agree.
+    pub similar_bytes: u64,
+    /// What would have to come.
+    pub download_bytes: u64,
+}
+
 /// The last frame of an import.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Imported {

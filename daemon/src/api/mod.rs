@@ -11,6 +11,7 @@ use blobd_client::protocol::response::Version;
 use blobd_store_format::reference::{Reference, ReferenceError};
 use hyper::body::Incoming;
 use hyper::{Method, Request};
+use tokio::runtime::Handle;
 
 use crate::ops;
 use crate::session::{Peer, Right, serve_import, serve_open};
@@ -44,6 +45,7 @@ enum Route {
     Verify,
     Reindex,
     Pull,
+    PlanPull,
     Open,
     Import,
 }
@@ -66,6 +68,7 @@ impl Route {
             (&Method::POST, "/v1/gc") => Ok(Self::Gc),
             (&Method::POST, "/v1/verify") => Ok(Self::Verify),
             (&Method::POST, "/v1/reindex") => Ok(Self::Reindex),
+            (&Method::POST, "/v1/pull/plan") => Ok(Self::PlanPull),
             (&Method::POST, "/v1/pull") => Ok(Self::Pull),
             (&Method::POST, "/v1/open") => Ok(Self::Open),
             (&Method::POST, "/v1/import") => Ok(Self::Import),
@@ -95,7 +98,7 @@ impl Route {
             | Self::Eviction(_)
             | Self::Open
             | Self::Verify => Right::Read,
-            Self::Pull | Self::Import => Right::Pull,
+            Self::Pull | Self::PlanPull | Self::Import => Right::Pull,
             Self::Remove | Self::Undelete | Self::Pin | Self::Tag | Self::Gc | Self::Reindex => {
                 Right::Administer
             }
@@ -173,6 +176,20 @@ async fn dispatch(
         Route::Pull => {
             let params: PullParams = read_json(request).await?;
             Ok(pull::start(&daemon, params))
+        }
+        Route::PlanPull => {
+            let (params, handle): (PullParams, _) = (read_json(request).await?, Handle::current());
+            let plan = move |daemon: &Daemon| {
+                let Daemon { store, registry, transfers, .. } = daemon;
+                ops::plan_pull(&ops::Planning {
+                    store,
+                    registry,
+                    transfers,
+                    handle: &handle,
+                    params: &params,
+                })
+            };
+            survey(&daemon, plan).await
         }
         Route::Open => {
             let upgrade = Upgrade::requested(&mut request)?;

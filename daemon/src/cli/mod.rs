@@ -22,6 +22,7 @@ mod progress;
 mod prompt;
 mod ps;
 mod pull;
+mod pull_plan;
 mod reindex;
 mod rm;
 mod serve;

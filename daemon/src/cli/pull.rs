@@ -10,7 +10,7 @@ use clap::Args;
 use super::connect::{client_error, connect};
 use super::output::{human_bytes, print, print_json};
 use super::progress::Bar;
-use super::{Global, usage};
+use super::{Global, pull_plan, usage};
 use crate::size::parse_size;
 
 /// Fetch models from their registries, or GGUF files from where they are
@@ -18,6 +18,7 @@ use crate::size::parse_size;
 #[command(after_help = "Examples:
   blobd pull llama3:8b
   blobd pull llama3:8b --limit-rate 20MB
+  blobd pull llama3:8b-instruct-q4_K_S --dry-run
   blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
   blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf
   blobd pull docker.io/smollm2                   Docker Model Runner's, in docker.io/ai
@@ -33,6 +34,9 @@ pub(super) struct Params {
     /// The most that may come over the network per second, such as 20MB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     limit_rate: Option<u64>,
+    /// Only say what would move, and why not more
+    #[arg(long)]
+    dry_run: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
@@ -43,6 +47,15 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     for source in &params.sources {
         let request =
             PullParams { source: source.clone(), name: params.name.clone(), limit_rate: params.limit_rate };
+        if params.dry_run {
+            let plan = connected.client.plan_pull(&request).map_err(client_error)?;
+            if global.json {
+                print_json(&plan)?
+            } else {
+                print(&pull_plan::render(&plan))?
+            }
+            continue;
+        }
         let mut screen = Screen { json: global.json, bar: None };
         let done = connected.client.pull(&request, |event| screen.show(event));
         screen.end_bar();

@@ -56,7 +56,7 @@ pub fn take_gguf(
 }
 
 /// The file itself was announced when the transaction began; now its parts are known.
-fn announce(ingest: &Ingest, plan: &SplitPlan) {
+pub(crate) fn announce(ingest: &Ingest, plan: &SplitPlan) {
     /// What a tensor takes of a recipe, with its pieces, and generously.
     const RECIPE_BYTES_PER_TENSOR: u64 = 512;
     let recipe = RECIPE_BYTES_PER_TENSOR.saturating_mul(plan.tensors().len() as u64);

@@ -80,7 +80,7 @@ fn take_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
 }
 
 /// What the model is to be called.
-fn name(params: &PullParams) -> Result<Reference, OpError> {
+pub(super) fn name(params: &PullParams) -> Result<Reference, OpError> {
     let address = || params.source.to_string();
     match &params.name {
         Some(name) => refuse_pinned(name).map(|()| name.clone()),
@@ -264,7 +264,7 @@ impl Incoming<'_> {
 /// A template or the like up to this is fetched by one request into memory.
 const SMALL_BYTES: u64 = 256 << 10;
 
-fn failed(file: &RemoteFile, error: TransferError) -> OpError {
+pub(super) fn failed(file: &RemoteFile, error: TransferError) -> OpError {
     let name = file.label();
     match error {
         TransferError::Registry(error) => error.into(),
@@ -288,7 +288,7 @@ fn facts_of_weights(held: Vec<Held>) -> Vec<ModelFacts> {
 }
 
 /// The files of a registry's model.
-fn layers(source: &PullSource, manifest: &Manifest) -> Vec<RemoteFile> {
+pub(super) fn layers(source: &PullSource, manifest: &Manifest) -> Vec<RemoteFile> {
     // Nothing else has a manifest.
     let PullSource::Registry(upstream) = source else { return Vec::new() };
     files_in_order(manifest).into_iter().map(|file| RemoteFile::layer(upstream, file)).collect()

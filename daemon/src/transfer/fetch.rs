@@ -169,7 +169,7 @@ impl Fetch {
                 Ok(Outcome::Fetched) => length = self.policy.next_length(length, started.elapsed()),
                 Ok(Outcome::Superfluous | Outcome::NobodyListens) => return Ok(()),
                 Err(error) => {
-                    let came = self.received_bytes() > before;
+                    let came = self.received_bytes() - before;
                     let Some(wait) = failures.wait_after(&error, came, &self.policy) else {
                         return Err(error);
                     };
@@ -394,10 +394,13 @@ impl Failures {
     pub(super) fn wait_after(
         &mut self,
         error: &RegistryError,
-        came: bool,
+        came: u64,
         policy: &TransferPolicy,
     ) -> Option<Duration> {
         const UNLESS_ANY_CAME: u32 = 2;
+        /// At less for each try it would never end.
+        const WORTH_A_TRY: u64 = 64 << 10;
+        let came = came >= WORTH_A_TRY;
         if !error.may_pass() {
             return None;
         }
@@ -452,17 +455,17 @@ mod tests {
         let broken = RegistryError::TooManyRequests { host: "h".to_owned() };
         let (first, second, third) = (policy.backoff, policy.backoff * 2, policy.backoff * 4);
         let mut failures = Failures::default();
-        assert_eq!(failures.wait_after(&broken, true, &policy), Some(first));
-        assert_eq!(failures.wait_after(&broken, false, &policy), Some(second));
-        assert_eq!(failures.wait_after(&broken, true, &policy), Some(first));
-        assert_eq!(failures.wait_after(&broken, false, &policy), Some(second));
-        assert_eq!(failures.wait_after(&broken, false, &policy), Some(third));
-        assert_eq!(failures.wait_after(&broken, false, &policy), None);
+        assert_eq!(failures.wait_after(&broken, 1 << 20, &policy), Some(first));
+        assert_eq!(failures.wait_after(&broken, 9, &policy), Some(second));
+        assert_eq!(failures.wait_after(&broken, 1 << 20, &policy), Some(first));
+        assert_eq!(failures.wait_after(&broken, 9, &policy), Some(second));
+        assert_eq!(failures.wait_after(&broken, 9, &policy), Some(third));
+        assert_eq!(failures.wait_after(&broken, 9, &policy), None);
         let mut never = Failures::default();
-        assert_eq!(never.wait_after(&broken, false, &policy), Some(first));
-        assert_eq!(never.wait_after(&broken, false, &policy), Some(second));
-        assert_eq!(never.wait_after(&broken, false, &policy), None, "it has never brought anything");
+        assert_eq!(never.wait_after(&broken, 9, &policy), Some(first));
+        assert_eq!(never.wait_after(&broken, 9, &policy), Some(second));
+        assert_eq!(never.wait_after(&broken, 9, &policy), None, "it has never brought anything");
         let fatal = RegistryError::Status { host: "h".to_owned(), status: 410 };
-        assert_eq!(Failures::default().wait_after(&fatal, true, &policy), None);
+        assert_eq!(Failures::default().wait_after(&fatal, 1 << 20, &policy), None);
     }
 }

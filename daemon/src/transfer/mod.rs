@@ -17,17 +17,20 @@ use std::time::Duration;
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{GgufError, Header};
-use blobd_store_format::recipe::RecipeError;
+use blobd_store_format::recipe::{Recipe, RecipeError};
 use blobd_store_format::split::{BlobContent, SplitError, SplitPlan};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 
+use crate::intake::announce;
 use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
-use crate::store::{Ingest, Partial, PartialFile, StoreError};
+use crate::store::leases::Lease;
+use crate::store::{Ingest, Partial, PartialFile, Store, StoreError};
 
 mod arrival;
 mod fetch;
 mod flights;
+mod guess;
 mod hash;
 mod head;
 mod pace;
@@ -38,6 +41,7 @@ use arrival::Arrival;
 use fetch::{Failures, Fetch, write_pieces};
 pub use flights::Flight;
 use flights::Flights;
+use guess::Guess;
 use hash::Hashed;
 use head::Head;
 pub use pace::RateLimit;
@@ -143,6 +147,15 @@ pub struct Received {
     pub reused_bytes: u64,
 }
 
+/// How much of a file there is before it is transferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransferPlan {
+    /// What has come before.
+    pub resumed_bytes: u64,
+    /// What tensors of a relative seem to be.
+    pub similar_bytes: u64,
+}
+
 /// Why a file could not be transferred.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -214,19 +227,54 @@ impl Transfers {
         received
     }
 
+    /// How much of a file there is, without keeping anything of what is fetched to know it.
+    ///
+    /// # Errors
+    /// [`TransferError`].
+    pub fn plan(
+        &self,
+        store: &Arc<Store>,
+        lease: &Lease,
+        job: &Job<'_>,
+    ) -> Result<TransferPlan, TransferError> {
+        let home = PartialFile::open(store, job.file.identity(), job.file.size())?;
+        let resumed_bytes = home.claimed_bytes();
+        let relatives = trial::relatives(store, job.file)?;
+        let near = relatives.first().map(|relative| &**relative);
+        let Start { head: Head { plan, whole, .. }, .. } = self.start(job, store, &home, near)?;
+        if whole.is_some() {
+            return Ok(TransferPlan { resumed_bytes, similar_bytes: 0 });
+        }
+        let mut candidates = trial::candidates(store, lease, &relatives, &plan)?;
+        candidates.retain(|candidate| !home.has_begun(candidate.blob));
+        let trial = Trial::of(job, store, &plan, candidates)?;
+        Ok(TransferPlan { resumed_bytes, similar_bytes: trial.bytes() })
+    }
+
     fn receive_all(
         &self,
         flight: &Flight,
         ingest: &mut Ingest,
         job: &Job<'_>,
     ) -> Result<Received, TransferError> {
-        let mut transfer = self.begin(flight, ingest, job)?;
+        let mut may_guess = true;
         loop {
-            let hashed = transfer.run()?;
-            match job.file.digest() {
-                Some(expected) if expected != hashed.file => transfer.doubt(hashed.file, expected)?,
-                _ => return transfer.finish(ingest, hashed),
+            let mut transfer = self.begin(flight, ingest, job, may_guess)?;
+            loop {
+                let hashed = transfer.run()?;
+                match job.file.digest() {
+                    Some(expected) if expected != hashed.file => {
+                        if transfer.doubt(hashed.file, expected)? == Doubt::All {
+                            break;
+                        }
+                    }
+                    _ => return transfer.finish(ingest, hashed),
+                }
             }
+            tracing::warn!("{}: what was there is not part of it; begun anew", job.file.label());
+            drop(transfer);
+            ingest.store().remove_partial(job.file.identity())?;
+            may_guess = false;
         }
     }
 
@@ -235,35 +283,69 @@ impl Transfers {
         flight: &'t Flight,
         ingest: &Ingest,
         job: &'t Job<'t>,
+        may_guess: bool,
     ) -> Result<Transfer<'t>, TransferError> {
-        let (size, is_gguf) = (job.file.size(), job.file.media_type().is_gguf());
+        let size = job.file.size();
         let home = PartialFile::open(ingest.store(), job.file.identity(), size)?;
-        let mut bytes = if is_gguf { home.head(Header::MAX_BYTES) } else { Vec::new() };
-        let known = bytes.len();
-        let Head { plan, header, whole } =
-            if is_gguf { self.head(job, &mut bytes)? } else { Head::of_any(size) };
-        let downloaded_bytes = (bytes.len() - known) as u64;
+        let relatives = trial::relatives(ingest.store(), job.file)?;
+        let near = relatives.first().filter(|_| may_guess).map(|relative| &**relative);
+        let Start { head: Head { plan, header, whole }, bytes, fetched, is_guess } =
+            self.start(job, ingest.store(), &home, near)?;
         let partial = home.follow(plan, ingest.staging())?;
         let resumed_bytes = partial.arrived_bytes();
         admit(ingest, partial.plan(), resumed_bytes)?;
         // Who sends everything at once cannot be asked for samples.
-        let trial = if whole.is_some() { Trial::default() } else { self.trial(ingest, job, &partial)? };
-        for gap in partial.missing().into_iter().filter(|gap| gap.start < bytes.len() as u64) {
-            let place = usize::try_from(gap.start).unwrap_or_default();
-            let end = usize::try_from(gap.end).unwrap_or(usize::MAX).min(bytes.len());
-            partial.write(gap.start, bytes.get(place..end).unwrap_or_default())?;
-        }
+        let trial =
+            if whole.is_some() { Trial::default() } else { self.trial(ingest, job, &relatives, &partial)? };
+        write_head(&partial, &bytes)?;
         let media_type = job.file.media_type().clone();
         let file = Descriptor { media_type, digest: job.file.identity(), size };
-        let received = Received { file, header, downloaded_bytes, resumed_bytes, reused_bytes: 0 };
+        let received = Received { file, header, downloaded_bytes: fetched, resumed_bytes, reused_bytes: 0 };
         let whole = whole.map(|stream| (stream, bytes.len() as u64));
-        Ok(Transfer { transfers: self, flight, job, arrival: Arrival::new(partial), whole, trial, received })
+        let arrival = Arrival::new(partial);
+        Ok(Transfer { transfers: self, flight, job, arrival, whole, is_guess, trial, received })
+    }
+
+    /// The head and the plan: what is there of it is read, the rest guessed or fetched.
+    fn start(
+        &self,
+        job: &Job<'_>,
+        store: &Store,
+        home: &PartialFile,
+        near: Option<&Recipe>,
+    ) -> Result<Start, TransferError> {
+        let size = job.file.size();
+        if !job.file.media_type().is_gguf() {
+            return Ok(Start { head: Head::of_any(size), bytes: Vec::new(), fetched: 0, is_guess: false });
+        }
+        let mut bytes = home.head(Header::MAX_BYTES);
+        let known = bytes.len();
+        if known == 0
+            && let Some(relative) = near
+            && let Some(Guess { header, mut bytes, fetched }) = guess::guess(job, store, relative)?
+            && let Ok(plan) = SplitPlan::new(&header, size)
+        {
+            // What follows the relative's head is not what follows this one's.
+            let length = plan.blobs().first().map_or(0, |head| head.size);
+            bytes.truncate(usize::try_from(length).unwrap_or(usize::MAX));
+            let head = Head { plan, header: Some(header), whole: None };
+            return Ok(Start { head, bytes, fetched, is_guess: true });
+        }
+        let head = self.head(job, &mut bytes)?;
+        let fetched = (bytes.len() - known) as u64;
+        Ok(Start { head, bytes, fetched, is_guess: false })
     }
 
     /// Takes on trial what the store may have of the rest.
-    fn trial(&self, ingest: &Ingest, job: &Job<'_>, partial: &Partial) -> Result<Trial, TransferError> {
+    fn trial(
+        &self,
+        ingest: &Ingest,
+        job: &Job<'_>,
+        relatives: &[Arc<Recipe>],
+        partial: &Partial,
+    ) -> Result<Trial, TransferError> {
         let store = ingest.store();
-        let mut candidates = trial::candidates(store, ingest.lease(), job.file, partial.plan())?;
+        let mut candidates = trial::candidates(store, ingest.lease(), relatives, partial.plan())?;
         candidates.retain(|candidate| partial.is_untouched(candidate.blob));
         let trial = Trial::of(job, store, partial.plan(), candidates)?;
         for suspect in trial.suspects() {
@@ -281,7 +363,7 @@ impl Transfers {
                 Err(TransferError::Registry(error)) => error,
                 head => return head,
             };
-            let came = bytes.len() > before;
+            let came = (bytes.len() - before) as u64;
             let Some(wait) = failures.wait_after(&error, came, &self.policy) else {
                 return Err(error.into());
             };
@@ -299,8 +381,39 @@ impl Transfers {
     }
 }
 
+/// Where a transfer starts.
+struct Start {
+    head: Head,
+    /// The file's first bytes, as far as they are there.
+    bytes: Vec<u8>,
+    /// How many of them came over the network just now.
+    fetched: u64,
+    /// Whether some of them are a relative's.
+    is_guess: bool,
+}
+
+/// What has to be looked at again when the whole is not what was named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doubt {
+    /// What is missing now.
+    Some,
+    /// Everything.
+    All,
+}
+
+/// Writes what of the file's first bytes is missing.
+fn write_head(partial: &Partial, bytes: &[u8]) -> Result<(), StoreError> {
+    for gap in partial.missing().into_iter().filter(|gap| gap.start < bytes.len() as u64) {
+        let place = usize::try_from(gap.start).unwrap_or_default();
+        let end = usize::try_from(gap.end).unwrap_or(usize::MAX).min(bytes.len());
+        partial.write(gap.start, bytes.get(place..end).unwrap_or_default())?;
+    }
+    Ok(())
+}
+
 /// Room for what is still to be written.
 fn admit(ingest: &Ingest, plan: &SplitPlan, arrived: u64) -> Result<(), StoreError> {
+    announce(ingest, plan);
     if arrived == 0 {
         return ingest.admit(plan.blobs().iter().map(|blob| blob.size));
     }
@@ -316,6 +429,8 @@ struct Transfer<'t> {
     arrival: Arc<Arrival>,
     /// A stream of the whole file, and how far it is.
     whole: Option<(RemoteStream, u64)>,
+    /// Whether some of the head is a relative's.
+    is_guess: bool,
     /// What is taken from the store until the digest says otherwise.
     trial: Trial,
     received: Received,
@@ -356,22 +471,45 @@ impl Transfer<'_> {
         }
     }
 
-    /// It is not the file. What is on trial may be to blame; or what came before may be to blame; what came just now is to blame if
-    /// there was nothing before.
-    fn doubt(&mut self, found: Digest, expected: Digest) -> Result<(), TransferError> {
+    /// It is not the file. The head may have been guessed wrong, or what is on trial is not its own,
+    /// or what came before is not; what came just now is to blame if there was nothing else.
+    fn doubt(&mut self, found: Digest, expected: Digest) -> Result<Doubt, TransferError> {
+        if std::mem::take(&mut self.is_guess)
+            && let Some(doubt) = self.check_head()?
+        {
+            return Ok(doubt);
+        }
         let suspects = self.trial.next_suspects();
         if !suspects.is_empty() {
             tracing::info!("{expected}: {} tensors of a relative are not its own", suspects.len());
             suspects.iter().for_each(|suspect| self.arrival.partial().forget_stored(suspect.blob));
-            return Ok(());
+            return Ok(Doubt::Some);
         }
-        self.arrival.partial().discard()?;
-        if self.received.resumed_bytes == 0 {
-            return Err(TransferError::Digest { found, expected });
+        match self.received.resumed_bytes {
+            0 => Err(TransferError::Digest { found, expected }),
+            _ => Ok(Doubt::All),
         }
-        tracing::warn!("{expected}: what had arrived before is not part of it; begun anew");
-        self.received.resumed_bytes = 0;
-        Ok(())
+    }
+
+    /// Fetches the head that was guessed; nothing if the guess was right.
+    fn check_head(&mut self) -> Result<Option<Doubt>, TransferError> {
+        let mut bytes = Vec::new();
+        let head = self.transfers.head(self.job, &mut bytes)?;
+        self.received.downloaded_bytes += bytes.len() as u64;
+        let partial = self.arrival.partial();
+        if head.plan != *partial.plan() {
+            return Ok(Some(Doubt::All));
+        }
+        let length = head.plan.blobs().first().map_or(0, |head| head.size);
+        bytes.truncate(usize::try_from(length).unwrap_or(usize::MAX));
+        let mut guessed = vec![0; bytes.len()];
+        partial.read(0, &mut guessed)?;
+        if guessed == bytes {
+            return Ok(None);
+        }
+        partial.write(0, &bytes)?;
+        self.received.header = head.header;
+        Ok(Some(Doubt::Some))
     }
 
     fn finish(mut self, ingest: &mut Ingest, hashed: Hashed) -> Result<Received, TransferError> {
@@ -386,8 +524,7 @@ impl Transfer<'_> {
             ingest.add_recipe(plan.recipe(hashed.file, &hashed.blobs, hashed.literals)?);
         }
         ingest.publish()?;
-        let on_trial = self.trial.suspects().iter().map(|suspect| suspect.size);
-        self.received.reused_bytes = on_trial.fold(0, u64::saturating_add);
+        self.received.reused_bytes = self.trial.bytes();
         self.received.file.digest = hashed.file;
         Ok(self.received)
     }

@@ -64,13 +64,13 @@ const LEAST_BYTES: u64 = 1 << 20;
 pub(super) fn candidates(
     store: &Store,
     lease: &Lease,
-    file: &RemoteFile,
+    relatives: &[Arc<Recipe>],
     plan: &SplitPlan,
 ) -> Result<Vec<Candidate>, StoreError> {
     let mut found: BTreeMap<usize, Digest> = BTreeMap::new();
-    for recipe in relatives(store, file)? {
+    for recipe in relatives {
         // Of a nearer one it is more likely the same.
-        for (blob, digest) in same_tensors(plan, &recipe) {
+        for (blob, digest) in same_tensors(plan, recipe) {
             found.entry(blob).or_insert(digest);
         }
     }
@@ -89,7 +89,14 @@ pub(super) fn candidates(
 
 /// Recipes of stored files that may share tensors, the nearest first: other tags of the model, then
 /// what is about as large.
-fn relatives(store: &Store, file: &RemoteFile) -> Result<Vec<Arc<Recipe>>, StoreError> {
+///
+/// # Errors
+/// [`StoreError`].
+pub(super) fn relatives(store: &Store, file: &RemoteFile) -> Result<Vec<Arc<Recipe>>, StoreError> {
+    if file.digest().is_none() {
+        // Nothing would ever prove that what is taken on trial is the file's.
+        return Ok(Vec::new());
+    }
     let mut models = store.summaries()?;
     let is_sibling = |reference: &Reference| file.model().is_some_and(|own| own.is_sibling_of(reference));
     models.sort_by_cached_key(|model| {
@@ -172,6 +179,11 @@ impl Trial {
     /// What is on trial.
     pub(super) fn suspects(&self) -> &[Candidate] {
         &self.suspects
+    }
+
+    /// How much that is.
+    pub(super) fn bytes(&self) -> u64 {
+        self.suspects.iter().map(|suspect| suspect.size).fold(0, u64::saturating_add)
     }
 
     /// What to fetch after all, because the whole is not what it should be: each time about twice as

@@ -9,7 +9,7 @@ use crate::recipe::{Piece, Recipe, RecipeError, TensorEntry};
 use crate::tensor::Shape;
 
 /// How one file is split.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitPlan {
     file_size: u64,
     blobs: Vec<PlannedBlob>,

@@ -66,13 +66,7 @@ impl PartialFile {
     /// header, from which the plan is made.
     #[must_use]
     pub fn head(&self, limit: u64) -> Vec<u8> {
-        let mut arrived = Extents::default();
-        for record in &self.records {
-            if let Record::Arrived { offset, length, .. } = record {
-                arrived.insert(*offset..offset.saturating_add(u64::from(*length)));
-            }
-        }
-        let length = usize::try_from(arrived.end_of_run(0).min(limit)).unwrap_or_default();
+        let length = usize::try_from(self.claimed().end_of_run(0).min(limit)).unwrap_or_default();
         let mut head = vec![0; length];
         // In every plan the file begins with its first blob.
         let read = File::open(self.path_of(0)).and_then(|file| {
@@ -80,6 +74,28 @@ impl PartialFile {
             file.read_exact_at(&mut head, 0)
         });
         if read.is_ok() { head } else { Vec::new() }
+    }
+
+    /// How much the journal says has come.
+    #[must_use]
+    pub fn claimed_bytes(&self) -> u64 {
+        self.claimed().total()
+    }
+
+    /// Whether a planned blob has a file here.
+    #[must_use]
+    pub fn has_begun(&self, blob: usize) -> bool {
+        self.path_of(blob).exists()
+    }
+
+    fn claimed(&self) -> Extents {
+        let mut arrived = Extents::default();
+        for record in &self.records {
+            if let Record::Arrived { offset, length, .. } = record {
+                arrived.insert(*offset..offset.saturating_add(u64::from(*length)));
+            }
+        }
+        arrived
     }
 
     /// Goes on by this plan. What has arrived by another one is given up, and so is what the disk

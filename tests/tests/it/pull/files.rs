@@ -289,3 +289,22 @@ fn damaged_tensor_is_fetched_again_from_where_the_file_was() {
         assert!(registry.bytes_served() - before < 8192, "only the tensor is fetched");
     }
 }
+
+/// Nobody names its digest, so nothing could prove that a relative's tensors are its own.
+#[test]
+fn file_without_a_digest_takes_nothing_on_trial() {
+    let registry = FakeRegistry::start().unwrap();
+    let house = House::with("");
+    let first = ModelFile::dense_of(1, 2, 256);
+    let mut second = ModelFile::dense_of(1, 2, 256);
+    for tensor in &mut second.tensors {
+        let last = tensor.bytes.len() - 1;
+        tensor.bytes[last] ^= 1;
+    }
+    for (name, model) in [("first", &first), ("second", &second)] {
+        registry.add_page(&format!("/{name}.gguf"), &model.bytes(), &[]);
+        let url = format!("{}/{name}.gguf", registry.url());
+        house.run(&["pull", &url, "--name", name]).succeeds();
+        assert!(house.export(name) == model.bytes(), "{name}");
+    }
+}
