@@ -21,6 +21,11 @@ impl Series {
         self.0.push(time);
     }
 
+    /// The latest.
+    pub(crate) fn last(&self) -> Duration {
+        self.0.last().copied().unwrap_or_default()
+    }
+
     /// The median.
     pub(crate) fn seconds(&self) -> f64 {
         self.quantile(0.5)
@@ -59,6 +64,23 @@ pub(crate) fn run(command: &mut Command) -> Outcome<()> {
         return Ok(());
     }
     Err(format!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)).into())
+}
+
+/// Processor time of this process and of every child that it has waited for, threads included.
+pub(crate) fn processor_time() -> Outcome<Duration> {
+    ticks_of("self", 4)
+}
+
+/// The sum of the first so many of a process's times: in user code and in the kernel, then the
+/// same of its children.
+fn ticks_of(process: &str, times: usize) -> Outcome<Duration> {
+    const TICKS_PER_SECOND: u64 = 100;
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The name is in parentheses and may hold anything; 11 fields come between it and the times.
+    let (_, fields) = stat.rsplit_once(") ").ok_or("no name")?;
+    let times = fields.split(' ').skip(11).take(times).map(str::parse::<u64>);
+    let ticks = times.sum::<Result<u64, _>>()?;
+    Ok(Duration::from_millis(ticks * (1000 / TICKS_PER_SECOND)))
 }
 
 /// One pass over a file, on one core.
@@ -136,6 +158,11 @@ impl Daemon {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
+    }
+
+    /// Processor time of all its threads.
+    pub(crate) fn processor_time(&self) -> Outcome<Duration> {
+        ticks_of(&self.child.id().to_string(), 2)
     }
 
     /// The most memory it has had at once, in bytes.
