@@ -50,9 +50,9 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         if params.dry_run {
             let plan = connected.client.plan_pull(&request).map_err(client_error)?;
             if global.json {
-                print_json(&plan)?
+                print_json(&plan)?;
             } else {
-                print(&pull_plan::render(&plan))?
+                print(&pull_plan::render(&plan))?;
             }
             continue;
         }

@@ -11,7 +11,7 @@ pub(super) fn render(plan: &PullPlan) -> String {
     for file in &plan.files {
         let sizes =
             [file.size, file.stored_bytes, file.resumed_bytes, file.similar_bytes, file.download_bytes];
-        let digest = file.digest.map_or_else(|| "-".to_owned(), |digest| digest.short());
+        let digest = file.digest.map_or_else(|| "-".to_owned(), blobd_store_format::digest::Digest::short);
         table.row([printable(&file.name), digest].into_iter().chain(sizes.map(human_bytes)));
     }
     let total = human_bytes(plan.download_bytes);

@@ -24,30 +24,50 @@ use crate::store::{Store, StoreError};
 /// # Errors
 /// [`StoreError::Io`] when something cannot be removed; what was removed before stays removed.
 pub(super) fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> Result<GcPlan, StoreError> {
-    let mut done = GcPlan { held: plan.held.clone(), ..GcPlan::default() };
+    let mut done = GcPlan::default();
     for litter in &plan.litter {
         if remove_litter(store, litter, collection)? {
             done.litter.push(litter.clone());
         }
     }
-    if !plan.deletions.is_empty() {
+    if !plan.deletions.is_empty() || !plan.held.is_empty() {
         settle(store)?;
     }
     let _change = store.begin_change();
-    for (node, _) in &plan.deletions {
+    let mut held = plan.held.clone();
+    held.extend(delete_all(store, &plan.deletions, collection, &mut done)?);
+    if !held.is_empty() {
+        thread::sleep(MOMENT);
+        done.held = delete_all(store, &held, collection, &mut done)?;
+    }
+    // What a program holds goes when it lets go: whoever comes by next tries again.
+    store.condemn(done.held.iter().map(|(node, _)| node.digest()).chain(plan.leased.iter().copied()));
+    Ok(done)
+}
+
+/// While the kernel writes a file out, it looks as if somebody had it open.
+const MOMENT: Duration = Duration::from_millis(20);
+
+/// Deletes what nobody holds; returns the rest.
+fn delete_all(
+    store: &Store,
+    nodes: &[(Node, u64)],
+    collection: &Collection,
+    done: &mut GcPlan,
+) -> Result<Vec<(Node, u64)>, StoreError> {
+    let mut held = Vec::new();
+    for (node, _) in nodes {
         match collection.delete_unpinned(node.digest(), || delete(store, *node)).transpose()? {
             Some(Outcome::Deleted(bytes)) => {
                 // Not under the lock, which keeps everybody from opening a model.
                 node.note_removed(store, bytes);
                 done.deletions.push((*node, bytes));
             }
-            Some(Outcome::Held(bytes)) => done.held.push((*node, bytes)),
+            Some(Outcome::Held(bytes)) => held.push((*node, bytes)),
             Some(Outcome::Gone) | None => {}
         }
     }
-    // What a program holds goes when it lets go: whoever comes by next tries again.
-    store.condemn(done.held.iter().map(|(node, _)| node.digest()).chain(plan.leased.iter().copied()));
-    Ok(done)
+    Ok(held)
 }
 
 enum Outcome {

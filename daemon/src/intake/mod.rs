@@ -46,7 +46,7 @@ pub fn take_gguf(
 ) -> Result<TakenFile, IntakeError> {
     let Head { header, surplus } = read_head(source, size)?;
     let plan = SplitPlan::new(&header, size)?;
-    announce(ingest, &plan);
+    announce(ingest, &plan, plan.blobs().iter().map(|blob| blob.size));
     ingest.admit(plan.blobs().iter().map(|blob| blob.size))?;
     let facts = ModelFacts::of(&header);
     let mut source = Cursor::new(header.bytes()).chain(Cursor::new(surplus)).chain(source);
@@ -55,12 +55,12 @@ pub fn take_gguf(
     Ok(TakenFile { digest: parts.file, size, facts: Some(facts) })
 }
 
-/// The file itself was announced when the transaction began; now its parts are known.
-pub(crate) fn announce(ingest: &Ingest, plan: &SplitPlan) {
+/// The file itself was announced when the transaction began; now its parts are known, and that
+/// blobs of these sizes may have to be stored.
+pub(crate) fn announce(ingest: &Ingest, plan: &SplitPlan, blobs: impl Iterator<Item = u64>) {
     /// What a tensor takes of a recipe, with its pieces, and generously.
     const RECIPE_BYTES_PER_TENSOR: u64 = 512;
     let recipe = RECIPE_BYTES_PER_TENSOR.saturating_mul(plan.tensors().len() as u64);
-    let blobs = plan.blobs().iter().map(|blob| blob.size);
     ingest.staging().expect_instead(plan.file_size(), blobs.chain([recipe]));
 }
 

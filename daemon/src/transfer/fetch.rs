@@ -4,6 +4,7 @@
 //! that writes. A connection that breaks, stalls or is much slower than the others loses the rest
 //! of its range to whoever asks next; what it has brought stays.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use tokio::time::Instant;
 
 use super::arrival::Arrival;
 use super::schedule::{Claim, Schedule};
+use super::speed::{Meter, Speeds};
 use super::{RateLimit, TransferPolicy};
 use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 
@@ -34,6 +36,7 @@ pub(super) struct Fetch {
     changed: Notify,
     received: AtomicU64,
     workers: AtomicUsize,
+    speeds: Speeds,
 }
 
 /// Bytes on their way to the thread that writes.
@@ -73,6 +76,7 @@ impl Fetch {
             changed,
             received,
             workers,
+            speeds: Speeds::default(),
         })
     }
 
@@ -167,6 +171,7 @@ impl Fetch {
             };
             match fetched {
                 Ok(Outcome::Fetched) => length = self.policy.next_length(length, started.elapsed()),
+                Ok(Outcome::LeftBehind) => length = self.policy.min_range_bytes,
                 Ok(Outcome::Superfluous | Outcome::NobodyListens) => return Ok(()),
                 Err(error) => {
                     let came = self.received_bytes() - before;
@@ -231,30 +236,39 @@ impl Fetch {
         claim: &Claim,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
-        let mut pieces = Pieces::new(claim.range.start);
+        let (mut pieces, mut meter) = (Pieces::new(claim.range.start), Meter::default());
         loop {
+            let waiting = Instant::now();
             let next = match pieces.patience() {
-                None => stream.next().await,
-                Some(until) => match tokio::time::timeout_at(until, stream.next()).await {
-                    Ok(next) => next,
-                    Err(_elapsed) => {
-                        self.hand_over(&mut pieces, claim.id, writer).await;
-                        continue;
-                    }
-                },
+                None => Ok(stream.next().await),
+                Some(until) => tokio::time::timeout_at(until, stream.next()).await,
             };
             let bytes = match next {
-                Ok(Some(bytes)) => bytes,
-                ended => {
+                Ok(Ok(Some(bytes))) => bytes,
+                Ok(ended) => {
                     // What has come before it broke is as good as any.
                     self.hand_over(&mut pieces, claim.id, writer).await;
-                    return ended.map(|_| Outcome::Fetched);
+                    return ended.map(|_| {
+                        self.speeds.note(meter);
+                        Outcome::Fetched
+                    });
                 }
+                Err(_elapsed) => Bytes::new(),
             };
+            meter.add(bytes.len(), waiting.elapsed());
             self.count(bytes.len()).await;
-            pieces.push(bytes);
-            if pieces.is_full() && !self.hand_over(&mut pieces, claim.id, writer).await {
+            let came = !bytes.is_empty();
+            if came {
+                pieces.push(bytes);
+            }
+            let is_left_behind = self.speeds.is_left_behind(&mut meter, pieces.left(&claim.range));
+            let is_due = !came || pieces.is_full() || is_left_behind;
+            if is_due && !self.hand_over(&mut pieces, claim.id, writer).await {
                 return Ok(Outcome::NobodyListens);
+            }
+            if is_left_behind {
+                tracing::debug!("a connection far slower than the others is left");
+                return Ok(Outcome::LeftBehind);
             }
         }
     }
@@ -313,6 +327,8 @@ impl Fetch {
 enum Outcome {
     /// All of it has come.
     Fetched,
+    /// The rest will come sooner by another connection.
+    LeftBehind,
     /// Nothing is left to do here.
     Superfluous,
     /// The thread that writes has ended.
@@ -342,6 +358,11 @@ impl Pieces {
 
     fn is_full(&self) -> bool {
         self.length >= PIECE_BYTES
+    }
+
+    /// How much of the range has still to come.
+    fn left(&self, range: &Range<u64>) -> u64 {
+        range.end.saturating_sub(self.offset).saturating_sub(self.length as u64)
     }
 
     /// Until when what there is may wait for more.

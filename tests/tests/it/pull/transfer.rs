@@ -83,6 +83,54 @@ fn cut_and_stalled_connections_cost_little_more_than_what_they_did_not_bring() {
     }
 }
 
+/// Two good ranges say what is usual; the third would take minutes, and so would the pull.
+#[test]
+fn range_far_slower_than_the_others_is_asked_for_again() {
+    let (daemon, model) = (TestDaemon::start(), ModelFile::dense_of(1, 2, 768));
+    let registry = registry_with(&model);
+    registry.add_fault("/cdn/", 3, slow(20 << 20));
+    registry.add_fault("/cdn/", 1, slow(10_000));
+    let started = Instant::now();
+    pull(&daemon, &registry, &model);
+    assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+    let size = model.bytes().len() as u64;
+    assert!(registry.bytes_served() < size + size / 10, "{} of {size}", registry.bytes_served());
+}
+
+/// The vocabulary is most of the header, and the relative has it; another has one word changed.
+#[test]
+fn header_of_a_sibling_is_not_fetched_as_far_as_it_is_known() {
+    let (daemon, model) = (TestDaemon::start(), vocabulary_model("a", 20_000));
+    let registry = registry_with(&model);
+    pull(&daemon, &registry, &model);
+    let tuned = vocabulary_model("a", 20_000).with_changed("blk.1.ffn_up.weight");
+    let retrained = vocabulary_model("b", 20_000);
+    let longer = vocabulary_model("b", 20_001);
+    let [mut moved, mut sizes] = [Vec::new(), Vec::new()];
+    for (tag, other) in [("tuned", &tuned), ("retrained", &retrained), ("longer", &longer)] {
+        let before = registry.bytes_served();
+        let name = format!("library/tiny:{tag}");
+        offer(&registry, &name, &other.bytes());
+        let name = registry.name(&name);
+        daemon.command().run(["pull", &name]).succeeds();
+        assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == other.bytes(), "{tag}");
+        moved.push(registry.bytes_served() - before);
+        sizes.push(other.bytes().len() as u64);
+        check_blobs(daemon.root());
+    }
+    let tensor = 512 * 512 * 4 * 2;
+    assert!(moved[0] < tensor + 100_000, "{moved:?} of {sizes:?}");
+    // One word where no sample looks: the digest tells, and the header comes after all.
+    assert!(moved[1] < 700_000 && moved[2] < 700_000, "{moved:?} of {sizes:?}");
+}
+
+/// [`large`] with a vocabulary of about 300 KiB, one word of which is `word`.
+fn vocabulary_model(word: &str, count: u64) -> ModelFile {
+    let words =
+        (0..count).map(|number| if number == 7_777 { word.to_owned() } else { format!("{number:08}") });
+    large(1).with("tokenizer.ggml.tokens", words.collect::<Vec<_>>())
+}
+
 #[test]
 fn flipped_byte_is_a_clear_error_and_what_came_is_thrown_away() {
     let (daemon, model) = (TestDaemon::start(), large(1));

@@ -1,0 +1,135 @@
+//! One file on its way: fetched, hashed, and doubted until its digest is right.
+
+use std::sync::Arc;
+use std::thread;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::split::BlobContent;
+use tokio::sync::mpsc;
+
+use super::arrival::Arrival;
+use super::fetch::{Fetch, write_pieces};
+use super::flights::Flight;
+use super::hash::{self, Hashed};
+use super::start::{fetch_head, head_bytes};
+use super::trial::Trial;
+use super::{Job, Received, TransferError, Transfers};
+use crate::registry::RemoteStream;
+use crate::store::Ingest;
+
+/// One file on its way.
+pub(super) struct Transfer<'t> {
+    pub(super) transfers: &'t Transfers,
+    pub(super) flight: &'t Flight,
+    pub(super) job: &'t Job<'t>,
+    pub(super) arrival: Arc<Arrival>,
+    /// A stream of the whole file, and how far it is.
+    pub(super) whole: Option<(RemoteStream, u64)>,
+    /// Whether some of the head is a relative's.
+    pub(super) is_guess: bool,
+    /// What is taken from the store until the digest says otherwise.
+    pub(super) trial: Trial,
+    pub(super) received: Received,
+}
+
+impl Transfer<'_> {
+    /// Fetches what is missing and hashes all of it meanwhile.
+    pub(super) fn run(&mut self) -> Result<Hashed, TransferError> {
+        const PIECES_WAITING: usize = 4;
+        let (job, arrival, flight) = (self.job, &self.arrival, self.flight);
+        let fetch = Fetch::new(
+            (job.registry.clone(), job.file.clone()),
+            Arc::clone(arrival),
+            self.transfers.policy,
+            vec![self.transfers.limit.clone(), job.limit.clone()],
+            self.transfers.slots(job.file.host()),
+        );
+        let (to_writer, pieces) = mpsc::channel(PIECES_WAITING);
+        let mut look = || {
+            let arrived = arrival.partial().arrived_bytes();
+            flight.note(arrived);
+            (job.look)(arrived)
+        };
+        arrival.begin();
+        let hashed = thread::scope(|scope| {
+            scope.spawn(|| write_pieces(arrival, pieces));
+            let task = job.handle.spawn(Arc::clone(&fetch).run(self.whole.take(), to_writer));
+            let hashed = hash::hash(arrival, &mut look);
+            arrival.end();
+            // The thread that writes ends with what is left of it.
+            task.abort();
+            hashed
+        });
+        self.received.downloaded_bytes += fetch.received_bytes();
+        match hashed? {
+            Some(hashed) => Ok(hashed),
+            None => Err(arrival.take_failure().unwrap_or(TransferError::Unwanted)),
+        }
+    }
+
+    /// It is not the file. The head may have been guessed wrong, or what is on trial is not its own,
+    /// or what came before is not; what came just now is to blame if there was nothing else.
+    pub(super) fn doubt(&mut self, found: Digest, expected: Digest) -> Result<Doubt, TransferError> {
+        if std::mem::take(&mut self.is_guess)
+            && let Some(doubt) = self.check_head()?
+        {
+            return Ok(doubt);
+        }
+        let suspects = self.trial.next_suspects();
+        if !suspects.is_empty() {
+            tracing::info!("{expected}: {} tensors of a relative are not its own", suspects.len());
+            suspects.iter().for_each(|suspect| self.arrival.partial().forget_stored(suspect.blob));
+            return Ok(Doubt::Some);
+        }
+        match self.received.resumed_bytes {
+            0 => Err(TransferError::Digest { found, expected }),
+            _ => Ok(Doubt::All),
+        }
+    }
+
+    /// Fetches the head that was guessed; nothing if the guess was right.
+    fn check_head(&mut self) -> Result<Option<Doubt>, TransferError> {
+        let mut bytes = Vec::new();
+        let head = fetch_head(self.job, &self.transfers.policy, &mut bytes)?;
+        self.received.downloaded_bytes += bytes.len() as u64;
+        let partial = self.arrival.partial();
+        if head.plan != *partial.plan() {
+            return Ok(Some(Doubt::All));
+        }
+        bytes.truncate(head_bytes(&head.plan));
+        let mut guessed = vec![0; bytes.len()];
+        partial.read(0, &mut guessed)?;
+        if guessed == bytes {
+            return Ok(None);
+        }
+        partial.write(0, &bytes)?;
+        self.received.header = head.header;
+        Ok(Some(Doubt::Some))
+    }
+
+    pub(super) fn finish(mut self, ingest: &mut Ingest, hashed: Hashed) -> Result<Received, TransferError> {
+        let partial = self.arrival.partial();
+        partial.note_digests(&hashed.blobs)?;
+        partial.seal()?;
+        for blob in hashed.staged {
+            ingest.add_blob(blob)?;
+        }
+        let plan = partial.plan();
+        if plan.blobs().iter().all(|blob| blob.content != BlobContent::File) {
+            ingest.add_recipe(plan.recipe(hashed.file, &hashed.blobs, hashed.literals)?);
+        }
+        ingest.publish()?;
+        self.received.reused_bytes = self.trial.bytes();
+        self.received.file.digest = hashed.file;
+        Ok(self.received)
+    }
+}
+
+/// What has to be looked at again when the whole is not what was named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Doubt {
+    /// What is missing now.
+    Some,
+    /// Everything.
+    All,
+}

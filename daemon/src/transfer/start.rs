@@ -1,0 +1,109 @@
+//! Where a transfer starts: with the head, which is there already, guessed or fetched.
+
+use std::thread;
+
+use blobd_store_format::gguf::Header;
+use blobd_store_format::recipe::Recipe;
+use blobd_store_format::split::SplitPlan;
+
+use super::fetch::Failures;
+use super::guess::{self, Guess};
+use super::head::{self, Head};
+use super::{Job, TransferError, TransferPolicy};
+use crate::store::{Partial, PartialFile, Store, StoreError};
+
+/// What is known of a file before its tensors are looked at.
+#[derive(Debug)]
+pub(super) struct Start {
+    pub(super) head: Head,
+    /// The file's first bytes, as far as they are there.
+    pub(super) bytes: Vec<u8>,
+    /// How many of them came over the network just now.
+    pub(super) fetched: u64,
+    /// Whether some of them are a relative's.
+    pub(super) is_guess: bool,
+}
+
+impl Start {
+    /// Reads the head if it has arrived before, guesses it from that of `near` if that works, and
+    /// fetches it otherwise.
+    ///
+    /// # Errors
+    /// [`TransferError`] when it cannot be had or is refused.
+    pub(super) fn of(
+        job: &Job<'_>,
+        policy: &TransferPolicy,
+        store: &Store,
+        home: &PartialFile,
+        near: Option<&Recipe>,
+    ) -> Result<Self, TransferError> {
+        let size = job.file.size();
+        if !job.file.media_type().is_gguf() {
+            return Ok(Self { head: Head::of_any(size), bytes: Vec::new(), fetched: 0, is_guess: false });
+        }
+        let mut bytes = home.head(Header::MAX_BYTES);
+        let known = bytes.len();
+        if known == 0
+            && let Some(relative) = near
+            && let Some(start) = Self::guessed(job, store, relative)?
+        {
+            return Ok(start);
+        }
+        let head = fetch_head(job, policy, &mut bytes)?;
+        let fetched = (bytes.len() - known) as u64;
+        Ok(Self { head, bytes, fetched, is_guess: false })
+    }
+
+    fn guessed(job: &Job<'_>, store: &Store, relative: &Recipe) -> Result<Option<Self>, TransferError> {
+        let Some(Guess { header, mut bytes, fetched }) = guess::guess(job, store, relative)? else {
+            return Ok(None);
+        };
+        let Ok(plan) = SplitPlan::new(&header, job.file.size()) else { return Ok(None) };
+        // What follows the relative's head is not what follows this one's.
+        bytes.truncate(head_bytes(&plan));
+        let head = Head { plan, header: Some(header), whole: None };
+        Ok(Some(Self { head, bytes, fetched, is_guess: true }))
+    }
+}
+
+/// The length of the head with its padding, which is the first blob of every plan.
+pub(super) fn head_bytes(plan: &SplitPlan) -> usize {
+    plan.blobs().first().map_or(0, |head| usize::try_from(head.size).unwrap_or(usize::MAX))
+}
+
+/// Fetches the head, trying again as for any other range.
+///
+/// # Errors
+/// [`TransferError`] when it cannot be had or is refused.
+pub(super) fn fetch_head(
+    job: &Job<'_>,
+    policy: &TransferPolicy,
+    bytes: &mut Vec<u8>,
+) -> Result<Head, TransferError> {
+    let mut failures = Failures::default();
+    loop {
+        let before = bytes.len();
+        let error = match head::fetch(job, bytes) {
+            Err(TransferError::Registry(error)) => error,
+            head => return head,
+        };
+        let came = (bytes.len() - before) as u64;
+        let Some(wait) = failures.wait_after(&error, came, policy) else {
+            return Err(error.into());
+        };
+        thread::sleep(wait);
+        if !(job.look)(0) {
+            return Err(TransferError::Unwanted);
+        }
+    }
+}
+
+/// Writes what of the file's first bytes is missing.
+pub(super) fn write_head(partial: &Partial, bytes: &[u8]) -> Result<(), StoreError> {
+    for gap in partial.missing().into_iter().filter(|gap| gap.start < bytes.len() as u64) {
+        let place = usize::try_from(gap.start).unwrap_or_default();
+        let end = usize::try_from(gap.end).unwrap_or(usize::MAX).min(bytes.len());
+        partial.write(gap.start, bytes.get(place..end).unwrap_or_default())?;
+    }
+    Ok(())
+}
