@@ -1,5 +1,6 @@
 //! Pulls from a registry that others wrote: the CNCF's `distribution`, which Debian packages as
-//! `docker-registry`. Skipped where that program is not installed.
+//! `docker-registry`. Skipped where that program is not installed. The models are pushed from here, by
+//! the steps that its specification lists for a client.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _, Write as _};
