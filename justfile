@@ -2,7 +2,7 @@
 check:
     .ci/run
 
-# The tests alone
+# The tests alone; those against a registry of others take docker-registry, else they are skipped
 test *arguments:
     cargo test --workspace {{ arguments }}
 
@@ -28,7 +28,7 @@ install:
 demo:
     cargo run --release -- demo
 
-# Measure against plain tools (docs/BENCHMARKS.md)
+# Measure against plain tools (docs/BENCHMARKS.md); the pull takes curl, else it is skipped
 bench *arguments: build
     cargo run --release --package blobd-tests --bin bench -- {{ arguments }}
 

@@ -6,6 +6,7 @@ mod files;
 mod manifests;
 mod people;
 mod places;
+mod third_party;
 mod transfer;
 
 use std::fs;

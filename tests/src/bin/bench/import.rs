@@ -5,11 +5,10 @@ use std::path::Path;
 use std::process::Command;
 
 use blobd::demo::models::{Dimensions, SyntheticModel};
-use blobd_store_format::digest::Hasher;
 
 use crate::Setup;
 use crate::balloon::Balloon;
-use crate::measure::{Daemon, Outcome, Series, run as run_command, timed};
+use crate::measure::{Daemon, Outcome, Series, digest_of, gib, mib, run as run_command, timed};
 
 pub(crate) fn run(setup: &Setup) -> Outcome<()> {
     let directory = tempfile::tempdir_in(&setup.tmpfs)?;
@@ -68,7 +67,7 @@ fn to_tmpfs(setup: &Setup, file: &Path, size: u64) -> Outcome<()> {
         let target = directory.path().join("copy");
         let copied = timed(|| run_command(Command::new("cp").arg(file).arg(&target)))?.0;
         std::fs::remove_file(&target)?;
-        let hashed = timed(|| hash_pass(file))?.0;
+        let hashed = timed(|| digest_of(file))?.0;
         import.push(timed(|| import_to(setup, file, directory.path()))?.0);
         copy.push(copied);
         hash.push(hashed);
@@ -94,29 +93,4 @@ fn to_tmpfs(setup: &Setup, file: &Path, size: u64) -> Outcome<()> {
 /// A process of its own, as `cp` is.
 fn import_to(setup: &Setup, file: &Path, directory: &Path) -> Outcome<()> {
     run_command(Command::new(&setup.blobd).arg("--root").arg(directory.join("store")).arg("import").arg(file))
-}
-
-fn hash_pass(file: &Path) -> Outcome<()> {
-    use std::io::Read as _;
-    let mut file = std::fs::File::open(file)?;
-    let mut buffer = vec![0; 1 << 20];
-    let mut hasher = Hasher::new();
-    loop {
-        let read = file.read(&mut buffer)?;
-        if read == 0 {
-            std::hint::black_box(hasher.finish());
-            return Ok(());
-        }
-        hasher.update(buffer.get(..read).unwrap_or_default());
-    }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "for people")]
-fn gib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 30)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "for people")]
-fn mib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }

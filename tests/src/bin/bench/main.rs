@@ -12,7 +12,9 @@ mod import;
 mod measure;
 mod open;
 mod plain_map;
+mod pull;
 mod scale;
+mod server;
 mod touch;
 
 /// What is measured, and where.
@@ -24,7 +26,7 @@ pub(crate) struct Setup {
     disk: PathBuf,
     /// A directory in memory.
     tmpfs: PathBuf,
-    /// Transformer blocks of the imported model: 4 make 1.2 GiB, 31 make 4.4 GiB.
+    /// Transformer blocks of the model that is imported or pulled: 4 make 1.2 GiB, 31 make 4.4 GiB.
     blocks: u32,
     /// How often each measurement is taken.
     rounds: usize,
@@ -37,14 +39,14 @@ pub(crate) struct Setup {
 
 type Measurement = fn(&Setup) -> measure::Outcome<()>;
 
-const MEASUREMENTS: [(&str, Measurement); 3] =
-    [("import", import::run), ("open", open::run), ("touch", touch::run)];
+const MEASUREMENTS: [(&str, Measurement); 4] =
+    [("import", import::run), ("pull", pull::run), ("open", open::run), ("touch", touch::run)];
 
 /// Only where it is asked for: it takes a million inodes and some minutes.
 const SCALE: &str = "scale";
 
 const USAGE: &str = "--disk=DIR, --tmpfs=DIR, --blocks=N, --rounds=N, --blobs=N, --models=N or \
-                     --only=import|open|touch|scale";
+                     --only=import|pull|open|touch|scale";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let setup = Setup::from_args(std::env::args().skip(1))?;

@@ -1,11 +1,14 @@
 //! Medians, ratios and processes.
 
 use std::error::Error;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use blobd_client::client::Client;
+use blobd_store_format::digest::{Digest, Hasher};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -16,6 +19,11 @@ pub(crate) struct Series(Vec<Duration>);
 impl Series {
     pub(crate) fn push(&mut self, time: Duration) {
         self.0.push(time);
+    }
+
+    /// The latest.
+    pub(crate) fn last(&self) -> Duration {
+        self.0.last().copied().unwrap_or_default()
     }
 
     /// The median.
@@ -58,6 +66,47 @@ pub(crate) fn run(command: &mut Command) -> Outcome<()> {
     Err(format!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)).into())
 }
 
+/// Processor time of this process and of every child that it has waited for, threads included.
+pub(crate) fn processor_time() -> Outcome<Duration> {
+    ticks_of("self", 4)
+}
+
+/// The sum of the first so many of a process's times: in user code and in the kernel, then the
+/// same of its children.
+fn ticks_of(process: &str, times: usize) -> Outcome<Duration> {
+    const TICKS_PER_SECOND: u64 = 100;
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The name is in parentheses and may hold anything; 11 fields come between it and the times.
+    let (_, fields) = stat.rsplit_once(") ").ok_or("no name")?;
+    let times = fields.split(' ').skip(11).take(times).map(str::parse::<u64>);
+    let ticks = times.sum::<Result<u64, _>>()?;
+    Ok(Duration::from_millis(ticks * (1000 / TICKS_PER_SECOND)))
+}
+
+/// One pass over a file, on one core.
+pub(crate) fn digest_of(path: &Path) -> Outcome<Digest> {
+    let mut file = File::open(path)?;
+    let mut buffer = vec![0; 1 << 20];
+    let mut hasher = Hasher::new();
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            return Ok(hasher.finish());
+        }
+        hasher.update(buffer.get(..read).unwrap_or_default());
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+pub(crate) fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+pub(crate) fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
 /// A daemon with a store of its own, killed when it is dropped.
 pub(crate) struct Daemon {
     child: Child,
@@ -96,7 +145,24 @@ impl Daemon {
             file_name: "bench.gguf".to_owned(),
             name: Some("bench".parse()?),
         };
-        Ok(self.client()?.import(&params, std::fs::File::open(file)?, |_completed, _total| ())?)
+        Ok(self.client()?.import(&params, File::open(file)?, |_completed, _total| ())?)
+    }
+
+    /// Pulls a model as a user does, in a process of its own.
+    pub(crate) fn pull(&self, blobd: &Path, name: &str) -> Outcome<()> {
+        run(Command::new(blobd).arg("--socket").arg(&self.socket).args(["pull", name]))
+    }
+
+    /// Ends it and keeps its store.
+    pub(crate) fn kill(&mut self) -> Outcome<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Processor time of all its threads.
+    pub(crate) fn processor_time(&self) -> Outcome<Duration> {
+        ticks_of(&self.child.id().to_string(), 2)
     }
 
     /// The most memory it has had at once, in bytes.

@@ -1,0 +1,135 @@
+//! Pull speed: against `curl` of the same file from the same server to the same disk.
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use blobd::demo::models::{Dimensions, SyntheticModel};
+
+use crate::Setup;
+use crate::balloon::Balloon;
+use crate::measure::{
+    Daemon, Outcome, Series, digest_of, gib, mib, processor_time, run as run_command, timed,
+};
+use crate::server::Server;
+
+/// What the rounds have shown.
+#[derive(Debug, Default)]
+struct Times {
+    /// `curl` that writes nothing: what the server can do.
+    ceiling: Series,
+    hash: Series,
+    curl: Series,
+    curl_and_sync: Series,
+    bound: Series,
+    pull: Series,
+    curl_processor: Series,
+    pull_processor: Series,
+    peak_rss_bytes: u64,
+}
+
+pub(crate) fn run(setup: &Setup) -> Outcome<()> {
+    if !has_curl()? {
+        println!("\npull: skipped: curl is not installed");
+        return Ok(());
+    }
+    let directory = tempfile::tempdir_in(&setup.tmpfs)?;
+    let file = directory.path().join("model.gguf");
+    let dimensions = Dimensions { block_count: setup.blocks, ..Dimensions::LLAMA3_8B };
+    let size = SyntheticModel::llama("bench", dimensions).write_to(&file)?;
+    println!("\npull of {:.2} GiB from a server on this machine", gib(size));
+    let server = Server::start(&file)?;
+    let mut times = Times::default();
+    let _balloon = Balloon::inflate()?;
+    // Kept to the end, for the reason that import's are.
+    let (mut directories, mut daemons) = (Vec::new(), Vec::new());
+    for round in 0..setup.rounds {
+        times.ceiling.push(timed(|| fetch(&server, Path::new("/dev/null")))?.0);
+        times.hash.push(timed(|| digest_of(&file))?.0);
+        // Whoever comes second may profit from what the first has left behind, or suffer from it.
+        let curl_first = round % 2 == 0;
+        for curl_is_next in [curl_first, !curl_first] {
+            rustix::fs::sync();
+            if curl_is_next {
+                let directory = tempfile::tempdir_in(&setup.disk)?;
+                times.fetch(&server, &directory.path().join("copy"))?;
+                directories.push(directory);
+            } else {
+                let mut daemon = Daemon::start(&setup.blobd, &setup.disk)?;
+                times.pull(&server, &setup.blobd, &daemon)?;
+                daemon.kill()?;
+                daemons.push(daemon);
+            }
+        }
+        times.add_bound()?;
+    }
+    times.print(size);
+    Ok(())
+}
+
+impl Times {
+    fn fetch(&mut self, server: &Server, target: &Path) -> Outcome<()> {
+        let before = processor_time()?;
+        let fetched = timed(|| fetch(server, target))?.0;
+        self.curl_processor.push(processor_time()?.saturating_sub(before));
+        let synced = timed(|| run_command(Command::new("sync").arg(target)))?.0;
+        self.curl.push(fetched);
+        self.curl_and_sync.push(fetched + synced);
+        Ok(())
+    }
+
+    fn pull(&mut self, server: &Server, blobd: &Path, daemon: &Daemon) -> Outcome<()> {
+        // The daemon is no child that has been waited for.
+        let spent =
+            || Ok::<Duration, Box<dyn std::error::Error>>(processor_time()? + daemon.processor_time()?);
+        let before = spent()?;
+        self.pull.push(timed(|| daemon.pull(blobd, server.model()))?.0);
+        self.pull_processor.push(spent()?.saturating_sub(before));
+        self.peak_rss_bytes = self.peak_rss_bytes.max(daemon.peak_rss_bytes()?);
+        Ok(())
+    }
+
+    /// What this machine could do at best: `curl`'s work and two passes of SHA-256 over its cores,
+    /// but the whole file's digest is computed on one, and `curl` takes what it takes.
+    fn add_bound(&mut self) -> Outcome<()> {
+        let cores = u32::try_from(std::thread::available_parallelism()?.get())?;
+        let (processor, hash) = (self.curl_processor.last(), self.hash.last());
+        self.bound.push(((processor + hash * 2) / cores).max(hash).max(self.curl.last()));
+        Ok(())
+    }
+
+    fn print(&self, size: u64) {
+        for (what, series) in [
+            ("curl to /dev/null       ", &self.ceiling),
+            ("one hash pass           ", &self.hash),
+            ("disk: curl              ", &self.curl),
+            ("disk: curl + sync       ", &self.curl_and_sync),
+            ("disk: bound             ", &self.bound),
+            ("disk: blobd pull        ", &self.pull),
+        ] {
+            let seconds = series.seconds();
+            println!("  {what}   {seconds:8.2} s  {:6.2} GiB/s", gib(size) / seconds);
+        }
+        let [curl, pull] = [&self.curl_processor, &self.pull_processor].map(Series::seconds);
+        println!("  processor time, server's included: curl {curl:.2} s, blobd {pull:.2} s");
+        println!("  speed against curl         {:8.2}    (floor 0.9)", self.pull.ratio(&self.curl));
+        println!("  speed against curl + sync  {:8.2}", self.pull.ratio(&self.curl_and_sync));
+        println!("  speed against bound        {:8.2}", self.pull.ratio(&self.bound));
+        println!("  peak RSS of the daemon     {:8.1} MiB (limit 96)", mib(self.peak_rss_bytes));
+    }
+}
+
+/// Silent but for errors, and past any proxy.
+fn fetch(server: &Server, target: &Path) -> Outcome<()> {
+    let mut curl = Command::new("curl");
+    run_command(curl.args(["-fsS", "--noproxy", "*", "-o"]).arg(target).arg(server.layer_url()))
+}
+
+fn has_curl() -> Outcome<bool> {
+    match Command::new("curl").arg("--version").stdout(Stdio::null()).status() {
+        Ok(status) => Ok(status.success()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,260 @@
+//! Pulls from a registry that others wrote: the CNCF's `distribution`, which Debian packages as
+//! `docker-registry`. Skipped where that program is not installed. The models are pushed from here, by
+//! the steps that its specification lists for a client.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command};
+
+use blobd_tests::command::run;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::oracle::sha256;
+use blobd_tests::places::fast_folder;
+use blobd_tests::store_dir::{check_blobs, check_empty};
+use blobd_tests::wait::{DEADLINE, eventually_some};
+use serde_json::{Value as Json, json};
+use tempfile::TempDir;
+
+use super::{CONFIG, LICENSE, MODEL, TEMPLATE};
+
+const PROGRAM: &str = "docker-registry";
+const USER: &str = "me";
+const PASSWORD: &str = "a good password";
+/// `me:a good password` in Base64.
+const AUTHORIZATION: &str = "Basic bWU6YSBnb29kIHBhc3N3b3Jk";
+/// The same as `htpasswd -B` writes it, at the least cost.
+const HTPASSWD: &str = "me:$2y$04$abcdefghijklmnopqrstuuVCZTFhDi5NuemONALFTadaLO4m9MPr2\n";
+
+/// Who may read and write.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Anonymous,
+    Password,
+}
+
+/// The registry with a store of its own, killed when it is dropped.
+struct ThirdPartyRegistry {
+    child: Child,
+    address: SocketAddr,
+    access: Access,
+    folder: TempDir,
+}
+
+/// A manifest's media type, its configuration's, and the layers.
+type Form<'f> = (&'f str, &'f str, [(&'f str, &'f [u8]); 3]);
+
+/// A manifest as Ollama writes it.
+fn in_ollamas_form(weights: &[u8]) -> Form<'_> {
+    (
+        "application/vnd.docker.distribution.manifest.v2+json",
+        "application/vnd.docker.container.image.v1+json",
+        [(MODEL, weights), (TEMPLATE, b"{{ .Prompt }}"), (LICENSE, b"free")],
+    )
+}
+
+/// A manifest as Docker Model Runner writes it.
+fn in_model_runners_form(weights: &[u8]) -> Form<'_> {
+    (
+        "application/vnd.oci.image.manifest.v1+json",
+        "application/vnd.docker.ai.model.config.v0.1+json",
+        [
+            ("application/vnd.docker.ai.gguf.v3", weights),
+            ("application/vnd.docker.ai.chat.template.jinja", b"{{ messages }}"),
+            ("application/vnd.docker.ai.license", b"free"),
+        ],
+    )
+}
+
+impl ThirdPartyRegistry {
+    /// None where the program is not installed.
+    fn start(access: Access) -> Option<Self> {
+        let folder = fast_folder();
+        let path = |name: &str| folder.path().join(name);
+        let mut config = json!({
+            "version": "0.1",
+            "storage": {
+                "filesystem": { "rootdirectory": path("storage") },
+                "redirect": { "disable": true },
+            },
+            "http": { "addr": "127.0.0.1:0", "secret": "none", "relativeurls": true },
+        });
+        if access == Access::Password {
+            fs::write(path("htpasswd"), HTPASSWD).unwrap();
+            config["auth"] = json!({ "htpasswd": { "realm": "tests", "path": path("htpasswd") } });
+        }
+        // JSON is YAML.
+        fs::write(path("config.yml"), config.to_string()).unwrap();
+        let log = File::create(path("log")).unwrap();
+        let mut command = Command::new(PROGRAM);
+        command.arg("serve").arg(path("config.yml")).stdout(log.try_clone().unwrap()).stderr(log);
+        let child = match command.spawn() {
+            Ok(child) => child,
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                println!("skipped: {PROGRAM} is not installed");
+                return None;
+            }
+            Err(error) => panic!("{PROGRAM}: {error}"),
+        };
+        // Whatever fails from here on, the process ends with this value.
+        let unbound = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut registry = Self { child, address: unbound, access, folder };
+        registry.address = eventually_some("the registry listens", || {
+            let ended = registry.child.try_wait().unwrap();
+            assert!(ended.is_none(), "the registry has ended: {}", registry.log());
+            let log = registry.log();
+            let (_, rest) = log.split_once("listening on ")?;
+            rest.split_once('"')?.0.parse().ok()
+        });
+        Some(registry)
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap()
+    }
+
+    fn name(&self, model: &str) -> String {
+        format!("http://{}/{model}", self.address)
+    }
+
+    fn push(&self, repository: &str, tag: &str, (manifest_type, config_type, layers): Form<'_>) {
+        let config = self.push_blob(repository, config_type, CONFIG);
+        let layers = layers.map(|(media_type, bytes)| self.push_blob(repository, media_type, bytes));
+        let manifest =
+            json!({ "schemaVersion": 2, "mediaType": manifest_type, "config": config, "layers": layers });
+        let path = format!("/v2/{repository}/manifests/{tag}");
+        let (status, head) = self.send("PUT", &path, manifest_type, manifest.to_string().as_bytes()).unwrap();
+        assert_eq!(status, 201, "{head}");
+    }
+
+    fn push_blob(&self, repository: &str, media_type: &str, bytes: &[u8]) -> Json {
+        let (status, head) =
+            self.send("POST", &format!("/v2/{repository}/blobs/uploads/"), "text/plain", b"").unwrap();
+        assert_eq!(status, 202, "{head}");
+        let location = head.lines().find_map(|line| line.strip_prefix("Location: ")).unwrap();
+        let digest = format!("sha256:{}", sha256(bytes));
+        let separator = if location.contains('?') { '&' } else { '?' };
+        let path = format!("{location}{separator}digest={digest}");
+        let (status, head) = self.send("PUT", &path, "application/octet-stream", bytes).unwrap();
+        assert_eq!(status, 201, "{head}");
+        json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() })
+    }
+
+    /// Answers with the status and the head.
+    fn send(&self, method: &str, path: &str, content_type: &str, body: &[u8]) -> io::Result<(u16, String)> {
+        let mut stream = TcpStream::connect(self.address)?;
+        stream.set_read_timeout(Some(DEADLINE))?;
+        stream.set_write_timeout(Some(DEADLINE))?;
+        let authorization = match self.access {
+            Access::Anonymous => String::new(),
+            Access::Password => format!("Authorization: {AUTHORIZATION}\r\n"),
+        };
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{authorization}\
+             Content-Type: {content_type}\r\nContent-Length: {}\r\n\r\n",
+            self.address,
+            body.len()
+        );
+        stream.write_all(head.as_bytes())?;
+        stream.write_all(body)?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        Ok((status, answer.split("\r\n\r\n").next().unwrap_or_default().replace('\r', "")))
+    }
+}
+
+impl Drop for ThirdPartyRegistry {
+    fn drop(&mut self) {
+        // Fails only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn models_of_a_real_registry_come_back_bit_for_bit() {
+    let Some(registry) = ThirdPartyRegistry::start(Access::Anonymous) else { return };
+    let daemon = TestDaemon::start();
+    let weights = ModelFile::dense(1).bytes();
+    for (repository, form, template) in [
+        ("library/tiny", in_ollamas_form(&weights), "{{ .Prompt }}"),
+        ("ai/tiny", in_model_runners_form(&weights), "{{ messages }}"),
+    ] {
+        registry.push(repository, "latest", form);
+        let name = registry.name(repository);
+        daemon.command().run(["pull", &name]).succeeds();
+        assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == weights, "{repository}");
+        let open = daemon.client().open(&name.parse().unwrap()).unwrap();
+        assert!(open.tensor("output.weight").is_some(), "{repository}");
+        assert_eq!(open.text("template").unwrap().as_deref(), Some(template));
+    }
+    check_blobs(daemon.root());
+}
+
+#[test]
+fn large_file_of_a_real_registry_comes_in_ranges() {
+    let Some(registry) = ThirdPartyRegistry::start(Access::Anonymous) else { return };
+    let daemon = TestDaemon::start();
+    let weights = ModelFile::dense_of(1, 2, 512).bytes();
+    assert!(weights.len() > 14 << 20, "{} bytes", weights.len());
+    registry.push("library/large", "latest", in_ollamas_form(&weights));
+    let name = registry.name("library/large");
+    let lines = daemon.command().run(["pull", &name, "--json"]).succeeds().json_lines();
+    let downloaded = lines.last().unwrap()["downloaded_bytes"].as_u64().unwrap();
+    let size = weights.len() as u64;
+    assert!((size..size + 4096).contains(&downloaded), "{downloaded} of {size}");
+    assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == weights);
+    check_blobs(daemon.root());
+    // What the registry itself says it has answered.
+    let ranges = registry.log().lines().filter(|line| line.contains("HTTP/1.1\" 206 ")).count();
+    assert!(ranges > 2, "{ranges} ranges\n{}", registry.log());
+}
+
+#[test]
+fn real_registry_is_asked_for_the_tags_that_come_nearest() {
+    let Some(registry) = ThirdPartyRegistry::start(Access::Anonymous) else { return };
+    let daemon = TestDaemon::start();
+    let weights = ModelFile::dense(1).bytes();
+    for tag in ["8b-q4", "70b"] {
+        registry.push("library/tiny", tag, in_ollamas_form(&weights));
+    }
+    let failure =
+        |model: &str| daemon.command().run(["pull", &registry.name(model), "--json"]).exits_with(3).error();
+    let message = failure("library/tiny:8b-q5").message;
+    assert!(message.ends_with("there are 8b-q4, 70b"), "{message}");
+    let message = failure("library/huge").message;
+    assert!(message.contains("not found at"), "{message}");
+    check_empty(daemon.root());
+}
+
+#[test]
+fn real_registry_gets_the_password_that_login_kept() {
+    let Some(registry) = ThirdPartyRegistry::start(Access::Password) else { return };
+    let folder = fast_folder();
+    // Credentials lie beside the configuration, which must not be that of whoever runs the tests.
+    let config = folder.path().join("config.toml");
+    fs::write(&config, "").unwrap();
+    let variable = format!("BLOBD_CONFIG={}", config.display());
+    let daemon = TestDaemon::start_under(&["env", &variable], folder);
+    let weights = ModelFile::dense(1).bytes();
+    registry.push("library/tiny", "latest", in_ollamas_form(&weights));
+    let name = registry.name("library/tiny");
+    let login = |password: &str| {
+        let secret = daemon.scratch().join("secret");
+        fs::write(&secret, password).unwrap();
+        let mut command = daemon.command().command();
+        command.args(["login", &registry.address.to_string(), "-u", USER, "--password-stdin", "--config"]);
+        run(command.arg(&config).stdin(File::open(secret).unwrap())).succeeds();
+    };
+    daemon.command().run(["pull", &name]).exits_with(7);
+    login("a wrong password");
+    daemon.command().run(["pull", &name]).exits_with(7);
+    check_empty(daemon.root());
+    login(PASSWORD);
+    daemon.command().run(["pull", &name]).succeeds();
+    assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == weights);
+    check_blobs(daemon.root());
+    assert!(!daemon.log().contains(PASSWORD));
+}
