@@ -31,7 +31,7 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn create_file(&self, path: &Path, mode: u32) -> io::Result<File>;
     /// Has the file system set aside `size` bytes for the file, which then has that length.
     fn reserve(&self, path: &Path, file: &File, size: u64) -> io::Result<()>;
-    /// Writes all of `bytes` at `offset` and has the kernel start to put them on disk.
+    /// Writes all of `bytes` at `offset` and, if they are many, has the kernel start to put them on disk.
     fn write_at(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()>;
     /// `chmod`.
     fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()>;
@@ -50,6 +50,9 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// `rmdir`.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
 }
+
+/// Less dirties no more memory than the kernel writes by itself in time, and would be asked for often.
+const WORTH_WRITEBACK_BYTES: usize = 64 << 10;
 
 /// The file system as the kernel has it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -79,7 +82,9 @@ impl Disk for KernelDisk {
 
     fn write_at(&self, _path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         file.write_all_at(bytes, offset)?;
-        start_writeback(file, offset, bytes.len() as u64);
+        if bytes.len() >= WORTH_WRITEBACK_BYTES {
+            start_writeback(file, offset, bytes.len() as u64);
+        }
         Ok(())
     }
 

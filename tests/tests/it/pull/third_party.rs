@@ -1,10 +1,11 @@
 //! Pulls from a registry that others wrote: the CNCF's `distribution`, which Debian packages as
 //! `docker-registry`. Skipped where that program is not installed. The models are pushed from here, by
-//! the steps that its specification lists for a client.
+//! the steps that its specification lists for a client, and by skopeo where that is installed.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command};
 
 use blobd_tests::command::run;
@@ -190,6 +191,50 @@ fn models_of_a_real_registry_come_back_bit_for_bit() {
         assert!(open.tensor("output.weight").is_some(), "{repository}");
         assert_eq!(open.text("template").unwrap().as_deref(), Some(template));
     }
+    check_blobs(daemon.root());
+}
+
+/// Writes a model as the directory that the OCI's image layout describes.
+fn write_layout(directory: &Path, (manifest_type, config_type, layers): Form<'_>) {
+    let blobs = directory.join("blobs/sha256");
+    fs::create_dir_all(&blobs).unwrap();
+    let add = |media_type: &str, bytes: &[u8]| {
+        let digest = sha256(bytes).to_string();
+        fs::write(blobs.join(&digest), bytes).unwrap();
+        json!({ "mediaType": media_type, "digest": format!("sha256:{digest}"), "size": bytes.len() })
+    };
+    let config = add(config_type, CONFIG);
+    let layers = layers.map(|(media_type, bytes)| add(media_type, bytes));
+    let manifest =
+        json!({ "schemaVersion": 2, "mediaType": manifest_type, "config": config, "layers": layers });
+    let manifest = add(manifest_type, manifest.to_string().as_bytes());
+    let index = json!({ "schemaVersion": 2, "manifests": [manifest] });
+    fs::write(directory.join("index.json"), index.to_string()).unwrap();
+    fs::write(directory.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+}
+
+#[test]
+fn model_that_skopeo_has_pushed_comes_back_bit_for_bit() {
+    let Some(registry) = ThirdPartyRegistry::start(Access::Anonymous) else { return };
+    let (daemon, folder) = (TestDaemon::start(), fast_folder());
+    let weights = ModelFile::dense(1).bytes();
+    write_layout(folder.path(), in_model_runners_form(&weights));
+    let mut skopeo = Command::new("skopeo");
+    skopeo.args(["--insecure-policy", "copy", "--quiet", "--preserve-digests", "--dest-tls-verify=false"]);
+    skopeo.arg(format!("oci:{}", folder.path().display()));
+    skopeo.arg(format!("docker://{}/ai/tiny:latest", registry.address));
+    match skopeo.output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return println!("skipped: skopeo is not installed");
+        }
+        output => {
+            let output = output.unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+    let name = registry.name("ai/tiny");
+    daemon.command().run(["pull", &name]).succeeds();
+    assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == weights);
     check_blobs(daemon.root());
 }
 
