@@ -40,12 +40,14 @@ pub(super) fn mark(store: &Store, candidates: Vec<Node>, now: SystemTime) -> Res
     marks
 }
 
-/// Files of models that are being pulled piece by piece. One whose recipe cannot be read is not
-/// whole: it is fetched again.
+/// Files of models that are being pulled piece by piece, and what has come of others. One whose
+/// recipe cannot be read is not whole: it is put together again from its blobs.
 fn unfinished(store: &Store) -> Result<Vec<Node>, StoreError> {
     let files = store.partial_files()?.into_iter();
     let whole = files.filter(|file| store.recipe_outline(*file).is_ok());
-    Ok(whole.flat_map(|file| [Node::Blob(file), Node::Recipe(file)]).collect())
+    let mut nodes: Vec<Node> = whole.flat_map(|file| [Node::Blob(file), Node::Recipe(file)]).collect();
+    nodes.extend(store.blobs_of_partials()?.into_iter().map(Node::Blob));
+    Ok(nodes)
 }
 
 /// Calls `visit` with every tag and its manifest.

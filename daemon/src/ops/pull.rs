@@ -120,9 +120,8 @@ impl Incoming<'_> {
     ) -> Result<T, OpError> {
         let taken = take(self);
         if taken.as_ref().is_err_and(|error| error.code() == ErrorCode::InvalidInput) {
-            for file in files {
-                self.pull.store.remove_partial(file.identity())?;
-            }
+            let identities = files.iter().map(RemoteFile::identity);
+            self.pull.store.forget_partials(identities, self.ingest.lease());
         }
         taken
     }

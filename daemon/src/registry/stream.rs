@@ -102,9 +102,10 @@ impl Pace {
     async fn wait<T>(&mut self, event: impl Future<Output = T>) -> Option<T> {
         let mut event = std::pin::pin!(event);
         loop {
-            let since = Instant::now();
-            let happened = timeout(self.window.saturating_sub(self.waited), event.as_mut()).await;
-            self.waited = self.waited.saturating_add(since.elapsed());
+            let left = self.window.saturating_sub(self.waited);
+            let charge = Charge { waited: &mut self.waited, since: Instant::now() };
+            let happened = timeout(left, event.as_mut()).await;
+            drop(charge);
             if let Ok(happened) = happened {
                 return Some(happened);
             }
@@ -117,6 +118,18 @@ impl Pace {
 
     fn received(&mut self, bytes: u64) {
         self.received_bytes = self.received_bytes.saturating_add(bytes);
+    }
+}
+
+/// Counts a wait, also one that its caller breaks off.
+struct Charge<'p> {
+    waited: &'p mut Duration,
+    since: Instant,
+}
+
+impl Drop for Charge<'_> {
+    fn drop(&mut self) {
+        *self.waited = self.waited.saturating_add(self.since.elapsed());
     }
 }
 

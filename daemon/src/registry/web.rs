@@ -62,11 +62,11 @@ impl WebFile {
         Target::of_file(server, &self.address, self.repository.clone(), &self.path_and_query.0)
     }
 
-    /// Whether this is the version that was seen first. A server that no longer says is believed:
-    /// the digest of the whole decides.
+    /// Whether this is the version that was seen first. A server that no longer says may have another:
+    /// nothing else would show it.
     fn check_version(&self, answer: &Answer, seen: Option<&str>) -> Result<(), RegistryError> {
-        match (seen, validator(answer)) {
-            (Some(seen), Some(found)) if seen != found => {
+        match seen {
+            Some(_) if validator(answer).as_deref() != seen => {
                 Err(RegistryError::FileChanged { address: self.address.clone(), host: answer.host() })
             }
             _ => Ok(()),
@@ -134,9 +134,10 @@ impl RegistryClient {
         for server in &file.servers {
             let opened = async {
                 let answer = self.shared.get(&file.target(server)?).await?;
-                file.check_version(&answer, seen)?;
-                let page = answer.web_page();
-                BlobStream::open(answer, counted, &self.shared.limits).map_err(|error| page.unwrap_or(error))
+                let (page, version) = (answer.web_page(), file.check_version(&answer, seen));
+                let stream = BlobStream::open(answer, counted, &self.shared.limits);
+                // A page or a length that cannot be says more than that it is another version.
+                stream.map_err(|error| page.unwrap_or(error)).and_then(|stream| version.map(|()| stream))
             };
             if let Some(settled) = failures.settle(opened.await) {
                 return settled;

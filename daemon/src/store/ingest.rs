@@ -40,6 +40,8 @@ pub struct Ingest {
     published_recipes: BTreeSet<Digest>,
     new_bytes: u64,
     reused_bytes: u64,
+    /// Names in `partial/` that are of no more use after the commit.
+    partials: BTreeSet<Digest>,
     is_committed: bool,
 }
 
@@ -126,6 +128,7 @@ impl Ingest {
             published_recipes: BTreeSet::new(),
             new_bytes: 0,
             reused_bytes: 0,
+            partials: BTreeSet::new(),
             is_committed: false,
         })
     }
@@ -266,9 +269,17 @@ impl Ingest {
         // The commit point: before it the model does not exist, after it it is whole.
         store.write_tag(&temporary, stored.as_ref().unwrap_or(reference), manifest, records.tag)?;
         self.is_committed = true;
-        store.forget_partials(manifest);
+        store.forget_partials(
+            manifest.digests().into_iter().chain(self.partials.iter().copied()),
+            &self.lease,
+        );
         let new_blob_count = self.new.len() as u64;
         Ok(Committed { new_bytes: self.new_bytes, new_blob_count, reused_bytes: self.reused_bytes })
+    }
+
+    /// With the commit, what is left in `partial/` under this name is of no more use.
+    pub(crate) fn note_partial(&mut self, file: Digest) {
+        self.partials.insert(file);
     }
 
     /// Makes what has been added durable and visible ahead of the commit: one file of a model whose

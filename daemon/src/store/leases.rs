@@ -108,6 +108,13 @@ impl Lease {
         self.pin_all([digest]);
     }
 
+    /// Whether another lease pins a digest, too.
+    #[must_use]
+    pub fn shares(&self, digest: Digest) -> bool {
+        let table = self.leases.lock();
+        table.pins.iter().any(|(id, pins)| *id != self.id && pins.digests.contains(&digest))
+    }
+
     /// Pins several digests.
     pub fn pin_all(&self, digests: impl IntoIterator<Item = Digest>) {
         let mut table = self.leases.lock();

@@ -6,13 +6,14 @@
 //! is remembered as long as the store is open, and read from `quarantine/` when it is opened.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, Metadata};
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use blobd_store_format::digest::Digest;
+use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::layout;
 
 use super::error::optional;
@@ -57,6 +58,18 @@ impl Store {
             self.disk().sync_dir(&self.path(layout::BLOBS))?;
         }
         Ok(moved)
+    }
+
+    /// Reads a blob and puts it aside if it is not what its name says. Answers with its new place.
+    ///
+    /// # Errors
+    /// Those of [`Self::quarantine`], and [`StoreError::Io`] when it cannot be read.
+    pub(crate) fn set_aside_if_damaged(&self, digest: Digest) -> Result<Option<PathBuf>, StoreError> {
+        let path = self.path(layout::blob(digest));
+        let Some(mut file) = optional(File::open(&path), "open", &path)? else { return Ok(None) };
+        let seen = file.metadata().map_err(StoreError::io("look at", &path))?;
+        let found = digest_of(&mut file).map_err(StoreError::io("read", &path))?;
+        if found == digest { Ok(None) } else { self.quarantine(digest, &seen) }
     }
 
     /// The move and its record belong together: a collection that misses the blob must find it
@@ -121,6 +134,16 @@ impl Store {
     pub(crate) fn blob_metadata(&self, digest: Digest) -> Result<Option<Metadata>, StoreError> {
         let path = self.path(layout::blob(digest));
         optional(fs::symlink_metadata(&path), "inspect", &path)
+    }
+}
+
+fn digest_of(file: &mut File) -> io::Result<Digest> {
+    let (mut hasher, mut buffer) = (Hasher::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hasher.finish()),
+            count => hasher.update(buffer.get(..count).unwrap_or_default()),
+        }
     }
 }
 

@@ -131,8 +131,11 @@ impl Fetch {
         workers: &mut JoinSet<Result<(), RegistryError>>,
         writer: &mpsc::Sender<Piece>,
     ) {
-        // Beyond the first, only for what a connection needs some time for.
-        if !workers.is_empty() && self.lock().left_bytes() < self.policy.min_range_bytes {
+        // Beyond the first, only for what a connection needs some time for; and never for what may be
+        // another file by now.
+        let is_worth_it =
+            || self.file.is_resumable() && self.lock().left_bytes() >= self.policy.min_range_bytes;
+        if !workers.is_empty() && !is_worth_it() {
             return;
         }
         let (fetch, writer) = (Arc::clone(self), writer.clone());
@@ -161,12 +164,12 @@ impl Fetch {
         let mut length = self.policy.min_range_bytes;
         loop {
             let started = Instant::now();
-            let before = self.received_bytes();
+            let mut came = 0;
             let fetched = match whole.take() {
-                Some((stream, position)) => self.receive_whole(stream, position, writer).await,
+                Some((stream, position)) => self.receive_whole(stream, position, &mut came, writer).await,
                 None => match self.next_claim(length).await {
                     None => return Ok(()),
-                    Some(claim) => self.fetch_range(&claim, writer).await,
+                    Some(claim) => self.fetch_range(&claim, &mut came, writer).await,
                 },
             };
             match fetched {
@@ -174,7 +177,6 @@ impl Fetch {
                 Ok(Outcome::LeftBehind) => length = self.policy.min_range_bytes,
                 Ok(Outcome::Superfluous | Outcome::NobodyListens) => return Ok(()),
                 Err(error) => {
-                    let came = self.received_bytes() - before;
                     let wait = failures.wait_after(&error, came, &self.policy);
                     let Some(wait) = wait.filter(|_| self.file.is_resumable()) else {
                         return Err(error);
@@ -207,20 +209,22 @@ impl Fetch {
         }
     }
 
+    /// Adds to `came` how much that was missing has come.
     async fn fetch_range(
         &self,
         claim: &Claim,
+        came: &mut u64,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
         // Never closed.
         let _slot = self.slots.acquire().await;
         let fetched = match self.registry.open_part(&self.file, claim.range.clone()).await {
-            Ok(stream) if !stream.is_whole() => self.receive_range(stream, claim, writer).await,
+            Ok(stream) if !stream.is_whole() => self.receive_range(stream, claim, came, writer).await,
             Ok(stream) => {
                 // Nobody has to ask for it again: one such stream brings all that is missing.
                 self.lock().give_back(claim.id);
                 if self.lock().claim_all() {
-                    return self.receive_whole(stream, 0, writer).await;
+                    return self.receive_whole(stream, 0, came, writer).await;
                 }
                 return Ok(Outcome::Superfluous);
             }
@@ -235,18 +239,15 @@ impl Fetch {
         &self,
         mut stream: RemoteStream,
         claim: &Claim,
+        came: &mut u64,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
         let (mut pieces, mut meter) = (Pieces::new(claim.range.start), Meter::default());
         loop {
             let waiting = Instant::now();
-            let next = match pieces.patience() {
-                None => Ok(stream.next().await),
-                Some(until) => tokio::time::timeout_at(until, stream.next()).await,
-            };
-            let bytes = match next {
-                Ok(Ok(Some(bytes))) => bytes,
-                Ok(ended) => {
+            let bytes = match pieces.next_of(&mut stream).await {
+                Ok(Some(bytes)) => bytes,
+                ended => {
                     // What has come before it broke is as good as any.
                     self.hand_over(&mut pieces, claim.id, writer).await;
                     return ended.map(|_| {
@@ -254,16 +255,14 @@ impl Fetch {
                         Outcome::Fetched
                     });
                 }
-                Err(_elapsed) => Bytes::new(),
             };
             meter.add(bytes.len(), waiting.elapsed());
+            *came += bytes.len() as u64;
             self.count(bytes.len()).await;
-            let came = !bytes.is_empty();
-            if came {
-                pieces.push(bytes);
-            }
+            let is_idle = bytes.is_empty();
+            pieces.push(bytes);
             let is_left_behind = self.speeds.is_left_behind(&mut meter, pieces.left(&claim.range));
-            let is_due = !came || pieces.is_full() || is_left_behind;
+            let is_due = is_idle || pieces.is_full() || is_left_behind;
             if is_due && !self.hand_over(&mut pieces, claim.id, writer).await {
                 return Ok(Outcome::NobodyListens);
             }
@@ -287,28 +286,37 @@ impl Fetch {
     async fn receive_whole(
         &self,
         mut stream: RemoteStream,
-        mut position: u64,
+        position: u64,
+        came: &mut u64,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
+        let mut pieces = Pieces::new(position);
+        let before = self.arrival.partial().arrived_bytes();
         loop {
-            let bytes = match stream.next().await {
-                Ok(Some(bytes)) => bytes,
-                Ok(None) => break,
-                Err(error) => {
-                    let missing = self.arrival.partial().missing();
-                    *self.lock() = Schedule::new(missing, NEAR_BYTES);
-                    return Err(error);
-                }
-            };
+            let next = pieces.next_of(&mut stream).await;
+            let is_over = !matches!(&next, Ok(Some(_)));
+            let bytes = next.as_ref().ok().cloned().flatten().unwrap_or_default();
             self.count(bytes.len()).await;
-            let length = bytes.len();
-            let piece = Piece { offset: position, frames: vec![bytes], length };
-            position += length as u64;
-            if writer.send(piece).await.is_err() {
+            let is_due = is_over || bytes.is_empty();
+            pieces.push(bytes);
+            if (is_due || pieces.is_full())
+                && let Some(piece) = pieces.take()
+                && writer.send(piece).await.is_err()
+            {
                 return Ok(Outcome::NobodyListens);
             }
+            if let Err(error) = next {
+                // From a server without ranges all comes again; what is not new is no progress.
+                *came = self.arrival.partial().arrived_bytes().saturating_sub(before);
+                if self.file.is_resumable() {
+                    self.lock().reopen(self.arrival.partial().missing());
+                }
+                return Err(error);
+            }
+            if is_over {
+                return Ok(Outcome::Superfluous);
+            }
         }
-        Ok(Outcome::Superfluous)
     }
 
     async fn count(&self, bytes: usize) {
@@ -349,7 +357,21 @@ impl Pieces {
         Self { offset, frames: Vec::new(), length: 0, since: Instant::now() }
     }
 
+    /// The next bytes of a stream; none when what there is has waited long enough for them.
+    async fn next_of(&self, stream: &mut RemoteStream) -> Result<Option<Bytes>, RegistryError> {
+        match self.patience() {
+            None => stream.next().await,
+            Some(until) => {
+                let next = tokio::time::timeout_at(until, stream.next()).await;
+                next.unwrap_or_else(|_elapsed| Ok(Some(Bytes::new())))
+            }
+        }
+    }
+
     fn push(&mut self, bytes: Bytes) {
+        if bytes.is_empty() {
+            return;
+        }
         if self.frames.is_empty() {
             self.since = Instant::now();
         }

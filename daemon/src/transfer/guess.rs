@@ -44,7 +44,7 @@ pub(super) fn guess(job: &Job<'_>, store: &Store, relative: &Recipe) -> Result<O
     };
     let path = store.path(layout::blob(blob));
     let Some(known) = disk::read_limited(&path, Header::MAX_BYTES)? else { return Ok(None) };
-    let guess = job.handle.block_on(Guesser::new(job, &known).run());
+    let guess = job.wait_for(Guesser::new(job, &known).run())?;
     Ok(guess.unwrap_or_else(|error| {
         tracing::debug!("no guess of the head: {error}");
         None

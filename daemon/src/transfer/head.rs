@@ -4,7 +4,7 @@ use blobd_store_format::gguf::{Header, HeaderParser, Progress};
 use blobd_store_format::split::SplitPlan;
 
 use super::{Job, TransferError};
-use crate::registry::RemoteStream;
+use crate::registry::{RegistryError, RemoteStream};
 
 /// How a file is to be split, and what was fetched to know it.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, Transfer
         }
         match &mut whole {
             Some(stream) => {
-                let next = job.handle.block_on(stream.next())?;
+                let next = job.wait_for(stream.next())??;
                 head.bytes.extend_from_slice(&next.ok_or(TransferError::Incomplete)?);
             }
             None => whole = head.fetch_more(job)?,
@@ -77,7 +77,7 @@ impl HeadBytes<'_> {
     fn fetch_more(&mut self, job: &Job<'_>) -> Result<Option<RemoteStream>, TransferError> {
         let start = self.bytes.len() as u64;
         let end = start.saturating_add(FIRST_BYTES.max(start / 2)).min(job.file.size());
-        job.handle.block_on(async {
+        let fetched = job.wait_for(async {
             let mut stream = if job.file.is_resumable() {
                 job.registry.open_part(job.file, start..end).await?
             } else {
@@ -93,8 +93,9 @@ impl HeadBytes<'_> {
                     return Ok(Some(stream));
                 }
             }
-            Ok(None)
-        })
+            Ok::<_, RegistryError>(None)
+        })?;
+        Ok(fetched?)
     }
 
     fn planned(self, size: u64, whole: Option<RemoteStream>) -> Result<Head, TransferError> {

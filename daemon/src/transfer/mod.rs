@@ -10,7 +10,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
@@ -18,6 +20,7 @@ use blobd_store_format::gguf::Header;
 use blobd_store_format::recipe::Recipe;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use crate::intake::announce;
 use crate::registry::{RegistryClient, RemoteFile};
@@ -73,6 +76,23 @@ pub struct Job<'j> {
     pub limit: &'j RateLimit,
     /// Is told now and then how many bytes are there; returns whether it is still wanted.
     pub look: &'j (dyn Fn(u64) -> bool + Sync),
+}
+
+impl Job<'_> {
+    /// Waits for `future` as long as somebody wants the file.
+    fn wait_for<T>(&self, future: impl Future<Output = T>) -> Result<T, TransferError> {
+        const NOW_AND_THEN: Duration = Duration::from_millis(200);
+        self.handle.block_on(async {
+            let mut future = pin!(future);
+            loop {
+                match timeout(NOW_AND_THEN, future.as_mut()).await {
+                    Ok(done) => return Ok(done),
+                    Err(_elapsed) if !(self.look)(0) => return Err(TransferError::Unwanted),
+                    Err(_elapsed) => {}
+                }
+            }
+        })
+    }
 }
 
 impl fmt::Debug for Job<'_> {
@@ -208,6 +228,13 @@ impl Transfers {
         let Start { head: Head { plan, header, whole }, bytes, fetched, is_guess } =
             Start::of(job, &self.policy, ingest.store(), &home, near)?;
         let partial = home.follow(plan, ingest.staging())?;
+        for (blob, digest) in partial.stored() {
+            // Pinned before the look that counts: until then a collection could take it.
+            ingest.lease().pin(digest);
+            if ingest.store().blob_size(digest)?.is_none() {
+                partial.forget_stored(blob);
+            }
+        }
         let resumed_bytes = partial.arrived_bytes();
         // Who sends everything at once cannot be asked for samples.
         let trial =
@@ -219,7 +246,8 @@ impl Transfers {
         let received = Received { file, header, downloaded_bytes: fetched, resumed_bytes, reused_bytes: 0 };
         let whole = whole.map(|stream| (stream, bytes.len() as u64));
         let arrival = Arrival::new(partial);
-        Ok(Transfer { transfers: self, flight, job, arrival, whole, is_guess, trial, received })
+        let cleared = Vec::new();
+        Ok(Transfer { transfers: self, flight, job, arrival, whole, is_guess, trial, cleared, received })
     }
 
     /// Takes on trial what the store may have of the rest.

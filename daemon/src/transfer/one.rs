@@ -12,10 +12,10 @@ use super::fetch::{Fetch, write_pieces};
 use super::flights::Flight;
 use super::hash::{self, Hashed};
 use super::start::{fetch_head, head_bytes};
-use super::trial::Trial;
+use super::trial::{Candidate, Trial};
 use super::{Job, Received, TransferError, Transfers};
 use crate::registry::RemoteStream;
-use crate::store::Ingest;
+use crate::store::{Ingest, Store};
 
 /// One file on its way.
 pub(super) struct Transfer<'t> {
@@ -29,6 +29,8 @@ pub(super) struct Transfer<'t> {
     pub(super) is_guess: bool,
     /// What is taken from the store until the digest says otherwise.
     pub(super) trial: Trial,
+    /// What was on trial and has been fetched after all.
+    pub(super) cleared: Vec<Candidate>,
     pub(super) received: Received,
 }
 
@@ -79,6 +81,7 @@ impl Transfer<'_> {
         if !suspects.is_empty() {
             tracing::info!("{expected}: {} tensors of a relative are not its own", suspects.len());
             suspects.iter().for_each(|suspect| self.arrival.partial().forget_stored(suspect.blob));
+            self.cleared.extend(suspects);
             return Ok(Doubt::Some);
         }
         match self.received.resumed_bytes {
@@ -102,15 +105,29 @@ impl Transfer<'_> {
         if guessed == bytes {
             return Ok(None);
         }
-        partial.write(0, &bytes)?;
+        partial.forget_stored(0);
+        partial.replace(0, &bytes)?;
         self.received.header = head.header;
         Ok(Some(Doubt::Some))
+    }
+
+    /// What was fetched after all may be what the store claims to have: then it is the store's that is
+    /// not what its name says, and the fresh one must take its place.
+    fn set_aside_damaged(&self, store: &Store, blobs: &[Digest]) -> Result<(), TransferError> {
+        let claimed = self.cleared.iter().filter(|suspect| blobs.get(suspect.blob) == Some(&suspect.digest));
+        for suspect in claimed {
+            if let Some(place) = store.set_aside_if_damaged(suspect.digest)? {
+                tracing::warn!("blob {} was damaged; it is in {}", suspect.digest, place.display());
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn finish(mut self, ingest: &mut Ingest, hashed: Hashed) -> Result<Received, TransferError> {
         let partial = self.arrival.partial();
         partial.note_digests(&hashed.blobs)?;
         partial.seal()?;
+        self.set_aside_damaged(ingest.store(), &hashed.blobs)?;
         for blob in hashed.staged {
             ingest.add_blob(blob)?;
         }
@@ -118,6 +135,7 @@ impl Transfer<'_> {
         if plan.blobs().iter().all(|blob| blob.content != BlobContent::File) {
             ingest.add_recipe(plan.recipe(hashed.file, &hashed.blobs, hashed.literals)?);
         }
+        ingest.note_partial(self.job.file.identity());
         ingest.publish()?;
         self.received.reused_bytes = self.trial.bytes();
         self.received.file.digest = hashed.file;

@@ -57,6 +57,14 @@ impl Schedule {
         !std::mem::replace(&mut self.is_sequential, true)
     }
 
+    /// The stream that was to bring everything has broken: these ranges are anybody's.
+    pub(super) fn reopen(&mut self, missing: impl IntoIterator<Item = Range<u64>>) {
+        self.waiting = missing.into_iter().collect();
+        // Whoever still has a claim finds it gone; its number is never given again.
+        self.active.clear();
+        self.is_sequential = false;
+    }
+
     /// Bytes of a claim have arrived up to `position`.
     pub(super) fn advance(&mut self, id: u64, position: u64) {
         if let Some(range) = self.active.get_mut(&id) {

@@ -51,7 +51,8 @@ impl Start {
         }
         let head = fetch_head(job, policy, &mut bytes)?;
         let fetched = (bytes.len() - known) as u64;
-        Ok(Self { head, bytes, fetched, is_guess: false })
+        // An earlier transfer may have guessed what is there.
+        Ok(Self { head, bytes, fetched, is_guess: known > 0 })
     }
 
     fn guessed(job: &Job<'_>, store: &Store, relative: &Recipe) -> Result<Option<Self>, TransferError> {
@@ -90,7 +91,8 @@ pub(super) fn fetch_head(
             Err(TransferError::Registry(error)) => error,
             head => return head,
         };
-        let came = (bytes.len() - before) as u64;
+        // What has to come again is no progress.
+        let came = if job.file.is_resumable() { (bytes.len() - before) as u64 } else { 0 };
         let Some(wait) = failures.wait_after(&error, came, policy) else {
             return Err(error.into());
         };

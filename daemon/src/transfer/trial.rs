@@ -52,6 +52,8 @@ const SAMPLE_BYTES: u64 = 64;
 const MAX_SAMPLED: usize = 4096;
 /// How many requests are under way at once.
 const SAMPLES_AT_ONCE: usize = 8;
+/// After so many that could not be had, no more are asked for.
+const MAX_FAILURES: usize = 8;
 /// If none of so many agrees, it is no relative.
 const PROBES: usize = 8;
 /// Less is fetched as fast as it is compared.
@@ -219,11 +221,9 @@ fn compare(
         let samples = samples(store, plan, &candidate)?;
         waiting.push((candidate, samples));
     }
-    if !(job.look)(0) {
-        return Err(TransferError::Unwanted);
-    }
-    job.handle.block_on(async {
+    job.wait_for(async {
         let (mut running, mut agreeing) = (JoinSet::new(), Vec::new());
+        let mut failures = 0;
         loop {
             while running.len() < SAMPLES_AT_ONCE
                 && let Some((candidate, samples)) = waiting.pop()
@@ -232,9 +232,16 @@ fn compare(
             }
             match running.join_next().await {
                 Some(Ok(Ok(Some(candidate)))) => agreeing.push(candidate),
-                Some(Ok(Err(error))) => tracing::debug!("no sample: {error}"),
+                Some(Ok(Err(error))) => {
+                    tracing::debug!("no sample: {error}");
+                    failures += 1;
+                    if failures == MAX_FAILURES {
+                        // The rest is fetched like any other: a server that is tired is not asked more.
+                        waiting.clear();
+                    }
+                }
                 Some(_) => {}
-                None => return Ok(agreeing),
+                None => return agreeing,
             }
         }
     })

@@ -95,6 +95,18 @@ pub(super) fn parse(journal: &[u8], file: Digest, size: u64) -> Vec<Record> {
     records.chunks_exact(RECORD_BYTES).map_while(Record::parse).collect()
 }
 
+/// The blobs that a journal says are in the store, whatever the file's size.
+pub(super) fn stored(journal: &[u8], file: Digest) -> Vec<Digest> {
+    let size = journal.get(HEAD_BYTES - size_of::<u64>()..HEAD_BYTES).and_then(|size| size.try_into().ok());
+    let records = parse(journal, file, size.map_or(0, u64::from_le_bytes)).into_iter();
+    records
+        .filter_map(|record| match record {
+            Record::Stored { digest, .. } => Some(digest),
+            Record::Session { .. } | Record::Arrived { .. } => None,
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -112,6 +124,16 @@ mod tests {
             any::<(u32, [u8; 32])>()
                 .prop_map(|(blob, digest)| Record::Stored { blob, digest: Digest::from_bytes(digest) }),
         ]
+    }
+
+    #[test]
+    fn blobs_that_are_in_the_store_are_found_without_the_size() {
+        let (file, blob) = (Digest::of(b"x"), Digest::of(b"y"));
+        let mut journal = head(file, 7);
+        journal.extend(Record::Stored { blob: 3, digest: blob }.encode());
+        assert_eq!(stored(&journal, file), [blob]);
+        assert_eq!(stored(&journal, blob), []);
+        assert_eq!(stored(b"short", file), []);
     }
 
     proptest! {

@@ -19,10 +19,10 @@ use std::time::{Duration, SystemTime};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
-use blobd_store_format::manifest::Manifest;
 use blobd_store_format::split::{Part, SplitPlan, Target};
 
 use super::error::optional;
+use super::leases::Lease;
 use super::staged::StagedHash;
 use super::staging::{Room, Staging};
 use super::{Store, StoreError, disk, lock};
@@ -63,10 +63,12 @@ impl PartialFile {
     }
 
     /// The first bytes of the file, as many as have arrived in one run, but at most `limit`: the
-    /// header, from which the plan is made.
+    /// header, from which the plan is made. None that have arrived before this boot of the machine,
+    /// which may be lost: with another plan all the rest would be.
     #[must_use]
     pub fn head(&self, limit: u64) -> Vec<u8> {
-        let length = usize::try_from(self.claimed().end_of_run(0).min(limit)).unwrap_or_default();
+        let certain = self.claimed(Some(recover::boot_id()));
+        let length = usize::try_from(certain.end_of_run(0).min(limit)).unwrap_or_default();
         let mut head = vec![0; length];
         // In every plan the file begins with its first blob.
         let read = File::open(self.path_of(0)).and_then(|file| {
@@ -79,7 +81,7 @@ impl PartialFile {
     /// How much the journal says has come.
     #[must_use]
     pub fn claimed_bytes(&self) -> u64 {
-        self.claimed().total()
+        self.claimed(None).total()
     }
 
     /// Whether a planned blob has a file here.
@@ -88,11 +90,16 @@ impl PartialFile {
         self.path_of(blob).exists()
     }
 
-    fn claimed(&self) -> Extents {
-        let mut arrived = Extents::default();
+    /// What has arrived by the journal; only since a boot if one is given.
+    fn claimed(&self, since: Option<[u8; 16]>) -> Extents {
+        let (mut arrived, mut counts) = (Extents::default(), since.is_none());
         for record in &self.records {
-            if let Record::Arrived { offset, length, .. } = record {
-                arrived.insert(*offset..offset.saturating_add(u64::from(*length)));
+            match *record {
+                Record::Session { boot, .. } => counts = since.is_none_or(|since| since == boot),
+                Record::Arrived { offset, length, .. } if counts => {
+                    arrived.insert(offset..offset.saturating_add(u64::from(length)));
+                }
+                Record::Arrived { .. } | Record::Stored { .. } => {}
             }
         }
         arrived
@@ -168,12 +175,32 @@ impl Partial {
         &self.plan
     }
 
-    /// Takes bytes of the file: they are written to where they will stay, and noted.
+    /// Takes bytes of the file: they are written to where they will stay, and noted. Those that have
+    /// arrived before stay as they are: they may have been hashed already.
     ///
     /// # Errors
     /// [`StoreError::Io`], [`StoreError::NoRoom`], [`StoreError::Quota`]; [`StoreError::BlobSize`]
     /// for bytes beyond the end.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        let gaps = lock(&self.state).arrived.gaps(offset..offset.saturating_add(bytes.len() as u64));
+        for gap in gaps {
+            // Within `bytes`, whose length is a `usize`.
+            let within = |place: u64| usize::try_from(place.saturating_sub(offset)).unwrap_or(usize::MAX);
+            self.write_new(gap.start, bytes.get(within(gap.start)..within(gap.end)).unwrap_or_default())?;
+        }
+        Ok(())
+    }
+
+    /// Takes bytes in place of those that have arrived. Nobody may be hashing the file.
+    ///
+    /// # Errors
+    /// Those of [`Self::write`].
+    pub fn replace(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        lock(&self.state).arrived.remove(offset..offset.saturating_add(bytes.len() as u64));
+        self.write(offset, bytes)
+    }
+
+    fn write_new(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let mut position = offset;
         for part in self.parts(offset, bytes)? {
             self.write_part(position, &part)?;
@@ -442,13 +469,30 @@ impl Store {
         Ok(bytes)
     }
 
-    /// The model is whole: what its downloads have left is of no more use.
-    pub(super) fn forget_partials(&self, manifest: &Manifest) {
-        for file in manifest.digests() {
+    /// What downloads have left of these files is of no more use to the holder of `lease`; it goes,
+    /// unless somebody else is at it.
+    pub(crate) fn forget_partials(&self, files: impl IntoIterator<Item = Digest>, lease: &Lease) {
+        for file in files.into_iter().filter(|file| !lease.shares(*file)) {
             if let Err(error) = self.remove_partial(file) {
                 tracing::warn!("{error}; `blobd gc` removes it when a week has passed");
             }
         }
+    }
+
+    /// The blobs that downloads have brought to their final places: their files may be no part of
+    /// any model yet.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn blobs_of_partials(&self) -> Result<BTreeSet<Digest>, StoreError> {
+        let mut blobs = BTreeSet::new();
+        for file in self.partial_files()? {
+            let path = self.path(layout::partial(file)).join(JOURNAL);
+            if let Some(journal) = optional(fs::read(&path), "read", &path)? {
+                blobs.extend(journal::stored(&journal, file));
+            }
+        }
+        Ok(blobs)
     }
 }
 

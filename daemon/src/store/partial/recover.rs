@@ -78,7 +78,12 @@ impl Partial {
         let mut there = Extents::default();
         claims.certain.iter().for_each(|range| there.insert(range.clone()));
         let present = self.present_files();
-        present.iter().for_each(|blob| forget_cached(&self.home.path_of(*blob)));
+        for blob in &present {
+            let path = self.home.path_of(*blob);
+            // One that was about to be published is read-only, and may lack something all the same.
+            self.home.store.disk().set_mode(&path, 0o600)?;
+            forget_cached(&path);
+        }
         lock(&self.state).begun = present;
         for (range, crc) in &claims.doubtful {
             if self.has(range, *crc) {
@@ -132,7 +137,7 @@ fn forget_cached(path: &std::path::Path) {
 }
 
 /// Tells this boot of the machine from others.
-fn boot_id() -> [u8; 16] {
+pub(super) fn boot_id() -> [u8; 16] {
     let id = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| {
         // Unknown: every session is one of its own, and what it wrote is compared.
         format!("{:?} {}", std::time::SystemTime::now(), std::process::id()).into_bytes()

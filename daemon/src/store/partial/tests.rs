@@ -171,3 +171,75 @@ fn downloads_count_as_used_and_are_removed_whole() {
     assert_eq!(download.store.partials().unwrap(), []);
     assert_eq!(download.store.used_bytes(), before);
 }
+
+/// They may have been hashed already; nothing would show that they have changed since.
+#[test]
+fn bytes_that_have_arrived_are_not_overwritten() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 200..400);
+    let lies = vec![255; 600];
+    partial.write(0, &lies).unwrap();
+    let mut back = vec![0; 600];
+    partial.read(0, &mut back).unwrap();
+    assert_eq!(back[200..400], download.content[200..400]);
+    assert_eq!((&back[..200], &back[400..]), (&lies[..200], &lies[..200]));
+    partial.replace(100, &download.content[100..300]).unwrap();
+    partial.read(0, &mut back).unwrap();
+    assert_eq!(back[100..400], download.content[100..400]);
+}
+
+/// With a plan from bytes that are lost, all the rest would be given up.
+#[test]
+fn head_of_before_a_reboot_is_not_believed() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..300);
+    drop(partial);
+    download.reboot();
+    let home = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
+    assert_eq!((home.head(SIZE), home.claimed_bytes()), (Vec::new(), 300));
+}
+
+#[test]
+fn file_that_was_sealed_before_a_power_cut_can_be_mended() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..1000);
+    partial.seal().unwrap();
+    drop(partial);
+    fs::remove_file(download.path("0")).unwrap();
+    fs::write(download.path("0"), [0; 1000]).unwrap();
+    download.store.disk().make_read_only(&download.path("0")).unwrap();
+    download.reboot();
+    let again = download.session();
+    assert_eq!(again.missing(), only(0..1000));
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&fs::metadata(download.path("0")).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    download.write(&again, 0..1000);
+}
+
+#[test]
+fn what_others_are_at_is_not_removed() {
+    let download = Download::new();
+    download.write(&download.session(), 0..100);
+    let leases = download.store.leases();
+    let (own, other) = (leases.grant("a pull that failed"), leases.grant("another"));
+    own.pin(download.digest());
+    other.pin(download.digest());
+    download.store.forget_partials([download.digest()], &own);
+    assert_eq!(download.session().missing(), only(100..1000));
+    drop(other);
+    download.store.forget_partials([download.digest()], &own);
+    assert_eq!(download.session().missing(), only(0..1000));
+}
+
+#[test]
+fn blobs_that_a_download_has_brought_are_known() {
+    let download = Download::new();
+    let blob = Digest::of(b"a tensor");
+    let partial = download.session();
+    partial.note_digests(&[blob]).unwrap();
+    assert_eq!(download.store.blobs_of_partials().unwrap(), BTreeSet::from([blob]));
+}
