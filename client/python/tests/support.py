@@ -225,7 +225,8 @@ class FakeDaemon:
         self._listener.bind(self.socket)
         self._listener.listen()
         self._script = script
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
     def _serve(self) -> None:
         while True:
@@ -246,6 +247,8 @@ class FakeDaemon:
         # A plain `close` would not wake the thread that waits for connections.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        # What the script has seen is complete then.
+        self._thread.join(5)
         shutil.rmtree(self.folder)
 
 
@@ -266,11 +269,11 @@ class FakePeer:
         """An answer with a body."""
         self.send(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body))
 
-    def frame(self, fds: Sequence[int] = (), **content: object) -> None:
+    def frame(self, attached: Sequence[int] = (), /, **content: object) -> None:
         """A frame, with descriptors on its first byte."""
         text = json.dumps(content).encode()
         data = struct.pack("<I", len(text)) + text
-        sent = socket.send_fds(self.connection, [data], list(fds)) if fds else 0
+        sent = socket.send_fds(self.connection, [data], list(attached)) if attached else 0
         self.send(data[sent:])
 
     def head(self, tensor_count: int, fd_count: int, layers: Optional[List[Dict[str, Any]]] = None) -> None:

@@ -15,7 +15,7 @@ import socket
 import struct
 from typing import List, Tuple
 
-from .answer import Fields, read_error
+from .answer import Fields, as_object, read_error
 from .errors import BlobdError, ClosedError, ConnectionFailedError, FdsLostError, ProtocolError, TimedOutError
 
 MAX_FRAME_BYTES = 1 << 20
@@ -69,13 +69,13 @@ class Wire:
         (length,) = struct.unpack("<I", self.take(4))
         if length > MAX_FRAME_BYTES:
             raise ProtocolError(f"frame of {length} bytes announced, at most {MAX_FRAME_BYTES} allowed")
-        frame = parse_json(self.take(length), "frame")
-        if not isinstance(frame, dict) or len(frame) != 1:
-            raise ProtocolError("frame is not an object with one key")
+        frame = as_object(parse_json(self.take(length), "frame"), "frame")
+        if len(frame) != 1:
+            raise ProtocolError(f"frame has {len(frame)} keys, 1 expected")
         ((kind, content),) = frame.items()
         if kind == "error":
             raise read_error(content)
-        return str(kind), content
+        return kind, content
 
     def expect(self, kind: str) -> object:
         """The content of the next frame, which has to be of this kind."""
@@ -132,7 +132,7 @@ class Wire:
 
 
 def _fds_in(ancillary: List[Tuple[int, int, bytes]]) -> List[int]:
-    # Not `socket.recv_fds`: it drops its flags before Python 3.12, and with them close-on-exec.
+    # Not `socket.recv_fds`: it drops its flags (as of Python 3.13), and with them close-on-exec.
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

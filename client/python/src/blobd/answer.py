@@ -168,18 +168,33 @@ def component(media_type: str) -> str:
     return media_type
 
 
+def as_object(value: object, what: str) -> Dict[str, Any]:
+    """A JSON object; `what` is its name in errors."""
+    if not isinstance(value, dict):
+        raise ProtocolError(f"{what} is no object")
+    fields: Dict[str, Any] = value
+    return fields
+
+
+def as_list(value: object, what: str) -> List[Any]:
+    """A JSON list; `what` is its name in errors."""
+    if not isinstance(value, list):
+        raise ProtocolError(f"{what} is no list")
+    items: List[Any] = value
+    return items
+
+
 class Fields:
     """The fields of a JSON object, read with their types; `what` is the object's name in errors."""
 
     def __init__(self, what: str, value: object) -> None:
-        if not isinstance(value, dict):
-            raise ProtocolError(f"{what} is no object")
         self.what = what
-        self._fields: Dict[str, Any] = value
+        self._fields = as_object(value, what)
 
     def text(self, name: str) -> str:
         """A field that is text."""
-        return self._of_type(name, str)
+        value: str = self._of_type(name, str)
+        return value
 
     def optional_text(self, name: str) -> Optional[str]:
         """A field that is text, absent or null."""
@@ -198,11 +213,12 @@ class Fields:
 
     def items(self, name: str) -> List[Any]:
         """A field that is a list."""
-        return self._of_type(name, list)
+        value: List[Any] = self._of_type(name, list)
+        return value
 
     def flag(self, name: str) -> bool:
         """A field that is true or false; false if absent."""
-        return self._of_type(name, bool) if name in self._fields else False
+        return name in self._fields and bool(self._of_type(name, bool))
 
     def object(self, name: str) -> Optional[Fields]:
         """A field that is an object, absent or null."""

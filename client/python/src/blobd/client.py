@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from ._http import query, upgrade
 from ._wire import Wire
-from .answer import ModelSummary, Version, read_models, read_version
-from .errors import BlobdError, ConnectError, NotRunningError, ProtocolError
+from .answer import ModelSummary, Version, as_object, read_models, read_version
+from .errors import BlobdError, ConnectError, NotRunningError
 from .model import OpenModel, receive
 
 SOCKET_VARIABLE = "BLOBD_SOCKET"
@@ -50,10 +50,7 @@ class Client:
 
         Raises `NotFoundError` if there is none with this name.
         """
-        answer = self._query("/v1/models/" + quote(reference, safe="/:@"))
-        if not isinstance(answer, dict):
-            raise ProtocolError("answer is not the JSON expected: no object")
-        return answer
+        return as_object(self._query("/v1/models/" + quote(reference, safe="/:@")), "answer")
 
     def open(
         self,

@@ -10,12 +10,12 @@ from __future__ import annotations
 import socket
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Set, Tuple, Union
 
 from . import _views
 from ._memory import Blob, max_open_files
 from ._wire import Wire
-from .answer import Fields, Head, Layer, Tensor, read_head, read_tensor
+from .answer import Fields, Head, Layer, Tensor, as_list, read_head, read_tensor
 from .contiguous import ContiguousGguf, assemble
 from .errors import ModelError, NoTensorError, ProtocolError, SessionClosedError
 
@@ -91,9 +91,12 @@ class OpenModel(Mapping[str, memoryview]):
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
 
-    # As an object: comparing two models byte by byte would read all of both.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
+    def __eq__(self, other: object) -> bool:
+        # As an object: comparing two models byte by byte would read all of both.
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
@@ -160,7 +163,7 @@ class OpenModel(Mapping[str, memoryview]):
         Of several tensors with one name and different digests none is there.
         """
         digests: Dict[str, str] = {}
-        clashing = set()
+        clashing: Set[str] = set()
         for entry in Fields("model", self._details(self.name, self.digest)).items("tensors"):
             fields = Fields("tensor", entry)
             name, digest = fields.text("name"), fields.text("digest")
@@ -243,10 +246,10 @@ def receive(wire: Wire, details: Details) -> OpenModel:
     head = read_head(wire.expect("open"))
     tensors: List[Tensor] = []
     while len(tensors) < head.tensor_count:
-        part = wire.expect("tensors")
+        part = as_list(wire.expect("tensors"), "tensors")
         left = head.tensor_count - len(tensors)
-        if not isinstance(part, list) or not 0 < len(part) <= left:
-            raise ProtocolError(f"a tensors frame is no list of 1 to {left}")
+        if not 0 < len(part) <= left:
+            raise ProtocolError(f"{len(part)} tensors in one frame, 1 to {left} expected")
         tensors.extend(read_tensor(tensor, head) for tensor in part)
     blobs = _receive_blobs(wire, head.fd_count)
     lease = wire.detach()

@@ -1,0 +1,3 @@
+module blobd/client
+
+go 1.21
