@@ -9,7 +9,7 @@ protocol wants it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, cast
 
 from .errors import DaemonError, ProtocolError, daemon_error
 
@@ -168,20 +168,18 @@ def component(media_type: str) -> str:
     return media_type
 
 
-def as_object(value: object, what: str) -> Dict[str, Any]:
+def as_object(value: Any, what: str) -> Dict[str, Any]:
     """A JSON object; `what` is its name in errors."""
-    if not isinstance(value, dict):
+    if type(value) is not dict:
         raise ProtocolError(f"{what} is no object")
-    fields: Dict[str, Any] = value
-    return fields
+    return cast("Dict[str, Any]", value)
 
 
-def as_list(value: object, what: str) -> List[Any]:
+def as_list(value: Any, what: str) -> List[object]:
     """A JSON list; `what` is its name in errors."""
-    if not isinstance(value, list):
+    if type(value) is not list:
         raise ProtocolError(f"{what} is no list")
-    items: List[Any] = value
-    return items
+    return cast("List[object]", value)
 
 
 class Fields:
