@@ -1,3 +1,3 @@
-module blobd/client
+module blobd
 
 go 1.21

@@ -128,6 +128,8 @@ class Tensors(DaemonTest):
         self.assertEqual(list(self.open("dense", names=[])), [])
         self.assertEqual(len(self.open("spoken", component="template").layers), 1)
         with self.assertRaises(blobd.NotFoundError):
+            self.client.open("dense", component="template")
+        with self.assertRaises(blobd.NotFoundError):
             self.client.open("dense", names=["no.such.tensor"])
         with self.assertRaises(ValueError):
             self.client.open("dense", prefix="blk.", names=["output.weight"])

@@ -64,8 +64,8 @@ class Client:
 
         All tensors by default; with `component` only the files that play this part (`model`,
         `projector`, `template`, …), with `prefix` only tensors whose name starts so, with `names`
-        only these, which may be none. Raises `NotFoundError` if the model or one of the names does
-        not exist.
+        only these, which may be none. Raises `NotFoundError` if the model, the component or one of
+        the names does not exist.
         """
         params: Dict[str, object] = {"reference": reference, "tensors": _selection(prefix, names)}
         if component is not None:
