@@ -274,7 +274,9 @@ class FakePeer:
         text = json.dumps(content).encode()
         data = struct.pack("<I", len(text)) + text
         sent = socket.send_fds(self.connection, [data], list(attached)) if attached else 0
-        self.send(data[sent:])
+        if sent < len(data):
+            # Sending nothing fails too once the client has all it wanted and is gone.
+            self.send(data[sent:])
 
     def head(self, tensor_count: int, fd_count: int, layers: Optional[List[Dict[str, Any]]] = None) -> None:
         """The upgrade and the first frame; one layer if none is given."""
