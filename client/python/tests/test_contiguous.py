@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
+import tempfile
 import unittest
 from typing import Any, Dict, List, Tuple
 
@@ -15,6 +16,11 @@ import blobd
 from blobd import gguf as gguf_format
 from blobd.contiguous import ALIGNMENT
 from blobd.errors import GgufError
+
+try:
+    from gguf import GGUFReader as gguf_reader
+except ImportError:
+    gguf_reader = None
 
 
 def independent_reading(data: memoryview) -> Tuple[int, int, Dict[str, Tuple[Tuple[int, ...], int, int]]]:
@@ -139,6 +145,16 @@ class Contiguous(DaemonTest):
             self.assertEqual(array.ctypes.data, whole.address)
             if sys.version_info >= (3, 12):
                 self.assertEqual(bytes(memoryview(whole)[:4]), b"GGUF")
+
+    @unittest.skipIf(gguf_reader is None, "gguf is not installed")
+    def test_reader_of_others_agrees(self) -> None:
+        for reference, written in (("unaligned", DENSE), ("separate", SEPARATE)):
+            with self.open(reference).contiguous() as whole, tempfile.NamedTemporaryFile() as file:
+                file.write(whole.buffer)
+                file.flush()
+                reader = gguf_reader(file.name)
+                found = {known.name: bytes(known.data) for known in reader.tensors}
+                self.assertEqual(found, {name: data for name, _, _, data in written})
 
     def test_selection_of_tensors_is_no_file(self) -> None:
         with self.assertRaises(blobd.ModelError) as caught:
