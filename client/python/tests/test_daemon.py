@@ -7,8 +7,9 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import unittest
-from typing import Any
+from typing import Any, List
 
 from support import Daemon, HERE, Registry, gguf, open_fds, tensor
 
@@ -273,6 +274,22 @@ class Sessions(DaemonTest):
         finally:
             self.daemon.start()
         self.assertEqual(bytes(self.open("dense")["output.weight"]), DENSE[-1][3])
+
+    def test_threads_share_a_model(self) -> None:
+        model = self.open("dense")
+        failures: List[str] = []
+
+        def read() -> None:
+            for name, _, _, data in DENSE:
+                if bytes(model[name]) != data:
+                    failures.append(name)
+
+        threads = [threading.Thread(target=read) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
 
     def test_views_outlive_everything_at_exit(self) -> None:
         script = (

@@ -22,7 +22,7 @@ import threading
 import weakref
 from typing import Optional
 
-from .errors import MapError, SessionClosedError, ShortError
+from .errors import MapError, ModelError, SessionClosedError, ShortError
 
 PAGE_BYTES = mmap.PAGESIZE
 """What maps are made of."""
@@ -67,12 +67,18 @@ class Blob:
     def slice(self, offset: int, size: int) -> memoryview:
         """`size` bytes from `offset` on, read-only."""
         view = self._mapped()
-        if offset + size > len(view):
-            raise ShortError(
-                f"descriptor {self._number}: {len(view)} bytes behind it, {offset + size} expected; "
-                "run `blobd verify`"
-            )
+        self._check(len(view), offset + size)
         return view[offset : offset + size]
+
+    def map_into(self, reservation: Reservation, start: int, offset: int, size: int) -> None:
+        """Puts `size` bytes from `offset` on into a reservation; places are multiples of a page."""
+        with self._lock:
+            if self._fd is None:
+                raise ModelError(
+                    f"descriptor {self._number}: closed to keep within `ulimit -n`; raise it and open the model again"
+                )
+            self._check(self._file_length(self._fd), offset + size)
+            reservation.map(start, self._fd, offset, size)
 
     def map_and_close(self) -> None:
         """Maps the blob now, and does without its descriptor."""
@@ -83,30 +89,40 @@ class Blob:
 
     def close(self) -> None:
         """Closes the descriptor; the map stays."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
+        # Not while another thread maps it: its number would mean another file by then.
+        with self._lock:
+            fd, self._fd = self._fd, None
+            if fd is not None:
+                os.close(fd)
 
     def _mapped(self) -> memoryview:
         with self._lock:
             if self._view is None:
-                self._view = map_file(self._number, self._fd)
+                self._view = self._map()
             return self._view
 
+    def _map(self) -> memoryview:
+        if self._fd is None:
+            raise SessionClosedError(f"descriptor {self._number}: closed with its model; open the model again")
+        length = self._file_length(self._fd)
+        if length == 0:
+            return memoryview(b"")
+        try:
+            return _own(_place(self._fd, length), length)
+        except OSError as error:
+            raise MapError(f"descriptor {self._number}: cannot be mapped: {error}{_map_hint()}") from error
 
-def map_file(number: int, fd: Optional[int]) -> memoryview:
-    """All of a regular file, read-only; `number` names it in errors."""
-    if fd is None:
-        raise SessionClosedError(f"descriptor {number}: closed with its model; open the model again")
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        raise MapError(f"descriptor {number}: not a regular file; is that a blobd daemon?")
-    if status.st_size == 0:
-        return memoryview(b"")
-    try:
-        return _own(_place(fd, status.st_size), status.st_size)
-    except OSError as error:
-        raise MapError(f"descriptor {number}: cannot be mapped: {error}{_map_hint()}") from error
+    def _file_length(self, fd: int) -> int:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise MapError(f"descriptor {self._number}: not a regular file; is that a blobd daemon?")
+        return status.st_size
+
+    def _check(self, length: int, expected: int) -> None:
+        if expected > length:
+            raise ShortError(
+                f"descriptor {self._number}: {length} bytes behind it, {expected} expected; run `blobd verify`"
+            )
 
 
 class Reservation:

@@ -171,15 +171,11 @@ def _fill(reservation: Reservation, place: Place, blobs: Sequence[Blob]) -> None
     tensor = place.tensor
     if tensor.fd is None:
         return
-    # Compares the place with the file's length, before anything of it can be touched.
-    data = blobs[tensor.fd].slice(tensor.offset, tensor.size)
-    if not place.is_mapped:
-        reservation.copy(place.start, data)
-        return
-    fd = blobs[tensor.fd].fd
-    if fd is None:
-        raise ModelError(f"descriptor {tensor.fd}: closed to keep within `ulimit -n`; raise it for one GGUF")
-    reservation.map(place.start, fd, tensor.offset, tensor.size)
+    blob = blobs[tensor.fd]
+    if place.is_mapped:
+        blob.map_into(reservation, place.start, tensor.offset, tensor.size)
+    else:
+        reservation.copy(place.start, blob.slice(tensor.offset, tensor.size))
 
 
 def _padded(size: int) -> int:
