@@ -1,9 +1,11 @@
 package blobd
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand"
 	"net"
 	"os"
 	"path/filepath"
@@ -230,6 +232,36 @@ func TestTensorsThatMakeNoSenseAreRefused(t *testing.T) {
 			p.head(1, 1)
 			p.frame(`{"tensors":` + list + `}`)
 		}, open)
+	}
+}
+
+func TestFlippedBytesNeverPanic(t *testing.T) {
+	var whole bytes.Buffer
+	whole.WriteString(upgraded)
+	for _, frame := range []string{
+		`{"open":{"name":"m","digest":"d","layers":[` + oneLayer + `],"tensor_count":1,"fd_count":0}}`,
+		`{"tensors":[` + entry(t, map[string]any{"fd": nil, "size": 0, "experts": map[string]int{"count": 0}}) + `]}`,
+	} {
+		write(&whole, uint32(len(frame)))
+		whole.WriteString(frame)
+	}
+	random, opened := rand.New(rand.NewSource(7)), 0
+	answers := make(chan string, 1)
+	client := fakeDaemon(t, func(p *peer) { p.send(<-answers) })
+	for range make([]int, 500) {
+		broken := bytes.Clone(whole.Bytes())
+		for range make([]int, random.Intn(3)) {
+			values := "\x00\x01\xff0-9\"{}[],:\\ez"
+			broken[random.Intn(len(broken))] = values[random.Intn(len(values))]
+		}
+		answers <- string(broken)
+		if model, err := client.Open("m"); err == nil {
+			opened++
+			model.Close()
+		}
+	}
+	if opened < 100 {
+		t.Error(opened)
 	}
 }
 

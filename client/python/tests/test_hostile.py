@@ -9,6 +9,7 @@ import struct
 import tempfile
 import threading
 import unittest
+from random import Random
 from typing import Any, Callable, Dict, List, Optional, Type
 from unittest import mock
 
@@ -268,6 +269,27 @@ class Opens(FailureTest):
 
     def test_more_descriptors_than_there_is_room_for_are_lost_and_leak_none(self) -> None:
         self.fails_to_open(self.send_fds(64, 65, 65), "too many files open", blobd.FdsLostError)
+
+    def test_flipped_bytes_never_escape_as_other_errors(self) -> None:
+        head = {"name": "m", "digest": "d", "layers": [layer(header=None)], "tensor_count": 1, "fd_count": 0}
+        tensors = [entry(fd=None, size=0, experts={"count": 0, "stride": 9})]
+        answer = UPGRADED
+        for frame in ({"open": head}, {"tensors": tensors}):
+            text = json.dumps(frame).encode()
+            answer += struct.pack("<I", len(text)) + text
+        broken = bytearray()
+        with FakeDaemon(lambda peer: peer.send(bytes(broken))) as fake:
+            client, random, opened = blobd.Client(fake.socket, timeout=5), Random(7), 0
+            for _ in range(500):
+                broken[:] = answer
+                for _ in range(random.randrange(3)):
+                    broken[random.randrange(len(broken))] = random.choice(b'\x00\x01\xff0-9"{}[],:\\ez')
+                try:
+                    client.open("m").close()
+                    opened += 1
+                except blobd.BlobdError:
+                    pass
+            self.assertGreater(opened, 100)
 
     def test_unasked_descriptors_are_closed(self) -> None:
         def script(peer: FakePeer) -> None:
