@@ -6,6 +6,11 @@ check:
 test *arguments:
     cargo test --workspace {{ arguments }}
 
+# The Python and Go clients against the daemon; what is not installed is skipped
+clients:
+    cargo build --package blobd
+    .ci/clients
+
 # Format and lints alone
 lint:
     cargo fmt --all --check

@@ -1,0 +1,3 @@
+module blobd
+
+go 1.21

@@ -1,0 +1,100 @@
+"""Open a model from a blobd daemon and map its tensors without a copy.
+
+    import blobd
+
+    with blobd.open("llama3:8b") as model:
+        weights = model["blk.0.attn_q.weight"]      # a read-only memoryview of the page cache
+        print(model.tensor("blk.0.attn_q.weight").type, bytes(weights[:8]))
+        print(model.text("template"))
+
+A model is in use until it is closed; what was mapped stays valid after that, when the daemon stops
+and when the model is removed. Only the standard library is needed. Nothing here starts a thread or
+keeps global state.
+"""
+
+from __future__ import annotations
+
+from typing import Iterable, List, Optional
+
+from .answer import Experts, Layer, ModelSummary, Tensor, Version
+from .client import Client, default_sockets
+from .contiguous import ContiguousGguf
+from .errors import (
+    BlobdError,
+    BusyError,
+    ClosedError,
+    ConnectError,
+    ConnectionFailedError,
+    CorruptError,
+    DaemonError,
+    DeniedError,
+    FdsLostError,
+    GgufError,
+    MapError,
+    ModelError,
+    NoTensorError,
+    NotFoundError,
+    NotRunningError,
+    ProtocolError,
+    SessionClosedError,
+    ShortError,
+    TimedOutError,
+)
+from .model import OpenModel
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BlobdError",
+    "BusyError",
+    "Client",
+    "ClosedError",
+    "ConnectError",
+    "ConnectionFailedError",
+    "ContiguousGguf",
+    "CorruptError",
+    "DaemonError",
+    "DeniedError",
+    "Experts",
+    "FdsLostError",
+    "GgufError",
+    "Layer",
+    "MapError",
+    "ModelError",
+    "ModelSummary",
+    "NoTensorError",
+    "NotFoundError",
+    "NotRunningError",
+    "OpenModel",
+    "ProtocolError",
+    "SessionClosedError",
+    "ShortError",
+    "Tensor",
+    "TimedOutError",
+    "Version",
+    "default_sockets",
+    "models",
+    "open",
+    "version",
+]
+
+
+def open(
+    reference: str,
+    *,
+    component: Optional[str] = None,
+    prefix: Optional[str] = None,
+    names: Optional[Iterable[str]] = None,
+) -> OpenModel:
+    """Opens a model at the default daemon; see `Client.open`."""
+    return Client().open(reference, component=component, prefix=prefix, names=names)
+
+
+def models() -> List[ModelSummary]:
+    """The models that the default daemon has."""
+    return Client().models()
+
+
+def version() -> Version:
+    """What the default daemon is."""
+    return Client().version()

@@ -1,0 +1,101 @@
+"""As much of HTTP/1.1 as a client of the daemon needs: one request on one connection."""
+
+from __future__ import annotations
+
+import json
+from typing import Dict, Mapping, Optional
+
+from ._wire import Wire, parse_json
+from .answer import Fields, read_error
+from .errors import ProtocolError
+
+MAX_HEAD_BYTES = 16 << 10
+"""The longest answer head read."""
+MAX_BODY_BYTES = 256 << 20
+"""The longest body kept: details of a model with 131,072 tensors are below it."""
+# The longest line that introduces a chunk.
+_MAX_LINE_BYTES = 1024
+
+UPGRADE = "blobd-fd/1"
+"""What `open` asks to go on with."""
+
+
+def query(wire: Wire, path: str) -> object:
+    """What `GET path` answers."""
+    wire.send(f"GET {path} HTTP/1.1\r\nhost: blobd\r\nconnection: close\r\n\r\n".encode())
+    return parse_json(_expect_status(wire, 200), "answer")
+
+
+def upgrade(wire: Wire, path: str, params: Mapping[str, object]) -> None:
+    """Sends `POST path` and reads the answer's head; from then on the connection carries frames."""
+    body = json.dumps(params).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: blobd\r\nconnection: upgrade\r\nupgrade: {UPGRADE}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    wire.send(head.encode() + body)
+    _expect_status(wire, 101)
+
+
+def _expect_status(wire: Wire, expected: int) -> bytes:
+    """The body of an answer with this status; for any other, the daemon's error is raised."""
+    lines = wire.take_through(b"\r\n\r\n", MAX_HEAD_BYTES, "head").decode("latin-1").split("\r\n")
+    words = lines[0].split(" ", 2)
+    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not _is_number(words[1]):
+        raise ProtocolError("answer is not HTTP")
+    status = int(words[1])
+    if status == expected == 101:
+        return b""
+    body = _body(wire, _headers(lines[1:]))
+    if status == expected:
+        return body
+    raise _error_in(body) or ProtocolError(f"answer has status {status}, {expected} expected")
+
+
+def _headers(lines: list[str]) -> Dict[str, str]:
+    pairs = (line.partition(":") for line in lines if line)
+    return {name.strip().lower(): value.strip().lower() for name, _, value in pairs}
+
+
+def _error_in(body: bytes) -> Optional[Exception]:
+    try:
+        envelope = Fields("answer", parse_json(body, "answer")).object("error")
+        return None if envelope is None else read_error(envelope)
+    except ProtocolError:
+        return None
+
+
+def _body(wire: Wire, headers: Mapping[str, str]) -> bytes:
+    encoding, length = headers.get("transfer-encoding"), headers.get("content-length")
+    if encoding == "chunked":
+        return _chunks(wire)
+    if encoding is not None or length is None or not _is_number(length):
+        raise ProtocolError("answer is not HTTP: neither content-length nor chunks")
+    return _bounded(wire, int(length), 0)
+
+
+def _chunks(wire: Wire) -> bytes:
+    body = bytearray()
+    while True:
+        line = wire.take_through(b"\r\n", _MAX_LINE_BYTES, "chunk line").partition(b";")[0].strip()
+        try:
+            length = int(line, 16) if not line.startswith((b"-", b"+")) else -1
+        except ValueError:
+            length = -1
+        if length < 0:
+            raise ProtocolError("answer's chunks are malformed")
+        if length == 0:
+            return bytes(body)  # Trailers go with the connection, which is closed after this.
+        body += _bounded(wire, length, len(body))
+        if wire.take(2) != b"\r\n":
+            raise ProtocolError("answer's chunks are malformed")
+
+
+def _bounded(wire: Wire, length: int, before: int) -> bytes:
+    if before + length > MAX_BODY_BYTES:
+        raise ProtocolError(f"answer's body is longer than the {MAX_BODY_BYTES} bytes allowed")
+    return wire.take(length)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 19

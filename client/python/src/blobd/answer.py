@@ -1,0 +1,341 @@
+"""What the daemon answers, checked.
+
+The daemon is not believed: every field has its type and range checked here once, and numbers that
+refer to each other are compared. What remains to be checked is whether the files behind the
+descriptors are long enough; that happens when one is mapped. Unknown fields are ignored, as the
+protocol wants it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple, cast
+
+from .errors import DaemonError, ProtocolError, daemon_error
+
+MAX_LAYERS = 4096
+"""The most layers accepted."""
+MAX_TENSORS = 1 << 20
+"""The most tensors accepted, of all layers together; a GGUF file has 131,072 at most."""
+MAX_FDS = MAX_TENSORS + 2 * MAX_LAYERS
+"""The most descriptors accepted: one per tensor, and some for headers and whole files."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """What the daemon is and which store it serves."""
+
+    version: str
+    """The daemon's version."""
+    protocol: int
+    """The newest protocol that it speaks."""
+    root: str
+    """The store that it serves."""
+    pid: int
+    """Its process."""
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """One model in the list of those there are."""
+
+    name: str
+    """The shortest name that is still unique."""
+    digest: str
+    """The manifest's digest: the model's ID."""
+    size: int
+    """What its files add up to, in bytes, as if nothing were shared."""
+    modified: str
+    """When the tag was last set, RFC 3339 in UTC."""
+    pinned: bool
+    """Whether eviction leaves it alone."""
+    origin: Optional[str]
+    """Where it came from."""
+    damage: Optional[str]
+    """What is wrong with it; what is not damaged can be opened."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """How the experts of a stack lie: expert `i` is the `stride` bytes from `i * stride` on."""
+
+    count: int
+    """How many there are."""
+    stride: int
+    """The length of one in bytes."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of an open model: what it is and where its bytes are. Nothing is mapped for it."""
+
+    name: str
+    """Its name in its file."""
+    type: str
+    """The name of its ggml type, such as `Q4_K`."""
+    shape: Tuple[int, ...]
+    """Its dimensions in GGUF order, the fastest first."""
+    layer: int
+    """The number of the file that it is in."""
+    size: int
+    """How many bytes it has."""
+    fd: Optional[int]
+    """The number of its descriptor; `None` if it has no bytes."""
+    offset: int
+    """Where its bytes start, behind that descriptor."""
+    experts: Optional[Experts]
+    """How to find each expert, if it is a stack of them."""
+
+    def expert_range(self, index: int) -> Tuple[int, int]:
+        """Start and end of one expert in bytes from the tensor's start, without mapping anything.
+
+        Raises `IndexError` if the tensor is no stack or has not that many.
+        """
+        if self.experts is None or not 0 <= index < self.experts.count:
+            count = self.experts.count if self.experts else 0
+            raise IndexError(f"tensor {self.name}: no expert {index}, it has {count}")
+        start = index * self.experts.stride
+        return start, start + self.experts.stride
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One file of an open model."""
+
+    media_type: str
+    """What it is."""
+    digest: str
+    """The digest of the whole file."""
+    size: int
+    """Its length in bytes."""
+    name: Optional[str]
+    """What it is called where it comes from, if that says."""
+    fd: Optional[int]
+    """The number of the descriptor that is the whole file, if it is stored whole."""
+    header_fd: Optional[int]
+    """The number of the descriptor that is its GGUF header, if it is a split file."""
+    header_size: int
+    """The length of that header with its padding, in bytes."""
+
+    @property
+    def component(self) -> str:
+        """The part that it plays: `model`, `projector`, `template`, `params`, `license`, …"""
+        return component(self.media_type)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The first frame of an open answer."""
+
+    name: str
+    digest: str
+    layers: Tuple[Layer, ...]
+    tensor_count: int
+    fd_count: int
+
+
+_OLLAMA_PREFIX = "application/vnd.ollama.image."
+_MODEL_PACK_PREFIXES = ("application/vnd.cncf.model.", "application/vnd.cnai.model.")
+_COMPONENTS = {
+    "application/vnd.docker.container.image.v1+json": "config",
+    "application/vnd.oci.image.config.v1+json": "config",
+    "application/vnd.oci.empty.v1+json": "config",
+    "application/vnd.docker.ai.model.config.v0.1+json": "config",
+    "application/vnd.docker.ai.model.config.v0.2+json": "config",
+    "application/vnd.docker.ai.model.config.v1+json": "config",
+    "application/vnd.docker.ai.gguf.v3": "model",
+    "application/vnd.docker.ai.safetensors": "model",
+    "application/vnd.docker.ai.dduf": "model",
+    "application/vnd.docker.ai.mmproj": "projector",
+    "application/vnd.docker.ai.license": "license",
+    "application/vnd.docker.ai.chat.template.jinja": "template",
+    "application/vnd.docker.ai.model.file": "file",
+    "application/vnd.docker.ai.model.file.v1+gguf": "model",
+}
+
+
+def component(media_type: str) -> str:
+    """The part that a file of this media type plays in its model."""
+    known = _COMPONENTS.get(media_type)
+    if known is not None:
+        return known
+    for prefix in _MODEL_PACK_PREFIXES:
+        if media_type.startswith(prefix):
+            kind, version, _ = media_type[len(prefix) :].partition(".v1")
+            return "model" if version and kind == "weight" else kind
+    if media_type.startswith(_OLLAMA_PREFIX):
+        return media_type[len(_OLLAMA_PREFIX) :]
+    return media_type
+
+
+def as_object(value: Any, what: str) -> Dict[str, Any]:
+    """A JSON object; `what` is its name in errors."""
+    if type(value) is not dict:
+        raise ProtocolError(f"{what} is no object")
+    return cast("Dict[str, Any]", value)
+
+
+def as_list(value: Any, what: str) -> List[object]:
+    """A JSON list; `what` is its name in errors."""
+    if type(value) is not list:
+        raise ProtocolError(f"{what} is no list")
+    return cast("List[object]", value)
+
+
+class Fields:
+    """The fields of a JSON object, read with their types; `what` is the object's name in errors."""
+
+    def __init__(self, what: str, value: object) -> None:
+        self.what = what
+        self._fields = as_object(value, what)
+
+    def text(self, name: str) -> str:
+        """A field that is text."""
+        value: str = self._of_type(name, str)
+        return value
+
+    def optional_text(self, name: str) -> Optional[str]:
+        """A field that is text, absent or null."""
+        return None if self._fields.get(name) is None else self.text(name)
+
+    def number(self, name: str, limit: int = (1 << 64) - 1) -> int:
+        """A whole number from 0 to `limit`."""
+        value: int = self._of_type(name, int)
+        if isinstance(value, bool) or not 0 <= value <= limit:
+            raise ProtocolError(f"{self.what}: {name} is not a number from 0 to {limit}")
+        return value
+
+    def optional_number(self, name: str) -> Optional[int]:
+        """A whole number, absent or null."""
+        return None if self._fields.get(name) is None else self.number(name)
+
+    def items(self, name: str) -> List[Any]:
+        """A field that is a list."""
+        value: List[Any] = self._of_type(name, list)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """A field that is true or false; false if absent."""
+        return name in self._fields and bool(self._of_type(name, bool))
+
+    def object(self, name: str) -> Optional[Fields]:
+        """A field that is an object, absent or null."""
+        value = self._fields.get(name)
+        return None if value is None else Fields(f"{self.what}: {name}", value)
+
+    def _of_type(self, name: str, kind: type) -> Any:
+        value = self._fields.get(name)
+        if not isinstance(value, kind):
+            raise ProtocolError(f"{self.what}: {name} is no {_KIND_NAMES[kind]}")
+        return value
+
+
+_KIND_NAMES: Dict[type, str] = {str: "text", int: "number", list: "list", bool: "truth value"}
+
+
+def read_error(value: object) -> DaemonError:
+    """The error in an answer or a frame."""
+    fields = value if isinstance(value, Fields) else Fields("error", value)
+    return daemon_error(fields.text("code"), fields.text("message"), fields.optional_text("hint"))
+
+
+def read_version(value: object) -> Version:
+    """The answer to `GET /v1/version`."""
+    fields = Fields("version", value)
+    return Version(fields.text("version"), fields.number("protocol"), fields.text("root"), fields.number("pid"))
+
+
+def read_models(value: object) -> List[ModelSummary]:
+    """The answer to `GET /v1/models`."""
+    return [_read_summary(Fields("model", model)) for model in Fields("models", value).items("models")]
+
+
+def _read_summary(fields: Fields) -> ModelSummary:
+    return ModelSummary(
+        name=fields.text("name"),
+        digest=fields.text("digest"),
+        size=fields.number("size"),
+        modified=fields.text("modified"),
+        pinned=fields.flag("pinned"),
+        origin=fields.optional_text("origin"),
+        damage=fields.optional_text("damage"),
+    )
+
+
+def read_head(value: object) -> Head:
+    """The `open` frame."""
+    fields = Fields("open", value)
+    layers = fields.items("layers")
+    if len(layers) > MAX_LAYERS:
+        raise ProtocolError(f"{len(layers)} layers announced, at most {MAX_LAYERS} allowed")
+    fd_count = fields.number("fd_count", MAX_FDS)
+    return Head(
+        name=fields.text("name"),
+        digest=fields.text("digest"),
+        layers=tuple(_read_layer(number, layer, fd_count) for number, layer in enumerate(layers)),
+        tensor_count=fields.number("tensor_count", MAX_TENSORS),
+        fd_count=fd_count,
+    )
+
+
+def _read_layer(number: int, value: object, fd_count: int) -> Layer:
+    fields = Fields(f"layer {number}", value)
+    if fields.optional_number("piece_count"):
+        raise ProtocolError(f"layer {number}: pieces announced that nobody asked for")
+    header = fields.object("header")
+    return Layer(
+        media_type=fields.text("media_type"),
+        digest=fields.text("digest"),
+        size=fields.number("size"),
+        name=fields.optional_text("name"),
+        fd=_read_fd(fields, fd_count),
+        header_fd=_read_fd(header, fd_count) if header else None,
+        header_size=header.number("size") if header else 0,
+    )
+
+
+def _read_fd(fields: Fields, fd_count: int) -> Optional[int]:
+    fd = fields.optional_number("fd")
+    if fd is not None and fd >= fd_count:
+        raise ProtocolError(f"{fields.what}: descriptor {fd} is beyond the {fd_count} promised")
+    return fd
+
+
+def read_tensor(value: object, head: Head) -> Tensor:
+    """One entry of a `tensors` frame."""
+    name = Fields("tensor", value).text("name")
+    fields = Fields(f"tensor {name!r}", value)
+    shape = tuple(fields.items("shape"))
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise ProtocolError(f"{fields.what}: shape is not a list of numbers")
+    tensor = Tensor(
+        name=name,
+        type=fields.text("type"),
+        shape=shape,
+        layer=fields.number("layer"),
+        size=fields.number("size"),
+        fd=_read_fd(fields, head.fd_count),
+        offset=fields.optional_number("offset") or 0,
+        experts=_read_experts(fields),
+    )
+    _check_tensor(tensor, head)
+    return tensor
+
+
+def _read_experts(fields: Fields) -> Optional[Experts]:
+    experts = fields.object("experts")
+    return Experts(experts.number("count"), experts.number("stride")) if experts else None
+
+
+def _check_tensor(tensor: Tensor, head: Head) -> None:
+    problem = None
+    if tensor.layer >= len(head.layers):
+        problem = "no such layer"
+    elif tensor.fd is None and tensor.size > 0:
+        problem = "bytes without a descriptor"
+    elif tensor.offset + tensor.size >= 1 << 64:
+        problem = "ends beyond 2^64"
+    elif tensor.experts and tensor.experts.count * tensor.experts.stride != tensor.size:
+        problem = "its experts do not add up to its size"
+    if problem:
+        raise ProtocolError(f"tensor {tensor.name!r}: {problem}")

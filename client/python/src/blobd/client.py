@@ -1,0 +1,142 @@
+"""The client: one method per verb.
+
+Every request is a connection of its own and nothing is kept between them, so a `Client` can be
+shared by threads and outlives a restart of the daemon: after one, just open the model again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket as sockets
+from typing import Any, Dict, Iterable, List, Optional, Union
+from urllib.parse import quote
+
+from ._http import query, upgrade
+from ._wire import Wire
+from .answer import ModelSummary, Version, as_object, read_models, read_version
+from .errors import BlobdError, ConnectError, NotRunningError
+from .model import OpenModel, receive
+
+SOCKET_VARIABLE = "BLOBD_SOCKET"
+"""The environment variable that names the socket."""
+SYSTEM_SOCKET = "/run/blobd/blobd.sock"
+"""The socket of the system's daemon."""
+
+Path = Union[str, "os.PathLike[str]"]
+
+
+class Client:
+    """A daemon that can be asked.
+
+    `socket` is where it listens; without it, what `BLOBD_SOCKET` names, or else the first of
+    `default_sockets` that can be reached. `timeout` is how many seconds to wait for the daemon to
+    take or send the next bytes; without it, for ever.
+    """
+
+    def __init__(self, socket: Optional[Path] = None, *, timeout: Optional[float] = None) -> None:
+        self._socket = None if socket is None else os.fspath(socket)
+        self._timeout = timeout
+
+    def version(self) -> Version:
+        """What the daemon is and which store it serves."""
+        return read_version(self._query("/v1/version"))
+
+    def models(self) -> List[ModelSummary]:
+        """The models there are, by name."""
+        return read_models(self._query("/v1/models"))
+
+    def model(self, reference: str) -> Dict[str, Any]:
+        """One model in depth, as the protocol describes it: metadata, layers, tensors with digests.
+
+        Raises `NotFoundError` if there is none with this name.
+        """
+        return as_object(self._query("/v1/models/" + quote(reference, safe="/:@")), "answer")
+
+    def open(
+        self,
+        reference: str,
+        *,
+        component: Optional[str] = None,
+        prefix: Optional[str] = None,
+        names: Optional[Iterable[str]] = None,
+    ) -> OpenModel:
+        """Opens a model; it is in use until the `OpenModel` is closed or forgotten.
+
+        All tensors by default; with `component` only the files that play this part (`model`,
+        `projector`, `template`, …), with `prefix` only tensors whose name starts so, with `names`
+        only these, which may be none. Raises `NotFoundError` if the model, the component or one of
+        the names does not exist.
+        """
+        params: Dict[str, object] = {"reference": reference, "tensors": _selection(prefix, names)}
+        if component is not None:
+            params["component"] = component
+        wire = self._connect()
+        try:
+            upgrade(wire, "/v1/open", params)
+            return receive(wire, self._digests_of)
+        except BaseException:
+            wire.close()
+            raise
+
+    def _digests_of(self, name: str, digest: str) -> Dict[str, Any]:
+        # With the manifest's digest, so that a name that has moved on is an error, not another model.
+        return self.model(f"{name}@{digest}")
+
+    def _query(self, path: str) -> object:
+        wire = self._connect()
+        try:
+            return query(wire, path)
+        finally:
+            wire.close()
+
+    def _connect(self) -> Wire:
+        named = self._socket or os.environ.get(SOCKET_VARIABLE)
+        paths = [named] if named else default_sockets()
+        refused: Optional[BlobdError] = None
+        for path in paths:
+            try:
+                return Wire(self._connected(path))
+            except (FileNotFoundError, ConnectionRefusedError):
+                continue
+            except OSError as error:
+                refused = refused or _refused(path, error)
+        raise refused or NotRunningError(" or ".join(paths))
+
+    def _connected(self, path: str) -> sockets.socket:
+        stream = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_CLOEXEC)
+        try:
+            stream.settimeout(self._timeout)
+            stream.connect(path)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+
+def default_sockets() -> List[str]:
+    """The sockets tried when none is named, in this order: the system's, then the user's."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return [SYSTEM_SOCKET, *([os.path.join(runtime, "blobd/blobd.sock")] if os.path.isabs(runtime) else [])]
+
+
+def _selection(prefix: Optional[str], names: Optional[Iterable[str]]) -> object:
+    if prefix is not None and names is not None:
+        raise ValueError("tensors: prefix and names exclude each other; give one")
+    if isinstance(names, str):
+        raise TypeError("names: a list of names expected, not one text; write [name]")
+    if prefix is not None:
+        return {"prefix": prefix}
+    if names is None:
+        return "all"
+    listed = list(names)
+    return {"names": listed} if listed else "none"
+
+
+def _refused(path: str, error: OSError) -> ConnectError:
+    denied = isinstance(error, PermissionError)
+    hint = "; join the group that the socket belongs to" if denied else ""
+    refused = ConnectError(f"blobd daemon: cannot connect to {path}: {error}{hint}")
+    refused.code = "denied" if denied else "internal"
+    return refused
+
+

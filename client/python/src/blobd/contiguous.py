@@ -1,0 +1,182 @@
+"""One contiguous GGUF out of many blobs, in address space.
+
+A range of addresses is reserved. Its first pages hold a header that is the file's but for the
+tensors' offsets and `general.alignment`; behind them each blob is mapped at a page, so that memory
+is the page cache's own, shared with everyone who uses the blobs. What is copied is the header and
+tensors that do not start at a page of their blob, such as small experts packed together.
+
+A last page that a tensor fills in part ends in zeros, or in what follows the tensor in its blob: it
+is padding, which readers of GGUF skip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
+
+from ._memory import PAGE_BYTES, Blob, Reservation
+from .answer import Tensor
+from .errors import GgufError, ModelError, SessionClosedError
+from .gguf import Header, TensorInfo, parse
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+ALIGNMENT = max(4096, PAGE_BYTES)
+"""What the tensors of a contiguous GGUF are aligned to, so that each has pages of its own."""
+
+# Half of what a process on x86-64 can address: more is no model but a lie.
+_MAX_BYTES = 1 << 46
+
+
+class ContiguousGguf:
+    """A GGUF in one range of addresses; a context manager that gives the range back.
+
+    Views of `buffer`, NumPy arrays over it for instance, keep the memory after that; an engine that
+    has only `address` must be done with it before.
+    """
+
+    def __init__(self, buffer: memoryview, address: int, plan: Plan) -> None:
+        self._buffer: Optional[memoryview] = buffer
+        self._address = address
+        self._plan = plan
+
+    @property
+    def buffer(self) -> memoryview:
+        """All of it, read-only."""
+        if self._buffer is None:
+            raise SessionClosedError("contiguous gguf: closed; make another one")
+        return self._buffer
+
+    @property
+    def address(self) -> int:
+        """Where in memory it starts, for an engine that takes a pointer."""
+        if self._buffer is None:
+            raise SessionClosedError("contiguous gguf: closed; make another one")
+        return self._address
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return self._plan.size
+
+    @property
+    def header_bytes(self) -> int:
+        """How many of them are the header, which is this process's own memory."""
+        return len(self._plan.header)
+
+    @property
+    def copied_bytes(self) -> int:
+        """How many bytes of tensors had to be copied into this process's own memory."""
+        return sum(place.tensor.size for place in self._plan.places if not place.is_mapped)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __buffer__(self, flags: int) -> memoryview:
+        # Asked for since Python 3.12; before that, programs use `buffer`.
+        return self.buffer
+
+    def close(self) -> None:
+        """Gives the memory back once no view of it is left. Fine twice."""
+        self._buffer = None
+
+    def __enter__(self) -> ContiguousGguf:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor goes."""
+
+    tensor: Tensor
+    start: int
+    """Its first byte, from the start of the whole."""
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether its blob's pages can be used: only if it starts at one."""
+        return self.tensor.offset % PAGE_BYTES == 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What goes where."""
+
+    header: bytes
+    places: Tuple[Place, ...]
+    size: int
+
+
+def assemble(header: memoryview, tensors: Sequence[Tensor], blobs: Sequence[Blob]) -> ContiguousGguf:
+    """Puts a file's header and all of its tensors together."""
+    planned = plan(parse(header), tensors)
+    reservation = Reservation(planned.size)
+    try:
+        reservation.copy(0, memoryview(planned.header))
+        for place in planned.places:
+            _fill(reservation, place, blobs)
+        buffer = reservation.finish(planned.size)
+    except BaseException:
+        reservation.release()
+        raise
+    return ContiguousGguf(buffer, reservation.address, planned)
+
+
+def plan(header: Header, tensors: Sequence[Tensor]) -> Plan:
+    """The header rewritten, and the place of each tensor that has bytes.
+
+    Tensors follow each other in the order of the header, each padded to the alignment and without
+    further gaps: readers that compute the offsets come to the same ones.
+    """
+    ordered = _in_order(header.tensors, tensors)
+    offsets: List[int] = []
+    end = 0
+    for tensor in ordered:
+        offsets.append(end)
+        end += _padded(tensor.size)
+    if end > _MAX_BYTES:
+        raise GgufError(f"gguf: {end} bytes of tensors, at most {_MAX_BYTES} can be addressed; verify the model")
+    rewritten = header.rewritten(ALIGNMENT, offsets)
+    places = (Place(tensor, len(rewritten) + offset) for tensor, offset in zip(ordered, offsets))
+    return Plan(rewritten, tuple(place for place in places if place.tensor.size), len(rewritten) + end)
+
+
+def _in_order(declared: Sequence[TensorInfo], tensors: Sequence[Tensor]) -> List[Tensor]:
+    """The tensors in the order in which the header declares them."""
+    by_name: Dict[str, Tensor] = {tensor.name: tensor for tensor in tensors}
+    ordered: List[Tensor] = []
+    for info in declared:
+        name = info.name.decode("utf-8", "replace")
+        tensor = by_name.get(name)
+        if tensor is None:
+            raise ModelError(f"tensor {name}: not opened; open the model without a selection of tensors")
+        if tensor.shape != info.shape:
+            raise GgufError(f"gguf: tensor {name} has shape {info.shape}, the daemon says {tensor.shape}; verify it")
+        ordered.append(tensor)
+    if not len(ordered) == len(by_name) == len(tensors):
+        raise GgufError(f"gguf: {len(ordered)} tensors, the daemon says {len(tensors)}; verify the model")
+    return ordered
+
+
+def _fill(reservation: Reservation, place: Place, blobs: Sequence[Blob]) -> None:
+    tensor = place.tensor
+    if tensor.fd is None:
+        return
+    blob = blobs[tensor.fd]
+    if place.is_mapped:
+        blob.map_into(reservation, place.start, tensor.offset, tensor.size)
+    else:
+        reservation.copy(place.start, blob.slice(tensor.offset, tensor.size))
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

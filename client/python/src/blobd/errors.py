@@ -1,0 +1,163 @@
+"""What can go wrong between a client and its daemon.
+
+Every error is a `BlobdError` and has a `code` of the protocol. Programs decide by class or code;
+the text is for people and says what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Optional, Type
+
+CODES = frozenset(
+    {
+        "invalid_request",
+        "invalid_input",
+        "not_found",
+        "busy",
+        "corrupt",
+        "no_space",
+        "read_only",
+        "denied",
+        "upstream",
+        "internal",
+    }
+)
+"""The codes of protocol version 1; one that is not among them counts as `internal`."""
+
+
+class BlobdError(Exception):
+    """Why a request failed, or why an open model cannot be read."""
+
+    code: str = "internal"
+    """What kind of failure it is, in the protocol's words."""
+
+
+class DaemonError(BlobdError):
+    """The daemon answered with an error."""
+
+    def __init__(self, code: str, message: str, hint: Optional[str] = None) -> None:
+        super().__init__(f"{message}; {hint}" if hint else message)
+        self.code = code if code in CODES else "internal"
+        self.message = message
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[type[DaemonError], tuple[str, str, Optional[str]]]:
+        # Exceptions travel between processes by their arguments.
+        return type(self), (self.code, self.message, self.hint)
+
+
+class NotFoundError(DaemonError):
+    """There is no such model, or it has no such tensor."""
+
+
+class BusyError(DaemonError):
+    """Something else holds what is needed."""
+
+
+class CorruptError(DaemonError):
+    """Stored data is not what it should be."""
+
+
+class DeniedError(DaemonError):
+    """The caller may not do this."""
+
+
+class NotRunningError(BlobdError):
+    """There is no socket, or nobody behind it."""
+
+    def __init__(self, socket: str) -> None:
+        super().__init__(f"blobd daemon: nothing listens on {socket}; start it with `blobd serve`")
+        self.socket = socket
+
+    def __reduce__(self) -> tuple[type[NotRunningError], tuple[str]]:
+        return type(self), (self.socket,)
+
+
+class ConnectError(BlobdError):
+    """The socket is there and cannot be connected to, for instance without permission."""
+
+
+class ConnectionFailedError(BlobdError):
+    """The socket failed in the middle of an exchange."""
+
+
+class ClosedError(BlobdError):
+    """The daemon went away before its answer was complete."""
+
+    def __init__(self) -> None:
+        super().__init__("blobd daemon: closed the connection before its answer was complete; see its log")
+
+
+class TimedOutError(BlobdError):
+    """The daemon took or sent nothing for longer than the client's timeout."""
+
+    def __init__(self) -> None:
+        super().__init__("blobd daemon: silent for longer than the timeout; try again or allow it longer")
+
+
+class ProtocolError(BlobdError):
+    """What came is not the protocol."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"blobd daemon: {problem}; are client and daemon of the same version?")
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[ProtocolError], tuple[str]]:
+        return type(self), (self.problem,)
+
+
+class FdsLostError(BlobdError):
+    """The kernel dropped descriptors that do not fit this process's limit."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "descriptors: this process has too many files open to take those of the model; "
+            "raise `ulimit -n` or close some"
+        )
+
+
+class ModelError(BlobdError):
+    """An open model cannot be read as asked."""
+
+
+class NoTensorError(ModelError, KeyError):
+    """No tensor with this name was opened."""
+
+    code = "not_found"
+
+    def __str__(self) -> str:
+        # A `KeyError` shows its text in quotes.
+        return str(self.args[0])
+
+
+class ShortError(ModelError):
+    """The file behind a descriptor is shorter than the table says."""
+
+    code = "corrupt"
+
+
+class SessionClosedError(ModelError):
+    """The model was closed by this program."""
+
+
+class MapError(ModelError):
+    """The kernel does not map a file."""
+
+
+class GgufError(ModelError):
+    """The header of a GGUF file is malformed."""
+
+    code = "invalid_input"
+
+
+_CLASS_OF_CODE: Dict[str, Type[DaemonError]] = {
+    "not_found": NotFoundError,
+    "busy": BusyError,
+    "corrupt": CorruptError,
+    "denied": DeniedError,
+}
+
+
+def daemon_error(code: str, message: str, hint: Optional[str]) -> DaemonError:
+    """The error for what the daemon said, of the class that goes with its code."""
+    return _CLASS_OF_CODE.get(code, DaemonError)(code, message, hint)
