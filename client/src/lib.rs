@@ -29,6 +29,8 @@
 //!
 //! - [`client`]: finding a daemon; one method per verb
 //! - [`model`]: a model that is open: its tensors, its files
+//! - [`weights`]: models with a file per tensor: by name, component, quantisation
+//! - [`residency`]: what of a tensor is in memory; reading it ahead, letting it go, locking it
 //! - [`error`]: what can go wrong in between
 //! - [`protocol`]: the messages and frames, used by both ends
 //!
@@ -38,6 +40,8 @@ pub mod client;
 pub mod error;
 pub mod model;
 pub mod protocol;
+pub mod residency;
+pub mod weights;
 
 mod blob;
 mod http;
