@@ -77,7 +77,8 @@ impl BlobMap {
         // SAFETY: Needed to read ahead and to let go. The pages are this map's, which `pages` has
         // seen to. They are a shared, read-only map of a file that does not change: none of these
         // advices, DONTNEED included, makes them read differently.
-        Ok(unsafe { madvise(address, length, advice)? })
+        unsafe { madvise(address, length, advice)? };
+        Ok(())
     }
 
     /// How many of these bytes are in memory, whoever brought them there.
@@ -114,7 +115,8 @@ impl BlobMap {
     pub(crate) fn lock(&self, bytes: Range<usize>) -> io::Result<()> {
         let Some((address, length)) = self.pages(bytes) else { return Ok(()) };
         // SAFETY: Needed to keep weights from being dropped. The pages are this map's.
-        Ok(unsafe { mlock(address, length)? })
+        unsafe { mlock(address, length)? };
+        Ok(())
     }
 
     /// Undoes [`lock`](Self::lock).

@@ -203,6 +203,15 @@ impl OpenModel {
         self.blob(n).ok()?.fd()
     }
 
+    /// All bytes behind descriptor `n`, mapped, whether it is still open or not. The descriptors
+    /// are numbered in the order in which the model's files need them.
+    ///
+    /// # Errors
+    /// [`ModelError::NoFd`], [`ModelError::Map`].
+    pub fn blob_bytes(&self, n: u32) -> Result<BlobSlice, ModelError> {
+        self.blob(n)?.whole().map_err(|reason| ModelError::Map { fd: n, reason })
+    }
+
     /// Whether the daemon still holds the model for this process. If not, because it was stopped or
     /// started anew, everything here works as before, but the model may be removed or evicted for
     /// others to open: whoever needs it there opens it again.

@@ -150,10 +150,11 @@ impl ManifestWeights {
     pub fn tensor_as(&self, name: &str, dtype: Dtype) -> Result<WeightMap, WeightsError> {
         let mut map = self.tensor(name)?;
         let is_plain = self.weight(name)?.part_of.is_none() && !self.is_quantized(name);
-        if is_plain && map.dtype != dtype && dtype.is_convertible() {
-            if let Some(bytes) = convert(&map, map.dtype, dtype) {
-                (map.bytes, map.dtype) = (Bytes::Converted(bytes.into()), dtype);
-            }
+        if is_plain
+            && map.dtype != dtype
+            && let Some(bytes) = convert(&map, map.dtype, dtype)
+        {
+            (map.bytes, map.dtype) = (Bytes::Converted(bytes.into()), dtype);
         }
         Ok(map)
     }

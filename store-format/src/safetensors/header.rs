@@ -62,7 +62,7 @@ impl Header {
         let data_offset = Self::end(*length)?;
         let json_bytes = usize::try_from(data_offset).unwrap_or(usize::MAX) - Self::LENGTH_BYTES;
         let json = rest.get(..json_bytes).ok_or_else(|| truncated(data_offset))?;
-        let raw: RawHeader = serde_json::from_slice(json).map_err(refusal)?;
+        let raw: RawHeader = serde_json::from_slice(json).map_err(|error| refusal(&error))?;
         let mut tensors = check_tensors(raw.tensors, data_offset)?;
         // One without elements stands before the one that starts at the same place.
         tensors.sort_by_key(|tensor| (tensor.offset_in_file, tensor.size));
@@ -194,7 +194,7 @@ fn check_cover(tensors: &[Tensor], data_offset: u64, file_size: u64) -> Result<(
     if position == file_size { Ok(()) } else { Err(SafetensorsError::End { found: position, file_size }) }
 }
 
-fn refusal(error: serde_json::Error) -> SafetensorsError {
+fn refusal(error: &serde_json::Error) -> SafetensorsError {
     const SHOWN_CHARS: usize = 200;
     let text = error.to_string();
     if text.starts_with(TOO_MANY) {
