@@ -12,7 +12,8 @@ use blobd_store_format::reference::Reference;
 use clap::Args;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Global;
 use super::connect::{client_error, connect};
@@ -74,15 +75,15 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let pieces = pieces(&blobs(&model).map_err(failed)?);
     let mut locker = Locker { left: params.lock.unwrap_or_default(), ..Locker::default() };
     let warmed = warm(&model, &pieces, &mut locker, global.json)?;
+    // From here on a signal is waited for; until then it ends the command.
+    let stop = params.lock.filter(|budget| *budget > 0).map(|_| Stop::new()).transpose();
+    let stop = stop.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     if global.json {
         print_json(&warmed)?;
     } else {
         print(&sentence(&warmed))?;
     }
-    if params.lock.is_none_or(|budget| budget == 0) {
-        return Ok(());
-    }
-    hold(&warmed, &locker)
+    stop.map_or(Ok(()), |stop| hold(&warmed, &locker, stop))
 }
 
 fn pieces(blobs: &[BlobSlice]) -> Vec<BlobSlice> {
@@ -195,7 +196,7 @@ impl Locker {
 }
 
 /// Keeps what is locked until the process is told to end.
-fn hold(warmed: &Warmed, locker: &Locker) -> Result<(), ErrorBody> {
+fn hold(warmed: &Warmed, locker: &Locker, stop: Stop) -> Result<(), ErrorBody> {
     let refused = locker.error.as_ref().map(|error| lock_refusal(locker.locked_bytes, error));
     match refused {
         Some(refusal) if locker.locked_bytes == 0 => return Err(refusal),
@@ -203,9 +204,8 @@ fn hold(warmed: &Warmed, locker: &Locker) -> Result<(), ErrorBody> {
         None => {}
     }
     eprintln!("{} of {} locked; Ctrl-C lets go", human_bytes(warmed.locked_bytes), human_bytes(warmed.bytes));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let failed = |error: io::Error| ErrorBody::new(ErrorCode::Internal, error);
-    runtime.map_err(failed)?.block_on(told_to_stop()).map_err(failed)
+    stop.wait();
+    Ok(())
 }
 
 fn lock_refusal(locked_bytes: u64, error: &io::Error) -> ErrorBody {
@@ -217,11 +217,28 @@ fn lock_refusal(locked_bytes: u64, error: &io::Error) -> ErrorBody {
     ErrorBody::new(ErrorCode::Denied, message).with_hint(hint)
 }
 
-async fn told_to_stop() -> io::Result<()> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+/// The signals that end the command.
+struct Stop {
+    runtime: Runtime,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    fn new() -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let context = runtime.enter();
+        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        drop(context);
+        Ok(Self { runtime, terminate, interrupt })
     }
-    Ok(())
+
+    fn wait(mut self) {
+        self.runtime.block_on(async {
+            tokio::select! {
+                _ = self.terminate.recv() => {}
+                _ = self.interrupt.recv() => {}
+            }
+        });
+    }
 }

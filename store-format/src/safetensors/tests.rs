@@ -77,10 +77,7 @@ fn json_of_another_form_is_refused() {
         (r#"{"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}}"#, "integer `-1`"),
         (r#"{"a":{"dtype":"U8","shape":[1.5],"data_offsets":[0,1]}}"#, "1.5"),
         (r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,2]}}"#, "trailing"),
-        (
-            r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,18446744073709551616]}}"#,
-            "18446744073709552000",
-        ),
+        (r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,18446744073709551616]}}"#, "floating point"),
         (r#"{"__metadata__":{"a":1}}"#, "integer `1`"),
         (r#"{"__metadata__":{"a":{}}}"#, "invalid type: map"),
         (r#"{"__metadata__":{"a":"","a":""}}"#, "comes twice"),
