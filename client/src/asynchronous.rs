@@ -18,12 +18,14 @@
 //!     // Mapping takes address space alone, so it is nothing to wait for.
 //!     Ok(model.map("token_embd.weight")?[..8].to_vec())
 //! }
-//! # let mut fake = FakeModel::new();
-//! # let fd = fake.add_file(&[7; 64]);
-//! # fake.add_tensor("token_embd.weight", Some(fd), 0, 64);
-//! # let fake = Arc::new(fake);
-//! # let client = AsyncClient::new(client_of(move |call| fake.serve(call)));
-//! # assert_eq!(block_on(first_bytes(&client)).unwrap(), [7; 8]);
+//! # fn main() {
+//! #     let mut fake = FakeModel::new();
+//! #     let fd = fake.add_file(&[7; 64]);
+//! #     fake.add_tensor("token_embd.weight", Some(fd), 0, 64);
+//! #     let fake = Arc::new(fake);
+//! #     let client = AsyncClient::new(client_of(move |call| fake.serve(call)));
+//! #     assert_eq!(block_on(first_bytes(&client)).unwrap(), [7; 8]);
+//! # }
 //! ```
 //!
 //! Each request runs on a thread of its own, which ends with it. An `open` takes milliseconds, of

@@ -123,7 +123,8 @@ impl Client {
         self.query("/v1/models")
     }
 
-    /// One model in depth.
+    /// One model in depth: what it is, its files, and name, type, shape and size of every tensor. No
+    /// descriptor is passed and nothing is mapped for it.
     ///
     /// # Errors
     /// [`ClientError::Daemon`] with `not_found` when there is none with this name.

@@ -35,8 +35,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap, mmap_anonymo
 pub(crate) struct BlobMap {
     address: NonNull<u8>,
     length: usize,
-    /// Whether the kernel tells this process which pages are in memory.
-    tells_residency: bool,
+    /// The user that the file belongs to.
+    owner: u32,
 }
 
 // SAFETY: The map is memory that is only ever read, from any thread; nothing about it belongs to
@@ -50,14 +50,13 @@ impl BlobMap {
     pub(crate) fn new(blob: BorrowedFd<'_>) -> io::Result<Self> {
         let stat = fstat(blob)?;
         let length = usize::try_from(stat.st_size).unwrap_or(usize::MAX);
-        let tells_residency = may_see_residency(stat.st_uid);
         let address = match length {
             0 => Some(NonNull::dangling()),
             1..HUGE_PAGE_BYTES => NonNull::new(map_anywhere(blob, length)?.cast()),
             _ => NonNull::new(map_huge(blob, length)?.cast()),
         };
         let address = address.ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { address, length, tells_residency })
+        Ok(Self { address, length, owner: stat.st_uid })
     }
 
     /// How many bytes the blob has.
@@ -84,7 +83,7 @@ impl BlobMap {
     /// How many of these bytes are in memory, whoever brought them there.
     pub(crate) fn resident_bytes(&self, bytes: Range<usize>) -> io::Result<u64> {
         const PAGES_PER_CALL: usize = 64 << 10;
-        if !self.tells_residency {
+        if !may_see_residency(self.owner) {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, NOT_TOLD));
         }
         let (page, end) = (rustix::param::page_size(), bytes.end.min(self.length));
@@ -336,7 +335,7 @@ mod tests {
             let address = map_into_reservation(file.as_fd(), bytes.len()).unwrap();
             assert_eq!(address.addr() % HUGE_PAGE_BYTES, 0);
             let address = NonNull::new(address.cast()).unwrap();
-            let map = BlobMap { address, length: bytes.len(), tells_residency: true };
+            let map = BlobMap { address, length: bytes.len(), owner: 0 };
             assert_eq!(map.bytes()[HUGE_PAGE_BYTES..], bytes[HUGE_PAGE_BYTES..]);
         }
         // Lost slack would be 2 GiB; the other tests' threads may take some meanwhile.

@@ -260,6 +260,16 @@ impl WeightMap {
         &self.shape
     }
 
+    /// One of those that are stacked along the slowest dimension, such as an expert of a packed group,
+    /// to be read ahead or let go alone; `None` if there are not that many, for a scalar, and for
+    /// bytes that were converted.
+    #[must_use]
+    pub fn expert_bytes(&self, index: u64) -> Option<BlobSlice> {
+        let count = self.shape.first().copied().filter(|count| index < *count)?;
+        let stride = (self.len() as u64).checked_div(count)?;
+        self.mapped()?.part(index.checked_mul(stride)?, stride)
+    }
+
     /// Its bytes in the page cache; `None` if they were converted and are this process's own.
     #[must_use]
     pub const fn mapped(&self) -> Option<&BlobSlice> {

@@ -173,7 +173,11 @@ fn group_of_experts_is_its_tensors() {
         assert_eq!(weights.group(group).unwrap(), [up, down]);
         let names: Vec<_> = weights.names().collect();
         assert_eq!(names, [group, down, up, &format!("{up}_scale")]);
-        assert_eq!(weights.tensor(up).unwrap().shape(), [4, 2, 8]);
+        let stack = weights.tensor(up).unwrap();
+        assert_eq!(stack.shape(), [4, 2, 8]);
+        let experts: Vec<_> = (0..4).map(|expert| stack.expert_bytes(expert).unwrap().to_vec()).collect();
+        assert_eq!((experts.concat(), experts[0].len()), (stack.to_vec(), 64));
+        assert!(stack.expert_bytes(4).is_none());
         let said = weights.quantization_of(up).unwrap();
         assert_eq!((said.quant_type.as_deref(), said.group_size), (Some("mxfp8"), Some(32)));
         assert_eq!(weights.quantization_of(down), None, "without a scale it is not quantised");
@@ -275,6 +279,33 @@ fn what_cannot_be_read_is_explained() {
     assert_eq!(text, "tensor \"w\": in layer \"w\" and in layer \"g\"");
     let weights = open(&[(TENSOR, "w", single("w"))], "").unwrap();
     assert!(matches!(weights.tensor("x"), Err(WeightsError::NoTensor { .. })));
+}
+
+/// Hundreds of layers may be one file, which is a group of a thousand tensors of no bytes.
+#[test]
+fn names_without_end_are_refused() {
+    let names: Vec<_> = (0..1100).map(|number| number.to_string()).collect();
+    let tensors: Vec<_> = names.iter().map(|name| (name.as_str(), Dtype::U8, &[0_u64][..])).collect();
+    let bytes = file(&[], &tensors);
+    let layers: Vec<_> = (0..250).map(|number| format!("{number}/group")).collect();
+    let layers: Vec<_> = layers.iter().map(|name| (TENSOR, name.as_str(), bytes.clone())).collect();
+    let error = ManifestWeights::open(&client_of_one_file(&layers), &name()).unwrap_err();
+    assert!(matches!(error, WeightsError::TooMany { .. }), "{error}");
+}
+
+/// As [`client`], but all layers are the first one's file.
+fn client_of_one_file(layers: &[(&str, &str, Vec<u8>)]) -> Client {
+    let mut model = fake::FakeModel::new();
+    model.head.layers.clear();
+    model.pieces.clear();
+    let bytes = &layers[0].2;
+    let fd = model.add_file(bytes);
+    for (media_type, name, _) in layers {
+        let number = model.add_layer(media_type, Some(fd), u64::try_from(bytes.len()).unwrap());
+        model.head.layers[number].name = Some((*name).to_owned());
+    }
+    let model = Arc::new(model);
+    fake::client_of(move |call| model.serve(call))
 }
 
 #[test]

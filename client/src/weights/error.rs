@@ -57,6 +57,12 @@ pub enum WeightsError {
         /// Another.
         second: String,
     },
+    /// Layers that name one file many times can make any number of names.
+    #[error("model: more than {limit} tensors in its layers")]
+    TooMany {
+        /// How many are allowed.
+        limit: usize,
+    },
     /// A JSON file of the model is not JSON.
     #[error("file {name:?}: {reason}")]
     Json {
@@ -76,7 +82,9 @@ impl WeightsError {
             Self::Model(error) => error.code(),
             Self::NoWeights { .. } | Self::NoTensor { .. } => ErrorCode::NotFound,
             Self::IsGroup { .. } => ErrorCode::InvalidRequest,
-            Self::Layer { .. } | Self::Ambiguous { .. } | Self::Json { .. } => ErrorCode::InvalidInput,
+            Self::Layer { .. } | Self::Ambiguous { .. } | Self::TooMany { .. } | Self::Json { .. } => {
+                ErrorCode::InvalidInput
+            }
         }
     }
 }

@@ -44,6 +44,9 @@ struct File {
 /// The parts of a quantised tensor: how they end in a file, and how they are shown.
 const PARTS: [(&str, &str); 3] =
     [(".scale", "_scale"), (".bias", "_qbias"), (".global_scale", "_global_scale")];
+/// The most tensors of a model, parts included: twice as many as the largest models have experts'
+/// matrices with scales and biases, each for itself.
+const MAX_TENSORS: usize = 1 << 18;
 /// The only tensor of a file of January 2026.
 const LEGACY_KEY: &str = "data";
 
@@ -124,6 +127,9 @@ impl Table {
         name: String,
         part_of: Option<String>,
     ) -> Result<(), WeightsError> {
+        if self.tensors.len() >= MAX_TENSORS {
+            return Err(WeightsError::TooMany { limit: MAX_TENSORS });
+        }
         let bytes = file.bytes.part(tensor.offset_in_file(), tensor.size_bytes());
         let weight = Weight {
             dtype: tensor.dtype(),
