@@ -12,9 +12,13 @@ fuzz_target!(|bytes: &[u8]| {
     // A length that must fit would stop most of what a fuzzer tries.
     let framed = [&(bytes.len() as u64).to_le_bytes(), bytes].concat();
     let end = framed.len() as u64;
-    for (start, file_size) in
-        [(bytes, bytes.len() as u64), (&framed, end), (&framed, end + 4), (&framed, end + 64), (&framed, u64::MAX)]
-    {
+    for (start, file_size) in [
+        (bytes, bytes.len() as u64),
+        (&framed, end),
+        (&framed, end + 4),
+        (&framed, end + 64),
+        (&framed, u64::MAX),
+    ] {
         if let Ok(header) = Header::parse(start, file_size) {
             check(&header, file_size);
         }
