@@ -2,11 +2,23 @@
 //!
 //! Prints a line for every tensor, and reads the first expert ahead if there is one.
 
+use std::process::ExitCode;
+
 use blobd_client::Client;
 use blobd_client::error::ClientError;
 use blobd_client::residency::Prefetch;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("engine: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let name = std::env::args().nth(1).ok_or("usage: engine MODEL")?;
     let client = Client::connect_default()?;
     let model = client.open(&name.parse()?)?;
