@@ -115,6 +115,8 @@ struct Locator<'p> {
     params: &'p OpenParams,
     names: Option<BTreeSet<&'p str>>,
     experts: BTreeSet<u64>,
+    /// Whether any layer plays the part asked for.
+    has_component: bool,
     layers: Vec<OpenLayer>,
     pieces: Vec<(u32, Vec<OpenPiece>)>,
     tensors: Vec<TensorLocation>,
@@ -137,6 +139,7 @@ impl<'p> Locator<'p> {
             params,
             names,
             experts,
+            has_component: false,
             layers: Vec::new(),
             pieces: Vec::new(),
             tensors: Vec::new(),
@@ -147,9 +150,10 @@ impl<'p> Locator<'p> {
 
     fn add(&mut self, file: &StoredFile, name: Option<&str>) {
         let descriptor = &file.descriptor;
-        if !self.is_of_component(descriptor.media_type.component(), name)
-            || !self.selects_layer(descriptor.media_type.component(), name)
-        {
+        let component = descriptor.media_type.component();
+        let is_wanted = self.is_of_component(component, name);
+        self.has_component |= is_wanted;
+        if !is_wanted || !self.selects_layer(component, name) {
             return;
         }
         let mut layer = OpenLayer {
@@ -266,7 +270,7 @@ impl<'p> Locator<'p> {
             return Err(OpError::TooManyLayers { model: model.short(), count });
         }
         let lacks = |what: String| Err(OpError::NotInModel { model: model.short(), what });
-        if let Some(component) = self.params.component.as_ref().filter(|_| self.layers.is_empty()) {
+        if let Some(component) = self.params.component.as_ref().filter(|_| !self.has_component) {
             return lacks(format!("component {component:?}"));
         }
         let tensors = self.tensors.iter().map(|tensor| tensor.name.as_str());

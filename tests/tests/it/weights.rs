@@ -79,6 +79,8 @@ fn layers_that_are_tensors_are_selected_like_tensors_of_a_file() {
     assert_eq!(open(Some("tensor"), TensorSelection::All).unwrap(), TENSORS);
     assert_eq!(open(Some("tensor"), names(&["vae/conv"])).unwrap(), ["vae/conv"]);
     assert_eq!(open(None, TensorSelection::All).unwrap().len(), 4);
+    let nothing = open(Some("tensor"), TensorSelection::Prefix("none".into()));
+    assert_eq!(nothing.unwrap(), [""; 0], "a prefix may match nothing");
     for (component, tensors) in [
         (None, names(&["vae/conv", "vae/none"])),
         (None, names(&[index])),
