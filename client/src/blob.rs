@@ -63,9 +63,16 @@ impl Blob {
 
     /// `length` bytes from `offset` on, mapped; all ranges of a blob share one map.
     pub(crate) fn slice(&self, offset: u64, length: u64) -> Result<BlobSlice, BlobError> {
-        let map = self.map()?;
+        let map = self.map().map_err(BlobError::Io)?;
         let found = map.length() as u64;
         BlobSlice::new(map, offset, length).ok_or(BlobError::Short { found })
+    }
+
+    /// All bytes, mapped.
+    pub(crate) fn whole(&self) -> io::Result<BlobSlice> {
+        let map = self.map()?;
+        let length = map.length() as u64;
+        Ok(BlobSlice::new(map, 0, length).unwrap_or_default())
     }
 
     /// Writes `length` bytes from `offset` on to `out`. Reads into `buffer` where there is a
@@ -96,7 +103,7 @@ impl Blob {
         Ok(())
     }
 
-    fn map(&self) -> Result<Arc<BlobMap>, BlobError> {
+    fn map(&self) -> io::Result<Arc<BlobMap>> {
         match self {
             Self::Mapped(map) => Ok(Arc::clone(map)),
             Self::Open { fd, map } => {
@@ -106,7 +113,7 @@ impl Blob {
                 }
                 let map = match slot.ready.take() {
                     Some(map) => map,
-                    None => Arc::new(BlobMap::new(fd.as_fd()).map_err(BlobError::Io)?),
+                    None => Arc::new(BlobMap::new(fd.as_fd())?),
                 };
                 slot.in_use = Arc::downgrade(&map);
                 Ok(map)

@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use blobd_store_format::reference::Reference;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -121,7 +123,8 @@ impl Client {
         self.query("/v1/models")
     }
 
-    /// One model in depth.
+    /// One model in depth: what it is, its files, and name, type, shape and size of every tensor. No
+    /// descriptor is passed and nothing is mapped for it.
     ///
     /// # Errors
     /// [`ClientError::Daemon`] with `not_found` when there is none with this name.
@@ -367,7 +370,7 @@ impl Client {
 
     fn stream(&self) -> Result<UnixStream, ClientError> {
         match self.spare().take() {
-            Some((since, stream)) if since.elapsed() < MAX_SPARE_AGE => Ok(stream),
+            Some((since, stream)) if since.elapsed() < MAX_SPARE_AGE && !has_ended(&stream) => Ok(stream),
             _ => self.new_stream(),
         }
     }
@@ -394,6 +397,12 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client").field("socket", &self.socket).finish_non_exhaustive()
     }
+}
+
+/// Whether the daemon has closed a connection on which nothing was asked yet.
+fn has_ended(stream: &UnixStream) -> bool {
+    let peeked = recv(stream, &mut [0_u8], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+    !matches!(peeked, Ok((_, 1..)) | Err(Errno::AGAIN | Errno::INTR))
 }
 
 /// The sockets that a command tries when none is named, in this order: the system's, then the

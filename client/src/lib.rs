@@ -24,20 +24,27 @@
 //! ```
 //!
 //! The model is in use until the [`OpenModel`](model::OpenModel) is dropped; what was mapped
-//! stays valid after that, when the daemon stops and when the model is removed. Nothing here is
-//! asynchronous, starts a thread or keeps global state.
+//! stays valid after that, when the daemon stops and when the model is removed. A [`Client`] works
+//! again when its daemon does. Nothing here keeps global state, and but for [`asynchronous`]
+//! nothing starts a thread.
 //!
 //! - [`client`]: finding a daemon; one method per verb
 //! - [`model`]: a model that is open: its tensors, its files
+//! - [`weights`]: models with a file per tensor: by name, component, quantisation
+//! - [`asynchronous`]: the same for asynchronous programs
+//! - [`residency`]: what of a tensor is in memory; reading it ahead, letting it go, locking it
 //! - [`error`]: what can go wrong in between
 //! - [`protocol`]: the messages and frames, used by both ends
 //!
 //! `docs/PROTOCOL.md` is the protocol's specification, for clients in other languages.
 
+pub mod asynchronous;
 pub mod client;
 pub mod error;
 pub mod model;
 pub mod protocol;
+pub mod residency;
+pub mod weights;
 
 mod blob;
 mod http;

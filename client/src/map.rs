@@ -8,13 +8,13 @@
 
 use std::ffi::c_void;
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rustix::fs::fstat;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap, mmap_anonymous, munlock, munmap};
 
 /// A whole blob in memory, until it is dropped.
 ///
@@ -35,6 +35,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 pub(crate) struct BlobMap {
     address: NonNull<u8>,
     length: usize,
+    /// The user that the file belongs to.
+    owner: u32,
 }
 
 // SAFETY: The map is memory that is only ever read, from any thread; nothing about it belongs to
@@ -46,19 +48,93 @@ unsafe impl Sync for BlobMap {}
 impl BlobMap {
     /// Maps all of `blob`. The descriptor is not needed afterwards.
     pub(crate) fn new(blob: BorrowedFd<'_>) -> io::Result<Self> {
-        let length = usize::try_from(fstat(blob)?.st_size).unwrap_or(usize::MAX);
+        let stat = fstat(blob)?;
+        let length = usize::try_from(stat.st_size).unwrap_or(usize::MAX);
         let address = match length {
             0 => Some(NonNull::dangling()),
             1..HUGE_PAGE_BYTES => NonNull::new(map_anywhere(blob, length)?.cast()),
             _ => NonNull::new(map_huge(blob, length)?.cast()),
         };
         let address = address.ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { address, length })
+        Ok(Self { address, length, owner: stat.st_uid })
     }
 
     /// How many bytes the blob has.
     pub(crate) const fn length(&self) -> usize {
         self.length
+    }
+
+    /// Advises the kernel about some of the map's pages.
+    pub(crate) fn advise(&self, bytes: Range<usize>, advice: PageAdvice) -> io::Result<()> {
+        let Some((address, length)) = self.pages(bytes) else { return Ok(()) };
+        let advice = match advice {
+            PageAdvice::WillNeed => Advice::WillNeed,
+            PageAdvice::Populate => Advice::LinuxPopulateRead,
+            PageAdvice::Cold => Advice::LinuxCold,
+            PageAdvice::Unmap => Advice::LinuxDontNeed,
+        };
+        // SAFETY: Needed to read ahead and to let go. The pages are this map's, which `pages` has
+        // seen to. They are a shared, read-only map of a file that does not change: none of these
+        // advices, DONTNEED included, makes them read differently.
+        unsafe { madvise(address, length, advice)? };
+        Ok(())
+    }
+
+    /// How many of these bytes are in memory, whoever brought them there.
+    pub(crate) fn resident_bytes(&self, bytes: Range<usize>) -> io::Result<u64> {
+        const PAGES_PER_CALL: usize = 64 << 10;
+        if !may_see_residency(self.owner) {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, NOT_TOLD));
+        }
+        let (page, end) = (rustix::param::page_size(), bytes.end.min(self.length));
+        let (mut position, mut resident) = (bytes.start, 0);
+        let mut states = [0_u8; PAGES_PER_CALL];
+        while position < end {
+            let first = position - position % page;
+            let last = end.min(first.saturating_add(PAGES_PER_CALL * page));
+            let Some((address, length)) = self.pages(position..last) else { break };
+            // SAFETY: Needed because no crate wraps it. The pages are this map's; `states` has a
+            // byte for each, for `length` is at most PAGES_PER_CALL pages.
+            if unsafe { libc::mincore(address, length, states.as_mut_ptr()) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            for state in &states {
+                let next = last.min(position - position % page + page);
+                resident += if state & 1 == 1 { next - position } else { 0 };
+                position = next;
+                if position == last {
+                    break;
+                }
+            }
+        }
+        Ok(resident as u64)
+    }
+
+    /// Keeps these pages in memory, reading them if they are not there.
+    pub(crate) fn lock(&self, bytes: Range<usize>) -> io::Result<()> {
+        let Some((address, length)) = self.pages(bytes) else { return Ok(()) };
+        // SAFETY: Needed to keep weights from being dropped. The pages are this map's.
+        unsafe { mlock(address, length)? };
+        Ok(())
+    }
+
+    /// Undoes [`lock`](Self::lock).
+    pub(crate) fn unlock(&self, bytes: Range<usize>) {
+        if let Some((address, length)) = self.pages(bytes) {
+            // SAFETY: Needed to let go of locked memory. The pages are this map's.
+            let _was_not_locked = unsafe { munlock(address, length) };
+        }
+    }
+
+    /// The pages that have these bytes: where they start, and how long they are in bytes; `None` for
+    /// none, and for bytes that the blob does not have.
+    fn pages(&self, bytes: Range<usize>) -> Option<(*mut c_void, usize)> {
+        if bytes.is_empty() || bytes.end > self.length {
+            return None;
+        }
+        // The map starts with a page, so it has all of the page with a byte of it.
+        let start = bytes.start - bytes.start % rustix::param::page_size();
+        Some((self.address.as_ptr().wrapping_add(start).cast(), bytes.end - start))
     }
 
     /// The blob's bytes.
@@ -98,6 +174,24 @@ impl BlobSlice {
         let end = offset.checked_add(length)?;
         (end <= map.length()).then_some(Self { map: Some(map), offset, length })
     }
+
+    /// `length` of these bytes from `offset` on, in the same map; `None` if there are not that many.
+    #[must_use]
+    pub fn part(&self, offset: u64, length: u64) -> Option<Self> {
+        let end = offset.checked_add(length)?;
+        let from = offset.checked_add(u64::try_from(self.offset).ok()?)?;
+        match &self.map {
+            _ if end > self.length as u64 => None,
+            Some(map) => Self::new(Arc::clone(map), from, length),
+            None => Some(Self::default()),
+        }
+    }
+
+    /// The map, and which of its bytes these are; `None` for no bytes at all.
+    pub(crate) fn place(&self) -> Option<(&Arc<BlobMap>, Range<usize>)> {
+        let range = self.offset..self.offset + self.length;
+        self.map.as_ref().filter(|_| !range.is_empty()).map(|map| (map, range))
+    }
 }
 
 impl Deref for BlobSlice {
@@ -114,6 +208,28 @@ impl AsRef<[u8]> for BlobSlice {
         self
     }
 }
+
+/// What the kernel can be told about pages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PageAdvice {
+    /// They will be used: read them ahead, without waiting.
+    WillNeed,
+    /// They are used now: read them and enter them into the page table. Since Linux 5.14.
+    Populate,
+    /// They will not be used for a while: take them first when memory is short. Since Linux 5.4.
+    Cold,
+    /// Take them out of this process's page table.
+    Unmap,
+}
+
+/// Since Linux 5.2 `mincore` says of every page that it is there, unless the caller owns the file or
+/// could write to it: what is cached tells what others do.
+fn may_see_residency(owner: u32) -> bool {
+    let user = rustix::process::geteuid();
+    user.is_root() || user.as_raw() == owner
+}
+
+const NOT_TOLD: &str = "the kernel tells only the owner of a file and root what of it is in memory";
 
 /// Maps a large blob at a 2 MiB boundary. Recent kernels choose one by themselves on the usual
 /// file systems; where not, the blob is placed into a larger reservation.
@@ -218,7 +334,8 @@ mod tests {
         for _ in 0..1000 {
             let address = map_into_reservation(file.as_fd(), bytes.len()).unwrap();
             assert_eq!(address.addr() % HUGE_PAGE_BYTES, 0);
-            let map = BlobMap { address: NonNull::new(address.cast()).unwrap(), length: bytes.len() };
+            let address = NonNull::new(address.cast()).unwrap();
+            let map = BlobMap { address, length: bytes.len(), owner: 0 };
             assert_eq!(map.bytes()[HUGE_PAGE_BYTES..], bytes[HUGE_PAGE_BYTES..]);
         }
         // Lost slack would be 2 GiB; the other tests' threads may take some meanwhile.

@@ -4,6 +4,8 @@
 //! for nothing. It holds the connection, and with it the lease: while it lives, the daemon shows
 //! the model as in use and evicts nothing of it.
 
+mod experts;
+
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::ops::Deref;
@@ -12,7 +14,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 
 use blobd_store_format::digest::Digest;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 
+pub use self::experts::ExpertPart;
 use crate::blob::{Blob, BlobError, CopyError};
 use crate::error::ModelError;
 pub use crate::map::BlobSlice;
@@ -31,8 +36,8 @@ pub struct OpenModel {
     /// Where in `tensors` a name stands; made when first needed.
     names: OnceLock<HashMap<Box<str>, usize>>,
     blobs: Vec<Blob>,
-    /// The lease: held, never used.
-    _lease: UnixStream,
+    /// The lease: held, never written to.
+    lease: UnixStream,
 }
 
 impl OpenModel {
@@ -44,7 +49,7 @@ impl OpenModel {
         blobs: Vec<Blob>,
         lease: UnixStream,
     ) -> Self {
-        Self { head, pieces, tensors, names: OnceLock::new(), blobs, _lease: lease }
+        Self { head, pieces, tensors, names: OnceLock::new(), blobs, lease }
     }
 
     /// The shortest name that was unique when the model was opened.
@@ -198,6 +203,25 @@ impl OpenModel {
         self.blob(n).ok()?.fd()
     }
 
+    /// All bytes behind descriptor `n`, mapped, whether it is still open or not. The descriptors
+    /// are numbered in the order in which the model's files need them.
+    ///
+    /// # Errors
+    /// [`ModelError::NoFd`], [`ModelError::Map`].
+    pub fn blob_bytes(&self, n: u32) -> Result<BlobSlice, ModelError> {
+        self.blob(n)?.whole().map_err(|reason| ModelError::Map { fd: n, reason })
+    }
+
+    /// Whether the daemon still holds the model for this process. If not, because it was stopped or
+    /// started anew, everything here works as before, but the model may be removed or evicted for
+    /// others to open: whoever needs it there opens it again.
+    #[must_use]
+    pub fn has_lease(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        // The daemon sends nothing on a lease, so there is nothing to read until it closes.
+        matches!(recv(&self.lease, &mut [0_u8], flags), Err(Errno::AGAIN | Errno::INTR))
+    }
+
     fn layer(&self, layer: usize) -> Result<&OpenLayer, ModelError> {
         let count = self.head.layers.len();
         self.head.layers.get(layer).ok_or(ModelError::NoLayer { layer, count })
@@ -275,6 +299,20 @@ impl TensorMap {
     #[must_use]
     pub fn shape(&self) -> &[u64] {
         &self.tensor.shape
+    }
+
+    /// Its bytes as a value of its own, which can be cut, read ahead and let go: see
+    /// [`residency`](crate::residency).
+    #[must_use]
+    pub const fn bytes(&self) -> &BlobSlice {
+        &self.bytes
+    }
+
+    /// One expert of a stack in the same way; `None` as for [`expert`](Self::expert).
+    #[must_use]
+    pub fn expert_bytes(&self, index: u64) -> Option<BlobSlice> {
+        let experts = self.tensor.experts.filter(|experts| index < experts.count)?;
+        self.bytes.part(index.checked_mul(experts.stride)?, experts.stride)
     }
 
     /// One expert of a stack; `None` if the tensor is no stack or has not that many.

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blobd_client::protocol::connection::send_message;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::api;
-use crate::session::{Connections, Peer, Permit};
+use crate::session::{Connections, Peer, Permit, Refused};
 use crate::state::Daemon;
 
 /// How long a client may take to send a request's head.
@@ -53,9 +54,14 @@ impl Server {
     /// Serves one connection in a task of its own, unless its user has too many.
     pub fn start(&self, stream: UnixStream) {
         let Ok(peer) = Peer::of(&stream) else { return };
-        let Some(permit) = self.connections.admit(peer.uid) else {
-            tracing::warn!("{}: too many connections of uid {}", peer.description(), peer.uid);
-            return;
+        let permit = match self.connections.admit(peer.uid) {
+            Ok(permit) => permit,
+            Err(Refused { is_news }) => {
+                if is_news {
+                    tracing::warn!("{}: too many connections of uid {}", peer.description(), peer.uid);
+                }
+                return refuse(&stream);
+            }
         };
         self.daemon.meet(&peer);
         let daemon = Arc::clone(&self.daemon);
@@ -65,6 +71,17 @@ impl Server {
             }
         });
     }
+}
+
+/// Says why, in an answer that was made beforehand, to a peer that may not even have asked yet. A
+/// new socket has room for it; nothing waits.
+fn refuse(stream: &UnixStream) {
+    const BUSY: &[u8] = b"HTTP/1.1 409 Conflict\r\nconnection: close\r\n\
+        content-type: application/json\r\ncontent-length: 125\r\n\r\n\
+        {\"error\":{\"code\":\"busy\",\"message\":\"too many connections\",\
+        \"hint\":\"close some; a client needs one for each model it has open\"}}";
+    // Best effort: the connection is closed in any case.
+    let _ = send_message(stream, BUSY, &[]);
 }
 
 async fn serve_connection(

@@ -29,6 +29,16 @@ fn main() -> Result<()> {
     }
     // Alignment 32; two experts of 64 bytes, in reverse; a stack; one of an unknown type far away.
     write("split", "script", &[3, 5, 1, 1, 0, 1, 0, 0, 3, 7, 2, 12, 8, 77, 4, 9])?;
+    for (name, json) in [
+        ("one", r#"{"data":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#),
+        ("metadata", r#"{"__metadata__":{"quant_type":"int4","w.group_size":"64"}}"#),
+        (
+            "quantised",
+            r#"{"w":{"dtype":"U32","shape":[2,2],"data_offsets":[0,16]},"w.scale":{"dtype":"BF16","shape":[24],"data_offsets":[16,64]}}"#,
+        ),
+    ] {
+        write("safetensors", name, json.as_bytes())?;
+    }
     write("manifest", "imported", manifest()?.raw())?;
     write("manifest", "index", br#"{"schemaVersion":2,"manifests":[]}"#)?;
     for (name, text) in [

@@ -49,7 +49,7 @@ impl ExpertGroup {
 pub fn expert_groups<'a>(tensors: impl IntoIterator<Item = TensorInfo<'a>>) -> Vec<ExpertGroup> {
     let mut projections: BTreeMap<Projection<'a>, Vec<Member>> = BTreeMap::new();
     for (index, tensor) in tensors.into_iter().enumerate() {
-        if let Some((projection, expert)) = separate_expert(tensor.name()) {
+        if let Some((projection, expert)) = projection_and_expert(tensor.name()) {
             let (ggml_type, shape, size) = (tensor.ggml_type(), tensor.shape(), tensor.size_bytes());
             projections.entry(projection).or_default().push(Member { expert, index, ggml_type, shape, size });
         }
@@ -67,6 +67,13 @@ pub fn stacked_experts(name: &str, shape: &Shape, size_bytes: u64) -> Option<Exp
     let count = *shape.dimensions().last()?;
     let stride = size_bytes.checked_div(count)?;
     (stride.checked_mul(count) == Some(size_bytes)).then_some(Experts { count, stride })
+}
+
+/// The number of the expert that a tensor such as `blk.3.ffn_up.7.weight` is, as files from before
+/// April 2024 have them. `None` for any other tensor.
+#[must_use]
+pub fn separate_expert(name: &str) -> Option<u64> {
+    projection_and_expert(name).map(|(_, expert)| expert.into())
 }
 
 /// Layer and projection of separate expert tensors.
@@ -94,7 +101,7 @@ fn pack(mut members: Vec<Member>) -> Option<ExpertGroup> {
 }
 
 /// Takes `blk.N.ffn_{gate,up,down}.E.weight` apart.
-fn separate_expert(name: &str) -> Option<(Projection<'_>, u32)> {
+fn projection_and_expert(name: &str) -> Option<(Projection<'_>, u32)> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once(".ffn_")?;
     let (projection, expert) = rest.strip_suffix(".weight")?.split_once('.')?;
     let is_projection = matches!(projection, "gate" | "up" | "down");
@@ -184,6 +191,11 @@ mod tests {
         ] {
             assert_eq!(separate_expert(name), None, "{name}");
         }
+    }
+
+    #[test]
+    fn separate_experts_have_their_number() {
+        assert_eq!(separate_expert("blk.31.ffn_down.10.weight"), Some(10));
     }
 
     #[test]

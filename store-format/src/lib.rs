@@ -51,6 +51,7 @@ pub mod outline;
 pub mod reach;
 pub mod recipe;
 pub mod reference;
+pub mod safetensors;
 pub mod source;
 pub mod split;
 pub mod tensor;

@@ -129,6 +129,42 @@ impl ModelFile {
         })
     }
 
+    /// The table of DeepSeek-V3: its 1,086 names in file order, with eight experts and tiny shapes.
+    #[must_use]
+    pub fn deepseek_v3() -> Self {
+        const ATTENTION: [&str; 10] = [
+            "attn_norm",
+            "attn_q_a",
+            "attn_q_a_norm",
+            "attn_q_b",
+            "attn_kv_a_mqa",
+            "attn_kv_a_norm",
+            "attn_k_b",
+            "attn_v_b",
+            "attn_output",
+            "ffn_norm",
+        ];
+        const SHARED: [&str; 4] = ["ffn_gate_inp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
+        let mut file = Self::empty();
+        let mut add = |name: &str, shape: &[u64]| file.add_noise(3, name, GgmlType::F16, shape);
+        add("token_embd.weight", &[32, 64]);
+        for block in 0..61 {
+            let mut weight = |part: &str, shape: &[u64]| add(&format!("blk.{block}.{part}.weight"), shape);
+            ATTENTION.iter().for_each(|part| weight(part, &[32, 4]));
+            if block < 3 {
+                ["ffn_gate", "ffn_up", "ffn_down"].iter().for_each(|part| weight(part, &[32, 8]));
+            } else {
+                SHARED.iter().for_each(|part| weight(part, &[32, 8]));
+                let stacks = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
+                stacks.iter().for_each(|part| weight(part, &[32, 4, 8]));
+                add(&format!("blk.{block}.exp_probs_b.bias"), &[32]);
+            }
+        }
+        add("output_norm.weight", &[32]);
+        add("output.weight", &[32, 64]);
+        file
+    }
+
     /// The same model in `count` shards, as `llama-gguf-split` makes them: all metadata in the first,
     /// the tensors in order.
     #[must_use]

@@ -87,7 +87,11 @@ impl Reader {
         self.child.kill().expect("the client is alive");
     }
 
-    fn tell(&mut self, command: &str) -> Json {
+    /// Has it do one of the other things that it can, and returns its answer.
+    ///
+    /// # Panics
+    /// When the process has died.
+    pub fn tell(&mut self, command: &str) -> Json {
         let input = self.input.as_mut().expect("a pipe");
         writeln!(input, "{command}").expect("the client listens");
         read_line(&mut self.output).expect("the client is alive")

@@ -13,7 +13,8 @@ pub struct OpenParams {
     /// Which tensors to locate and pass descriptors for.
     #[serde(default)]
     pub tensors: TensorSelection,
-    /// Only the layers that play this part (`model`, `projector`, `template`, …); all if absent.
+    /// Only the layers that play this part (`model`, `projector`, `template`, …), or, if it ends in
+    /// a slash, whose name starts with it (`text_encoder/`); all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub component: Option<String>,
     /// Which layers to describe so that they can be read as the files they were.
@@ -42,6 +43,19 @@ pub enum TensorSelection {
     Prefix(String),
     /// Those with these names; one that the model lacks is an error.
     Names(Vec<String>),
+    /// Stacks that have one of these experts, and tensors that are one of them.
+    Experts(ExpertSelection),
+}
+
+/// Some experts of a mixture.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertSelection {
+    /// How the names of their tensors start, such as `blk.3.`; empty for all layers.
+    #[serde(default)]
+    pub prefix: String,
+    /// Which experts, counted from 0.
+    pub numbers: Vec<u64>,
 }
 
 /// Which layers come with the pieces that they are made of.

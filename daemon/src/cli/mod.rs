@@ -26,12 +26,14 @@ mod ps;
 mod pull;
 mod pull_plan;
 mod reindex;
+mod residency;
 mod rm;
 mod serve;
 mod show;
 mod tag;
 mod undelete;
 mod verify;
+mod warm;
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
 #[derive(Debug, Parser)]
@@ -89,6 +91,7 @@ enum Command {
     Ls(ls::Params),
     Show(show::Params),
     Ps(ps::Params),
+    Warm(warm::Params),
     Df(df::Params),
     Rm(rm::Params),
     Undelete(undelete::Params),
@@ -130,6 +133,7 @@ fn run(global: &Global, command: Command) -> Result<(), ErrorBody> {
         Command::Ls(params) => ls::run(global, &params),
         Command::Show(params) => show::run(global, &params),
         Command::Ps(params) => ps::run(global, &params),
+        Command::Warm(params) => warm::run(global, &params),
         Command::Df(params) => df::run(global, &params),
         Command::Rm(params) => rm::run(global, &params),
         Command::Undelete(params) => undelete::run(global, &params),

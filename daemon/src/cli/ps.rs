@@ -1,34 +1,89 @@
 //! `blobd ps`
 
-use blobd_client::protocol::error::ErrorBody;
-use clap::Args;
+use std::collections::BTreeMap;
 
-use super::Global;
+use blobd_client::client::Client;
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::request::OpenParams;
+use blobd_client::protocol::response::SessionSummary;
+use blobd_client::residency::Residency;
+use clap::Args;
+use serde::Serialize;
+
 use super::connect::{client_error, connect};
 use super::output::{Table, human_bytes, print, print_json, terminal_width};
+use super::{Global, residency};
 
-/// List who has what open
+/// List who has what open, and how much of it is in memory
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    after_help = "IN MEMORY is what the page cache has of the whole model, whoever read it. The kernel tells that
+to the store's owner and root alone; others see a dash.
+
+Examples:
   blobd ps
-  blobd ps --json | jq -r '.sessions[] | [.pid, .model] | @tsv'")]
+  blobd ps --json | jq -r '.sessions[] | [.pid, .model, .resident_bytes] | @tsv'"
+)]
 pub(super) struct Params {}
 
+#[derive(Serialize)]
+struct Sessions {
+    sessions: Vec<Session>,
+}
+
+#[derive(Serialize)]
+struct Session {
+    #[serde(flatten)]
+    summary: SessionSummary,
+    /// Of the model as a whole; absent where the kernel does not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resident_bytes: Option<u64>,
+}
+
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
-    let list = connect(global)?.client.sessions().map_err(client_error)?;
+    let connected = connect(global)?;
+    let list = connected.client.sessions().map_err(client_error)?;
+    let mut models = BTreeMap::new();
+    let sessions: Vec<_> =
+        list.sessions.into_iter().map(|summary| session(&connected.client, summary, &mut models)).collect();
     if global.json {
-        return print_json(&list);
+        return print_json(&Sessions { sessions });
     }
-    let mut table = Table::new(&["MODEL", "PID", "USER", "COMMAND", "SINCE", "BYTES"], &[1, 5]);
-    for session in &list.sessions {
+    let mut table =
+        Table::new(&["MODEL", "PID", "USER", "COMMAND", "SINCE", "BYTES", "IN MEMORY"], &[1, 5, 6]);
+    for Session { summary, model_bytes, resident_bytes } in sessions {
+        let residency = model_bytes.zip(resident_bytes);
         table.row([
-            session.model.clone(),
-            session.pid.to_string(),
-            session.user.clone().unwrap_or_else(|| session.uid.to_string()),
-            session.command.clone().unwrap_or_else(|| "-".to_owned()),
-            session.since.clone(),
-            human_bytes(session.bytes_mapped),
+            summary.model,
+            summary.pid.to_string(),
+            summary.user.unwrap_or_else(|| summary.uid.to_string()),
+            summary.command.unwrap_or_else(|| "-".to_owned()),
+            summary.since,
+            human_bytes(summary.bytes_mapped),
+            residency.map_or_else(
+                || "-".to_owned(),
+                |(bytes, resident_bytes)| residency::share(Residency { bytes, resident_bytes }),
+            ),
         ]);
     }
     print(&table.render(terminal_width()))
+}
+
+/// A session with what is known about its model, which is looked at once.
+fn session(
+    client: &Client,
+    summary: SessionSummary,
+    models: &mut BTreeMap<String, Option<Residency>>,
+) -> Session {
+    let of_model = || {
+        // A model that has gone meanwhile, or is damaged, is not what was asked about.
+        let model = client.open_with(&OpenParams::new(summary.model.parse().ok()?)).ok()?;
+        residency::of_model(&model).ok().flatten()
+    };
+    let residency = *models.entry(summary.model.clone()).or_insert_with(of_model);
+    let model_bytes = residency.map(|residency| residency.bytes);
+    let resident_bytes = residency.map(|residency| residency.resident_bytes);
+    Session { summary, model_bytes, resident_bytes }
 }

@@ -5,15 +5,16 @@ use blobd_client::protocol::response::{ModelDetails, Stored};
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
-use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{Table, human_bytes, print, print_json, terminal_width};
+use super::{Global, residency};
 
 /// Show one model in depth
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd show llama3:8b
   blobd show llama3:8b --tensors
+  blobd show mixtral:8x7b --residency
   blobd show llama3:8b --json | jq '.tensors[0].digest'")]
 pub(super) struct Params {
     /// The model
@@ -25,9 +26,15 @@ pub(super) struct Params {
     /// List the metadata
     #[arg(long)]
     metadata: bool,
+    /// Show instead how much is in memory: of every stack of experts, and of the rest
+    #[arg(long, conflicts_with_all = ["tensors", "metadata"])]
+    residency: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    if params.residency {
+        return residency::show(global, &params.reference);
+    }
     let details = connect(global)?.client.model(&params.reference).map_err(client_error)?;
     if global.json {
         return print_json(&details);

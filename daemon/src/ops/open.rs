@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 
 use blobd_client::protocol::frame::Frame;
-use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
+use blobd_client::protocol::request::{ExpertSelection, FileSelection, OpenParams, TensorSelection};
 use blobd_client::protocol::response::{HeaderLocation, OpenHead, OpenLayer, OpenPiece, TensorLocation};
 use blobd_client::protocol::{MAX_FDS_PER_BATCH, MAX_OPEN_LAYERS, frame};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::expert::separate_expert;
 use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
 
@@ -113,6 +114,9 @@ impl FdTable {
 struct Locator<'p> {
     params: &'p OpenParams,
     names: Option<BTreeSet<&'p str>>,
+    experts: BTreeSet<u64>,
+    /// Whether any layer plays the part asked for.
+    has_component: bool,
     layers: Vec<OpenLayer>,
     pieces: Vec<(u32, Vec<OpenPiece>)>,
     tensors: Vec<TensorLocation>,
@@ -127,14 +131,29 @@ impl<'p> Locator<'p> {
             TensorSelection::Names(names) => Some(names.iter().map(String::as_str).collect()),
             _ => None,
         };
-        let (layers, pieces, tensors) = (Vec::new(), Vec::new(), Vec::new());
-        Self { params, names, layers, pieces, tensors, fds: FdTable::default(), described: BTreeSet::new() }
+        let experts = match &params.tensors {
+            TensorSelection::Experts(experts) => experts.numbers.iter().copied().collect(),
+            _ => BTreeSet::new(),
+        };
+        Self {
+            params,
+            names,
+            experts,
+            has_component: false,
+            layers: Vec::new(),
+            pieces: Vec::new(),
+            tensors: Vec::new(),
+            fds: FdTable::default(),
+            described: BTreeSet::new(),
+        }
     }
 
     fn add(&mut self, file: &StoredFile, name: Option<&str>) {
         let descriptor = &file.descriptor;
-        let wanted = self.params.component.as_deref();
-        if wanted.is_some_and(|component| component != descriptor.media_type.component()) {
+        let component = descriptor.media_type.component();
+        let is_wanted = self.is_of_component(component, name);
+        self.has_component |= is_wanted;
+        if !is_wanted || !self.selects_layer(component, name) {
             return;
         }
         let mut layer = OpenLayer {
@@ -169,19 +188,52 @@ impl<'p> Locator<'p> {
             self.pieces.push((number, pieces));
         }
         for tensor in recipe.tensors() {
-            if self.selects(&tensor.name) {
+            if self.selects(tensor) {
                 let location = self.tensor(number, tensor);
                 self.tensors.push(location);
             }
         }
     }
 
-    fn selects(&self, name: &str) -> bool {
+    /// A component that ends in a slash is the start of a name.
+    fn is_of_component(&self, component: &str, name: Option<&str>) -> bool {
+        self.params.component.as_deref().is_none_or(|wanted| {
+            wanted == component
+                || (wanted.ends_with('/') && name.is_some_and(|name| name.starts_with(wanted)))
+        })
+    }
+
+    /// A layer that is itself a tensor is there only if it is asked for. Without tensors, what is left
+    /// are files, and it is one of them.
+    fn selects_layer(&self, component: &str, name: Option<&str>) -> bool {
+        let Some(name) = name.filter(|_| component == "tensor") else { return true };
+        match &self.params.tensors {
+            TensorSelection::All | TensorSelection::None => true,
+            TensorSelection::Prefix(prefix) => name.starts_with(prefix.as_str()),
+            TensorSelection::Names(_) => self.names.as_ref().is_some_and(|names| names.contains(name)),
+            TensorSelection::Experts(_) => false,
+        }
+    }
+
+    fn selects(&self, tensor: &TensorEntry) -> bool {
         match &self.params.tensors {
             TensorSelection::All => true,
             TensorSelection::None => false,
-            TensorSelection::Prefix(prefix) => name.starts_with(prefix.as_str()),
-            TensorSelection::Names(_) => self.names.as_ref().is_some_and(|names| names.contains(name)),
+            TensorSelection::Prefix(prefix) => tensor.name.starts_with(prefix.as_str()),
+            TensorSelection::Names(_) => {
+                self.names.as_ref().is_some_and(|names| names.contains(tensor.name.as_str()))
+            }
+            TensorSelection::Experts(ExpertSelection { prefix, .. }) => {
+                tensor.name.starts_with(prefix.as_str()) && self.has_expert(tensor)
+            }
+        }
+    }
+
+    /// Whether a tensor is one of the experts asked for, or a stack with one of them.
+    fn has_expert(&self, tensor: &TensorEntry) -> bool {
+        match tensor.experts {
+            Some(stack) => self.experts.first().is_some_and(|least| *least < stack.count),
+            None => separate_expert(&tensor.name).is_some_and(|number| self.experts.contains(&number)),
         }
     }
 
@@ -218,10 +270,13 @@ impl<'p> Locator<'p> {
             return Err(OpError::TooManyLayers { model: model.short(), count });
         }
         let lacks = |what: String| Err(OpError::NotInModel { model: model.short(), what });
-        if let Some(component) = self.params.component.as_ref().filter(|_| self.layers.is_empty()) {
+        if let Some(component) = self.params.component.as_ref().filter(|_| !self.has_component) {
             return lacks(format!("component {component:?}"));
         }
-        let found: BTreeSet<&str> = self.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        let tensors = self.tensors.iter().map(|tensor| tensor.name.as_str());
+        let layers = self.layers.iter().filter(|layer| layer.media_type.component() == "tensor");
+        let layers = layers.filter_map(|layer| layer.name.as_deref());
+        let found: BTreeSet<&str> = tensors.chain(layers).collect();
         match self.names.iter().flatten().find(|name| !found.contains(*name)) {
             Some(name) => lacks(format!("tensor {name:?}")),
             None => Ok(()),

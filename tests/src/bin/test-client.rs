@@ -2,19 +2,30 @@
 //!
 //! `test-client SOCKET MODEL [PREFIX]`; then on standard input `touch` reads every mapped byte
 //! and answers with their digest, `close` ends the lease and keeps the maps; the end of input
-//! ends the process.
+//! ends the process. `attack` tries to change the model through every descriptor, and answers with
+//! what came of it; `lock` locks them all; `pass PATH` hands them to a process that listens there.
+//!
+//! `test-client --hold SOCKET COUNT` connects so many times, says what became of it, and keeps the
+//! connections until its input ends.
 #![allow(clippy::print_stdout)]
 
 use std::error::Error;
-use std::io::{BufRead as _, Write as _};
+use std::io::{BufRead as _, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use blobd_client::Client;
 use blobd_client::error::{ClientError, ModelError};
 use blobd_client::model::{OpenModel, TensorMap};
+use blobd_client::protocol::MAX_FDS_PER_BATCH;
+use blobd_client::protocol::connection::send_message;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_tests::oracle::sha256_of;
+use rustix::fs::{self, FallocateFlags, FlockOperation, Mode, OFlags, XattrFlags};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value as Json, json};
 
 fn main() -> ExitCode {
@@ -30,7 +41,11 @@ fn main() -> ExitCode {
 fn run() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let mut argument = || arguments.next().ok_or("usage: test-client SOCKET MODEL [PREFIX]");
-    let client = Client::connect(argument()?)?;
+    let socket = argument()?;
+    if socket == "--hold" {
+        return hold(&argument()?, argument()?.parse()?);
+    }
+    let client = Client::connect(socket)?;
     let mut params = OpenParams::new(argument()?.parse()?);
     if let Ok(prefix) = argument() {
         params.tensors = TensorSelection::Prefix(prefix);
@@ -42,6 +57,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     for line in std::io::stdin().lock().lines() {
         match line?.as_str() {
             "touch" => answer(&touch(&maps)?),
+            "attack" => answer(&attack(model.as_ref().ok_or("closed")?)),
+            "lock" => answer(&lock(model.as_ref().ok_or("closed")?)),
+            line if line.starts_with("pass ") => answer(&pass(model.as_ref().ok_or("closed")?, &line[5..])?),
             "close" => {
                 drop(model.take());
                 answer(&json!({ "closed": true }));
@@ -59,6 +77,70 @@ fn touch(maps: &[TensorMap]) -> Result<Json, Box<dyn Error>> {
         all = Box::new(std::io::Read::chain(all, &map[..]));
     }
     Ok(json!({ "bytes": bytes, "sha256": sha256_of(&mut all) }))
+}
+
+/// What every way to change a blob comes to, by its name: `ok`, or the error.
+fn attack(model: &OpenModel) -> Json {
+    let mut outcomes = serde_json::Map::new();
+    for fd in (0..).map_while(|number| model.fd(number)) {
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let target = std::fs::read_link(&path).unwrap_or_default();
+        let write = OFlags::RDWR | OFlags::CLOEXEC;
+        for (way, done) in [
+            ("write", rustix::io::write(fd, b"x").map(drop)),
+            ("truncate", fs::ftruncate(fd, 0)),
+            ("allocate", fs::fallocate(fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 1)),
+            ("chmod", fs::fchmod(fd, Mode::RWXU)),
+            ("chown", fs::fchown(fd, Some(rustix::process::getuid()), None)),
+            ("reopen", fs::open(&path, write, Mode::empty()).map(drop)),
+            ("truncate anew", fs::open(&path, write | OFlags::TRUNC, Mode::empty()).map(drop)),
+            ("open by name", fs::open(&target, write, Mode::empty()).map(drop)),
+            ("unlink", fs::unlink(&target)),
+            ("attribute", fs::fsetxattr(fd, "user.x", b"x", XattrFlags::empty())),
+        ] {
+            let outcome = done.map_or_else(|error| error.to_string(), |()| "ok".to_owned());
+            outcomes.entry(way).or_insert(outcome.into());
+        }
+    }
+    outcomes.into()
+}
+
+/// Locks every descriptor in both manners there are.
+fn lock(model: &OpenModel) -> Json {
+    let fds = || (0..).map_while(|number| model.fd(number));
+    let flocked = fds().filter(|fd| fs::flock(fd, FlockOperation::NonBlockingLockExclusive).is_ok()).count();
+    let locked = fds().filter(|fd| fs::fcntl_lock(fd, FlockOperation::NonBlockingLockShared).is_ok()).count();
+    json!({ "flocked": flocked, "locked": locked })
+}
+
+/// Passes as many descriptors as go into one message to somebody else.
+fn pass(model: &OpenModel, path: &str) -> Result<Json, Box<dyn Error>> {
+    let fds: Vec<_> =
+        (0..MAX_FDS_PER_BATCH).map_while(|number| model.fd(u32::try_from(number).ok()?)).collect();
+    send_message(UnixStream::connect(path)?, &[0], &fds)?;
+    Ok(json!({ "passed": fds.len() }))
+}
+
+/// Connects until there is nothing left to connect with.
+fn hold(socket: &str, count: usize) -> Result<(), Box<dyn Error>> {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
+    let held: Vec<_> = (0..count).map_while(|_| UnixStream::connect(socket).ok()).collect();
+    // The daemon has answered all of them by the time it answers one that comes after them.
+    std::thread::sleep(Duration::from_secs(1));
+    let (mut refused, mut busy) = (0, 0);
+    for mut stream in &held {
+        stream.set_nonblocking(true)?;
+        let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+        while let Ok(received @ 1..) = stream.read(&mut buffer) {
+            bytes.extend_from_slice(&buffer[..received]);
+        }
+        refused += usize::from(!bytes.is_empty());
+        busy += usize::from(String::from_utf8_lossy(&bytes).contains("\"code\":\"busy\""));
+    }
+    answer(&json!({ "connected": held.len(), "refused": refused, "busy": busy }));
+    std::io::stdin().lock().lines().for_each(drop);
+    Ok(())
 }
 
 fn answer(json: &Json) {

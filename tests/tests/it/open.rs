@@ -145,6 +145,18 @@ fn client_with_few_descriptors_maps_and_closes_as_it_goes() {
 }
 
 #[test]
+fn model_of_more_than_a_thousand_tensors_opens_in_a_process_with_256_files() {
+    let model = ModelFile::deepseek_v3();
+    assert_eq!(model.tensors.len(), 1086);
+    let daemon = daemon_with(&model);
+    let limited = ["sh", "-c", "ulimit -n 256; exec \"$0\" \"$@\""];
+    let mut reader = Reader::try_open(&limited, &daemon.socket(), &["m"]).unwrap();
+    assert_eq!(reader.opened["tensors"], 1086);
+    let bytes: Vec<u8> = model.tensors.iter().flat_map(|tensor| tensor.bytes.clone()).collect();
+    assert_eq!(reader.touch(), blobd_tests::oracle::sha256(&bytes));
+}
+
+#[test]
 fn client_with_too_few_descriptors_is_told_so() {
     let daemon = daemon_with(&many_tensors());
     let limited = ["sh", "-c", "ulimit -n 32; exec \"$0\" \"$@\""];

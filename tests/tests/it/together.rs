@@ -21,7 +21,7 @@ const MODEL: &str = "application/vnd.ollama.image.model";
 const USERS: [u32; 2] = [65534, 12345];
 const ROUNDS: usize = 6;
 
-fn can_be_others() -> bool {
+pub(super) fn can_be_others() -> bool {
     let program = Command::new("setpriv").arg("--version").output();
     let may = rustix::process::geteuid().is_root() && program.is_ok_and(|output| output.status.success());
     if !may {
@@ -31,7 +31,7 @@ fn can_be_others() -> bool {
 }
 
 /// A daemon that every user may connect to, as the members of the group `blobd` may.
-fn shared_daemon() -> TestDaemon {
+pub(super) fn shared_daemon() -> TestDaemon {
     let daemon = TestDaemon::start();
     let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     open(daemon.scratch(), 0o755);

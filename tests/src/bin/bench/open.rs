@@ -12,6 +12,8 @@ use blobd_client::model::{OpenModel, TensorMap};
 use blobd_client::protocol::MAX_FDS_PER_BATCH;
 use blobd_client::protocol::connection::{receive_message, send_message};
 use blobd_store_format::reference::Reference;
+use blobd_tests::model::ModelFile;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::Setup;
 use crate::measure::{Daemon, Outcome, Series, timed};
@@ -21,6 +23,34 @@ use crate::plain_map;
 const OPENS_PER_ROUND: usize = 30;
 
 pub(crate) fn run(setup: &Setup) -> Outcome<()> {
+    open_of_a_dense_model(setup)?;
+    open_with_few_files(setup)
+}
+
+/// A mixture of experts has more tensors than a process may have files open on some systems: each
+/// is mapped on arrival then, and its descriptor closed.
+fn open_with_few_files(setup: &Setup) -> Outcome<()> {
+    const FEW: u64 = 256;
+    let directory = tempfile::tempdir_in(&setup.disk)?;
+    let model = ModelFile::deepseek_v3();
+    let file = model.write_to(directory.path(), "bench.gguf");
+    let daemon = Daemon::start(&setup.blobd, &setup.disk)?;
+    daemon.import(&file)?;
+    println!("\nopen of {} tensors, from connect to the last tensor mapped", model.tensors.len());
+    let allowed = getrlimit(Resource::Nofile);
+    for limit in [allowed.current.unwrap_or(u64::MAX), FEW] {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum: allowed.maximum })?;
+        let mut opens = Series::default();
+        for _ in 0..setup.rounds * OPENS_PER_ROUND {
+            opens.push(timed(|| open_and_map(&daemon))?.0);
+        }
+        let (median, p90) = (opens.seconds() * 1e3, opens.quantile(0.9) * 1e3);
+        println!("  {limit:8} files allowed     {median:8.2} ms median, {p90:.2} ms p90 (limit 5)");
+    }
+    Ok(setrlimit(Resource::Nofile, allowed)?)
+}
+
+fn open_of_a_dense_model(setup: &Setup) -> Outcome<()> {
     let directory = tempfile::tempdir_in(&setup.disk)?;
     let file = directory.path().join("model.gguf");
     let model = SyntheticModel::llama("bench", Dimensions::SMALL_LLAMA);

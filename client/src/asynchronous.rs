@@ -1,0 +1,269 @@
+//! The same client for asynchronous programs, whatever their runtime.
+//!
+//! ```
+//! # #![allow(dead_code)]
+//! # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/daemon/fake.rs"));
+//! # fn block_on<T>(future: impl Future<Output = T>) -> T {
+//! #     let mut future = std::pin::pin!(future);
+//! #     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+//! #     loop {
+//! #         if let std::task::Poll::Ready(done) = future.as_mut().poll(&mut context) { return done }
+//! #         thread::yield_now();
+//! #     }
+//! # }
+//! use blobd_client::asynchronous::AsyncClient;
+//!
+//! async fn first_bytes(client: &AsyncClient) -> Result<Vec<u8>, blobd_client::error::ClientError> {
+//!     let model = client.open(&"llama3:8b".parse().expect("a name")).await?;
+//!     // Mapping takes address space alone, so it is nothing to wait for.
+//!     Ok(model.map("token_embd.weight")?[..8].to_vec())
+//! }
+//! # fn main() {
+//! #     let mut fake = FakeModel::new();
+//! #     let fd = fake.add_file(&[7; 64]);
+//! #     fake.add_tensor("token_embd.weight", Some(fd), 0, 64);
+//! #     let fake = Arc::new(fake);
+//! #     let client = AsyncClient::new(client_of(move |call| fake.serve(call)));
+//! #     assert_eq!(block_on(first_bytes(&client)).unwrap(), [7; 8]);
+//! # }
+//! ```
+//!
+//! Each request runs on a thread of its own, which ends with it. An `open` takes milliseconds, of
+//! which a thread is a hundredth, and much of it is mapping: work that would block a runtime's
+//! worker however the socket is read. So this needs no runtime and no dependency, and behaves the
+//! same under each of them. Reading a map may block on the disk like any memory:
+//! [`prefetch`](crate::model::BlobSlice::prefetch) first, through [`AsyncClient::run`].
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+
+use blobd_store_format::reference::Reference;
+
+use crate::client::Client;
+use crate::error::ClientError;
+use crate::model::OpenModel;
+use crate::protocol::request::{OpenParams, PullParams};
+use crate::protocol::response::{ModelDetails, ModelList, PullDone, PullEvent, SessionList, Version};
+
+/// A daemon that can be asked without waiting on the spot.
+#[derive(Clone, Debug)]
+pub struct AsyncClient {
+    client: Client,
+}
+
+impl AsyncClient {
+    /// A client that is there already, with its timeout.
+    #[must_use]
+    pub const fn new(client: Client) -> Self {
+        Self { client }
+    }
+
+    /// The daemon that a command without further options means.
+    ///
+    /// # Errors
+    /// As [`Client::connect_default`].
+    pub async fn connect_default() -> Result<Self, ClientError> {
+        Pending::start(Client::connect_default).await?.map(Self::new)
+    }
+
+    /// The blocking client, for what is not waited for.
+    #[must_use]
+    pub const fn blocking(&self) -> &Client {
+        &self.client
+    }
+
+    /// Runs any verb, or several: whatever `work` does with the blocking client, on a thread.
+    /// Dropping the future gives up the answer; the work goes on to its end.
+    ///
+    /// # Errors
+    /// What `work` returns; [`ClientError::Io`] when there is no thread to be had, or `work`
+    /// panics.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Client) -> Result<T, ClientError> + Send + 'static,
+    ) -> Result<T, ClientError> {
+        let client = self.client.clone();
+        Pending::start(move || work(&client)).await?
+    }
+
+    /// As [`Client::version`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn version(&self) -> Result<Version, ClientError> {
+        self.run(Client::version).await
+    }
+
+    /// As [`Client::models`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn models(&self) -> Result<ModelList, ClientError> {
+        self.run(Client::models).await
+    }
+
+    /// As [`Client::model`]: sizes and types of all tensors, and nothing is mapped for it.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn model(&self, reference: &Reference) -> Result<ModelDetails, ClientError> {
+        let reference = reference.clone();
+        self.run(move |client| client.model(&reference)).await
+    }
+
+    /// As [`Client::sessions`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn sessions(&self) -> Result<SessionList, ClientError> {
+        self.run(Client::sessions).await
+    }
+
+    /// As [`Client::pull`]; `on_event` is called on the request's thread.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn pull(
+        &self,
+        params: PullParams,
+        on_event: impl FnMut(PullEvent) + Send + 'static,
+    ) -> Result<PullDone, ClientError> {
+        self.run(move |client| client.pull(&params, on_event)).await
+    }
+
+    /// As [`Client::open`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn open(&self, reference: &Reference) -> Result<OpenModel, ClientError> {
+        self.open_with(OpenParams::new(reference.clone())).await
+    }
+
+    /// As [`Client::open_with`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn open_with(&self, params: OpenParams) -> Result<OpenModel, ClientError> {
+        self.run(move |client| client.open_with(&params)).await
+    }
+}
+
+/// What a thread is working on.
+struct Pending<T>(Arc<Mutex<Slot<T>>>);
+
+enum Slot<T> {
+    Working(Option<Waker>),
+    Done(T),
+    /// The thread has panicked, or the answer has been taken.
+    Gone,
+}
+
+impl<T: Send + 'static> Pending<T> {
+    fn start(work: impl FnOnce() -> T + Send + 'static) -> Self {
+        let slot = Arc::new(Mutex::new(Slot::Working(None)));
+        let finish = Finish(Arc::clone(&slot));
+        // Without a thread, dropping the closure drops `finish`, and whoever waits is told.
+        let _started = thread::Builder::new()
+            .name("blobd-client".to_owned())
+            .spawn(move || finish.with(Slot::Done(work())));
+        Self(slot)
+    }
+}
+
+impl<T> Future for Pending<T> {
+    type Output = Result<T, ClientError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut slot = lock(&self.0);
+        if let Slot::Working(waker) = &mut *slot {
+            *waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(match std::mem::replace(&mut *slot, Slot::Gone) {
+            Slot::Done(done) => Ok(done),
+            _ => Err(ClientError::Io(std::io::Error::other("the thread of the request could not run"))),
+        })
+    }
+}
+
+/// The thread's end of it: whoever waits is woken, whatever happens.
+struct Finish<T>(Arc<Mutex<Slot<T>>>);
+
+impl<T> Finish<T> {
+    fn with(&self, done: Slot<T>) {
+        let before = std::mem::replace(&mut *lock(&self.0), done);
+        if let Slot::Working(Some(waker)) = before {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Drop for Finish<T> {
+    fn drop(&mut self) {
+        if matches!(*lock(&self.0), Slot::Working(_)) {
+            self.with(Slot::Gone);
+        }
+    }
+}
+
+fn lock<T>(slot: &Mutex<Slot<T>>) -> MutexGuard<'_, Slot<T>> {
+    // A slot is replaced as a whole or not at all.
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::mpsc;
+    use std::task::Wake;
+
+    use super::*;
+
+    struct Unpark(thread::Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let (mut future, mut context) = (pin!(future), Context::from_waker(&waker));
+        loop {
+            if let Poll::Ready(done) = future.as_mut().poll(&mut context) {
+                return done;
+            }
+            thread::park();
+        }
+    }
+
+    #[test]
+    fn future_waits_until_its_thread_is_done() {
+        let (sender, receiver) = mpsc::channel();
+        let pending = Pending::start(move || receiver.recv().unwrap());
+        thread::spawn(move || {
+            thread::sleep(std::time::Duration::from_millis(20));
+            sender.send(7).unwrap();
+        });
+        assert_eq!(block_on(pending).unwrap(), 7);
+    }
+
+    #[test]
+    fn panic_of_the_thread_is_an_error_and_no_endless_wait() {
+        let pending = Pending::start(|| -> u32 { panic!("on purpose") });
+        let error = block_on(pending).unwrap_err().to_string();
+        assert!(error.contains("could not run"), "{error}");
+    }
+
+    #[test]
+    fn daemon_that_is_away_is_the_same_error() {
+        let client = Client::with_connector(Arc::new(|| Err(std::io::ErrorKind::NotFound.into())));
+        let client = AsyncClient::new(client);
+        let error = block_on(client.open(&"m".parse().unwrap())).unwrap_err();
+        assert!(matches!(error, ClientError::NotRunning { .. }), "{error}");
+        assert!(matches!(block_on(client.models()), Err(ClientError::NotRunning { .. })));
+    }
+}

@@ -1,0 +1,317 @@
+//! Models with a safetensors file per tensor, in every form in which such files were written.
+#![allow(clippy::unwrap_used)]
+
+#[path = "daemon/fake.rs"]
+#[allow(dead_code)]
+mod fake;
+
+use std::sync::Arc;
+
+use blobd_client::Client;
+use blobd_client::weights::{Dtype, ManifestWeights, Quantization, WeightsError};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
+use blobd_store_format::safetensors::HeaderWriter;
+
+const TENSOR: &str = "application/vnd.ollama.image.tensor";
+const JSON: &str = "application/vnd.ollama.image.json";
+
+/// A safetensors file whose data is 1, 2, 3, ….
+fn file(metadata: &[(&str, &str)], tensors: &[(&str, Dtype, &[u64])]) -> Vec<u8> {
+    let (mut writer, mut size) = (HeaderWriter::new(), 0);
+    for (key, value) in metadata {
+        writer.metadata(*key, *value);
+    }
+    for (name, dtype, shape) in tensors {
+        writer.tensor(name, *dtype, shape).unwrap();
+        size += usize::try_from(shape.iter().product::<u64>() * dtype.bits() / 8).unwrap();
+    }
+    let mut bytes = writer.header().unwrap();
+    bytes.extend((1..=250).cycle().take(size));
+    bytes
+}
+
+/// A client of a daemon with a model of these layers.
+fn client(layers: &[(&str, &str, Vec<u8>)]) -> Client {
+    let mut model = fake::FakeModel::new();
+    model.head.layers.clear();
+    model.pieces.clear();
+    for (media_type, name, bytes) in layers {
+        let fd = model.add_file(bytes);
+        let number = model.add_layer(media_type, Some(fd), u64::try_from(bytes.len()).unwrap());
+        model.head.layers[number].name = Some((*name).to_owned());
+        model.head.layers[number].digest = Digest::of(bytes);
+    }
+    let model = Arc::new(model);
+    fake::client_of(move |call| model.serve(call))
+}
+
+fn name() -> Reference {
+    "tiny".parse().unwrap()
+}
+
+fn open(layers: &[(&str, &str, Vec<u8>)], component: &str) -> Result<ManifestWeights, WeightsError> {
+    ManifestWeights::open_component(&client(layers), &name(), component)
+}
+
+/// One F32 tensor of two elements under this key.
+fn single(key: &str) -> Vec<u8> {
+    file(&[], &[(key, Dtype::F32, &[2])])
+}
+
+#[test]
+fn single_tensor_is_found_under_every_key_that_was_ever_used() {
+    for key in ["norm.weight", "vae/norm.weight", "data"] {
+        let layers = [(TENSOR, "vae/norm.weight", single(key)), (TENSOR, "other/x", single("x"))];
+        let weights = open(&layers, "vae/").unwrap();
+        assert_eq!(weights.names().collect::<Vec<_>>(), ["norm.weight"], "{key}");
+        let tensor = weights.tensor("norm.weight").unwrap();
+        assert_eq!((tensor.dtype(), tensor.shape()), (Dtype::F32, &[2][..]));
+        assert_eq!(tensor[..], [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert!(tensor.mapped().is_some(), "no copy");
+        assert!(!weights.has("vae/norm.weight") && weights.has("norm.weight"));
+
+        let all = ManifestWeights::open(&client(&layers), &name()).unwrap();
+        assert_eq!(all.names().collect::<Vec<_>>(), ["other/x", "vae/norm.weight"], "{key}");
+        assert_eq!(all.tensor("vae/norm.weight").unwrap()[..], tensor[..]);
+    }
+}
+
+#[test]
+fn stripped_name_comes_before_the_long_one_and_both_before_data() {
+    let order = ["w", "c/w", "data"];
+    for first in 0..order.len() {
+        let tensors: Vec<_> =
+            order[first..].iter().rev().map(|key| (*key, Dtype::U8, &[1_u64][..])).collect();
+        let weights = open(&[(TENSOR, "c/w", file(&[], &tensors))], "c").unwrap();
+        // The data is numbered, and the one that counts was written last.
+        assert_eq!(usize::from(weights.tensor("w").unwrap()[0]), order.len() - first);
+    }
+}
+
+#[test]
+fn one_file_of_several_layers_is_each_of_them() {
+    let layers = [(TENSOR, "a", single("data")), (TENSOR, "b", single("data"))];
+    let weights = open(&layers, "").unwrap();
+    assert_eq!(weights.names().collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(weights.tensor("a").unwrap()[..], weights.tensor("b").unwrap()[..]);
+}
+
+/// A quantised tensor with all its parts.
+fn combined(name: &str) -> Vec<u8> {
+    let names =
+        [name.to_owned(), format!("{name}.scale"), format!("{name}.bias"), format!("{name}.global_scale")];
+    file(
+        &[("quant_type", "int4"), ("group_size", "64")],
+        &[
+            (&names[0], Dtype::U32, &[2, 16]),
+            (&names[1], Dtype::BF16, &[2, 2]),
+            (&names[2], Dtype::BF16, &[2, 2]),
+            (&names[3], Dtype::F32, &[]),
+        ],
+    )
+}
+
+#[test]
+fn quantised_tensor_comes_with_its_parts() {
+    let weights = open(&[(TENSOR, "q.weight", combined("q.weight"))], "").unwrap();
+    let names = ["q.weight", "q.weight_global_scale", "q.weight_qbias", "q.weight_scale"];
+    assert_eq!(weights.names().collect::<Vec<_>>(), names);
+    assert_eq!(weights.tensor("q.weight_scale").unwrap().shape(), [2, 2]);
+    assert_eq!((weights.quantization(), weights.group_size()), (Some("INT4"), Some(64)));
+    let int4 = Quantization { quant_type: Some("int4".into()), group_size: Some(64) };
+    assert_eq!(weights.quantization_of("q.weight"), Some(int4));
+    assert_eq!(weights.quantization_of("q.weight_scale"), None);
+}
+
+/// The original converted quantised tensors to floats too, and made noise of them.
+#[test]
+fn conversion_leaves_quantised_tensors_and_their_parts_alone() {
+    let plain = file(&[], &[("norm", Dtype::BF16, &[4])]);
+    // A quantised tensor may look like floats.
+    let eight_bit = file(&[], &[("f", Dtype::F16, &[64]), ("f.scale", Dtype::F32, &[1])]);
+    let ids = file(&[], &[("ids", Dtype::I64, &[1])]);
+    let layers = [
+        (TENSOR, "q", combined("q")),
+        (TENSOR, "norm", plain),
+        (TENSOR, "f", eight_bit),
+        (TENSOR, "ids", ids),
+    ];
+    let weights = open(&layers, "").unwrap();
+    for name in ["q", "q_scale", "q_qbias", "q_global_scale", "f", "f_scale", "ids"] {
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
+            let (stored, asked) = (weights.tensor(name).unwrap(), weights.tensor_as(name, dtype).unwrap());
+            assert_eq!((asked.dtype(), &asked[..]), (stored.dtype(), &stored[..]), "{name} as {dtype}");
+            assert!(asked.mapped().is_some(), "{name} as {dtype}: no copy");
+        }
+    }
+    let wide = weights.tensor_as("norm", Dtype::F32).unwrap();
+    assert_eq!((wide.dtype(), wide.len(), wide.mapped().is_none()), (Dtype::F32, 16, true));
+    assert_eq!(wide[..4], [0, 0, 1, 2], "the upper half of an F32");
+    assert!(weights.tensor_as("norm", Dtype::BF16).unwrap().mapped().is_some());
+    assert_eq!(weights.tensor_as("norm", Dtype::I32).unwrap().dtype(), Dtype::BF16);
+}
+
+#[test]
+fn group_of_experts_is_its_tensors() {
+    let (up, down) = ("layers.3.mlp.experts.up.weight", "layers.3.mlp.experts.down.weight");
+    let scale = format!("{up}.scale");
+    for prefix in ["", "text_encoder/"] {
+        let keys = [up, &scale, down].map(|key| format!("{prefix}{key}"));
+        let metadata_key = format!("{}.quant_type", keys[0]);
+        let bytes = file(
+            &[(&metadata_key, "mxfp8"), ("group_size", "32")],
+            &[
+                (&keys[0], Dtype::U32, &[4, 2, 8]),
+                (&keys[1], Dtype::U8, &[4, 2, 1]),
+                (&keys[2], Dtype::BF16, &[4, 2, 8]),
+            ],
+        );
+        let layers = [(TENSOR, "text_encoder/layers.3.mlp.experts", bytes)];
+        let weights = open(&layers, "text_encoder").unwrap();
+        let group = "layers.3.mlp.experts";
+        assert_eq!(weights.group(group).unwrap(), [up, down]);
+        let names: Vec<_> = weights.names().collect();
+        assert_eq!(names, [group, down, up, &format!("{up}_scale")]);
+        let stack = weights.tensor(up).unwrap();
+        assert_eq!(stack.shape(), [4, 2, 8]);
+        let experts: Vec<_> = (0..4).map(|expert| stack.expert_bytes(expert).unwrap().to_vec()).collect();
+        assert_eq!((experts.concat(), experts[0].len()), (stack.to_vec(), 64));
+        assert!(stack.expert_bytes(4).is_none());
+        let said = weights.quantization_of(up).unwrap();
+        assert_eq!((said.quant_type.as_deref(), said.group_size), (Some("mxfp8"), Some(32)));
+        assert_eq!(weights.quantization_of(down), None, "without a scale it is not quantised");
+        assert!(weights.has(group));
+        let error = weights.tensor(group).unwrap_err().to_string();
+        assert!(error.contains("group of tensors") && error.contains(up), "{error}");
+
+        let all = open(&layers, "").unwrap();
+        assert!(all.tensor(&format!("text_encoder/{up}_scale")).is_ok());
+    }
+}
+
+#[test]
+fn bias_without_a_scale_is_a_tensor_and_no_part() {
+    let bytes = file(&[], &[("a", Dtype::F32, &[1]), ("a.bias", Dtype::F32, &[1])]);
+    let weights = open(&[(TENSOR, "group", bytes)], "").unwrap();
+    assert_eq!(weights.names().collect::<Vec<_>>(), ["a", "a.bias", "group"]);
+}
+
+#[test]
+fn scales_in_layers_of_their_own_say_how_the_model_is_quantised() {
+    let layer =
+        |name: &'static str, dtype, shape: &[u64]| (TENSOR, name, file(&[], &[("data", dtype, shape)]));
+    let weight = layer("w", Dtype::U32, &[2, 8]);
+    let scale = |count| layer("w_scale", Dtype::BF16, &[2, count]);
+    let bias = layer("w_qbias", Dtype::BF16, &[2, 1]);
+    let index = (JSON, "model_index.json", br#"{"quantization":"q8","group_size":32}"#.to_vec());
+    for (layers, expected) in [
+        (vec![weight.clone(), scale(4)], "NVFP4"),
+        (vec![weight.clone(), scale(2), bias.clone()], "Q4"),
+        (vec![weight.clone(), scale(1), bias.clone()], "Q8"),
+        (vec![weight.clone(), scale(1), bias.clone(), index.clone()], "Q8"),
+        (vec![weight.clone(), index.clone()], "Q8"),
+    ] {
+        let weights = open(&layers, "").unwrap();
+        assert_eq!(weights.quantization(), Some(expected));
+        let asked = weights.tensor_as("w_qbias", Dtype::F32);
+        assert!(asked.is_err() || asked.unwrap().dtype() == Dtype::BF16, "a part, wherever it is");
+    }
+    assert_eq!(open(&[weight.clone(), index], "").unwrap().group_size(), Some(32));
+    assert_eq!(open(&[weight], "").unwrap().quantization(), None);
+}
+
+#[test]
+fn shapes_say_how_a_tensor_is_quantised_when_its_file_does_not() {
+    // Columns of 32 bits, scales in a row, whether there is a bias, the model's hint.
+    for (columns, scales, bias, hint, expected) in [
+        (8, 2, true, "", Some(("int4", 32))),
+        (8, 2, true, "int8", Some(("int4", 32))),
+        (16, 1, true, "", Some(("int8", 64))),
+        (16, 2, true, "", Some(("int4", 64))),
+        (16, 2, true, "int8", Some(("int8", 32))),
+        (8, 4, false, "", Some(("nvfp4", 16))),
+        (8, 4, true, "", Some(("int4", 16))),
+        (32, 1, true, "", Some(("int8", 128))),
+        (8, 3, true, "", None),
+        (8, 64, true, "", None),
+        (0, 1, true, "", None),
+    ] {
+        let mut tensors: Vec<(&str, Dtype, &[u64])> = Vec::new();
+        let (row, groups) = ([2, columns], [2, scales]);
+        tensors.push(("w", Dtype::U32, &row));
+        tensors.push(("w.scale", Dtype::BF16, &groups));
+        if bias {
+            tensors.push(("w.bias", Dtype::BF16, &groups));
+        }
+        let index = format!(r#"{{"quantization":"{hint}"}}"#).into_bytes();
+        let layers = [(TENSOR, "w", file(&[], &tensors)), (JSON, "model_index.json", index)];
+        let found = open(&layers, "").unwrap().quantization_of("w").unwrap();
+        let expected = expected.map(|(quant_type, size)| (quant_type.to_owned(), size));
+        assert_eq!(found.quant_type.zip(found.group_size), expected, "{columns} {scales} {bias} {hint:?}");
+    }
+}
+
+#[test]
+fn json_files_are_read_by_their_path() {
+    let config = (JSON, "vae/config.json", br#"{"a":1}"#.to_vec());
+    let broken = (JSON, "broken.json", b"{".to_vec());
+    let weights = open(&[(TENSOR, "w", single("w")), config, broken], "").unwrap();
+    assert_eq!(weights.json("vae/config.json").unwrap().unwrap()["a"], 1);
+    assert!(weights.json("config.json").unwrap().is_none());
+    let error = weights.json("broken.json").unwrap_err().to_string();
+    assert!(error.starts_with("file \"broken.json\": EOF"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_read_is_explained() {
+    let error = |layers: &[(&str, &str, Vec<u8>)], component: &str| open(layers, component).unwrap_err();
+    let whole = single("w");
+    let cut = whole[..whole.len() - 1].to_vec();
+    let text = error(&[(TENSOR, "w", cut)], "").to_string();
+    assert!(text.starts_with("layer \"w\": safetensors: the tensors end at byte"), "{text}");
+    assert!(matches!(error(&[(TENSOR, "w", vec![])], ""), WeightsError::Layer { .. }));
+    let text = error(&[(TENSOR, "w", single("w"))], "vae").to_string();
+    assert!(text.contains("no layer is a tensor of component \"vae\""), "{text}");
+    assert!(matches!(error(&[(JSON, "w", b"{}".to_vec())], ""), WeightsError::NoWeights { .. }));
+    let twice = [(TENSOR, "w", single("w")), (TENSOR, "g", file(&[], &[("w", Dtype::U8, &[1])]))];
+    let text = error(&twice, "").to_string();
+    assert_eq!(text, "tensor \"w\": in layer \"w\" and in layer \"g\"");
+    let weights = open(&[(TENSOR, "w", single("w"))], "").unwrap();
+    assert!(matches!(weights.tensor("x"), Err(WeightsError::NoTensor { .. })));
+}
+
+/// Hundreds of layers may be one file, which is a group of a thousand tensors of no bytes.
+#[test]
+fn names_without_end_are_refused() {
+    let names: Vec<_> = (0..1100).map(|number| number.to_string()).collect();
+    let tensors: Vec<_> = names.iter().map(|name| (name.as_str(), Dtype::U8, &[0_u64][..])).collect();
+    let bytes = file(&[], &tensors);
+    let layers: Vec<_> = (0..250).map(|number| format!("{number}/group")).collect();
+    let layers: Vec<_> = layers.iter().map(|name| (TENSOR, name.as_str(), bytes.clone())).collect();
+    let error = ManifestWeights::open(&client_of_one_file(&layers), &name()).unwrap_err();
+    assert!(matches!(error, WeightsError::TooMany { .. }), "{error}");
+}
+
+/// As [`client`], but all layers are the first one's file.
+fn client_of_one_file(layers: &[(&str, &str, Vec<u8>)]) -> Client {
+    let mut model = fake::FakeModel::new();
+    model.head.layers.clear();
+    model.pieces.clear();
+    let bytes = &layers[0].2;
+    let fd = model.add_file(bytes);
+    for (media_type, name, _) in layers {
+        let number = model.add_layer(media_type, Some(fd), u64::try_from(bytes.len()).unwrap());
+        model.head.layers[number].name = Some((*name).to_owned());
+    }
+    let model = Arc::new(model);
+    fake::client_of(move |call| model.serve(call))
+}
+
+#[test]
+fn tensors_outlive_the_model() {
+    let weights = open(&[(TENSOR, "w", single("w"))], "").unwrap();
+    let tensor = weights.tensor("w").unwrap();
+    drop(weights);
+    assert_eq!(tensor[..], [1, 2, 3, 4, 5, 6, 7, 8]);
+}

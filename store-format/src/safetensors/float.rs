@@ -1,0 +1,174 @@
+//! Conversion between the three float types that weights come in.
+//!
+//! Every step goes through `F32`, which has all values of the other two, so a value is rounded
+//! once at most: to the nearest, and to the even one of two that are as near, as IEEE 754 and
+//! every engine have it. What is too large becomes infinite; what is no number stays none.
+
+use super::Dtype;
+
+/// The elements of `bytes`, which are of type `from`, as elements of type `to`, in the same order.
+///
+/// `None` if one of the types is not [convertible](Dtype::is_convertible), or if `bytes` are no
+/// whole number of elements.
+#[must_use]
+pub fn convert(bytes: &[u8], from: Dtype, to: Dtype) -> Option<Vec<u8>> {
+    match from {
+        Dtype::F32 => write(read::<4>(bytes)?.map(f32::from_le_bytes), to),
+        Dtype::F16 => write(read::<2>(bytes)?.map(|half| f32_of_f16(u16::from_le_bytes(half))), to),
+        Dtype::BF16 => write(read::<2>(bytes)?.map(|half| f32_of_bf16(u16::from_le_bytes(half))), to),
+        _ => None,
+    }
+}
+
+fn read<const N: usize>(bytes: &[u8]) -> Option<impl Iterator<Item = [u8; N]>> {
+    let (elements, rest) = bytes.as_chunks::<N>();
+    rest.is_empty().then(|| elements.iter().copied())
+}
+
+fn write(values: impl Iterator<Item = f32>, to: Dtype) -> Option<Vec<u8>> {
+    match to {
+        Dtype::F32 => Some(values.flat_map(f32::to_le_bytes).collect()),
+        Dtype::F16 => Some(values.flat_map(|value| f16_of_f32(value).to_le_bytes()).collect()),
+        Dtype::BF16 => Some(values.flat_map(|value| bf16_of_f32(value).to_le_bytes()).collect()),
+        _ => None,
+    }
+}
+
+fn f32_of_bf16(half: u16) -> f32 {
+    f32::from_bits(u32::from(half) << 16)
+}
+
+fn bf16_of_f32(value: f32) -> u16 {
+    const QUIET: u16 = 0x0040;
+    let bits = value.to_bits();
+    let upper = upper_half(bits);
+    if value.is_nan() {
+        // Its mantissa may lie in the lower half alone: without this it would become infinite.
+        return upper | QUIET;
+    }
+    upper_half(bits.wrapping_add(0x7fff + u32::from(upper & 1)))
+}
+
+fn upper_half(bits: u32) -> u16 {
+    let [_, _, low, high] = bits.to_le_bytes();
+    u16::from_le_bytes([low, high])
+}
+
+fn lower_half(bits: u32) -> u16 {
+    let [low, high, ..] = bits.to_le_bytes();
+    u16::from_le_bytes([low, high])
+}
+
+fn f32_of_f16(half: u16) -> f32 {
+    /// 2^-24: the smallest positive number.
+    const STEP: f32 = 1.0 / 16_777_216.0;
+    let (sign, exponent, mantissa) = (u32::from(half >> 15) << 31, (half >> 10) & 31, half & 0x3ff);
+    let magnitude = match exponent {
+        0 => (f32::from(mantissa) * STEP).to_bits(),
+        31 => 0x7f80_0000 | (u32::from(mantissa) << 13),
+        _ => ((u32::from(exponent) + 127 - 15) << 23) | (u32::from(mantissa) << 13),
+    };
+    f32::from_bits(sign | magnitude)
+}
+
+fn f16_of_f32(value: f32) -> u16 {
+    const INFINITE: u16 = 0x7c00;
+    const QUIET: u16 = 0x0200;
+    let bits = value.to_bits();
+    let sign = upper_half(bits) & 0x8000;
+    let (exponent, mantissa) = ((bits >> 23) & 255, bits & 0x007f_ffff);
+    let magnitude = match exponent {
+        255 if mantissa != 0 => INFINITE | QUIET | lower_half(mantissa >> 13),
+        143.. => INFINITE,
+        // From here on, the exponent's carry out of a rounded mantissa is what it should be.
+        113.. => lower_half(rounded(((exponent - 112) << 23) | mantissa, 13)),
+        102.. => lower_half(rounded(mantissa | 0x0080_0000, 126 - exponent)),
+        _ => 0,
+    };
+    sign | magnitude
+}
+
+/// `number / 2^shift`, rounded to the nearest, of two to the even one; `shift` is 1 to 24.
+fn rounded(number: u32, shift: u32) -> u32 {
+    let (whole, half) = (number >> shift, 1_u32 << (shift - 1));
+    let rest = number & ((half << 1) - 1);
+    whole + u32::from(rest > half || (rest == half && whole & 1 == 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn known_numbers_of_half_precision() {
+        for (value, half) in [
+            (0.0, 0x0000),
+            (-0.0, 0x8000),
+            (1.0, 0x3c00),
+            (-2.0, 0xc000),
+            (65504.0, 0x7bff),
+            (65519.9, 0x7bff),
+            (65520.0, 0x7c00),
+            (1e30, 0x7c00),
+            (f32::INFINITY, 0x7c00),
+            (f32::NEG_INFINITY, 0xfc00),
+            (6.103_515_6e-5, 0x0400),
+            (5.960_464_5e-8, 0x0001),
+            (2.980_232_2e-8, 0x0000),
+            (2.980_232_6e-8, 0x0001),
+            (1e-30, 0x0000),
+            (1.000_488_3, 0x3c00),
+            (1.001_464_8, 0x3c02),
+        ] {
+            assert_eq!(f16_of_f32(value), half, "{value}");
+        }
+        assert_eq!(f32_of_f16(0x3555).to_bits(), 0.333_251_95_f32.to_bits());
+    }
+
+    #[test]
+    fn every_half_survives_the_way_through_f32() {
+        for half in 0..=u16::MAX {
+            for (wide, back) in
+                [(f32_of_f16(half), f16_of_f32 as fn(f32) -> u16), (f32_of_bf16(half), bf16_of_f32)]
+            {
+                let again = back(wide);
+                assert!(again == half || wide.is_nan() && again & 0x8000 == half & 0x8000, "{half:#x}");
+            }
+        }
+        assert!(f32_of_f16(f16_of_f32(f32::NAN)).is_nan());
+        // A number that is none in its lowest bit alone.
+        assert!(f32_of_bf16(bf16_of_f32(f32::from_bits(0x7f80_0001))).is_nan());
+        assert!(f32_of_f16(f16_of_f32(f32::from_bits(0xff80_0001))).is_nan());
+    }
+
+    #[test]
+    fn brain_floats_round_to_the_even_one_of_two() {
+        let bf16 = |bits| bf16_of_f32(f32::from_bits(bits));
+        assert_eq!([bf16(0x3f80_8000), bf16(0x3f81_8000)], [0x3f80, 0x3f82]);
+        assert_eq!([bf16(0x3f80_8001), bf16(0x3f80_7fff)], [0x3f81, 0x3f80]);
+        assert_eq!(bf16_of_f32(f32::MAX), 0x7f80, "too large is infinite");
+    }
+
+    proptest! {
+        #[test]
+        fn rounding_takes_the_nearest_half(value in -70_000.0_f32..70_000.0) {
+            let half = f16_of_f32(value);
+            let distance = |half: u16| (f64::from(f32_of_f16(half)) - f64::from(value)).abs();
+            for neighbour in [half.wrapping_sub(1), half.wrapping_add(1)] {
+                let both = f32_of_f16(half).is_finite() && f32_of_f16(neighbour).is_finite();
+                prop_assert!(!both || distance(half) <= distance(neighbour));
+            }
+        }
+    }
+
+    #[test]
+    fn other_types_and_broken_elements_are_refused() {
+        assert_eq!(convert(&[0; 4], Dtype::U32, Dtype::F32), None);
+        assert_eq!(convert(&[0; 4], Dtype::F32, Dtype::F64), None);
+        assert_eq!(convert(&[0; 3], Dtype::F16, Dtype::F32), None);
+        assert_eq!(convert(&[], Dtype::F16, Dtype::F32), Some(vec![]));
+        assert_eq!(convert(&[0x80, 0x3f], Dtype::BF16, Dtype::F16), Some(vec![0x00, 0x3c]));
+    }
+}

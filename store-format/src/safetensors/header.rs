@@ -1,0 +1,206 @@
+//! From a header's bytes to tensors whose places are certain.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::json::{RawHeader, RawTensor, TOO_MANY};
+use super::{Dtype, SafetensorsError};
+
+/// A checked header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    data_offset: u64,
+    metadata: BTreeMap<String, String>,
+    /// In the order of the data.
+    tensors: Vec<Tensor>,
+    /// Where in `tensors` a name stands.
+    places: HashMap<Box<str>, usize>,
+}
+
+/// A tensor of a safetensors file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    offset_in_file: u64,
+    size: u64,
+}
+
+impl Header {
+    /// The longest header read, in bytes: the limit of the `safetensors` library.
+    pub const MAX_BYTES: u64 = 100 << 20;
+    /// The most tensors of a file: as many as a GGUF file may have.
+    pub const MAX_TENSORS: usize = 131_072;
+    /// The most dimensions of a tensor. Weights have five at most, those of a video model's patches.
+    pub const MAX_DIMENSIONS: usize = 16;
+    /// The longest name of a tensor, in bytes.
+    pub const MAX_NAME_BYTES: usize = 1024;
+    /// How many bytes at the start of a file say how long its header is.
+    pub const LENGTH_BYTES: usize = 8;
+
+    /// How many bytes of a file [`parse`](Self::parse) needs, by the first eight of it.
+    ///
+    /// # Errors
+    /// [`SafetensorsError::HeaderLength`] when that is more than any header has.
+    pub fn end(length: [u8; Self::LENGTH_BYTES]) -> Result<u64, SafetensorsError> {
+        let found = u64::from_le_bytes(length);
+        if found > Self::MAX_BYTES {
+            return Err(SafetensorsError::HeaderLength { found });
+        }
+        Ok(found + Self::LENGTH_BYTES as u64)
+    }
+
+    /// Checks the start of a file that has `file_size` bytes; what follows the header is not
+    /// looked at.
+    ///
+    /// # Errors
+    /// [`SafetensorsError`] when `start` lacks a part of the header, or when the file is not what
+    /// the format allows.
+    pub fn parse(start: &[u8], file_size: u64) -> Result<Self, SafetensorsError> {
+        let truncated = |expected| SafetensorsError::Truncated { found: start.len() as u64, expected };
+        let (length, rest) = start.split_first_chunk().ok_or_else(|| truncated(Self::LENGTH_BYTES as u64))?;
+        let data_offset = Self::end(*length)?;
+        let json_bytes = usize::try_from(data_offset).unwrap_or(usize::MAX) - Self::LENGTH_BYTES;
+        let json = rest.get(..json_bytes).ok_or_else(|| truncated(data_offset))?;
+        let raw: RawHeader = serde_json::from_slice(json).map_err(|error| refusal(&error))?;
+        let mut tensors = check_tensors(raw.tensors, data_offset)?;
+        // One without elements stands before the one that starts at the same place.
+        tensors.sort_by_key(|tensor| (tensor.offset_in_file, tensor.size));
+        check_cover(&tensors, data_offset, file_size)?;
+        let named = tensors.iter().enumerate();
+        let places = named.map(|(place, tensor)| (tensor.name.as_str().into(), place)).collect();
+        Ok(Self { data_offset, metadata: raw.metadata, tensors, places })
+    }
+
+    /// Where the data starts, in bytes from the start of the file.
+    #[must_use]
+    pub const fn data_offset(&self) -> u64 {
+        self.data_offset
+    }
+
+    /// What the file says of itself: texts by key.
+    #[must_use]
+    pub const fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// The tensors in the order of their data.
+    #[must_use]
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The tensor with this name, in constant time.
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.get(*self.places.get(name)?)
+    }
+}
+
+impl Tensor {
+    /// Its name: the key in the header.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its element type.
+    #[must_use]
+    pub const fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Its dimensions, the slowest first; none at all make a scalar.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// Where its bytes start, counted from the start of the file.
+    #[must_use]
+    pub const fn offset_in_file(&self) -> u64 {
+        self.offset_in_file
+    }
+
+    /// How many bytes it has.
+    #[must_use]
+    pub const fn size_bytes(&self) -> u64 {
+        self.size
+    }
+}
+
+/// How many bytes a tensor has; `None` if that is no number of whole bytes below 2^64.
+pub(super) fn size_bytes(dtype: Dtype, shape: &[u64]) -> Option<u64> {
+    // Asked for by name: a product that passes 2^64 on the way to 0 is no overflow.
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    let count = shape.iter().try_fold(1_u64, |count, dimension| count.checked_mul(*dimension))?;
+    let bits = u128::from(count) * u128::from(dtype.bits());
+    u64::try_from(bits / 8).ok().filter(|_| bits.is_multiple_of(8))
+}
+
+/// Proves that a name can be shown to people.
+pub(super) fn check_name(name: &str) -> Result<(), SafetensorsError> {
+    let problem = match name {
+        "" => "is empty",
+        _ if name.len() > Header::MAX_NAME_BYTES => "too long",
+        _ if name.chars().any(char::is_control) => "has control characters",
+        _ => return Ok(()),
+    };
+    Err(SafetensorsError::Name { length: name.len(), problem })
+}
+
+fn check_tensors(raw: Vec<(String, RawTensor)>, data_offset: u64) -> Result<Vec<Tensor>, SafetensorsError> {
+    raw.into_iter().map(|(name, tensor)| check_tensor(name, tensor, data_offset)).collect()
+}
+
+fn check_tensor(name: String, raw: RawTensor, data_offset: u64) -> Result<Tensor, SafetensorsError> {
+    const SHOWN_CHARS: usize = 16;
+    check_name(&name)?;
+    let RawTensor { dtype, shape, data_offsets: (begin, end) } = raw;
+    let Some(dtype) = Dtype::from_name(&dtype) else {
+        let found = dtype.chars().take(SHOWN_CHARS).collect();
+        return Err(SafetensorsError::UnknownDtype { name, found });
+    };
+    if shape.len() > Header::MAX_DIMENSIONS {
+        return Err(SafetensorsError::Rank { name, found: shape.len() });
+    }
+    let Some(size) = size_bytes(dtype, &shape) else {
+        return Err(SafetensorsError::Size { name, dtype, shape });
+    };
+    match (end.checked_sub(begin), data_offset.checked_add(begin), data_offset.checked_add(end)) {
+        (Some(found), Some(offset_in_file), Some(_)) if found == size => {
+            Ok(Tensor { name, dtype, shape, offset_in_file, size })
+        }
+        _ => Err(SafetensorsError::Length { name, begin, end, expected: size }),
+    }
+}
+
+/// Proves that the tensors are the data: all of it, each byte once.
+fn check_cover(tensors: &[Tensor], data_offset: u64, file_size: u64) -> Result<(), SafetensorsError> {
+    let mut position = data_offset;
+    for Tensor { name, offset_in_file, size, .. } in tensors {
+        if *offset_in_file != position {
+            return Err(SafetensorsError::Position {
+                name: name.clone(),
+                begin: offset_in_file - data_offset,
+                expected: position - data_offset,
+            });
+        }
+        // `check_tensor` has proved that the end fits.
+        position = position.saturating_add(*size);
+    }
+    if position == file_size { Ok(()) } else { Err(SafetensorsError::End { found: position, file_size }) }
+}
+
+fn refusal(error: &serde_json::Error) -> SafetensorsError {
+    const SHOWN_CHARS: usize = 200;
+    let text = error.to_string();
+    if text.starts_with(TOO_MANY) {
+        return SafetensorsError::TooManyTensors;
+    }
+    // The parser quotes what it does not know, control characters and all.
+    let harmless = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    SafetensorsError::Json { reason: text.chars().take(SHOWN_CHARS).map(harmless).collect() }
+}

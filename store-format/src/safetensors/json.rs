@@ -1,0 +1,105 @@
+//! The JSON of a header, as it stands there and not yet checked against anything.
+//!
+//! Nothing recurses on input: an entry has three fields of known form, so nothing nests deeper
+//! than four, whatever comes. A name that comes twice is refused here, because a map would
+//! silently keep one of the two, and other readers the other.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, MapAccess, Visitor};
+
+use super::Header;
+
+/// A header's JSON.
+#[derive(Debug, Default)]
+pub(super) struct RawHeader {
+    pub(super) metadata: BTreeMap<String, String>,
+    /// In the order of the text.
+    pub(super) tensors: Vec<(String, RawTensor)>,
+}
+
+/// What a header says about a tensor.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawTensor {
+    pub(super) dtype: String,
+    pub(super) shape: Vec<u64>,
+    pub(super) data_offsets: (u64, u64),
+}
+
+/// The one name that is no tensor's.
+pub(super) const METADATA: &str = "__metadata__";
+
+/// What the error of a refused count says, to be told from the JSON's own faults.
+pub(super) const TOO_MANY: &str = "too many tensors";
+
+impl<'de> Deserialize<'de> for RawHeader {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = RawHeader;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a header: an object of tensors by name")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
+        let (mut header, mut names) = (RawHeader::default(), HashSet::new());
+        while let Some(name) = map.next_key::<String>()? {
+            if !names.insert(name.clone()) {
+                return Err(de::Error::custom(format_args!("{} comes twice", shown(&name))));
+            }
+            if name == METADATA {
+                header.metadata = map.next_value::<Metadata>()?.0;
+            } else if header.tensors.len() < Header::MAX_TENSORS {
+                header.tensors.push((name, map.next_value()?));
+            } else {
+                return Err(de::Error::custom(TOO_MANY));
+            }
+        }
+        Ok(header)
+    }
+}
+
+/// Texts by key, each key once.
+struct Metadata(BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for Metadata {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(MetadataVisitor).map(Self)
+    }
+}
+
+struct MetadataVisitor;
+
+impl<'de> Visitor<'de> for MetadataVisitor {
+    type Value = BTreeMap<String, String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("metadata: an object of texts")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut metadata = BTreeMap::new();
+        while let Some((key, value)) = map.next_entry::<String, String>()? {
+            let name = shown(&key);
+            if metadata.insert(key, value).is_some() {
+                return Err(de::Error::custom(format_args!("metadata {name} comes twice")));
+            }
+        }
+        Ok(metadata)
+    }
+}
+
+/// A name as an error may show it: not all of a long one, and nothing that moves a cursor.
+pub(super) fn shown(name: &str) -> String {
+    const SHOWN_CHARS: usize = 64;
+    format!("{:?}", name.chars().take(SHOWN_CHARS).collect::<String>())
+}

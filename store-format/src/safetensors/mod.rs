@@ -1,0 +1,38 @@
+//! The header of a safetensors file: which tensors it has, of which type, and where.
+//!
+//! ```
+//! use blobd_store_format::safetensors::{Dtype, Header, HeaderWriter};
+//!
+//! let mut writer = HeaderWriter::new();
+//! writer.metadata("quant_type", "int4").tensor("norm.weight", Dtype::F32, &[4])?;
+//! let mut file = writer.header()?;
+//! file.extend([0; 16]);
+//!
+//! let header = Header::parse(&file, file.len() as u64)?;
+//! let tensor = header.tensor("norm.weight").ok_or("no such tensor")?;
+//! assert_eq!((tensor.dtype(), tensor.shape(), tensor.size_bytes()), (Dtype::F32, &[4][..], 16));
+//! assert_eq!(tensor.offset_in_file(), header.data_offset());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! What exists has been checked: a tensor's length is its shape times its type, the tensors
+//! follow one another without gap or overlap and end with the file, and no name comes twice. The
+//! format is that of the `safetensors` library (<https://github.com/huggingface/safetensors>,
+//! "Format"): eight bytes with the length of the header, least significant first, that many bytes
+//! of JSON, then the data. This module reads no data but in [`convert`], and no file at all.
+
+mod dtype;
+mod error;
+mod float;
+mod header;
+mod json;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::dtype::Dtype;
+pub use self::error::SafetensorsError;
+pub use self::float::convert;
+pub use self::header::{Header, Tensor};
+pub use self::writer::HeaderWriter;

@@ -1,0 +1,214 @@
+//! What a header may be: one case for each refusal, and properties of what is accepted.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A file with this header and `data` bytes behind it.
+fn file(json: &str, data: usize) -> Vec<u8> {
+    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(json.as_bytes());
+    bytes.resize(bytes.len() + data, 7);
+    bytes
+}
+
+fn parse(json: &str, data: usize) -> Result<Header, SafetensorsError> {
+    let bytes = file(json, data);
+    Header::parse(&bytes, bytes.len() as u64)
+}
+
+fn refused(json: &str, data: usize) -> String {
+    parse(json, data).expect_err(json).to_string()
+}
+
+/// A tensor of U8 at these offsets.
+fn entry(name: &str, begin: u64, end: u64) -> String {
+    format!(r#""{name}":{{"dtype":"U8","shape":[{}],"data_offsets":[{begin},{end}]}}"#, end - begin)
+}
+
+#[test]
+fn tensors_come_in_the_order_of_their_data() {
+    let json = format!(
+        r#"{{{},"__metadata__":{{"quant_type":"int4","group_size":"64"}},{}, {}}}   "#,
+        entry("b", 4, 10),
+        entry("empty", 4, 4),
+        entry("a", 0, 4)
+    );
+    let header = parse(&json, 10).unwrap();
+    let names: Vec<_> = header.tensors().iter().map(Tensor::name).collect();
+    assert_eq!(names, ["a", "empty", "b"]);
+    assert_eq!(header.metadata()["group_size"], "64");
+    let b = header.tensor("b").unwrap();
+    assert_eq!((b.offset_in_file(), b.size_bytes()), (header.data_offset() + 4, 6));
+    assert_eq!(header.tensor("__metadata__"), None);
+}
+
+#[test]
+fn scalars_and_elements_of_less_than_a_byte_have_sizes() {
+    let json = r#"{"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"f":{"dtype":"F4","shape":[3,2],"data_offsets":[4,7]},"z":{"dtype":"F64","shape":[0,18446744073709551615,9],"data_offsets":[7,7]}}"#;
+    assert_eq!(parse(json, 7).unwrap().tensors().len(), 3);
+    assert_eq!(parse("{}", 0).unwrap().tensors().len(), 0);
+}
+
+#[test]
+fn headers_that_are_cut_off_or_too_long_are_refused() {
+    let whole = file(&format!("{{{}}}", entry("a", 0, 4)), 4);
+    for length in 0..whole.len() - 4 {
+        let error = Header::parse(&whole[..length], whole.len() as u64).unwrap_err();
+        assert!(matches!(error, SafetensorsError::Truncated { .. }), "{length}: {error}");
+    }
+    assert!(Header::parse(&whole[..whole.len() - 4], whole.len() as u64).is_ok());
+    for length in [Header::MAX_BYTES + 1, u64::MAX] {
+        let error = Header::parse(&length.to_le_bytes(), 1 << 40).unwrap_err();
+        assert_eq!(error, SafetensorsError::HeaderLength { found: length });
+    }
+}
+
+#[test]
+fn json_of_another_form_is_refused() {
+    for (json, words) in [
+        ("", "EOF"),
+        ("[]", "a header"),
+        ("null", "a header"),
+        ("{} x", "trailing"),
+        (r#"{"a":{}}"#, "missing field"),
+        (r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":[[[[[]]]]]}}"#, "unknown field"),
+        (r#"{"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, "duplicate field"),
+        (r#"{"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}}"#, "integer `-1`"),
+        (r#"{"a":{"dtype":"U8","shape":[1.5],"data_offsets":[0,1]}}"#, "1.5"),
+        (r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,2]}}"#, "trailing"),
+        (r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,18446744073709551616]}}"#, "floating point"),
+        (r#"{"__metadata__":{"a":1}}"#, "integer `1`"),
+        (r#"{"__metadata__":{"a":{}}}"#, "invalid type: map"),
+        (r#"{"__metadata__":{"a":"","a":""}}"#, "comes twice"),
+        (r#"{"__metadata__":{},"__metadata__":{}}"#, "comes twice"),
+    ] {
+        let error = refused(json, 1);
+        assert!(error.contains(words), "{json}: {error}");
+    }
+    let twice = format!("{{{0},{0}}}", entry("a", 0, 1));
+    assert!(refused(&twice, 1).contains("\"a\" comes twice"));
+    let deep = format!("{{\"a\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    assert!(matches!(parse(&deep, 0), Err(SafetensorsError::Json { .. })));
+}
+
+#[test]
+fn places_that_lie_are_refused() {
+    let two = |a: (u64, u64), b: (u64, u64)| format!("{{{},{}}}", entry("a", a.0, a.1), entry("b", b.0, b.1));
+    for (what, json, data, words) in [
+        ("a gap", two((0, 4), (5, 8)), 8, "starts at byte 5 of the data, 4 expected"),
+        ("an overlap", two((0, 4), (3, 8)), 8, "starts at byte 3 of the data, 4 expected"),
+        ("the same twice", two((0, 4), (0, 4)), 4, "starts at byte 0 of the data, 4 expected"),
+        ("a gap in front", format!("{{{}}}", entry("a", 1, 4)), 4, "starts at byte 1"),
+        ("a file too short", two((0, 4), (4, 8)), 7, "the tensors end at byte"),
+        ("a file too long", two((0, 4), (4, 8)), 9, "the tensors end at byte"),
+    ] {
+        let error = refused(&json, data);
+        assert!(error.contains(words), "{what}: {error}");
+    }
+    for (what, fields) in [
+        ("reversed", r#""shape":[1],"data_offsets":[1,0]"#),
+        ("too long", r#""shape":[1],"data_offsets":[0,2]"#),
+        ("beyond 2^64", r#""shape":[1],"data_offsets":[18446744073709551614,18446744073709551615]"#),
+    ] {
+        let error = parse(&format!(r#"{{"a":{{"dtype":"U8",{fields}}}}}"#), 1).unwrap_err();
+        assert!(matches!(error, SafetensorsError::Length { .. }), "{what}: {error}");
+    }
+}
+
+#[test]
+fn shapes_without_a_size_are_refused() {
+    for (dtype, shape) in [
+        ("U8", "[4294967296,4294967296]"),
+        ("F64", "[4611686018427387904]"),
+        ("F4", "[3]"),
+        ("F6_E2M3", "[2]"),
+    ] {
+        let json = format!(r#"{{"a":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,0]}}}}"#);
+        let error = parse(&json, 0).unwrap_err();
+        assert!(matches!(error, SafetensorsError::Size { .. }), "{json}: {error}");
+    }
+    let many = format!(r#"{{"a":{{"dtype":"U8","shape":[{}1],"data_offsets":[0,1]}}}}"#, "1,".repeat(16));
+    assert!(matches!(parse(&many, 1), Err(SafetensorsError::Rank { found: 17, .. })));
+    assert!(refused(&many.replace("U8", "U9\\u001b"), 1).contains("unknown element type \"U9\\u{1b}\""));
+}
+
+#[test]
+fn names_that_could_harm_are_refused() {
+    for name in ["", "a\\u001b[2J", "a\\nb"] {
+        let json = format!("{{{}}}", entry(name, 0, 1));
+        assert!(matches!(parse(&json, 1), Err(SafetensorsError::Name { .. })), "{name}");
+    }
+    let longest = "n".repeat(Header::MAX_NAME_BYTES);
+    assert!(parse(&format!("{{{}}}", entry(&longest, 0, 1)), 1).is_ok());
+    assert!(refused(&format!("{{{}}}", entry(&(longest + "n"), 0, 1)), 1).contains("1025 bytes: too long"));
+}
+
+#[test]
+fn tensors_are_counted() {
+    let with = |count: usize| {
+        let entries: Vec<_> = (0..count).map(|number| entry(&number.to_string(), 0, 0)).collect();
+        parse(&format!("{{{}}}", entries.join(",")), 0)
+    };
+    assert!(with(Header::MAX_TENSORS).is_ok());
+    assert_eq!(with(Header::MAX_TENSORS + 1), Err(SafetensorsError::TooManyTensors));
+}
+
+#[test]
+fn what_no_reader_takes_is_not_written() {
+    let mut writer = HeaderWriter::new();
+    writer.tensor("a", Dtype::U8, &[1]).unwrap();
+    for (name, dtype, shape) in [
+        ("a", Dtype::U8, &[1][..]),
+        ("__metadata__", Dtype::U8, &[1]),
+        ("", Dtype::U8, &[1]),
+        ("b", Dtype::F4, &[1]),
+        ("b", Dtype::U8, &[u64::MAX]),
+    ] {
+        assert!(writer.clone().tensor(name, dtype, shape).is_err(), "{name} {dtype}");
+    }
+}
+
+fn tables() -> impl Strategy<Value = Vec<(String, Dtype, Vec<u64>)>> {
+    let dtype = prop::sample::select(vec![Dtype::F32, Dtype::BF16, Dtype::U32, Dtype::Bool, Dtype::I64]);
+    let tensor = ("[a-z./\"\\\\ü]{1,12}", dtype, prop::collection::vec(0_u64..5, 0..4));
+    prop::collection::vec(tensor, 0..8)
+}
+
+proptest! {
+    #[test]
+    fn header_that_was_written_reads_back(table in tables()) {
+        let (mut writer, mut written) = (HeaderWriter::new(), Vec::new());
+        writer.metadata("k", "v\"");
+        for (name, dtype, shape) in table {
+            if writer.tensor(&name, dtype, &shape).is_ok() {
+                written.push((name, dtype, shape));
+            }
+        }
+        let bytes = writer.header().unwrap();
+        prop_assert_eq!(bytes.len() % 8, 0);
+        let data: u64 = written.iter().filter_map(|(_, dtype, shape)| header::size_bytes(*dtype, shape)).sum();
+        let header = Header::parse(&bytes, bytes.len() as u64 + data).unwrap();
+        prop_assert_eq!(header.tensors().len(), written.len());
+        for (name, dtype, shape) in &written {
+            let tensor = header.tensor(name).unwrap();
+            prop_assert_eq!((tensor.dtype(), tensor.shape()), (*dtype, &shape[..]));
+        }
+    }
+
+    #[test]
+    fn any_json_like_bytes_are_refused_or_cover_the_file(
+        text in r#"\{("[ab]":\{"dtype":"(U8|F32|x)","shape":\[[0-9]{0,2}\],"data_offsets":\[[0-9],[0-9]{1,2}\]\},?){0,3}\}"#,
+        data in 0_usize..20,
+    ) {
+        if let Ok(header) = parse(&text, data) {
+            let sum: u64 = header.tensors().iter().map(Tensor::size_bytes).sum();
+            prop_assert_eq!(sum, data as u64);
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_refused_or_read(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        let _ = Header::parse(&bytes, bytes.len() as u64);
+    }
+}

@@ -1,0 +1,246 @@
+//! Clients that mean harm: the daemon, the other clients and the model do not notice, and what is
+//! refused is refused with a code. Those that merely break the protocol are in `peers`.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use blobd_client::protocol::connection::receive_message;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::http;
+use blobd_tests::memory::status_bytes;
+use blobd_tests::model::ModelFile;
+use blobd_tests::oracle::sha256;
+use blobd_tests::reader::Reader;
+use blobd_tests::wait::eventually;
+use serde_json::Value as Json;
+
+use super::together::{can_be_others, shared_daemon};
+
+const AS_NOBODY: [&str; 5] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
+
+/// Gives a daemon a model; the digest of its tensors.
+fn add_model(daemon: &TestDaemon) -> String {
+    let model = ModelFile::dense(1);
+    let path = model.write_to(daemon.scratch(), "m.gguf");
+    daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
+    sha256(&model.tensors.iter().flat_map(|tensor| tensor.bytes.clone()).collect::<Vec<_>>())
+}
+
+/// Others open the model as quickly as ever, with its own bytes.
+fn check_serves_others(daemon: &TestDaemon, digest: &str) {
+    let start = Instant::now();
+    assert_eq!(Reader::open(&daemon.socket(), "m").touch(), digest);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+fn check_refused(outcomes: &Json, ways: &[&str]) {
+    for way in ways {
+        let outcome = outcomes[*way].as_str().unwrap();
+        let denied =
+            ["Permission denied", "Operation not permitted", "Bad file descriptor", "Invalid argument"];
+        assert!(denied.iter().any(|words| outcome.starts_with(words)), "{way}: {outcome}");
+    }
+}
+
+#[test]
+fn client_of_another_user_cannot_change_what_it_has_open() {
+    if !can_be_others() {
+        return;
+    }
+    let daemon = shared_daemon();
+    let digest = add_model(&daemon);
+    let mut rogue = Reader::try_open(&AS_NOBODY, &daemon.socket(), &["m"]).unwrap();
+    let outcomes = rogue.tell("attack");
+    assert!(outcomes.as_object().unwrap().len() == 10, "{outcomes}");
+    let ways: Vec<_> = outcomes.as_object().unwrap().keys().map(String::as_str).collect();
+    check_refused(&outcomes, &ways);
+    assert_eq!(rogue.touch(), digest);
+    check_serves_others(&daemon, &digest);
+    daemon.command().line("verify m").succeeds();
+}
+
+/// Whoever has the daemon's own user, here root, can change its files by any path there is; what
+/// was passed alone gives nobody a way.
+#[test]
+fn descriptor_alone_gives_nobody_a_way_to_write() {
+    let daemon = TestDaemon::start();
+    let digest = add_model(&daemon);
+    let model = daemon.client().open(&"m".parse().unwrap()).unwrap();
+    for fd in (0..).map_while(|number| model.fd(number)) {
+        assert!(rustix::io::write(fd, b"x").is_err());
+        assert!(rustix::fs::ftruncate(fd, 0).is_err());
+    }
+    check_serves_others(&daemon, &digest);
+}
+
+#[test]
+fn locks_on_descriptors_keep_nobody_waiting() {
+    let daemon = TestDaemon::start();
+    let digest = add_model(&daemon);
+    let mut rogue = Reader::open(&daemon.socket(), "m");
+    let locked = rogue.tell("lock");
+    assert!(locked["flocked"].as_u64().unwrap() > 10 && locked["flocked"] == locked["locked"], "{locked}");
+    check_serves_others(&daemon, &digest);
+    daemon.command().line("verify m").succeeds();
+    assert!(daemon.command().line("export m -o -").succeeds().stdout == ModelFile::dense(1).bytes());
+    daemon.command().line("gc").succeeds();
+    daemon.command().line("rm m").succeeds();
+    drop(rogue);
+    eventually("the bytes are freed", || daemon.client().disk_usage().unwrap().blob_count == 0);
+}
+
+#[test]
+fn descriptors_passed_on_stay_readable_and_hold_no_lease() {
+    let daemon = TestDaemon::start();
+    let digest = add_model(&daemon);
+    let path = daemon.scratch().join("fence.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut rogue = Reader::open(&daemon.socket(), "m");
+    let passed = rogue.tell(&format!("pass {}", path.display()))["passed"].as_u64().unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    let mut fds = VecDeque::new();
+    receive_message(&stream, &mut [0], &mut fds, 64).unwrap();
+    assert_eq!(fds.len() as u64, passed);
+    rogue.kill();
+    eventually("the lease ends with its client", || daemon.client().sessions().unwrap().sessions.is_empty());
+    check_serves_others(&daemon, &digest);
+    daemon.command().line("rm m").succeeds();
+    for fd in fds {
+        let mut bytes = Vec::new();
+        File::from(fd).read_to_end(&mut bytes).unwrap();
+        assert!(!bytes.is_empty());
+    }
+    eventually("nothing is held for strangers for ever", || {
+        daemon.command().line("gc").succeeds();
+        daemon.client().disk_usage().unwrap().blob_count == 0
+    });
+}
+
+/// As many as the process may have: 10,000 where the limit of open files allows it.
+#[test]
+fn ten_thousand_connections_of_one_user_keep_no_other_user_out() {
+    if !can_be_others() {
+        return;
+    }
+    let daemon = shared_daemon();
+    let digest = add_model(&daemon);
+    let socket = daemon.socket();
+    let arguments = [socket.to_str().unwrap(), "10000"];
+    let rogue = Reader::try_open(&AS_NOBODY, "--hold".as_ref(), &arguments).unwrap();
+    println!("{}", rogue.opened);
+    let count = |key: &str| rogue.opened[key].as_u64().unwrap();
+    assert!(count("connected") > 1024, "{}", rogue.opened);
+    assert!(count("connected") - count("refused") <= 1024, "{}", rogue.opened);
+    assert_eq!(count("refused"), count("busy"), "each is told why");
+    check_serves_others(&daemon, &digest);
+    assert!(status_bytes(daemon.pid(), "VmRSS") < 128 << 20);
+    let complaints = daemon.log().matches("too many connections").count();
+    assert!(complaints < 10, "{complaints} lines in the log");
+    let (code, error) = Reader::try_open(&AS_NOBODY, &socket, &["m"]).unwrap_err();
+    assert_eq!(code, 4, "busy: {error}");
+    assert!(error.contains("too many connections"), "{error}");
+    drop(rogue);
+    let open_again = || Reader::try_open(&AS_NOBODY, &socket, &["m"]).is_ok();
+    eventually("its own come back when it lets go", open_again);
+}
+
+/// The start of an upgrade, up to the first frames.
+fn open(daemon: &TestDaemon) -> UnixStream {
+    let mut stream = http::connect(&daemon.socket());
+    let body = r#"{"reference":"m"}"#;
+    let length = body.len();
+    let head = format!(
+        "POST /v1/open HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: blobd-fd/1\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut start = [0; 12];
+    stream.read_exact(&mut start).unwrap();
+    assert_eq!(&start, b"HTTP/1.1 101");
+    stream
+}
+
+fn descriptors(daemon: &TestDaemon) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count()
+}
+
+#[test]
+fn connection_that_is_half_shut_ends_and_leaves_nothing() {
+    let daemon = TestDaemon::start();
+    let digest = add_model(&daemon);
+    let before = descriptors(&daemon);
+    let halves = [Shutdown::Write, Shutdown::Read, Shutdown::Both];
+    let held: Vec<_> = halves
+        .into_iter()
+        .map(|half| {
+            let stream = open(&daemon);
+            stream.shutdown(half).unwrap();
+            stream
+        })
+        .collect();
+    check_serves_others(&daemon, &digest);
+    eventually("all are closed", || descriptors(&daemon) <= before);
+    assert!(daemon.client().sessions().unwrap().sessions.is_empty());
+    drop(held);
+    // Before a request is complete, too.
+    let mut early = http::connect(&daemon.socket());
+    early.write_all(b"POST /v1/open HTTP/1.1\r\nHost: x\r\n").unwrap();
+    early.shutdown(Shutdown::Write).unwrap();
+    let mut rest = Vec::new();
+    let _ = early.read_to_end(&mut rest);
+    eventually("it is closed", || descriptors(&daemon) <= before);
+}
+
+#[test]
+fn frames_that_drip_are_not_waited_for() {
+    let daemon = TestDaemon::start();
+    let digest = add_model(&daemon);
+    let before = descriptors(&daemon);
+    let (mut stream, start) = (open(&daemon), Instant::now());
+    // A frame of a mebibyte is announced, and comes byte by byte.
+    let mut frame = (1_u32 << 20).to_le_bytes().to_vec();
+    frame.resize(1000, b' ');
+    for byte in frame {
+        if stream.write_all(&[byte]).is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let time = start.elapsed();
+    assert!(time > Duration::from_secs(5) && time < Duration::from_secs(30), "{time:?}");
+    eventually("its descriptors are closed", || descriptors(&daemon) <= before);
+    check_serves_others(&daemon, &digest);
+}
+
+#[test]
+fn requests_of_garbage_are_refused_with_a_code() {
+    let daemon = TestDaemon::start();
+    let digest = add_model(&daemon);
+    let refused = |body: &str| {
+        let answer = http::post(&daemon.socket(), "/v1/open", body);
+        (answer.status, answer.json()["error"]["code"].as_str().unwrap().to_owned())
+    };
+    for body in [
+        "",
+        "[]",
+        "{",
+        r#"{"reference":"../../etc/passwd"}"#,
+        r#"{"reference":"m","tensors":{"experts":{"numbers":[-1]}}}"#,
+        r#"{"reference":"m","tensors":{"experts":{"numbers":[0],"x":1}}}"#,
+        r#"{"reference":"m","tensors":"some"}"#,
+        r#"{"reference":"m","y":1}"#,
+    ] {
+        assert_eq!(refused(body), (400, "invalid_request".to_owned()), "{body}");
+    }
+    // As many numbers as fit: looked up, not gone through for every tensor.
+    let many = vec!["18446744073709551615"; 40_000].join(",");
+    let start = Instant::now();
+    let body = format!(r#"{{"reference":"m","tensors":{{"experts":{{"numbers":[{many}]}}}}}}"#);
+    let answer = http::post(&daemon.socket(), "/v1/open", &body);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(answer.status == 101 || answer.status >= 400, "{}", answer.status);
+    check_serves_others(&daemon, &digest);
+}

@@ -1,0 +1,116 @@
+//! `warm`, and how much of a model is in memory in `ps` and `show`.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+
+use blobd_store_format::gguf::GgmlType;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::reader::Reader;
+
+use super::residency::drop_cached;
+
+const STACK_BYTES: u64 = 8 << 20;
+const MODEL_BYTES: u64 = STACK_BYTES + (1 << 20);
+
+/// A daemon on a disk with a model of a stack of eight experts and another tensor.
+fn daemon() -> TestDaemon {
+    let daemon = TestDaemon::start_on_disk();
+    let mut file = ModelFile::empty();
+    file.add_noise(1, "blk.0.ffn_up_exps.weight", GgmlType::I8, &[1024, 1024, 8]);
+    file.add_noise(1, "output.weight", GgmlType::I8, &[1 << 20]);
+    let path = file.write_to(daemon.scratch(), "m.gguf");
+    daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
+    daemon
+}
+
+#[test]
+fn warm_reads_what_is_cold_and_says_how_much_that_was() {
+    let daemon = daemon();
+    drop_cached(daemon.root());
+    let warmed = daemon.command().line("warm m --json").succeeds().json();
+    let number = |key: &str| warmed[key].as_u64().unwrap();
+    assert!(number("bytes") > MODEL_BYTES && number("bytes") < MODEL_BYTES + 8192, "{warmed}");
+    // The daemon reads headers and configurations for itself.
+    assert!(number("cold_bytes") >= MODEL_BYTES, "{warmed}");
+    assert_eq!(number("resident_bytes"), number("bytes"));
+    assert!(number("bytes_per_second") > 0 && warmed["seconds"].as_f64().unwrap() > 0.0);
+    let again = daemon.command().line("warm m").succeeds().text();
+    assert!(again.starts_with("m:latest: 9.0") && again.ends_with("were in memory already\n"), "{again}");
+}
+
+#[test]
+fn warm_works_without_a_daemon_and_on_one_component() {
+    let mut daemon = daemon();
+    daemon.stop();
+    drop_cached(daemon.root());
+    let warmed = daemon.embedded().line("warm m --component model --json").succeeds().json();
+    assert!(warmed["cold_bytes"].as_u64().unwrap() >= MODEL_BYTES, "{warmed}");
+    let error = daemon.embedded().line("warm m --component projector --json").exits_with(3).error();
+    assert!(error.message.contains("component \"projector\""), "{error}");
+    daemon.embedded().line("warm nothing").exits_with(3);
+    daemon.embedded().line("warm m --lock much").exits_with(2);
+}
+
+#[test]
+fn locked_memory_is_held_until_the_command_is_told_to_end() {
+    let daemon = daemon();
+    let mut command = daemon.command().command();
+    command.args(["warm", "m", "--lock", "2MiB", "--json"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let warmed: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let locked = warmed["locked_bytes"].as_u64().unwrap();
+    assert!((1..=2 << 20).contains(&locked), "{warmed}");
+    let held = blobd_tests::memory::status_bytes(child.id(), "VmLck");
+    assert!(held >= locked && held < (2 << 20) + 8 * 4096, "{held}");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::TERM)
+        .unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn lock_beyond_the_limit_names_the_limit() {
+    let daemon = daemon();
+    // The limit binds nobody with CAP_IPC_LOCK.
+    let script = "ulimit -l 0; exec setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock \"$0\" \"$@\"";
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", script]).arg(blobd_tests::programs::blobd());
+    command.args(["warm", "m", "--lock", "1MiB", "--json"]);
+    daemon.command().prepare(&mut command);
+    let run = blobd_tests::command::run(&mut command);
+    if run.stderr.contains("setpriv") {
+        println!("skipped: {}", run.stderr);
+        return;
+    }
+    let error = run.exits_with(7).error();
+    assert!(error.message.contains("RLIMIT_MEMLOCK is 0 B"), "{error}");
+    assert!(error.hint.unwrap().contains("ulimit -l"));
+}
+
+#[test]
+fn ps_and_show_tell_what_is_in_memory() {
+    let daemon = daemon();
+    drop_cached(daemon.root());
+    let reader = Reader::open(&daemon.socket(), "m");
+    let session = || daemon.command().line("ps --json").succeeds().json()["sessions"][0].clone();
+    let before = session();
+    assert!(before["resident_bytes"].as_u64().unwrap() < 64 << 10, "{before}");
+    assert!(before["model_bytes"].as_u64().unwrap() > MODEL_BYTES, "{before}");
+    let shown = || daemon.command().line("show m --residency --json").succeeds().json();
+    let stack = shown()["groups"][0].clone();
+    assert_eq!((&stack["name"], &stack["experts"]), (&"blk.0.ffn_up_exps.weight".into(), &8.into()));
+    assert_eq!((&stack["resident_experts"], &stack["bytes"]), (&0.into(), &STACK_BYTES.into()));
+    daemon.command().line("warm m").succeeds();
+    assert_eq!(session()["resident_bytes"], session()["model_bytes"]);
+    let all = shown();
+    assert_eq!(all["resident_bytes"], all["bytes"]);
+    assert_eq!(all["groups"][0]["resident_experts"], 8);
+    assert_eq!(all["groups"][1]["name"], "other tensors");
+    let table = daemon.command().line("show m --residency").succeeds().text();
+    assert!(table.contains("8/8") && table.contains("(100 %)"), "{table}");
+    let table = daemon.command().line("ps").succeeds().text();
+    assert!(table.contains("IN MEMORY") && table.contains("(100 %)"), "{table}");
+    drop(reader);
+}

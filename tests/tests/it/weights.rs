@@ -1,0 +1,93 @@
+//! Models with a layer for each tensor, from a registry to a program's memory.
+
+use blobd_client::protocol::error::ErrorCode;
+use blobd_client::protocol::request::{OpenParams, TensorSelection};
+use blobd_client::weights::{Dtype, ManifestWeights};
+use blobd_store_format::reference::Reference;
+use blobd_store_format::safetensors::HeaderWriter;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::oracle::sha256;
+use blobd_tests::registry::FakeRegistry;
+use serde_json::{Value as Json, json};
+
+const TENSORS: [&str; 3] = ["vae/conv", "text_encoder/a", "text_encoder/b"];
+
+/// A file with one BF16 tensor of these two numbers, each 1 and its number of 128ths.
+fn tensor(key: &str, bytes: [u8; 2]) -> Vec<u8> {
+    let mut writer = HeaderWriter::new();
+    let mut file = writer.tensor(key, Dtype::BF16, &[2]).unwrap().header().unwrap();
+    file.extend(bytes.map(|byte| [byte, 0x3f]).concat());
+    file
+}
+
+/// A daemon that has pulled a model of two components, and the model's name.
+fn daemon() -> (TestDaemon, Reference) {
+    let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
+    let layer = |kind: &str, name: Option<&str>, bytes: &[u8]| -> Json {
+        registry.add_blob(bytes);
+        let digest = format!("sha256:{}", sha256(bytes));
+        let mut layer = json!({ "digest": digest, "size": bytes.len() });
+        layer["mediaType"] = format!("application/vnd.ollama.image.{kind}").into();
+        layer["name"] = name.into();
+        layer
+    };
+    let mut layers: Vec<Json> = (0..)
+        .zip(TENSORS)
+        .map(|(number, name)| layer("tensor", Some(name), &tensor(name, [0x80 + number, 0x90])))
+        .collect();
+    layers.push(layer("json", Some("model_index.json"), br#"{"quantization":"none"}"#));
+    let mut config = layer("config", None, b"{}");
+    config["mediaType"] = "application/vnd.docker.container.image.v1+json".into();
+    let manifest = json!({ "schemaVersion": 2, "config": config, "layers": layers });
+    registry.add_manifest("library/images:latest", manifest.to_string().as_bytes());
+    let name = registry.name("library/images");
+    daemon.command().run(["pull", &name]).succeeds();
+    (daemon, name.parse().unwrap())
+}
+
+#[test]
+fn component_is_opened_alone_and_read_under_its_own_names() {
+    let (daemon, name) = daemon();
+    let client = daemon.client();
+    let weights = ManifestWeights::open_component(&client, &name, "text_encoder").unwrap();
+    assert_eq!(weights.names().collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(weights.tensor("b").unwrap()[..], [0x82, 0x3f, 0x90, 0x3f]);
+    let wide = weights.tensor_as("b", Dtype::F32).unwrap();
+    assert_eq!(wide[..], [1.015_625_f32.to_le_bytes(), 1.125_f32.to_le_bytes()].concat());
+    assert_eq!(weights.quantization(), Some("NONE"), "files come with every component");
+    assert_eq!(weights.model().fd_count(), 4, "configuration, index and two tensors");
+    let all = ManifestWeights::open(&client, &name).unwrap();
+    assert_eq!(all.names().count(), 3);
+    assert!(all.has("vae/conv") && all.model().fd_count() == 5);
+}
+
+#[test]
+fn layers_that_are_tensors_are_selected_like_tensors_of_a_file() {
+    let (daemon, name) = daemon();
+    let open = |component: Option<&str>, tensors| {
+        let component = component.map(str::to_owned);
+        let params = OpenParams { component, tensors, ..OpenParams::new(name.clone()) };
+        let model = daemon.client().open_with(&params)?;
+        let names = model.layers().iter().filter_map(|layer| layer.name.clone());
+        Ok::<_, blobd_client::error::ClientError>(names.collect::<Vec<_>>())
+    };
+    let names = |names: &[&str]| TensorSelection::Names(names.iter().copied().map(str::to_owned).collect());
+    let index = "model_index.json";
+    assert_eq!(open(None, names(&["vae/conv"])).unwrap(), ["vae/conv", index]);
+    assert_eq!(open(None, TensorSelection::Prefix("text".into())).unwrap(), [TENSORS[1], TENSORS[2], index]);
+    assert_eq!(open(Some("text_encoder/"), TensorSelection::All).unwrap(), &TENSORS[1..]);
+    assert_eq!(open(Some("tensor"), TensorSelection::All).unwrap(), TENSORS);
+    assert_eq!(open(Some("tensor"), names(&["vae/conv"])).unwrap(), ["vae/conv"]);
+    assert_eq!(open(None, TensorSelection::All).unwrap().len(), 4);
+    let nothing = open(Some("tensor"), TensorSelection::Prefix("none".into()));
+    assert_eq!(nothing.unwrap(), [""; 0], "a prefix may match nothing");
+    for (component, tensors) in [
+        (None, names(&["vae/conv", "vae/none"])),
+        (None, names(&[index])),
+        (Some("unet/"), TensorSelection::All),
+        (Some("vae"), TensorSelection::All),
+    ] {
+        let error = open(component, tensors).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::NotFound, "{error}");
+    }
+}
