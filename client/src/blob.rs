@@ -96,6 +96,24 @@ impl Blob {
         Ok(())
     }
 
+    /// Fills `buffer` from `offset` on.
+    pub(crate) fn read_at(&self, mut offset: u64, mut buffer: &mut [u8]) -> Result<(), BlobError> {
+        let Self::Open { fd, .. } = self else {
+            buffer.copy_from_slice(&self.slice(offset, buffer.len() as u64)?);
+            return Ok(());
+        };
+        while !buffer.is_empty() {
+            let count = rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut *buffer, offset));
+            let count = count.map_err(|error| BlobError::Io(error.into()))?;
+            if count == 0 {
+                return Err(BlobError::Short { found: offset });
+            }
+            buffer = buffer.get_mut(count..).unwrap_or_default();
+            offset += count as u64;
+        }
+        Ok(())
+    }
+
     fn map(&self) -> Result<Arc<BlobMap>, BlobError> {
         match self {
             Self::Mapped(map) => Ok(Arc::clone(map)),
