@@ -72,7 +72,7 @@ fn any_range_can_be_read() {
         let expected = &expected[..expected.len().min(buffer.len())];
         assert!(buffer[..count] == *expected, "{} bytes at {offset}", buffer.len());
     }
-    assert_eq!(file.read_at(&mut [0], u64::MAX >> 1).unwrap(), 0);
+    assert_eq!(file.read_at(&mut [0], 1 << 40).unwrap(), 0);
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn removed_model_is_gone_but_for_whoever_has_it_open() {
     import(&daemon, &large(), "m:1");
     let Some(mount) = TestMount::start(&daemon) else { return };
     let mut file = File::open(mount.path("m/1.gguf")).unwrap();
-    let _ = daemon.command().line("rm m:1 --yes").succeeds();
+    let _ = daemon.command().line("rm m:1").succeeds();
     eventually("it is listed no more", || !mount.path("m").exists());
     assert_eq!(names(&mount.path("ollama/blobs")), [""; 0]);
     let mut bytes = Vec::new();
