@@ -145,11 +145,7 @@ async fn dispatch(
         Route::Version => Ok(json_answer(&version(&daemon))),
         Route::Models => respond(&daemon, |daemon| ops::list(&daemon.store)).await,
         Route::Model(reference) => respond(&daemon, move |daemon| ops::show(&daemon.store, &reference)).await,
-        Route::Manifest(reference) => {
-            let read = move |daemon: &Daemon| ops::manifest(&daemon.store, &reference);
-            let manifest = daemon.blocking(read).await.map_err(|error| error.body())?;
-            Ok(raw_answer(manifest.raw().to_vec()))
-        }
+        Route::Manifest(reference) => manifest(&daemon, reference).await,
         Route::Sessions => respond(&daemon, |daemon| Ok(daemon.sessions.list())).await,
         Route::DiskUsage => {
             let usage =
@@ -247,6 +243,12 @@ async fn survey<T: serde::Serialize + Send + 'static>(
         work(daemon)
     };
     respond(daemon, work).await
+}
+
+async fn manifest(daemon: &Arc<Daemon>, reference: Reference) -> Result<Answer, ErrorBody> {
+    let read = move |daemon: &Daemon| ops::manifest(&daemon.store, &reference);
+    let manifest = daemon.blocking(read).await.map_err(|error| error.body())?;
+    Ok(raw_answer(manifest.raw().to_vec()))
 }
 
 fn version(daemon: &Daemon) -> Version {

@@ -56,10 +56,10 @@ impl Catalog {
 
     /// The tree, at most [`MAX_AGE`] old if the daemon answers.
     pub(super) fn tree(&self) -> Arc<Tree> {
-        if self.age() >= MAX_AGE {
-            if let Ok(mut known) = self.known.try_lock() {
-                self.refresh(&mut known);
-            }
+        if self.age() >= MAX_AGE
+            && let Ok(mut known) = self.known.try_lock()
+        {
+            self.refresh(&mut known);
         }
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).tree)
     }

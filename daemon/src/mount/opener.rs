@@ -17,9 +17,12 @@ use super::tree::{Content, LayerSource};
 #[derive(Debug)]
 pub(super) struct Opener {
     client: Client,
-    models: Mutex<HashMap<(Digest, Box<str>), Weak<OpenModel>>>,
-    files: Mutex<HashMap<u64, Weak<OpenFile>>>,
+    models: Table<(Digest, Box<str>), OpenModel>,
+    files: Table<u64, OpenFile>,
 }
+
+/// What is open, by what it is.
+type Table<K, T> = Mutex<HashMap<K, Weak<T>>>;
 
 impl Opener {
     pub(super) fn new(client: Client) -> Self {
@@ -84,7 +87,7 @@ impl Opener {
 }
 
 /// Notes what is open and forgets what no longer is.
-fn remember<K: std::hash::Hash + Eq, T>(table: &Mutex<HashMap<K, Weak<T>>>, key: K, value: &Arc<T>) {
+fn remember<K: std::hash::Hash + Eq, T>(table: &Table<K, T>, key: K, value: &Arc<T>) {
     let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
     table.retain(|_, known| known.strong_count() > 0);
     table.insert(key, Arc::downgrade(value));
