@@ -6,6 +6,7 @@
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use blobd_client::error::ModelError;
 use blobd_client::model::OpenModel;
@@ -19,6 +20,8 @@ use rustix::fs::{Advice, fadvise};
 pub(super) struct OpenFile {
     body: Body,
     size: u64,
+    /// Whether its bytes have come through this process, not by passthrough alone.
+    was_read: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -49,7 +52,7 @@ enum PartBytes {
 impl OpenFile {
     /// A manifest as a file.
     pub(super) fn of_manifest(manifest: Arc<Manifest>) -> Self {
-        Self { size: manifest.raw().len() as u64, body: Body::Manifest(manifest) }
+        Self::new(manifest.raw().len() as u64, Body::Manifest(manifest))
     }
 
     /// The layer with this digest; `None` if the model has none, or it comes without its pieces.
@@ -63,7 +66,11 @@ impl OpenFile {
             None => parts(model.pieces(place)),
         };
         let has_bytes = size == 0 || !parts.is_empty();
-        has_bytes.then_some(Self { body: Body::Layer { model, parts, whole }, size })
+        has_bytes.then(|| Self::new(size, Body::Layer { model, parts, whole }))
+    }
+
+    const fn new(size: u64, body: Body) -> Self {
+        Self { body, size, was_read: AtomicBool::new(false) }
     }
 
     /// The file's length.
@@ -92,17 +99,21 @@ impl OpenFile {
                 let start = usize::try_from(offset).unwrap_or(usize::MAX);
                 copy(manifest.raw().get(start..).unwrap_or_default(), buffer);
             }
-            Body::Layer { model, parts, .. } => read_parts(model, parts, offset, buffer)?,
+            Body::Layer { model, parts, .. } => {
+                self.was_read.store(true, Ordering::Relaxed);
+                read_parts(model, parts, offset, buffer)?;
+            }
         }
         Ok(count)
     }
 }
 
-/// What is left in the page cache of the store goes with the last user: nobody else may need it.
+/// What reading has left in the page cache of the store goes with the last user: the mount has it.
+/// What the kernel has read by passthrough stays: nobody else has that.
 impl Drop for OpenFile {
     fn drop(&mut self) {
         if let Body::Layer { model, parts, .. } = &self.body {
-            for part in parts {
+            for part in parts.iter().filter(|_part| self.was_read.load(Ordering::Relaxed)) {
                 if let PartBytes::Blob { fd, .. } = part.bytes {
                     forget(model, fd, 0, None);
                 }
