@@ -84,21 +84,35 @@ impl Blob {
         buffer: &mut [u8],
         out: &mut impl Write,
     ) -> Result<(), CopyError> {
-        let Self::Open { fd, .. } = self else {
+        if self.fd().is_none() {
             return out.write_all(&self.slice(offset, length)?).map_err(CopyError::Write);
-        };
+        }
         let mut left = length;
         while left > 0 {
             let portion = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
             let room = buffer.get_mut(..portion).unwrap_or_default();
-            let count = rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut *room, offset));
+            self.read_at(offset, room)?;
+            out.write_all(room).map_err(CopyError::Write)?;
+            offset += portion as u64;
+            left -= portion as u64;
+        }
+        Ok(())
+    }
+
+    /// Fills `buffer` from `offset` on.
+    pub(crate) fn read_at(&self, mut offset: u64, mut buffer: &mut [u8]) -> Result<(), BlobError> {
+        let Self::Open { fd, .. } = self else {
+            buffer.copy_from_slice(&self.slice(offset, buffer.len() as u64)?);
+            return Ok(());
+        };
+        while !buffer.is_empty() {
+            let count = rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut *buffer, offset));
             let count = count.map_err(|error| BlobError::Io(error.into()))?;
             if count == 0 {
-                return Err(BlobError::Short { found: offset }.into());
+                return Err(BlobError::Short { found: offset });
             }
-            out.write_all(room.get(..count).unwrap_or_default()).map_err(CopyError::Write)?;
+            buffer = buffer.get_mut(count..).unwrap_or_default();
             offset += count as u64;
-            left -= count as u64;
         }
         Ok(())
     }

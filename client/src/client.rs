@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use blobd_store_format::manifest::{Manifest, ManifestError};
 use blobd_store_format::reference::Reference;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
@@ -129,7 +130,18 @@ impl Client {
     /// # Errors
     /// [`ClientError::Daemon`] with `not_found` when there is none with this name.
     pub fn model(&self, reference: &Reference) -> Result<ModelDetails, ClientError> {
-        self.query(&model_path(reference))
+        self.query(&format!("/v1/models/{}", in_path(reference)))
+    }
+
+    /// A model's manifest with the very bytes that its registry served: their digest is the model's
+    /// ID.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] with `not_found` when there is none with this name.
+    pub fn manifest(&self, reference: &Reference) -> Result<Manifest, ClientError> {
+        let raw = self.send(Request::query(&format!("/v1/manifests/{}", in_path(reference))))?.bytes()?;
+        let malformed = |error: ManifestError| ProtocolError::Json { reason: error.to_string() };
+        Ok(Manifest::parse(raw).map_err(malformed)?)
     }
 
     /// Where the bytes go.
@@ -415,11 +427,11 @@ pub fn default_sockets() -> Vec<PathBuf> {
     [Some(system), user].into_iter().flatten().collect()
 }
 
-/// The path of a model's details. A reference keeps its slashes; what a path may not have as it
-/// is, is percent-encoded.
-fn model_path(reference: &Reference) -> String {
+/// A reference as a path has it. It keeps its slashes; what a path may not have as it is, is
+/// percent-encoded.
+fn in_path(reference: &Reference) -> String {
     let name = reference.to_string();
-    name.bytes().fold("/v1/models/".to_owned(), |mut path, byte| {
+    name.bytes().fold(String::new(), |mut path, byte| {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b':' | b'.' | b'-' | b'_' | b'@' => {
                 path.push(byte.into());

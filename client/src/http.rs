@@ -102,6 +102,11 @@ impl Answer {
         from_json(&body)
     }
 
+    /// The body of an answer of success, as it is.
+    pub(crate) fn bytes(self) -> Result<Vec<u8>, ClientError> {
+        self.expect_status(200)?.body()
+    }
+
     /// The lines of an answer of success.
     pub(crate) fn lines(self) -> Result<Lines, ClientError> {
         let Self { head, wire } = self.expect_status(200)?;

@@ -187,6 +187,27 @@ impl OpenModel {
         Ok(size)
     }
 
+    /// How a split file is put together: its pieces in order. Empty for a file that is stored whole,
+    /// which is all of its descriptor; without
+    /// [`FileSelection::All`](crate::protocol::request::FileSelection::All) when opening; for a file
+    /// that an earlier layer is too, which has them; and for a number that no layer has.
+    #[must_use]
+    pub fn pieces(&self, layer: usize) -> &[OpenPiece] {
+        self.pieces.get(layer).map_or(&[], Vec::as_slice)
+    }
+
+    /// Fills `buffer` with the bytes behind a descriptor from `offset` on; number `n` of the table.
+    ///
+    /// # Errors
+    /// [`ModelError::NoFd`], [`ModelError::Short`] when there are not so many, and failures to read.
+    pub fn read_at(&self, n: u32, offset: u64, buffer: &mut [u8]) -> Result<(), ModelError> {
+        let length = buffer.len() as u64;
+        self.blob(n)?.read_at(offset, buffer).map_err(|error| match error {
+            BlobError::Short { found } => ModelError::short(n, found, offset, length),
+            BlobError::Io(reason) => ModelError::Read { fd: n, reason },
+        })
+    }
+
     /// How many descriptors the model came with.
     #[must_use]
     pub fn fd_count(&self) -> usize {

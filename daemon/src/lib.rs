@@ -26,6 +26,7 @@
 //!
 //! From the outside in: [`cli`] turns arguments into requests, [`server`] and [`api`] turn
 //! requests into verbs, [`ops`] has one file per verb, [`session`] serves open models;
+//! [`mount`] is a client of all that, which shows models as files;
 //! [`intake`], [`registry`], [`scrub`] and [`gc`] do the work on the [`store`].
 
 pub mod api;
@@ -35,6 +36,7 @@ pub mod demo;
 pub mod gc;
 pub mod housekeeping;
 pub mod intake;
+pub mod mount;
 pub mod ops;
 pub mod registry;
 pub mod scrub;

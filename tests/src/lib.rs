@@ -17,6 +17,7 @@
 //! - [`model`], [`raw_gguf`]: model files, valid and hostile; [`oracle`] reads them independently
 //! - [`store_dir`], [`memory`], [`http`]: what lies in a store, what a process holds, raw requests
 //! - [`places`], [`wait`], [`programs`]: where files go, how to wait, where the binaries are
+//! - [`mount`]: models as files
 //! - [`registry`]: a registry that misbehaves on demand
 //! - [`crash_disk`], [`faulty_disk`]: disks that forget or fail; [`steps`] are done to a store on
 //!   them, and [`world`] says what should be there afterwards
@@ -31,6 +32,7 @@ pub mod faulty_disk;
 pub mod http;
 pub mod memory;
 pub mod model;
+pub mod mount;
 pub mod oracle;
 pub mod places;
 pub mod programs;

@@ -42,6 +42,11 @@ pub(crate) fn json_answer(value: &impl Serialize) -> Answer {
     }
 }
 
+/// An answer of one JSON document that is there already, byte for byte.
+pub(super) fn raw_answer(json: Vec<u8>) -> Answer {
+    answer(StatusCode::OK, Either::Left(Full::from(json)))
+}
+
 /// An answer that says what went wrong.
 pub(super) fn error_answer(error: ErrorBody) -> Answer {
     let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

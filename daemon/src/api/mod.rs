@@ -25,7 +25,7 @@ mod upgrade;
 mod verify;
 
 pub(crate) use body::{Answer, json_answer};
-use body::{error_answer, read_json};
+use body::{error_answer, raw_answer, read_json};
 use upgrade::Upgrade;
 
 /// What can be asked for.
@@ -34,6 +34,7 @@ enum Route {
     Version,
     Models,
     Model(Reference),
+    Manifest(Reference),
     DiskUsage,
     Sessions,
     Trash,
@@ -57,6 +58,7 @@ enum Route {
 impl Route {
     fn of(method: &Method, path: &str, query: Option<&str>) -> Result<Self, ErrorBody> {
         const MODELS: &str = "/v1/models/";
+        const MANIFESTS: &str = "/v1/manifests/";
         match (method, path) {
             (&Method::GET, "/v1/version") => Ok(Self::Version),
             (&Method::GET, "/v1/models") => Ok(Self::Models),
@@ -78,10 +80,9 @@ impl Route {
             (&Method::POST, "/v1/pull") => Ok(Self::Pull),
             (&Method::POST, "/v1/open") => Ok(Self::Open),
             (&Method::POST, "/v1/import") => Ok(Self::Import),
-            (&Method::GET, path) if path.starts_with(MODELS) => {
-                let text = percent_decode(path.strip_prefix(MODELS).unwrap_or_default())?;
-                let reference: Result<Reference, ReferenceError> = text.parse();
-                Ok(Self::Model(reference.map_err(|error| ErrorBody::new(ErrorCode::InvalidRequest, error))?))
+            (&Method::GET, path) if path.starts_with(MODELS) => Ok(Self::Model(reference(path, MODELS)?)),
+            (&Method::GET, path) if path.starts_with(MANIFESTS) => {
+                Ok(Self::Manifest(reference(path, MANIFESTS)?))
             }
             _ => {
                 let message = format!("{method} {path}: no such request");
@@ -97,6 +98,7 @@ impl Route {
             Self::Version
             | Self::Models
             | Self::Model(_)
+            | Self::Manifest(_)
             | Self::DiskUsage
             | Self::Sessions
             | Self::Trash
@@ -143,6 +145,7 @@ async fn dispatch(
         Route::Version => Ok(json_answer(&version(&daemon))),
         Route::Models => respond(&daemon, |daemon| ops::list(&daemon.store)).await,
         Route::Model(reference) => respond(&daemon, move |daemon| ops::show(&daemon.store, &reference)).await,
+        Route::Manifest(reference) => manifest(&daemon, reference).await,
         Route::Sessions => respond(&daemon, |daemon| Ok(daemon.sessions.list())).await,
         Route::DiskUsage => {
             let usage =
@@ -242,6 +245,12 @@ async fn survey<T: serde::Serialize + Send + 'static>(
     respond(daemon, work).await
 }
 
+async fn manifest(daemon: &Arc<Daemon>, reference: Reference) -> Result<Answer, ErrorBody> {
+    let read = move |daemon: &Daemon| ops::manifest(&daemon.store, &reference);
+    let manifest = daemon.blocking(read).await.map_err(|error| error.body())?;
+    Ok(raw_answer(manifest.raw().to_vec()))
+}
+
 fn version(daemon: &Daemon) -> Version {
     Version {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -261,6 +270,12 @@ fn bytes_wanted(query: Option<&str>) -> Result<Option<u64>, ErrorBody> {
     let bytes = query.strip_prefix("bytes=").and_then(|number| number.parse().ok());
     let message = || format!("{query:?}: not a query of this request, bytes=NUMBER expected");
     bytes.map(Some).ok_or_else(|| ErrorBody::new(ErrorCode::InvalidRequest, message()))
+}
+
+/// The reference that follows in a path.
+fn reference(path: &str, prefix: &str) -> Result<Reference, ErrorBody> {
+    let text = percent_decode(path.strip_prefix(prefix).unwrap_or_default())?;
+    text.parse().map_err(|error: ReferenceError| ErrorBody::new(ErrorCode::InvalidRequest, error))
 }
 
 /// A reference in a path: `%2F` and the like may stand for what HTTP clients escape.

@@ -18,6 +18,7 @@ mod limit;
 mod login;
 mod logout;
 mod ls;
+mod mount;
 pub mod output;
 mod pin;
 mod progress;
@@ -105,6 +106,9 @@ enum Command {
     Login(login::Params),
     Logout(logout::Params),
     Serve(serve::Params),
+    Mount(mount::Params),
+    #[command(hide = true)]
+    MountGuard(mount::GuardParams),
     Demo(demo::Params),
     #[command(hide = true)]
     DemoReader(demo::ReaderParams),
@@ -147,6 +151,8 @@ fn run(global: &Global, command: Command) -> Result<(), ErrorBody> {
         Command::Login(params) => login::run(global, &params),
         Command::Logout(params) => logout::run(global, &params),
         Command::Serve(params) => serve::run(global, &params),
+        Command::Mount(params) => mount::run(global, &params),
+        Command::MountGuard(params) => mount::run_guard(&params),
         Command::Demo(params) => demo::run(&params),
         Command::DemoReader(params) => demo::run_reader(global, &params),
     }

@@ -97,7 +97,7 @@ fn admit_system_group(socket: &Socket) {
     }
 }
 
-async fn told_to_stop() {
+pub(super) async fn told_to_stop() {
     let (Ok(mut terminate), Ok(mut interrupt)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
@@ -111,7 +111,7 @@ async fn told_to_stop() {
 
 /// Descriptors on their way to clients count against the daemon's limit, whose soft half is made
 /// for programs that use `select`.
-fn raise_descriptor_limit() {
+pub(super) fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
@@ -120,7 +120,7 @@ fn raise_descriptor_limit() {
     }
 }
 
-fn start_log() {
+pub(super) fn start_log() {
     let subscriber = tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false);
     let colour = std::io::stderr().is_terminal();
     // Fails only if a log is already running, as in tests.

@@ -13,7 +13,7 @@ const LAYERS: [&[&str]; 10] = [
     &["config", "session", "state"],
     &["api"],
     &["server", "housekeeping"],
-    &["demo"],
+    &["demo", "mount"],
     &["cli"],
 ];
 

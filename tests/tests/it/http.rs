@@ -28,6 +28,11 @@ fn every_query_is_answered_with_json() {
     assert_eq!(version["root"], daemon.root().to_str().unwrap());
     assert_eq!(get(&daemon.socket(), "/v1/models").json()["models"][0]["name"], "tiny:latest");
     assert_eq!(get(&daemon.socket(), "/v1/models/tiny").json()["architecture"], "llama");
+    let manifest = get(&daemon.socket(), "/v1/manifests/tiny").json();
+    assert_eq!(manifest["schemaVersion"], 2);
+    let summary = &daemon.client().models().unwrap().models[0];
+    assert_eq!(daemon.client().manifest(&"tiny".parse().unwrap()).unwrap().digest(), summary.digest);
+    assert_eq!(code(&get(&daemon.socket(), "/v1/manifests/nobody").json()), "not_found");
     assert!(get(&daemon.socket(), "/v1/df").json()["physical_bytes"].as_u64().unwrap() > 0);
     assert_eq!(get(&daemon.socket(), "/v1/ps").json()["sessions"], Json::Array(Vec::new()));
 }

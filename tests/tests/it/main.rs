@@ -15,6 +15,7 @@ mod index;
 mod layouts;
 mod life;
 mod locking;
+mod mount;
 mod no_space;
 mod open;
 mod operations;

@@ -107,11 +107,18 @@ pub(crate) fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
+/// The most memory a process has had at once, in bytes.
+pub(crate) fn peak_rss_bytes(pid: u32) -> Outcome<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
+}
+
 /// A daemon with a store of its own, killed when it is dropped.
 pub(crate) struct Daemon {
     child: Child,
     socket: PathBuf,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Daemon {
@@ -125,7 +132,7 @@ impl Daemon {
             .arg(&socket)
             .stderr(Stdio::null())
             .spawn()?;
-        let daemon = Self { child, socket, _directory: directory };
+        let daemon = Self { child, socket, directory };
         let deadline = Instant::now() + Duration::from_secs(10);
         while daemon.client().is_err() {
             if Instant::now() > deadline {
@@ -167,9 +174,22 @@ impl Daemon {
 
     /// The most memory it has had at once, in bytes.
     pub(crate) fn peak_rss_bytes(&self) -> Outcome<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
-        Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
+        peak_rss_bytes(self.child.id())
+    }
+
+    /// Where it listens.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// How much of its blobs is in the page cache.
+    pub(crate) fn cached_blob_bytes(&self) -> Outcome<u64> {
+        let blobs = self.directory.path().join("store/blobs");
+        let output = Command::new("fincore")
+            .args(["--bytes", "--noheadings", "--output", "RES"])
+            .args(std::fs::read_dir(blobs)?.map(|entry| Ok(entry?.path())).collect::<Outcome<Vec<_>>>()?)
+            .output()?;
+        String::from_utf8(output.stdout)?.split_whitespace().map(|bytes| Ok(bytes.parse::<u64>()?)).sum()
     }
 }
 

@@ -1,0 +1,328 @@
+//! The kernel's questions about the mounted tree, and their answers.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use fuser::{
+    BackingId, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyStatfs, Request,
+};
+
+use super::catalog::{Catalog, MAX_AGE};
+use super::file::OpenFile;
+use super::opener::Opener;
+use super::tree::{Directory, File, Node, Tree};
+
+/// Models as files.
+#[derive(Debug)]
+pub(super) struct ModelFileSystem {
+    catalog: Catalog,
+    opener: Opener,
+    owner: (u32, u32),
+    next_handle: AtomicU64,
+    files: RwLock<HashMap<u64, OpenHandle>>,
+    directories: Mutex<HashMap<u64, Arc<Tree>>>,
+    backings: Mutex<HashMap<u64, Weak<BackingId>>>,
+    /// Until the kernel says that it cannot, or that this process may not.
+    can_pass_through: AtomicBool,
+}
+
+/// An open file of a process.
+#[derive(Debug)]
+struct OpenHandle {
+    file: Arc<OpenFile>,
+    attributes: FileAttr,
+    /// The kernel reads the blob itself; given back when the last handle is closed.
+    _backing: Option<Arc<BackingId>>,
+}
+
+impl ModelFileSystem {
+    pub(super) fn new(catalog: Catalog, opener: Opener) -> Self {
+        let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        Self {
+            catalog,
+            opener,
+            owner,
+            next_handle: AtomicU64::new(1),
+            files: RwLock::default(),
+            directories: Mutex::default(),
+            backings: Mutex::default(),
+            can_pass_through: AtomicBool::new(false),
+        }
+    }
+
+    fn new_handle(&self) -> u64 {
+        self.next_handle.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn attributes(&self, inode: u64, node: &Node) -> FileAttr {
+        match node {
+            Node::File(file) => self.file_attributes(inode, file),
+            Node::Directory(directory) => self.directory_attributes(inode, directory),
+        }
+    }
+
+    fn file_attributes(&self, inode: u64, file: &File) -> FileAttr {
+        let common = self.common_attributes(inode, file.modified);
+        FileAttr {
+            size: file.size,
+            blocks: file.size.div_ceil(512),
+            kind: FileType::RegularFile,
+            perm: 0o444,
+            nlink: file.links,
+            ..common
+        }
+    }
+
+    fn directory_attributes(&self, inode: u64, directory: &Directory) -> FileAttr {
+        let nlink = directory.directory_count().saturating_add(2);
+        FileAttr { nlink, ..self.common_attributes(inode, directory.modified) }
+    }
+
+    /// Those of an empty directory.
+    fn common_attributes(&self, inode: u64, modified: SystemTime) -> FileAttr {
+        FileAttr {
+            ino: INodeNo(inode),
+            size: 0,
+            blocks: 0,
+            atime: modified,
+            mtime: modified,
+            ctime: modified,
+            crtime: UNIX_EPOCH,
+            kind: FileType::Directory,
+            perm: 0o555,
+            nlink: 2,
+            uid: self.owner.0,
+            gid: self.owner.1,
+            rdev: 0,
+            blksize: BLOCK_BYTES,
+            flags: 0,
+        }
+    }
+
+    /// Of a file that is open and in no directory any more.
+    fn attributes_of_open(&self, inode: u64) -> Option<FileAttr> {
+        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        files.values().find(|handle| handle.attributes.ino == INodeNo(inode)).map(|handle| handle.attributes)
+    }
+
+    fn open_file(&self, inode: u64) -> Result<OpenHandle, Errno> {
+        let tree = self.catalog.tree();
+        let Some(node) = tree.node(inode) else {
+            // Removed between looking it up and opening it; somebody may have it open.
+            let file = self.opener.opened(inode).ok_or(Errno::ESTALE)?;
+            let attributes = self.attributes_of_open(inode).ok_or(Errno::ESTALE)?;
+            return Ok(OpenHandle { file, attributes, _backing: None });
+        };
+        let Node::File(listed) = node else { return Err(Errno::EISDIR) };
+        let file = self.opener.open(inode, &listed.content).map_err(|error| {
+            tracing::warn!("a file cannot be opened: {error}");
+            error.errno()
+        })?;
+        if file.size() != listed.size {
+            return Err(Errno::EIO);
+        }
+        Ok(OpenHandle { file, attributes: self.file_attributes(inode, listed), _backing: None })
+    }
+
+    /// Has the kernel read a file that is stored whole from its blob: then its pages are the blob's
+    /// own. All handles of an inode must use one registration.
+    fn backing(&self, inode: u64, file: &OpenFile, reply: &ReplyOpen) -> Option<Arc<BackingId>> {
+        if !self.can_pass_through.load(Ordering::Relaxed) {
+            return None;
+        }
+        let fd = file.whole()?;
+        let mut backings = self.backings.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = backings.get(&inode).and_then(Weak::upgrade) {
+            return Some(known);
+        }
+        match reply.open_backing(fd) {
+            Ok(backing) => {
+                let backing = Arc::new(backing);
+                backings.retain(|_, known| known.strong_count() > 0);
+                backings.insert(inode, Arc::downgrade(&backing));
+                Some(backing)
+            }
+            Err(error) => {
+                // One handle that reads through the mount and one that does not would be refused.
+                self.can_pass_through.store(false, Ordering::Relaxed);
+                tracing::info!("files that are stored whole are cached twice: no FUSE passthrough: {error}");
+                None
+            }
+        }
+    }
+
+    fn file(&self, handle: FileHandle) -> Option<Arc<OpenFile>> {
+        let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
+        Some(Arc::clone(&files.get(&handle.0)?.file))
+    }
+}
+
+impl Filesystem for ModelFileSystem {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // As much as the kernel offers, which takes the limits that it has for itself.
+        let readahead = config.set_max_readahead(MAX_READAHEAD_BYTES);
+        let _ = readahead.or_else(|largest| config.set_max_readahead(largest));
+        let _ = config.set_max_background(MAX_BACKGROUND);
+        let _ = config.add_capabilities(InitFlags::FUSE_PARALLEL_DIROPS);
+        let can = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok();
+        let can = can && config.set_max_stack_depth(1).is_ok();
+        self.can_pass_through.store(can, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let tree = self.catalog.tree();
+        let entry = name.to_str().and_then(|name| tree.directory(parent.0)?.entries.get(name));
+        match entry.and_then(|entry| Some((entry.inode, tree.node(entry.inode)?))) {
+            Some((inode, node)) => reply.entry(&MAX_AGE, &self.attributes(inode, node), Generation(0)),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        let listed = self.catalog.tree().node(inode.0).map(|node| self.attributes(inode.0, node));
+        match listed.or_else(|| self.attributes_of_open(inode.0)) {
+            Some(attributes) => reply.attr(&MAX_AGE, &attributes),
+            None => reply.error(Errno::ESTALE),
+        }
+    }
+
+    fn open(&self, _request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if flags.acc_mode() != OpenAccMode::O_RDONLY {
+            return reply.error(Errno::EROFS);
+        }
+        let mut opened = match self.open_file(inode.0) {
+            Ok(opened) => opened,
+            Err(errno) => return reply.error(errno),
+        };
+        let backing = self.backing(inode.0, &opened.file, &reply);
+        opened._backing.clone_from(&backing);
+        let handle = self.new_handle();
+        self.files.write().unwrap_or_else(PoisonError::into_inner).insert(handle, opened);
+        match backing {
+            Some(backing) => reply.opened_passthrough(FileHandle(handle), FopenFlags::empty(), &backing),
+            // An inode's content never changes: what is cached from an earlier open is right.
+            None => reply.opened(FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE),
+        }
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let Some(file) = self.file(handle) else { return reply.error(Errno::EBADF) };
+        let size = usize::try_from(size).unwrap_or(usize::MAX).min(MAX_READ_BYTES);
+        BUFFER.with_borrow_mut(|buffer| {
+            if buffer.len() < size {
+                buffer.resize(size, 0);
+            }
+            match file.read(offset, buffer.get_mut(..size).unwrap_or_default()) {
+                Ok(count) => reply.data(buffer.get(..count).unwrap_or_default()),
+                Err(error) => {
+                    tracing::error!("a file cannot be read at {offset}: {error}");
+                    reply.error(Errno::EIO);
+                }
+            }
+        });
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        let closed = self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
+        // The kernel waits for nothing that this does.
+        reply.ok();
+        drop(closed);
+    }
+
+    fn opendir(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let tree = self.catalog.tree();
+        if tree.directory(inode.0).is_none() {
+            return reply.error(Errno::ESTALE);
+        }
+        let handle = self.new_handle();
+        self.directories.lock().unwrap_or_else(PoisonError::into_inner).insert(handle, tree);
+        reply.opened(FileHandle(handle), FopenFlags::empty());
+    }
+
+    /// Lists the tree as it was when the directory was opened: what changes meanwhile is neither
+    /// skipped nor seen twice.
+    fn readdir(
+        &self,
+        _request: &Request,
+        inode: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let tree = self.directories.lock().unwrap_or_else(PoisonError::into_inner).get(&handle.0).cloned();
+        let Some(directory) = tree.as_ref().and_then(|tree| tree.directory(inode.0)) else {
+            return reply.error(Errno::EBADF);
+        };
+        let dots = [(".", inode.0, true), ("..", directory.parent, true)].into_iter();
+        let entries =
+            directory.entries.iter().map(|(name, entry)| (&**name, entry.inode, entry.is_directory));
+        let skip = usize::try_from(offset).unwrap_or(usize::MAX);
+        for ((name, inode, is_directory), next) in dots.chain(entries).zip(1u64..).skip(skip) {
+            let kind = if is_directory { FileType::Directory } else { FileType::RegularFile };
+            if reply.add(INodeNo(inode), next, kind, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn releasedir(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.directories.lock().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
+        reply.ok();
+    }
+
+    fn statfs(&self, _request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
+        const MAX_NAME_BYTES: u32 = 255;
+        let tree = self.catalog.tree();
+        let blocks = tree.total_bytes().div_ceil(BLOCK_BYTES.into());
+        reply.statfs(blocks, 0, 0, tree.node_count(), 0, BLOCK_BYTES, MAX_NAME_BYTES, BLOCK_BYTES);
+    }
+}
+
+thread_local! {
+    /// What a thread reads into: made once, as long as the longest request.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+const BLOCK_BYTES: u32 = 4096;
+/// The kernel asks for 1 MiB at a time unless its limit is raised; the rest of what it asks for it
+/// would take for zeros, so this is beyond what it can ask for.
+const MAX_READ_BYTES: usize = 256 << 20;
+/// So much the kernel may read ahead, if its own limit (`read_ahead_kb`) lets it.
+const MAX_READAHEAD_BYTES: u32 = 16 << 20;
+/// Requests for read-ahead at a time: enough that no thread waits for the kernel.
+const MAX_BACKGROUND: u16 = 64;

@@ -1,0 +1,179 @@
+//! What a model's files are called below the mount.
+
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::layout;
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::reference::Reference;
+
+/// The directory of the tree that Ollama understands.
+pub(super) const OLLAMA: &str = "ollama";
+/// Its blobs.
+pub(super) const OLLAMA_BLOBS: [&str; 2] = [OLLAMA, layout::BLOBS];
+/// Its manifests.
+pub(super) const OLLAMA_MANIFESTS: [&str; 2] = [OLLAMA, layout::MANIFESTS];
+
+/// A file that engines look for by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NamedFile<'m> {
+    /// Its name in the model's directory.
+    pub(super) name: String,
+    /// What it holds.
+    pub(super) file: &'m Descriptor,
+}
+
+/// The directory of a model's GGUF files: `llama3`, `me/llama3`, `hf.co/me/llama3`. What a
+/// reference leaves out is left out here too.
+pub(super) fn directory(reference: &Reference) -> Vec<&str> {
+    let (host, namespace) = (reference.host(), reference.namespace());
+    let from = match (host == Reference::DEFAULT_HOST, namespace == Reference::DEFAULT_NAMESPACE) {
+        (true, true) => 2,
+        (true, false) => 1,
+        (false, _) => 0,
+    };
+    [host, namespace, reference.model()].into_iter().skip(from).collect()
+}
+
+/// Where Ollama expects a model's manifest; the last part is the file.
+pub(super) fn ollama_directory(reference: &Reference) -> Vec<&str> {
+    let parts = [reference.host(), reference.namespace(), reference.model()];
+    OLLAMA_MANIFESTS.into_iter().chain(parts).collect()
+}
+
+/// The weights: `8b.gguf`, or `8b-00001-of-00003.gguf` and so on, by which engines find the other
+/// shards from the first.
+pub(super) fn weights<'m>(tag: &str, manifest: &'m Manifest) -> Vec<NamedFile<'m>> {
+    let found: Vec<_> = gguf_files(manifest).filter(|(file, _)| is_weights(file)).collect();
+    let count = found.len();
+    let name = |index: usize, own: Option<&str>| match own.and_then(shard_suffix) {
+        _ if count == 1 => format!("{tag}.gguf"),
+        Some(suffix) => format!("{tag}{suffix}"),
+        None => format!("{tag}-{:05}-of-{count:05}.gguf", index + 1),
+    };
+    let named = found.into_iter().enumerate();
+    named.map(|(index, (file, own))| NamedFile { name: name(index, own), file }).collect()
+}
+
+/// What goes with the weights: `8b-projector.gguf`, `8b-adapter.gguf`, a second `8b-adapter-2.gguf`.
+pub(super) fn companions<'m>(tag: &str, manifest: &'m Manifest) -> Vec<NamedFile<'m>> {
+    let mut named: Vec<NamedFile<'m>> = Vec::new();
+    for (file, _) in gguf_files(manifest).filter(|(file, _)| !is_weights(file)) {
+        let part = file.media_type.component();
+        let earlier = named.iter().filter(|earlier| earlier.file.media_type.component() == part).count();
+        let number = if earlier == 0 { String::new() } else { format!("-{}", earlier + 1) };
+        named.push(NamedFile { name: format!("{tag}-{part}{number}.gguf"), file });
+    }
+    named
+}
+
+fn is_weights(file: &Descriptor) -> bool {
+    file.media_type.component() == "model"
+}
+
+/// The GGUF files of a model and what they are called where they come from. Weights in another
+/// format have no place under a name that ends in `.gguf`.
+fn gguf_files(manifest: &Manifest) -> impl Iterator<Item = (&Descriptor, Option<&str>)> {
+    let is_gguf = |media_type: &MediaType, own: Option<&str>| {
+        let is_other = ["safetensors", "dduf"].iter().any(|format| media_type.as_str().contains(format));
+        let is_named_other = own.is_some_and(|name| !name.to_ascii_lowercase().ends_with(".gguf"));
+        media_type.is_gguf() && !media_type.is_packed_weights() && !is_other && !is_named_other
+    };
+    let files = manifest.files().zip(manifest.names());
+    files.filter(move |(file, own)| is_gguf(&file.media_type, *own))
+}
+
+/// `-00002-of-00003.gguf`, if a name ends like this.
+fn shard_suffix(name: &str) -> Option<&str> {
+    const FORM: &str = "-00000-of-00000.gguf";
+    let suffix = name.get(name.len().checked_sub(FORM.len())?..)?;
+    let fits = |(found, form): (u8, u8)| if form == b'0' { found.is_ascii_digit() } else { found == form };
+    suffix.bytes().zip(FORM.bytes()).all(fits).then_some(suffix)
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_store_format::digest::Digest;
+
+    use super::*;
+
+    fn manifest(layers: &[(&str, Option<&str>)]) -> Manifest {
+        let descriptor = |(number, media_type): (usize, &str)| Descriptor {
+            media_type: MediaType::new(media_type),
+            digest: Digest::of(&number.to_le_bytes()),
+            size: 1,
+        };
+        let layers = layers.iter().enumerate();
+        let layers =
+            layers.map(|(n, (media_type, name))| (descriptor((n, media_type)), name.map(str::to_owned)));
+        Manifest::compose_named(descriptor((99, MediaType::DOCKER_CONFIG)), layers.collect()).unwrap()
+    }
+
+    fn names(files: &[NamedFile<'_>]) -> Vec<String> {
+        files.iter().map(|file| file.name.clone()).collect()
+    }
+
+    #[test]
+    fn directory_leaves_out_what_a_reference_leaves_out() {
+        for (reference, expected) in [
+            ("llama3:8b", "llama3"),
+            ("me/llama3:8b", "me/llama3"),
+            ("hf.co/me/llama3:8b", "hf.co/me/llama3"),
+            ("localhost:5000/library/llama3", "localhost:5000/library/llama3"),
+        ] {
+            assert_eq!(directory(&reference.parse().unwrap()).join("/"), expected);
+        }
+        let ollama = ollama_directory(&"llama3:8b".parse().unwrap()).join("/");
+        assert_eq!(ollama, "ollama/manifests/registry.ollama.ai/library/llama3");
+    }
+
+    #[test]
+    fn shards_are_numbered_as_engines_expect() {
+        let model = MediaType::OLLAMA_MODEL;
+        assert_eq!(names(&weights("8b", &manifest(&[(model, None)]))), ["8b.gguf"]);
+        assert_eq!(
+            names(&weights("8b", &manifest(&[(model, None), (model, None)]))),
+            ["8b-00001-of-00002.gguf", "8b-00002-of-00002.gguf"]
+        );
+        let own = [(model, Some("x/y-00002-of-00002.gguf")), (model, Some("x/y-00001-of-00002.gguf"))];
+        assert_eq!(
+            names(&weights("8b", &manifest(&own))),
+            ["8b-00002-of-00002.gguf", "8b-00001-of-00002.gguf"]
+        );
+    }
+
+    #[test]
+    fn companions_stand_beside_the_weights() {
+        let adapter = "application/vnd.ollama.image.adapter";
+        let manifest = manifest(&[
+            (MediaType::OLLAMA_MODEL, None),
+            (MediaType::OLLAMA_PROJECTOR, None),
+            (adapter, None),
+            (adapter, None),
+            ("application/vnd.ollama.image.license", None),
+        ]);
+        assert_eq!(
+            names(&companions("8b", &manifest)),
+            ["8b-projector.gguf", "8b-adapter.gguf", "8b-adapter-2.gguf"]
+        );
+        assert_eq!(names(&weights("8b", &manifest)), ["8b.gguf"]);
+    }
+
+    #[test]
+    fn other_formats_have_no_gguf_file() {
+        let raw = "application/vnd.cncf.model.weight.v1.raw";
+        let other = manifest(&[
+            ("application/vnd.docker.ai.safetensors", None),
+            (raw, Some("model.safetensors")),
+            ("application/vnd.cncf.model.weight.v1.tar", None),
+        ]);
+        assert!(weights("8b", &other).is_empty());
+        assert_eq!(names(&weights("8b", &manifest(&[(raw, Some("m.GGUF"))]))), ["8b.gguf"]);
+    }
+
+    #[test]
+    fn suffix_of_a_shard_is_found_in_any_text() {
+        assert_eq!(shard_suffix("a-00001-of-00002.gguf"), Some("-00001-of-00002.gguf"));
+        for text in ["", "a.gguf", "-0001-of-00002.gguf", "ä0001-of-00002.gguf", "a-00001-of-0000x.gguf"] {
+            assert_eq!(shard_suffix(text), None, "{text}");
+        }
+    }
+}

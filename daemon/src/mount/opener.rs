@@ -1,0 +1,94 @@
+//! Opening files: a model is asked for once, however many of its files are open.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use blobd_client::client::Client;
+use blobd_client::error::ClientError;
+use blobd_client::model::OpenModel;
+use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
+use blobd_store_format::digest::Digest;
+
+use super::error::OpenError;
+use super::file::OpenFile;
+use super::tree::{Content, LayerSource};
+
+/// What is open: each model and each file once.
+#[derive(Debug)]
+pub(super) struct Opener {
+    client: Client,
+    models: Table<(Digest, Box<str>), OpenModel>,
+    files: Table<u64, OpenFile>,
+}
+
+/// What is open, by what it is.
+type Table<K, T> = Mutex<HashMap<K, Weak<T>>>;
+
+impl Opener {
+    pub(super) fn new(client: Client) -> Self {
+        Self { client, models: Mutex::default(), files: Mutex::default() }
+    }
+
+    /// Opens the file with this inode. A model that has been removed since it was listed may not be
+    /// the only one that has the layer.
+    ///
+    /// # Errors
+    /// [`OpenError`]: of the last model that was tried.
+    pub(super) fn open(&self, inode: u64, content: &Content) -> Result<Arc<OpenFile>, OpenError> {
+        if let Some(file) = self.opened(inode) {
+            return Ok(file);
+        }
+        let file = match content {
+            Content::Manifest(manifest) => OpenFile::of_manifest(Arc::clone(manifest)),
+            Content::Layer(digest, sources) => {
+                let mut tried = Err(OpenError::Gone);
+                for source in sources {
+                    tried = self.open_layer(*digest, source);
+                    if tried.is_ok() {
+                        break;
+                    }
+                }
+                tried?
+            }
+        };
+        let file = Arc::new(file);
+        remember(&self.files, inode, &file);
+        Ok(file)
+    }
+
+    /// The file with this inode, if it is open.
+    pub(super) fn opened(&self, inode: u64) -> Option<Arc<OpenFile>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner).get(&inode)?.upgrade()
+    }
+
+    fn open_layer(&self, digest: Digest, source: &LayerSource) -> Result<OpenFile, OpenError> {
+        let model = self.model(source)?;
+        // The tag may name another model by now.
+        OpenFile::of_layer(model, digest).ok_or(OpenError::Gone)
+    }
+
+    fn model(&self, source: &LayerSource) -> Result<Arc<OpenModel>, ClientError> {
+        let key = (source.manifest, source.component.clone());
+        let known =
+            self.models.lock().unwrap_or_else(PoisonError::into_inner).get(&key).and_then(Weak::upgrade);
+        if let Some(model) = known {
+            return Ok(model);
+        }
+        let params = OpenParams {
+            reference: source.reference.clone(),
+            tensors: TensorSelection::None,
+            component: Some(source.component.to_string()),
+            files: FileSelection::All,
+        };
+        let model = Arc::new(self.client.open_with(&params)?);
+        remember(&self.models, (model.digest(), source.component.clone()), &model);
+        Ok(model)
+    }
+}
+
+/// Notes what is open and forgets what no longer is.
+fn remember<K: std::hash::Hash + Eq, T>(table: &Table<K, T>, key: K, value: &Arc<T>) {
+    let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
+    table.retain(|_, known| known.strong_count() > 0);
+    table.insert(key, Arc::downgrade(value));
+}

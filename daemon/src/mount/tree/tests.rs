@@ -1,0 +1,153 @@
+use std::time::Duration;
+
+use blobd_store_format::descriptor::MediaType;
+
+use super::*;
+
+const LICENSE: &str = "application/vnd.ollama.image.license";
+
+/// A model with these layers: media type, content, size.
+fn listed(name: &str, day: u64, layers: &[(&str, &str, u64)]) -> Listed {
+    let descriptor = |(media_type, content, size): &(&str, &str, u64)| Descriptor {
+        media_type: MediaType::new(*media_type),
+        digest: Digest::of(content.as_bytes()),
+        size: *size,
+    };
+    let layers = layers.iter().map(descriptor).collect();
+    let manifest = Manifest::compose(descriptor(&(MediaType::DOCKER_CONFIG, "{}", 2)), layers).unwrap();
+    let modified = UNIX_EPOCH + Duration::from_secs(day * 86_400);
+    Listed { reference: name.parse().unwrap(), manifest: Arc::new(manifest), modified }
+}
+
+fn model(name: &str, content: &str) -> Listed {
+    listed(name, 1, &[(MediaType::OLLAMA_MODEL, content, 1000), (LICENSE, "mit", 5)])
+}
+
+fn build(models: &[Listed]) -> Tree {
+    Tree::build(models, &mut Inodes::default())
+}
+
+fn paths(tree: &Tree) -> Vec<String> {
+    fn walk(tree: &Tree, inode: u64, path: &str, found: &mut Vec<String>) {
+        for (name, entry) in &tree.directory(inode).unwrap().entries {
+            let path = format!("{path}{name}");
+            assert_eq!(tree.directory(entry.inode).is_some(), entry.is_directory, "{path}");
+            if entry.is_directory {
+                assert_eq!(tree.directory(entry.inode).unwrap().parent, inode, "{path}");
+                walk(tree, entry.inode, &format!("{path}/"), found);
+            } else {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(tree, Tree::ROOT, "", &mut found);
+    found
+}
+
+fn file<'t>(tree: &'t Tree, path: &str) -> (u64, &'t File) {
+    match tree.find(path) {
+        Some((inode, Node::File(file))) => (inode, file),
+        other => panic!("{path}: {other:?}"),
+    }
+}
+
+#[test]
+fn empty_store_is_an_empty_models_directory() {
+    let tree = build(&[]);
+    assert!(paths(&tree).is_empty());
+    assert!(tree.find("ollama/blobs").is_some() && tree.find("ollama/manifests").is_some());
+}
+
+#[test]
+fn model_is_a_gguf_file_and_a_model_of_ollama() {
+    let tree = build(&[model("llama3:8b", "w")]);
+    let blob = |content: &str| format!("ollama/blobs/{}", layout::blob_name(Digest::of(content.as_bytes())));
+    let mut expected = vec![
+        "llama3/8b.gguf".to_owned(),
+        "ollama/manifests/registry.ollama.ai/library/llama3/8b".to_owned(),
+        blob("w"),
+        blob("mit"),
+        blob("{}"),
+    ];
+    expected.sort();
+    let mut found = paths(&tree);
+    found.sort();
+    assert_eq!(found, expected);
+    let manifest = file(&tree, "ollama/manifests/registry.ollama.ai/library/llama3/8b").1;
+    assert!(matches!(&manifest.content, Content::Manifest(raw) if raw.raw().len() as u64 == manifest.size));
+}
+
+#[test]
+fn same_content_is_one_inode_under_all_its_names() {
+    let mut inodes = Inodes::default();
+    let first = listed("a:1", 7, &[(MediaType::OLLAMA_MODEL, "w", 1000)]);
+    let models = [first, listed("b:2", 3, &[(MediaType::OLLAMA_MODEL, "w", 1000), (LICENSE, "mit", 5)])];
+    let tree = Tree::build(&models, &mut inodes);
+    let (inode, weights) = file(&tree, "a/1.gguf");
+    assert_eq!(file(&tree, "b/2.gguf").0, inode);
+    assert_eq!(weights.links, 3, "and the blob");
+    assert_eq!(weights.modified, UNIX_EPOCH + Duration::from_secs(3 * 86_400));
+    let Content::Layer(_, sources) = &weights.content else { panic!("{weights:?}") };
+    assert_eq!(sources.len(), 2);
+    assert_eq!(file(&Tree::build(&models[1..], &mut inodes), "b/2.gguf").0, inode, "in the next tree too");
+    assert_eq!(file(&build(&models), "b/2.gguf").0, inode, "and in another mount");
+}
+
+#[test]
+fn tag_that_names_another_model_gets_another_inode() {
+    let mut inodes = Inodes::default();
+    let before = file(&Tree::build(&[model("a:1", "old")], &mut inodes), "a/1.gguf").0;
+    let after = file(&Tree::build(&[model("a:1", "new")], &mut inodes), "a/1.gguf").0;
+    assert_ne!(before, after);
+}
+
+#[test]
+fn inodes_that_collide_are_told_apart() {
+    let mut inodes = Inodes::default();
+    let number = Inodes::default().number("wanted");
+    inodes.taken.insert(number, "somebody else's".into());
+    assert_eq!(inodes.number("wanted"), number + 1);
+    assert_eq!(inodes.number("wanted"), number + 1);
+}
+
+#[test]
+fn directory_has_its_name_before_a_file() {
+    let models = [model("foo:8b", "one"), model("foo/8b.gguf:latest", "two")];
+    let tree = build(&models);
+    assert!(tree.find("foo/8b.gguf/latest.gguf").is_some());
+    assert!(tree.find("foo/8b.gguf").is_some_and(|(_, node)| matches!(node, Node::Directory(_))));
+    assert_eq!(paths(&tree).iter().filter(|path| path.starts_with("foo")).count(), 1);
+}
+
+#[test]
+fn weights_have_their_name_before_companions() {
+    let layers = [(MediaType::OLLAMA_MODEL, "w", 1), (MediaType::OLLAMA_PROJECTOR, "p", 2)];
+    let tree = build(&[listed("a:8b", 1, &layers), model("a:8b-projector", "other")]);
+    assert_eq!(file(&tree, "a/8b-projector.gguf").1.size, 1000);
+}
+
+#[test]
+fn namespace_called_ollama_shares_the_directory() {
+    let tree = build(&[model("ollama:1", "a"), model("ollama/manifests:2", "b")]);
+    for path in ["ollama/1.gguf", "ollama/manifests/2.gguf", "ollama/blobs"] {
+        assert!(tree.find(path).is_some(), "{path}");
+    }
+}
+
+#[test]
+fn contradicting_sizes_are_not_both_shown() {
+    let liar = listed("b:1", 1, &[(MediaType::OLLAMA_MODEL, "w", 999)]);
+    let tree = build(&[model("a:1", "w"), liar]);
+    assert_eq!(file(&tree, "a/1.gguf").1.size, 1000);
+    assert!(tree.find("b/1.gguf").is_none());
+}
+
+#[test]
+fn paths_that_lead_nowhere_are_none() {
+    let tree = build(&[model("a:1", "w")]);
+    for path in ["b", "a/1", "a/1.gguf/x", "../a", "a/./1.gguf"] {
+        assert!(tree.find(path).is_none(), "{path}");
+    }
+    assert_eq!(tree.find("/").unwrap().0, Tree::ROOT);
+}

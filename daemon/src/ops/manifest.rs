@@ -1,0 +1,15 @@
+//! `GET /v1/manifests/…`: what a model's registry says about it, byte for byte.
+
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::reference::Reference;
+
+use super::OpError;
+use crate::store::Store;
+
+/// Reads a model's manifest.
+///
+/// # Errors
+/// [`crate::store::StoreError`]: there is none, or it is damaged.
+pub fn manifest(store: &Store, reference: &Reference) -> Result<Manifest, OpError> {
+    Ok(store.manifest(&store.resolve(reference)?)?)
+}
