@@ -29,6 +29,7 @@
 //!
 //! - [`client`]: finding a daemon; one method per verb
 //! - [`model`]: a model that is open: its tensors, its files
+//! - [`gguf_view`]: a model as one GGUF file in memory, still without a copy
 //! - [`error`]: what can go wrong in between
 //! - [`protocol`]: the messages and frames, used by both ends
 //!
@@ -36,6 +37,7 @@
 
 pub mod client;
 pub mod error;
+pub mod gguf_view;
 pub mod model;
 pub mod protocol;
 

@@ -99,11 +99,15 @@ impl OpenModel {
     /// [`ModelError::Short`] when the blob is shorter than the table says, [`ModelError::Map`]
     /// when the kernel refuses.
     pub fn map_tensor(&self, tensor: &TensorLocation) -> Result<TensorMap, ModelError> {
-        let bytes = match tensor.fd {
-            Some(fd) if tensor.size > 0 => self.slice(fd, tensor.offset, tensor.size)?,
-            _ => BlobSlice::default(),
-        };
-        Ok(TensorMap { tensor: tensor.clone(), bytes })
+        Ok(TensorMap { tensor: tensor.clone(), bytes: self.tensor_bytes(tensor)? })
+    }
+
+    /// A tensor's bytes without what is known of it.
+    pub(crate) fn tensor_bytes(&self, tensor: &TensorLocation) -> Result<BlobSlice, ModelError> {
+        match tensor.fd {
+            Some(fd) if tensor.size > 0 => self.slice(fd, tensor.offset, tensor.size),
+            _ => Ok(BlobSlice::default()),
+        }
     }
 
     /// Maps all tensors of the table, in its order.
@@ -198,6 +202,12 @@ impl OpenModel {
         self.blob(n).ok()?.fd()
     }
 
+    /// Lets go of everything but the lease: for a program that has mapped what it needs and wants
+    /// its descriptors back.
+    pub fn into_lease(self) -> Lease {
+        Lease { name: self.head.name, _lease: self._lease }
+    }
+
     fn layer(&self, layer: usize) -> Result<&OpenLayer, ModelError> {
         let count = self.head.layers.len();
         self.head.layers.get(layer).ok_or(ModelError::NoLayer { layer, count })
@@ -246,6 +256,22 @@ impl OpenModel {
             CopyError::Write(reason) => ModelError::Write(reason),
         };
         self.blob(fd)?.copy_to(offset, length, buffer, out).map_err(blame)
+    }
+}
+
+/// What is left of an [`OpenModel`] that was let go: the model is in use until this is dropped.
+#[must_use]
+#[derive(Debug)]
+pub struct Lease {
+    name: String,
+    _lease: UnixStream,
+}
+
+impl Lease {
+    /// The shortest name that was unique when the model was opened.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 }
 
