@@ -11,6 +11,8 @@
 //! at one; an expert that was packed with others starts there if all sizes before it are multiples
 //! of a page, which they are in real models. Those that do not are copied, one by one, into
 //! memory of this process: [`GgufView::copied_bytes`] says how much that is.
+//!
+//! [`OpenModel::plan_contiguous`] gives the plan alone, for a program that passes descriptors on.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,7 +25,7 @@ use blobd_store_format::tensor::TensorInfo;
 use crate::error::ModelError;
 use crate::map::{BlobSlice, Region};
 use crate::model::OpenModel;
-use crate::protocol::response::TensorLocation;
+use crate::protocol::response::{OpenLayer, TensorLocation};
 
 /// The image of a GGUF file: derefs to its bytes.
 ///
@@ -33,6 +35,30 @@ pub struct GgufView {
     region: Region,
     length: usize,
     segments: Vec<Segment>,
+}
+
+/// What an image is to be made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImagePlan {
+    /// What it begins with, up to the first part; nothing for a file that is stored whole.
+    pub header: Vec<u8>,
+    /// Parts of blobs, in order. What lies between them is padding.
+    pub parts: Vec<ImagePart>,
+    /// The image's length in bytes.
+    pub length: u64,
+}
+
+/// A part of a blob in an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImagePart {
+    /// Where in the image it starts: at a page's start.
+    pub offset: u64,
+    /// How many bytes it has; never 0.
+    pub length: u64,
+    /// Its descriptor's number, see [`OpenModel::fd`].
+    pub fd: u32,
+    /// Where behind that descriptor it starts.
+    pub fd_offset: u64,
 }
 
 /// Whole pages of an image that come from one place.
@@ -58,25 +84,33 @@ impl OpenModel {
     /// memory.
     ///
     /// # Errors
-    /// [`ModelError::NoHeader`] when they are no GGUF files, [`ModelError::NotOpened`] when not all
-    /// tensors were asked for, [`ModelError::Gguf`] when no header can be made, such as for tensors
-    /// of a type that blobd does not know, [`ModelError::Image`] when the kernel refuses, and those
-    /// of mapping.
+    /// Those of [`plan_contiguous`](Self::plan_contiguous), [`ModelError::Image`] when the kernel
+    /// refuses, and those of mapping.
     pub fn contiguous_component(&self, component: &str) -> Result<GgufView, ModelError> {
+        let plan = self.plan_contiguous(component)?;
+        let mut image = Image::reserve(plan.length)?;
+        image.copy(0, &plan.header)?;
+        for part in &plan.parts {
+            image.put(part.offset, &self.slice(part.fd, part.fd_offset, part.length)?)?;
+        }
+        Ok(image.view)
+    }
+
+    /// How the layers that play this part would lie in one GGUF file.
+    ///
+    /// # Errors
+    /// [`ModelError::NoHeader`] when they are no GGUF files, [`ModelError::NotOpened`] when not all
+    /// tensors were asked for, [`ModelError::Size`] when table and header differ,
+    /// [`ModelError::Gguf`] when no header can be made, such as for tensors of a type that blobd
+    /// does not know, and those of mapping.
+    pub fn plan_contiguous(&self, component: &str) -> Result<ImagePlan, ModelError> {
         let layers = self.layers().iter().enumerate();
-        let numbers: Vec<_> = layers
-            .filter(|(_, layer)| layer.media_type.component() == component)
-            .map(|(number, _)| number)
-            .collect();
-        if let [only] = *numbers
-            && self.layers().get(only).is_some_and(|layer| layer.fd.is_some())
-        {
-            return whole(only, &self.layer_bytes(only)?);
+        let layers: Vec<_> = layers.filter(|(_, layer)| layer.media_type.component() == component).collect();
+        if let [(only, OpenLayer { fd: Some(fd), size, .. })] = *layers {
+            return whole(only, *fd, *size, &self.layer_bytes(only)?);
         }
-        let mut shards = Vec::new();
-        for number in numbers {
-            shards.push(Shard::read(self, number)?);
-        }
+        let shards: Result<Vec<_>, _> = layers.iter().map(|(layer, _)| Shard::read(self, *layer)).collect();
+        let mut shards = shards?;
         if shards.is_empty() {
             return Err(ModelError::NoHeader { layer: None });
         }
@@ -96,7 +130,7 @@ impl GgufView {
     /// start.
     #[must_use]
     pub fn copied_bytes(&self) -> usize {
-        // The first is the header, which has no blob.
+        // The header has no blob; it is the first segment if there is one.
         let copied = self.segments.iter().skip(1).filter(|segment| segment.is_copied);
         copied.map(|segment| segment.range.len()).sum()
     }
@@ -143,33 +177,34 @@ impl Shard {
 }
 
 /// A file that is stored as one blob is its own image.
-fn whole(layer: usize, bytes: &BlobSlice) -> Result<GgufView, ModelError> {
+fn whole(layer: usize, fd: u32, length: u64, bytes: &[u8]) -> Result<ImagePlan, ModelError> {
     if !bytes.starts_with(&MAGIC) {
         return Err(ModelError::NoHeader { layer: Some(layer) });
     }
-    let mut image = Image::reserve(bytes.len() as u64)?;
-    image.put(0, bytes)?;
-    Ok(image.view)
+    let parts = vec![ImagePart { offset: 0, length, fd, fd_offset: 0 }];
+    Ok(ImagePlan { header: Vec::new(), parts, length })
 }
 
 /// A new header, and the tensors of all shards behind it.
-fn joined(model: &OpenModel, shards: &[Shard]) -> Result<GgufView, ModelError> {
+fn joined(model: &OpenModel, shards: &[Shard]) -> Result<ImagePlan, ModelError> {
     let unwritable = |reason| ModelError::Gguf { layer: None, reason };
     let writer = write_header(shards).map_err(unwritable)?;
     let header = writer.header().map_err(unwritable)?;
+    // The header is some megabytes long; a sum that wraps is too long to be mapped.
     let data_offset = header.len() as u64;
+    let length = data_offset.saturating_add(writer.data_size().map_err(unwritable)?);
     let offsets = writer.tensor_offsets().map_err(unwritable)?;
-    let data_size = writer.data_size().map_err(unwritable)?;
-    // The header's own length is some megabytes; a sum that wraps is too long to be mapped.
-    let mut image = Image::reserve(data_offset.saturating_add(data_size))?;
-    image.copy(0, &header)?;
     let places = Places::of(model);
+    let mut parts = Vec::new();
     let tensors = shards.iter().flat_map(|shard| shard.header.tensors().map(move |info| (shard, info)));
     for ((shard, info), offset) in tensors.zip(offsets) {
-        let bytes = places.bytes(model, shard.layer, &info)?;
-        image.put(data_offset.saturating_add(offset), &bytes)?;
+        let tensor = places.find(shard.layer, &info)?;
+        if let Some(fd) = tensor.fd.filter(|_| tensor.size > 0) {
+            let (offset, length) = (data_offset.saturating_add(offset), tensor.size);
+            parts.push(ImagePart { offset, length, fd, fd_offset: tensor.offset });
+        }
     }
-    Ok(image.view)
+    Ok(ImagePlan { header, parts, length })
 }
 
 /// The first shard's metadata, all shards' tensors; every tensor starts at a page's start.
@@ -201,16 +236,16 @@ impl<'m> Places<'m> {
         Self(model.tensors().iter().map(|tensor| (key(tensor), tensor)).collect())
     }
 
-    /// A tensor's bytes, as many as its header says.
-    fn bytes(&self, model: &OpenModel, layer: usize, info: &TensorInfo<'_>) -> Result<BlobSlice, ModelError> {
+    /// A tensor of a file's header, if the table has it with the same size.
+    fn find(&self, layer: usize, info: &TensorInfo<'_>) -> Result<&'m TensorLocation, ModelError> {
         let name = || info.name().to_owned();
-        let tensor = self.0.get(&(layer, info.name()));
+        let tensor = self.0.get(&(layer, info.name())).copied();
         let tensor = tensor.ok_or_else(|| ModelError::NotOpened { layer, name: name() })?;
         let expected = info.size_bytes().unwrap_or(0);
         if tensor.size != expected {
             return Err(ModelError::Size { name: name(), found: tensor.size, expected });
         }
-        model.tensor_bytes(tensor)
+        Ok(tensor)
     }
 }
 

@@ -99,15 +99,11 @@ impl OpenModel {
     /// [`ModelError::Short`] when the blob is shorter than the table says, [`ModelError::Map`]
     /// when the kernel refuses.
     pub fn map_tensor(&self, tensor: &TensorLocation) -> Result<TensorMap, ModelError> {
-        Ok(TensorMap { tensor: tensor.clone(), bytes: self.tensor_bytes(tensor)? })
-    }
-
-    /// A tensor's bytes without what is known of it.
-    pub(crate) fn tensor_bytes(&self, tensor: &TensorLocation) -> Result<BlobSlice, ModelError> {
-        match tensor.fd {
-            Some(fd) if tensor.size > 0 => self.slice(fd, tensor.offset, tensor.size),
-            _ => Ok(BlobSlice::default()),
-        }
+        let bytes = match tensor.fd {
+            Some(fd) if tensor.size > 0 => self.slice(fd, tensor.offset, tensor.size)?,
+            _ => BlobSlice::default(),
+        };
+        Ok(TensorMap { tensor: tensor.clone(), bytes })
     }
 
     /// Maps all tensors of the table, in its order.
@@ -202,12 +198,6 @@ impl OpenModel {
         self.blob(n).ok()?.fd()
     }
 
-    /// Lets go of everything but the lease: for a program that has mapped what it needs and wants
-    /// its descriptors back.
-    pub fn into_lease(self) -> Lease {
-        Lease { name: self.head.name, _lease: self._lease }
-    }
-
     fn layer(&self, layer: usize) -> Result<&OpenLayer, ModelError> {
         let count = self.head.layers.len();
         self.head.layers.get(layer).ok_or(ModelError::NoLayer { layer, count })
@@ -218,7 +208,8 @@ impl OpenModel {
         self.blobs.get(place).ok_or(ModelError::NoFd { fd, count: self.blobs.len() })
     }
 
-    fn slice(&self, fd: u32, offset: u64, length: u64) -> Result<BlobSlice, ModelError> {
+    /// So many bytes behind a descriptor, mapped.
+    pub(crate) fn slice(&self, fd: u32, offset: u64, length: u64) -> Result<BlobSlice, ModelError> {
         let blame = |error| match error {
             BlobError::Short { found } => ModelError::short(fd, found, offset, length),
             BlobError::Io(reason) => ModelError::Map { fd, reason },
@@ -256,22 +247,6 @@ impl OpenModel {
             CopyError::Write(reason) => ModelError::Write(reason),
         };
         self.blob(fd)?.copy_to(offset, length, buffer, out).map_err(blame)
-    }
-}
-
-/// What is left of an [`OpenModel`] that was let go: the model is in use until this is dropped.
-#[must_use]
-#[derive(Debug)]
-pub struct Lease {
-    name: String,
-    _lease: UnixStream,
-}
-
-impl Lease {
-    /// The shortest name that was unique when the model was opened.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
     }
 }
 
