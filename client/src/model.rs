@@ -198,6 +198,12 @@ impl OpenModel {
         self.blob(n).ok()?.fd()
     }
 
+    /// Lets go of everything but the lease: for a program that has mapped what it needs, or passed
+    /// it on, and wants its descriptors back.
+    pub fn into_lease(self) -> Lease {
+        Lease { _stream: self._lease }
+    }
+
     fn layer(&self, layer: usize) -> Result<&OpenLayer, ModelError> {
         let count = self.head.layers.len();
         self.head.layers.get(layer).ok_or(ModelError::NoLayer { layer, count })
@@ -248,6 +254,13 @@ impl OpenModel {
         };
         self.blob(fd)?.copy_to(offset, length, buffer, out).map_err(blame)
     }
+}
+
+/// What is left of an [`OpenModel`] that was let go: the model is in use until this is dropped.
+#[must_use = "the lease ends when it is dropped"]
+#[derive(Debug)]
+pub struct Lease {
+    _stream: UnixStream,
 }
 
 /// A tensor in memory: derefs to its bytes.
