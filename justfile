@@ -40,6 +40,10 @@ crash *arguments: build
 oracle +files: build
     python3 tests/oracle.py target/release/blobd {{ files }}
 
+# Real engines under `blobd exec`, on a model of yours; takes node and npm, else they are skipped
+engines model prompt=" The": build
+    tests/engines/run target/release/blobd {{ model }} "{{ prompt }}"
+
 # Every fuzz target for so many seconds; takes cargo-fuzz and a C++ compiler
 fuzz seconds="60":
     #!/usr/bin/env bash
