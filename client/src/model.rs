@@ -75,12 +75,18 @@ impl OpenModel {
     /// and its draft model, the first; [`tensors`](Self::tensors) has all.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<&TensorLocation> {
+        self.tensors.get(self.tensor_index(name)?)
+    }
+
+    /// Where in [`tensors`](Self::tensors) the tensor with this name stands.
+    #[must_use]
+    pub fn tensor_index(&self, name: &str) -> Option<usize> {
         let names = self.names.get_or_init(|| {
             // In reverse, so that the first of several is the one that stays.
             let places = self.tensors.iter().enumerate().rev();
             places.map(|(place, tensor)| (tensor.name.as_str().into(), place)).collect()
         });
-        self.tensors.get(*names.get(name)?)
+        names.get(name).copied()
     }
 
     /// Maps the tensor with this name.
