@@ -127,7 +127,7 @@ impl GgufView {
     }
 
     /// How many bytes of tensors had to be copied, because their place in their blob is no page's
-    /// start.
+    /// start, or because the system cannot map a page twice (valgrind; some sandboxes).
     #[must_use]
     pub fn copied_bytes(&self) -> usize {
         // The header has no blob; it is the first segment if there is one.

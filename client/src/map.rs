@@ -14,6 +14,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rustix::fs::fstat;
+use rustix::io::Errno;
 use rustix::mm::{
     Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect,
     mremap_fixed, munmap,
@@ -153,7 +154,8 @@ impl Region {
     }
 
     /// Maps a part of a blob at an offset, once more; returns whether that was possible: both must
-    /// lie at a page's start. What the last page has behind the part is the blob's next bytes, or
+    /// lie at a page's start, and the system must know second maps: valgrind does not. What the last
+    /// page has behind the part is the blob's next bytes, or
     /// zeros.
     pub(crate) fn place(&mut self, offset: usize, part: &BlobSlice) -> io::Result<bool> {
         let Some(map) = part.map.as_ref().filter(|_| part.length > 0) else { return Ok(true) };
@@ -167,8 +169,10 @@ impl Region {
         // maps the same file a second time. The source is inside a living map: `part` has been
         // compared with the blob's length. The target is inside `self`, and nobody has a slice of
         // it: `&mut self`.
-        unsafe { mremap_fixed(source, 0, length, MremapFlags::MAYMOVE, target)? };
-        Ok(true)
+        match unsafe { mremap_fixed(source, 0, length, MremapFlags::MAYMOVE, target) } {
+            Err(Errno::INVAL) => Ok(false),
+            placed => Ok(placed.map(|_target| true)?),
+        }
     }
 
     /// Puts a copy of `bytes` at an offset, which must be a page's start; zeros up to the page's

@@ -20,6 +20,13 @@ use crate::handle::{Failure, Handle, borrowed, text};
 #[derive(Debug)]
 pub struct BlobdModel(Handle);
 
+// Any number of threads may look at a model or an image at once.
+const _: () = {
+    const fn is_shared_by_threads<T: Send + Sync>() {}
+    is_shared_by_threads::<BlobdModel>();
+    is_shared_by_threads::<BlobdImage>();
+};
+
 /// A model as one GGUF file in memory.
 #[derive(Debug)]
 pub struct BlobdImage(GgufView);

@@ -56,7 +56,7 @@ fn header(source: &str) -> String {
             write_comment(&mut out, "", &std::mem::take(&mut comment));
             match rest.split_once('(') {
                 Some((name, _)) => writeln!(out, "typedef struct {0} {0};", snake(name)).unwrap(),
-                None => write_struct(&mut out, snake(rest.trim_end_matches(" {")), &mut lines),
+                None => write_struct(&mut out, &snake(rest.trim_end_matches(" {")), &mut lines),
             }
         } else if line.starts_with("pub unsafe extern \"C\" fn ") {
             write_comment(&mut out, "", &std::mem::take(&mut comment));
@@ -72,7 +72,7 @@ fn header(source: &str) -> String {
     out + BOTTOM
 }
 
-fn write_struct<'l>(out: &mut String, name: String, lines: &mut impl Iterator<Item = &'l str>) {
+fn write_struct<'l>(out: &mut String, name: &str, lines: &mut impl Iterator<Item = &'l str>) {
     writeln!(out, "typedef struct {name} {{").unwrap();
     let mut comment = Vec::new();
     for line in lines.map(str::trim).take_while(|line| *line != "}") {

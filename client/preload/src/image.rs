@@ -119,10 +119,16 @@ impl Image {
         if target == MAP_FAILED {
             return Err(errno());
         }
-        if writes {
-            // SAFETY: The range was mapped writable just now.
-            unsafe { self.read(offset as u64, target, length) };
-        } else if let Err(error) = self.cover(target, offset..end) {
+        let covered = if writes { Err(EINVAL) } else { self.cover(target, offset..end) };
+        if covered == Err(EINVAL) {
+            // A copy; also under a system that does not map a page twice, such as some sandboxes.
+            // SAFETY: Needed to fill the range, which nobody has seen yet.
+            unsafe {
+                mprotect(target, length, PROT_READ | PROT_WRITE);
+                self.read(offset as u64, target, length);
+                mprotect(target, length, protection);
+            }
+        } else if let Err(error) = covered {
             // SAFETY: Needed to leave nothing behind. Nobody has seen the range.
             unsafe { munmap(target, length) };
             return Err(error);
