@@ -48,7 +48,12 @@ static void descriptors(const char *path, size_t size) {
     char *b = malloc(size + 1);
     int fd = open(path, O_RDONLY | O_CLOEXEC), other = openat(AT_FDCWD, path, O_RDONLY);
     struct stat s;
-    status("fstat", fstat(fd, &s), &s);
+    stat(path, &s);
+    ino_t inode = s.st_ino;
+    int next = open(path, O_RDONLY);
+    status("fstat", fstat(next, &s), &s);
+    printf("same inode %d\n", s.st_ino == inode);
+    close(next);
     say("read", read(fd, b, 1000), b, 1000);
     int twin = dup(fd);
     say("read of a duplicate goes on", read(twin, b, 1000), b, 1000);
@@ -64,6 +69,9 @@ static void descriptors(const char *path, size_t size) {
     say("preadv", preadv(fd, v, 2, 77), b, 1000);
     say("lseek before the start", lseek(fd, -1, SEEK_SET), "", 0);
     printf("EINVAL %d\n", errno == EINVAL);
+    say("data", lseek(fd, 100, SEEK_DATA), "", 0);
+    say("hole", lseek(fd, 100, SEEK_HOLE), "", 0);
+    printf("no data behind the end %ld %d\n", (long)lseek(fd, (off_t)size, SEEK_DATA), errno == ENXIO);
     char *m = mmap(NULL, size, PROT_READ, MAP_SHARED | MAP_POPULATE, twin, 0);
     say("mmap", m != MAP_FAILED, m, size);
     munmap(m + 4096, 4096);

@@ -1,19 +1,19 @@
 //! Paths that are models, and the descriptors that stand for them.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::image::{self, Image};
+use crate::image::{self, Image, Refusal};
 use crate::next;
 use crate::sys::{
-    EINVAL, ENOENT, ENOTDIR, EROFS, Iovec, MFD_CLOEXEC, O_ACCMODE, O_CLOEXEC, O_DIRECTORY, O_PATH, O_TRUNC,
-    SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET, errno, fchmod, ftruncate64, memfd_create, set_errno,
+    EINVAL, ENOENT, ENOTDIR, ENXIO, EROFS, Iovec, MFD_CLOEXEC, O_ACCMODE, O_CLOEXEC, O_DIRECTORY, O_PATH,
+    O_TRUNC, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET, errno, memfd_create, set_errno,
 };
 
 /// The directory that is not there.
@@ -59,54 +59,66 @@ pub(crate) unsafe fn classify(path: *const c_char) -> Path {
     }
 }
 
-/// Opens a model; on failure -1, with `errno` set and a word to the user if they are to know.
-pub(crate) fn open(path: &[u8], flags: c_int, is_loud: bool) -> c_int {
+/// Opens a model; on failure -1, with `errno` set and a word to the user.
+pub(crate) fn open(path: &[u8], flags: c_int) -> c_int {
     if flags & O_ACCMODE != 0 || flags & O_TRUNC != 0 {
         set_errno(EROFS);
         return -1;
     }
-    if flags & O_DIRECTORY != 0 || !path.ends_with(b".gguf") {
-        set_errno(if path.ends_with(b".gguf") { ENOTDIR } else { ENOENT });
-        return -1;
-    }
-    match image::find(path) {
-        Ok(image) => stand_in(image, flags & O_CLOEXEC),
+    match find_image(path) {
+        Ok(_) if flags & O_DIRECTORY != 0 => set_errno(ENOTDIR),
+        Ok(image) => return opened(image, flags & O_CLOEXEC).unwrap_or(-1),
         Err(refusal) => {
-            if is_loud {
+            if !refusal.reason.is_empty() {
                 eprintln!("blobd: /blobd/{}: {}", String::from_utf8_lossy(path), refusal.reason);
             }
             set_errno(refusal.errno);
-            -1
         }
+    }
+    -1
+}
+
+fn find_image(path: &[u8]) -> Result<Arc<Image>, Refusal> {
+    if path.ends_with(b".gguf") {
+        image::find(path)
+    } else {
+        Err(Refusal { errno: ENOENT, reason: String::new() })
     }
 }
 
-/// A descriptor of an empty file with the image's length, which only `fstat` can do something with.
-fn stand_in(image: Arc<Image>, close_on_exec: c_int) -> c_int {
+/// A descriptor of an empty file with the image's length, with which only `fstat` can do something.
+/// `None` is a failure, with `errno` set.
+fn opened(image: Arc<Image>, close_on_exec: c_int) -> Option<c_int> {
+    let spare = image.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let file = spare.or_else(|| stand_in(&image))?;
+    // SAFETY: Needed because std cannot open without reading. The path is a C string.
+    let fd = unsafe { next::open64(place_of(file.as_raw_fd()).as_ptr().cast(), O_PATH | close_on_exec, 0) };
+    let metadata = file.metadata().ok().filter(|_| fd >= 0)?;
+    let (device, inode) = (metadata.dev(), metadata.ino());
+    let opened = Opened { device, inode, image, position: AtomicI64::new(0) };
+    OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(opened));
+    ANY.store(true, Ordering::Release);
+    Some(fd)
+}
+
+/// An empty file of the image's length; `None` is a failure, with `errno` set.
+fn stand_in(image: &Image) -> Option<File> {
     // SAFETY: Needed to make a file without a place. The name is a C string.
     let fd = unsafe { memfd_create(c"blobd-model".as_ptr(), MFD_CLOEXEC) };
-    if fd < 0 {
-        return -1;
-    }
     // SAFETY: Needed to own it: it was made just now.
-    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    let length = i64::try_from(image.length()).unwrap_or(i64::MAX);
-    // SAFETY: Needed because std's own would want the file to be open for writing by path. The
-    // descriptor is ours; the first argument of `open64` is a C string.
-    let shown = unsafe {
-        if ftruncate64(fd, length) != 0 || fchmod(fd, 0o444) != 0 {
-            return -1;
-        }
-        next::open64(place_of(file.as_raw_fd()).as_ptr().cast(), O_PATH | close_on_exec, 0)
-    };
-    let Ok(metadata) = file.metadata() else { return -1 };
-    if shown >= 0 {
-        let (device, inode) = (metadata.dev(), metadata.ino());
-        let opened = Opened { device, inode, image, position: AtomicI64::new(0) };
-        OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(opened));
-        ANY.store(true, Ordering::Release);
+    let file = (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))?;
+    file.set_len(image.length() as u64).ok()?;
+    file.set_permissions(Permissions::from_mode(0o444)).ok()?;
+    Some(file)
+}
+
+/// The file that the next `open` will stand for.
+fn spare(image: &Image) -> Option<OwnedFd> {
+    let mut spare = image.spare.lock().unwrap_or_else(PoisonError::into_inner);
+    if spare.is_none() {
+        *spare = stand_in(image);
     }
-    shown
+    spare.as_ref()?.try_clone().ok().map(OwnedFd::from)
 }
 
 /// The path of a descriptor, as a C string.
@@ -191,8 +203,9 @@ impl Opened {
             SEEK_CUR => self.position.load(Ordering::Relaxed),
             SEEK_END => length,
             // All of it is data.
-            SEEK_DATA if (0..length).contains(&offset) => 0,
-            SEEK_HOLE if (0..length).contains(&offset) => length - offset,
+            SEEK_DATA | SEEK_HOLE if !(0..length).contains(&offset) => return fail(ENXIO) as i64,
+            SEEK_DATA => 0,
+            SEEK_HOLE => length - offset,
             _ => return fail(EINVAL) as i64,
         };
         match from.checked_add(offset).filter(|position| *position >= 0) {
@@ -228,12 +241,13 @@ impl Substitute {
         match unsafe { classify(path) } {
             Path::Other => None,
             Path::Folder => Some(Some(Self { path: b"/\0".to_vec(), _fd: None })),
-            Path::Model(model) => {
-                let fd = open(&model, O_CLOEXEC, false);
-                // SAFETY: Needed to close it afterwards: it was made just now.
-                let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
-                Some((fd >= 0).then(|| Self { path: place_of(fd), _fd: Some(own(fd)) }))
-            }
+            Path::Model(model) => Some(match find_image(&model) {
+                Ok(image) => spare(&image).map(|fd| Self { path: place_of(fd.as_raw_fd()), _fd: Some(fd) }),
+                Err(refusal) => {
+                    set_errno(refusal.errno);
+                    None
+                }
+            }),
         }
     }
 

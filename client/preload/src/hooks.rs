@@ -7,8 +7,8 @@ use std::ptr;
 
 use crate::files::{self, NULL, Path, Substitute};
 use crate::sys::{
-    EACCES, EBADF, EINVAL, EROFS, Iovec, MAP_FAILED, O_CLOEXEC, SYS_STATX, W_OK, X_OK, errno, set_errno,
-    strdup,
+    EACCES, EBADF, EINVAL, ENOTSUP, EROFS, Iovec, MAP_FAILED, O_CLOEXEC, SYS_STATX, W_OK, X_OK, errno,
+    set_errno, strdup,
 };
 use crate::{next, streams};
 
@@ -164,6 +164,28 @@ hooks! {
             })
         })
     }
+    // Programs that are told `EINVAL` here read and write instead.
+    copy_file_range (
+        from: c_int, at: *mut i64, to: c_int, to_at: *mut i64, length: usize, flags: c_uint
+    ) -> isize {
+        let result = || next::copy_file_range(from, at, to, to_at, length, flags);
+        unless_ours!(from, result(), -1, |_file| failed(EINVAL))
+    }
+    sendfile | sendfile64 (to: c_int, from: c_int, at: *mut i64, length: usize) -> isize {
+        unless_ours!(from, next::sendfile64(to, from, at, length), -1, |_file| failed(EINVAL))
+    }
+    getxattr (path: *const c_char, name: *const c_char, out: *mut c_void, length: usize) -> isize {
+        with_path!(path, next::getxattr(path, name, out, length), without_attributes(path))
+    }
+    lgetxattr (path: *const c_char, name: *const c_char, out: *mut c_void, length: usize) -> isize {
+        with_path!(path, next::lgetxattr(path, name, out, length), without_attributes(path))
+    }
+    listxattr (path: *const c_char, out: *mut c_char, length: usize) -> isize {
+        with_path!(path, next::listxattr(path, out, length), without_attributes(path))
+    }
+    llistxattr (path: *const c_char, out: *mut c_char, length: usize) -> isize {
+        with_path!(path, next::llistxattr(path, out, length), without_attributes(path))
+    }
     posix_fadvise | posix_fadvise64 (fd: c_int, offset: i64, length: i64, advice: c_int) -> c_int {
         // Returns the number instead of setting it. The blobs' pages take no advice by file.
         let result = next::posix_fadvise64(fd, offset, length, advice);
@@ -193,7 +215,7 @@ unsafe fn open_any(path: *const c_char, flags: c_int) -> Option<c_int> {
             set_errno(EACCES);
             Some(-1)
         }
-        Path::Model(model) => Some(files::open(&model, flags, true)),
+        Path::Model(model) => Some(files::open(&model, flags)),
     }
 }
 
@@ -217,6 +239,17 @@ fn may(_there: *const c_char, mode: c_int) -> c_int {
         _ => return 0,
     };
     set_errno(refused);
+    -1
+}
+
+/// Extended attributes of what is there.
+fn without_attributes(_there: *const c_char) -> isize {
+    failed(ENOTSUP)
+}
+
+/// Sets `errno` and gives what C returns then.
+fn failed(error: c_int) -> isize {
+    set_errno(error);
     -1
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::mem::{size_of, zeroed};
 use std::ops::Range;
@@ -34,6 +35,9 @@ pub(crate) struct Image {
     length: usize,
     /// Whole pages that come from one place each, in order; together all of the image.
     segments: Vec<Range<usize>>,
+    /// What the next `open` will stand for, once `stat` has shown it: a program that compares the two
+    /// finds one file.
+    pub(crate) spare: Mutex<Option<File>>,
     /// The model is in use while this is open.
     _lease: UnixStream,
 }
@@ -194,7 +198,13 @@ impl Image {
         if address == MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { address: address.addr(), length, segments: Vec::new(), _lease: lease })
+        Ok(Self {
+            address: address.addr(),
+            length,
+            segments: Vec::new(),
+            spare: Mutex::default(),
+            _lease: lease,
+        })
     }
 
     fn receive_header(&mut self, stream: &mut UnixStream, length: u64) -> io::Result<()> {

@@ -1,8 +1,8 @@
 //! What `blobd exec` puts under a program: `/blobd/<reference>.gguf` is a file there.
 //!
-//! The dynamic linker binds a program's `open`, `read`, `mmap`, … to the functions in [`hooks`].
+//! The dynamic linker binds a program's `open`, `read`, `mmap`, … to the functions in `hooks`.
 //! Opening a path below `/blobd/` asks the `blobd exec` above for the model's image
-//! ([`image`]): a header, and descriptors of blobs that are mapped behind it. The program gets a
+//! (`image`): a header, and descriptors of blobs that are mapped behind it. The program gets a
 //! descriptor of an empty file of the right length that was opened with `O_PATH`: the kernel tells its
 //! size to anyone, and refuses to read or map it. A hook lets the kernel try first and
 //! steps in where it refuses; so other files cost nothing more, and a way of reading that has no hook

@@ -56,6 +56,13 @@ next! {
     fn lseek64(fd: c_int, offset: i64, whence: c_int) -> i64, else -1;
     fn mmap64(at: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64)
         -> *mut c_void, else MAP_FAILED;
+    fn copy_file_range(from: c_int, at: *mut i64, to: c_int, to_at: *mut i64, length: usize, flags: c_uint)
+        -> isize, else -1;
+    fn sendfile64(to: c_int, from: c_int, at: *mut i64, length: usize) -> isize, else -1;
+    fn getxattr(path: *const c_char, name: *const c_char, out: *mut c_void, length: usize) -> isize, else -1;
+    fn lgetxattr(path: *const c_char, name: *const c_char, out: *mut c_void, length: usize) -> isize, else -1;
+    fn listxattr(path: *const c_char, out: *mut c_char, length: usize) -> isize, else -1;
+    fn llistxattr(path: *const c_char, out: *mut c_char, length: usize) -> isize, else -1;
     fn posix_fadvise64(fd: c_int, offset: i64, length: i64, advice: c_int) -> c_int, else ENOSYS;
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long)
         -> c_long, else -1;

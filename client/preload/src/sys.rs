@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
 pub(crate) const EIO: c_int = 5;
+pub(crate) const ENXIO: c_int = 6;
 pub(crate) const EBADF: c_int = 9;
 pub(crate) const ENOENT: c_int = 2;
 pub(crate) const ENOMEM: c_int = 12;
@@ -11,6 +12,7 @@ pub(crate) const ENOTDIR: c_int = 20;
 pub(crate) const EINVAL: c_int = 22;
 pub(crate) const EROFS: c_int = 30;
 pub(crate) const ENOSYS: c_int = 38;
+pub(crate) const ENOTSUP: c_int = 95;
 
 pub(crate) const O_ACCMODE: c_int = 3;
 pub(crate) const O_TRUNC: c_int = 0o1000;
@@ -89,8 +91,6 @@ unsafe extern "C" {
     pub(crate) fn __errno_location() -> *mut c_int;
     pub(crate) fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
     pub(crate) fn memfd_create(name: *const c_char, flags: c_uint) -> c_int;
-    pub(crate) fn ftruncate64(fd: c_int, length: i64) -> c_int;
-    pub(crate) fn fchmod(fd: c_int, mode: c_uint) -> c_int;
     pub(crate) fn recvmsg(socket: c_int, message: *mut Message, flags: c_int) -> isize;
     pub(crate) fn mremap(
         old: *mut c_void,

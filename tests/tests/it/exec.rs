@@ -58,6 +58,27 @@ fn program_reads_a_model_in_every_way_as_it_reads_a_file() {
 }
 
 #[test]
+fn file_tools_read_and_copy_a_model() {
+    let daemon = TestDaemon::start();
+    import(&daemon, "tiny", &awkward_model());
+    let expected = fs::read(real_file(&daemon, "tiny")).unwrap();
+    let copy = daemon.scratch().join("copy");
+    exec(&daemon, &["cp", "/blobd/tiny.gguf", copy.to_str().unwrap()]).succeeds();
+    assert!(fs::read(&copy).unwrap() == expected);
+    for command in
+        ["cat /blobd/tiny.gguf", "cat < /blobd/tiny.gguf", "dd if=/blobd/tiny.gguf bs=1000 status=none"]
+    {
+        let run = exec(&daemon, &["sh", "-c", command]);
+        // A shell's own redirection goes to a program that did not open the file: refused, never wrong.
+        let is_refused = run.code != 0 && run.stdout.is_empty() && run.stderr.contains("Bad file descriptor");
+        assert!(run.stdout == expected || is_refused, "{command}: {}", run.stderr);
+        assert!(is_refused == command.contains('<'), "{command}: {}", run.stderr);
+    }
+    let listed = exec(&daemon, &["ls", "-l", "/blobd/tiny.gguf"]).succeeds();
+    assert!(listed.text().contains(&expected.len().to_string()) && listed.stderr.is_empty(), "{listed:?}");
+}
+
+#[test]
 fn python_maps_and_reads_a_model() {
     if !has("python3") {
         return;
