@@ -52,7 +52,7 @@ fuzz seconds="60":
     cargo run --quiet --example seeds
     export RUSTC_BOOTSTRAP=1 # cargo-fuzz takes flags of the nightly compiler
     for target in $(cargo fuzz list); do
-        # No sanitizer: memory safety is the compiler's business but in client/src/map.rs.
+        # No sanitizer: memory safety is the compiler's business but in client/src/map.rs, capi and preload.
         cargo fuzz run --sanitizer none "$target" -- \
             -max_total_time={{ seconds }} -max_len=16384 -timeout=5 -rss_limit_mb=512
     done
