@@ -114,7 +114,8 @@ fn interpreter(file: &File, head: &[u8]) -> io::Result<Kind> {
     };
     for index in 0..count.min(MAX_HEADERS) {
         let mut header = [0; 56];
-        let Some(offset) = index.checked_mul(size).and_then(|offset| offset.checked_add(table)) else {
+        let Some(offset) = index.checked_mul(size).and_then(|offset| in_file(offset.checked_add(table)?))
+        else {
             break;
         };
         if file.read_at(&mut header, offset)? < header.len() {
@@ -124,12 +125,17 @@ fn interpreter(file: &File, head: &[u8]) -> io::Result<Kind> {
             let (offset, length) = (number(&header, 8, 8), number(&header, 32, 8));
             let length = usize::try_from(length.unwrap_or(0)).unwrap_or(usize::MAX).min(LONGEST_PATH);
             let mut path = vec![0; length];
-            let length = file.read_at(&mut path, offset.unwrap_or(0))?;
+            let length = file.read_at(&mut path, offset.and_then(in_file).unwrap_or(0))?;
             let is_musl = path.get(..length).unwrap_or_default().windows(7).any(|part| part == b"ld-musl");
             return Ok(if is_musl { Kind::Musl } else { Kind::Dynamic });
         }
     }
     Ok(Kind::Static)
+}
+
+/// An offset that a file can have: the kernel refuses others.
+fn in_file(offset: u64) -> Option<u64> {
+    i64::try_from(offset).is_ok().then_some(offset)
 }
 
 /// A little-endian number of so many bytes.
