@@ -45,6 +45,10 @@ crash *arguments: build
 oracle +files: build
     python3 tests/oracle.py target/release/blobd {{ files }}
 
+# Real engines under `blobd exec`, on a model of yours; takes node and npm, else they are skipped
+engines model prompt=" The": build
+    tests/engines/run target/release/blobd {{ model }} "{{ prompt }}"
+
 # Every fuzz target for so many seconds; takes cargo-fuzz and a C++ compiler
 fuzz seconds="60":
     #!/usr/bin/env bash
@@ -53,7 +57,7 @@ fuzz seconds="60":
     cargo run --quiet --example seeds
     export RUSTC_BOOTSTRAP=1 # cargo-fuzz takes flags of the nightly compiler
     for target in $(cargo fuzz list); do
-        # No sanitizer: memory safety is the compiler's business but in client/src/map.rs.
+        # No sanitizer: memory safety is the compiler's business but in client/src/map.rs, capi and preload.
         cargo fuzz run --sanitizer none "$target" -- \
             -max_total_time={{ seconds }} -max_len=16384 -timeout=5 -rss_limit_mb=512
     done

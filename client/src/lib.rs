@@ -33,6 +33,7 @@
 //! - [`weights`]: models with a file per tensor: by name, component, quantisation
 //! - [`asynchronous`]: the same for asynchronous programs
 //! - [`residency`]: what of a tensor is in memory; reading it ahead, letting it go, locking it
+//! - [`gguf_view`]: a model as one GGUF file in memory, still without a copy
 //! - [`error`]: what can go wrong in between
 //! - [`protocol`]: the messages and frames, used by both ends
 //!
@@ -41,6 +42,7 @@
 pub mod asynchronous;
 pub mod client;
 pub mod error;
+pub mod gguf_view;
 pub mod model;
 pub mod protocol;
 pub mod residency;

@@ -14,7 +14,11 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rustix::fs::fstat;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap, mmap_anonymous, munlock, munmap};
+use rustix::io::Errno;
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags, madvise, mlock, mmap, mmap_anonymous, mprotect,
+    mremap_fixed, munlock, munmap,
+};
 
 /// A whole blob in memory, until it is dropped.
 ///
@@ -231,6 +235,115 @@ fn may_see_residency(owner: u32) -> bool {
 
 const NOT_TOLD: &str = "the kernel tells only the owner of a file and root what of it is in memory";
 
+/// A range of address space in which blobs lie side by side, until it is dropped.
+///
+/// # Safety argument
+///
+/// All of it can be read at any time: it begins as pages of zeros, and what is put into it replaces
+/// whole pages by readable ones, in one call each. Maps of blobs are further maps of what
+/// [`BlobMap`] has mapped, so its argument holds for them; the rest is memory of our own, read-only
+/// once it is written. Putting in takes `&mut self`, so that no `&[u8]` is left that would see it.
+#[derive(Debug)]
+pub(crate) struct Region {
+    address: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: Memory that is only ever read through `&self`, from any thread; nothing about it belongs
+// to the thread that made it.
+unsafe impl Send for Region {}
+// SAFETY: As above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Reserves so many bytes, rounded up to pages, all zero. Costs no memory.
+    pub(crate) fn reserve(length: usize) -> io::Result<Self> {
+        let length = whole_pages(length.max(1)).ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: Needed to own a range. Without MAP_FIXED the kernel chooses addresses that nobody
+        // uses.
+        let address = unsafe {
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            mmap_anonymous(ptr::null_mut(), length, ProtFlags::READ, flags)?
+        };
+        let address = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { address, length })
+    }
+
+    /// Maps a part of a blob at an offset, once more; returns whether that was possible: both must
+    /// lie at a page's start, and the system must know second maps: valgrind does not. What the last
+    /// page has behind the part is the blob's next bytes, or
+    /// zeros.
+    pub(crate) fn place(&mut self, offset: usize, part: &BlobSlice) -> io::Result<bool> {
+        let Some(map) = part.map.as_ref().filter(|_| part.length > 0) else { return Ok(true) };
+        let page = rustix::param::page_size();
+        if !offset.is_multiple_of(page) || !part.offset.is_multiple_of(page) {
+            return Ok(false);
+        }
+        let (target, length) = self.pages(offset, part.length)?;
+        let source = map.address.as_ptr().wrapping_byte_add(part.offset).cast();
+        // SAFETY: Needed to put the part there. An old length of zero leaves the source as it is and
+        // maps the same file a second time. The source is inside a living map: `part` has been
+        // compared with the blob's length. The target is inside `self`, and nobody has a slice of
+        // it: `&mut self`.
+        match unsafe { mremap_fixed(source, 0, length, MremapFlags::MAYMOVE, target) } {
+            Err(Errno::INVAL) => Ok(false),
+            placed => Ok(placed.map(|_target| true)?),
+        }
+    }
+
+    /// Puts a copy of `bytes` at an offset, which must be a page's start; zeros up to the page's
+    /// end. The memory is shared with processes that are forked, never with a file.
+    pub(crate) fn copy(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let (target, length) = self.pages(offset, bytes.len())?;
+        // SAFETY: Needed for memory that can be written until it is filled. MAP_FIXED replaces pages
+        // of `self` alone, of which nobody has a slice; `length` is at least that of `bytes`, which
+        // is no part of pages that were made just now. Shared, so that it can be mapped again.
+        unsafe {
+            let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
+            mmap_anonymous(target, length, ProtFlags::READ | ProtFlags::WRITE, flags)?;
+            ptr::copy_nonoverlapping(bytes.as_ptr(), target.cast(), bytes.len());
+            mprotect(target, length, MprotectFlags::READ)?;
+        }
+        Ok(())
+    }
+
+    /// All of it.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: Needed because the memory comes from the kernel. It is readable until `self` is
+        // dropped and does not change while it is borrowed: see the type.
+        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.length) }
+    }
+
+    /// The address of whole pages for `length` bytes from `offset` on, and how many bytes those are.
+    fn pages(&self, offset: usize, length: usize) -> io::Result<(*mut c_void, usize)> {
+        let length = whole_pages(length);
+        let end = length.and_then(|length| offset.checked_add(length));
+        match (length, end) {
+            (Some(length), Some(end))
+                if end <= self.length && offset.is_multiple_of(rustix::param::page_size()) =>
+            {
+                Ok((self.address.as_ptr().wrapping_byte_add(offset).cast(), length))
+            }
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: Needed to give the address space back. `reserve` made the range, nothing else
+        // unmaps it, and every slice of it borrows from `self`.
+        let _cannot_fail = unsafe { munmap(self.address.as_ptr().cast(), self.length) };
+    }
+}
+
+fn whole_pages(length: usize) -> Option<usize> {
+    length.checked_next_multiple_of(rustix::param::page_size())
+}
+
 /// Maps a large blob at a 2 MiB boundary. Recent kernels choose one by themselves on the usual
 /// file systems; where not, the blob is placed into a larger reservation.
 fn map_huge(blob: BorrowedFd<'_>, length: usize) -> io::Result<*mut c_void> {
@@ -255,7 +368,7 @@ fn map_anywhere(blob: BorrowedFd<'_>, length: usize) -> io::Result<*mut c_void> 
 /// Reserves 2 MiB more than needed, maps the blob at the boundary inside, and gives the rest of
 /// the reservation back.
 fn map_into_reservation(blob: BorrowedFd<'_>, length: usize) -> io::Result<*mut c_void> {
-    let whole_pages = length.checked_next_multiple_of(rustix::param::page_size());
+    let whole_pages = whole_pages(length);
     let reserved = whole_pages.and_then(|pages| pages.checked_add(HUGE_PAGE_BYTES));
     let (Some(whole_pages), Some(reserved)) = (whole_pages, reserved) else {
         return Err(io::ErrorKind::OutOfMemory.into());
@@ -360,6 +473,38 @@ mod tests {
         assert!(BlobSlice::new(map, 100, 0).unwrap().is_empty());
         assert_eq!(slice[..], bytes[10..30]);
         assert!(BlobSlice::default().is_empty());
+    }
+
+    #[test]
+    fn region_shows_parts_of_blobs_and_copies_side_by_side() {
+        let page = rustix::param::page_size();
+        let (file, bytes) = file_of(3 * page + 10);
+        let map = Arc::new(BlobMap::new(file.as_fd()).unwrap());
+        let part = |offset, length| BlobSlice::new(Arc::clone(&map), offset, length).unwrap();
+        let mut region = Region::reserve(5 * page).unwrap();
+        region.copy(0, b"head").unwrap();
+        let page_u64 = page as u64;
+        assert!(region.place(page, &part(page_u64, 2 * page_u64 + 10)).unwrap());
+        assert!(!region.place(4 * page, &part(1, 10)).unwrap(), "off a page's start");
+        assert!(!region.place(4 * page + 1, &part(0, 10)).unwrap(), "to off a page's start");
+        drop((map, file));
+        assert_eq!(region.bytes()[..8], *b"head\0\0\0\0");
+        assert_eq!(region.bytes()[page..3 * page + 10], bytes[page..]);
+        assert!(region.bytes()[3 * page + 10..].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn nothing_is_put_outside_a_region() {
+        let page = rustix::param::page_size();
+        let (file, _) = file_of(2 * page);
+        let map = Arc::new(BlobMap::new(file.as_fd()).unwrap());
+        let two_pages = BlobSlice::new(map, 0, 2 * page as u64).unwrap();
+        let mut region = Region::reserve(2 * page).unwrap();
+        for offset in [page, 2 * page, usize::MAX - page + 1] {
+            assert!(region.place(offset, &two_pages).is_err(), "{offset}");
+            assert!(region.copy(offset, &two_pages).is_err(), "{offset}");
+        }
+        assert!(region.bytes().iter().all(|byte| *byte == 0));
     }
 
     #[test]

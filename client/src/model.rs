@@ -80,12 +80,18 @@ impl OpenModel {
     /// and its draft model, the first; [`tensors`](Self::tensors) has all.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<&TensorLocation> {
+        self.tensors.get(self.tensor_index(name)?)
+    }
+
+    /// Where in [`tensors`](Self::tensors) the tensor with this name stands.
+    #[must_use]
+    pub fn tensor_index(&self, name: &str) -> Option<usize> {
         let names = self.names.get_or_init(|| {
             // In reverse, so that the first of several is the one that stays.
             let places = self.tensors.iter().enumerate().rev();
             places.map(|(place, tensor)| (tensor.name.as_str().into(), place)).collect()
         });
-        self.tensors.get(*names.get(name)?)
+        names.get(name).copied()
     }
 
     /// Maps the tensor with this name.
@@ -243,6 +249,12 @@ impl OpenModel {
         matches!(recv(&self.lease, &mut [0_u8], flags), Err(Errno::AGAIN | Errno::INTR))
     }
 
+    /// Lets go of everything but the lease: for a program that has mapped what it needs, or passed
+    /// it on, and wants its descriptors back.
+    pub fn into_lease(self) -> Lease {
+        Lease { _stream: self.lease }
+    }
+
     fn layer(&self, layer: usize) -> Result<&OpenLayer, ModelError> {
         let count = self.head.layers.len();
         self.head.layers.get(layer).ok_or(ModelError::NoLayer { layer, count })
@@ -253,7 +265,8 @@ impl OpenModel {
         self.blobs.get(place).ok_or(ModelError::NoFd { fd, count: self.blobs.len() })
     }
 
-    fn slice(&self, fd: u32, offset: u64, length: u64) -> Result<BlobSlice, ModelError> {
+    /// So many bytes behind a descriptor, mapped.
+    pub(crate) fn slice(&self, fd: u32, offset: u64, length: u64) -> Result<BlobSlice, ModelError> {
         let blame = |error| match error {
             BlobError::Short { found } => ModelError::short(fd, found, offset, length),
             BlobError::Io(reason) => ModelError::Map { fd, reason },
@@ -292,6 +305,13 @@ impl OpenModel {
         };
         self.blob(fd)?.copy_to(offset, length, buffer, out).map_err(blame)
     }
+}
+
+/// What is left of an [`OpenModel`] that was let go: the model is in use until this is dropped.
+#[must_use = "the lease ends when it is dropped"]
+#[derive(Debug)]
+pub struct Lease {
+    _stream: UnixStream,
 }
 
 /// A tensor in memory: derefs to its bytes.

@@ -16,7 +16,8 @@
 //! - [`verbs`]: one set of calls for the store in process, the socket and the embedded command
 //! - [`model`], [`raw_gguf`]: model files, valid and hostile; [`oracle`] reads them independently
 //! - [`store_dir`], [`memory`], [`http`]: what lies in a store, what a process holds, raw requests
-//! - [`places`], [`wait`], [`programs`]: where files go, how to wait, where the binaries are
+//! - [`places`], [`wait`], [`programs`], [`compiler`]: where files go, how to wait, where the binaries
+//!   are, how programs in C are made
 //! - [`mount`]: models as files
 //! - [`registry`]: a registry that misbehaves on demand
 //! - [`crash_disk`], [`faulty_disk`]: disks that forget or fail; [`steps`] are done to a store on
@@ -26,6 +27,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 pub mod command;
+pub mod compiler;
 pub mod crash_disk;
 pub mod daemon;
 pub mod faulty_disk;

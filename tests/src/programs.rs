@@ -44,7 +44,7 @@ fn profile_dir() -> PathBuf {
 fn is_fresh(binary: &Path) -> bool {
     let Some(built) = modified(binary) else { return false };
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let sources = ["daemon/src", "client/src", "store-format/src"];
+    let sources = ["daemon/src", "client/src", "client/preload/src", "store-format/src"];
     sources.iter().all(|folder| newest_below(&workspace.join(folder)).is_none_or(|newest| newest <= built))
 }
 

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use blobd_store_format::gguf::GgufError;
+
 use crate::protocol::error::ErrorCode;
 
 /// Why an open model cannot be read.
@@ -29,6 +31,40 @@ pub enum ModelError {
     NoHeader {
         /// The layer asked for; any if absent.
         layer: Option<usize>,
+    },
+    /// A layer's GGUF header cannot be read, or none can be made for one file of all.
+    #[error("{}{reason}", .layer.map_or(String::new(), |layer| format!("layer {layer}: ")))]
+    Gguf {
+        /// The layer; absent for the header to be made.
+        layer: Option<usize>,
+        /// What is wrong with it.
+        reason: GgufError,
+    },
+    /// A tensor of a file was not asked for, so there is no image of the file.
+    #[error("layer {layer}: tensor {name:?} was not asked for; open with TensorSelection::All")]
+    NotOpened {
+        /// The layer's number.
+        layer: usize,
+        /// The tensor.
+        name: String,
+    },
+    /// The table and the file's header differ about a tensor.
+    #[error("tensor {name:?}: {found} bytes in the table, {expected} by its header; run `blobd verify`")]
+    Size {
+        /// The tensor.
+        name: String,
+        /// Its size in the table.
+        found: u64,
+        /// Its size by type and shape.
+        expected: u64,
+    },
+    /// There is no room for the image of a file.
+    #[error("image of {length} bytes: {reason}; raise `ulimit -v` or `sysctl vm.max_map_count`")]
+    Image {
+        /// How long it would be.
+        length: u64,
+        /// What the kernel says.
+        reason: io::Error,
     },
     /// The layer is a split file, not one blob.
     #[error("layer {layer}: stored in pieces; use write_layer")]
@@ -93,10 +129,14 @@ impl ModelError {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::NoTensor { .. } | Self::NoLayer { .. } | Self::NoHeader { .. } => ErrorCode::NotFound,
-            Self::NotWhole { .. } | Self::NoPieces { .. } | Self::NoFd { .. } => ErrorCode::InvalidRequest,
-            Self::NotText { .. } | Self::Short { .. } => ErrorCode::Corrupt,
+            Self::NotWhole { .. } | Self::NoPieces { .. } | Self::NotOpened { .. } | Self::NoFd { .. } => {
+                ErrorCode::InvalidRequest
+            }
+            Self::NotText { .. } | Self::Short { .. } | Self::Gguf { .. } | Self::Size { .. } => {
+                ErrorCode::Corrupt
+            }
             Self::Write(error) if error.kind() == io::ErrorKind::StorageFull => ErrorCode::NoSpace,
-            Self::Map { .. } | Self::Read { .. } | Self::Write(_) => ErrorCode::Internal,
+            Self::Map { .. } | Self::Read { .. } | Self::Image { .. } | Self::Write(_) => ErrorCode::Internal,
         }
     }
 

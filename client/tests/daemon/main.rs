@@ -7,3 +7,4 @@ mod import;
 mod open;
 mod specification;
 mod verbs;
+mod view;

@@ -10,6 +10,7 @@ mod connect;
 mod demo;
 mod df;
 mod doctor;
+mod exec;
 mod export;
 mod gc;
 mod import;
@@ -89,6 +90,7 @@ enum Command {
     Limit(limit::Params),
     Import(import::Params),
     Export(export::Params),
+    Exec(exec::Params),
     Ls(ls::Params),
     Show(show::Params),
     Ps(ps::Params),
@@ -120,7 +122,7 @@ pub fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
     let global = global.or_environment();
     match run(&global, command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             report(&global, &error);
             ExitCode::from(error.code.exit_code())
@@ -128,8 +130,10 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(global: &Global, command: Command) -> Result<(), ErrorBody> {
-    match command {
+/// The exit code is [`ExitCode::SUCCESS`] but for `exec`, which ends as its program did.
+fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
+    let done = match command {
+        Command::Exec(params) => return exec::run(global, &params),
         Command::Pull(params) => pull::run(global, &params),
         Command::Limit(params) => limit::run(global, &params),
         Command::Import(params) => import::run(global, &params),
@@ -155,7 +159,8 @@ fn run(global: &Global, command: Command) -> Result<(), ErrorBody> {
         Command::MountGuard(params) => mount::run_guard(&params),
         Command::Demo(params) => demo::run(&params),
         Command::DemoReader(params) => demo::run_reader(global, &params),
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 fn report(global: &Global, error: &ErrorBody) {

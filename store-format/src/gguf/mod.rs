@@ -33,11 +33,11 @@ pub use value::{ArrayRef, ArrayValue, MetadataValue, Value, ValueType};
 pub use writer::GgufWriter;
 
 /// The metadata key that holds the alignment of the data section and of every tensor in it.
-pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
+pub const ALIGNMENT_KEY: &str = "general.alignment";
 /// The alignment of files that do not set one; fixed by the format.
 pub(crate) const DEFAULT_ALIGNMENT: u32 = 32;
 /// The largest alignment read. Files use 32, sometimes a page (4 KiB to 64 KiB); more would let a
 /// header of a few bytes ask for gigabytes of padding.
 pub(crate) const MAX_ALIGNMENT: u32 = 1 << 20;
 /// The first four bytes of every GGUF file.
-pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
+pub const MAGIC: [u8; 4] = *b"GGUF";

@@ -161,6 +161,29 @@ impl<'a> MetadataValue<'a> {
         }
     }
 
+    /// The same value, to be written.
+    #[must_use]
+    pub fn to_value(&self) -> Value {
+        match *self {
+            Self::U8(value) => Value::U8(value),
+            Self::I8(value) => Value::I8(value),
+            Self::U16(value) => Value::U16(value),
+            Self::I16(value) => Value::I16(value),
+            Self::U32(value) => Value::U32(value),
+            Self::I32(value) => Value::I32(value),
+            Self::F32(value) => Value::F32(value),
+            Self::Bool(value) => Value::Bool(value),
+            Self::String(bytes) => Value::String(bytes.to_vec()),
+            Self::Array(array) => {
+                let values = array.iter().map(|value| value.to_value()).collect();
+                Value::Array(ArrayValue { element: array.element, values })
+            }
+            Self::U64(value) => Value::U64(value),
+            Self::I64(value) => Value::I64(value),
+            Self::F64(value) => Value::F64(value),
+        }
+    }
+
     /// Reads a value whose extent has been checked.
     pub(super) fn read(cursor: &mut Cursor<'a>, value_type: ValueType) -> Result<Self, Stop> {
         Ok(match value_type {

@@ -1,0 +1,147 @@
+//! `include/blobd_client.h` is what `src/lib.rs` says. `BLESS=1 cargo test -p blobd-client-c` writes it.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+const TOP: &str =
+    "/* blobd's client library: opens a model from a blobd daemon and maps its tensors without a
+ * copy. Link with -lblobd_client; a static library also takes -lpthread -ldl -lm.
+ *
+ * Nothing here is global or starts a thread. A model may be used by any number of threads at once,
+ * but closed by one that is the last. Strings are UTF-8.
+ *
+ * Made from client/capi/src/lib.rs: change that and run `BLESS=1 cargo test -p blobd-client-c`. */
+#ifndef BLOBD_CLIENT_H
+#define BLOBD_CLIENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern \"C\" {
+#endif
+";
+const BOTTOM: &str = "
+#ifdef __cplusplus
+}
+#endif
+
+#endif
+";
+
+#[test]
+fn header_is_made_from_the_source() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let made = header(&fs::read_to_string(root.join("src/lib.rs")).unwrap());
+    let path = root.join("include/blobd_client.h");
+    if std::env::var_os("BLESS").is_some() {
+        fs::write(&path, &made).unwrap();
+    }
+    let found = fs::read_to_string(&path).unwrap_or_default();
+    assert!(found == made, "{}: differs from src/lib.rs; run this test with BLESS=1", path.display());
+}
+
+/// The header: all that is public in the source, in its order.
+fn header(source: &str) -> String {
+    let mut out = TOP.to_owned();
+    let mut lines = source.lines();
+    let mut comment = Vec::new();
+    while let Some(line) = lines.next() {
+        if let Some(text) = line.strip_prefix("///") {
+            comment.push(text.trim().to_owned());
+        } else if let Some(rest) = line.strip_prefix("pub struct ") {
+            write_comment(&mut out, "", &std::mem::take(&mut comment));
+            match rest.split_once('(') {
+                Some((name, _)) => writeln!(out, "typedef struct {0} {0};", snake(name)).unwrap(),
+                None => write_struct(&mut out, &snake(rest.trim_end_matches(" {")), &mut lines),
+            }
+        } else if line.starts_with("pub unsafe extern \"C\" fn ") {
+            write_comment(&mut out, "", &std::mem::take(&mut comment));
+            let mut text = line.to_owned();
+            while !text.ends_with('{') {
+                text += lines.next().expect("a function has a body").trim();
+            }
+            write_function(&mut out, &text);
+        } else if !line.starts_with('#') {
+            comment.clear();
+        }
+    }
+    out + BOTTOM
+}
+
+fn write_struct<'l>(out: &mut String, name: &str, lines: &mut impl Iterator<Item = &'l str>) {
+    writeln!(out, "typedef struct {name} {{").unwrap();
+    let mut comment = Vec::new();
+    for line in lines.map(str::trim).take_while(|line| *line != "}") {
+        if let Some(text) = line.strip_prefix("///") {
+            comment.push(text.trim().to_owned());
+        } else if let Some(field) = line.strip_prefix("pub ") {
+            write_comment(out, "    ", &std::mem::take(&mut comment));
+            let (field, of) = field.trim_end_matches(',').split_once(": ").unwrap();
+            writeln!(out, "    {};", declared(of, field)).unwrap();
+        }
+    }
+    writeln!(out, "}} {name};").unwrap();
+}
+
+fn write_function(out: &mut String, text: &str) {
+    let text = text.trim_start_matches("pub unsafe extern \"C\" fn ").trim_end_matches('{').trim();
+    let (name, rest) = text.split_once('(').unwrap();
+    let (arguments, result) = rest.rsplit_once(')').unwrap();
+    let argument = |argument: &str| {
+        let (name, of) = argument.trim().split_once(": ").unwrap();
+        declared(of, name)
+    };
+    let arguments: Vec<_> =
+        arguments.split(',').filter(|text| !text.trim().is_empty()).map(argument).collect();
+    let result = result.trim().strip_prefix("-> ").unwrap_or("()");
+    writeln!(out, "{}({});", declared(result, name), arguments.join(", ")).unwrap();
+}
+
+fn write_comment(out: &mut String, indent: &str, lines: &[String]) {
+    let lines: Vec<_> = lines.iter().map(|line| line.replace("# Safety", "The caller promises:")).collect();
+    let text = lines.join(&format!("\n{indent} * ")).replace(" * \n", " *\n");
+    let between = if indent.is_empty() { "\n" } else { "" };
+    writeln!(out, "{between}{indent}/* {text} */").unwrap();
+}
+
+/// A name with its type as C declares it.
+fn declared(of: &str, name: &str) -> String {
+    if let Some((element, length)) =
+        of.strip_prefix('[').and_then(|of| of.trim_end_matches(']').split_once("; "))
+    {
+        return format!("{}[{length}]", declared(element, name));
+    }
+    if let Some(target) = of.strip_prefix("*const ") {
+        return declared(target, &format!("*{name}")).replacen("", "const ", 1);
+    }
+    if let Some(target) = of.strip_prefix("*mut ") {
+        return declared(target, &format!("*{name}"));
+    }
+    let of = match of {
+        "()" | "c_void" => "void",
+        "c_int" => "int",
+        "c_char" => "char",
+        "u64" => "uint64_t",
+        "usize" => "size_t",
+        "bool" => "bool",
+        own if own.starts_with("Blobd") => return format!("{} {name}", snake(own)),
+        other => panic!("{other}: a type that C does not know"),
+    };
+    format!("{of} {name}")
+}
+
+/// `BlobdModel` is `blobd_model` in C.
+fn snake(name: &str) -> String {
+    let mut out = String::new();
+    for letter in name.chars() {
+        if letter.is_uppercase() && !out.is_empty() {
+            out.push('_');
+        }
+        out.extend(letter.to_lowercase());
+    }
+    out
+}

@@ -1,0 +1,271 @@
+//! The functions that a program calls instead of the C library's: each has that one's contract.
+//!
+//! A path is looked at first; a descriptor only after the kernel has refused it.
+
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use std::ptr;
+
+use crate::files::{self, NULL, Path, Substitute};
+use crate::sys::{
+    EACCES, EBADF, EINVAL, ENOTSUP, EROFS, Iovec, MAP_FAILED, O_CLOEXEC, SYS_STATX, W_OK, X_OK, errno,
+    set_errno, strdup,
+};
+use crate::{next, streams};
+
+/// Defines hooks: names that are exported with one body.
+macro_rules! hooks {
+    ($($($name:ident)|+ ($($argument:ident: $type:ty),*) -> $result:ty $body:block)*) => {$(
+        hooks!(@each [$($name)+] ($($argument: $type),*) -> $result, $body);
+    )*};
+    (@each [$($name:ident)+] $arguments:tt -> $result:ty, $body:block) => {
+        $(hooks!(@one $name $arguments -> $result, $body);)+
+    };
+    (@one $name:ident ($($argument:ident: $type:ty),*) -> $result:ty, $body:block) => {
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            // SAFETY: Needed to call on with what came: the caller keeps the contract of the C
+            // function with this name, which is that of every call in the body.
+            unsafe { $body }
+        }
+    };
+}
+
+/// Calls on with another path if this one is a model's.
+macro_rules! with_path {
+    ($path:ident, $call:expr, $instead:expr) => {
+        match Substitute::of($path) {
+            None => $call,
+            Some(None) => -1,
+            Some(Some(substitute)) => {
+                let $path = substitute.as_ptr();
+                $instead
+            }
+        }
+    };
+}
+
+/// Steps in if the kernel says that the descriptor cannot do this.
+macro_rules! unless_ours {
+    ($fd:expr, $call:expr, $failed:expr, |$file:ident| $instead:expr) => {{
+        let result = $call;
+        match (result == $failed && errno() == EBADF).then(|| files::find($fd)).flatten() {
+            Some($file) => $instead,
+            None => result,
+        }
+    }};
+}
+
+// `open` has an argument more when it creates; both ABIs pass it as if it were always there.
+hooks! {
+    open | open64 (path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        open_any(path, flags).unwrap_or_else(|| next::open64(path, flags, mode))
+    }
+    __open_2 | __open64_2 (path: *const c_char, flags: c_int) -> c_int {
+        open_any(path, flags).unwrap_or_else(|| next::open64(path, flags, Substitute::NONE))
+    }
+    openat | openat64 (dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        open_any(path, flags).unwrap_or_else(|| next::openat64(dir, path, flags, mode))
+    }
+    __openat_2 | __openat64_2 (dir: c_int, path: *const c_char, flags: c_int) -> c_int {
+        open_any(path, flags).unwrap_or_else(|| next::openat64(dir, path, flags, Substitute::NONE))
+    }
+    fopen (path: *const c_char, mode: *const c_char) -> *mut c_void {
+        open_stream(path, mode).unwrap_or_else(|| next::fopen(path, mode))
+    }
+    fopen64 (path: *const c_char, mode: *const c_char) -> *mut c_void {
+        open_stream(path, mode).unwrap_or_else(|| next::fopen64(path, mode))
+    }
+    fdopen (fd: c_int, mode: *const c_char) -> *mut c_void {
+        if files::find(fd).is_some() { streams::open(fd, mode) } else { next::fdopen(fd, mode) }
+    }
+    fileno | fileno_unlocked (stream: *mut c_void) -> c_int {
+        let fd = next::fileno(stream);
+        if fd >= 0 { fd } else { streams::fileno(stream).unwrap_or(fd) }
+    }
+    stat | stat64 (path: *const c_char, out: *mut c_void) -> c_int {
+        with_path!(path, next::stat(path, out), next::stat(path, out))
+    }
+    lstat | lstat64 (path: *const c_char, out: *mut c_void) -> c_int {
+        with_path!(path, next::lstat(path, out), next::stat(path, out))
+    }
+    __xstat | __xstat64 (version: c_int, path: *const c_char, out: *mut c_void) -> c_int {
+        with_path!(path, next::__xstat(version, path, out), next::__xstat(version, path, out))
+    }
+    __lxstat | __lxstat64 (version: c_int, path: *const c_char, out: *mut c_void) -> c_int {
+        with_path!(path, next::__lxstat(version, path, out), next::__xstat(version, path, out))
+    }
+    fstatat | fstatat64 (dir: c_int, path: *const c_char, out: *mut c_void, flags: c_int) -> c_int {
+        with_path!(path, next::fstatat(dir, path, out, flags), next::fstatat(dir, path, out, 0))
+    }
+    __fxstatat | __fxstatat64 (
+        version: c_int, dir: c_int, path: *const c_char, out: *mut c_void, flags: c_int
+    ) -> c_int {
+        with_path!(
+            path,
+            next::__fxstatat(version, dir, path, out, flags),
+            next::__fxstatat(version, dir, path, out, 0)
+        )
+    }
+    statx (dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, out: *mut c_void) -> c_int {
+        with_path!(path, next::statx(dir, path, flags, mask, out), next::statx(dir, path, 0, mask, out))
+    }
+    access (path: *const c_char, mode: c_int) -> c_int {
+        with_path!(path, next::access(path, mode), may(path, mode))
+    }
+    euidaccess | eaccess (path: *const c_char, mode: c_int) -> c_int {
+        with_path!(path, next::euidaccess(path, mode), may(path, mode))
+    }
+    faccessat (dir: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
+        with_path!(path, next::faccessat(dir, path, mode, flags), may(path, mode))
+    }
+    realpath (path: *const c_char, out: *mut c_char) -> *mut c_char {
+        match Substitute::of(path) {
+            None => next::realpath(path, out),
+            Some(None) => ptr::null_mut(),
+            Some(Some(_there)) => resolved(path, out),
+        }
+    }
+    __realpath_chk (path: *const c_char, out: *mut c_char, _length: usize) -> *mut c_char {
+        realpath(path, out)
+    }
+    read (fd: c_int, out: *mut c_void, length: usize) -> isize {
+        unless_ours!(fd, next::read(fd, out, length), -1, |file| file.read(out, length))
+    }
+    __read_chk (fd: c_int, out: *mut c_void, length: usize, _room: usize) -> isize {
+        read(fd, out, length)
+    }
+    pread | pread64 (fd: c_int, out: *mut c_void, length: usize, offset: i64) -> isize {
+        let result = || next::pread64(fd, out, length, offset);
+        unless_ours!(fd, result(), -1, |file| file.read_at(out, length, offset))
+    }
+    __pread_chk | __pread64_chk (
+        fd: c_int, out: *mut c_void, length: usize, offset: i64, _room: usize
+    ) -> isize {
+        pread64(fd, out, length, offset)
+    }
+    readv (fd: c_int, parts: *const Iovec, count: c_int) -> isize {
+        unless_ours!(fd, next::readv(fd, parts, count), -1, |file| file.read_parts(parts, count, None))
+    }
+    preadv | preadv64 (fd: c_int, parts: *const Iovec, count: c_int, offset: i64) -> isize {
+        let result = || next::preadv64(fd, parts, count, offset);
+        unless_ours!(fd, result(), -1, |file| file.read_parts(parts, count, Some(offset)))
+    }
+    lseek | lseek64 (fd: c_int, offset: i64, whence: c_int) -> i64 {
+        unless_ours!(fd, next::lseek64(fd, offset, whence), -1, |file| file.seek(offset, whence))
+    }
+    mmap | mmap64 (
+        hint: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64
+    ) -> *mut c_void {
+        let result = || next::mmap64(hint, length, protection, flags, fd, offset);
+        unless_ours!(fd, result(), MAP_FAILED, |file| {
+            file.image().map(hint, length, protection, flags, offset).unwrap_or_else(|error| {
+                set_errno(error);
+                MAP_FAILED
+            })
+        })
+    }
+    // Programs that are told `EINVAL` here read and write instead.
+    copy_file_range (
+        from: c_int, at: *mut i64, to: c_int, to_at: *mut i64, length: usize, flags: c_uint
+    ) -> isize {
+        let result = || next::copy_file_range(from, at, to, to_at, length, flags);
+        unless_ours!(from, result(), -1, |_file| failed(EINVAL))
+    }
+    sendfile | sendfile64 (to: c_int, from: c_int, at: *mut i64, length: usize) -> isize {
+        unless_ours!(from, next::sendfile64(to, from, at, length), -1, |_file| failed(EINVAL))
+    }
+    getxattr (path: *const c_char, name: *const c_char, out: *mut c_void, length: usize) -> isize {
+        with_path!(path, next::getxattr(path, name, out, length), without_attributes(path))
+    }
+    lgetxattr (path: *const c_char, name: *const c_char, out: *mut c_void, length: usize) -> isize {
+        with_path!(path, next::lgetxattr(path, name, out, length), without_attributes(path))
+    }
+    listxattr (path: *const c_char, out: *mut c_char, length: usize) -> isize {
+        with_path!(path, next::listxattr(path, out, length), without_attributes(path))
+    }
+    llistxattr (path: *const c_char, out: *mut c_char, length: usize) -> isize {
+        with_path!(path, next::llistxattr(path, out, length), without_attributes(path))
+    }
+    posix_fadvise | posix_fadvise64 (fd: c_int, offset: i64, length: i64, advice: c_int) -> c_int {
+        // Returns the number instead of setting it. The blobs' pages take no advice by file.
+        let result = next::posix_fadvise64(fd, offset, length, advice);
+        if result == EBADF && files::find(fd).is_some() { 0 } else { result }
+    }
+    syscall (
+        number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long
+    ) -> c_long {
+        // libuv calls this one by its number.
+        match Substitute::of(if number == SYS_STATX { b as *const c_char } else { ptr::null() }) {
+            None => next::syscall(number, a, b, c, d, e, f),
+            Some(None) => -1,
+            Some(Some(instead)) => next::syscall(number, a, instead.as_ptr() as c_long, 0, d, e, f),
+        }
+    }
+}
+
+/// `open` of a path of ours; `None` if it is none.
+///
+/// # Safety
+/// `path` must be null or a C string.
+unsafe fn open_any(path: *const c_char, flags: c_int) -> Option<c_int> {
+    // SAFETY: The caller's promise.
+    match unsafe { files::classify(path) } {
+        Path::Other => None,
+        Path::Folder => {
+            set_errno(EACCES);
+            Some(-1)
+        }
+        Path::Model(model) => Some(files::open(&model, flags)),
+    }
+}
+
+/// `fopen` of a path of ours; `None` if it is none.
+///
+/// # Safety
+/// `path` and `mode` must be C strings.
+unsafe fn open_stream(path: *const c_char, mode: *const c_char) -> Option<*mut c_void> {
+    // SAFETY: The caller's promise.
+    let fd = unsafe { open_any(path, O_CLOEXEC)? };
+    // SAFETY: As above.
+    Some(if fd < 0 { NULL } else { unsafe { streams::open(fd, mode) } })
+}
+
+/// `access` to what is there: it can be read, and nothing else.
+fn may(_there: *const c_char, mode: c_int) -> c_int {
+    let refused = match mode {
+        _ if mode & W_OK != 0 => EROFS,
+        _ if mode & X_OK != 0 => EACCES,
+        _ if mode & !7 != 0 => EINVAL,
+        _ => return 0,
+    };
+    set_errno(refused);
+    -1
+}
+
+/// Extended attributes of what is there.
+fn without_attributes(_there: *const c_char) -> isize {
+    failed(ENOTSUP)
+}
+
+/// Sets `errno` and gives what C returns then.
+fn failed(error: c_int) -> isize {
+    set_errno(error);
+    -1
+}
+
+/// `realpath` of a path that has nothing to resolve.
+///
+/// # Safety
+/// `path` must be a C string; `out` null or room for one as long as a path may be.
+unsafe fn resolved(path: *const c_char, out: *mut c_char) -> *mut c_char {
+    if out.is_null() {
+        // SAFETY: Needed because the caller frees it as C does.
+        return unsafe { strdup(path) };
+    }
+    // SAFETY: Needed to write where the caller wants it: its promise.
+    unsafe {
+        let text = CStr::from_ptr(path).to_bytes_with_nul();
+        ptr::copy_nonoverlapping(text.as_ptr().cast(), out, text.len());
+    }
+    out
+}

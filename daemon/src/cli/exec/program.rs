@@ -1,0 +1,210 @@
+//! Whether a library can be put under a program at all. Without this check a static program would
+//! run and say that the model's file does not exist.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+
+use super::super::usage;
+
+/// So many scripts may be each other's interpreters; the kernel allows five.
+const MAX_DEPTH: usize = 5;
+/// Program headers are a dozen.
+const MAX_HEADERS: u64 = 256;
+
+/// Refuses a program that is not found, or under which no library can be put.
+pub(super) fn check(program: &OsStr) -> Result<(), ErrorBody> {
+    check_at_depth(program, 0)
+}
+
+fn check_at_depth(program: &OsStr, depth: usize) -> Result<(), ErrorBody> {
+    let path = find(program)?;
+    let unreadable = |error: io::Error| {
+        ErrorBody::new(ErrorCode::Denied, format!("exec: {}: {error}", path.display()))
+            .with_hint("a program that cannot be read cannot be looked into; give it its own copy to read")
+    };
+    let file = File::open(&path).map_err(unreadable)?;
+    let mode = file.metadata().map_err(unreadable)?.permissions().mode();
+    if mode & 0o6000 != 0 {
+        return Err(refused(&path, "runs with another user's rights, and the system puts nothing under it"));
+    }
+    match inspect(&file).map_err(unreadable)? {
+        Kind::Dynamic => Ok(()),
+        Kind::Script(words) if depth < MAX_DEPTH => {
+            let [interpreter, arguments @ ..] = &*words else { return Ok(()) };
+            check_at_depth(interpreter, depth + 1)?;
+            // `#!/usr/bin/env python3`
+            let is_env = Path::new(interpreter).file_name() == Some(OsStr::new("env"));
+            let named = arguments.iter().find(|word| !word.as_bytes().starts_with(b"-"));
+            named.filter(|_| is_env).map_or(Ok(()), |named| check_at_depth(named, depth + 1))
+        }
+        Kind::Script(_) => Err(refused(&path, "its interpreters are scripts of each other")),
+        Kind::Static => Err(refused(&path, "is linked statically, so nothing can be put under it")),
+        Kind::Musl => Err(refused(&path, "uses musl, and the library is made for glibc")),
+        Kind::Foreign => Err(refused(&path, "is no program of this machine's kind")),
+    }
+}
+
+fn refused(path: &Path, reason: &str) -> ErrorBody {
+    usage(format!("exec: {}: {reason}", path.display()))
+        .with_hint("give it a real file: `blobd export REF -o model.gguf`")
+}
+
+/// The file that a command means.
+fn find(program: &OsStr) -> Result<PathBuf, ErrorBody> {
+    let is_program = |path: &PathBuf| {
+        path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+    };
+    let places: Vec<PathBuf> = if program.as_bytes().contains(&b'/') {
+        vec![program.into()]
+    } else {
+        let path = env::var_os("PATH").unwrap_or_default();
+        env::split_paths(&path).map(|folder| folder.join(program)).collect()
+    };
+    places.into_iter().find(is_program).ok_or_else(|| {
+        let message = format!("exec: {}: no such program", program.to_string_lossy());
+        ErrorBody::new(ErrorCode::NotFound, message)
+    })
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Kind {
+    Dynamic,
+    Static,
+    Musl,
+    /// Not ELF, or for another machine.
+    Foreign,
+    /// The interpreter and its arguments.
+    Script(Vec<OsString>),
+}
+
+/// Looks at a program's beginning, as the kernel does.
+fn inspect(file: &File) -> io::Result<Kind> {
+    const LONGEST_LINE: usize = 256;
+    let mut head = [0; LONGEST_LINE];
+    let length = file.read_at(&mut head, 0)?;
+    let head = head.get(..length).unwrap_or_default();
+    if let Some(line) = head.strip_prefix(b"#!") {
+        let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
+        return Ok(Kind::Script(words.map(|word| OsString::from_vec(word.to_vec())).collect()));
+    }
+    let (Some(kind), Some(machine)) = (head.get(..6), number(head, 18, 2)) else { return Ok(Kind::Foreign) };
+    // 64 bits, least significant byte first.
+    if kind != b"\x7fELF\x02\x01" || machine != MACHINE {
+        return Ok(Kind::Foreign);
+    }
+    interpreter(file, head)
+}
+
+/// Finds out which dynamic linker an ELF file asks for.
+fn interpreter(file: &File, head: &[u8]) -> io::Result<Kind> {
+    const INTERPRETER: u64 = 3;
+    const LONGEST_PATH: usize = 4096;
+    let (Some(table), Some(size), Some(count)) =
+        (number(head, 32, 8), number(head, 54, 2), number(head, 56, 2))
+    else {
+        return Ok(Kind::Foreign);
+    };
+    for index in 0..count.min(MAX_HEADERS) {
+        let mut header = [0; 56];
+        let Some(offset) = index.checked_mul(size).and_then(|offset| in_file(offset.checked_add(table)?))
+        else {
+            break;
+        };
+        if file.read_at(&mut header, offset)? < header.len() {
+            break;
+        }
+        if number(&header, 0, 4) == Some(INTERPRETER) {
+            let (offset, length) = (number(&header, 8, 8), number(&header, 32, 8));
+            let length = usize::try_from(length.unwrap_or(0)).unwrap_or(usize::MAX).min(LONGEST_PATH);
+            let mut path = vec![0; length];
+            let length = file.read_at(&mut path, offset.and_then(in_file).unwrap_or(0))?;
+            let is_musl = path.get(..length).unwrap_or_default().windows(7).any(|part| part == b"ld-musl");
+            return Ok(if is_musl { Kind::Musl } else { Kind::Dynamic });
+        }
+    }
+    Ok(Kind::Static)
+}
+
+/// An offset that a file can have: the kernel refuses others.
+fn in_file(offset: u64) -> Option<u64> {
+    i64::try_from(offset).is_ok().then_some(offset)
+}
+
+/// A little-endian number of so many bytes.
+fn number(bytes: &[u8], offset: usize, length: usize) -> Option<u64> {
+    let bytes = bytes.get(offset..offset.checked_add(length)?)?;
+    Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+}
+
+/// This machine's number in ELF.
+const MACHINE: u64 = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    fn kind_of(bytes: &[u8]) -> Kind {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        inspect(&file).unwrap()
+    }
+
+    /// An ELF file with one program header of this type.
+    fn elf(header_type: u8, path: &[u8]) -> Vec<u8> {
+        let mut file = vec![0; 64 + 56];
+        file[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        file[18..20].copy_from_slice(&u16::try_from(MACHINE).unwrap().to_le_bytes());
+        (file[32], file[54], file[56]) = (64, 56, 1);
+        (file[64], file[64 + 8]) = (header_type, 120);
+        file[64 + 32..64 + 40].copy_from_slice(&(path.len() as u64).to_le_bytes());
+        file.extend(path);
+        file
+    }
+
+    #[test]
+    fn programs_are_told_apart_by_their_dynamic_linker() {
+        assert_eq!(kind_of(&elf(3, b"/lib64/ld-linux-x86-64.so.2\0")), Kind::Dynamic);
+        assert_eq!(kind_of(&elf(3, b"/lib/ld-musl-x86_64.so.1\0")), Kind::Musl);
+        assert_eq!(kind_of(&elf(1, b"")), Kind::Static);
+        assert_eq!(inspect(&File::open("/bin/sh").unwrap()).unwrap(), Kind::Dynamic);
+    }
+
+    #[test]
+    fn scripts_name_their_interpreter() {
+        let words = ["/usr/bin/env", "-S", "python3"].map(OsString::from).to_vec();
+        assert_eq!(kind_of(b"#! /usr/bin/env -S\tpython3\nprint()"), Kind::Script(words));
+        assert_eq!(kind_of(b"#!"), Kind::Script(vec![]));
+    }
+
+    #[test]
+    fn anything_else_is_foreign_and_never_a_panic() {
+        let whole = elf(3, b"/lib/ld.so\0");
+        for length in 0..64 {
+            assert_ne!(kind_of(&whole[..length]), Kind::Dynamic, "{length}");
+        }
+        let mut other = whole.clone();
+        other[18] = 40;
+        assert_eq!(kind_of(&other), Kind::Foreign);
+        let mut far = whole;
+        far[32..40].fill(0xff);
+        far[56] = 0xff;
+        assert_eq!(kind_of(&far), Kind::Static);
+    }
+
+    #[test]
+    fn unknown_command_is_not_found() {
+        let error = check(OsStr::new("blobd-no-such-program")).unwrap_err();
+        assert_eq!(error.code, ErrorCode::NotFound);
+        assert!(check(OsStr::new("sh")).is_ok());
+    }
+}

@@ -1,0 +1,38 @@
+//! Small C programs, compiled where there is a compiler.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Compiles a C file of this repository into `folder`, with warnings as errors and further arguments
+/// at the end. Without a C compiler, says so and returns `None`: the test has nothing to do.
+///
+/// # Panics
+/// When the file does not compile.
+#[must_use]
+pub fn compile(source: &str, folder: &Path, arguments: &[&str]) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(source);
+    let program = folder.join(source.file_stem().expect("a file's name"));
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(&source);
+    match cc.args(arguments).output() {
+        Err(error) => {
+            eprintln!("skipped: no C compiler `cc` ({error})");
+            None
+        }
+        Ok(output) => {
+            let problem = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{}: {problem}", source.display());
+            Some(program)
+        }
+    }
+}
+
+/// Whether a program answers to `--version`; says that it is missing if not.
+#[must_use]
+pub fn has(program: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !found {
+        eprintln!("skipped: no {program}");
+    }
+    found
+}

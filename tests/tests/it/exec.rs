@@ -1,0 +1,199 @@
+//! `blobd exec`: unmodified programs find models as files.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use blobd_store_format::gguf::GgmlType;
+use blobd_tests::command::{Run, run};
+use blobd_tests::compiler::{compile, has};
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::memory::shared_bytes;
+use blobd_tests::model::ModelFile;
+use blobd_tests::wait::eventually;
+
+fn import(daemon: &TestDaemon, name: &str, file: &ModelFile) {
+    let path = file.write_to(daemon.scratch(), &format!("{name}.gguf"));
+    daemon.command().run(["import".as_ref(), path.as_os_str(), "--name".as_ref(), name.as_ref()]).succeeds();
+}
+
+/// Writes a model's image as a real file, and returns the file's path.
+fn real_file(daemon: &TestDaemon, name: &str) -> String {
+    let image = daemon.client().open(&name.parse().unwrap()).unwrap().contiguous().unwrap();
+    let path = daemon.scratch().join(format!("{name}.image"));
+    fs::write(&path, &image[..]).unwrap();
+    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o444)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn exec(daemon: &TestDaemon, arguments: &[&str]) -> Run {
+    daemon.command().run(["exec", "--"].iter().chain(arguments))
+}
+
+fn plainly(arguments: &[&str]) -> Run {
+    run(Command::new(arguments[0]).args(&arguments[1..]).stdout(Stdio::piped()).stderr(Stdio::piped()))
+}
+
+/// Sizes that are no multiple of a page, and packed experts, of which some must be copied.
+fn awkward_model() -> ModelFile {
+    let mut file = ModelFile::separate_experts(1, 12);
+    file.add_noise(1, "odd", GgmlType::I8, &[70_001]);
+    file.add_noise(1, "last", GgmlType::I8, &[31]);
+    file
+}
+
+#[test]
+fn program_reads_a_model_in_every_way_as_it_reads_a_file() {
+    let daemon = TestDaemon::start();
+    let Some(probe) = compile("tests/programs/probe.c", daemon.scratch(), &[]) else { return };
+    let probe = probe.to_str().unwrap();
+    for (name, file) in [("plain", ModelFile::dense(1)), ("awkward", awkward_model())] {
+        import(&daemon, name, &file);
+        let expected = plainly(&[probe, &real_file(&daemon, name)]).succeeds().text();
+        let found = exec(&daemon, &[probe, &format!("/blobd/{name}.gguf")]).succeeds();
+        assert_eq!(found.text(), expected, "{name}");
+        assert_eq!(found.stderr, "");
+    }
+}
+
+#[test]
+fn file_tools_read_and_copy_a_model() {
+    let daemon = TestDaemon::start();
+    import(&daemon, "tiny", &awkward_model());
+    let expected = fs::read(real_file(&daemon, "tiny")).unwrap();
+    let copy = daemon.scratch().join("copy");
+    exec(&daemon, &["cp", "/blobd/tiny.gguf", copy.to_str().unwrap()]).succeeds();
+    assert!(fs::read(&copy).unwrap() == expected);
+    for command in
+        ["cat /blobd/tiny.gguf", "cat < /blobd/tiny.gguf", "dd if=/blobd/tiny.gguf bs=1000 status=none"]
+    {
+        let run = exec(&daemon, &["sh", "-c", command]);
+        // A shell's own redirection goes to a program that did not open the file: refused, never wrong.
+        let is_refused = run.code != 0 && run.stdout.is_empty() && run.stderr.contains("Bad file descriptor");
+        assert!(run.stdout == expected || is_refused, "{command}: {}", run.stderr);
+        assert!(is_refused == command.contains('<'), "{command}: {}", run.stderr);
+    }
+    let listed = exec(&daemon, &["ls", "-l", "/blobd/tiny.gguf"]).succeeds();
+    assert!(listed.text().contains(&expected.len().to_string()) && listed.stderr.is_empty(), "{listed:?}");
+}
+
+#[test]
+fn python_maps_and_reads_a_model() {
+    if !has("python3") {
+        return;
+    }
+    const SCRIPT: &str = "
+import hashlib, mmap, os, sys
+path = sys.argv[1]
+with open(path, 'rb') as f:
+    m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    assert f.read() == m[:] and len(m) == os.path.getsize(path) and os.path.isfile(path)
+    print(hashlib.sha256(m).hexdigest())";
+    let daemon = TestDaemon::start();
+    import(&daemon, "tiny", &awkward_model());
+    let expected = plainly(&["python3", "-c", SCRIPT, &real_file(&daemon, "tiny")]).succeeds().text();
+    let found = exec(&daemon, &["python3", "-c", SCRIPT, "/blobd/tiny.gguf"]).succeeds().text();
+    assert_eq!(found, expected);
+}
+
+/// A program that holds a model mapped; ends when its input does.
+fn holder(daemon: &TestDaemon, program: &Path, model: &str) -> (Child, u32) {
+    let mut command = daemon.command().command();
+    command.args(["exec", "--"]).arg(program).arg(model).stdin(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(!line.is_empty(), "the program has mapped the model");
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
+    (child, children.trim().parse().unwrap())
+}
+
+#[test]
+fn two_programs_share_the_pages_and_hold_a_lease_each() {
+    let daemon = TestDaemon::start_on_disk();
+    let Some(program) = compile("tests/programs/hold.c", daemon.scratch(), &[]) else { return };
+    let mut file = ModelFile::dense_of(1, 2, 256);
+    file.add_noise(1, "rope_freqs.weight", GgmlType::I8, &[4 << 20]);
+    let size: usize = file.tensors.iter().map(|tensor| tensor.bytes.len()).sum();
+    import(&daemon, "m", &file);
+    let mut holders: Vec<_> = (0..2).map(|_| holder(&daemon, &program, "/blobd/m.gguf")).collect();
+    assert_eq!(daemon.client().sessions().unwrap().sessions.len(), 2);
+    let blobs = daemon.root().join("blobs");
+    let sum: u64 = holders.iter().map(|(_, pid)| shared_bytes(*pid, &blobs)).sum();
+    let size = size as u64;
+    assert!(sum >= size && sum < size + size / 20, "PSS of two: {sum}, the model: {size}");
+    for (child, _) in &mut holders {
+        child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        assert!(child.wait().unwrap().success());
+    }
+    eventually("the leases end", || daemon.client().sessions().unwrap().sessions.is_empty());
+}
+
+#[test]
+fn works_without_a_daemon() {
+    let daemon = TestDaemon::start();
+    let Some(probe) = compile("tests/programs/probe.c", daemon.scratch(), &[]) else { return };
+    import(&daemon, "tiny", &ModelFile::dense(1));
+    let expected = plainly(&[probe.to_str().unwrap(), &real_file(&daemon, "tiny")]).succeeds().text();
+    let mut daemon = daemon;
+    daemon.stop();
+    let arguments = ["exec", "--", probe.to_str().unwrap(), "/blobd/tiny.gguf"];
+    assert_eq!(daemon.embedded().run(arguments).succeeds().text(), expected);
+}
+
+#[test]
+fn what_is_not_there_is_no_file_and_says_why() {
+    let daemon = TestDaemon::start();
+    let run = exec(&daemon, &["cat", "/blobd/nothing.gguf"]).exits_with(1);
+    assert!(
+        run.stderr.contains("blobd: /blobd/nothing.gguf: model nothing:latest: not in the store"),
+        "{}",
+        run.stderr
+    );
+    assert!(run.stderr.contains("No such file or directory"), "{}", run.stderr);
+    for path in ["/blobd/bad name.gguf", "/blobd/tiny", "/blobd/../etc/passwd", "/blobd/.gguf"] {
+        let run = exec(&daemon, &["cat", path]).exits_with(1);
+        assert!(run.stderr.contains("No such file"), "{path}: {}", run.stderr);
+    }
+    import(&daemon, "tiny", &ModelFile::dense(1));
+    let run = exec(&daemon, &["cat", "/blobd/tiny+projector.gguf"]).exits_with(1);
+    assert!(run.stderr.contains("no GGUF header") || run.stderr.contains("projector"), "{}", run.stderr);
+    let run = exec(&daemon, &["sh", "-c", "echo x > /blobd/tiny.gguf"]);
+    assert!(run.code != 0 && run.stderr.contains("Read-only file system"), "{}", run.stderr);
+}
+
+#[test]
+fn ends_as_its_program_does() {
+    let daemon = TestDaemon::start();
+    exec(&daemon, &["true"]).succeeds();
+    exec(&daemon, &["sh", "-c", "exit 7"]).exits_with(7);
+    exec(&daemon, &["sh", "-c", "kill -9 $$"]).exits_with(137);
+    let text = exec(&daemon, &["echo", "--root", "-h"]).succeeds().text();
+    assert_eq!(text, "--root -h\n");
+}
+
+#[test]
+fn signal_reaches_the_program_and_nothing_is_left() {
+    let daemon = TestDaemon::start();
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = daemon.command().command();
+    command.env("XDG_RUNTIME_DIR", folder.path());
+    command.args(["exec", "--", "sh", "-c", "trap 'exit 5' TERM; echo ready; while :; do sleep 0.01; done"]);
+    let mut child = command.spawn().unwrap();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(5));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn static_program_is_refused_with_a_way_out() {
+    let daemon = TestDaemon::start();
+    let Some(program) = compile("tests/programs/hold.c", daemon.scratch(), &["-static"]) else { return };
+    let run = exec(&daemon, &[program.to_str().unwrap(), "/blobd/tiny.gguf"]).exits_with(2);
+    assert!(run.stderr.contains("is linked statically"), "{}", run.stderr);
+    assert!(run.stderr.contains("blobd export"), "{}", run.stderr);
+    exec(&daemon, &["blobd-no-such-program"]).exits_with(3);
+}
