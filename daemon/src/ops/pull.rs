@@ -120,8 +120,8 @@ impl Incoming<'_> {
     ) -> Result<T, OpError> {
         let taken = take(self);
         if taken.as_ref().is_err_and(|error| error.code() == ErrorCode::InvalidInput) {
-            let identities = files.iter().map(RemoteFile::identity);
-            self.pull.store.forget_partials(identities, self.ingest.lease());
+            self.ingest.lease().release();
+            self.pull.store.forget_partials(files.iter().map(RemoteFile::identity));
         }
         taken
     }

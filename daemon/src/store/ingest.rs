@@ -269,10 +269,9 @@ impl Ingest {
         // The commit point: before it the model does not exist, after it it is whole.
         store.write_tag(&temporary, stored.as_ref().unwrap_or(reference), manifest, records.tag)?;
         self.is_committed = true;
-        store.forget_partials(
-            manifest.digests().into_iter().chain(self.partials.iter().copied()),
-            &self.lease,
-        );
+        // The tag protects all of it from now on.
+        self.lease.release();
+        store.forget_partials(manifest.digests().into_iter().chain(self.partials.iter().copied()));
         let new_blob_count = self.new.len() as u64;
         Ok(Committed { new_bytes: self.new_bytes, new_blob_count, reused_bytes: self.reused_bytes })
     }

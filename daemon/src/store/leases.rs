@@ -51,6 +51,12 @@ impl Leases {
         pinning.map(|pins| pins.holder.clone()).collect()
     }
 
+    /// Whether anybody pins a digest.
+    #[must_use]
+    pub fn is_pinned(&self, digest: Digest) -> bool {
+        self.lock().pins.values().any(|pins| pins.digests.contains(&digest))
+    }
+
     /// Every digest that is pinned now.
     #[must_use]
     pub fn pinned(&self) -> BTreeSet<Digest> {
@@ -108,11 +114,12 @@ impl Lease {
         self.pin_all([digest]);
     }
 
-    /// Whether another lease pins a digest, too.
-    #[must_use]
-    pub fn shares(&self, digest: Digest) -> bool {
-        let table = self.leases.lock();
-        table.pins.iter().any(|(id, pins)| *id != self.id && pins.digests.contains(&digest))
+    /// Pins nothing any more. Of several who hold the same and then look whether it is held, the
+    /// last sees that it is not.
+    pub fn release(&self) {
+        if let Some(pins) = self.leases.lock().pins.get_mut(&self.id) {
+            pins.digests.clear();
+        }
     }
 
     /// Pins several digests.

@@ -114,7 +114,7 @@ fn disk_that_fills_during_a_pull_ends_it_and_nothing_else() {
     for (kind, daemon, root) in small_daemons() {
         let registry = FakeRegistry::start().unwrap();
         registry.add_model("library/m:latest", b"{}", &[(MODEL, &model(1, 8).bytes())]).unwrap();
-        registry.add_fault("/cdn/", 1, Fault::Slow(1 << 15, Duration::from_millis(20)));
+        registry.add_fault("/cdn/", usize::MAX, Fault::Slow(1 << 13, Duration::from_millis(10)));
         let name = registry.name("library/m");
         let mut command = daemon.command().command();
         let pull = command.args(["pull", "--json", &name]).spawn().unwrap();
@@ -125,6 +125,7 @@ fn disk_that_fills_during_a_pull_ends_it_and_nothing_else() {
         assert_eq!(staged(&root), [""; 0], "{kind}");
         assert_eq!(daemon.client().models().unwrap().models.len(), 0, "{kind}");
         empty(&root);
+        registry.clear_faults();
         daemon.command().run(["pull", &name]).succeeds();
         assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == model(1, 8).bytes(), "{kind}");
     }

@@ -22,7 +22,6 @@ use blobd_store_format::layout;
 use blobd_store_format::split::{Part, SplitPlan, Target};
 
 use super::error::optional;
-use super::leases::Lease;
 use super::staged::StagedHash;
 use super::staging::{Room, Staging};
 use super::{Store, StoreError, disk, lock};
@@ -469,10 +468,10 @@ impl Store {
         Ok(bytes)
     }
 
-    /// What downloads have left of these files is of no more use to the holder of `lease`; it goes,
-    /// unless somebody else is at it.
-    pub(crate) fn forget_partials(&self, files: impl IntoIterator<Item = Digest>, lease: &Lease) {
-        for file in files.into_iter().filter(|file| !lease.shares(*file)) {
+    /// What downloads have left of these files is of no more use to whoever has had them pinned; it
+    /// goes, unless somebody else is at it.
+    pub(crate) fn forget_partials(&self, files: impl IntoIterator<Item = Digest>) {
+        for file in files.into_iter().filter(|file| !self.leases().is_pinned(*file)) {
             if let Err(error) = self.remove_partial(file) {
                 tracing::warn!("{error}; `blobd gc` removes it when a week has passed");
             }
