@@ -54,7 +54,7 @@ def load(folder: str):
                 found = getattr(library, name)
                 found.restype, found.argtypes = result, list(arguments)
                 return found
-        raise SystemExit(f"cannot has no {name}")
+        raise SystemExit(f"llama.py: no {name} in these libraries")
 
     return function
 
@@ -112,7 +112,8 @@ def main() -> None:
         init = function("llama_model_init_from_user", c_void_p, c_void_p, SetTensor, c_void_p, Parameters)
         engine = init(metadata, callback, None, parameters)
         if not engine:
-            raise SystemExit("cannot be loaded by llama_model_init_from_user")
+            print("cannot llama_model_init_from_user refuses it", flush=True)
+            os._exit(0)
         text = complete(function, engine, prompt.encode(), count)
         print("ready", os.getpid(), json.dumps(text, ensure_ascii=False), flush=True)
         sys.stdin.read()
@@ -142,7 +143,7 @@ def complete(function, engine: int, prompt: bytes, count: int) -> str:
     text, piece = b"", ctypes.create_string_buffer(256)
     for _ in range(count):
         if decode(context, batch(tokens, length)) != 0:
-            raise SystemExit("cannot be decoded")
+            raise SystemExit("llama.py: cannot decode")
         tokens[0], length = sample(greedy, context, -1), 1
         if is_end(vocabulary, tokens[0]):
             break

@@ -43,16 +43,19 @@ fn run() -> Result<(), Error> {
 
 fn complete(file: &mut (impl Read + Seek), prompt: &str, count: usize) -> Result<(), Error> {
     let content = Content::read(file)?;
-    let vocabulary = match Vocabulary::read(&content) {
-        Ok(vocabulary) => vocabulary,
+    let device = Device::Cpu;
+    let prepared = Vocabulary::read(&content).and_then(|vocabulary| {
+        let tokens = vocabulary.tokens_of(prompt)?;
+        Ok((vocabulary, tokens, ModelWeights::from_gguf(content, file, &device)?))
+    });
+    let (vocabulary, mut tokens, mut model) = match prepared {
+        Ok(prepared) => prepared,
         Err(reason) => {
-            println!("cannot {reason}");
+            // Behind the first line candle's errors have a backtrace.
+            println!("cannot {}", reason.to_string().lines().next().unwrap_or_default());
             return Ok(());
         }
     };
-    let mut tokens = vocabulary.tokens_of(prompt)?;
-    let device = Device::Cpu;
-    let mut model = ModelWeights::from_gguf(content, file, &device)?;
     let (mut text, mut position) = (String::new(), 0);
     for _ in 0..count {
         let logits = model.forward(&Tensor::new(&tokens[..], &device)?.unsqueeze(0)?, position)?;
@@ -79,11 +82,11 @@ struct Vocabulary {
 
 impl Vocabulary {
     fn read(content: &Content) -> Result<Self, Error> {
-        let value = |key: &str| content.metadata.get(key).ok_or_else(|| format!("has no {key}"));
+        let value = |key: &str| content.metadata.get(key).ok_or_else(|| format!("no {key}"));
         let architecture = value("general.architecture")?.to_string()?;
         let kind = value("tokenizer.ggml.model")?.to_string()?;
         if (architecture.as_str(), kind.as_str()) != ("llama", "llama") {
-            return Err(format!("is not llama with llama's tokenizer, but {architecture} with {kind}").into());
+            return Err(format!("not llama with llama's tokenizer, but {architecture} with {kind}").into());
         }
         let tokens = value("tokenizer.ggml.tokens")?.to_vec()?;
         let tokens = tokens.iter().map(|token| token.to_string().cloned()).collect::<Result<_, _>>()?;
