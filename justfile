@@ -45,9 +45,13 @@ crash *arguments: build
 oracle +files: build
     python3 tests/oracle.py target/release/blobd {{ files }}
 
-# Real engines under `blobd exec`, on a model of yours; takes node and npm, else they are skipped
-engines model prompt=" The": build
-    tests/engines/run target/release/blobd {{ model }} "{{ prompt }}"
+# Real engines on a model of yours, plain and from blobd; takes node, Python, cargo, else they are skipped
+engines model prompt=" The" text="": build
+    tests/engines/run target/release/blobd {{ model }} "{{ prompt }}" "{{ text }}"
+
+# Two engine processes on two models that share tensors: the memory of their weights together
+siblings one two prompt=" The": build
+    tests/engines/siblings target/release/blobd {{ one }} {{ two }} "{{ prompt }}"
 
 # Every fuzz target for so many seconds; takes cargo-fuzz and a C++ compiler
 fuzz seconds="60":
