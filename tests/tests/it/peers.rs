@@ -151,7 +151,8 @@ fn bytes_that_are_no_frame_end_the_session() {
         stream.write_all(garbage).unwrap();
         assert_eq!(drain(&mut stream), [], "{garbage:?}");
     }
-    assert!(status_bytes(daemon.pid(), "VmHWM") < peak + (8 << 20));
+    // Threads take some on a busy machine; what the frames announce is gigabytes.
+    assert!(status_bytes(daemon.pid(), "VmHWM") < peak + (64 << 20));
     check_serves_others(&daemon);
 }
 
