@@ -28,7 +28,7 @@ pub(crate) const MAX_FDS: u64 = MAX_TENSORS + 2 * MAX_LAYERS;
 
 /// The most blobs mapped before anyone asks. More than an ordinary model has; far from the
 /// number of maps that a process may have (65,530 by default), which its allocator needs too.
-const MAX_PREPARED: u32 = 4096;
+const MAX_PREPARED: usize = 4096;
 
 /// Receives all of an open answer; the connection becomes the lease.
 pub(crate) fn receive(mut connection: Connection) -> Result<OpenModel, ClientError> {
@@ -81,8 +81,8 @@ fn receive_tensors(connection: &mut Connection, head: &OpenHead) -> Result<Vec<T
     Ok(tensors)
 }
 
-/// Receives the descriptors. The acknowledgement goes out first and a batch is looked at then:
-/// the daemon opens the next files while the tensors of this batch are mapped.
+/// Receives the descriptors. While the daemon opens the files of the next batch, tensors that have come
+/// are mapped; whatever there is no time for is mapped when somebody asks for it.
 fn receive_blobs(
     connection: &mut Connection,
     fd_count: u32,
@@ -91,16 +91,13 @@ fn receive_blobs(
     let keep_open = u64::from(fd_count) <= max_open_files() / 2;
     let holds_tensor: HashSet<u32> = tensors.iter().filter_map(|tensor| tensor.fd).collect();
     let mut blobs = Vec::new();
-    let mut received = 0;
+    let (mut received, mut prepared) = (0, 0);
     while received < fd_count {
+        prepared = prepare_while_waiting(connection, &blobs, prepared, &holds_tensor);
         let fds = receive_batch(connection, received, fd_count)?;
         for (fd, number) in fds.into_iter().zip(received..) {
             blobs.push(if keep_open {
-                let blob = Blob::open(fd);
-                if number < MAX_PREPARED && holds_tensor.contains(&number) {
-                    blob.prepare();
-                }
-                blob
+                Blob::open(fd)
             } else {
                 Blob::mapped(&fd).map_err(|reason| ModelError::Map { fd: number, reason })?
             });
@@ -108,6 +105,24 @@ fn receive_blobs(
         }
     }
     Ok(blobs)
+}
+
+/// Maps blobs with tensors, from the one with number `next` on, until the daemon has sent more or none is
+/// left; returns the number to go on with.
+fn prepare_while_waiting(
+    connection: &Connection,
+    blobs: &[Blob],
+    next: usize,
+    holds_tensor: &HashSet<u32>,
+) -> usize {
+    /// To look whether more has come costs a fraction of a map.
+    const AT_ONCE: usize = 4;
+    let mut numbered = (0..).zip(blobs).take(MAX_PREPARED).skip(next).peekable();
+    while numbered.peek().is_some() && !connection.has_more() {
+        let some = numbered.by_ref().take(AT_ONCE);
+        some.filter(|(number, _)| holds_tensor.contains(number)).for_each(|(_, blob)| blob.prepare());
+    }
+    numbered.next().map_or(blobs.len(), |(number, _)| usize::try_from(number).unwrap_or(usize::MAX))
 }
 
 /// Receives and acknowledges one batch of descriptors.

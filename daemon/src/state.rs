@@ -8,7 +8,7 @@ use blobd_store_format::reference::Reference;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
-use crate::ops::{Evictor, LastOpened, OpError, Surroundings};
+use crate::ops::{Answers, Evictor, LastOpened, OpError, Surroundings};
 use crate::registry::{RegistryClient, RegistryError, RegistryPolicy};
 use crate::session::{Peer, Sessions};
 use crate::store::Store;
@@ -24,6 +24,8 @@ pub struct Daemon {
     pub transfers: Transfers,
     /// Who has what open.
     pub sessions: Sessions,
+    /// What those were told who opened a model last.
+    pub answers: Answers,
     /// Room for imports and pulls. The others wait, so that buffers and threads stay bounded and
     /// opening a model never waits behind them.
     pub intakes: Arc<Semaphore>,
@@ -68,6 +70,7 @@ impl Daemon {
             registry: RegistryClient::new(policy)?,
             transfers: Transfers::default(),
             sessions,
+            answers: Answers::default(),
             intakes: Arc::new(Semaphore::new(MAX_INTAKES)),
             verifications: Arc::new(Semaphore::new(1)),
             surveys: Arc::new(Semaphore::new(MAX_SURVEYS)),

@@ -153,6 +153,13 @@ impl Connection {
         }
     }
 
+    /// Whether [`receive`](Self::receive) would find bytes at once. A peer that has closed sends none.
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        self.decoder.is_inside_frame()
+            || rustix::io::ioctl_fionread(&self.stream).is_ok_and(|count| count > 0)
+    }
+
     /// Takes the descriptors that came with the `fds` frame just received.
     ///
     /// # Errors

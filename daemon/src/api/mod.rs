@@ -193,7 +193,7 @@ async fn dispatch(
             let upgrade = Upgrade::requested(&mut request)?;
             let params: OpenParams = read_json(request).await?;
             let holder = peer.description();
-            let open = move |daemon: &Daemon| ops::open(&daemon.store, &params, holder);
+            let open = move |daemon: &Daemon| ops::open(&daemon.store, &daemon.answers, &params, holder);
             let located = daemon.blocking(open).await.map_err(|error| error.body())?;
             Ok(upgrade.accept(0, move |stream| serve_open(daemon, stream, peer, located)))
         }

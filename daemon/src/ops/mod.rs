@@ -3,6 +3,7 @@
 //!
 //! All of them block on the disk; the server calls them where blocking is allowed.
 
+mod answers;
 mod collect;
 mod commit;
 mod compose;
@@ -27,6 +28,7 @@ mod undelete;
 mod usage;
 mod verify;
 
+pub use answers::{Answer, Answers};
 pub use collect::collect;
 pub use doctor::{Surroundings, doctor};
 pub use error::OpError;

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::sync::Arc;
 
 use blobd_client::protocol::frame::Frame;
 use blobd_client::protocol::request::{ExpertSelection, FileSelection, OpenParams, TensorSelection};
@@ -15,48 +16,59 @@ use blobd_store_format::expert::separate_expert;
 use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
 
+use super::answers::{Answer, Answers};
 use super::{OpError, damage};
 use crate::store::leases::Lease;
-use crate::store::{Store, StoredFile, StoredForm};
+use crate::store::{Model, Store, StoredFile, StoredForm};
 
-/// Everything an open session needs: what to tell the client and which blobs to pass.
+/// Everything an open session needs.
 #[derive(Debug)]
 pub struct Located {
     /// The model's tag.
     pub reference: Reference,
-    /// The answer's first frame.
-    pub head: OpenHead,
-    /// The frames of its tables.
-    pub tables: Vec<u8>,
-    /// The blobs to pass, in order, each with the least length it must have in bytes.
-    pub blobs: Vec<(Digest, u64)>,
+    /// What to tell the client, and which blobs to pass.
+    pub answer: Arc<Answer>,
     /// The first of them, as many as go out in one batch, open already.
     pub first_files: Vec<File>,
     /// Keeps all of the model from being collected.
     pub lease: Lease,
 }
 
-/// Locates what is asked for. `holder` is who `rm` will name as the one that keeps the bytes.
+/// Locates what is asked for, if `answers` has not got it. `holder` is who `rm` will name as the one that
+/// keeps the bytes.
 ///
 /// # Errors
 /// [`crate::store::StoreError`]; [`OpError::NotInModel`] for a component or tensor name that the
 /// model lacks; [`OpError::DamagedParts`] when something that is asked for is damaged.
-pub fn open(store: &Store, params: &OpenParams, holder: String) -> Result<Located, OpError> {
+pub fn open(
+    store: &Store,
+    answers: &Answers,
+    params: &OpenParams,
+    holder: String,
+) -> Result<Located, OpError> {
     let lease = store.leases().grant(holder);
     let model = store.leased_model(&params.reference, &lease)?;
     store.note_use(model.manifest.digest());
+    let answer = match answers.find(params, &model) {
+        Some(answer) => answer,
+        None => {
+            let answer = Arc::new(locate(&model, params)?);
+            answers.keep(params, &model, &answer);
+            answer
+        }
+    };
+    damage::refuse(store, &model, &answer.blobs)?;
+    let first = answer.blobs.get(..MAX_FDS_PER_BATCH).unwrap_or(&answer.blobs);
+    let first_files = open_blobs(store, first)?;
+    Ok(Located { reference: model.reference, answer, first_files, lease })
+}
+
+fn locate(model: &Model, params: &OpenParams) -> Result<Answer, OpError> {
     let mut locator = Locator::new(params);
     for (file, name) in model.files.iter().zip(model.manifest.names()) {
         locator.add(file, name);
     }
     locator.check_selection(&model.reference)?;
-    damage::refuse(store, &model, &locator.fds.order)?;
-    let mut tables = Vec::new();
-    let too_long = |error: frame::FrameError| OpError::Internal(error.to_string());
-    for (layer, pieces) in &locator.pieces {
-        frame::encode_pieces(*layer, pieces, &mut tables).map_err(too_long)?;
-    }
-    frame::encode_tensors(&locator.tensors, &mut tables).map_err(too_long)?;
     let head = OpenHead {
         name: model.reference.short(),
         digest: model.manifest.digest(),
@@ -65,16 +77,16 @@ pub fn open(store: &Store, params: &OpenParams, holder: String) -> Result<Locate
         fd_count: locator.fds.next_number(),
     };
     // Thousands of layers with long names: better said than sent in a frame that no peer takes.
-    if head.layers.len() > ALWAYS_FIT && Frame::Open(head.clone()).encode().is_err() {
-        return Err(OpError::TooManyLayers { model: head.name, count: head.layers.len() });
+    let (name, count) = (head.name.clone(), head.layers.len());
+    let too_many = |_too_long| OpError::TooManyLayers { model: name, count };
+    let mut frames = Frame::Open(head).encode().map_err(too_many)?;
+    let too_long = |error: frame::FrameError| OpError::Internal(error.to_string());
+    for (layer, pieces) in &locator.pieces {
+        frame::encode_pieces(*layer, pieces, &mut frames).map_err(too_long)?;
     }
-    let blobs = locator.fds.order;
-    let first_files = open_blobs(store, blobs.get(..MAX_FDS_PER_BATCH).unwrap_or(&blobs))?;
-    Ok(Located { reference: model.reference, head, tables, blobs, first_files, lease })
+    frame::encode_tensors(&locator.tensors, &mut frames).map_err(too_long)?;
+    Ok(Answer { frames, blobs: locator.fds.order })
 }
-
-/// So many layers fit into the first frame with the longest names and media types that are in use.
-const ALWAYS_FIT: usize = 1024;
 
 /// Opens blobs for one client.
 ///
@@ -273,11 +285,12 @@ impl<'p> Locator<'p> {
         if let Some(component) = self.params.component.as_ref().filter(|_| !self.has_component) {
             return lacks(format!("component {component:?}"));
         }
+        let Some(names) = &self.names else { return Ok(()) };
         let tensors = self.tensors.iter().map(|tensor| tensor.name.as_str());
         let layers = self.layers.iter().filter(|layer| layer.media_type.component() == "tensor");
         let layers = layers.filter_map(|layer| layer.name.as_deref());
         let found: BTreeSet<&str> = tensors.chain(layers).collect();
-        match self.names.iter().flatten().find(|name| !found.contains(*name)) {
+        match names.iter().find(|name| !found.contains(*name)) {
             Some(name) => lacks(format!("tensor {name:?}")),
             None => Ok(()),
         }

@@ -15,6 +15,9 @@ use tokio::time::timeout;
 /// slower loses its connection, so that descriptors in flight do not pile up.
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How much is received at once: a client's frames are short.
+const RECEIVE_BYTES: usize = 4096;
+
 /// As many as the kernel lets into one message: all are taken, so that none is closed on the way.
 const MAX_FDS_PER_MESSAGE: usize = 253;
 
@@ -60,6 +63,17 @@ impl FrameStream {
         Ok(())
     }
 
+    /// Sends a short frame, with `fds` attached, if there is room for it now. The kernel takes so few
+    /// bytes whole or not at all; were it otherwise, the peer would be too slow.
+    pub(crate) fn try_send(&self, frame: &[u8], fds: &[BorrowedFd<'_>]) -> Result<bool, SessionError> {
+        match send_message(&self.stream, frame, fds) {
+            Ok(sent) if sent == frame.len() => Ok(true),
+            Ok(_part) => Err(SessionError::Slow),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     pub(crate) async fn send_frame(&self, frame: &Frame) -> Result<(), SessionError> {
         self.send(&frame.encode()?, &[]).await
     }
@@ -67,6 +81,21 @@ impl FrameStream {
     /// Waits for the next frame, but not for ever.
     pub(crate) async fn receive(&mut self) -> Result<Frame, SessionError> {
         timeout(PEER_TIMEOUT, self.next_frame()).await.map_err(|_elapsed| SessionError::Slow)?
+    }
+
+    /// The next frame, if all of it has come.
+    pub(crate) fn try_receive(&mut self) -> Result<Option<Frame>, SessionError> {
+        loop {
+            if let Some(frame) = self.decoder.next_frame()? {
+                return Ok(Some(frame));
+            }
+            let mut buffer = [0; RECEIVE_BYTES];
+            match receive_message(&self.stream, &mut buffer, &mut self.fds, MAX_FDS_PER_MESSAGE) {
+                Ok(received) => self.take_in(buffer.get(..received).unwrap_or_default())?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// The descriptors that have come so far.
@@ -86,27 +115,32 @@ impl FrameStream {
     }
 
     async fn next_frame(&mut self) -> Result<Frame, SessionError> {
-        const RECEIVE_BYTES: usize = 4096;
         let mut buffer = [0; RECEIVE_BYTES];
         loop {
             if let Some(frame) = self.decoder.next_frame()? {
                 return Ok(frame);
             }
-            let Self { stream, fds, max_fds, .. } = self;
+            let Self { stream, fds, .. } = self;
             let received = stream
                 .async_io(Interest::READABLE, || {
                     receive_message(&*stream, &mut buffer, fds, MAX_FDS_PER_MESSAGE)
                 })
                 .await?;
-            if fds.len() > *max_fds {
-                let found = format!("{} descriptors", fds.len());
-                return Err(SessionError::Unexpected { found, expected: "fewer" });
-            }
-            match buffer.get(..received).filter(|bytes| !bytes.is_empty()) {
-                Some(bytes) => self.decoder.push(bytes),
-                None => return Err(SessionError::Closed),
-            }
+            self.take_in(buffer.get(..received).unwrap_or_default())?;
         }
+    }
+
+    /// Takes what a message has brought; none means that the peer has closed.
+    fn take_in(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
+        if self.fds.len() > self.max_fds {
+            let found = format!("{} descriptors", self.fds.len());
+            return Err(SessionError::Unexpected { found, expected: "fewer" });
+        }
+        if bytes.is_empty() {
+            return Err(SessionError::Closed);
+        }
+        self.decoder.push(bytes);
+        Ok(())
     }
 }
 

@@ -48,13 +48,26 @@ impl Model {
         self.files.iter().flat_map(StoredFile::blob_sizes)
     }
 
-    /// Whether both are of one manifest and need the same blobs.
-    fn is_stored_as(&self, other: &Self) -> bool {
-        self.manifest.digest() == other.manifest.digest() && self.blob_sizes().eq(other.blob_sizes())
+    /// Whether both are of one manifest and stored in the same parts.
+    pub(crate) fn is_stored_as(&self, other: &Self) -> bool {
+        self.manifest.digest() == other.manifest.digest()
+            && self.files.len() == other.files.len()
+            && self.files.iter().zip(&other.files).all(|(file, other)| file.is_stored_as(other))
     }
 }
 
 impl StoredFile {
+    fn is_stored_as(&self, other: &Self) -> bool {
+        match (&self.form, &other.form) {
+            (StoredForm::Blob, StoredForm::Blob) => self.descriptor.digest == other.descriptor.digest,
+            // Recipes are remembered: most often both have the very same, and nothing is compared.
+            (StoredForm::Recipe(recipe), StoredForm::Recipe(other)) => {
+                Arc::ptr_eq(recipe, other) || recipe == other
+            }
+            _ => false,
+        }
+    }
+
     /// Every blob the file needs and the least length it must have in bytes.
     #[must_use]
     pub fn blob_sizes(&self) -> Vec<(Digest, u64)> {
@@ -87,9 +100,8 @@ impl Store {
         let mut model = self.model(reference)?;
         loop {
             // The manifest's own digest says which model is in use.
-            lease.pin(model.manifest.digest());
-            lease.pin_all(model.manifest.digests());
-            lease.pin_all(model.blob_sizes().map(|(digest, _)| digest));
+            let manifest = std::iter::once(model.manifest.digest()).chain(model.manifest.digests());
+            lease.pin_all(manifest.chain(model.blob_sizes().map(|(digest, _)| digest)));
             let now = self.model(reference)?;
             if now.is_stored_as(&model) {
                 return Ok(now);

@@ -52,6 +52,28 @@ fn every_tensor_is_mapped_with_the_bytes_of_its_file() {
     assert!(file.starts_with(&header) && header.len() > 500);
 }
 
+/// What was told before is not what is there now.
+#[test]
+fn name_that_means_another_model_opens_that_one() {
+    let (first, second) = (ModelFile::dense(1), many_tensors());
+    let daemon = daemon_with(&first);
+    let client = daemon.client();
+    let bytes_of = |model: &str| -> Vec<Vec<u8>> {
+        let open = client.open(&model.parse().unwrap()).unwrap();
+        open.map_all().unwrap().iter().map(|map| map.to_vec()).collect()
+    };
+    let expected =
+        |model: &ModelFile| model.tensors.iter().map(|tensor| tensor.bytes.clone()).collect::<Vec<_>>();
+    for _ in 0..2 {
+        assert!(bytes_of("m") == expected(&first));
+    }
+    let path = second.write_to(daemon.scratch(), "second.gguf");
+    daemon.command().run(["import".as_ref(), path.as_os_str(), "--name".as_ref(), "m".as_ref()]).succeeds();
+    assert!(bytes_of("m") == expected(&second));
+    daemon.command().line("rm m").succeeds();
+    assert_eq!(code_of(client.open(&"m".parse().unwrap())), ErrorCode::NotFound);
+}
+
 #[test]
 fn prefix_and_names_select_tensors() {
     let daemon = daemon_with(&ModelFile::dense(1));

@@ -36,16 +36,20 @@ fn open_with_few_files(setup: &Setup) -> Outcome<()> {
     let file = model.write_to(directory.path(), "bench.gguf");
     let daemon = Daemon::start(&setup.blobd, &setup.disk)?;
     daemon.import(&file)?;
+    let paths = plain_files(directory.path(), model.tensors.len(), 4 << 10)?;
     println!("\nopen of {} tensors, from connect to the last tensor mapped", model.tensors.len());
     let allowed = getrlimit(Resource::Nofile);
     for limit in [allowed.current.unwrap_or(u64::MAX), FEW] {
         setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum: allowed.maximum })?;
-        let mut opens = Series::default();
+        let (mut opens, mut floors) = (Series::default(), Series::default());
         for _ in 0..setup.rounds * OPENS_PER_ROUND {
             opens.push(timed(|| open_and_map(&daemon))?.0);
+            floors.push(timed(|| pass_and_map(&paths))?.0);
         }
         let (median, p90) = (opens.seconds() * 1e3, opens.quantile(0.9) * 1e3);
         println!("  {limit:8} files allowed     {median:8.2} ms median, {p90:.2} ms p90 (limit 5)");
+        println!("    bare system calls        {:8.2} ms median", floors.seconds() * 1e3);
+        println!("    time against bare calls  {:8.2}", floors.ratio(&opens));
     }
     Ok(setrlimit(Resource::Nofile, allowed)?)
 }
@@ -57,7 +61,7 @@ fn open_of_a_dense_model(setup: &Setup) -> Outcome<()> {
     model.write_to(&file)?;
     let daemon = Daemon::start(&setup.blobd, &setup.disk)?;
     daemon.import(&file)?;
-    let paths = plain_files(directory.path(), model.tensor_count())?;
+    let paths = plain_files(directory.path(), model.tensor_count(), 128 << 10)?;
     let (mut opens, mut floors) = (Series::default(), Series::default());
     for _ in 0..setup.rounds * OPENS_PER_ROUND {
         opens.push(timed(|| open_and_map(&daemon))?.0);
@@ -109,10 +113,10 @@ fn pass_and_map(paths: &[PathBuf]) -> Outcome<Vec<memmap2::Mmap>> {
     })
 }
 
-fn plain_files(directory: &Path, count: usize) -> Outcome<Vec<PathBuf>> {
+fn plain_files(directory: &Path, count: usize, length: usize) -> Outcome<Vec<PathBuf>> {
     let paths: Vec<_> = (0..count).map(|number| directory.join(number.to_string())).collect();
     for path in &paths {
-        std::fs::write(path, vec![1; 128 << 10])?;
+        std::fs::write(path, vec![1; length])?;
     }
     Ok(paths)
 }

@@ -8,6 +8,7 @@ use blobd_client::protocol::response::GcReason;
 use blobd_tests::model::ModelFile;
 use blobd_tests::store_dir::{check_blobs, check_empty, names};
 use blobd_tests::verbs::Verbs;
+use blobd_tests::wait::eventually;
 
 use super::import;
 
@@ -98,6 +99,8 @@ pub(super) fn model_removed_last_comes_back_first(verbs: &impl Verbs) {
         verbs.remove(&["m"]).unwrap();
     }
     assert_eq!(verbs.undelete("m").unwrap_err().code, ErrorCode::NotFound);
+    // The last export's session ends a moment after its client.
+    eventually("all is freed", || verbs.usage().unwrap().physical_bytes == 0);
     check_empty(verbs.root());
 }
 
