@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use blobd_client::error::ClientError;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
@@ -68,7 +69,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     for request in requests {
         let done = connected.client.pull(&request, |event| lock(&screen).show(event));
         lock(&screen).end_bar();
-        let done = done.map_err(client_error)?;
+        let done = done.map_err(pull_error)?;
         if !global.json {
             print(&summary(&done))?;
         }
@@ -80,6 +81,16 @@ fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<
     let plan = connected.client.plan_pull(request).map_err(client_error)?;
     if global.json { print_json(&plan) } else { print(&pull_plan::render(&plan)) }
 }
+
+/// A daemon that dies takes nothing with it that has arrived.
+fn pull_error(error: ClientError) -> ErrorBody {
+    let is_cut = matches!(error, ClientError::Closed);
+    let body = client_error(error);
+    if is_cut { body.with_hint(format!("when it runs again, {GOES_ON}")) } else { body }
+}
+
+/// What to do when a pull was stopped.
+const GOES_ON: &str = "the same command goes on where this one was; what has arrived is kept";
 
 fn summary(done: &PullDone) -> String {
     let PullDone { name, digest, downloaded_bytes, reused_bytes, .. } = done;
@@ -145,10 +156,7 @@ impl Screen {
     /// The last words after Ctrl-C.
     fn say_goodbye(&mut self) {
         self.end_bar();
-        eprintln!(
-            "blobd: stopped; what has arrived is kept: the same command goes on where this one was, and \
-             `blobd gc` removes it after a week"
-        );
+        eprintln!("blobd: stopped; {GOES_ON}, and `blobd gc` removes it after a week");
     }
 }
 

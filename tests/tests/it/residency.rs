@@ -13,7 +13,7 @@ use blobd_tests::wait::eventually;
 use rustix::fs::{Advice, fadvise};
 
 /// A daemon on a disk with a model of one stack of eight experts, a mebibyte each.
-fn daemon() -> TestDaemon {
+pub(super) fn daemon() -> TestDaemon {
     let daemon = TestDaemon::start_on_disk();
     let mut file = ModelFile::empty();
     file.add_noise(1, "blk.0.ffn_up_exps.weight", GgmlType::I8, &[1024, 1024, 8]);

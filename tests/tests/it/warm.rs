@@ -3,26 +3,12 @@
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 
-use blobd_store_format::gguf::GgmlType;
-use blobd_tests::daemon::TestDaemon;
-use blobd_tests::model::ModelFile;
 use blobd_tests::reader::Reader;
 
-use super::residency::drop_cached;
+use super::residency::{daemon, drop_cached};
 
 const STACK_BYTES: u64 = 8 << 20;
 const MODEL_BYTES: u64 = STACK_BYTES + (1 << 20);
-
-/// A daemon on a disk with a model of a stack of eight experts and another tensor.
-fn daemon() -> TestDaemon {
-    let daemon = TestDaemon::start_on_disk();
-    let mut file = ModelFile::empty();
-    file.add_noise(1, "blk.0.ffn_up_exps.weight", GgmlType::I8, &[1024, 1024, 8]);
-    file.add_noise(1, "output.weight", GgmlType::I8, &[1 << 20]);
-    let path = file.write_to(daemon.scratch(), "m.gguf");
-    daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
-    daemon
-}
 
 #[test]
 fn warm_reads_what_is_cold_and_says_how_much_that_was() {

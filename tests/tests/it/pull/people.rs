@@ -41,14 +41,20 @@ fn start_pull(blobd: &Blobd, name: &str) -> Child {
 }
 
 /// Presses Ctrl-C when the pull says that some has come.
-fn interrupted(mut pull: Child) -> Output {
+fn interrupted(pull: Child) -> Output {
+    let process = Pid::from_child(&pull);
+    when_some_has_come(pull, || kill_process(process, Signal::INT).unwrap())
+}
+
+/// Does something when the pull says that some has come, and waits for its end.
+fn when_some_has_come(mut pull: Child, action: impl FnOnce()) -> Output {
     let mut lines = BufReader::new(pull.stdout.take().unwrap()).lines();
     let some_has_come = |line: String| {
         let line: Json = serde_json::from_str(&line).unwrap();
         line["completed"].as_u64().is_some_and(|completed| completed > MIB)
     };
     assert!(lines.any(|line| some_has_come(line.unwrap())), "it ended before");
-    kill_process(Pid::from_child(&pull), Signal::INT).unwrap();
+    action();
     lines.for_each(drop);
     pull.wait_with_output().unwrap()
 }
@@ -88,6 +94,22 @@ fn ctrl_c_without_a_daemon_keeps_what_has_arrived() {
     check_goodbye(&interrupted(start_pull(&blobd, &name)));
     registry.clear_faults();
     check_goes_on(&blobd, &name, &model);
+}
+
+#[test]
+fn pull_whose_daemon_dies_says_how_to_go_on() {
+    let (mut daemon, model) = (TestDaemon::start(), large());
+    let registry = registry_with(&model);
+    registry.add_fault("/cdn/", usize::MAX, Fault::Slow(100_000, Duration::from_millis(10)));
+    let name = registry.name("library/tiny:latest");
+    let output = when_some_has_come(start_pull(&daemon.command(), &name), || daemon.kill());
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let error: Json = serde_json::from_slice(&output.stderr).unwrap();
+    let hint = error["error"]["hint"].as_str().unwrap_or_default();
+    assert!(hint.contains("the same command goes on"), "{error}");
+    daemon.restart();
+    registry.clear_faults();
+    check_goes_on(&daemon.command(), &name, &model);
 }
 
 /// A terminal of its own for a command's standard error, and who reads what appears there.
