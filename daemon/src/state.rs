@@ -26,9 +26,12 @@ pub struct Daemon {
     pub sessions: Sessions,
     /// What those were told who opened a model last.
     pub answers: Answers,
-    /// Room for imports and pulls. The others wait, so that buffers and threads stay bounded and
-    /// opening a model never waits behind them.
+    /// Room for imports, and for pulls while something is fetched. The others wait, so that buffers stay
+    /// bounded and opening a model never waits behind them.
     pub intakes: Arc<Semaphore>,
+    /// Room for pulls, most of which may be waiting for another that fetches the same. Each has a
+    /// thread.
+    pub pulls: Arc<Semaphore>,
     /// Room for verifications, each of which reads as fast as the disk goes: one at a time.
     pub verifications: Arc<Semaphore>,
     /// Room for questions that read all there is. Whoever may read may ask them, and each takes a
@@ -51,6 +54,10 @@ impl fmt::Debug for Daemon {
 /// three keep disk and processors busy.
 const MAX_INTAKES: usize = 4;
 
+/// How many pulls there are at once: more than a machine has users, and far fewer than the threads that
+/// blocking work may have.
+const MAX_PULLS: usize = 64;
+
 /// How many of them run at once: one that waits for another's lock or the index, one beside it.
 const MAX_SURVEYS: usize = 2;
 
@@ -72,6 +79,7 @@ impl Daemon {
             sessions,
             answers: Answers::default(),
             intakes: Arc::new(Semaphore::new(MAX_INTAKES)),
+            pulls: Arc::new(Semaphore::new(MAX_PULLS)),
             verifications: Arc::new(Semaphore::new(1)),
             surveys: Arc::new(Semaphore::new(MAX_SURVEYS)),
             last_opened,

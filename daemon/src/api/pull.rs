@@ -37,15 +37,16 @@ async fn run(daemon: Arc<Daemon>, params: PullParams, events: mpsc::Sender<PullE
     let handle = Handle::current();
     let sender = events.clone();
     let pull = move |daemon: &Daemon| {
-        let Daemon { store, registry, transfers, .. } = daemon;
-        ops::pull(ops::Pull { store, registry, transfers, handle: &handle, params: &params, events: &sender })
+        let Daemon { store, registry, transfers, intakes, .. } = daemon;
+        let (handle, params, events) = (&handle, &params, &sender);
+        ops::pull(ops::Pull { store, registry, transfers, intakes, handle, params, events })
     };
-    if daemon.intakes.available_permits() == 0 {
-        let status = "waiting for other imports and pulls to end".to_owned();
+    if daemon.pulls.available_permits() == 0 {
+        let status = "waiting for other pulls to end".to_owned();
         let _ = events.try_send(PullEvent::Progress(PullProgress { status, ..PullProgress::default() }));
     }
     let room = tokio::select! {
-        room = Arc::clone(&daemon.intakes).acquire_owned() => room,
+        room = Arc::clone(&daemon.pulls).acquire_owned() => room,
         () = events.closed() => return,
     };
     let pull = move |daemon: &Daemon| {

@@ -57,7 +57,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.dry_run {
         return requests.into_iter().try_for_each(|request| plan(global, &connected, &request));
     }
-    let screen = Arc::new(Mutex::new(Screen { json: global.json, bar: None }));
+    let screen = Arc::new(Mutex::new(Screen::new(global.json)));
     let parting = Arc::clone(&screen);
     on_interrupt(move || {
         let mut screen = lock(&parting);
@@ -69,7 +69,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     for request in requests {
         let done = connected.client.pull(&request, |event| lock(&screen).show(event));
         lock(&screen).end_bar();
-        let done = done.map_err(pull_error)?;
+        let done = done.map_err(|error| pull_error(error, lock(&screen).some_has_come))?;
         if !global.json {
             print(&summary(&done))?;
         }
@@ -82,11 +82,15 @@ fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<
     if global.json { print_json(&plan) } else { print(&pull_plan::render(&plan)) }
 }
 
-/// A daemon that dies takes nothing with it that has arrived.
-fn pull_error(error: ClientError) -> ErrorBody {
+/// Neither a daemon that dies nor a registry that fails takes anything with it that has arrived.
+fn pull_error(error: ClientError, some_has_come: bool) -> ErrorBody {
     let is_cut = matches!(error, ClientError::Closed);
     let body = client_error(error);
-    if is_cut { body.with_hint(format!("when it runs again, {GOES_ON}")) } else { body }
+    match body.hint {
+        None if is_cut => body.with_hint(format!("when it runs again, {GOES_ON}")),
+        None if some_has_come && body.code == ErrorCode::Upstream => body.with_hint(GOES_ON),
+        _ => body,
+    }
 }
 
 /// What to do when a pull was stopped.
@@ -102,6 +106,7 @@ fn summary(done: &PullDone) -> String {
 struct Screen {
     json: bool,
     bar: Option<FileBar>,
+    some_has_come: bool,
 }
 
 /// The bar of one file.
@@ -119,7 +124,14 @@ fn lock(screen: &Mutex<Screen>) -> MutexGuard<'_, Screen> {
 }
 
 impl Screen {
+    fn new(json: bool) -> Self {
+        Self { json, bar: None, some_has_come: false }
+    }
+
     fn show(&mut self, event: PullEvent) {
+        if let PullEvent::Progress(progress) = &event {
+            self.some_has_come |= progress.completed.is_some_and(|completed| completed > 0);
+        }
         if self.json {
             // An error becomes the last line on standard error, from the command's own end.
             if !matches!(event, PullEvent::Failed(_)) {

@@ -222,6 +222,10 @@ impl OpError {
                 "`blobd gc` or `blobd rm` makes room, and so does a larger quota; nothing was kept of this"
             }
             (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` makes room; nothing was kept of this",
+            (Self::DigestMismatch { .. }, _) => {
+                "what came was thrown away: pull again, and if that ends the same way, the registry or \
+                 something on the way changes it"
+            }
             (Self::DamagedParts { model, .. }, _) => {
                 return Some(format!("`blobd verify --repair {model}` mends it; the rest can be opened"));
             }

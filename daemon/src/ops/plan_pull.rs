@@ -49,7 +49,7 @@ pub fn plan_pull(planning: &Planning<'_>) -> Result<PullPlan, OpError> {
 }
 
 fn planned(planning: &Planning<'_>, lease: &Lease, file: &RemoteFile) -> Result<PlannedFile, OpError> {
-    let Planning { store, registry, transfers, handle, .. } = planning;
+    let Planning { store, registry, transfers, handle, params } = planning;
     let size = file.size();
     let name = file.digest().map_or_else(|| file.label(), |_| file.media_type().component().to_owned());
     let bare = PlannedFile {
@@ -67,8 +67,8 @@ fn planned(planning: &Planning<'_>, lease: &Lease, file: &RemoteFile) -> Result<
     {
         return Ok(PlannedFile { stored_bytes: size, download_bytes: 0, ..bare });
     }
-    let unlimited = RateLimit::default();
-    let job = Job { registry, file, handle, limit: &unlimited, look: &|_arrived| true };
+    let limits = transfers.limits(&RateLimit::new(params.limit_rate));
+    let job = Job { registry, file, handle, limits, look: &|_arrived| true };
     let plan = transfers.plan(store, lease, &job).map_err(|error| failed(file, error))?;
     let (resumed_bytes, similar_bytes) = (plan.resumed_bytes, plan.similar_bytes);
     let download_bytes = size.saturating_sub(resumed_bytes).saturating_sub(similar_bytes);

@@ -12,12 +12,13 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::compose::{Part, compose};
 use super::show::read_header;
 use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards, usage};
 use crate::intake::{self, ModelFacts, TakenFile};
-use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteModel};
+use crate::registry::{RegistryClient, RemoteFile, RemoteModel};
 use crate::store::{Ingest, Store, StoreError, StoredForm, disk};
 use crate::transfer::{Job, RateLimit, Received, TransferError, Transfers};
 
@@ -30,6 +31,8 @@ pub struct Pull<'p> {
     pub registry: &'p RegistryClient,
     /// What is being transferred, for whomever.
     pub transfers: &'p Transfers,
+    /// Room for those that fetch something. Who waits for another's transfer takes none.
+    pub intakes: &'p Arc<Semaphore>,
     /// The runtime on which the network is.
     pub handle: &'p Handle,
     /// What is asked for.
@@ -165,17 +168,18 @@ impl Incoming<'_> {
             !events.is_closed()
         };
         look(0);
-        let flight = self.pull.transfers.board(file.identity(), look);
+        let flight = self.pull.transfers.board(file.identity(), &self.limit, look);
         let flight = flight.map_err(|error| failed(file, error))?;
         // Whoever has just brought it has brought it for all.
         if let Some(held) = self.take_present(file)? {
             return Ok(held);
         }
-        if file.size() <= SMALL_BYTES && !file.media_type().is_gguf() {
-            return self.receive_small(file);
-        }
+        let _room = self.room(file)?;
         let Pull { registry, handle, transfers, .. } = self.pull;
-        let job = Job { registry, file, handle, limit: &self.limit, look: &look };
+        let job = Job { registry, file, handle, limits: transfers.limits(&self.limit), look: &look };
+        if file.size() <= SMALL_BYTES && !file.media_type().is_gguf() {
+            return self.receive_small(&job);
+        }
         let received = transfers.receive(&flight, &mut self.ingest, &job);
         let Received { file: descriptor, header, downloaded_bytes, resumed_bytes, reused_bytes } =
             received.map_err(|error| failed(file, error))?;
@@ -194,17 +198,27 @@ impl Incoming<'_> {
         Ok(Some(Held { file: descriptor, facts }))
     }
 
-    /// Not worth a journal, nor a directory of its own.
-    fn receive_small(&mut self, file: &RemoteFile) -> Result<Held, OpError> {
-        let Pull { registry, handle, .. } = self.pull;
-        let bytes = handle.block_on(async {
-            let mut stream = registry.open(file).await?;
-            let mut bytes = Vec::new();
-            while let Some(more) = stream.next().await? {
-                bytes.extend_from_slice(&more);
+    /// Waits until something may be fetched, as long as somebody wants it. Whoever has room waits for
+    /// nobody's transfer, so it comes back.
+    fn room(&self, file: &RemoteFile) -> Result<OwnedSemaphorePermit, OpError> {
+        let Pull { intakes, handle, events, .. } = self.pull;
+        if intakes.available_permits() == 0 {
+            let status = "waiting for other imports and pulls to end".to_owned();
+            tell(events, PullProgress { status, ..PullProgress::default() });
+        }
+        let room = handle.block_on(async {
+            tokio::select! {
+                room = Arc::clone(intakes).acquire_owned() => room.ok(),
+                () = events.closed() => None,
             }
-            Ok::<_, RegistryError>(bytes)
-        })?;
+        });
+        room.ok_or_else(|| failed(file, TransferError::Unwanted))
+    }
+
+    /// Not worth a journal, nor a directory of its own.
+    fn receive_small(&mut self, job: &Job<'_>) -> Result<Held, OpError> {
+        let file = job.file;
+        let bytes = self.pull.transfers.read_small(job).map_err(|error| failed(file, error))?;
         self.downloaded_bytes += bytes.len() as u64;
         let taken = intake::take_whole(&mut self.ingest, &mut &*bytes, file.size(), &mut |_| {});
         let TakenFile { digest, size, facts } =

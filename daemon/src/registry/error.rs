@@ -1,6 +1,7 @@
 //! How a pull from a registry fails.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use blobd_client::protocol::error::ErrorCode;
 use blobd_store_format::digest::Digest;
@@ -226,10 +227,12 @@ pub enum RegistryError {
         status: u16,
     },
     /// The registry asked for patience, and more of it than was given.
-    #[error("{host}: too many requests; try again later")]
+    #[error("{host}: too many requests; try again {}", later(.retry_after.as_ref()))]
     TooManyRequests {
         /// Who answered.
         host: String,
+        /// How long it asks to be left alone, if it says.
+        retry_after: Option<Duration>,
     },
     /// A compressed answer, though none was asked for: it could unfold without limit.
     #[error("{host}: content encoding {found:?}, none was asked for")]
@@ -321,6 +324,10 @@ pub enum RegistryError {
     },
 }
 
+fn later(wait: Option<&Duration>) -> String {
+    wait.map_or_else(|| "later".to_owned(), |wait| format!("in {} s", wait.as_secs()))
+}
+
 impl RegistryError {
     /// What kind of failure this is for the client that asked.
     #[must_use]
@@ -376,6 +383,12 @@ impl RegistryError {
             Self::Status { status, .. } => *status >= 500 || *status == 408,
             _ => false,
         }
+    }
+
+    /// Whether nobody is there: a wrong name or port, unless somebody was there a moment ago.
+    #[must_use]
+    pub const fn is_absent_host(&self) -> bool {
+        matches!(self, Self::NoAddress { .. } | Self::Refused { .. })
     }
 
     /// Whether another server may do better.

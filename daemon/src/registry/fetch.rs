@@ -4,7 +4,7 @@
 //! [`Shared::authorized`] (in `access`) shows credentials when asked for them, [`Shared::follow`]
 //! follows redirects.
 
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
@@ -16,6 +16,7 @@ use hyper::header::{
 };
 use hyper::{HeaderMap, Request, Response, StatusCode, Uri};
 
+use super::Shared;
 use super::credentials::RegistryHost;
 use super::error::{Advice, RedirectRefusal, RegistryError};
 use super::grant::Grant;
@@ -23,7 +24,6 @@ use super::origin::{Origin, Registry, host_of};
 use super::redirect;
 use super::stream::read_document;
 use super::zone::Zone;
-use super::{Limits, Shared};
 
 /// The most redirects followed in a row. hf.co needs three.
 pub(super) const MAX_REDIRECTS: usize = 5;
@@ -189,7 +189,9 @@ impl Answer {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if self.is_from(target.origin) => {
                 Err(target.denied(host, if self.is_gated() { target.gated() } else { self.advice }))
             }
-            StatusCode::TOO_MANY_REQUESTS => Err(RegistryError::TooManyRequests { host }),
+            StatusCode::TOO_MANY_REQUESTS => {
+                Err(RegistryError::TooManyRequests { host, retry_after: retry_after(self.headers()) })
+            }
             status => Err(RegistryError::Status { host, status: status.as_u16() }),
         }
     }
@@ -223,12 +225,22 @@ impl Shared {
     pub(super) async fn get(&self, target: &Target<'_>) -> Result<Answer, RegistryError> {
         let mut backoff = self.limits.backoff;
         for _ in 1..TRIES {
-            let answer = self.authorized(target).await?;
-            if !may_pass(answer.response.status()) {
-                return answer.checked(target);
-            }
-            let wait = wait_before_retry(answer.headers(), backoff, &self.limits);
-            tracing::debug!(host = answer.host(), status = answer.response.status().as_u16(), ?wait, "retry");
+            let begun = Instant::now();
+            let wait = match self.authorized(target).await {
+                Ok(answer) if !may_pass(answer.response.status()) => return answer.checked(target),
+                Ok(answer) => {
+                    let (host, status) = (answer.host(), answer.response.status().as_u16());
+                    let wait = retry_after(answer.headers()).unwrap_or_default();
+                    tracing::debug!(host, status, ?wait, "again");
+                    wait.clamp(backoff, self.limits.longest_wait.max(backoff))
+                }
+                // A connection that breaks is made again; one that nobody answered has taken long enough.
+                Err(error @ RegistryError::Unreachable { .. }) if begun.elapsed() < AT_ONCE => {
+                    tracing::debug!("{error}; again in {backoff:?}");
+                    backoff
+                }
+                Err(error) => return Err(error),
+            };
             tokio::time::sleep(wait).await;
             backoff *= 2;
         }
@@ -280,6 +292,8 @@ impl Shared {
 }
 
 const HTML: &[u8] = b"text/html";
+/// What has failed within this may be tried again while somebody waits at a prompt.
+const AT_ONCE: Duration = Duration::from_secs(2);
 /// How often a request is sent before its failure is final.
 const TRIES: u32 = 3;
 /// Says who asks, as registries' operators want to know.
@@ -298,8 +312,9 @@ fn may_pass(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)
 }
 
-/// `Retry-After` in seconds if it is longer than `backoff`, but never longer than the limit.
-fn wait_before_retry(headers: &HeaderMap, backoff: Duration, limits: &Limits) -> Duration {
-    let asked = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
-    asked.map_or(backoff, Duration::from_secs).max(backoff).min(limits.longest_wait)
+/// How long a server asks to be left alone: `Retry-After`, in seconds or as a date (RFC 9110, 10.2.3).
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let seconds = value.parse().map(Duration::from_secs);
+    seconds.ok().or_else(|| httpdate::parse_http_date(value).ok()?.duration_since(SystemTime::now()).ok())
 }

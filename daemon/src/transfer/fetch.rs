@@ -5,7 +5,7 @@
 //! of its range to whoever asks next; what it has brought stays.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::arrival::Arrival;
 use super::schedule::{Claim, Schedule};
 use super::speed::{Meter, Speeds};
-use super::{RateLimit, TransferPolicy};
+use super::{RateLimit, TransferPolicy, pace};
 use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 
 /// One file being fetched.
@@ -35,6 +35,8 @@ pub(super) struct Fetch {
     /// Rung when a range is anybody's again, or all is done.
     changed: Notify,
     received: AtomicU64,
+    /// Whether a limit has held it up since somebody looked.
+    was_held_up: AtomicBool,
     workers: AtomicUsize,
     speeds: Speeds,
 }
@@ -75,6 +77,7 @@ impl Fetch {
             schedule,
             changed,
             received,
+            was_held_up: AtomicBool::new(false),
             workers,
             speeds: Speeds::default(),
         })
@@ -111,7 +114,9 @@ impl Fetch {
                 },
                 _ = tick.tick() => {
                     let is_worth_it = growth.is_worth_one_more(self.received_bytes(), workers.len());
-                    if is_worth_it && workers.len() < self.policy.max_connections {
+                    // More connections make no limit higher, and others want some too.
+                    let was_held_up = self.was_held_up.swap(false, Ordering::Relaxed);
+                    if is_worth_it && !was_held_up && workers.len() < self.policy.max_connections {
                         self.add_worker(&mut workers, &writer);
                     }
                 }
@@ -163,6 +168,8 @@ impl Fetch {
         let mut failures = Failures::default();
         let mut length = self.policy.min_range_bytes;
         loop {
+            // Whichever connection has brought it.
+            failures.has_brought_any |= self.received_bytes() >= WORTH_A_TRY;
             let started = Instant::now();
             let mut came = 0;
             let fetched = match whole.take() {
@@ -257,15 +264,15 @@ impl Fetch {
                 }
             };
             meter.add(bytes.len(), waiting.elapsed());
-            *came += bytes.len() as u64;
-            self.count(bytes.len()).await;
-            let is_idle = bytes.is_empty();
+            let (count, is_idle) = (bytes.len(), bytes.is_empty());
+            *came += count as u64;
             pieces.push(bytes);
             let is_left_behind = self.speeds.is_left_behind(&mut meter, pieces.left(&claim.range));
-            let is_due = is_idle || pieces.is_full() || is_left_behind;
+            let is_due = is_idle || pieces.is_full() || is_left_behind || self.is_limited();
             if is_due && !self.hand_over(&mut pieces, claim.id, writer).await {
                 return Ok(Outcome::NobodyListens);
             }
+            self.count(count).await;
             if is_left_behind {
                 tracing::debug!("a connection far slower than the others is left");
                 return Ok(Outcome::LeftBehind);
@@ -296,8 +303,8 @@ impl Fetch {
             let next = pieces.next_of(&mut stream).await;
             let is_over = !matches!(&next, Ok(Some(_)));
             let bytes = next.as_ref().ok().cloned().flatten().unwrap_or_default();
-            self.count(bytes.len()).await;
-            let is_due = is_over || bytes.is_empty();
+            let count = bytes.len();
+            let is_due = is_over || bytes.is_empty() || self.is_limited();
             pieces.push(bytes);
             if (is_due || pieces.is_full())
                 && let Some(piece) = pieces.take()
@@ -305,6 +312,7 @@ impl Fetch {
             {
                 return Ok(Outcome::NobodyListens);
             }
+            self.count(count).await;
             if let Err(error) = next {
                 // From a server without ranges all comes again; what is not new is no progress.
                 *came = self.arrival.partial().arrived_bytes().saturating_sub(before);
@@ -319,11 +327,17 @@ impl Fetch {
         }
     }
 
+    /// Counts bytes that have come, and waits for as long as they should have taken.
     async fn count(&self, bytes: usize) {
         self.received.fetch_add(bytes as u64, Ordering::Relaxed);
-        for limit in &self.limits {
-            limit.pay(bytes as u64).await;
+        if pace::pay(&self.limits, bytes).await {
+            self.was_held_up.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Whether bytes may have to wait for their turn: those that have come are written before.
+    fn is_limited(&self) -> bool {
+        self.limits.iter().any(|limit| limit.get().is_some())
     }
 
     fn lock(&self) -> MutexGuard<'_, Schedule> {
@@ -425,6 +439,9 @@ pub(super) fn write_pieces(arrival: &Arrival, mut pieces: mpsc::Receiver<Piece>)
     }
 }
 
+/// So much is progress; at less for each try it would never end.
+const WORTH_A_TRY: u64 = 64 << 10;
+
 /// Failures in a row that brought nothing.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
@@ -442,17 +459,22 @@ impl Failures {
         policy: &TransferPolicy,
     ) -> Option<Duration> {
         const UNLESS_ANY_CAME: u32 = 2;
-        /// At less for each try it would never end.
-        const WORTH_A_TRY: u64 = 64 << 10;
         let came = came >= WORTH_A_TRY;
-        if !error.may_pass() {
+        self.has_brought_any |= came;
+        // A registry that was there a moment ago is being restarted, or the network is.
+        let may_pass = error.may_pass() || self.has_brought_any && error.is_absent_host();
+        if !may_pass {
             return None;
         }
-        self.has_brought_any |= came;
         self.in_a_row = if came { 1 } else { self.in_a_row + 1 };
         let most = if self.has_brought_any { policy.max_failures } else { UNLESS_ANY_CAME };
         let wait = policy.backoff.saturating_mul(2u32.saturating_pow(self.in_a_row - 1));
-        (self.in_a_row <= most).then(|| wait.min(policy.longest_backoff))
+        let asked = match error {
+            RegistryError::TooManyRequests { retry_after, .. } if self.has_brought_any => *retry_after,
+            _ => None,
+        };
+        let asked = asked.unwrap_or_default().min(policy.longest_retry_after);
+        (self.in_a_row <= most).then(|| wait.min(policy.longest_backoff).max(asked))
     }
 }
 
@@ -496,7 +518,7 @@ mod tests {
     #[test]
     fn only_failures_in_a_row_that_bring_nothing_end_it() {
         let policy = TransferPolicy { max_failures: 3, ..TransferPolicy::default() };
-        let broken = RegistryError::TooManyRequests { host: "h".to_owned() };
+        let broken = RegistryError::TooManyRequests { host: "h".to_owned(), retry_after: None };
         let (first, second, third) = (policy.backoff, policy.backoff * 2, policy.backoff * 4);
         let mut failures = Failures::default();
         assert_eq!(failures.wait_after(&broken, 1 << 20, &policy), Some(first));
@@ -509,6 +531,14 @@ mod tests {
         assert_eq!(never.wait_after(&broken, 9, &policy), Some(first));
         assert_eq!(never.wait_after(&broken, 9, &policy), Some(second));
         assert_eq!(never.wait_after(&broken, 9, &policy), None, "it has never brought anything");
+        let minute = Duration::from_secs(60);
+        let busy = RegistryError::TooManyRequests { host: "h".to_owned(), retry_after: Some(minute) };
+        assert_eq!(Failures::default().wait_after(&busy, 0, &policy), Some(first), "somebody waits");
+        assert_eq!(Failures::default().wait_after(&busy, 1 << 20, &policy), Some(minute));
+        let away = RegistryError::Refused { host: "h".to_owned() };
+        assert_eq!(Failures::default().wait_after(&away, 0, &policy), None, "nobody was ever there");
+        let mut begun = Failures { has_brought_any: true, ..Failures::default() };
+        assert_eq!(begun.wait_after(&away, 0, &policy), Some(first), "it comes back");
         let fatal = RegistryError::Status { host: "h".to_owned(), status: 410 };
         assert_eq!(Failures::default().wait_after(&fatal, 1 << 20, &policy), None);
     }

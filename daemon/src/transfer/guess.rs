@@ -162,7 +162,7 @@ impl<'g> Guesser<'g> {
             return Ok(None);
         }
         let mut bytes = Vec::new();
-        while let Some(more) = stream.next().await? {
+        while let Some(more) = self.job.next_of(&mut stream).await? {
             bytes.extend_from_slice(&more);
         }
         self.fetched = self.fetched.saturating_add(bytes.len() as u64);

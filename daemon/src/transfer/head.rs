@@ -85,7 +85,7 @@ impl HeadBytes<'_> {
             };
             // From the start, then: what is there already comes again.
             let mut again = if stream.is_whole() { self.bytes.len() } else { 0 };
-            while let Some(bytes) = stream.next().await? {
+            while let Some(bytes) = job.next_of(&mut stream).await? {
                 let fresh = bytes.get(again.min(bytes.len())..).unwrap_or_default();
                 again = again.saturating_sub(bytes.len());
                 self.bytes.extend_from_slice(fresh);

@@ -18,12 +18,13 @@ use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::Header;
 use blobd_store_format::recipe::Recipe;
+use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::intake::announce;
-use crate::registry::{RegistryClient, RemoteFile};
+use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 use crate::store::leases::Lease;
 use crate::store::{Ingest, Partial, PartialFile, Store, StoreError};
 
@@ -44,6 +45,7 @@ mod trial;
 
 use arrival::Arrival;
 pub use error::TransferError;
+use fetch::Failures;
 pub use flights::Flight;
 use flights::Flights;
 use head::Head;
@@ -72,13 +74,20 @@ pub struct Job<'j> {
     pub file: &'j RemoteFile,
     /// The runtime on which the network is.
     pub handle: &'j Handle,
-    /// How fast this pull may be.
-    pub limit: &'j RateLimit,
+    /// How fast it may come: all of them hold.
+    pub limits: Vec<RateLimit>,
     /// Is told now and then how many bytes are there; returns whether it is still wanted.
     pub look: &'j (dyn Fn(u64) -> bool + Sync),
 }
 
 impl Job<'_> {
+    /// The next bytes of a stream, as fast as the limits let them come.
+    async fn next_of(&self, stream: &mut RemoteStream) -> Result<Option<Bytes>, RegistryError> {
+        let bytes = stream.next().await?;
+        pace::pay(&self.limits, bytes.as_ref().map_or(0, Bytes::len)).await;
+        Ok(bytes)
+    }
+
     /// Waits for `future` as long as somebody wants the file.
     fn wait_for<T>(&self, future: impl Future<Output = T>) -> Result<T, TransferError> {
         const NOW_AND_THEN: Duration = Duration::from_millis(200);
@@ -133,12 +142,49 @@ impl Transfers {
     }
 
     /// Takes the right to transfer a file; waits while somebody else has it, and tells `look` how
-    /// far that one is. When `look` returns false, the wait ends.
+    /// far that one is. When `look` returns false, the wait ends. Meanwhile the file comes as fast as
+    /// the least limited of all who want it would have it.
     ///
     /// # Errors
     /// [`TransferError::Unwanted`] then.
-    pub fn board(&self, file: Digest, look: impl FnMut(u64) -> bool) -> Result<Flight, TransferError> {
-        self.flights.board(file, look).ok_or(TransferError::Unwanted)
+    pub fn board(
+        &self,
+        file: Digest,
+        limit: &RateLimit,
+        look: impl FnMut(u64) -> bool,
+    ) -> Result<Flight, TransferError> {
+        self.flights.board(file, limit, look).ok_or(TransferError::Unwanted)
+    }
+
+    /// What a pull with this limit of its own has to keep to.
+    #[must_use]
+    pub fn limits(&self, own: &RateLimit) -> Vec<RateLimit> {
+        vec![self.limit.clone(), own.clone()]
+    }
+
+    /// Fetches a file that is small enough for memory.
+    ///
+    /// # Errors
+    /// [`TransferError::Registry`] and [`TransferError::Unwanted`].
+    pub fn read_small(&self, job: &Job<'_>) -> Result<Vec<u8>, TransferError> {
+        let read = || async {
+            let mut stream = job.registry.open(job.file).await?;
+            let mut bytes = Vec::new();
+            while let Some(more) = job.next_of(&mut stream).await? {
+                bytes.extend_from_slice(&more);
+            }
+            Ok::<_, RegistryError>(bytes)
+        };
+        let mut failures = Failures::default();
+        loop {
+            let error = match job.wait_for(read())? {
+                Ok(bytes) => return Ok(bytes),
+                Err(error) => error,
+            };
+            // What has come of so little is nothing to go on with.
+            let wait = failures.wait_after(&error, 0, &self.policy);
+            job.wait_for(tokio::time::sleep(wait.ok_or(error)?))?;
+        }
     }
 
     /// Transfers a file into the ingest, durably, so that nothing of it has to come again even if

@@ -43,7 +43,7 @@ impl Transfer<'_> {
             (job.registry.clone(), job.file.clone()),
             Arc::clone(arrival),
             self.transfers.policy,
-            vec![self.transfers.limit.clone(), job.limit.clone()],
+            job.limits.clone(),
             self.transfers.slots(job.file.host()),
         );
         let (to_writer, pieces) = mpsc::channel(PIECES_WAITING);

@@ -17,6 +17,15 @@ struct Shared {
     changed: Notify,
 }
 
+/// Waits as long as `bytes`, which have come, take by all of these; says whether that was any time.
+pub(super) async fn pay(limits: &[RateLimit], bytes: usize) -> bool {
+    let mut has_waited = false;
+    for limit in limits {
+        has_waited |= limit.pay(bytes as u64).await;
+    }
+    has_waited
+}
+
 #[derive(Debug, Default)]
 struct Bucket {
     bytes_per_second: Option<u64>,
@@ -49,18 +58,28 @@ impl RateLimit {
         self.lock().bytes_per_second
     }
 
-    /// Waits as long as `bytes`, which have come, take at this rate, or until it is another.
-    pub async fn pay(&self, bytes: u64) {
+    /// Lets it be at least this; `None` is no limit.
+    pub(super) fn raise_to(&self, least: Option<u64>) {
+        match (self.get(), least) {
+            (Some(rate), Some(least)) if least <= rate => {}
+            (Some(_), least) => self.set(least),
+            (None, _) => {}
+        }
+    }
+
+    /// Waits as long as `bytes`, which have come, take at this rate, or until it is another; says whether
+    /// that was any time.
+    pub async fn pay(&self, bytes: u64) -> bool {
         let changed = self.0.changed.notified();
         tokio::pin!(changed);
         // Before the look at the rate, or a change in between would be missed.
         changed.as_mut().enable();
-        if let Some(until) = self.due(bytes, Instant::now()) {
-            tokio::select! {
-                () = tokio::time::sleep_until(until) => {}
-                () = changed => {}
-            }
+        let Some(until) = self.due(bytes, Instant::now()) else { return false };
+        tokio::select! {
+            () = tokio::time::sleep_until(until) => {}
+            () = changed => {}
         }
+        true
     }
 
     fn due(&self, bytes: u64, now: Instant) -> Option<Instant> {

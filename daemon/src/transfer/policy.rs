@@ -21,6 +21,8 @@ pub struct TransferPolicy {
     pub backoff: Duration,
     /// The longest such wait.
     pub longest_backoff: Duration,
+    /// The longest wait that a server may ask for.
+    pub longest_retry_after: Duration,
     /// After how many failures in a row that bring nothing a transfer fails.
     pub max_failures: u32,
 }
@@ -39,6 +41,8 @@ impl Default for TransferPolicy {
             tick: Duration::from_millis(500),
             backoff: Duration::from_millis(500),
             longest_backoff: Duration::from_secs(15),
+            // Registries that count requests give theirs back every minute or so.
+            longest_retry_after: Duration::from_secs(120),
             // About half a minute of them: a router restarts in that time.
             max_failures: 6,
         }

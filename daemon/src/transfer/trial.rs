@@ -18,7 +18,7 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::split::{SplitPlan, Target};
 use tokio::task::JoinSet;
 
-use super::{Job, TransferError};
+use super::{Job, RateLimit, TransferError, pace};
 use crate::registry::{RegistryClient, RegistryError, RemoteFile};
 use crate::store::leases::Lease;
 use crate::store::{Store, StoreError};
@@ -224,11 +224,14 @@ fn compare(
     job.wait_for(async {
         let (mut running, mut agreeing) = (JoinSet::new(), Vec::new());
         let mut failures = 0;
+        let asked =
+            Asked { registry: job.registry.clone(), file: job.file.clone(), limits: job.limits.clone() };
+        let asked = Arc::new(asked);
         loop {
             while running.len() < SAMPLES_AT_ONCE
                 && let Some((candidate, samples)) = waiting.pop()
             {
-                running.spawn(agrees(job.registry.clone(), job.file.clone(), candidate, samples));
+                running.spawn(agrees(Arc::clone(&asked), candidate, samples));
             }
             match running.join_next().await {
                 Some(Ok(Ok(Some(candidate)))) => agreeing.push(candidate),
@@ -247,20 +250,27 @@ fn compare(
     })
 }
 
-async fn agrees(
+/// Who is asked for samples, and how fast they may come.
+struct Asked {
     registry: RegistryClient,
     file: RemoteFile,
+    limits: Vec<RateLimit>,
+}
+
+async fn agrees(
+    asked: Arc<Asked>,
     mut candidate: Candidate,
     samples: Vec<Sample>,
 ) -> Result<Option<Candidate>, RegistryError> {
     for sample in samples {
         let range = sample.offset_in_file..sample.offset_in_file.saturating_add(sample.stored.len() as u64);
-        let mut stream = registry.open_part(&file, range).await?;
+        let mut stream = asked.registry.open_part(&asked.file, range).await?;
         let mut found = Vec::new();
         // A server without ranges would send everything for each.
         while !stream.is_whole()
             && let Some(bytes) = stream.next().await?
         {
+            pace::pay(&asked.limits, bytes.len()).await;
             found.extend_from_slice(&bytes);
         }
         if found != sample.stored {
