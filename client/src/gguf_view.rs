@@ -35,6 +35,7 @@ pub struct GgufView {
     region: Region,
     length: usize,
     segments: Vec<Segment>,
+    copied_bytes: usize,
 }
 
 /// What an image is to be made of.
@@ -129,10 +130,8 @@ impl GgufView {
     /// How many bytes of tensors had to be copied, because their place in their blob is no page's
     /// start, or because the system cannot map a page twice (valgrind; some sandboxes).
     #[must_use]
-    pub fn copied_bytes(&self) -> usize {
-        // The header has no blob; it is the first segment if there is one.
-        let copied = self.segments.iter().skip(1).filter(|segment| segment.is_copied);
-        copied.map(|segment| segment.range.len()).sum()
+    pub const fn copied_bytes(&self) -> usize {
+        self.copied_bytes
     }
 }
 
@@ -259,7 +258,7 @@ impl Image {
         let size = usize::try_from(length).map_err(|_too_long| io::ErrorKind::OutOfMemory.into());
         let region = size.and_then(|size| Region::reserve(size).map(|region| (region, size)));
         let (region, length) = region.map_err(|reason| ModelError::Image { length, reason })?;
-        Ok(Self { view: GgufView { region, length, segments: Vec::new() } })
+        Ok(Self { view: GgufView { region, length, segments: Vec::new(), copied_bytes: 0 } })
     }
 
     /// Maps bytes of a blob, or copies them if they cannot be mapped there.
@@ -267,6 +266,7 @@ impl Image {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         let placed = self.view.region.place(start, bytes);
         if !placed.map_err(|reason| self.refused(reason))? {
+            self.view.copied_bytes += bytes.len();
             return self.copy(offset, bytes);
         }
         self.note(start, bytes.len(), false);

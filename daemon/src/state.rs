@@ -10,7 +10,7 @@ use tokio::task::spawn_blocking;
 
 use crate::ops::{Answers, Evictor, LastOpened, OpError, Surroundings};
 use crate::registry::{RegistryClient, RegistryError, RegistryPolicy};
-use crate::session::{Peer, Sessions};
+use crate::session::{OpenSlots, Peer, Sessions};
 use crate::store::Store;
 use crate::transfer::{TransferPolicy, Transfers};
 
@@ -24,6 +24,8 @@ pub struct Daemon {
     pub transfers: Transfers,
     /// Who has what open.
     pub sessions: Sessions,
+    /// Room for models on their way to clients.
+    pub(crate) open_slots: OpenSlots,
     /// What those were told who opened a model last.
     pub answers: Answers,
     /// Room for imports, and for pulls while something is fetched. The others wait, so that buffers stay
@@ -77,6 +79,7 @@ impl Daemon {
             registry: RegistryClient::new(policy)?,
             transfers: Transfers::default(),
             sessions,
+            open_slots: OpenSlots::new(),
             answers: Answers::default(),
             intakes: Arc::new(Semaphore::new(MAX_INTAKES)),
             pulls: Arc::new(Semaphore::new(MAX_PULLS)),

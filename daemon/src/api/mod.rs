@@ -192,10 +192,11 @@ async fn dispatch(
         Route::Open => {
             let upgrade = Upgrade::requested(&mut request)?;
             let params: OpenParams = read_json(request).await?;
+            let slot = daemon.open_slots.take(peer.uid).await.ok_or_else(|| too_many_opens(&peer))?;
             let holder = peer.description();
             let open = move |daemon: &Daemon| ops::open(&daemon.store, &daemon.answers, &params, holder);
             let located = daemon.blocking(open).await.map_err(|error| error.body())?;
-            Ok(upgrade.accept(0, move |stream| serve_open(daemon, stream, peer, located)))
+            Ok(upgrade.accept(0, move |stream| serve_open(daemon, stream, peer, located, slot)))
         }
         Route::Import => {
             let upgrade = Upgrade::requested(&mut request)?;
@@ -203,6 +204,12 @@ async fn dispatch(
             Ok(upgrade.accept(1, move |stream| serve_import(daemon, stream, peer, params)))
         }
     }
+}
+
+fn too_many_opens(peer: &Peer) -> ErrorBody {
+    let message = format!("open: uid {} has too many models on their way", peer.uid);
+    ErrorBody::new(ErrorCode::Busy, message)
+        .with_hint("a client must take the descriptors it asks for; raise the daemon's LimitNOFILE for more")
 }
 
 fn demand(peer: &Peer, right: Right, path: &str) -> Result<(), ErrorBody> {

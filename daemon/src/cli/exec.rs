@@ -20,7 +20,8 @@ use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::Args;
-use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, setrlimit};
+use rustix::process::{Pid, Resource, Signal, getpgrp, getrlimit, kill_process, setrlimit};
+use rustix::termios::tcgetpgrp;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -116,12 +117,15 @@ fn raise_descriptor_limit() {
     let _stays = setrlimit(Resource::Nofile, raised);
 }
 
-/// Signals that end programs. The terminal sends the first two to the program itself as well.
+/// Signals by which programs are told something. The terminal sends the first two to the program
+/// itself as well.
 struct Signals {
     interrupt: tokio::signal::unix::Signal,
     quit: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
     hang_up: tokio::signal::unix::Signal,
+    first_own: tokio::signal::unix::Signal,
+    second_own: tokio::signal::unix::Signal,
 }
 
 impl Signals {
@@ -131,6 +135,8 @@ impl Signals {
             quit: signal(SignalKind::quit())?,
             terminate: signal(SignalKind::terminate())?,
             hang_up: signal(SignalKind::hangup())?,
+            first_own: signal(SignalKind::user_defined1())?,
+            second_own: signal(SignalKind::user_defined2())?,
         })
     }
 
@@ -138,13 +144,21 @@ impl Signals {
     async fn next(&mut self) -> Signal {
         loop {
             tokio::select! {
-                _ = self.interrupt.recv() => {}
-                _ = self.quit.recv() => {}
+                _ = self.interrupt.recv() => if !has_terminal() { return Signal::INT },
+                _ = self.quit.recv() => if !has_terminal() { return Signal::QUIT },
                 _ = self.terminate.recv() => return Signal::TERM,
                 _ = self.hang_up.recv() => return Signal::HUP,
+                _ = self.first_own.recv() => return Signal::USR1,
+                _ = self.second_own.recv() => return Signal::USR2,
             }
         }
     }
+}
+
+/// Whether keys pressed at a terminal reach this process, and with it the program.
+fn has_terminal() -> bool {
+    let terminal = fs::File::open("/dev/tty").and_then(|terminal| Ok(tcgetpgrp(terminal)?));
+    terminal.is_ok_and(|foreground| foreground == getpgrp())
 }
 
 async fn wait(mut child: Child, mut signals: Signals) -> std::io::Result<ExitStatus> {

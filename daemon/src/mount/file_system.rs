@@ -18,10 +18,17 @@ use super::catalog::{Catalog, MAX_AGE};
 use super::file::OpenFile;
 use super::opener::Opener;
 use super::tree::{Directory, File, Node, Tree};
+use super::workers::Workers;
 
 /// Models as files.
 #[derive(Debug)]
 pub(super) struct ModelFileSystem {
+    state: Arc<State>,
+    workers: Workers,
+}
+
+#[derive(Debug)]
+struct State {
     catalog: Catalog,
     opener: Opener,
     owner: (u32, u32),
@@ -43,9 +50,11 @@ struct OpenHandle {
 }
 
 impl ModelFileSystem {
-    pub(super) fn new(catalog: Catalog, opener: Opener) -> Self {
+    /// # Errors
+    /// When no thread can be started.
+    pub(super) fn new(catalog: Catalog, opener: Opener) -> io::Result<Self> {
         let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        Self {
+        let state = State {
             catalog,
             opener,
             owner,
@@ -54,9 +63,12 @@ impl ModelFileSystem {
             directories: Mutex::default(),
             backings: Mutex::default(),
             can_pass_through: AtomicBool::new(false),
-        }
+        };
+        Ok(Self { state: Arc::new(state), workers: Workers::start()? })
     }
+}
 
+impl State {
     fn new_handle(&self) -> u64 {
         self.next_handle.fetch_add(1, Ordering::Relaxed)
     }
@@ -131,6 +143,22 @@ impl ModelFileSystem {
         Ok(OpenHandle { file, attributes: self.file_attributes(inode, listed), _backing: None })
     }
 
+    fn open(&self, inode: u64, reply: ReplyOpen) {
+        let mut opened = match self.open_file(inode) {
+            Ok(opened) => opened,
+            Err(errno) => return reply.error(errno),
+        };
+        let backing = self.backing(inode, &opened.file, &reply);
+        opened._backing.clone_from(&backing);
+        let handle = self.new_handle();
+        self.files.write().unwrap_or_else(PoisonError::into_inner).insert(handle, opened);
+        match backing {
+            Some(backing) => reply.opened_passthrough(FileHandle(handle), FopenFlags::empty(), &backing),
+            // An inode's content never changes: what is cached from an earlier open is right.
+            None => reply.opened(FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE),
+        }
+    }
+
     /// Has the kernel read a file that is stored whole from its blob: then its pages are the blob's
     /// own. All handles of an inode must use one registration.
     fn backing(&self, inode: u64, file: &OpenFile, reply: &ReplyOpen) -> Option<Arc<BackingId>> {
@@ -173,22 +201,22 @@ impl Filesystem for ModelFileSystem {
         let _ = config.add_capabilities(InitFlags::FUSE_PARALLEL_DIROPS);
         let can = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok();
         let can = can && config.set_max_stack_depth(1).is_ok();
-        self.can_pass_through.store(can, Ordering::Relaxed);
+        self.state.can_pass_through.store(can, Ordering::Relaxed);
         Ok(())
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let tree = self.catalog.tree();
+        let tree = self.state.catalog.tree();
         let entry = name.to_str().and_then(|name| tree.directory(parent.0)?.entries.get(name));
         match entry.and_then(|entry| Some((entry.inode, tree.node(entry.inode)?))) {
-            Some((inode, node)) => reply.entry(&MAX_AGE, &self.attributes(inode, node), Generation(0)),
+            Some((inode, node)) => reply.entry(&MAX_AGE, &self.state.attributes(inode, node), Generation(0)),
             None => reply.error(Errno::ENOENT),
         }
     }
 
     fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
-        let listed = self.catalog.tree().node(inode.0).map(|node| self.attributes(inode.0, node));
-        match listed.or_else(|| self.attributes_of_open(inode.0)) {
+        let listed = self.state.catalog.tree().node(inode.0).map(|node| self.state.attributes(inode.0, node));
+        match listed.or_else(|| self.state.attributes_of_open(inode.0)) {
             Some(attributes) => reply.attr(&MAX_AGE, &attributes),
             None => reply.error(Errno::ESTALE),
         }
@@ -198,19 +226,13 @@ impl Filesystem for ModelFileSystem {
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
-        let mut opened = match self.open_file(inode.0) {
-            Ok(opened) => opened,
-            Err(errno) => return reply.error(errno),
-        };
-        let backing = self.backing(inode.0, &opened.file, &reply);
-        opened._backing.clone_from(&backing);
-        let handle = self.new_handle();
-        self.files.write().unwrap_or_else(PoisonError::into_inner).insert(handle, opened);
-        match backing {
-            Some(backing) => reply.opened_passthrough(FileHandle(handle), FopenFlags::empty(), &backing),
-            // An inode's content never changes: what is cached from an earlier open is right.
-            None => reply.opened(FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE),
+        // What is open already waits for nobody. The rest may wait for the daemon, but not here: files that
+        // are open are to be read meanwhile.
+        if self.state.opener.opened(inode.0).is_some() {
+            return self.state.open(inode.0, reply);
         }
+        let state = Arc::clone(&self.state);
+        self.workers.run(move || state.open(inode.0, reply));
     }
 
     fn read(
@@ -224,7 +246,7 @@ impl Filesystem for ModelFileSystem {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let Some(file) = self.file(handle) else { return reply.error(Errno::EBADF) };
+        let Some(file) = self.state.file(handle) else { return reply.error(Errno::EBADF) };
         let size = usize::try_from(size).unwrap_or(usize::MAX).min(MAX_READ_BYTES);
         BUFFER.with_borrow_mut(|buffer| {
             if buffer.len() < size {
@@ -250,19 +272,19 @@ impl Filesystem for ModelFileSystem {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        let closed = self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
+        let closed = self.state.files.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
         // The kernel waits for nothing that this does.
         reply.ok();
         drop(closed);
     }
 
     fn opendir(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let tree = self.catalog.tree();
+        let tree = self.state.catalog.tree();
         if tree.directory(inode.0).is_none() {
             return reply.error(Errno::ESTALE);
         }
-        let handle = self.new_handle();
-        self.directories.lock().unwrap_or_else(PoisonError::into_inner).insert(handle, tree);
+        let handle = self.state.new_handle();
+        self.state.directories.lock().unwrap_or_else(PoisonError::into_inner).insert(handle, tree);
         reply.opened(FileHandle(handle), FopenFlags::empty());
     }
 
@@ -276,7 +298,8 @@ impl Filesystem for ModelFileSystem {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let tree = self.directories.lock().unwrap_or_else(PoisonError::into_inner).get(&handle.0).cloned();
+        let tree =
+            self.state.directories.lock().unwrap_or_else(PoisonError::into_inner).get(&handle.0).cloned();
         let Some(directory) = tree.as_ref().and_then(|tree| tree.directory(inode.0)) else {
             return reply.error(Errno::EBADF);
         };
@@ -301,13 +324,13 @@ impl Filesystem for ModelFileSystem {
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        self.directories.lock().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
+        self.state.directories.lock().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
         reply.ok();
     }
 
     fn statfs(&self, _request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
         const MAX_NAME_BYTES: u32 = 255;
-        let tree = self.catalog.tree();
+        let tree = self.state.catalog.tree();
         let blocks = tree.total_bytes().div_ceil(BLOCK_BYTES.into());
         reply.statfs(blocks, 0, 0, tree.node_count(), 0, BLOCK_BYTES, MAX_NAME_BYTES, BLOCK_BYTES);
     }

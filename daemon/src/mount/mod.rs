@@ -25,6 +25,7 @@ mod guard;
 mod names;
 mod opener;
 pub mod tree;
+mod workers;
 
 pub use error::MountError;
 pub use guard::{COMMAND as GUARD_COMMAND, watch};
@@ -61,6 +62,7 @@ impl Mount {
         let directory = usable(directory)?;
         check_fuse()?;
         let file_system = ModelFileSystem::new(Catalog::new(client.clone())?, Opener::new(client.clone()));
+        let file_system = file_system.map_err(MountError::Start)?;
         let guard = Guard::start(&directory).map_err(MountError::Start)?;
         let mut session = Session::new(file_system, &directory, &config(audience))
             .map_err(|reason| refusal(&directory, reason))?;

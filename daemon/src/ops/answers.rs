@@ -2,12 +2,14 @@
 //! same, and nothing is put together again: a model of a thousand tensors takes about a millisecond.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use blobd_client::protocol::request::OpenParams;
+use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::recipe::Recipe;
+use blobd_store_format::reference::Reference;
 
-use crate::store::Model;
+use crate::store::{Model, StoredFile, StoredForm};
 
 /// What a client is told of the model that it opens, and what it is passed.
 #[derive(Debug)]
@@ -25,7 +27,11 @@ pub struct Answers(Mutex<VecDeque<Given>>);
 #[derive(Debug)]
 struct Given {
     params: OpenParams,
-    model: Model,
+    reference: Reference,
+    manifest: Digest,
+    /// The recipes of the model's files, where they have one. Whether they are kept in memory is not
+    /// decided here: without them the answer is of no use any more.
+    recipes: Vec<Option<Weak<Recipe>>>,
     answer: Arc<Answer>,
 }
 
@@ -37,24 +43,23 @@ impl Answers {
     /// What was told of this very model, stored as it is now.
     pub(super) fn find(&self, params: &OpenParams, model: &Model) -> Option<Arc<Answer>> {
         let mut given = self.lock();
-        let is_same = |given: &Given| {
-            given.params == *params
-                && given.model.reference == model.reference
-                && given.model.is_stored_as(model)
-        };
-        let place = given.iter().position(is_same)?;
+        let place = given.iter().position(|given| given.params == *params && given.is_of(model))?;
         let found = given.remove(place)?;
         let answer = Arc::clone(&found.answer);
         given.push_front(found);
         Some(answer)
     }
 
-    /// Remembers an answer, and forgets those that were not asked for the longest.
+    /// Remembers an answer, and forgets those that were not asked for the longest. Lists of tensors are
+    /// long themselves, and seldom asked for twice.
     pub(super) fn keep(&self, params: &OpenParams, model: &Model, answer: &Arc<Answer>) {
+        if matches!(params.tensors, TensorSelection::Names(_) | TensorSelection::Experts(_)) {
+            return;
+        }
         let mut given = self.lock();
-        // An older one of the same model would never be found again.
-        given.retain(|given| given.params != *params);
-        given.push_front(Given { params: params.clone(), model: model.clone(), answer: Arc::clone(answer) });
+        // An older one of the same model would never be found again, nor one whose recipes are gone.
+        given.retain(|given| given.params != *params && given.is_alive());
+        given.push_front(Given::new(params, model, answer));
         while given.len() > Self::MAX_COUNT || given.iter().map(Given::bytes).sum::<usize>() > Self::MAX_BYTES
         {
             given.pop_back();
@@ -68,8 +73,46 @@ impl Answers {
 }
 
 impl Given {
+    fn new(params: &OpenParams, model: &Model, answer: &Arc<Answer>) -> Self {
+        let recipes = model.files.iter().map(|file| match &file.form {
+            StoredForm::Blob => None,
+            StoredForm::Recipe(recipe) => Some(Arc::downgrade(recipe)),
+        });
+        Self {
+            params: params.clone(),
+            reference: model.reference.clone(),
+            manifest: model.manifest.digest(),
+            recipes: recipes.collect(),
+            answer: Arc::clone(answer),
+        }
+    }
+
+    /// Whether it is about this model, and each of its recipes the very one.
+    fn is_of(&self, model: &Model) -> bool {
+        let is_same = |(known, file): (&Option<Weak<Recipe>>, &StoredFile)| match (known, &file.form) {
+            (None, StoredForm::Blob) => true,
+            (Some(known), StoredForm::Recipe(recipe)) => {
+                known.upgrade().is_some_and(|known| Arc::ptr_eq(&known, recipe))
+            }
+            _ => false,
+        };
+        self.reference == model.reference
+            && self.manifest == model.manifest.digest()
+            && self.recipes.len() == model.files.len()
+            && self.recipes.iter().zip(&model.files).all(is_same)
+    }
+
+    fn is_alive(&self) -> bool {
+        self.recipes.iter().flatten().all(|recipe| recipe.strong_count() > 0)
+    }
+
     fn bytes(&self) -> usize {
-        self.answer.frames.len() + self.answer.blobs.len() * size_of::<(Digest, u64)>()
+        let prefix = match &self.params.tensors {
+            TensorSelection::Prefix(prefix) => prefix.len(),
+            _ => 0,
+        };
+        let params = prefix + self.params.component.as_ref().map_or(0, String::len);
+        params + self.answer.frames.len() + self.answer.blobs.len() * size_of::<(Digest, u64)>()
     }
 }
 
@@ -115,6 +158,31 @@ mod tests {
         assert!(!has(&answers, "small") && has(&answers, "large"));
         keep(&answers, "too-large", Answers::MAX_BYTES + 1);
         assert!(!has(&answers, "too-large"));
+    }
+
+    #[test]
+    fn lists_of_names_and_what_has_lost_its_recipe_are_not_kept() {
+        let (answers, params) = (Answers::default(), OpenParams::new("m".parse().unwrap()));
+        let answer = Arc::new(Answer { frames: Vec::new(), blobs: Vec::new() });
+        let tensors = TensorSelection::Names(vec!["a".to_owned()]);
+        let by_name = OpenParams { tensors, ..params.clone() };
+        answers.keep(&by_name, &model("m"), &answer);
+        assert!(answers.find(&by_name, &model("m")).is_none());
+        let recipe = || Arc::new(Recipe::new(Digest::of(b"x"), Vec::new(), Vec::new()).unwrap());
+        let split = |recipe: &Arc<Recipe>| {
+            let mut model = model("m");
+            let descriptor = model.manifest.config().clone();
+            model.files = vec![StoredFile { descriptor, form: StoredForm::Recipe(Arc::clone(recipe)) }];
+            model
+        };
+        let kept = recipe();
+        answers.keep(&params, &split(&kept), &answer);
+        assert!(answers.find(&params, &split(&kept)).is_some());
+        assert!(answers.find(&params, &split(&recipe())).is_none(), "another of the same content");
+        assert_eq!(Arc::strong_count(&kept), 1, "nothing here keeps it");
+        drop(kept);
+        keep(&answers, "other", 1);
+        assert_eq!(answers.lock().len(), 1);
     }
 
     #[test]

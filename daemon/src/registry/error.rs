@@ -178,6 +178,14 @@ pub enum RegistryError {
         /// The innermost cause.
         reason: String,
     },
+    /// The proxy does not connect to it, or cannot be reached itself.
+    #[error("{host}: no way through the proxy: {reason}; is HTTPS_PROXY right?")]
+    Proxy {
+        /// Who was to be asked.
+        host: String,
+        /// What the proxy says, or why it is not reached.
+        reason: String,
+    },
     /// There is no such host, or nobody to ask about it.
     #[error("{host}: no address found ({reason}); is the name right, and is there a network?")]
     NoAddress {
@@ -349,6 +357,7 @@ impl RegistryError {
             | Self::WebPage { .. }
             | Self::DigestDiffers { .. }
             | Self::Unreachable { .. }
+            | Self::Proxy { .. }
             | Self::Broken { .. }
             | Self::Stalled { .. }
             | Self::Status { .. }

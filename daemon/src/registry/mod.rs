@@ -159,7 +159,19 @@ impl RegistryClient {
         Err(failures.into_error(reference.host()))
     }
 
+    /// One that is cut off is asked for once more.
     async fn manifest_at(
+        &self,
+        registry: &Registry,
+        reference: &Reference,
+    ) -> Result<Manifest, RegistryError> {
+        match self.manifest_once(registry, reference).await {
+            Err(RegistryError::Broken { .. }) => self.manifest_once(registry, reference).await,
+            asked => asked,
+        }
+    }
+
+    async fn manifest_once(
         &self,
         registry: &Registry,
         reference: &Reference,

@@ -59,6 +59,11 @@ pub enum TlsTrouble {
 /// What a request ended in that never got an answer.
 pub(super) fn unreachable(host: String, error: &legacy::Error) -> RegistryError {
     let innermost = innermost(error);
+    if is_tunnel(error) {
+        let said = innermost.to_string();
+        let reason = said.strip_prefix(TUNNEL_ERROR).unwrap_or(&said).to_owned();
+        return RegistryError::Proxy { host, reason };
+    }
     if let Some(TooNear(zone)) = innermost.downcast_ref() {
         return RegistryError::ForbiddenAddress { host, zone: *zone };
     }
@@ -72,6 +77,21 @@ pub(super) fn unreachable(host: String, error: &legacy::Error) -> RegistryError 
         _ => RegistryError::Unreachable { host, reason: innermost.to_string() },
     }
 }
+
+/// Whether a proxy was to connect. The library's own type for it is not public, its text is.
+fn is_tunnel(mut error: &(dyn Error + 'static)) -> bool {
+    loop {
+        if error.to_string().starts_with(TUNNEL_ERROR) {
+            return true;
+        }
+        match error.source() {
+            Some(cause) => error = cause,
+            None => return false,
+        }
+    }
+}
+
+const TUNNEL_ERROR: &str = "tunnel error: ";
 
 /// The cause of all causes: the ones above it only say that a client could not connect.
 pub(super) fn innermost<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Error + 'static) {

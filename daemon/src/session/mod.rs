@@ -16,7 +16,7 @@ mod import;
 mod open;
 mod peer;
 
-pub(crate) use admission::{Connections, Permit, Refused};
+pub(crate) use admission::{Connections, OpenSlots, Permit, Refused};
 pub(crate) use connection::FrameStream;
 pub(crate) use import::serve_import;
 pub(crate) use open::serve_open;

@@ -8,6 +8,8 @@ use blobd_client::protocol::MAX_FDS_PER_BATCH;
 use blobd_client::protocol::frame::Frame;
 use blobd_store_format::reference::Reference;
 
+use tokio::sync::OwnedSemaphorePermit;
+
 use super::connection::{FrameStream, SessionError, unexpected};
 use super::peer::Peer;
 use crate::gc;
@@ -16,11 +18,18 @@ use crate::state::Daemon;
 use crate::store::Store;
 
 /// Serves one open model until its client goes, then frees what only it still held.
-pub(crate) async fn serve_open(daemon: Arc<Daemon>, stream: FrameStream, peer: Peer, located: Located) {
+/// `slot` is free again when all is passed.
+pub(crate) async fn serve_open(
+    daemon: Arc<Daemon>,
+    stream: FrameStream,
+    peer: Peer,
+    located: Located,
+    slot: OwnedSemaphorePermit,
+) {
     let Located { reference: model, answer, first_files, lease } = located;
     tracing::debug!("{}: opens {}", peer.description(), model.short());
     let passing = Passing::new(stream, answer, first_files);
-    if let Err(error) = hold(&daemon, passing, &peer, model.clone()).await {
+    if let Err(error) = hold(&daemon, passing, slot, &peer, model.clone()).await {
         tracing::info!("{}: {}: {error}", peer.description(), model.short());
     }
     // A collection may have the table of leases while it deletes a file: no other session waits.
@@ -38,6 +47,7 @@ pub(crate) async fn serve_open(daemon: Arc<Daemon>, stream: FrameStream, peer: P
 async fn hold(
     daemon: &Arc<Daemon>,
     passing: Passing,
+    slot: OwnedSemaphorePermit,
     peer: &Peer,
     model: Reference,
 ) -> Result<(), SessionError> {
@@ -45,6 +55,7 @@ async fn hold(
     let bytes = passing.answer.blobs.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
     // From here on the stream is all that is left: a session may last for days.
     let stream = pass_all(daemon, passing).await?;
+    drop(slot);
     let _listed = daemon.sessions.begin(peer, model, bytes);
     stream.closed().await;
     Ok(())

@@ -49,7 +49,7 @@ impl Model {
     }
 
     /// Whether both are of one manifest and stored in the same parts.
-    pub(crate) fn is_stored_as(&self, other: &Self) -> bool {
+    fn is_stored_as(&self, other: &Self) -> bool {
         self.manifest.digest() == other.manifest.digest()
             && self.files.len() == other.files.len()
             && self.files.iter().zip(&other.files).all(|(file, other)| file.is_stored_as(other))

@@ -89,6 +89,37 @@ fn mounted_file_can_be_mapped() {
 }
 
 #[test]
+fn open_file_is_read_while_the_daemon_hangs_and_others_wait_for_it() {
+    const WAITING: u64 = 12;
+    let daemon = TestDaemon::start();
+    import(&daemon, &large(), "m:1");
+    (0..WAITING).for_each(|seed| import(&daemon, &ModelFile::dense(seed + 10), &format!("other:{seed}")));
+    let Some(mount) = TestMount::start(&daemon) else { return };
+    let (file, bytes) = (File::open(mount.path("m/1.gguf")).unwrap(), large().bytes());
+    let paths: Vec<_> = (0..WAITING).map(|seed| mount.path(&format!("other/{seed}.gguf"))).collect();
+    assert!(paths.iter().all(|path| path.exists()));
+    let process = rustix::process::Pid::from_raw(daemon.pid().try_into().unwrap()).unwrap();
+    rustix::process::kill_process(process, Signal::STOP).unwrap();
+    std::thread::scope(|scope| {
+        let opens: Vec<_> = paths.iter().map(|path| scope.spawn(move || File::open(path).is_ok())).collect();
+        // They are on their way: a moment is enough, and more would only make the test slower.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (place, file) = (bytes.len() as u64 / 2, &file);
+        let read = scope.spawn(move || {
+            let mut found = [0; 1000];
+            file.read_exact_at(&mut found, place).unwrap();
+            sender.send(found).unwrap();
+        });
+        let found = receiver.recv_timeout(std::time::Duration::from_secs(10));
+        rustix::process::kill_process(process, Signal::CONT).unwrap();
+        assert_eq!(found.unwrap()[..], bytes[bytes.len() / 2..][..1000]);
+        read.join().unwrap();
+        assert!(opens.into_iter().all(|open| open.join().unwrap()), "they go on when it does");
+    });
+}
+
+#[test]
 fn nothing_can_be_written() {
     let daemon = TestDaemon::start();
     import(&daemon, &ModelFile::dense(1), "m:1");

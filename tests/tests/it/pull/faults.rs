@@ -94,6 +94,7 @@ fn faults_that_pass_are_waited_for() {
     for path in ["/manifests/", "/cdn/"] {
         check(&daemon, &model, path, 1, Fault::Status(503), &[0]);
         check(&daemon, &model, path, 1, Fault::TooManyRequests(1), &[0]);
+        check(&daemon, &model, path, 1, Fault::CutAfter(0), &[0]);
         check(&daemon, &model, path, ALWAYS, Fault::StallAfter(100, Duration::from_millis(300)), &[0]);
     }
     check(&daemon, &model, "/cdn/", ALWAYS, Fault::Slow(8 << 10, Duration::from_millis(10)), &[0]);
@@ -106,6 +107,16 @@ fn faults_that_do_not_pass_end_in_an_error() {
         check(&daemon, &model, path, ALWAYS, Fault::Status(500), &[1]);
         check(&daemon, &model, path, ALWAYS, Fault::TooManyRequests(0), &[1]);
         check(&daemon, &model, path, ALWAYS, Fault::CutAfter(0), &[1]);
+    }
+}
+
+/// What has come of the weights is not lost to a template's bad luck.
+#[test]
+fn small_file_is_asked_for_again() {
+    let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
+    for file in [&b"{{ .Prompt }}"[..], super::CONFIG] {
+        let digest = blobd_tests::oracle::sha256(file);
+        check(&daemon, &model, &format!("/cdn/sha256:{digest}"), 1, Fault::CutAfter(4), &[0]);
     }
 }
 

@@ -221,6 +221,73 @@ fn two_users_cause_one_transfer_and_both_see_it() {
 }
 
 #[test]
+fn who_waits_for_another_pull_takes_nobodys_room_and_sees_the_progress() {
+    let (daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    registry.add_fault("/cdn/", ALWAYS, slow(3 << 20));
+    let name = registry.name("library/tiny:latest");
+    let pulls: Vec<_> = (0..7)
+        .map(|_| {
+            let mut command = daemon.command().command();
+            command.args(["pull", &name, "--json"]).stdout(Stdio::piped()).spawn().unwrap()
+        })
+        .collect();
+    eventually("it has begun", || registry.bytes_served() > MIB);
+    let other = ModelFile::dense(9).write_to(daemon.scratch(), "other.gguf");
+    daemon.command().run(["import".as_ref(), other.as_os_str()]).succeeds();
+    assert!(registry.bytes_served() < model.bytes().len() as u64, "the import did not wait for the pull");
+    for pull in pulls {
+        let output = pull.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines: Vec<Json> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let completed = completed(&lines);
+        assert!(completed.iter().filter(|bytes| **bytes > 0).count() > 3, "{completed:?}");
+    }
+    let (served, size) = (registry.bytes_served(), model.bytes().len() as u64);
+    assert!(served < size + size / 20, "{served} of {size}");
+}
+
+#[test]
+fn who_waits_without_a_limit_lifts_that_of_the_one_who_fetches() {
+    let (daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    let name = registry.name("library/tiny:latest");
+    let mut slow = daemon.command().command();
+    let mut slow = slow.args(["pull", &name, "--limit-rate", "100KB"]).stderr(Stdio::null()).spawn().unwrap();
+    eventually("it has begun", || registry.bytes_served() > 1);
+    let start = Instant::now();
+    daemon.command().run(["pull", &name]).succeeds();
+    assert!(slow.wait().unwrap().success());
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}, minutes at that rate", start.elapsed());
+}
+
+/// However slow: what has come is written before it is waited for.
+#[test]
+fn pull_with_a_low_limit_gets_on_each_time_it_is_interrupted() {
+    let (daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    let name = registry.name("library/tiny:latest");
+    let resumed = || {
+        let plan = daemon.command().run(["pull", &name, "--dry-run", "--json"]).succeeds().json();
+        plan["files"].as_array().unwrap().iter().map(|file| file["resumed_bytes"].as_u64().unwrap()).sum()
+    };
+    let mut before = 0;
+    for _ in 0..3 {
+        let mut command = daemon.command().command();
+        let pull = command.args(["pull", &name, "--limit-rate", "200KB"]).stderr(Stdio::null());
+        let mut pull = pull.spawn().unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        pull.kill().unwrap();
+        pull.wait().unwrap();
+        eventually("the pull has ended", || staged(daemon.root()).is_empty());
+        let now: u64 = resumed();
+        assert!(now > before, "{now} after {before}");
+        before = now;
+    }
+}
+
+#[test]
 fn rate_can_be_limited() {
     let (daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
