@@ -35,6 +35,10 @@ next! {
     fn openat64(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int, else -1;
     fn fopen(path: *const c_char, mode: *const c_char) -> *mut c_void, else ptr::null_mut();
     fn fopen64(path: *const c_char, mode: *const c_char) -> *mut c_void, else ptr::null_mut();
+    fn freopen(path: *const c_char, mode: *const c_char, stream: *mut c_void) -> *mut c_void,
+        else ptr::null_mut();
+    fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut c_void) -> *mut c_void,
+        else ptr::null_mut();
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void, else ptr::null_mut();
     fn fileno(stream: *mut c_void) -> c_int, else -1;
     fn stat(path: *const c_char, out: *mut c_void) -> c_int, else -1;

@@ -18,14 +18,37 @@ struct Cookie {
     fd: c_int,
 }
 
-/// A stream over a descriptor of a model, which it then owns; null on failure.
+/// A stream over a descriptor of a model that is opened for it; null on failure.
+///
+/// # Safety
+/// `mode` must be a C string.
+pub(crate) unsafe fn open_with(mode: *const c_char, open_fd: impl FnOnce() -> c_int) -> *mut c_void {
+    // SAFETY: The caller's promise.
+    if !unsafe { reads_only(mode) } {
+        set_errno(EROFS);
+        return ptr::null_mut();
+    }
+    let fd = open_fd();
+    if fd < 0 {
+        return ptr::null_mut();
+    }
+    // SAFETY: The caller's promise.
+    let stream = unsafe { open(fd, mode) };
+    if stream.is_null() {
+        // SAFETY: Needed to leave nothing behind: no stream has taken it.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+    stream
+}
+
+/// A stream over a descriptor of a model, which it then owns; null on failure, which leaves the
+/// descriptor.
 ///
 /// # Safety
 /// `mode` must be a C string.
 pub(crate) unsafe fn open(fd: c_int, mode: *const c_char) -> *mut c_void {
-    // SAFETY: Needed to read the caller's string: its promise.
-    let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
-    if mode.first() != Some(&b'r') || mode.contains(&b'+') {
+    // SAFETY: The caller's promise.
+    if !unsafe { reads_only(mode) } {
         set_errno(EROFS);
         return ptr::null_mut();
     }
@@ -44,6 +67,16 @@ pub(crate) unsafe fn open(fd: c_int, mode: *const c_char) -> *mut c_void {
     }
     STREAMS.lock().unwrap_or_else(PoisonError::into_inner).push((stream.addr(), fd));
     stream
+}
+
+/// Whether a stream of this mode only reads.
+///
+/// # Safety
+/// `mode` must be a C string.
+unsafe fn reads_only(mode: *const c_char) -> bool {
+    // SAFETY: Needed to read the caller's string: its promise.
+    let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
+    mode.first() == Some(&b'r') && !mode.contains(&b'+')
 }
 
 /// The descriptor under a stream, if it is one of these.
