@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs::{self, File, Permissions};
+use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -12,13 +13,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::image::{self, Image, Refusal};
 use crate::next;
 use crate::sys::{
-    EINVAL, ENOENT, ENOTDIR, ENXIO, EROFS, F_ADD_SEALS, F_SEAL_ALL, Iovec, MFD_ALLOW_SEALING, MFD_CLOEXEC,
-    O_ACCMODE, O_CLOEXEC, O_DIRECTORY, O_PATH, O_TRUNC, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET,
-    SYS_MEMFD_SECRET, errno, fcntl, memfd_create, set_errno,
+    EINVAL, ENOENT, ENOTDIR, ENXIO, EROFS, F_ADD_SEALS, F_SEAL_FORM, F_SEAL_FUTURE_WRITE, F_SEAL_WRITE,
+    Iovec, MFD_ALLOW_SEALING, MFD_CLOEXEC, O_ACCMODE, O_CLOEXEC, O_DIRECTORY, O_PATH, O_TRUNC, SEEK_CUR,
+    SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET, SYS_MEMFD_SECRET, errno, fcntl, memfd_create, set_errno,
 };
 
 /// The directory that is not there.
 const FOLDER: &[u8] = b"/blobd";
+
+/// The name of a stand-in that could be opened, and how `/proc` shows it.
+const STAND_IN: &CStr = c"blobd-model";
+const STAND_IN_PLACE: &str = "/memfd:blobd-model (deleted)";
 
 /// What a path means here.
 pub(crate) enum Path {
@@ -108,7 +113,7 @@ fn opened(image: Arc<Image>, close_on_exec: c_int) -> Option<c_int> {
     let spare = image.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
     let file = spare.or_else(|| stand_in(&image))?;
     let metadata = file.metadata().ok()?;
-    let fd = looked_at(&file, close_on_exec)?.into_raw_fd();
+    let fd = reopened(&file, O_PATH | close_on_exec)?.into_raw_fd();
     let (device, inode) = (metadata.dev(), metadata.ino());
     let opened = Opened { device, inode, image, position: AtomicI64::new(0) };
     OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(opened));
@@ -118,13 +123,12 @@ fn opened(image: Arc<Image>, close_on_exec: c_int) -> Option<c_int> {
 
 /// A descriptor to look at an empty file of the image's length; `None` is a failure, with `errno` set.
 fn stand_in(image: &Image) -> Option<File> {
-    let file = unopenable().or_else(memory_file)?;
+    let file = unopenable().or_else(|| memory_file(STAND_IN))?;
     file.set_len(image.length() as u64).ok()?;
     file.set_permissions(Permissions::from_mode(0o444)).ok()?;
     // Fails for the first kind, which needs none. Nobody, root included, empties the second.
-    // SAFETY: Needed because std has no name for it. Takes numbers.
-    unsafe { fcntl(file.as_raw_fd(), F_ADD_SEALS, F_SEAL_ALL) };
-    looked_at(&file, O_CLOEXEC).map(File::from)
+    seal(&file);
+    reopened(&file, O_PATH | O_CLOEXEC).map(File::from)
 }
 
 /// A file that the kernel opens a second time for nobody, by whatever name: `/proc/self/fd/N` of it gives
@@ -137,18 +141,32 @@ fn unopenable() -> Option<File> {
     c_int::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// A file of zeros, which `is_stand_in` knows by its name.
-fn memory_file() -> Option<File> {
+/// An empty file in memory; `None` is a failure, with `errno` set.
+pub(crate) fn memory_file(name: &CStr) -> Option<File> {
     // SAFETY: Needed to make a file without a place. The name is a C string.
-    let fd = unsafe { memfd_create(c"blobd-model".as_ptr(), MFD_CLOEXEC | MFD_ALLOW_SEALING) };
+    let fd = unsafe { memfd_create(name.as_ptr(), MFD_CLOEXEC | MFD_ALLOW_SEALING) };
     // SAFETY: Needed to own it: it was made just now.
     (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// A descriptor of the same file with which it cannot be read.
-fn looked_at(file: &File, close_on_exec: c_int) -> Option<OwnedFd> {
-    // SAFETY: Needed because std cannot open without reading. The path is a C string.
-    let fd = unsafe { next::open64(place_of(file.as_raw_fd()).as_ptr().cast(), O_PATH | close_on_exec, 0) };
+/// Ends all writing to a memory file that is mapped nowhere, and gives a descriptor to read it.
+pub(crate) fn sealed(file: &File) -> io::Result<OwnedFd> {
+    let sealed = seal(file).then(|| reopened(file, O_CLOEXEC)).flatten();
+    sealed.ok_or_else(io::Error::last_os_error)
+}
+
+fn seal(file: &File) -> bool {
+    // The second is for Linux before 5.1. It asks more, and waits some milliseconds for pages to settle.
+    [F_SEAL_FUTURE_WRITE, F_SEAL_WRITE].into_iter().any(|write| {
+        // SAFETY: Needed because std has no name for it. Takes numbers.
+        unsafe { fcntl(file.as_raw_fd(), F_ADD_SEALS, F_SEAL_FORM | write) == 0 }
+    })
+}
+
+/// Another descriptor of a file, with flags of its own; `None` is a failure, with `errno` set.
+fn reopened(file: &File, flags: c_int) -> Option<OwnedFd> {
+    // SAFETY: Needed because std would come back to our own `open`. The path is a C string.
+    let fd = unsafe { next::open64(place_of(file.as_raw_fd()).as_ptr().cast(), flags, 0) };
     // SAFETY: Needed to own it: it was made just now.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -158,8 +176,7 @@ fn looked_at(file: &File, close_on_exec: c_int) -> Option<OwnedFd> {
 pub(crate) fn is_stand_in(fd: c_int) -> bool {
     // The question that most files answer with no, and cheaply: is it one without a place?
     metadata(fd).is_some_and(|metadata| metadata.nlink() == 0 && metadata.is_file())
-        && fs::read_link(format!("/proc/self/fd/{fd}"))
-            .is_ok_and(|place| place.as_os_str() == "/memfd:blobd-model (deleted)")
+        && fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|place| place.as_os_str() == STAND_IN_PLACE)
 }
 
 /// What `fstat` says.

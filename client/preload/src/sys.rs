@@ -42,8 +42,10 @@ pub(crate) const MADV_POPULATE_READ: c_int = 22;
 pub(crate) const MFD_CLOEXEC: c_uint = 1;
 pub(crate) const MFD_ALLOW_SEALING: c_uint = 2;
 pub(crate) const F_ADD_SEALS: c_int = 1033;
-/// Neither the file's bytes nor its length nor this may change any more.
-pub(crate) const F_SEAL_ALL: c_int = 1 | 2 | 4 | 8;
+/// Neither the file's length may change any more nor what is sealed.
+pub(crate) const F_SEAL_FORM: c_int = 1 | 2 | 4;
+pub(crate) const F_SEAL_WRITE: c_int = 8;
+pub(crate) const F_SEAL_FUTURE_WRITE: c_int = 16;
 
 pub(crate) const SEEK_SET: c_int = 0;
 pub(crate) const SEEK_CUR: c_int = 1;

@@ -129,6 +129,16 @@ fn descriptor_has_no_name_that_gives_wrong_bytes() {
 }
 
 #[test]
+fn nothing_writes_and_refusals_leave_no_descriptor() {
+    let daemon = TestDaemon::start();
+    let Some(program) = compile("tests/programs/careful.c", daemon.scratch(), &[]) else { return };
+    for (name, file) in [("plain", ModelFile::dense(1)), ("awkward", awkward_model())] {
+        import(&daemon, name, &file);
+        exec(&daemon, &[program.to_str().unwrap(), &format!("/blobd/{name}.gguf")]).succeeds();
+    }
+}
+
+#[test]
 fn python_maps_and_reads_a_model() {
     if !has("python3") {
         return;

@@ -1,0 +1,63 @@
+/* Does to a read-only file what must be refused or leave nothing behind; ends with 0 if all is as on a
+ * real one. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define CHECK(condition) \
+    do { \
+        if (!(condition)) return fprintf(stderr, "%s: errno %d\n", #condition, errno), 1; \
+    } while (0)
+
+/* The lowest number that is free says whether descriptors were left open. */
+static int free_number(void) {
+    int fd = dup(1);
+    close(fd);
+    return fd;
+}
+
+static int streams_that_write(const char *path) {
+    int before = free_number();
+    for (int i = 0; i < 50; i++) {
+        CHECK(!fopen(path, "r+b") && errno == EROFS);
+        CHECK(!fopen(path, "w") && errno == EROFS);
+        CHECK(!fopen(path, "a") && errno == EROFS);
+    }
+    CHECK(free_number() == before);
+    return 0;
+}
+
+/* Each page, for the header, copied tensors and mapped ones differ. */
+static int maps_that_are_made_writable(const char *path) {
+    struct stat s;
+    int fd = open(path, O_RDONLY);
+    CHECK(fd >= 0 && fstat(fd, &s) == 0);
+    size_t size = s.st_size;
+    char *shared = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    char *own = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    char *before = malloc(size), *after = malloc(size);
+    CHECK(shared != MAP_FAILED && own != MAP_FAILED && pread(fd, before, size, 0) == (ssize_t)size);
+    for (size_t page = 0; page < size; page += 4096) {
+        CHECK(mprotect(shared + page, 4096, PROT_READ | PROT_WRITE) && errno == EACCES);
+        CHECK(mprotect(own + page, 4096, PROT_READ | PROT_WRITE) && errno == EACCES);
+    }
+    /* What is writable from the start is a copy. */
+    char *copy = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    CHECK(copy != MAP_FAILED && !memcmp(copy, before, size));
+    memset(copy, 1, size);
+    int other = open(path, O_RDONLY);
+    CHECK(other >= 0 && pread(other, after, size, 0) == (ssize_t)size && !memcmp(before, after, size));
+    CHECK(!memcmp(shared, before, size) && !memcmp(own, before, size));
+    return 0;
+}
+
+int main(int count, char **arguments) {
+    if (count < 2) return 2;
+    return streams_that_write(arguments[1]) || maps_that_are_made_writable(arguments[1]);
+}
