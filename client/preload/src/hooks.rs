@@ -137,6 +137,20 @@ hooks! {
     __realpath_chk (path: *const c_char, out: *mut c_char, _length: usize) -> *mut c_char {
         realpath(path, out)
     }
+    readlink (path: *const c_char, out: *mut c_char, length: usize) -> isize {
+        with_path!(path, next::readlink(path, out, length), no_link(path))
+    }
+    __readlink_chk (path: *const c_char, out: *mut c_char, length: usize, _room: usize) -> isize {
+        readlink(path, out, length)
+    }
+    readlinkat (dir: c_int, path: *const c_char, out: *mut c_char, length: usize) -> isize {
+        with_path!(path, next::readlinkat(dir, path, out, length), no_link(path))
+    }
+    __readlinkat_chk (
+        dir: c_int, path: *const c_char, out: *mut c_char, length: usize, _room: usize
+    ) -> isize {
+        readlinkat(dir, path, out, length)
+    }
     read (fd: c_int, out: *mut c_void, length: usize) -> isize {
         unless_ours!(fd, next::read(fd, out, length), -1, |file| file.read(out, length))
     }
@@ -158,6 +172,14 @@ hooks! {
     preadv | preadv64 (fd: c_int, parts: *const Iovec, count: c_int, offset: i64) -> isize {
         let result = || next::preadv64(fd, parts, count, offset);
         unless_ours!(fd, result(), -1, |file| file.read_parts(parts, count, Some(offset)))
+    }
+    // The flags ask for less waiting. There is none: what is not in memory is the map's to bring.
+    preadv2 | preadv64v2 (
+        fd: c_int, parts: *const Iovec, count: c_int, offset: i64, flags: c_int
+    ) -> isize {
+        let result = || next::preadv64v2(fd, parts, count, offset, flags);
+        let offset = (offset != -1).then_some(offset);
+        unless_ours!(fd, result(), -1, |file| file.read_parts(parts, count, offset))
     }
     lseek | lseek64 (fd: c_int, offset: i64, whence: c_int) -> i64 {
         unless_ours!(fd, next::lseek64(fd, offset, whence), -1, |file| file.seek(offset, whence))
@@ -256,6 +278,11 @@ fn may(_there: *const c_char, mode: c_int) -> c_int {
     };
     set_errno(refused);
     -1
+}
+
+/// What a link says that is none.
+fn no_link(_there: *const c_char) -> isize {
+    failed(EINVAL)
 }
 
 /// Extended attributes of what is there.
