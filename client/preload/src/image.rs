@@ -8,8 +8,9 @@ use std::mem::{size_of, zeroed};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::process::id;
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::sys::{
     EACCES, EINVAL, EIO, ENOMEM, Iovec, MADV_POPULATE_READ, MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED,
@@ -57,16 +58,45 @@ impl From<io::Error> for Refusal {
 
 /// The image behind a path, from memory if it was asked for before.
 pub(crate) fn find(path: &[u8]) -> Result<Arc<Image>, Refusal> {
-    static KNOWN: Mutex<Option<HashMap<Vec<u8>, Arc<Image>>>> = Mutex::new(None);
-    // Held while asking, so that threads that open one path map it once.
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = known.get_or_insert_default();
-    if let Some(image) = known.get(path) {
-        return Ok(Arc::clone(image));
+    static ANSWERED: Condvar = Condvar::new();
+    let mut images = images();
+    loop {
+        match images.get_or_insert_default().get(path) {
+            Some(Slot::Known(image)) => return Ok(Arc::clone(image)),
+            // Threads that open one path map it once.
+            Some(Slot::Asked { process }) if *process == id() => {
+                images = ANSWERED.wait(images).unwrap_or_else(PoisonError::into_inner);
+            }
+            Some(Slot::Asked { .. }) | None => break,
+        }
     }
-    let image = Arc::new(Image::ask(path)?);
-    known.insert(path.to_vec(), Arc::clone(&image));
-    Ok(image)
+    images.get_or_insert_default().insert(path.to_vec(), Slot::Asked { process: id() });
+    // A fork while this thread asks must not leave a lock behind that nobody opens in the child.
+    drop(images);
+    let answer = Image::ask(path).map(Arc::new);
+    let mut images = self::images();
+    let images = images.get_or_insert_default();
+    match &answer {
+        Ok(image) => images.insert(path.to_vec(), Slot::Known(Arc::clone(image))),
+        Err(_refusal) => images.remove(path),
+    };
+    ANSWERED.notify_all();
+    answer
+}
+
+/// What is known of a path.
+enum Slot {
+    Known(Arc<Image>),
+    /// A thread of this process asks, and wakes those that wait. A process that was forked meanwhile has
+    /// no such thread, and asks for itself.
+    Asked {
+        process: u32,
+    },
+}
+
+fn images() -> MutexGuard<'static, Option<HashMap<Vec<u8>, Slot>>> {
+    static IMAGES: Mutex<Option<HashMap<Vec<u8>, Slot>>> = Mutex::new(None);
+    IMAGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Image {

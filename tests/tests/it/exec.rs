@@ -129,9 +129,9 @@ fn descriptor_has_no_name_that_gives_wrong_bytes() {
 }
 
 #[test]
-fn nothing_writes_and_refusals_leave_no_descriptor() {
+fn careful_program_finds_a_read_only_file() {
     let daemon = TestDaemon::start();
-    let Some(program) = compile("tests/programs/careful.c", daemon.scratch(), &[]) else { return };
+    let Some(program) = compile("tests/programs/careful.c", daemon.scratch(), &["-pthread"]) else { return };
     for (name, file) in [("plain", ModelFile::dense(1)), ("awkward", awkward_model())] {
         import(&daemon, name, &file);
         exec(&daemon, &[program.to_str().unwrap(), &format!("/blobd/{name}.gguf")]).succeeds();
@@ -149,6 +149,7 @@ path = sys.argv[1]
 with open(path, 'rb') as f:
     m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
     assert f.read() == m[:] and len(m) == os.path.getsize(path) and os.path.isfile(path)
+    assert os.preadv(f.fileno(), [bytearray(99)], 5) == 99 and os.path.realpath(path) == path
     print(hashlib.sha256(m).hexdigest())";
     let daemon = TestDaemon::start();
     import(&daemon, "tiny", &awkward_model());
