@@ -93,7 +93,37 @@ static int fork_in_a_question(const char *path) {
     return 0;
 }
 
+static void *open_often(void *path) {
+    for (int i = 0; i < 5000; i++) {
+        FILE *f = fopen(path, "r");
+        if (!f) return path;
+        fclose(f);
+    }
+    return NULL;
+}
+
+/* A fork falls into what other threads do with models at that moment. */
+static int forks_beside_opens(const char *path) {
+    pthread_t threads[2];
+    void *failed;
+    int stat;
+    for (int i = 0; i < 2; i++) CHECK(!pthread_create(&threads[i], NULL, open_often, (void *)path));
+    for (int i = 0; i < 300; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(30);
+            FILE *f = fopen(path, "r");
+            _exit(!f || fgetc(f) != 'G');
+        }
+        CHECK(waitpid(child, &stat, 0) == child && stat == 0);
+    }
+    for (int i = 0; i < 2; i++) CHECK(!pthread_join(threads[i], &failed) && !failed);
+    return 0;
+}
+
 int main(int count, char **arguments) {
     if (count < 2) return 2;
-    return fork_in_a_question(arguments[1]) || streams_that_write(arguments[1]) || maps_that_are_made_writable(arguments[1]);
+    const char *path = arguments[1];
+    return fork_in_a_question(path) || forks_beside_opens(path) || streams_that_write(path) ||
+           maps_that_are_made_writable(path);
 }

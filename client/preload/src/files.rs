@@ -7,8 +7,8 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::image::{self, Image, Refusal};
 use crate::next;
@@ -47,6 +47,10 @@ pub(crate) struct Opened {
 /// inode of its own.
 static OPENED: Mutex<Vec<Arc<Opened>>> = Mutex::new(Vec::new());
 static ANY: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn all_opened() -> MutexGuard<'static, Vec<Arc<Opened>>> {
+    OPENED.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Looks at a path.
 ///
@@ -110,13 +114,12 @@ fn find_image(path: &[u8]) -> Result<Arc<Image>, Refusal> {
 /// A descriptor of an empty file with the image's length, with which only `fstat` can do something.
 /// `None` is a failure, with `errno` set.
 fn opened(image: Arc<Image>, close_on_exec: c_int) -> Option<c_int> {
-    let spare = image.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let file = spare.or_else(|| stand_in(&image))?;
+    let file = image.spare.take().or_else(|| stand_in(&image))?;
     let metadata = file.metadata().ok()?;
     let fd = reopened(&file, O_PATH | close_on_exec)?.into_raw_fd();
     let (device, inode) = (metadata.dev(), metadata.ino());
     let opened = Opened { device, inode, image, position: AtomicI64::new(0) };
-    OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(opened));
+    all_opened().push(Arc::new(opened));
     ANY.store(true, Ordering::Release);
     Some(fd)
 }
@@ -188,11 +191,34 @@ fn metadata(fd: c_int) -> Option<fs::Metadata> {
 
 /// The file that the next `open` will stand for.
 fn spare(image: &Image) -> Option<OwnedFd> {
-    let mut spare = image.spare.lock().unwrap_or_else(PoisonError::into_inner);
-    if spare.is_none() {
-        *spare = stand_in(image);
+    let file = image.spare.take().or_else(|| stand_in(image))?;
+    let shown = file.try_clone();
+    image.spare.put(file);
+    shown.ok().map(OwnedFd::from)
+}
+
+/// A place for a stand-in. Without a lock: a child that is forked meanwhile must not find it locked.
+pub(crate) struct Spare(AtomicI32);
+
+impl Default for Spare {
+    fn default() -> Self {
+        Self(AtomicI32::new(-1))
     }
-    spare.as_ref()?.try_clone().ok().map(OwnedFd::from)
+}
+
+impl Spare {
+    fn take(&self) -> Option<File> {
+        let fd = self.0.swap(-1, Ordering::AcqRel);
+        // SAFETY: Needed to own it again: `put` gave it up, and it is taken once.
+        (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// The one that was put last stays.
+    fn put(&self, file: File) {
+        let before = self.0.swap(file.into_raw_fd(), Ordering::AcqRel);
+        // SAFETY: As in `take`.
+        drop((before >= 0).then(|| unsafe { OwnedFd::from_raw_fd(before) }));
+    }
 }
 
 /// The path of a descriptor, as a C string.
@@ -215,8 +241,7 @@ pub(crate) fn find(fd: c_int) -> Option<Arc<Opened>> {
     set_errno(before);
     let metadata = metadata?;
     let (device, inode) = (metadata.dev(), metadata.ino());
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    opened.iter().find(|file| (file.device, file.inode) == (device, inode)).cloned()
+    all_opened().iter().find(|file| (file.device, file.inode) == (device, inode)).cloned()
 }
 
 impl Opened {

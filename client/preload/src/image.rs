@@ -12,13 +12,14 @@ use std::process::id;
 use std::ptr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use crate::files::{self, Spare};
 use crate::sys::{
     EACCES, EINVAL, EIO, ENOMEM, Iovec, MADV_POPULATE_READ, MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED,
     MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MAP_TYPE, MREMAP_FIXED,
     MREMAP_MAYMOVE, MSG_CMSG_CLOEXEC, Message, PROT_READ, PROT_WRITE, SCM_RIGHTS, SOL_SOCKET, errno, madvise,
     mprotect, mremap, munmap, page_size, recvmsg,
 };
-use crate::{files, next};
+use crate::{fork, next};
 
 /// The environment variable that names the socket of `blobd exec`.
 const SOCKET_VARIABLE: &str = "BLOBD_EXEC_SOCKET";
@@ -38,7 +39,7 @@ pub(crate) struct Image {
     segments: Vec<Range<usize>>,
     /// What the next `open` will stand for, once `stat` has shown it: a program that compares the two
     /// finds one file.
-    pub(crate) spare: Mutex<Option<File>>,
+    pub(crate) spare: Spare,
     /// The model is in use while this is open.
     _lease: UnixStream,
 }
@@ -59,6 +60,7 @@ impl From<io::Error> for Refusal {
 /// The image behind a path, from memory if it was asked for before.
 pub(crate) fn find(path: &[u8]) -> Result<Arc<Image>, Refusal> {
     static ANSWERED: Condvar = Condvar::new();
+    fork::prepare();
     let mut images = images();
     loop {
         match images.get_or_insert_default().get(path) {
@@ -85,7 +87,7 @@ pub(crate) fn find(path: &[u8]) -> Result<Arc<Image>, Refusal> {
 }
 
 /// What is known of a path.
-enum Slot {
+pub(crate) enum Slot {
     Known(Arc<Image>),
     /// A thread of this process asks, and wakes those that wait. A process that was forked meanwhile has
     /// no such thread, and asks for itself.
@@ -94,7 +96,7 @@ enum Slot {
     },
 }
 
-fn images() -> MutexGuard<'static, Option<HashMap<Vec<u8>, Slot>>> {
+pub(crate) fn images() -> MutexGuard<'static, Option<HashMap<Vec<u8>, Slot>>> {
     static IMAGES: Mutex<Option<HashMap<Vec<u8>, Slot>>> = Mutex::new(None);
     IMAGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -232,7 +234,7 @@ impl Image {
             address: address.addr(),
             length,
             segments: Vec::new(),
-            spare: Mutex::default(),
+            spare: Spare::default(),
             _lease: lease,
         })
     }

@@ -16,6 +16,7 @@
 #![allow(unsafe_code)]
 
 mod files;
+mod fork;
 mod hooks;
 mod image;
 mod next;

@@ -100,6 +100,11 @@ pub(crate) struct CookieFunctions {
 unsafe extern "C" {
     pub(crate) fn __errno_location() -> *mut c_int;
     pub(crate) fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+    pub(crate) fn pthread_atfork(
+        before: Option<extern "C" fn()>,
+        in_parent: Option<extern "C" fn()>,
+        in_child: Option<extern "C" fn()>,
+    ) -> c_int;
     pub(crate) fn memfd_create(name: *const c_char, flags: c_uint) -> c_int;
     pub(crate) fn fcntl(fd: c_int, command: c_int, ...) -> c_int;
     pub(crate) fn fclose(stream: *mut c_void) -> c_int;
