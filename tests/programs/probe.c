@@ -42,6 +42,10 @@ static void paths(const char *path) {
     char *real = realpath(path, NULL);
     printf("realpath %d\n", real && strcmp(real, path) == 0);
     free(real);
+    char link[10];
+    printf("readlink %zd %d", readlink(path, link, sizeof link), errno == EINVAL);
+    errno = 0;
+    printf(" %zd %d\n", readlinkat(AT_FDCWD, path, link, sizeof link), errno == EINVAL);
 }
 
 static void descriptors(const char *path, size_t size) {
@@ -67,6 +71,9 @@ static void descriptors(const char *path, size_t size) {
     lseek(fd, 4000, SEEK_SET);
     say("readv", readv(fd, v, 2), b, 1000);
     say("preadv", preadv(fd, v, 2, 77), b, 1000);
+    say("preadv2", preadv2(fd, v, 2, 78, 0), b, 1000);
+    say("preadv2 from the position", preadv2(fd, v, 2, -1, 0), b, 1000);
+    say("readv after it", readv(fd, v, 1), b, 300);
     say("lseek before the start", lseek(fd, -1, SEEK_SET), "", 0);
     printf("EINVAL %d\n", errno == EINVAL);
     say("data", lseek(fd, 100, SEEK_DATA), "", 0);

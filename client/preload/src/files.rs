@@ -1,23 +1,29 @@
 //! Paths that are models, and the descriptors that stand for them.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::fs::{File, Permissions};
+use std::fs::{self, File, Permissions};
+use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::image::{self, Image, Refusal};
 use crate::next;
 use crate::sys::{
-    EINVAL, ENOENT, ENOTDIR, ENXIO, EROFS, Iovec, MFD_CLOEXEC, O_ACCMODE, O_CLOEXEC, O_DIRECTORY, O_PATH,
-    O_TRUNC, SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET, errno, memfd_create, set_errno,
+    EINVAL, ENOENT, ENOTDIR, ENXIO, EROFS, F_ADD_SEALS, F_SEAL_FORM, F_SEAL_FUTURE_WRITE, F_SEAL_WRITE,
+    Iovec, MFD_ALLOW_SEALING, MFD_CLOEXEC, O_ACCMODE, O_CLOEXEC, O_DIRECTORY, O_PATH, O_TRUNC, SEEK_CUR,
+    SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET, SYS_MEMFD_SECRET, errno, fcntl, memfd_create, set_errno,
 };
 
 /// The directory that is not there.
 const FOLDER: &[u8] = b"/blobd";
+
+/// The name of a stand-in that could be opened, and how `/proc` shows it.
+const STAND_IN: &CStr = c"blobd-model";
+const STAND_IN_PLACE: &str = "/memfd:blobd-model (deleted)";
 
 /// What a path means here.
 pub(crate) enum Path {
@@ -42,6 +48,10 @@ pub(crate) struct Opened {
 static OPENED: Mutex<Vec<Arc<Opened>>> = Mutex::new(Vec::new());
 static ANY: AtomicBool = AtomicBool::new(false);
 
+pub(crate) fn all_opened() -> MutexGuard<'static, Vec<Arc<Opened>>> {
+    OPENED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Looks at a path.
 ///
 /// # Safety
@@ -61,21 +71,36 @@ pub(crate) unsafe fn classify(path: *const c_char) -> Path {
 
 /// Opens a model; on failure -1, with `errno` set and a word to the user.
 pub(crate) fn open(path: &[u8], flags: c_int) -> c_int {
-    if flags & O_ACCMODE != 0 || flags & O_TRUNC != 0 {
+    if writes(flags) {
         set_errno(EROFS);
         return -1;
     }
     match find_image(path) {
-        Ok(_) if flags & O_DIRECTORY != 0 => set_errno(ENOTDIR),
-        Ok(image) => return opened(image, flags & O_CLOEXEC).unwrap_or(-1),
+        Ok(image) => open_image(image, flags),
         Err(refusal) => {
             if !refusal.reason.is_empty() {
                 eprintln!("blobd: /blobd/{}: {}", String::from_utf8_lossy(path), refusal.reason);
             }
             set_errno(refusal.errno);
+            -1
         }
     }
+}
+
+/// Opens a model that is known; on failure -1, with `errno` set.
+pub(crate) fn open_image(image: Arc<Image>, flags: c_int) -> c_int {
+    if writes(flags) {
+        set_errno(EROFS);
+    } else if flags & O_DIRECTORY != 0 {
+        set_errno(ENOTDIR);
+    } else if let Some(fd) = opened(image, flags & O_CLOEXEC) {
+        return fd;
+    }
     -1
+}
+
+const fn writes(flags: c_int) -> bool {
+    flags & O_ACCMODE != 0 || flags & O_TRUNC != 0
 }
 
 fn find_image(path: &[u8]) -> Result<Arc<Image>, Refusal> {
@@ -89,36 +114,111 @@ fn find_image(path: &[u8]) -> Result<Arc<Image>, Refusal> {
 /// A descriptor of an empty file with the image's length, with which only `fstat` can do something.
 /// `None` is a failure, with `errno` set.
 fn opened(image: Arc<Image>, close_on_exec: c_int) -> Option<c_int> {
-    let spare = image.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let file = spare.or_else(|| stand_in(&image))?;
-    // SAFETY: Needed because std cannot open without reading. The path is a C string.
-    let fd = unsafe { next::open64(place_of(file.as_raw_fd()).as_ptr().cast(), O_PATH | close_on_exec, 0) };
-    let metadata = file.metadata().ok().filter(|_| fd >= 0)?;
+    let file = image.spare.take().or_else(|| stand_in(&image))?;
+    let metadata = file.metadata().ok()?;
+    let fd = reopened(&file, O_PATH | close_on_exec)?.into_raw_fd();
     let (device, inode) = (metadata.dev(), metadata.ino());
     let opened = Opened { device, inode, image, position: AtomicI64::new(0) };
-    OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(opened));
+    all_opened().push(Arc::new(opened));
     ANY.store(true, Ordering::Release);
     Some(fd)
 }
 
-/// An empty file of the image's length; `None` is a failure, with `errno` set.
+/// A descriptor to look at an empty file of the image's length; `None` is a failure, with `errno` set.
 fn stand_in(image: &Image) -> Option<File> {
-    // SAFETY: Needed to make a file without a place. The name is a C string.
-    let fd = unsafe { memfd_create(c"blobd-model".as_ptr(), MFD_CLOEXEC) };
-    // SAFETY: Needed to own it: it was made just now.
-    let file = (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))?;
+    let file = unopenable().or_else(|| memory_file(STAND_IN))?;
     file.set_len(image.length() as u64).ok()?;
     file.set_permissions(Permissions::from_mode(0o444)).ok()?;
-    Some(file)
+    // Fails for the first kind, which needs none. Nobody, root included, empties the second.
+    seal(&file);
+    reopened(&file, O_PATH | O_CLOEXEC).map(File::from)
+}
+
+/// A file that the kernel opens a second time for nobody, by whatever name: `/proc/self/fd/N` of it gives
+/// `ENXIO`, in programs without this library as well. `None` where there are none of the kind: Linux
+/// before 5.14, some until 6.5, sandboxes.
+fn unopenable() -> Option<File> {
+    // SAFETY: Needed because the C library has no name for it. Takes a number.
+    let fd = unsafe { next::syscall(SYS_MEMFD_SECRET, O_CLOEXEC.into(), 0, 0, 0, 0, 0) };
+    // SAFETY: Needed to own it: it was made just now.
+    c_int::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// An empty file in memory; `None` is a failure, with `errno` set.
+pub(crate) fn memory_file(name: &CStr) -> Option<File> {
+    // SAFETY: Needed to make a file without a place. The name is a C string.
+    let fd = unsafe { memfd_create(name.as_ptr(), MFD_CLOEXEC | MFD_ALLOW_SEALING) };
+    // SAFETY: Needed to own it: it was made just now.
+    (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// Ends all writing to a memory file that is mapped nowhere, and gives a descriptor to read it.
+pub(crate) fn sealed(file: &File) -> io::Result<OwnedFd> {
+    let sealed = seal(file).then(|| reopened(file, O_CLOEXEC)).flatten();
+    sealed.ok_or_else(io::Error::last_os_error)
+}
+
+fn seal(file: &File) -> bool {
+    // The second is for Linux before 5.1. It asks more, and waits some milliseconds for pages to settle.
+    [F_SEAL_FUTURE_WRITE, F_SEAL_WRITE].into_iter().any(|write| {
+        // SAFETY: Needed because std has no name for it. Takes numbers.
+        unsafe { fcntl(file.as_raw_fd(), F_ADD_SEALS, F_SEAL_FORM | write) == 0 }
+    })
+}
+
+/// Another descriptor of a file, with flags of its own; `None` is a failure, with `errno` set.
+fn reopened(file: &File, flags: c_int) -> Option<OwnedFd> {
+    // SAFETY: Needed because std would come back to our own `open`. The path is a C string.
+    let fd = unsafe { next::open64(place_of(file.as_raw_fd()).as_ptr().cast(), flags, 0) };
+    // SAFETY: Needed to own it: it was made just now.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Whether a descriptor that was opened for reading would give a stand-in's zeros, be it of this process
+/// or of one that left it open for this program.
+pub(crate) fn is_stand_in(fd: c_int) -> bool {
+    // The question that most files answer with no, and cheaply: is it one without a place?
+    metadata(fd).is_some_and(|metadata| metadata.nlink() == 0 && metadata.is_file())
+        && fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|place| place.as_os_str() == STAND_IN_PLACE)
+}
+
+/// What `fstat` says.
+fn metadata(fd: c_int) -> Option<fs::Metadata> {
+    // SAFETY: Needed to ask with std. The descriptor is looked at and not closed; if there is none with
+    // this number, that is an error and no more.
+    ManuallyDrop::new(unsafe { File::from_raw_fd(fd) }).metadata().ok()
 }
 
 /// The file that the next `open` will stand for.
 fn spare(image: &Image) -> Option<OwnedFd> {
-    let mut spare = image.spare.lock().unwrap_or_else(PoisonError::into_inner);
-    if spare.is_none() {
-        *spare = stand_in(image);
+    let file = image.spare.take().or_else(|| stand_in(image))?;
+    let shown = file.try_clone();
+    image.spare.put(file);
+    shown.ok().map(OwnedFd::from)
+}
+
+/// A place for a stand-in. Without a lock: a child that is forked meanwhile must not find it locked.
+pub(crate) struct Spare(AtomicI32);
+
+impl Default for Spare {
+    fn default() -> Self {
+        Self(AtomicI32::new(-1))
     }
-    spare.as_ref()?.try_clone().ok().map(OwnedFd::from)
+}
+
+impl Spare {
+    fn take(&self) -> Option<File> {
+        let fd = self.0.swap(-1, Ordering::AcqRel);
+        // SAFETY: Needed to own it again: `put` gave it up, and it is taken once.
+        (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// The one that was put last stays.
+    fn put(&self, file: File) {
+        let before = self.0.swap(file.into_raw_fd(), Ordering::AcqRel);
+        // SAFETY: As in `take`.
+        drop((before >= 0).then(|| unsafe { OwnedFd::from_raw_fd(before) }));
+    }
 }
 
 /// The path of a descriptor, as a C string.
@@ -126,25 +226,27 @@ pub(crate) fn place_of(fd: c_int) -> Vec<u8> {
     format!("/proc/self/fd/{fd}\0").into_bytes()
 }
 
+/// Whether there can be a descriptor of a model.
+pub(crate) fn any() -> bool {
+    ANY.load(Ordering::Acquire)
+}
+
 /// The model behind a descriptor that the kernel refused with `EBADF`; `errno` stays.
 pub(crate) fn find(fd: c_int) -> Option<Arc<Opened>> {
-    if fd < 0 || !ANY.load(Ordering::Acquire) {
+    if fd < 0 || !any() {
         return None;
     }
     let before = errno();
-    // SAFETY: Needed to ask for the inode. The descriptor is looked at and not closed; if there is
-    // none with this number, that is an error and no more.
-    let metadata = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) }).metadata();
+    let metadata = metadata(fd);
     set_errno(before);
-    let metadata = metadata.ok()?;
+    let metadata = metadata?;
     let (device, inode) = (metadata.dev(), metadata.ino());
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    opened.iter().find(|file| (file.device, file.inode) == (device, inode)).cloned()
+    all_opened().iter().find(|file| (file.device, file.inode) == (device, inode)).cloned()
 }
 
 impl Opened {
     /// What the file shows.
-    pub(crate) fn image(&self) -> &Image {
+    pub(crate) const fn image(&self) -> &Arc<Image> {
         &self.image
     }
 

@@ -6,9 +6,10 @@ use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
 
 use crate::files::{self, NULL, Path, Substitute};
+use crate::reopen::{checked, checked_again, checked_stream};
 use crate::sys::{
-    EACCES, EBADF, EINVAL, ENOTSUP, EROFS, Iovec, MAP_FAILED, O_CLOEXEC, SYS_STATX, W_OK, X_OK, errno,
-    set_errno, strdup,
+    AT_FDCWD, EACCES, EBADF, EINVAL, ENOTSUP, EROFS, Iovec, MAP_FAILED, O_CLOEXEC, SYS_STATX, W_OK, X_OK,
+    errno, set_errno, strdup,
 };
 use crate::{next, streams};
 
@@ -58,22 +59,30 @@ macro_rules! unless_ours {
 // `open` has an argument more when it creates; both ABIs pass it as if it were always there.
 hooks! {
     open | open64 (path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-        open_any(path, flags).unwrap_or_else(|| next::open64(path, flags, mode))
+        open_any(path, flags)
+            .unwrap_or_else(|| checked(next::open64(path, flags, mode), AT_FDCWD, path, flags))
     }
     __open_2 | __open64_2 (path: *const c_char, flags: c_int) -> c_int {
-        open_any(path, flags).unwrap_or_else(|| next::open64(path, flags, Substitute::NONE))
+        open64(path, flags, Substitute::NONE)
     }
     openat | openat64 (dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-        open_any(path, flags).unwrap_or_else(|| next::openat64(dir, path, flags, mode))
+        open_any(path, flags)
+            .unwrap_or_else(|| checked(next::openat64(dir, path, flags, mode), dir, path, flags))
     }
     __openat_2 | __openat64_2 (dir: c_int, path: *const c_char, flags: c_int) -> c_int {
-        open_any(path, flags).unwrap_or_else(|| next::openat64(dir, path, flags, Substitute::NONE))
+        openat64(dir, path, flags, Substitute::NONE)
     }
     fopen (path: *const c_char, mode: *const c_char) -> *mut c_void {
-        open_stream(path, mode).unwrap_or_else(|| next::fopen(path, mode))
+        open_stream(path, mode).unwrap_or_else(|| checked_stream(next::fopen(path, mode), path, mode))
     }
     fopen64 (path: *const c_char, mode: *const c_char) -> *mut c_void {
-        open_stream(path, mode).unwrap_or_else(|| next::fopen64(path, mode))
+        open_stream(path, mode).unwrap_or_else(|| checked_stream(next::fopen64(path, mode), path, mode))
+    }
+    freopen (path: *const c_char, mode: *const c_char, stream: *mut c_void) -> *mut c_void {
+        checked_again(next::freopen(path, mode, stream))
+    }
+    freopen64 (path: *const c_char, mode: *const c_char, stream: *mut c_void) -> *mut c_void {
+        checked_again(next::freopen64(path, mode, stream))
     }
     fdopen (fd: c_int, mode: *const c_char) -> *mut c_void {
         if files::find(fd).is_some() { streams::open(fd, mode) } else { next::fdopen(fd, mode) }
@@ -128,6 +137,20 @@ hooks! {
     __realpath_chk (path: *const c_char, out: *mut c_char, _length: usize) -> *mut c_char {
         realpath(path, out)
     }
+    readlink (path: *const c_char, out: *mut c_char, length: usize) -> isize {
+        with_path!(path, next::readlink(path, out, length), no_link(path))
+    }
+    __readlink_chk (path: *const c_char, out: *mut c_char, length: usize, _room: usize) -> isize {
+        readlink(path, out, length)
+    }
+    readlinkat (dir: c_int, path: *const c_char, out: *mut c_char, length: usize) -> isize {
+        with_path!(path, next::readlinkat(dir, path, out, length), no_link(path))
+    }
+    __readlinkat_chk (
+        dir: c_int, path: *const c_char, out: *mut c_char, length: usize, _room: usize
+    ) -> isize {
+        readlinkat(dir, path, out, length)
+    }
     read (fd: c_int, out: *mut c_void, length: usize) -> isize {
         unless_ours!(fd, next::read(fd, out, length), -1, |file| file.read(out, length))
     }
@@ -149,6 +172,14 @@ hooks! {
     preadv | preadv64 (fd: c_int, parts: *const Iovec, count: c_int, offset: i64) -> isize {
         let result = || next::preadv64(fd, parts, count, offset);
         unless_ours!(fd, result(), -1, |file| file.read_parts(parts, count, Some(offset)))
+    }
+    // The flags ask for less waiting. There is none: what is not in memory is the map's to bring.
+    preadv2 | preadv64v2 (
+        fd: c_int, parts: *const Iovec, count: c_int, offset: i64, flags: c_int
+    ) -> isize {
+        let result = || next::preadv64v2(fd, parts, count, offset, flags);
+        let offset = (offset != -1).then_some(offset);
+        unless_ours!(fd, result(), -1, |file| file.read_parts(parts, count, offset))
     }
     lseek | lseek64 (fd: c_int, offset: i64, whence: c_int) -> i64 {
         unless_ours!(fd, next::lseek64(fd, offset, whence), -1, |file| file.seek(offset, whence))
@@ -225,9 +256,16 @@ unsafe fn open_any(path: *const c_char, flags: c_int) -> Option<c_int> {
 /// `path` and `mode` must be C strings.
 unsafe fn open_stream(path: *const c_char, mode: *const c_char) -> Option<*mut c_void> {
     // SAFETY: The caller's promise.
-    let fd = unsafe { open_any(path, O_CLOEXEC)? };
-    // SAFETY: As above.
-    Some(if fd < 0 { NULL } else { unsafe { streams::open(fd, mode) } })
+    let path = unsafe { files::classify(path) };
+    match path {
+        Path::Other => None,
+        Path::Folder => {
+            set_errno(EACCES);
+            Some(NULL)
+        }
+        // SAFETY: The caller's promise.
+        Path::Model(model) => Some(unsafe { streams::open_with(mode, || files::open(&model, O_CLOEXEC)) }),
+    }
 }
 
 /// `access` to what is there: it can be read, and nothing else.
@@ -240,6 +278,11 @@ fn may(_there: *const c_char, mode: c_int) -> c_int {
     };
     set_errno(refused);
     -1
+}
+
+/// What a link says that is none.
+fn no_link(_there: *const c_char) -> isize {
+    failed(EINVAL)
 }
 
 /// Extended attributes of what is there.

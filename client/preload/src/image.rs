@@ -8,16 +8,18 @@ use std::mem::{size_of, zeroed};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::process::id;
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::next;
+use crate::files::{self, Spare};
 use crate::sys::{
     EACCES, EINVAL, EIO, ENOMEM, Iovec, MADV_POPULATE_READ, MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED,
     MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MAP_TYPE, MREMAP_FIXED,
     MREMAP_MAYMOVE, MSG_CMSG_CLOEXEC, Message, PROT_READ, PROT_WRITE, SCM_RIGHTS, SOL_SOCKET, errno, madvise,
     mprotect, mremap, munmap, page_size, recvmsg,
 };
+use crate::{fork, next};
 
 /// The environment variable that names the socket of `blobd exec`.
 const SOCKET_VARIABLE: &str = "BLOBD_EXEC_SOCKET";
@@ -37,7 +39,7 @@ pub(crate) struct Image {
     segments: Vec<Range<usize>>,
     /// What the next `open` will stand for, once `stat` has shown it: a program that compares the two
     /// finds one file.
-    pub(crate) spare: Mutex<Option<File>>,
+    pub(crate) spare: Spare,
     /// The model is in use while this is open.
     _lease: UnixStream,
 }
@@ -57,16 +59,46 @@ impl From<io::Error> for Refusal {
 
 /// The image behind a path, from memory if it was asked for before.
 pub(crate) fn find(path: &[u8]) -> Result<Arc<Image>, Refusal> {
-    static KNOWN: Mutex<Option<HashMap<Vec<u8>, Arc<Image>>>> = Mutex::new(None);
-    // Held while asking, so that threads that open one path map it once.
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = known.get_or_insert_default();
-    if let Some(image) = known.get(path) {
-        return Ok(Arc::clone(image));
+    static ANSWERED: Condvar = Condvar::new();
+    fork::prepare();
+    let mut images = images();
+    loop {
+        match images.get_or_insert_default().get(path) {
+            Some(Slot::Known(image)) => return Ok(Arc::clone(image)),
+            // Threads that open one path map it once.
+            Some(Slot::Asked { process }) if *process == id() => {
+                images = ANSWERED.wait(images).unwrap_or_else(PoisonError::into_inner);
+            }
+            Some(Slot::Asked { .. }) | None => break,
+        }
     }
-    let image = Arc::new(Image::ask(path)?);
-    known.insert(path.to_vec(), Arc::clone(&image));
-    Ok(image)
+    images.get_or_insert_default().insert(path.to_vec(), Slot::Asked { process: id() });
+    // A fork while this thread asks must not leave a lock behind that nobody opens in the child.
+    drop(images);
+    let answer = Image::ask(path).map(Arc::new);
+    let mut images = self::images();
+    let images = images.get_or_insert_default();
+    match &answer {
+        Ok(image) => images.insert(path.to_vec(), Slot::Known(Arc::clone(image))),
+        Err(_refusal) => images.remove(path),
+    };
+    ANSWERED.notify_all();
+    answer
+}
+
+/// What is known of a path.
+pub(crate) enum Slot {
+    Known(Arc<Image>),
+    /// A thread of this process asks, and wakes those that wait. A process that was forked meanwhile has
+    /// no such thread, and asks for itself.
+    Asked {
+        process: u32,
+    },
+}
+
+pub(crate) fn images() -> MutexGuard<'static, Option<HashMap<Vec<u8>, Slot>>> {
+    static IMAGES: Mutex<Option<HashMap<Vec<u8>, Slot>>> = Mutex::new(None);
+    IMAGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Image {
@@ -202,7 +234,7 @@ impl Image {
             address: address.addr(),
             length,
             segments: Vec::new(),
-            spare: Mutex::default(),
+            spare: Spare::default(),
             _lease: lease,
         })
     }
@@ -240,9 +272,14 @@ impl Image {
             return self.fill(part.offset, part.length, |bytes| read_at(fd, part.fd_offset, bytes));
         }
         let pages = self.pages(part.offset, part.length)?;
-        let (address, flags) = (self.at(pages.start), MAP_SHARED | MAP_FIXED);
         let offset = i64::try_from(part.fd_offset).map_err(|_long| invalid())?;
-        // SAFETY: Needed to put the blob there. MAP_FIXED replaces pages of the image alone, which
+        self.map_pages(pages, fd, offset)
+    }
+
+    /// Maps pages of a file that is open for reading alone, so that nobody can make them writable.
+    fn map_pages(&mut self, pages: Range<usize>, fd: &OwnedFd, offset: i64) -> io::Result<()> {
+        let (address, flags) = (self.at(pages.start), MAP_SHARED | MAP_FIXED);
+        // SAFETY: Needed to put the file there. MAP_FIXED replaces pages of the image alone, which
         // nobody has seen yet.
         let mapped = unsafe { next::mmap64(address, pages.len(), PROT_READ, flags, fd.as_raw_fd(), offset) };
         if mapped == MAP_FAILED {
@@ -252,7 +289,8 @@ impl Image {
         Ok(())
     }
 
-    /// Makes pages of our own and has them filled. They are shared memory, to be mapped again.
+    /// Makes pages of our own and has them filled. They are a file's that nobody can write any more: the
+    /// program may map them again, and `mprotect` must refuse it what it refuses for a blob.
     fn fill(
         &mut self,
         offset: u64,
@@ -263,20 +301,10 @@ impl Image {
             return Ok(());
         }
         let pages = self.pages(offset, length)?;
-        let flags = MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
-        let length = usize::try_from(length).map_err(|_long| invalid())?;
-        // SAFETY: Needed for memory that is written once. MAP_FIXED replaces pages of the image alone,
-        // which nobody has seen yet; the slice is inside them and gone before they become read-only.
-        unsafe {
-            let (start, protection) = (self.at(pages.start), PROT_READ | PROT_WRITE);
-            if next::mmap64(start, pages.len(), protection, flags, -1, 0) == MAP_FAILED {
-                return Err(io::Error::last_os_error());
-            }
-            fill(std::slice::from_raw_parts_mut(start.cast(), length))?;
-            mprotect(start, pages.len(), PROT_READ);
-        }
-        self.segments.push(pages);
-        Ok(())
+        let file = files::memory_file(c"blobd-copied").ok_or_else(io::Error::last_os_error)?;
+        file.set_len(pages.len() as u64)?;
+        write_mapped(&file, usize::try_from(length).map_err(|_long| invalid())?, fill)?;
+        self.map_pages(pages, &files::sealed(&file)?, 0)
     }
 
     /// The whole pages of a part of the image.
@@ -323,6 +351,26 @@ fn number_64(stream: &mut UnixStream) -> io::Result<u64> {
 
 fn invalid() -> io::Error {
     io::ErrorKind::InvalidData.into()
+}
+
+/// Has the first bytes of a file filled in memory.
+fn write_mapped(
+    file: &File,
+    length: usize,
+    fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let (protection, fd) = (PROT_READ | PROT_WRITE, file.as_raw_fd());
+    // SAFETY: Needed to fill the file without a second buffer. Without MAP_FIXED the kernel chooses a range
+    // that nobody uses. The slice is inside it, and gone before it is.
+    unsafe {
+        let start = next::mmap64(ptr::null_mut(), length, protection, MAP_SHARED, fd, 0);
+        if start == MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let filled = fill(std::slice::from_raw_parts_mut(start.cast(), length));
+        munmap(start, length);
+        filled
+    }
 }
 
 /// Fills a buffer from an offset of a file on.

@@ -35,6 +35,10 @@ next! {
     fn openat64(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int, else -1;
     fn fopen(path: *const c_char, mode: *const c_char) -> *mut c_void, else ptr::null_mut();
     fn fopen64(path: *const c_char, mode: *const c_char) -> *mut c_void, else ptr::null_mut();
+    fn freopen(path: *const c_char, mode: *const c_char, stream: *mut c_void) -> *mut c_void,
+        else ptr::null_mut();
+    fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut c_void) -> *mut c_void,
+        else ptr::null_mut();
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut c_void, else ptr::null_mut();
     fn fileno(stream: *mut c_void) -> c_int, else -1;
     fn stat(path: *const c_char, out: *mut c_void) -> c_int, else -1;
@@ -49,10 +53,14 @@ next! {
     fn euidaccess(path: *const c_char, mode: c_int) -> c_int, else -1;
     fn faccessat(dir: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, else -1;
     fn realpath(path: *const c_char, out: *mut c_char) -> *mut c_char, else ptr::null_mut();
+    fn readlink(path: *const c_char, out: *mut c_char, length: usize) -> isize, else -1;
+    fn readlinkat(dir: c_int, path: *const c_char, out: *mut c_char, length: usize) -> isize, else -1;
     fn read(fd: c_int, out: *mut c_void, length: usize) -> isize, else -1;
     fn pread64(fd: c_int, out: *mut c_void, length: usize, offset: i64) -> isize, else -1;
     fn readv(fd: c_int, parts: *const Iovec, count: c_int) -> isize, else -1;
     fn preadv64(fd: c_int, parts: *const Iovec, count: c_int, offset: i64) -> isize, else -1;
+    fn preadv64v2(fd: c_int, parts: *const Iovec, count: c_int, offset: i64, flags: c_int)
+        -> isize, else -1;
     fn lseek64(fd: c_int, offset: i64, whence: c_int) -> i64, else -1;
     fn mmap64(at: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64)
         -> *mut c_void, else MAP_FAILED;

@@ -22,6 +22,7 @@ pub(crate) const O_PATH: c_int = 0o10_000_000;
 pub(crate) const O_DIRECTORY: c_int = 0o200_000;
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) const O_DIRECTORY: c_int = 0o40_000;
+pub(crate) const AT_FDCWD: c_int = -100;
 pub(crate) const W_OK: c_int = 2;
 pub(crate) const X_OK: c_int = 1;
 
@@ -39,6 +40,12 @@ pub(crate) const MREMAP_MAYMOVE: c_int = 1;
 pub(crate) const MREMAP_FIXED: c_int = 2;
 pub(crate) const MADV_POPULATE_READ: c_int = 22;
 pub(crate) const MFD_CLOEXEC: c_uint = 1;
+pub(crate) const MFD_ALLOW_SEALING: c_uint = 2;
+pub(crate) const F_ADD_SEALS: c_int = 1033;
+/// Neither the file's length may change any more nor what is sealed.
+pub(crate) const F_SEAL_FORM: c_int = 1 | 2 | 4;
+pub(crate) const F_SEAL_WRITE: c_int = 8;
+pub(crate) const F_SEAL_FUTURE_WRITE: c_int = 16;
 
 pub(crate) const SEEK_SET: c_int = 0;
 pub(crate) const SEEK_CUR: c_int = 1;
@@ -50,6 +57,9 @@ pub(crate) const SEEK_HOLE: c_int = 4;
 pub(crate) const SYS_STATX: c_long = 332;
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) const SYS_STATX: c_long = 291;
+
+/// The same on every architecture.
+pub(crate) const SYS_MEMFD_SECRET: c_long = 447;
 
 pub(crate) const SOL_SOCKET: c_int = 1;
 pub(crate) const SCM_RIGHTS: c_int = 1;
@@ -90,7 +100,14 @@ pub(crate) struct CookieFunctions {
 unsafe extern "C" {
     pub(crate) fn __errno_location() -> *mut c_int;
     pub(crate) fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+    pub(crate) fn pthread_atfork(
+        before: Option<extern "C" fn()>,
+        in_parent: Option<extern "C" fn()>,
+        in_child: Option<extern "C" fn()>,
+    ) -> c_int;
     pub(crate) fn memfd_create(name: *const c_char, flags: c_uint) -> c_int;
+    pub(crate) fn fcntl(fd: c_int, command: c_int, ...) -> c_int;
+    pub(crate) fn fclose(stream: *mut c_void) -> c_int;
     pub(crate) fn recvmsg(socket: c_int, message: *mut Message, flags: c_int) -> isize;
     pub(crate) fn mremap(
         old: *mut c_void,

@@ -78,6 +78,66 @@ fn file_tools_read_and_copy_a_model() {
     assert!(listed.text().contains(&expected.len().to_string()) && listed.stderr.is_empty(), "{listed:?}");
 }
 
+/// Names of a descriptor: what a program does with those of its own that are models, and with those that
+/// it was started with.
+fn check_names_of_descriptors(exec: impl Fn(&[&str]) -> Run, expected: &[u8], refusals: &[&str]) {
+    for command in [
+        "sha256sum /proc/self/fd/5 5</blobd/tiny.gguf",
+        "sha256sum 5</blobd/tiny.gguf </dev/fd/5",
+        "cat /dev/stdin </blobd/tiny.gguf",
+        "cat /dev/fd/5 5</blobd/tiny.gguf",
+        "cd /proc/self/fd; exec 5</blobd/tiny.gguf; cat 5",
+        "cp /dev/fd/5 /dev/stdout 5</blobd/tiny.gguf",
+        "dd if=/dev/fd/5 status=none 5</blobd/tiny.gguf",
+    ] {
+        let run = exec(&["bash", "-c", command]);
+        let is_refused = refusals.iter().any(|refusal| run.stderr.contains(refusal));
+        assert!(run.code != 0 && run.stdout.is_empty() && is_refused, "{command}: {run:?}");
+    }
+    if has("python3") {
+        const SCRIPT: &str = "
+import os, sys
+fd = os.open('/blobd/tiny.gguf', os.O_RDONLY)
+for name in '/proc/self/fd/%d' % fd, '/dev/fd/%d' % fd, '/proc/%d/fd/%d' % (os.getpid(), fd):
+    os.read(fd, 1000)
+    whole = open(name, 'rb').read()
+    assert whole == open('/blobd/tiny.gguf', 'rb').read()
+    try: open(name, 'r+b'); assert False
+    except OSError: pass
+sys.stdout.buffer.write(whole)";
+        assert!(exec(&["python3", "-c", SCRIPT]).succeeds().stdout == expected);
+    }
+}
+
+#[test]
+fn descriptor_has_no_name_that_gives_wrong_bytes() {
+    let daemon = TestDaemon::start();
+    import(&daemon, "tiny", &awkward_model());
+    let expected = fs::read(real_file(&daemon, "tiny")).unwrap();
+    let refusals = ["Bad file descriptor", "No such device or address"];
+    check_names_of_descriptors(|arguments| exec(&daemon, arguments), &expected, &refusals);
+    // Where the kernel refuses nothing, the library does.
+    let shim = ["-shared", "-fPIC", "-ldl"];
+    let Some(shim) = compile("tests/programs/no_secret.c", daemon.scratch(), &shim) else { return };
+    let shim = format!("LD_PRELOAD={}", shim.display());
+    let with_shim = |arguments: &[&str]| {
+        let arguments =
+            [&["env", "bash", "-c", "export LD_PRELOAD=$LD_PRELOAD:${0#*=}; exec \"$@\"", &shim], arguments];
+        exec(&daemon, &arguments.concat())
+    };
+    check_names_of_descriptors(with_shim, &expected, &refusals[..1]);
+}
+
+#[test]
+fn careful_program_finds_a_read_only_file() {
+    let daemon = TestDaemon::start();
+    let Some(program) = compile("tests/programs/careful.c", daemon.scratch(), &["-pthread"]) else { return };
+    for (name, file) in [("plain", ModelFile::dense(1)), ("awkward", awkward_model())] {
+        import(&daemon, name, &file);
+        exec(&daemon, &[program.to_str().unwrap(), &format!("/blobd/{name}.gguf")]).succeeds();
+    }
+}
+
 #[test]
 fn python_maps_and_reads_a_model() {
     if !has("python3") {
@@ -89,6 +149,7 @@ path = sys.argv[1]
 with open(path, 'rb') as f:
     m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
     assert f.read() == m[:] and len(m) == os.path.getsize(path) and os.path.isfile(path)
+    assert os.preadv(f.fileno(), [bytearray(99)], 5) == 99 and os.path.realpath(path) == path
     print(hashlib.sha256(m).hexdigest())";
     let daemon = TestDaemon::start();
     import(&daemon, "tiny", &awkward_model());
