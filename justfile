@@ -45,7 +45,7 @@ crash *arguments: build
 oracle +files: build
     python3 tests/oracle.py target/release/blobd {{ files }}
 
-# Real engines on a model of yours, plain and from blobd; takes node, Python, cargo, else they are skipped
+# Real engines on a model of yours, plain and from blobd; takes node, Python, cargo, Go, else they are skipped
 engines model prompt=" The" text="": build
     tests/engines/run target/release/blobd {{ model }} "{{ prompt }}" "{{ text }}"
 

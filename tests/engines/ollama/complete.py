@@ -29,7 +29,7 @@ def free_port() -> int:
 
 def complete(host: str, name: str, prompt: str) -> str:
     """What Ollama goes on with, greedily and without a template, once it listens."""
-    options = {"temperature": 0, "num_predict": 24, "num_ctx": 256, "num_thread": 1}
+    options = {"temperature": 0, "num_predict": 24, "num_ctx": 256, "num_thread": 1, "use_mmap": True}
     body = {"model": name, "prompt": prompt, "raw": True, "stream": False, "options": options}
     request = Request(f"http://{host}/api/generate", json.dumps(body).encode())
     with build_opener(ProxyHandler({})).open(request, timeout=PATIENCE_SECONDS) as answer:
