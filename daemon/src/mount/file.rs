@@ -167,7 +167,7 @@ fn read_part(model: &OpenModel, part: &Part, skip: u64, buffer: &mut [u8]) -> Re
         PartBytes::Blob { fd, offset } => {
             let offset = offset.saturating_add(skip);
             model.read_at(*fd, offset, buffer)?;
-            drop_behind(model, *fd, offset);
+            drop_behind(model, *fd, offset, buffer.len() as u64);
         }
         PartBytes::Literal(bytes) => {
             copy(bytes.get(usize::try_from(skip).unwrap_or(usize::MAX)..).unwrap_or_default(), buffer);
@@ -185,9 +185,14 @@ fn copy(from: &[u8], to: &mut [u8]) {
 
 /// Drops a blob's pages some way behind a reader: requests that were made one after the other are
 /// answered by several threads, and what one of them is about to read must still be there. The
-/// range is long enough for the largest folios, which are dropped whole or not at all.
-fn drop_behind(model: &OpenModel, fd: u32, offset: u64) {
-    let end = offset.saturating_sub(LAG_BYTES);
+/// range is long enough for the largest folios, which are dropped whole or not at all. Once for each
+/// such range: to look for pages that are gone takes as long as to drop them.
+fn drop_behind(model: &OpenModel, fd: u32, offset: u64, count: u64) {
+    let into_range = offset % DROPPED_BYTES;
+    if into_range >= count {
+        return;
+    }
+    let end = (offset - into_range).saturating_sub(LAG_BYTES);
     let start = end.saturating_sub(DROPPED_BYTES);
     if let Some(length) = NonZeroU64::new(end - start) {
         forget(model, fd, start, Some(length));
