@@ -38,6 +38,7 @@ pub mod housekeeping;
 pub mod intake;
 pub mod mount;
 pub mod ops;
+mod permits;
 pub mod registry;
 pub mod scrub;
 pub mod server;

@@ -1,0 +1,166 @@
+//! Limits on concurrent work and on memory: the share of each principal first, the total second.
+//!
+//! A principal that uses up its share waits for its own work to end, in the order of its requests, and
+//! takes no place in the queue for the total: however much one principal asks for, the others wait behind
+//! at most its share.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
+
+/// How many units of something may be in use at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// By one principal.
+    pub(crate) per_principal: u32,
+    /// By all principals together.
+    pub(crate) total: u32,
+}
+
+/// Hands out permits within [`Limits`]. Principals are told apart by their uid.
+#[derive(Debug)]
+pub(crate) struct PermitPool {
+    limits: Limits,
+    total: Arc<Semaphore>,
+    principals: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
+}
+
+/// Units in use; given back when it is dropped.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Permit {
+    _own: OwnedSemaphorePermit,
+    _total: OwnedSemaphorePermit,
+}
+
+/// All units that the principal may have, or all there are, are in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exhausted;
+
+impl PermitPool {
+    pub(crate) fn new(limits: Limits) -> Self {
+        let total = Arc::new(Semaphore::new(limits.total as usize));
+        Self { limits, total, principals: Mutex::default() }
+    }
+
+    /// One unit for `uid`, as soon as there is one. Dropping the future leaves the queue.
+    pub(crate) async fn acquire(&self, uid: u32) -> Permit {
+        self.acquire_many(uid, 1).await
+    }
+
+    /// The same for several units. More than a principal may ever have is cut to that, so that one large
+    /// request runs alone instead of never.
+    pub(crate) async fn acquire_many(&self, uid: u32, units: u32) -> Permit {
+        let units = self.clamp(units);
+        loop {
+            let own = self.share_of(uid).acquire_many_owned(units).await;
+            let total = Arc::clone(&self.total).acquire_many_owned(units).await;
+            // Neither semaphore is ever closed, so this succeeds at the first try.
+            if let (Ok(own), Ok(total)) = (own, total) {
+                return Permit { _own: own, _total: total };
+            }
+        }
+    }
+
+    /// One unit for `uid` if it is free now.
+    ///
+    /// # Errors
+    /// [`Exhausted`].
+    pub(crate) fn try_acquire(&self, uid: u32) -> Result<Permit, Exhausted> {
+        self.try_acquire_many(uid, 1)
+    }
+
+    /// The same for several units.
+    ///
+    /// # Errors
+    /// [`Exhausted`].
+    pub(crate) fn try_acquire_many(&self, uid: u32, units: u32) -> Result<Permit, Exhausted> {
+        let units = self.clamp(units);
+        let exhausted = |_: TryAcquireError| Exhausted;
+        let own = self.share_of(uid).try_acquire_many_owned(units).map_err(exhausted)?;
+        let total = Arc::clone(&self.total).try_acquire_many_owned(units).map_err(exhausted)?;
+        Ok(Permit { _own: own, _total: total })
+    }
+
+    /// How many units are in use now, by all principals.
+    pub(crate) fn in_use(&self) -> usize {
+        (self.limits.total as usize).saturating_sub(self.total.available_permits())
+    }
+
+    fn clamp(&self, units: u32) -> u32 {
+        units.min(self.limits.per_principal).min(self.limits.total)
+    }
+
+    fn share_of(&self, uid: u32) -> Arc<Semaphore> {
+        // Every change of the map is complete before anything could panic.
+        let mut principals = self.principals.lock().unwrap_or_else(PoisonError::into_inner);
+        // A share that nobody uses or waits for is held by the map alone.
+        principals.retain(|_, share| Arc::strong_count(share) > 1);
+        let full = || Arc::new(Semaphore::new(self.limits.per_principal as usize));
+        Arc::clone(principals.entry(uid).or_insert_with(full))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const MOMENT: Duration = Duration::from_millis(20);
+
+    #[tokio::test]
+    async fn principal_that_has_used_up_its_share_waits_and_others_do_not() {
+        let pool = PermitPool::new(Limits { per_principal: 2, total: 8 });
+        let (first, _second) = (pool.acquire(1).await, pool.acquire(1).await);
+        let third = pool.acquire(1);
+        tokio::pin!(third);
+        assert!(timeout(MOMENT, third.as_mut()).await.is_err(), "it waits");
+        assert_eq!(pool.try_acquire(1).unwrap_err(), Exhausted);
+        assert!(pool.try_acquire(2).is_ok());
+        drop(first);
+        let _third = third.await;
+        assert_eq!(pool.in_use(), 2);
+    }
+
+    #[tokio::test]
+    async fn principal_with_many_requests_has_only_its_share_in_the_queue_for_the_total() {
+        let pool = Arc::new(PermitPool::new(Limits { per_principal: 1, total: 1 }));
+        let held = pool.acquire(1).await;
+        let waiting = |uid| {
+            let pool = Arc::clone(&pool);
+            tokio::spawn(async move { drop(pool.acquire(uid).await) })
+        };
+        let greedy: Vec<_> = (0..100).map(|_| waiting(1)).collect();
+        tokio::task::yield_now().await;
+        let other = waiting(2);
+        tokio::task::yield_now().await;
+        drop(held);
+        timeout(Duration::from_secs(10), other).await.expect("the other principal's turn").unwrap();
+        for task in greedy {
+            task.await.unwrap();
+        }
+        assert_eq!(pool.in_use(), 0);
+    }
+
+    #[tokio::test]
+    async fn request_larger_than_a_share_takes_the_whole_share() {
+        let pool = PermitPool::new(Limits { per_principal: 4, total: 10 });
+        let _all = pool.acquire_many(1, 100).await;
+        assert_eq!(pool.in_use(), 4);
+        assert_eq!(pool.try_acquire_many(1, 1).unwrap_err(), Exhausted);
+    }
+
+    #[tokio::test]
+    async fn shares_that_nobody_uses_are_forgotten() {
+        let pool = PermitPool::new(Limits { per_principal: 1, total: 8 });
+        for uid in 0..100 {
+            drop(pool.acquire(uid).await);
+        }
+        let _held = pool.acquire(7).await;
+        assert!(pool.principals.lock().unwrap().len() <= 2);
+    }
+}
