@@ -118,7 +118,7 @@ impl Stage {
         attacker.begin()?;
         sleep(time / 2);
         report.add(self.administer(attack.name));
-        report.add((attack.beside)(&self.arena)?);
+        report.add((attack.beside)(&self.arena));
         while start.elapsed() < time && self.watch.is_running() {
             sleep(Duration::from_millis(50));
         }

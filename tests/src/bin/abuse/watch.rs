@@ -1,4 +1,4 @@
-//! What the daemon's process uses, looked at several times a second.
+//! What the daemon's process and its children use, looked at several times a second.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,22 +17,27 @@ const EVERY: Duration = Duration::from_millis(50);
 /// A daemon that takes more is killed, before the machine suffers.
 const CEILING_BYTES: u64 = 1 << 30;
 
-/// What a process uses.
+/// What a process and its children use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
     /// Resident memory, shared pages of its binary included.
     pub(crate) resident_bytes: u64,
-    /// The most of it since the last reset.
+    /// The most of it since the last reset; of a child the most so far.
     pub(crate) peak_resident_bytes: u64,
-    /// Threads.
     pub(crate) threads: u64,
     /// Open file descriptors.
     pub(crate) descriptors: u64,
 }
 
 impl Usage {
-    /// What a process uses now; none if it has ended.
+    /// What a process and its children use now; none if it has ended.
     pub(crate) fn of(pid: u32) -> Option<Self> {
+        let usage = Self::of_one(pid).filter(|usage| usage.resident_bytes > 0)?;
+        let children = children_of(pid).into_iter().filter_map(Self::of);
+        Some(children.fold(usage, Self::plus))
+    }
+
+    fn of_one(pid: u32) -> Option<Self> {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let field = |name: &str| -> Option<u64> {
             let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -46,6 +51,15 @@ impl Usage {
         })
     }
 
+    fn plus(self, other: Self) -> Self {
+        Self {
+            resident_bytes: self.resident_bytes + other.resident_bytes,
+            peak_resident_bytes: self.peak_resident_bytes + other.peak_resident_bytes,
+            threads: self.threads + other.threads,
+            descriptors: self.descriptors + other.descriptors,
+        }
+    }
+
     fn max(self, other: Self) -> Self {
         Self {
             resident_bytes: self.resident_bytes.max(other.resident_bytes),
@@ -56,7 +70,14 @@ impl Usage {
     }
 }
 
-/// Looks at one process until it is dropped.
+/// The processes that the threads of a process have started.
+fn children_of(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let children = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    children.flat_map(|list| list.split_whitespace().flat_map(str::parse).collect::<Vec<_>>()).collect()
+}
+
+/// Looks at one process and its children until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Watch {
     pid: u32,
@@ -157,10 +178,10 @@ impl ProcessorTime {
     }
 }
 
-/// Processor time of a process, in user code and in the kernel.
+/// Processor time of a process and of the children that it has waited for, in user code and in the kernel.
 fn ticks_of(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is in parentheses and may hold anything; 11 fields come between it and the times.
     let (_, fields) = stat.rsplit_once(") ")?;
-    fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().ok()).sum()
+    fields.split(' ').skip(11).take(4).map(|ticks| ticks.parse::<u64>().ok()).sum()
 }

@@ -28,14 +28,14 @@ pub(crate) struct Attack {
     /// What is done before the quiet time.
     pub(crate) prepare: fn(&Ground) -> Outcome<Begin>,
     /// What root does beside it, in the middle of its time.
-    pub(crate) beside: fn(&Arena) -> Outcome<Vec<Check>>,
+    pub(crate) beside: fn(&Arena) -> Vec<Check>,
     /// Bounds on what the attackers themselves have seen.
     pub(crate) judge: fn(&Tally) -> Vec<Check>,
 }
 
 impl Attack {
     const fn new(name: &'static str, what: &'static str, prepare: fn(&Ground) -> Outcome<Begin>) -> Self {
-        Self { name, what, prepare, beside: |_arena| Ok(Vec::new()), judge: |_tally| Vec::new() }
+        Self { name, what, prepare, beside: |_arena| Vec::new(), judge: |_tally| Vec::new() }
     }
 }
 
