@@ -13,6 +13,7 @@ mod lingering;
 mod malformed;
 mod resume;
 mod tarpits;
+mod together;
 mod unread;
 
 /// How the names of models begin that attackers import and root removes.
@@ -40,7 +41,7 @@ impl Attack {
 }
 
 /// All of them, in the order in which they are run.
-pub(crate) const ATTACKS: [Attack; 9] = [
+pub(crate) static ATTACKS: [Attack; 10] = [
     Attack::new("unread", "large answers that nobody reads", unread::prepare),
     Attack::new("lingering", "descriptors whose last close blocks", lingering::prepare),
     Attack::new("crawl", "pulls at 1 byte/s and imports of files that hang", crawl::prepare),
@@ -48,16 +49,16 @@ pub(crate) const ATTACKS: [Attack; 9] = [
     Attack::new("flood", "1,000 connections that ask ls and show at once", flood::prepare),
     Attack::new("contention", "opens, imports and removals at once", contention::prepare),
     Attack::new("resume", "a pull of 16,384 tensors that is given up and resumed", resume::prepare),
+    Attack::new("malformed", "sessions that break the protocol", malformed::prepare),
     Attack {
         beside: leases::administer,
         judge: leases::judge,
         ..Attack::new("leases", "1,024 models held open", leases::prepare)
     },
-    Attack::new("malformed", "sessions that break the protocol", malformed::prepare),
+    Attack::new("together", "all of them at once", together::prepare),
 ];
 
 /// The attack of a name.
 pub(crate) fn find(name: &str) -> Option<&'static Attack> {
-    static ALL: [Attack; 9] = ATTACKS;
-    ALL.iter().find(|attack| attack.name == name)
+    ATTACKS.iter().find(|attack| attack.name == name)
 }
