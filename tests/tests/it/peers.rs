@@ -87,7 +87,7 @@ fn check_serves_others(daemon: &TestDaemon) {
 }
 
 fn descriptors(daemon: &TestDaemon) -> usize {
-    fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count()
+    daemon.open_descriptors()
 }
 
 /// No session is left that could keep the model's bytes.
