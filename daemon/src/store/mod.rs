@@ -33,6 +33,7 @@ mod partial;
 mod pins;
 mod quarantine;
 mod reserve;
+mod seal;
 mod space;
 mod staged;
 mod staging;
