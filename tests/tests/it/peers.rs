@@ -1,6 +1,6 @@
 //! Clients that do not keep to the protocol harm themselves alone.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
