@@ -156,6 +156,19 @@ impl TestDaemon {
         self.child.as_ref().expect("the daemon is running").id()
     }
 
+    /// How many descriptors it has open, but for those of its index: a thread opens them at any time.
+    ///
+    /// # Panics
+    /// When it is not running.
+    #[must_use]
+    pub fn open_descriptors(&self) -> usize {
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("a running process");
+        let index = self.root.join("index");
+        // One that is closed meanwhile has no target any more.
+        let targets = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+        targets.filter(|target| !target.starts_with(&index)).count()
+    }
+
     /// The store's directory.
     #[must_use]
     pub fn root(&self) -> &Path {
