@@ -1,4 +1,4 @@
-//! The daemon under attack, and the places of everybody who takes part.
+//! The daemon under attack, and the directories of those who take part.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};

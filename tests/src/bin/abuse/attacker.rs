@@ -1,5 +1,5 @@
-//! What all attacks have in common: a process that prepares itself, waits until it is told to begin, counts
-//! what it does, and ends when it is told to.
+//! The process of an attack: it prepares itself, waits until it is told to begin, counts what it does, and
+//! ends when it is told to.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -33,7 +33,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// What an attack has counted, by name.
 pub(crate) type Tally = BTreeMap<String, u64>;
 
-/// An attack as this program sees it.
+/// A handle on an attacker's process.
 pub(crate) struct Attacker {
     actor: Actor,
 }
@@ -83,7 +83,7 @@ impl Attacker {
 
 const READY: &str = "ready";
 
-/// What an attack has to work with.
+/// What an attack works with.
 #[derive(Clone, Debug)]
 pub(crate) struct Ground {
     /// Where the daemon listens.
@@ -101,7 +101,7 @@ pub(crate) struct Ground {
 /// When the attack cannot be prepared, or the process that started this one is gone.
 pub(crate) fn play(name: &str, socket: PathBuf, folder: &Path, hanging_file: Option<PathBuf>) -> Outcome<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // What is to be exhausted is not the processor.
+    // The attacks are to exhaust other resources than the processor.
     nice(10)?;
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;

@@ -1,5 +1,5 @@
-//! Root, who removes what the witness and the attackers have imported: else the store would grow, and `ls`
-//! with it. Removing beside attacks on locks is a part of them.
+//! Removes as root what the witness and the attackers have imported: otherwise the store would grow, and `ls`
+//! would become slower. It also is the third side of the attack on locks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -33,7 +33,7 @@ pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 pub(crate) const DAEMON_UID: u32 = 64_101;
 /// The user that attacks.
 pub(crate) const ATTACKER_UID: u32 = 64_102;
-/// The user that must not notice.
+/// The user whose requests must stay fast.
 pub(crate) const WITNESS_UID: u32 = 64_103;
 
 /// What is run, for how long, and how the result is printed.
@@ -76,7 +76,7 @@ fn run(setup: &Setup) -> Outcome<ExitCode> {
     Ok(if report.all_hold() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What the processes do that this program starts.
+/// The entry point of the processes that this program starts.
 fn play_role(mut words: impl Iterator<Item = OsString>) -> Outcome<ExitCode> {
     let mut word = || words.next().ok_or("--role: arguments are missing");
     match word()?.to_str() {

@@ -1,4 +1,4 @@
-//! The order of things: everybody gets ready, a quiet time, one attack after the other, the end.
+//! The sequence of a run: preparation, a quiet period, one attack after the other, SIGTERM.
 
 use std::path::PathBuf;
 use std::thread::{self, sleep};
@@ -25,7 +25,7 @@ const CLEANING: Duration = Duration::from_secs(120);
 /// How long it waits when it removes models meanwhile.
 const JANITOR_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The name of an attack or of the end.
+/// Checks the name of an attack or of the last step.
 ///
 /// # Errors
 /// When there is none of this name.
@@ -65,7 +65,7 @@ pub(crate) fn run(setup: &Setup, may_mount: bool, report: &mut Report) -> Outcom
     Ok(())
 }
 
-/// Everybody who is there during all attacks.
+/// What all attacks of a run share.
 struct Stage {
     witness: Witness,
     watch: Watch,
@@ -147,7 +147,7 @@ impl Stage {
         self.clean_up()
     }
 
-    /// What an attack has left behind must not count for the next one.
+    /// Starts the daemon anew, so that what an attack has left behind does not count for the next one.
     fn restart(&mut self, report: &mut Report) -> Outcome<()> {
         report.progress("the daemon has not come back to where it was, and is started anew");
         self.arena.restart()?;
@@ -157,7 +157,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Nor must what it has stored.
+    /// Removes what an attack has stored.
     fn clean_up(&self) -> Outcome<()> {
         let client = self.arena.client(CLEANING);
         janitor::remove(&client)?;

@@ -1,6 +1,6 @@
 //! What is printed: tables for people, or one JSON document.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value as Json, json};
 
@@ -13,6 +13,7 @@ use crate::witness::{CONTROL, Measured, VERBS};
 /// All that was measured.
 #[derive(Debug)]
 pub(crate) struct Report {
+    start: Instant,
     is_json: bool,
     quiet: Measured,
     rounds: Vec<Round>,
@@ -39,12 +40,12 @@ pub(crate) struct Round {
 impl Report {
     pub(crate) fn new(setup: &Setup) -> Self {
         let (quiet, rounds, checks, skipped) = Default::default();
-        Self { is_json: setup.is_json, quiet, rounds, checks, skipped }
+        Self { start: Instant::now(), is_json: setup.is_json, quiet, rounds, checks, skipped }
     }
 
-    /// Says what is going on, where nobody parses it.
+    /// Prints progress to standard error.
     pub(crate) fn progress(&self, text: &str) {
-        eprintln!("abuse: {text}");
+        eprintln!("abuse: {:>6.1} s: {text}", self.start.elapsed().as_secs_f64());
     }
 
     /// A part cannot be run here.
@@ -148,7 +149,7 @@ impl Report {
         }
         for round in &self.rounds {
             println!("{}: {}; {:?}", round.attack, round.what, round.tally);
-            // The last, for an idea of what there are too many of.
+            // The last line as an example.
             round.log.last().inspect(|line| println!("    log: {line}"));
         }
         let violated = self.checks.iter().filter(|check| !check.holds).count();

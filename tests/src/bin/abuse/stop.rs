@@ -1,4 +1,4 @@
-//! The end: SIGTERM while pulls crawl and imports hang.
+//! The last step: SIGTERM while pulls crawl and imports hang.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use crate::bounds::{Check, STOPPING};
 use crate::hanging_files::HangingFiles;
 use crate::report::Report;
 
-/// How it is asked for.
+/// Its name for `--only`.
 pub(crate) const NAME: &str = "stop";
 
-/// Who is still there when the daemon is told to end.
+/// The attacks that go on when the daemon is told to end.
 const STILL_THERE: [&str; 2] = ["crawl", "tarpits"];
 
-/// Until what hangs hangs.
+/// Time for these attacks to take effect.
 const HANGING: Duration = Duration::from_secs(4);
 
 /// Stops the daemon.

@@ -1,8 +1,8 @@
-//! The user who must not notice: asks the daemon at a modest rate and measures how long that takes.
+//! The witness: an ordinary user that sends requests at a modest rate and measures how long they take.
 //!
-//! Each verb has a thread of its own, so that one that hangs does not hide the others. Beside them runs a
-//! control that sends a byte to a thread of the same process and back: what it takes longer than usual is
-//! the machine's doing and not the daemon's.
+//! Each verb has a thread of its own, so that one that hangs does not hide the others. A control sends a byte
+//! to another thread of the same process and back, without the daemon: if it becomes slower, the machine is
+//! busy, and the daemon is not the cause.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -26,9 +26,9 @@ use crate::arena::{MODEL, client};
 use crate::timings::Timings;
 use crate::{Outcome, WITNESS_UID};
 
-/// What is measured and judged.
+/// The verbs that are measured and judged.
 pub(crate) const VERBS: [&str; 4] = ["version", "ls", "open", "import"];
-/// What is measured for comparison.
+/// What is measured for comparison, without the daemon.
 pub(crate) const CONTROL: &str = "control";
 /// How the names of imported models begin; a number follows.
 pub(crate) const IMPORTED: &str = "witness/import-";
@@ -43,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The times of a phase by verb.
 pub(crate) type Measured = BTreeMap<String, Timings>;
 
-/// The witness as this program sees it.
+/// A handle on the witness's process.
 pub(crate) struct Witness {
     actor: Actor,
     phase: usize,

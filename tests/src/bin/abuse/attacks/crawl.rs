@@ -1,5 +1,5 @@
 //! Work that never ends: pulls at one byte per second, and imports of a file whose content never comes.
-//! Their clients die in the middle and come again.
+//! Their clients close the connection in the middle and begin anew.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;

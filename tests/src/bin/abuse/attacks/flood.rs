@@ -1,4 +1,4 @@
-//! As many questions at once as one user may have connections.
+//! Almost as many requests at once as one user may have connections.
 
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;

@@ -1,5 +1,5 @@
-//! Registries that keep those waiting who ask them: `pull --dry-run` from servers that accept and never
-//! answer, or answer a byte per second, and pulls from one that wants to be asked again in two minutes.
+//! Slow registries: `pull --dry-run` from servers that accept and never answer, or send a byte per second,
+//! and pulls from one that answers 429 with `Retry-After: 120`.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
