@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use blobd_client::protocol::upkeep::{CorruptBlob, VerifyEvent, VerifyProgress};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::layout;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
@@ -104,7 +103,6 @@ impl<'r> Repair<'r> {
     }
 
     fn make_read_only(&self, digest: Digest) -> Result<(), Failure> {
-        let path = self.store.path(layout::blob(digest));
-        self.store.disk().make_read_only(&path).map_err(|error| error.to_string())
+        self.store.make_blob_read_only(digest).map_err(|error| error.to_string())
     }
 }

@@ -4,7 +4,7 @@
 //! bytes on disk, [`StagedHash`] computes the digest. [`StagedWriter`] is both at once.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
@@ -47,8 +47,8 @@ pub struct StagedHash {
 /// A blob that is completely written: content hashed, mode read-only, not yet durable.
 #[derive(Debug)]
 pub struct StagedBlob {
-    /// Where it lies.
-    pub path: PathBuf,
+    /// Where it lies in the store.
+    pub(super) path: PathBuf,
     /// The SHA-256 of its bytes.
     pub digest: Digest,
     /// How many they are.
@@ -113,16 +113,14 @@ impl StagedFile {
     /// [`StoreError::Io`].
     pub fn seal(mut self) -> Result<(), StoreError> {
         let file = self.open()?;
-        self.staging.disk().make_read_only(&self.path)?;
+        self.staging.disk().make_read_only(&self.path, &file)?;
         self.staging.sealed(self.path, file)
     }
 
     fn open(&mut self) -> Result<File, StoreError> {
         match self.open.take() {
             Some(file) => Ok(file),
-            None => {
-                OpenOptions::new().write(true).open(&self.path).map_err(StoreError::io("reopen", &self.path))
-            }
+            None => self.staging.disk().open_file(&self.path),
         }
     }
 }
@@ -169,7 +167,7 @@ impl StagedHash {
     fn catch_up(&mut self) -> Result<(), StoreError> {
         const READ_BACK_BYTES: u64 = 1 << 20;
         let Some(mut length) = self.ahead.remove(&self.hashed) else { return Ok(()) };
-        let file = File::open(&self.path).map_err(StoreError::io("read back", &self.path))?;
+        let file = self.room.open_file(&self.path)?;
         let mut buffer = Vec::new();
         loop {
             while length > 0 {
@@ -234,7 +232,7 @@ mod tests {
         let mut writer = staging.stage(1).unwrap();
         writer.write_at(0, b"x").unwrap();
         let blob = writer.finish().unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::mode(&blob.path.metadata().unwrap().permissions());
-        assert_eq!(mode & 0o777, 0o444);
+        let mode = staging.store().root.status(&blob.path).unwrap().unwrap().permissions();
+        assert_eq!(mode, 0o444);
     }
 }

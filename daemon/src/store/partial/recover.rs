@@ -81,8 +81,8 @@ impl Partial {
         for blob in &present {
             let path = self.home.path_of(*blob);
             // One that was about to be published is read-only, and may lack something all the same.
-            self.home.store.disk().set_mode(&path, 0o600)?;
-            forget_cached(&path);
+            let file = self.home.store.disk().set_mode_of(&path, 0o600)?;
+            forget_cached(&file);
         }
         lock(&self.state).begun = present;
         for (range, crc) in &claims.doubtful {
@@ -111,8 +111,10 @@ impl Partial {
     }
 
     fn present_files(&self) -> BTreeSet<usize> {
-        let is_there =
-            |blob: &usize| fs::metadata(self.home.path_of(*blob)).is_ok_and(|found| found.is_file());
+        let is_there = |blob: &usize| {
+            let found = self.home.store.root.status(&self.home.path_of(*blob));
+            found.is_ok_and(|found| found.is_some_and(|found| found.is_file()))
+        };
         (0..self.plan.blobs().len()).filter(is_there).collect()
     }
 
@@ -131,9 +133,9 @@ pub(crate) const MAX_RECORD_BYTES: usize = 16 << 20;
 
 /// A write-back that failed has been reported to who wrote then, and the kernel keeps the page as
 /// if all were well. What is read from now on is what the disk has.
-fn forget_cached(path: &std::path::Path) {
+fn forget_cached(file: &File) {
     // Where it cannot be done, the next scrub sees what is wrong.
-    let _ = File::open(path).map(|file| fadvise(&file, 0, None, Advice::DontNeed));
+    let _ = fadvise(file, 0, None, Advice::DontNeed);
 }
 
 /// Tells this boot of the machine from others.
