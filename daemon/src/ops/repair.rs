@@ -102,6 +102,7 @@ impl<'r> Repair<'r> {
         ingest.add_blob(staged).and_then(|_| ingest.commit_blobs()).map_err(failed)
     }
 
+    /// Synced, or the blob could be writable again after a power cut.
     fn make_read_only(&self, digest: Digest) -> Result<(), Failure> {
         self.store.make_blob_read_only(digest).map_err(|error| error.to_string())
     }

@@ -262,11 +262,6 @@ impl GuardedDisk {
         Ok(file)
     }
 
-    /// Makes a file read-only.
-    pub(crate) fn make_read_only(&self, path: &Path, file: &File) -> Result<(), StoreError> {
-        self.set_mode(path, file, 0o444)
-    }
-
     /// Says who may do what with it.
     pub(crate) fn set_mode(&self, path: &Path, file: &File, mode: u32) -> Result<(), StoreError> {
         self.writable()?.set_mode(path, file, mode).map_err(self.failed("set the mode of", path))

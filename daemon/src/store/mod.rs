@@ -36,6 +36,7 @@ mod pins;
 mod quarantine;
 mod reserve;
 mod root;
+mod seal;
 mod space;
 mod staged;
 mod staging;

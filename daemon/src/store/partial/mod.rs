@@ -301,19 +301,6 @@ impl Partial {
         Ok(())
     }
 
-    /// Makes all files read-only, as blobs are.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
-    pub fn seal(&self) -> Result<(), StoreError> {
-        let begun: Vec<usize> = lock(&self.state).begun.iter().copied().collect();
-        let store = &self.home.store;
-        begun.into_iter().try_for_each(|blob| {
-            let path = self.home.path_of(blob);
-            store.disk().set_mode_of(&path, 0o444).map(drop)
-        })
-    }
-
     /// Gives up all that has arrived.
     ///
     /// # Errors
@@ -349,25 +336,25 @@ impl Partial {
 
     fn write_part(&self, offset_in_file: u64, part: &Part<'_>) -> Result<(), StoreError> {
         let disk = self.home.store.disk();
-        let (path, offset, file) = match part.target {
+        match part.target {
             Target::Blob { blob, offset_in_blob } => {
-                (self.home.path_of(blob), offset_in_blob, self.file_of(blob)?)
+                let file = self.file_of(blob)?;
+                disk.write_at(&self.home.path_of(blob), &file, part.bytes, offset_in_blob)
             }
             Target::Literal { .. } => {
                 let path = self.home.directory.join(LITERALS);
                 let file = disk.open_or_create(&path, 0o600)?;
-                (path, offset_in_file, file)
+                disk.write_at(&path, &file, part.bytes, offset_in_file)
             }
-        };
-        disk.write_at(&path, &file, part.bytes, offset)
+        }
     }
 
     /// The file of a planned blob, for writing. A new one has its room set aside.
-    fn file_of(&self, blob: usize) -> Result<File, StoreError> {
+    fn file_of(&self, blob: usize) -> Result<Arc<File>, StoreError> {
         let path = self.home.path_of(blob);
         let mut state = lock(&self.state);
         if state.begun.contains(&blob) {
-            return self.home.store.disk().open_file(&path);
+            return self.staging.written().writer(&path);
         }
         let size = self.plan.blobs().get(blob).map_or(0, |planned| planned.size);
         let disk = self.home.store.disk();
@@ -380,7 +367,7 @@ impl Partial {
         })?;
         room.stays_in_partial();
         state.begun.insert(blob);
-        Ok(file)
+        self.staging.written().add(&path, file)
     }
 
     /// Where a planned blob's bytes are in the file.
@@ -405,9 +392,10 @@ impl Partial {
         let (disk, directory) = (self.home.store.disk(), &self.home.directory);
         if let Some(listed) = self.home.store.root.find_directory(directory)? {
             for entry in listed.entries()? {
-                let name = entry?.name;
-                if name != JOURNAL {
-                    disk.remove_file(&directory.join(name))?;
+                let path = directory.join(entry?.name);
+                if !path.ends_with(JOURNAL) {
+                    self.staging.written().forget(&path);
+                    disk.remove_file(&path)?;
                 }
             }
         }
