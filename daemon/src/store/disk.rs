@@ -19,7 +19,7 @@ use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, mkdirat, op
 
 use super::error::{StoreError, UnexpectedFile};
 pub use super::root::Root;
-use super::root::{FILE, FileStatus};
+use super::root::{FILE, FileStatus, OPEN_DIRECTORY};
 use crate::sys::start_writeback;
 
 /// What changes a file system. Paths are relative to the store's root, and no symbolic link on them
@@ -285,7 +285,7 @@ impl GuardedDisk {
 
     fn sync_directory(&self, path: &Path, open: impl Fn() -> io::Result<File>) -> Result<(), StoreError> {
         let disk = self.writable()?;
-        let directory = open().map_err(self.failed("open directory", path))?;
+        let directory = open().map_err(self.failed(OPEN_DIRECTORY, path))?;
         self.synced(disk.sync_dir(path, &directory), "sync directory", path)?;
         // XFS reports success to who opened the directory before the file system shut itself down,
         // although the names are lost. It refuses to open anything after that.

@@ -61,7 +61,7 @@ pub use trash::TrashedModel;
 use condemned::Condemned;
 use disk::{Disk, GuardedDisk, KernelDisk};
 use leases::Leases;
-use root::{Directory, Entry, Root};
+use root::{Directory, Entry, OPEN_DIRECTORY, Root};
 use space::Space;
 use staging::Room;
 
@@ -309,7 +309,7 @@ impl Store {
     pub(crate) fn sync_everything(&self) -> Result<(), StoreError> {
         let path = Path::new("");
         // One that was open before would tell of failures that are none of the store's.
-        let root = self.root.try_open_directory(path).map_err(self.root.failure("open directory", path))?;
+        let root = self.root.try_open_directory(path).map_err(self.root.failure(OPEN_DIRECTORY, path))?;
         self.disk.sync_file_system(&root, path)
     }
 
@@ -521,12 +521,13 @@ impl Store {
             if self.is_in_progress(&name) {
                 continue;
             }
-            let own = staging.status(&name)?.map_or(0, |status| status.allocated_bytes());
+            // And looked at after that: one that has ended meanwhile has removed its directory before.
+            let Some(status) = staging.status(&name)? else { continue };
             let below = match kind {
                 FileType::Directory => staging.find_directory(&name)?.map(|directory| directory.tree_bytes()),
                 _ => None,
             };
-            abandoned.push((name, own.saturating_add(below.unwrap_or_default())));
+            abandoned.push((name, status.allocated_bytes().saturating_add(below.unwrap_or_default())));
         }
         Ok(abandoned)
     }

@@ -82,7 +82,9 @@ impl Store {
     /// here, or it would take the model for one that has lost a recipe.
     fn move_aside(&self, digest: Digest, seen: &FileStatus) -> Result<Option<PathBuf>, StoreError> {
         let mut damaged = lock(&self.damaged.0);
-        if self.blob_status(digest)?.is_none_or(|now| now.identity() != seen.identity()) {
+        // With the time of change: a file system may give the inode's number to the next file.
+        let id = |file: &FileStatus| (file.identity(), file.status_changed());
+        if self.blob_status(digest)?.as_ref().map(id) != Some(id(seen)) {
             return Ok(None);
         }
         let blob = layout::blob(digest);

@@ -12,7 +12,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,6 +70,8 @@ impl AsFd for Parent<'_> {
 const RESOLVE: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// What is tried when a directory is opened.
+pub(super) const OPEN_DIRECTORY: &str = "open directory";
 /// Opening a FIFO or a terminal must neither block nor make it the process's own.
 pub(super) const FILE: OFlags =
     OFlags::NONBLOCK.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NOCTTY);
@@ -126,7 +128,7 @@ impl Root {
     /// # Errors
     /// [`StoreError::UnexpectedFile`] for anything else, [`StoreError::Io`].
     pub(crate) fn find_directory(&self, relative: &Path) -> Result<Option<Directory>, StoreError> {
-        let opened = self.optional(self.try_open_directory(relative), "open directory", relative)?;
+        let opened = self.optional(self.try_open_directory(relative), OPEN_DIRECTORY, relative)?;
         Ok(opened.map(|file| Directory::new(file, self.full(relative))))
     }
 
@@ -156,7 +158,7 @@ impl Root {
 
     /// Opens a regular file; `access` is how.
     pub(super) fn try_open_file(&self, relative: &Path, access: OFlags) -> io::Result<File> {
-        let file = retry_while_leased(|| Ok(self.resolve(relative, access | FILE)?))?;
+        let file = retry_while_leased(|| self.resolve(relative, access | FILE))?;
         expect_regular(file)
     }
 
@@ -171,6 +173,19 @@ impl Root {
     /// Opens the directory that the root is in.
     pub(super) fn try_open_above(&self) -> io::Result<File> {
         Ok(File::from(openat(&self.0.directory, "..", OFlags::RDONLY | DIRECTORY, Mode::empty())?))
+    }
+
+    /// Sets the mode of a directory that may not even be opened for reading.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`], also if it is no directory.
+    pub(super) fn set_directory_mode(&self, relative: &Path, mode: u32) -> Result<(), StoreError> {
+        let set = self.resolve(relative, OFlags::PATH | DIRECTORY).and_then(|directory| {
+            // `fchmod` takes no such descriptor.
+            let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
+            rustix::fs::chmod(path, Mode::from_raw_mode(mode))
+        });
+        set.map_err(|errno| self.failure("set the mode of", relative)(errno.into()))
     }
 
     /// What is free on the file system for a user without privileges, in bytes.
@@ -285,24 +300,25 @@ impl Root {
             }
             match Errno::from_io_error(&error) {
                 Some(Errno::LOOP | Errno::NOTDIR | Errno::NXIO) => {
-                    self.obstacle(relative).unwrap_or_else(|| StoreError::io(action, path)(error))
+                    self.obstacle(action, relative).unwrap_or_else(|| StoreError::io(action, path)(error))
                 }
                 _ => StoreError::io(action, path)(error),
             }
         }
     }
 
-    /// The first component of a path that is not what it should be: a directory, in the end a file.
-    fn obstacle(&self, relative: &Path) -> Option<StoreError> {
+    /// The first component of a path that is not what it should be: a directory, in the end a file
+    /// unless a directory was to be opened.
+    fn obstacle(&self, action: &str, relative: &Path) -> Option<StoreError> {
         let mut path = PathBuf::new();
         let count = relative.components().count();
         for (index, component) in relative.components().enumerate() {
             path.push(component);
             let kind = self.try_status(&path).ok()?.kind();
-            let is_last = index + 1 == count;
-            let expected = if is_last { "regular file" } else { "directory" };
-            let fits = if is_last { kind == FileType::RegularFile } else { kind == FileType::Directory };
-            if !fits && !(is_last && kind == FileType::Directory) {
+            let is_file = index + 1 == count && action != OPEN_DIRECTORY;
+            let expected = if is_file { FileType::RegularFile } else { FileType::Directory };
+            if kind != expected {
+                let expected = status::describe(expected);
                 let (path, found) = (self.full(&path), status::describe(kind).to_owned());
                 return Some(StoreError::UnexpectedFile { path, found, expected });
             }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use blobd_store_format::layout;
 
 use super::disk::GuardedDisk;
+use super::root::OPEN_DIRECTORY;
 use super::seal::{DurableBlob, WrittenFiles};
 use super::staged::{StagedBlob, StagedWriter};
 use super::{Store, StoreError};
@@ -227,5 +228,5 @@ fn make_directory(store: &Store, directory: &Path) -> Result<File, StoreError> {
     store.disk().create_dir_all(Path::new(layout::STAGING))?;
     store.disk().create_dir(directory)?;
     let opened = store.root.try_open_directory(directory);
-    opened.map_err(store.root.failure("open directory", directory))
+    opened.map_err(store.root.failure(OPEN_DIRECTORY, directory))
 }

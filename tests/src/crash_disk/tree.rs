@@ -53,7 +53,9 @@ impl Tree {
             for entry in fs::read_dir(directory).unwrap() {
                 let path = entry.unwrap().path();
                 let relative = path.strip_prefix(root).unwrap();
-                if path.is_dir() {
+                if relative == Path::new("lock") {
+                    // It goes past the disk, and nobody opens one that has a second name.
+                } else if path.is_dir() {
                     tree.dir_created(relative);
                     unvisited.push(path);
                 } else {

@@ -22,7 +22,7 @@ use super::scan::Differences;
 use super::sled_index::SledIndex;
 use super::{Keeper, Order, Running, Shared, Stage, State, StoreIndex, USE_GRAIN, Use, unix_seconds};
 use crate::store::disk::{Disk as _, KernelDisk, Root, remove_tree};
-use crate::store::root::Directory;
+use crate::store::root::{Directory, Entry};
 use crate::store::{StoreError, lock};
 use crate::sys::give_back_memory;
 
@@ -396,6 +396,9 @@ fn read_uses(index: &dyn Index) -> Result<HashMap<Digest, Use>, IndexError> {
     Ok(uses)
 }
 
+/// Others have no business in it, nor a way to put something there.
+const INDEX_MODE: u32 = 0o700;
+
 fn sled_path() -> PathBuf {
     Path::new(layout::INDEX).join("sled")
 }
@@ -412,8 +415,6 @@ fn clear(root: &Root) -> Result<Directory, IndexError> {
 }
 
 fn make_empty(root: &Root) -> Result<Directory, StoreError> {
-    /// Others have no business in it, nor a way to put something there.
-    const MODE: u32 = 0o700;
     let (above, path) = (Path::new(layout::INDEX), sled_path());
     remove_tree(&KernelDisk, root, &path)?;
     for directory in [above, &path] {
@@ -425,7 +426,7 @@ fn make_empty(root: &Root) -> Result<Directory, StoreError> {
     let missing = || StoreError::MissingDirectory { path: root.full(&path) };
     let made = root.find_directory(&path)?.ok_or_else(missing)?;
     // Whatever the umask is.
-    KernelDisk.set_mode(&path, made.file(), MODE).map_err(root.failure("set the mode of", &path))?;
+    KernelDisk.set_mode(&path, made.file(), INDEX_MODE).map_err(root.failure("set the mode of", &path))?;
     Ok(made)
 }
 
@@ -434,17 +435,24 @@ fn put_aside(root: &Root) -> Result<(), StoreError> {
     const BAD: &str = "index.bad-";
     for entry in root.find_directory(Path::new(""))?.iter().flat_map(Directory::entries).flatten() {
         let entry = entry?;
-        if entry.name.to_string_lossy().starts_with(BAD) {
-            let path = Path::new(&entry.name);
-            if entry.is_dir() {
-                remove_tree(&KernelDisk, root, path)?;
-            } else {
-                KernelDisk.remove_file(root, path).map_err(root.failure("remove", path))?;
-            }
+        let is_older = entry.name.to_string_lossy().starts_with(BAD);
+        if is_older && let Err(error) = remove_older(root, &entry) {
+            // One copy too many does less harm than no index.
+            tracing::warn!("{error}");
         }
     }
     let name = PathBuf::from(format!("{BAD}{}", unix_seconds(SystemTime::now())));
     KernelDisk.rename(root, Path::new(layout::INDEX), &name).map_err(root.failure("rename to", &name))
+}
+
+/// Removes what was put aside before: often just because it could not be read or written.
+fn remove_older(root: &Root, entry: &Entry) -> Result<(), StoreError> {
+    let path = Path::new(&entry.name);
+    if !entry.is_dir() {
+        return KernelDisk.remove_file(root, path).map_err(root.failure("remove", path));
+    }
+    root.set_directory_mode(path, INDEX_MODE)?;
+    remove_tree(&KernelDisk, root, path)
 }
 
 /// Runs what may hang on a thread of its own, and gives up on it after `limit`.
