@@ -104,12 +104,11 @@ struct Writer<'p> {
     /// Files that are begun and not complete, with what they miss: one, or as many as there are
     /// expert groups whose members are interleaved.
     open: BTreeMap<usize, (StagedFile, u64)>,
-    current: Option<usize>,
 }
 
 impl<'p> Writer<'p> {
     fn new(staging: Staging, plan: &'p SplitPlan) -> Self {
-        Self { staging, plan, splitter: Splitter::new(plan), open: BTreeMap::new(), current: None }
+        Self { staging, plan, splitter: Splitter::new(plan), open: BTreeMap::new() }
     }
 
     fn run(mut self, full: &Receiver<Chunk>, to_hasher: &Sender<Chunk>) -> Result<(), IntakeError> {
@@ -139,8 +138,7 @@ impl<'p> Writer<'p> {
         part: &Part<'_>,
         begun: &mut Vec<(usize, StagedHash)>,
     ) -> Result<(), IntakeError> {
-        self.suspend_all_but(blob);
-        let (mut file, missing) = match self.open.remove(&blob) {
+        let (file, missing) = match self.open.remove(&blob) {
             Some(unfinished) => unfinished,
             None => {
                 let size = self.plan.blobs().get(blob).map_or(0, |planned| planned.size);
@@ -151,20 +149,12 @@ impl<'p> Writer<'p> {
         };
         file.write_at(offset, part.bytes)?;
         match missing.saturating_sub(part.bytes.len() as u64) {
-            0 => file.seal()?,
+            0 => file.finish(),
             missing => {
                 self.open.insert(blob, (file, missing));
             }
         }
         Ok(())
-    }
-
-    /// Keeps one descriptor open at a time.
-    fn suspend_all_but(&mut self, blob: usize) {
-        let previous = self.current.replace(blob).filter(|previous| *previous != blob);
-        if let Some((file, _)) = previous.and_then(|previous| self.open.get_mut(&previous)) {
-            file.suspend();
-        }
     }
 }
 

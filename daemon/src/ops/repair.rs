@@ -5,6 +5,7 @@
 //! registry that a model came from, which is asked for just the ranges of the file that the blob
 //! is. Whatever comes is hashed before it gets its name.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use blobd_client::protocol::upkeep::{CorruptBlob, VerifyEvent, VerifyProgress};
@@ -103,8 +104,11 @@ impl<'r> Repair<'r> {
         ingest.add_blob(staged).and_then(|_| ingest.commit_blobs()).map_err(failed)
     }
 
+    /// Synced, or the blob could be writable again after a power cut.
     fn make_read_only(&self, digest: Digest) -> Result<(), Failure> {
-        let path = self.store.path(layout::blob(digest));
-        self.store.disk().make_read_only(&path).map_err(|error| error.to_string())
+        let (path, disk) = (self.store.path(layout::blob(digest)), self.store.disk());
+        let file = File::open(&path).map_err(|error| error.to_string())?;
+        let made = disk.make_read_only(&path).and_then(|()| disk.sync_file(&path, &file));
+        made.map_err(|error| error.to_string())
     }
 }

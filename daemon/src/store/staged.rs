@@ -4,7 +4,7 @@
 //! bytes on disk, [`StagedHash`] computes the digest. [`StagedWriter`] is both at once.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
@@ -25,8 +25,6 @@ pub struct StagedWriter {
 pub struct StagedFile {
     staging: Staging,
     path: PathBuf,
-    /// Open only while it is written to: a hostile file may interleave thousands of groups.
-    open: Option<File>,
 }
 
 /// The digest of a blob in the making.
@@ -44,7 +42,7 @@ pub struct StagedHash {
     ahead: BTreeMap<u64, u64>,
 }
 
-/// A blob that is completely written: content hashed, mode read-only, not yet durable.
+/// A blob that is completely written: content hashed, not yet durable.
 #[derive(Debug)]
 pub struct StagedBlob {
     /// Where it lies.
@@ -58,9 +56,9 @@ pub struct StagedBlob {
 }
 
 impl StagedWriter {
-    pub(super) fn new(staging: Staging, path: PathBuf, file: File, room: Room, size: u64) -> Self {
+    pub(super) fn new(staging: Staging, path: PathBuf, room: Room, size: u64) -> Self {
         let hash = StagedHash::of(path.clone(), room, size);
-        Self { file: StagedFile { staging, path, open: Some(file) }, hash }
+        Self { file: StagedFile { staging, path }, hash }
     }
 
     /// Writes and hashes `bytes` at `offset`. The caller's plan guarantees that no byte is
@@ -73,12 +71,12 @@ impl StagedWriter {
         self.hash.update(offset, bytes)
     }
 
-    /// Ends the blob: read-only from now on.
+    /// Ends the blob.
     ///
     /// # Errors
-    /// [`StoreError::BlobSize`] when bytes are missing, [`StoreError::Io`].
+    /// [`StoreError::BlobSize`] when bytes are missing.
     pub fn finish(self) -> Result<StagedBlob, StoreError> {
-        self.file.seal()?;
+        self.file.finish();
         self.hash.finish()
     }
 
@@ -94,36 +92,14 @@ impl StagedFile {
     ///
     /// # Errors
     /// [`StoreError::Io`], a full disk among them.
-    pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        let file = self.open()?;
-        self.staging.disk().write_at(&self.path, &file, bytes, offset)?;
-        self.open = Some(file);
-        Ok(())
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        let file = self.staging.written().writer(&self.path)?;
+        self.staging.disk().write_at(&self.path, &file, bytes, offset)
     }
 
-    /// Lets go of the descriptor until the next write.
-    pub fn suspend(&mut self) {
-        self.open = None;
-    }
-
-    /// Makes the file read-only: before the sync and the rename, because a crash after those must
-    /// not leave a writable blob.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
-    pub fn seal(mut self) -> Result<(), StoreError> {
-        let file = self.open()?;
-        self.staging.disk().make_read_only(&self.path)?;
-        self.staging.sealed(self.path, file)
-    }
-
-    fn open(&mut self) -> Result<File, StoreError> {
-        match self.open.take() {
-            Some(file) => Ok(file),
-            None => {
-                OpenOptions::new().write(true).open(&self.path).map_err(StoreError::io("reopen", &self.path))
-            }
-        }
+    /// All of it is written.
+    pub fn finish(self) {
+        self.staging.written().complete(&self.path);
     }
 }
 
@@ -207,7 +183,6 @@ mod tests {
         let mut writer = staging.stage(size)?;
         for (offset, bytes) in order {
             writer.write_at(*offset, bytes)?;
-            writer.file.suspend();
         }
         writer.finish()
     }
@@ -226,15 +201,5 @@ mod tests {
     fn missing_bytes_are_noticed() {
         let error = stage(&[(0, b"aa"), (4, b"cc")], 6).unwrap_err();
         assert!(matches!(error, StoreError::BlobSize { found: 2, expected: 6, .. }), "{error}");
-    }
-
-    #[test]
-    fn finished_blob_is_read_only() {
-        let (_folder, staging) = staging();
-        let mut writer = staging.stage(1).unwrap();
-        writer.write_at(0, b"x").unwrap();
-        let blob = writer.finish().unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::mode(&blob.path.metadata().unwrap().permissions());
-        assert_eq!(mode & 0o777, 0o444);
     }
 }

@@ -1,17 +1,16 @@
 //! Where one transaction writes: a directory of its own, and its share of the ledger.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use blobd_store_format::layout;
 
 use super::disk::GuardedDisk;
-use super::filesystem::Durability;
+use super::seal::{DurableBlob, WrittenFiles};
 use super::staged::{StagedBlob, StagedWriter};
-use super::{Store, StoreError, lock};
+use super::{Store, StoreError};
 
 /// A transaction's directory. Its clones may be used by several threads; with the last of them
 /// the directory goes, and all that is in it.
@@ -23,15 +22,12 @@ struct Inner {
     store: Arc<Store>,
     name: String,
     directory: PathBuf,
-    /// Opened before the first write: only then does `syncfs` report what went wrong since.
-    directory_fd: File,
+    written: WrittenFiles,
     next_file: AtomicU64,
     /// What the ledger has promised and no file has taken yet.
     promised: AtomicU64,
     /// What the transaction may still take at the most, as far as that is known.
     expected: AtomicU64,
-    /// Finished files that are still open, by path.
-    sealed: Mutex<BTreeMap<PathBuf, File>>,
 }
 
 /// Room that a file has taken of the disk; given back when it is dropped.
@@ -82,15 +78,16 @@ impl Staging {
         let opened =
             made.and_then(|()| File::open(&directory).map_err(StoreError::io("open directory", &directory)));
         let directory_fd = opened.inspect_err(|_| store.end_transaction(&name))?;
+        let disk = store.disk().clone();
+        let written = WrittenFiles::new(disk, store.durability(), directory_fd, directory.clone());
         Ok(Self(Arc::new(Inner {
             store: Arc::clone(store),
             name,
             directory,
-            directory_fd,
+            written,
             next_file: AtomicU64::new(0),
             promised: AtomicU64::new(0),
             expected: AtomicU64::new(0),
-            sealed: Mutex::default(),
         })))
     }
 
@@ -134,7 +131,8 @@ impl Staging {
             // Empty, and it goes with the directory at the latest.
             let _ = self.disk().remove_file(&path);
         })?;
-        Ok(StagedWriter::new(self.clone(), path, file, room, size))
+        self.written().add(&path, file)?;
+        Ok(StagedWriter::new(self.clone(), path, room, size))
     }
 
     pub(super) fn disk(&self) -> &GuardedDisk {
@@ -145,59 +143,29 @@ impl Staging {
         &self.0.directory
     }
 
-    /// A file is complete. It stays open if few are, so that the descriptor that wrote it can be
-    /// the one that is synced.
-    pub(super) fn sealed(&self, path: PathBuf, file: File) -> Result<(), StoreError> {
-        const MAX_OPEN: usize = 64;
-        if self.0.store.durability() == Durability::Fsync {
-            return self.disk().sync_file(&path, &file);
-        }
-        let mut sealed = lock(&self.0.sealed);
-        if sealed.len() < MAX_OPEN {
-            sealed.insert(path, file);
-        }
-        Ok(())
+    /// Through which all its files are written.
+    pub(super) fn written(&self) -> &WrittenFiles {
+        &self.0.written
     }
 
     /// Drops a file that the store has already.
     pub(super) fn discard(&self, blob: &StagedBlob) -> Result<(), StoreError> {
-        lock(&self.0.sealed).remove(&blob.path);
+        self.written().forget(&blob.path);
         self.disk().remove_file(&blob.path).map(|_freed| ())
     }
 
     /// Makes the content of finished blobs durable and then gives them their names.
-    ///
-    /// A few are synced one by one, since `syncfs` would also write what others have dirtied on
-    /// the file system; from about eight on it is several times cheaper.
     pub(super) fn publish(&self, blobs: Vec<StagedBlob>) -> Result<(), StoreError> {
-        const SYNCFS_FROM: usize = 8;
         let _change = self.0.store.begin_change();
-        match self.0.store.durability() {
-            // Each was synced when it was sealed.
-            Durability::Fsync => {}
-            Durability::Auto if blobs.len() < SYNCFS_FROM => {
-                blobs.iter().try_for_each(|blob| self.sync_blob(blob))?;
-            }
-            Durability::Auto | Durability::Syncfs => {
-                self.disk().sync_file_system(&self.0.directory_fd, &self.0.directory)?;
-            }
-        }
-        blobs.into_iter().try_for_each(|blob| self.publish_blob(blob))
-    }
-
-    fn sync_blob(&self, blob: &StagedBlob) -> Result<(), StoreError> {
-        let kept = lock(&self.0.sealed).remove(&blob.path);
-        let file = match kept {
-            Some(file) => file,
-            None => File::open(&blob.path).map_err(StoreError::io("open", &blob.path))?,
-        };
-        self.disk().sync_file(&blob.path, &file)
+        let durable = self.written().seal(blobs)?;
+        durable.into_iter().try_for_each(|blob| self.publish_blob(blob))
     }
 
     /// If another transaction was faster, its file stays, since clients may have it mapped. One
     /// of the wrong length is damaged and replaced; whoever has mapped it keeps the old file.
-    fn publish_blob(&self, mut blob: StagedBlob) -> Result<(), StoreError> {
-        lock(&self.0.sealed).remove(&blob.path);
+    fn publish_blob(&self, blob: DurableBlob) -> Result<(), StoreError> {
+        let mut blob = blob.into_blob();
+        self.written().forget(&blob.path);
         let store = &self.0.store;
         let target = store.path(layout::blob(blob.digest));
         if !self.disk().publish(&blob.path, &target)? {
@@ -236,7 +204,6 @@ impl Staging {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.store.space().release_promise(self.promised.load(Ordering::Relaxed));
-        lock(&self.sealed).clear();
         if let Err(error) = self.store.disk().remove_dir_of_files(&self.directory) {
             tracing::warn!("{error}; `blobd gc` or the next start removes it");
         }

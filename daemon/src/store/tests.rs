@@ -447,14 +447,15 @@ fn writing_to_staging_that_is_gone_is_an_error() {
 #[test]
 fn staged_file_cannot_be_opened_by_others_before_it_is_complete() {
     let (_folder, store) = new_store();
-    let ingest = begin(&store);
+    let mut ingest = begin(&store);
     let mut writer = ingest.staging().stage(4).unwrap();
     writer.write_at(0, b"half").unwrap();
     let txn = entries(&store.path(layout::STAGING)).pop().unwrap();
     let path = store.path(layout::STAGING).join(txn).join("0");
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-    let blob = writer.finish().unwrap();
-    assert_eq!(fs::metadata(&blob.path).unwrap().mode() & 0o777, 0o444);
+    ingest.add_blob(writer.finish().unwrap()).unwrap();
+    ingest.commit_blobs().unwrap();
+    assert_eq!(fs::metadata(blob_path(&store, b"half")).unwrap().mode() & 0o777, 0o444);
 }
 
 /// What lies below the places that the quota counts, measured from outside.

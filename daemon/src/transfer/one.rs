@@ -126,7 +126,6 @@ impl Transfer<'_> {
     pub(super) fn finish(mut self, ingest: &mut Ingest, hashed: Hashed) -> Result<Received, TransferError> {
         let partial = self.arrival.partial();
         partial.note_digests(&hashed.blobs)?;
-        partial.seal()?;
         self.set_aside_damaged(ingest.store(), &hashed.blobs)?;
         for blob in hashed.staged {
             ingest.add_blob(blob)?;

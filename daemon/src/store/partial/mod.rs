@@ -306,15 +306,6 @@ impl Partial {
         Ok(())
     }
 
-    /// Makes all files read-only, as blobs are.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
-    pub fn seal(&self) -> Result<(), StoreError> {
-        let begun: Vec<usize> = lock(&self.state).begun.iter().copied().collect();
-        begun.into_iter().try_for_each(|blob| self.home.store.disk().make_read_only(&self.home.path_of(blob)))
-    }
-
     /// Gives up all that has arrived.
     ///
     /// # Errors
@@ -350,25 +341,26 @@ impl Partial {
 
     fn write_part(&self, offset_in_file: u64, part: &Part<'_>) -> Result<(), StoreError> {
         let disk = self.home.store.disk();
-        let (path, offset, file) = match part.target {
+        match part.target {
             Target::Blob { blob, offset_in_blob } => {
-                (self.home.path_of(blob), offset_in_blob, self.file_of(blob)?)
+                let file = self.file_of(blob)?;
+                disk.write_at(&self.home.path_of(blob), &file, part.bytes, offset_in_blob)
             }
             Target::Literal { .. } => {
                 let path = self.home.directory.join(LITERALS);
                 let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
-                (path.clone(), offset_in_file, file.map_err(StoreError::io("open", path))?)
+                let file = file.map_err(StoreError::io("open", &path))?;
+                disk.write_at(&path, &file, part.bytes, offset_in_file)
             }
-        };
-        disk.write_at(&path, &file, part.bytes, offset)
+        }
     }
 
     /// The file of a planned blob, for writing. A new one has its room set aside.
-    fn file_of(&self, blob: usize) -> Result<File, StoreError> {
+    fn file_of(&self, blob: usize) -> Result<Arc<File>, StoreError> {
         let path = self.home.path_of(blob);
         let mut state = lock(&self.state);
         if state.begun.contains(&blob) {
-            return OpenOptions::new().write(true).open(&path).map_err(StoreError::io("reopen", path));
+            return self.staging.written().writer(&path);
         }
         let size = self.plan.blobs().get(blob).map_or(0, |planned| planned.size);
         let disk = self.home.store.disk();
@@ -381,7 +373,7 @@ impl Partial {
         })?;
         room.stays_in_partial();
         state.begun.insert(blob);
-        Ok(file)
+        self.staging.written().add(&path, file)
     }
 
     /// Where a planned blob's bytes are in the file.
@@ -407,6 +399,7 @@ impl Partial {
         for entry in fs::read_dir(directory).map_err(StoreError::io("list", directory))? {
             let entry = entry.map_err(StoreError::io("list", directory))?;
             if entry.file_name() != JOURNAL {
+                self.staging.written().forget(&entry.path());
                 disk.remove_file(&entry.path())?;
             }
         }

@@ -82,7 +82,7 @@ impl Partial {
             let path = self.home.path_of(*blob);
             // One that was about to be published is read-only, and may lack something all the same.
             self.home.store.disk().set_mode(&path, 0o600)?;
-            forget_cached(&path);
+            forget_cached(&*self.staging.written().writer(&path)?);
         }
         lock(&self.state).begun = present;
         for (range, crc) in &claims.doubtful {
@@ -129,11 +129,13 @@ impl Partial {
 /// The most bytes that one record is about: what one write takes.
 pub(crate) const MAX_RECORD_BYTES: usize = 16 << 20;
 
-/// A write-back that failed has been reported to who wrote then, and the kernel keeps the page as
-/// if all were well. What is read from now on is what the disk has.
-fn forget_cached(path: &std::path::Path) {
+/// Of what earlier sessions wrote, a write-back may have failed that was reported to them, or to
+/// nobody; the kernel keeps such a page as if it were on disk. It drops it here, so that what is
+/// read and hashed from now on is what the disk has. A page that is not on disk yet stays, and if
+/// that fails, it is reported to this descriptor or to the one for `syncfs`, which are both older.
+fn forget_cached(file: &File) {
     // Where it cannot be done, the next scrub sees what is wrong.
-    let _ = File::open(path).map(|file| fadvise(&file, 0, None, Advice::DontNeed));
+    let _ = fadvise(file, 0, None, Advice::DontNeed);
 }
 
 /// Tells this boot of the machine from others.
