@@ -99,7 +99,7 @@ pub(crate) async fn read_model<T: Send + 'static>(
 
 /// The digest of a model's manifest, and how many bytes of text or header are read.
 fn weight(daemon: &Daemon, reference: &Reference, reads: Reads) -> Result<(Digest, u64), OpError> {
-    let (manifest, bytes) = daemon.store.recipe_bytes(reference)?;
+    let (manifest, bytes) = daemon.store.recipes_length(reference)?;
     if reads == Reads::Recipes || bytes >= LARGE_FROM_BYTES {
         return Ok((manifest, bytes));
     }
