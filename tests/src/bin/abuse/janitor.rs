@@ -27,7 +27,7 @@ impl Janitor {
         let ended = Arc::clone(&stopping);
         let work = move || {
             while !ended.load(Ordering::Relaxed) {
-                // A daemon that does not answer is asked again.
+                // What fails is tried again the next time.
                 let _ = remove(&client);
                 thread::sleep(EVERY);
             }
@@ -36,17 +36,17 @@ impl Janitor {
     }
 }
 
-/// Removes what may be removed; names that are gone already are no error.
+/// Removes what may be removed, all at once: each removal looks at everything that is stored.
 ///
 /// # Errors
-/// When the models cannot be listed.
+/// When the models cannot be listed, or one of them is gone meanwhile.
 pub(crate) fn remove(client: &Client) -> Outcome<()> {
     let list = client.models()?;
     let names = list.models.iter().map(|model| model.name.as_str());
-    for name in names.filter(|name| [IMPORTED, REMOVABLE].iter().any(|start| name.starts_with(start))) {
-        let references = vec![name.parse()?];
-        // Names that are busy are there the next time.
-        let _ = client.remove(&RemoveParams { references, keep_seconds: None });
+    let removable = |name: &&str| [IMPORTED, REMOVABLE].iter().any(|start| name.starts_with(start));
+    let references = names.filter(removable).map(str::parse).collect::<Result<Vec<_>, _>>()?;
+    if !references.is_empty() {
+        client.remove(&RemoveParams { references, keep_seconds: None })?;
     }
     Ok(())
 }

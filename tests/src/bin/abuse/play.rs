@@ -160,7 +160,8 @@ impl Stage {
     /// Removes what an attack has stored.
     fn clean_up(&self) -> Outcome<()> {
         let client = self.arena.client(CLEANING);
-        janitor::remove(&client)?;
+        // Else the janitor has been faster.
+        let _ = janitor::remove(&client);
         client.gc(&GcParams { dry_run: false })?;
         Ok(())
     }
