@@ -1,13 +1,14 @@
 //! Carrying out a plan.
 //!
 //! Records in the trash go first, durably, because blobs that they kept follow. Then the file
-//! system is synced once, and each digest is deleted by itself under the lock that pinning takes.
+//! system is synced once, and each digest is deleted by itself, while whoever would pin it waits.
 //! A blob that some process still has open or mapped stays: unlinking it would free nothing and
 //! make the next load fetch it again.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -59,7 +60,6 @@ fn delete_all(
     for (node, _) in nodes {
         match collection.delete_unpinned(node.digest(), || delete(store, *node)).transpose()? {
             Some(Outcome::Deleted(bytes)) => {
-                // Not under the lock, which keeps everybody from opening a model.
                 node.note_removed(store, bytes);
                 done.deletions.push((*node, bytes));
             }
@@ -88,13 +88,11 @@ fn delete(store: &Store, node: Node) -> Result<Outcome, StoreError> {
 /// Whether a process has the blob open or mapped, as far as the kernel tells; also this one, to
 /// verify it. When in doubt it is: what is kept for nothing can still be collected later.
 pub(crate) fn is_held(store: &Store, digest: Digest) -> bool {
-    /// To the kernel two who look at once have the blob open, and each would see the other.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     if store.is_reading(digest) {
         // Unlinked now, its bytes would be free only when the reader lets go.
         return true;
     }
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = Look::at(digest);
     let path = store.path(layout::blob(digest));
     let look = || {
         let file = File::open(&path);
@@ -104,6 +102,29 @@ pub(crate) fn is_held(store: &Store, digest: Digest) -> bool {
     look() && {
         thread::sleep(Duration::from_millis(1));
         look()
+    }
+}
+
+/// A look at who holds a blob, until it is dropped. To the kernel two who look at once have the blob open,
+/// and each would see the other.
+struct Look(Digest);
+
+static LOOKED_AT: Mutex<BTreeSet<Digest>> = Mutex::new(BTreeSet::new());
+static LOOK_OVER: Condvar = Condvar::new();
+
+impl Look {
+    fn at(digest: Digest) -> Self {
+        let looked_at = LOOKED_AT.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = LOOK_OVER.wait_while(looked_at, |looked_at| looked_at.contains(&digest));
+        waited.unwrap_or_else(PoisonError::into_inner).insert(digest);
+        Self(digest)
+    }
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        LOOKED_AT.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        LOOK_OVER.notify_all();
     }
 }
 

@@ -5,19 +5,27 @@
 //! a model open. Pins live in memory alone: when the daemon dies, nothing that they protected
 //! had been promised to anyone.
 //!
-//! Garbage collection deletes each digest under the same lock that pinning takes
-//! ([`Collection::delete_unpinned`]), and refuses whatever has been pinned since it began, even if
-//! the pin is gone again: the manifest that was committed under that pin is one that the mark
-//! phase may not have seen.
+//! Garbage collection claims each digest before it deletes it ([`Collection::delete_unpinned`]), under
+//! the lock that pinning takes; the deletion itself, which may take long, happens without it. Whoever
+//! pins a digest that is being deleted waits until that is over, and nobody else waits. What has been
+//! pinned since the collection began is refused, even if the pin is gone again: the manifest that was
+//! committed under that pin is one that the mark phase may not have seen.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use blobd_store_format::digest::Digest;
 
 /// The table of all leases of one store.
 #[derive(Clone, Debug, Default)]
-pub struct Leases(Arc<Mutex<Table>>);
+pub struct Leases(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    table: Mutex<Table>,
+    /// Rung when a deletion is over.
+    deleted: Condvar,
+}
 
 #[derive(Debug, Default)]
 struct Table {
@@ -25,6 +33,14 @@ struct Table {
     pins: BTreeMap<u64, Pins>,
     /// What was pinned since the running collection began; `None` when none is running.
     since_collection: Option<BTreeSet<Digest>>,
+    /// What is being deleted at this moment.
+    deleting: BTreeSet<Digest>,
+}
+
+impl Table {
+    fn is_pinned(&self, digest: Digest) -> bool {
+        self.pins.values().any(|pins| pins.digests.contains(&digest))
+    }
 }
 
 #[derive(Debug)]
@@ -54,7 +70,7 @@ impl Leases {
     /// Whether anybody pins a digest.
     #[must_use]
     pub fn is_pinned(&self, digest: Digest) -> bool {
-        self.lock().pins.values().any(|pins| pins.digests.contains(&digest))
+        self.lock().is_pinned(digest)
     }
 
     /// Every digest that is pinned now.
@@ -71,7 +87,14 @@ impl Leases {
 
     fn lock(&self) -> MutexGuard<'_, Table> {
         // Every change of the table is complete before anything could panic.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The table once none of `digests` is being deleted.
+    fn lock_unless_deleting(&self, digests: &BTreeSet<Digest>) -> MutexGuard<'_, Table> {
+        let is_deleting = |table: &mut Table| !table.deleting.is_disjoint(digests);
+        let waited = self.0.deleted.wait_while(self.lock(), is_deleting);
+        waited.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -83,13 +106,37 @@ pub struct Collection {
 }
 
 impl Collection {
-    /// Calls `delete` unless the digest is pinned or was since the collection began; nobody can
-    /// pin it meanwhile. `None` when it was left alone.
+    /// Calls `delete` unless the digest is pinned or was since the collection began; whoever would pin it
+    /// meanwhile waits. `None` when it was left alone. `delete` may take as long as it likes, but must
+    /// not pin this digest.
     pub fn delete_unpinned<T>(&self, digest: Digest, delete: impl FnOnce() -> T) -> Option<T> {
-        let table = self.leases.lock();
-        let pinned = table.pins.values().any(|pins| pins.digests.contains(&digest))
-            || table.since_collection.as_ref().is_some_and(|since| since.contains(&digest));
-        (!pinned).then(delete)
+        let claim = self.claim(digest)?;
+        let deleted = delete();
+        drop(claim);
+        Some(deleted)
+    }
+
+    fn claim(&self, digest: Digest) -> Option<Claim<'_>> {
+        let mut table = self.leases.lock();
+        let since = table.since_collection.as_ref();
+        if table.is_pinned(digest) || since.is_some_and(|since| since.contains(&digest)) {
+            return None;
+        }
+        table.deleting.insert(digest);
+        Some(Claim { leases: &self.leases, digest })
+    }
+}
+
+/// A digest that is being deleted, until this is dropped.
+struct Claim<'c> {
+    leases: &'c Leases,
+    digest: Digest,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.leases.lock().deleting.remove(&self.digest);
+        self.leases.0.deleted.notify_all();
     }
 }
 
@@ -122,13 +169,13 @@ impl Lease {
         }
     }
 
-    /// Pins several digests.
+    /// Pins several digests, as soon as none of them is being deleted.
     pub fn pin_all(&self, digests: impl IntoIterator<Item = Digest>) {
-        let mut table = self.leases.lock();
-        let Table { pins, since_collection, .. } = &mut *table;
-        let Some(Pins { digests: pinned, .. }) = pins.get_mut(&self.id) else { return };
         // A set made of many is made faster than one by one, which for a model is a thousand.
         let more: BTreeSet<Digest> = digests.into_iter().collect();
+        let mut table = self.leases.lock_unless_deleting(&more);
+        let Table { pins, since_collection, .. } = &mut *table;
+        let Some(Pins { digests: pinned, .. }) = pins.get_mut(&self.id) else { return };
         if let Some(since) = since_collection {
             since.extend(&more);
         }
@@ -148,6 +195,10 @@ impl Drop for Lease {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -162,6 +213,40 @@ mod tests {
         drop(second);
         assert_eq!(leases.begin_collection().delete_unpinned(digest, || ()), Some(()));
         assert!(leases.pinned().is_empty());
+    }
+
+    #[test]
+    fn slow_deletion_holds_up_those_who_pin_what_it_deletes_and_nobody_else() {
+        let (leases, digest, other) = (Leases::default(), Digest::of(b"x"), Digest::of(b"y"));
+        let collection = leases.begin_collection();
+        let (lease, has_pinned) = (leases.grant("import"), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let deleted = collection.delete_unpinned(digest, || {
+                // Everything else goes on, on this very thread.
+                leases.grant("another import").pin(other);
+                assert!(!leases.is_pinned(digest) && leases.holders(digest).is_empty());
+                assert_eq!(collection.delete_unpinned(other, || ()), None, "it was pinned");
+                scope.spawn(|| {
+                    lease.pin(digest);
+                    has_pinned.store(true, Ordering::SeqCst);
+                });
+                thread::sleep(Duration::from_millis(50));
+                assert!(!has_pinned.load(Ordering::SeqCst), "what is being deleted is not pinned");
+            });
+            assert_eq!(deleted, Some(()));
+        });
+        assert!(leases.is_pinned(digest));
+        assert_eq!(collection.delete_unpinned(digest, || ()), None);
+    }
+
+    #[test]
+    fn deletion_that_panics_keeps_nobody_waiting() {
+        let (leases, digest) = (Leases::default(), Digest::of(b"x"));
+        let collection = leases.begin_collection();
+        let deletion = || collection.delete_unpinned(digest, || panic!("a test"));
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(deletion));
+        assert!(caught.is_err());
+        leases.grant("import").pin(digest);
     }
 
     #[test]
