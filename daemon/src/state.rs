@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use blobd_store_format::reference::Reference;
-use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use crate::ops::{Answers, Evictor, LastOpened, OpError, Surroundings};
+use crate::permits::{Limits, PermitPool};
 use crate::registry::{RegistryClient, RegistryError, RegistryPolicy};
 use crate::session::{OpenSlots, Peer, Sessions};
 use crate::store::Store;
@@ -28,17 +28,8 @@ pub struct Daemon {
     pub(crate) open_slots: OpenSlots,
     /// What those were told who opened a model last.
     pub answers: Answers,
-    /// Room for imports, and for pulls while something is fetched. The others wait, so that buffers stay
-    /// bounded and opening a model never waits behind them.
-    pub intakes: Arc<Semaphore>,
-    /// Room for pulls, most of which may be waiting for another that fetches the same. Each has a
-    /// thread.
-    pub pulls: Arc<Semaphore>,
-    /// Room for verifications, each of which reads as fast as the disk goes: one at a time.
-    pub verifications: Arc<Semaphore>,
-    /// Room for questions that read all there is. Whoever may read may ask them, and each takes a
-    /// thread for as long as it runs.
-    pub surveys: Arc<Semaphore>,
+    /// What may run at once.
+    pub(crate) work: WorkLimits,
     /// When a model was last opened: what eviction goes by.
     pub last_opened: Arc<LastOpened>,
     /// Whether clients are meant to be of the daemon's own user.
@@ -52,16 +43,54 @@ impl fmt::Debug for Daemon {
     }
 }
 
-/// How many imports and pulls run at once. Each takes some 30 MiB and three threads, and two or
-/// three keep disk and processors busy.
-const MAX_INTAKES: usize = 4;
+/// What may run at once: by each user, and by all of them. What lasts as long as somebody else likes (a
+/// transfer with a limit, a registry or a file that does not answer) has pools where nobody's first waits
+/// for others ([`PermitPool::with_first_for_each`]).
+pub(crate) struct WorkLimits {
+    /// Imports that are read and hashed. Each takes some 30 MiB and three threads, and two keep disk and
+    /// processors busy.
+    pub(crate) imports: PermitPool,
+    /// Imports that are asked for, with those that wait for their turn: each is a connection with a
+    /// descriptor in flight, which the kernel counts against its user.
+    pub(crate) requested_imports: PermitPool,
+    /// Processes that read clients' files: those of imports that run, and those that hang in a file that
+    /// nobody answers for, until the kernel lets them go.
+    pub(crate) file_readers: PermitPool,
+    /// Pulls, most of which may wait for another that fetches the same. Each has a thread.
+    pub(crate) pulls: PermitPool,
+    /// Pulls that fetch something. Each takes some 20 MiB at full speed, next to nothing when it crawls.
+    pub(crate) fetches: PermitPool,
+    /// Dry runs of pulls: each has a thread, which waits for a registry.
+    pub(crate) plans: PermitPool,
+    /// Questions that read all there is. Whoever may read may ask them, and each takes a thread for as
+    /// long as it runs.
+    pub(crate) surveys: PermitPool,
+    /// Verifications, each of which reads as fast as the disk goes.
+    pub(crate) verifications: PermitPool,
+}
 
-/// How many pulls there are at once: more than a machine has users, and far fewer than the threads that
-/// blocking work may have.
-const MAX_PULLS: usize = 64;
+impl WorkLimits {
+    /// How many imports of one user run at once.
+    const IMPORTS: u32 = 2;
+    /// How many processes of one user may hang in a file that nobody answers for, before no more of its
+    /// imports are begun.
+    pub(crate) const STUCK_READERS: u32 = 4;
 
-/// How many of them run at once: one that waits for another's lock or the index, one beside it.
-const MAX_SURVEYS: usize = 2;
+    fn new() -> Self {
+        let pool = |per_principal, total| PermitPool::with_first_for_each(Limits { per_principal, total });
+        Self {
+            imports: pool(Self::IMPORTS, 6),
+            requested_imports: PermitPool::new(Limits { per_principal: 64, total: 512 }),
+            file_readers: pool(Self::IMPORTS + Self::STUCK_READERS, 48),
+            // Far fewer than the threads that blocking work may have.
+            pulls: pool(32, 96),
+            fetches: pool(4, 12),
+            plans: pool(2, 16),
+            surveys: pool(2, 8),
+            verifications: pool(1, 2),
+        }
+    }
+}
 
 impl Daemon {
     /// Joins the parts. Reads certificate files, so it blocks for some milliseconds.
@@ -81,10 +110,7 @@ impl Daemon {
             sessions,
             open_slots: OpenSlots::new(),
             answers: Answers::default(),
-            intakes: Arc::new(Semaphore::new(MAX_INTAKES)),
-            pulls: Arc::new(Semaphore::new(MAX_PULLS)),
-            verifications: Arc::new(Semaphore::new(1)),
-            surveys: Arc::new(Semaphore::new(MAX_SURVEYS)),
+            work: WorkLimits::new(),
             last_opened,
             is_single_user: true,
             has_met_owner: AtomicBool::new(false),
@@ -94,7 +120,8 @@ impl Daemon {
     /// Whether an import, a pull or a verification runs.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.intakes.available_permits() < MAX_INTAKES || self.verifications.available_permits() == 0
+        let WorkLimits { imports, fetches, verifications, .. } = &self.work;
+        [imports, fetches, verifications].into_iter().any(|pool| pool.in_use() > 0)
     }
 
     /// The same for users other than the daemon's own: one of those who connects is a danger to

@@ -12,9 +12,9 @@ use blobd_store_format::reference::{Reference, ReferenceError};
 use hyper::body::Incoming;
 use hyper::{Method, Request};
 use serde::de::DeserializeOwned;
-use tokio::runtime::Handle;
 
 use crate::ops;
+use crate::permits::Exhausted;
 use crate::session::{Peer, Right, serve_import, serve_open};
 use crate::state::Daemon;
 use crate::store::Store;
@@ -150,13 +150,15 @@ async fn dispatch(
         Route::DiskUsage => {
             let usage =
                 |daemon: &Daemon| ops::usage(&daemon.store, |model| daemon.sessions.last_opened(model));
-            survey(&daemon, usage).await
+            survey(&daemon, peer.uid, usage).await
         }
         Route::Trash => respond(&daemon, |daemon| ops::trash(&daemon.store)).await,
-        Route::Doctor => survey(&daemon, |daemon| ops::doctor(&daemon.store, daemon.surroundings())).await,
+        Route::Doctor => {
+            survey(&daemon, peer.uid, |daemon| ops::doctor(&daemon.store, daemon.surroundings())).await
+        }
         Route::Eviction(bytes) => {
             let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
-            survey(&daemon, plan).await
+            survey(&daemon, peer.uid, plan).await
         }
         Route::Limit => Ok(json_answer(&limit(&daemon))),
         Route::SetLimit => {
@@ -171,23 +173,28 @@ async fn dispatch(
         Route::Gc => {
             let params: GcParams = read_json(request).await?;
             let collect = move |daemon: &Daemon| ops::collect(&daemon.store, params);
-            if params.dry_run { survey(&daemon, collect).await } else { respond(&daemon, collect).await }
+            if params.dry_run {
+                survey(&daemon, peer.uid, collect).await
+            } else {
+                respond(&daemon, collect).await
+            }
         }
         Route::Verify => {
             let params: VerifyParams = read_json(request).await?;
             if params.repair {
                 demand(&peer, Right::Pull, &path)?;
             }
-            Ok(verify::start(&daemon, params))
+            Ok(verify::start(&daemon, peer.uid, params))
         }
         Route::Reindex => respond(&daemon, |daemon| ops::reindex(&daemon.store)).await,
         Route::Pull => {
             let params: PullParams = read_json(request).await?;
-            Ok(pull::start(&daemon, params))
+            Ok(pull::start(&daemon, peer.uid, params))
         }
         Route::PlanPull => {
-            let (params, handle): (PullParams, _) = (read_json(request).await?, Handle::current());
-            survey(&daemon, move |daemon| pull::plan(daemon, &params, &handle)).await
+            let params: PullParams = read_json(request).await?;
+            let plan = pull::plan(&daemon, peer.uid, params).await;
+            plan.map(|plan| json_answer(&plan)).map_err(|error| error.body())
         }
         Route::Open => {
             let upgrade = Upgrade::requested(&mut request)?;
@@ -201,7 +208,9 @@ async fn dispatch(
         Route::Import => {
             let upgrade = Upgrade::requested(&mut request)?;
             let params: ImportParams = read_json(request).await?;
-            Ok(upgrade.accept(1, move |stream| serve_import(daemon, stream, peer, params)))
+            let requested = daemon.work.requested_imports.try_acquire(peer.uid);
+            let requested = requested.map_err(|Exhausted| too_many_imports(&peer))?;
+            Ok(upgrade.accept(1, move |stream| serve_import(daemon, stream, peer, params, requested)))
         }
     }
 }
@@ -210,6 +219,11 @@ fn too_many_opens(peer: &Peer) -> ErrorBody {
     let message = format!("open: uid {} has too many models on their way", peer.uid);
     ErrorBody::new(ErrorCode::Busy, message)
         .with_hint("a client must take the descriptors it asks for; raise the daemon's LimitNOFILE for more")
+}
+
+fn too_many_imports(peer: &Peer) -> ErrorBody {
+    let message = format!("import: uid {} has too many imports waiting for their turn", peer.uid);
+    ErrorBody::new(ErrorCode::Busy, message).with_hint("wait until some of them are done")
 }
 
 fn demand(peer: &Peer, right: Right, path: &str) -> Result<(), ErrorBody> {
@@ -241,12 +255,13 @@ async fn respond<T: serde::Serialize + Send + 'static>(
 /// The same for what reads all there is: few at a time, the others wait without a thread.
 async fn survey<T: serde::Serialize + Send + 'static>(
     daemon: &Arc<Daemon>,
+    uid: u32,
     work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
 ) -> Result<Answer, ErrorBody> {
-    let room = Arc::clone(&daemon.surveys).acquire_owned().await;
+    let permit = daemon.work.surveys.acquire(uid).await;
     let work = move |daemon: &Daemon| {
         // Given back when the work is over, not when its client has hung up.
-        let _room = room;
+        let _permit = permit;
         work(daemon)
     };
     respond(daemon, work).await
@@ -339,6 +354,7 @@ mod tests {
     #[tokio::test]
     async fn surveys_are_few_even_if_their_clients_hang_up() {
         const MAX: usize = 2;
+        const UID: u32 = 1;
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().join("store")).unwrap();
         let daemon = Arc::new(Daemon::new(store, &RegistryPolicy::default()).unwrap());
@@ -352,10 +368,10 @@ mod tests {
                 Ok(())
             };
             // Dropped where it waits, as when a connection ends.
-            let _ = tokio::time::timeout(Duration::from_millis(20), survey(&daemon, work)).await;
+            let _ = tokio::time::timeout(Duration::from_millis(20), survey(&daemon, UID, work)).await;
         }
         assert_eq!(most.load(Ordering::SeqCst), MAX);
-        survey(&daemon, |_| Ok(())).await.unwrap();
+        survey(&daemon, UID, |_| Ok(())).await.unwrap();
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use blobd_client::protocol::connection::{receive_message, send_message};
@@ -49,6 +49,11 @@ pub(crate) enum SessionError {
 impl FrameStream {
     pub(crate) fn new(stream: UnixStream, max_fds: usize) -> Self {
         Self { stream, decoder: FrameDecoder::new(), fds: VecDeque::new(), max_fds }
+    }
+
+    /// The connection itself, for a process that receives a descriptor there in place of this one.
+    pub(crate) fn connection(&self) -> io::Result<OwnedFd> {
+        self.stream.as_fd().try_clone_to_owned()
     }
 
     /// Sends frames that are encoded already, with `fds` attached to the first byte.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -18,6 +18,7 @@ use super::arrival::Arrival;
 use super::schedule::{Claim, Schedule};
 use super::speed::{Meter, Speeds};
 use super::{RateLimit, TransferPolicy, pace};
+use crate::permits::PermitPool;
 use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 
 /// One file being fetched.
@@ -29,8 +30,9 @@ pub(super) struct Fetch {
     pub(super) policy: TransferPolicy,
     /// The daemon's limit and this pull's own.
     pub(super) limits: Vec<RateLimit>,
-    /// The connections that the host may still get.
-    slots: Arc<Semaphore>,
+    /// The connections that the host may get, and whose share they are taken from.
+    connections: Arc<PermitPool>,
+    uid: u32,
     schedule: Mutex<Schedule>,
     /// Rung when a range is anybody's again, or all is done.
     changed: Notify,
@@ -62,7 +64,7 @@ impl Fetch {
         arrival: Arc<Arrival>,
         policy: TransferPolicy,
         limits: Vec<RateLimit>,
-        slots: Arc<Semaphore>,
+        (connections, uid): (Arc<PermitPool>, u32),
     ) -> Arc<Self> {
         let schedule = Mutex::new(Schedule::new(arrival.partial().missing(), NEAR_BYTES));
         let (received, workers) = (AtomicU64::new(0), AtomicUsize::new(0));
@@ -73,7 +75,8 @@ impl Fetch {
             arrival,
             policy,
             limits,
-            slots,
+            connections,
+            uid,
             schedule,
             changed,
             received,
@@ -223,8 +226,7 @@ impl Fetch {
         came: &mut u64,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
-        // Never closed.
-        let _slot = self.slots.acquire().await;
+        let _connection = self.connections.acquire(self.uid).await;
         let fetched = match self.registry.open_part(&self.file, claim.range.clone()).await {
             Ok(stream) if !stream.is_whole() => self.receive_range(stream, claim, came, writer).await,
             Ok(stream) => {

@@ -20,10 +20,10 @@ use blobd_store_format::gguf::Header;
 use blobd_store_format::recipe::Recipe;
 use bytes::Bytes;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::intake::announce;
+use crate::permits::{Limits, PermitPool};
 use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 use crate::store::leases::Lease;
 use crate::store::{Ingest, Partial, PartialFile, Store, StoreError};
@@ -63,7 +63,7 @@ pub struct Transfers {
     pub limit: RateLimit,
     flights: Flights,
     /// How many connections each host may still get.
-    hosts: Arc<Mutex<BTreeMap<String, Arc<Semaphore>>>>,
+    hosts: Arc<Mutex<BTreeMap<String, Arc<PermitPool>>>>,
 }
 
 /// What to transfer, and who wants it.
@@ -74,6 +74,8 @@ pub struct Job<'j> {
     pub file: &'j RemoteFile,
     /// The runtime on which the network is.
     pub handle: &'j Handle,
+    /// Who wants it: the share of connections that counts.
+    pub uid: u32,
     /// How fast it may come: all of them hold.
     pub limits: Vec<RateLimit>,
     /// Is told now and then how many bytes are there; returns whether it is still wanted.
@@ -206,7 +208,10 @@ impl Transfers {
         if received.as_ref().is_err_and(TransferError::is_final) {
             ingest.store().remove_partial(job.file.identity())?;
         }
-        received
+        match received {
+            Err(TransferError::Unwanted) if flight.is_asked_for() => Err(TransferError::HandedOver),
+            received => received,
+        }
     }
 
     /// How much of a file there is, without keeping anything of what is fetched to know it.
@@ -317,10 +322,14 @@ impl Transfers {
         Ok(trial)
     }
 
-    fn slots(&self, host: &str) -> Arc<Semaphore> {
+    /// The connections that a host may get: one user may have them all, and the next one has one
+    /// beside them.
+    fn connections(&self, host: &str) -> Arc<PermitPool> {
         let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-        let slots = || Arc::new(Semaphore::new(self.policy.max_connections));
-        Arc::clone(hosts.entry(host.to_ascii_lowercase()).or_insert_with(slots))
+        let most = u32::try_from(self.policy.max_connections).unwrap_or(u32::MAX);
+        let limits = Limits { per_principal: most, total: most };
+        let connections = || Arc::new(PermitPool::with_first_for_each(limits));
+        Arc::clone(hosts.entry(host.to_ascii_lowercase()).or_insert_with(connections))
     }
 }
 
