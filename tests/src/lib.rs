@@ -18,7 +18,8 @@
 //! - [`store_dir`], [`memory`], [`http`]: what lies in a store, what a process holds, raw requests
 //! - [`places`], [`wait`], [`programs`], [`compiler`]: where files go, how to wait, where the binaries
 //!   are, how programs in C are made
-//! - [`mount`]: models as files; [`hanging`]: files that nobody answers for
+//! - [`mount`]: models as files; [`mount_namespace`]: mounts that nobody else sees; [`hanging`]: files that
+//!   nobody answers for
 //! - [`registry`]: a registry that misbehaves on demand
 //! - [`crash_disk`], [`faulty_disk`]: disks that forget or fail; [`steps`] are done to a store on
 //!   them, and [`world`] says what should be there afterwards
@@ -36,6 +37,7 @@ pub mod http;
 pub mod memory;
 pub mod model;
 pub mod mount;
+pub mod mount_namespace;
 pub mod oracle;
 pub mod places;
 pub mod programs;
