@@ -1,8 +1,9 @@
 //! What the daemon is made of: the store and what it remembers beside it.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use blobd_store_format::reference::Reference;
 use tokio::task::spawn_blocking;
@@ -30,6 +31,8 @@ pub struct Daemon {
     pub answers: Answers,
     /// What may run at once.
     pub(crate) work: WorkLimits,
+    /// What imports and pulls have moved lately.
+    pub(crate) activity: Activity,
     /// When a model was last opened: what eviction goes by.
     pub last_opened: Arc<LastOpened>,
     /// Whether clients are meant to be of the daemon's own user.
@@ -92,6 +95,43 @@ impl WorkLimits {
     }
 }
 
+/// Tells work that the disk notices from work that crawls.
+#[derive(Debug, Default)]
+pub(crate) struct Activity {
+    imported: AtomicU64,
+    last_look: Mutex<Option<(Instant, u64, bool)>>,
+}
+
+impl Activity {
+    /// How often it is looked at.
+    const SPAN: Duration = Duration::from_secs(1);
+    /// What the disk notices in that time.
+    const NOTICED_BYTES: u64 = 1 << 20;
+
+    /// So many more bytes of imports have been read.
+    pub(crate) fn note_imported(&self, bytes: u64) {
+        self.imported.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn imported(&self) -> u64 {
+        self.imported.load(Ordering::Relaxed)
+    }
+
+    /// Whether much has moved since the last look, by the sum of all that ever has.
+    fn is_lively(&self, moved: u64, now: Instant) -> bool {
+        let mut last_look = self.last_look.lock().unwrap_or_else(PoisonError::into_inner);
+        match *last_look {
+            Some((at, _, was_lively)) if now.saturating_duration_since(at) < Self::SPAN => was_lively,
+            last => {
+                let before = last.map_or(moved, |(_, before, _)| before);
+                let is_lively = moved.saturating_sub(before) >= Self::NOTICED_BYTES;
+                *last_look = Some((now, moved, is_lively));
+                is_lively
+            }
+        }
+    }
+}
+
 impl Daemon {
     /// Joins the parts. Reads certificate files, so it blocks for some milliseconds.
     ///
@@ -111,17 +151,19 @@ impl Daemon {
             open_slots: OpenSlots::new(),
             answers: Answers::default(),
             work: WorkLimits::new(),
+            activity: Activity::default(),
             last_opened,
             is_single_user: true,
             has_met_owner: AtomicBool::new(false),
         })
     }
 
-    /// Whether an import, a pull or a verification runs.
+    /// Whether a verification runs, or imports and pulls move as much as a disk notices. One that crawls
+    /// or hangs keeps nobody from the disk.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        let WorkLimits { imports, fetches, verifications, .. } = &self.work;
-        [imports, fetches, verifications].into_iter().any(|pool| pool.in_use() > 0)
+        let moved = self.transfers.received_bytes().saturating_add(self.activity.imported());
+        self.activity.is_lively(moved, Instant::now()) || self.work.verifications.in_use() > 0
     }
 
     /// The same for users other than the daemon's own: one of those who connects is a danger to
@@ -171,5 +213,20 @@ impl Daemon {
         let daemon = Arc::clone(self);
         let done = spawn_blocking(move || work(&daemon)).await;
         done.unwrap_or_else(|panic| Err(OpError::Internal(panic.to_string())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_crawls_is_no_activity() {
+        let (activity, start) = (Activity::default(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert!(!activity.is_lively(5 << 30, start), "nobody knows when that was");
+        assert!(activity.is_lively(6 << 30, after(1)));
+        assert!(activity.is_lively(6 << 30, after(1)), "within a second it stays so");
+        assert!(!activity.is_lively((6 << 30) + 1000, after(2)));
     }
 }

@@ -67,7 +67,10 @@ async fn import(
         let import = move |daemon: &Daemon| {
             // Given back when the work is over, not when its client has gone.
             let _permit = permit;
-            let mut report = |completed, total| {
+            let mut before = 0;
+            let mut report = |completed: u64, total| {
+                daemon.activity.note_imported(completed.saturating_sub(before));
+                before = completed;
                 let _ = report.send((completed, total));
             };
             // Moved in, so that its process ends with the work.

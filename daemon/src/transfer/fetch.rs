@@ -37,6 +37,8 @@ pub(super) struct Fetch {
     /// Rung when a range is anybody's again, or all is done.
     changed: Notify,
     received: AtomicU64,
+    /// The same of all transfers.
+    received_by_all: Arc<AtomicU64>,
     /// Whether a limit has held it up since somebody looked.
     was_held_up: AtomicBool,
     workers: AtomicUsize,
@@ -65,6 +67,7 @@ impl Fetch {
         policy: TransferPolicy,
         limits: Vec<RateLimit>,
         (connections, uid): (Arc<PermitPool>, u32),
+        received_by_all: Arc<AtomicU64>,
     ) -> Arc<Self> {
         let schedule = Mutex::new(Schedule::new(arrival.partial().missing(), NEAR_BYTES));
         let (received, workers) = (AtomicU64::new(0), AtomicUsize::new(0));
@@ -80,6 +83,7 @@ impl Fetch {
             schedule,
             changed,
             received,
+            received_by_all,
             was_held_up: AtomicBool::new(false),
             workers,
             speeds: Speeds::default(),
@@ -331,7 +335,9 @@ impl Fetch {
 
     /// Counts bytes that have come, and waits for as long as they should have taken.
     async fn count(&self, bytes: usize) {
-        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        for sum in [&self.received, &*self.received_by_all] {
+            sum.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
         if pace::pay(&self.limits, bytes).await {
             self.was_held_up.store(true, Ordering::Relaxed);
         }

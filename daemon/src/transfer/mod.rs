@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -62,6 +63,8 @@ pub struct Transfers {
     /// How fast all of them together may be.
     pub limit: RateLimit,
     flights: Flights,
+    /// What has come over the network in bytes, ever.
+    received: Arc<AtomicU64>,
     /// How many connections each host may still get.
     hosts: Arc<Mutex<BTreeMap<String, Arc<PermitPool>>>>,
 }
@@ -156,6 +159,12 @@ impl Transfers {
         look: impl FnMut(u64) -> bool,
     ) -> Result<Flight, TransferError> {
         self.flights.board(file, limit, look).ok_or(TransferError::Unwanted)
+    }
+
+    /// What has come over the network since the daemon started, in bytes.
+    #[must_use]
+    pub fn received_bytes(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
     }
 
     /// What a pull with this limit of its own has to keep to.

@@ -45,6 +45,7 @@ impl Transfer<'_> {
             self.transfers.policy,
             job.limits.clone(),
             (self.transfers.connections(job.file.host()), job.uid),
+            Arc::clone(&self.transfers.received),
         );
         let (to_writer, pieces) = mpsc::channel(PIECES_WAITING);
         let mut look = |hashed| {

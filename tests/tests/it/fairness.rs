@@ -120,11 +120,11 @@ impl Tarpit {
     }
 }
 
-/// Models of about 800 KiB that have nothing in common.
+/// Models of about 3 MiB that have nothing in common: they take many minutes at a byte per second.
 fn registry_with(count: u64) -> (FakeRegistry, Vec<String>) {
     let registry = FakeRegistry::start().unwrap();
     let add = |number| {
-        let (name, model) = (format!("library/m{number}:latest"), ModelFile::dense_of(number, 2, 128));
+        let (name, model) = (format!("library/m{number}:latest"), ModelFile::dense_of(number, 2, 256));
         registry.add_model(&name, b"{}", &[(MODEL, &model.bytes())]).unwrap();
         registry.name(&name)
     };
