@@ -191,11 +191,7 @@ async fn dispatch(
             let params: PullParams = read_json(request).await?;
             Ok(pull::start(&daemon, peer.uid, params))
         }
-        Route::PlanPull => {
-            let params: PullParams = read_json(request).await?;
-            let plan = pull::plan(&daemon, peer.uid, params).await;
-            plan.map(|plan| json_answer(&plan)).map_err(|error| error.body())
-        }
+        Route::PlanPull => plan_pull(&daemon, &peer, request).await,
         Route::Open => {
             let upgrade = Upgrade::requested(&mut request)?;
             let params: OpenParams = read_json(request).await?;
@@ -205,14 +201,30 @@ async fn dispatch(
             let located = daemon.blocking(open).await.map_err(|error| error.body())?;
             Ok(upgrade.accept(0, move |stream| serve_open(daemon, stream, peer, located, slot)))
         }
-        Route::Import => {
-            let upgrade = Upgrade::requested(&mut request)?;
-            let params: ImportParams = read_json(request).await?;
-            let requested = daemon.work.requested_imports.try_acquire(peer.uid);
-            let requested = requested.map_err(|Exhausted| too_many_imports(&peer))?;
-            Ok(upgrade.accept(1, move |stream| serve_import(daemon, stream, peer, params, requested)))
-        }
+        Route::Import => import(daemon, peer, request).await,
     }
+}
+
+async fn plan_pull(
+    daemon: &Arc<Daemon>,
+    peer: &Peer,
+    request: Request<Incoming>,
+) -> Result<Answer, ErrorBody> {
+    let params: PullParams = read_json(request).await?;
+    let plan = pull::plan(daemon, peer.uid, params).await;
+    plan.map(|plan| json_answer(&plan)).map_err(|error| error.body())
+}
+
+async fn import(
+    daemon: Arc<Daemon>,
+    peer: Peer,
+    mut request: Request<Incoming>,
+) -> Result<Answer, ErrorBody> {
+    let upgrade = Upgrade::requested(&mut request)?;
+    let params: ImportParams = read_json(request).await?;
+    let requested = daemon.work.requested_imports.try_acquire(peer.uid);
+    let requested = requested.map_err(|Exhausted| too_many_imports(&peer))?;
+    Ok(upgrade.accept(1, move |stream| serve_import(daemon, stream, peer, params, requested)))
 }
 
 fn too_many_opens(peer: &Peer) -> ErrorBody {

@@ -6,14 +6,12 @@
 //! make the next load fetch it again.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::io;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use blobd_store_format::digest::Digest;
-use blobd_store_format::layout;
 use rustix::io::Errno;
 
 use super::plan::{GcPlan, Litter, Node};
@@ -100,10 +98,11 @@ pub(crate) fn is_held_by_a_program(store: &Store, digest: Digest) -> bool {
 
 fn is_in_use(store: &Store, digest: Digest) -> bool {
     let _alone = Look::at(digest);
-    let path = store.path(layout::blob(digest));
-    let look = || {
-        let file = File::open(&path);
-        file.and_then(|file| crate::sys::is_in_use(&file)).unwrap_or_else(|error| !has_no_answer(&error))
+    let look = || match store.open_blob(digest, 0) {
+        Ok(file) => crate::sys::is_in_use(&file).unwrap_or_else(|error| !has_no_answer(&error)),
+        Err(StoreError::Io { source, .. }) => !has_no_answer(&source),
+        // There is none, or something else has its name.
+        Err(_) => false,
     };
     // A program that this process is starting has a copy of the last look's descriptor for a moment.
     look() && {
@@ -146,15 +145,14 @@ fn has_no_answer(error: &io::Error) -> bool {
 /// What the mark phase has read must be what is on disk: a tag that was removed or replaced a
 /// moment ago must not come back after a power cut, when what it needs has been deleted.
 fn settle(store: &Store) -> Result<(), StoreError> {
-    let directory = File::open(store.root()).map_err(StoreError::io("open directory", store.root()))?;
-    store.disk().sync_file_system(&directory, store.root())
+    store.sync_everything()
 }
 
 /// Says whether it is gone: a download may have been taken up again meanwhile.
 fn remove_litter(store: &Store, litter: &Litter, collection: &Collection) -> Result<bool, StoreError> {
     match litter {
         Litter::Trash { record, .. } => store.remove_from_trash(*record).map(|_freed| true),
-        Litter::Staging { path, .. } => store.remove_abandoned(path).map(|()| true),
+        Litter::Staging { name, .. } => store.remove_abandoned(name).map(|()| true),
         Litter::Partial { file, .. } => {
             let removed = collection.delete_unpinned(*file, || store.remove_partial(*file));
             Ok(removed.transpose()?.is_some())
@@ -186,6 +184,8 @@ fn forgettable_origins(store: &Store) -> Result<Vec<Digest>, StoreError> {
 mod tests {
     use std::fs;
     use std::sync::Arc;
+
+    use blobd_store_format::layout;
 
     use super::super::{collect, collect_condemned};
     use super::*;

@@ -7,7 +7,6 @@
 //! after all, the least certain first ([`Trial::next_suspects`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
@@ -288,8 +287,8 @@ fn samples(
     (plan, places): (&SplitPlan, &BlobPlaces),
     candidate: &Candidate,
 ) -> Result<Vec<Sample>, StoreError> {
-    let path = store.path(layout::blob(candidate.digest));
-    let file = File::open(&path).map_err(StoreError::io("open", &path))?;
+    let file = store.open_blob(candidate.digest, candidate.size)?;
+    let path = layout::blob(candidate.digest);
     let own = places.segments(plan, candidate.blob).filter_map(|segment| match segment.target {
         Target::Blob { offset_in_blob, .. } => Some((segment.offset_in_file, segment.length, offset_in_blob)),
         Target::Literal { .. } => None,
