@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 use blobd_store_format::reference::Reference;
 use tokio::task::spawn_blocking;
 
+use crate::large_models::LargeModels;
+use crate::limits::RequestLimits;
 use crate::ops::{Answers, Evictor, LastOpened, OpError, Surroundings};
 use crate::permits::{Limits, PermitPool};
 use crate::registry::{RegistryClient, RegistryError, RegistryPolicy};
-use crate::session::{OpenSlots, Peer, Sessions};
+use crate::session::{Peer, Sessions};
+use crate::socket::Closer;
 use crate::store::Store;
 use crate::transfer::{TransferPolicy, Transfers};
 
@@ -25,8 +28,12 @@ pub struct Daemon {
     pub transfers: Transfers,
     /// Who has what open.
     pub sessions: Sessions,
-    /// Room for models on their way to clients.
-    pub(crate) open_slots: OpenSlots,
+    /// What requests may use at a time.
+    pub(crate) limits: RequestLimits,
+    /// Closes descriptors of clients, which may block.
+    pub(crate) closer: Arc<Closer>,
+    /// Models that take so much memory that one request reads them for all.
+    pub(crate) large_models: LargeModels,
     /// What those were told who opened a model last.
     pub answers: Answers,
     /// What may run at once.
@@ -148,7 +155,9 @@ impl Daemon {
             registry: RegistryClient::new(policy)?,
             transfers: Transfers::default(),
             sessions,
-            open_slots: OpenSlots::new(),
+            limits: RequestLimits::of_process(),
+            closer: Arc::default(),
+            large_models: LargeModels::default(),
             answers: Answers::default(),
             work: WorkLimits::new(),
             activity: Activity::default(),
@@ -171,6 +180,7 @@ impl Daemon {
     #[must_use]
     pub fn for_many_users(mut self) -> Self {
         self.is_single_user = false;
+        self.limits.for_many_users();
         self
     }
 
@@ -203,6 +213,22 @@ impl Daemon {
             is_single_user: self.is_single_user,
             has_met_owner: self.has_met_owner.load(Ordering::Relaxed),
         }
+    }
+
+    /// Does work of a request of the user `uid` that blocks on the disk, once it is that user's turn. Few
+    /// run at a time; the others wait without a thread, and dropping the future gives up waiting.
+    pub(crate) async fn disk_work<T: Send + 'static>(
+        self: &Arc<Self>,
+        uid: u32,
+        work: impl FnOnce(&Self) -> Result<T, OpError> + Send + 'static,
+    ) -> Result<T, OpError> {
+        let permit = self.limits.disk.acquire(uid).await;
+        let work = move |daemon: &Self| {
+            // Given back when the work is over, not when its client has hung up.
+            let _permit = permit;
+            work(daemon)
+        };
+        self.blocking(work).await
     }
 
     /// Runs work that blocks on the disk where that is allowed.

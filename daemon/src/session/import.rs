@@ -37,8 +37,10 @@ pub(crate) async fn serve_import(
     _requested: Permit,
 ) {
     let name = params.file_name.clone();
-    if let Err(error) = import(&daemon, &mut stream, &peer, params).await {
-        tracing::info!("{}: import of {name:?}: {error}", peer.description());
+    if let Err(error) = import(&daemon, &mut stream, &peer, params).await
+        && let Some(left_out) = daemon.limits.log.admit(peer.uid)
+    {
+        tracing::info!("{}: import of {name:?}: {error}{left_out}", peer.description());
     }
 }
 
