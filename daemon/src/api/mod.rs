@@ -402,7 +402,6 @@ mod tests {
     #[tokio::test]
     async fn surveys_are_few_even_if_their_clients_hang_up() {
         const MAX: usize = 2;
-        const UID: u32 = 1;
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().join("store")).unwrap();
         let daemon = Arc::new(Daemon::new(store, &RegistryPolicy::default()).unwrap());

@@ -125,7 +125,9 @@ fn registry_with(count: u64) -> (FakeRegistry, Vec<String>) {
     let registry = FakeRegistry::start().unwrap();
     let add = |number| {
         let (name, model) = (format!("library/m{number}:latest"), ModelFile::dense_of(number, 2, 256));
-        registry.add_model(&name, b"{}", &[(MODEL, &model.bytes())]).unwrap();
+        // Of several who wait for one file, such as a configuration, the highest limit would hold.
+        let config = format!("{{\"number\":{number}}}");
+        registry.add_model(&name, config.as_bytes(), &[(MODEL, &model.bytes())]).unwrap();
         registry.name(&name)
     };
     let names = (0..count).map(add).collect();
