@@ -41,6 +41,10 @@ bench *arguments: build
 crash *arguments: build
     cargo run --release --package blobd-tests --bin crash -- {{ arguments }}
 
+# Attack a daemon as one user while another works with it; as root, else it is skipped (docs/SECURITY.md)
+abuse *arguments: build
+    cargo run --release --package blobd-tests --bin abuse -- {{ arguments }}
+
 # Compare with an independent reader of GGUF files; takes `pip install gguf`
 oracle +files: build
     python3 tests/oracle.py target/release/blobd {{ files }}

@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use blobd_client::Client;
 use rustix::process::{Pid, Signal, kill_process};
@@ -108,12 +110,39 @@ impl TestDaemon {
         assert_eq!(status.signal(), Some(9), "{}", self.log());
     }
 
+    /// Kills the daemon if it has not ended by itself.
+    pub fn kill_if_running(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // Fails only if it has ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
     /// Stops the daemon as the system does.
     ///
     /// # Panics
     /// When it is not running.
     pub fn stop(&mut self) -> ExitStatus {
         self.end_with(Signal::TERM)
+    }
+
+    /// The same for a daemon that may not end by itself: its status if it does so in time. Else it is
+    /// killed when this value is dropped.
+    ///
+    /// # Panics
+    /// When it is not running.
+    pub fn stop_within(&mut self, patience: Duration) -> Option<ExitStatus> {
+        let child = self.child.as_mut().expect("the daemon is running");
+        kill_process(Pid::from_child(child), Signal::TERM).expect("a child can be killed");
+        let start = Instant::now();
+        loop {
+            let status = child.try_wait().expect("a child can be waited for");
+            if status.is_some() || start.elapsed() >= patience {
+                return status;
+            }
+            sleep(Duration::from_millis(5));
+        }
     }
 
     /// Whether the process is alive.
@@ -128,6 +157,19 @@ impl TestDaemon {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("the daemon is running").id()
+    }
+
+    /// How many descriptors it has open, but for those of its index: a thread opens them at any time.
+    ///
+    /// # Panics
+    /// When it is not running.
+    #[must_use]
+    pub fn open_descriptors(&self) -> usize {
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("a running process");
+        let index = self.root.join("index");
+        // One that is closed meanwhile has no target any more.
+        let targets = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+        targets.filter(|target| !target.starts_with(&index)).count()
     }
 
     /// The store's directory.
@@ -203,10 +245,6 @@ impl TestDaemon {
 
 impl Drop for TestDaemon {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            // Fails only if it has ended already.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.kill_if_running();
     }
 }

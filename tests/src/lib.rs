@@ -18,7 +18,7 @@
 //! - [`store_dir`], [`memory`], [`http`]: what lies in a store, what a process holds, raw requests
 //! - [`places`], [`wait`], [`programs`], [`compiler`]: where files go, how to wait, where the binaries
 //!   are, how programs in C are made
-//! - [`mount`]: models as files
+//! - [`mount`]: models as files; [`mount_namespace`]: mounts that nobody else sees
 //! - [`registry`]: a registry that misbehaves on demand; [`offers`] are pulled from one in this process
 //! - [`crash_disk`], [`faulty_disk`]: disks that forget or fail; [`steps`] are done to a store on
 //!   them, and [`world`] says what should be there afterwards
@@ -35,7 +35,11 @@ pub mod http;
 pub mod memory;
 pub mod model;
 pub mod mount;
+<<<<<<< HEAD
 pub mod offers;
+=======
+pub mod mount_namespace;
+>>>>>>> main
 pub mod oracle;
 pub mod places;
 pub mod programs;

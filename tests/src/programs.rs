@@ -2,6 +2,7 @@
 
 use std::env;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -31,6 +32,13 @@ pub fn blobd() -> &'static Path {
 #[must_use]
 pub fn test_client() -> PathBuf {
     profile_dir().join("test-client")
+}
+
+/// Whether a program could not be started because there is none that may be run: none is found, or
+/// one lies where this user may not look or may not run it.
+#[must_use]
+pub fn is_unavailable(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
 }
 
 /// `target/debug` or the like: tests run from `deps` or `examples` below it.

@@ -31,8 +31,11 @@ fn library_folder() -> &'static Path {
         let mut cargo = Command::new(env!("CARGO"));
         cargo.args(["build", "--quiet", "--package", "blobd-client-c", "--profile", profile]);
         cargo.arg("--target-dir").arg(folder.parent().unwrap()).current_dir(root());
-        let output = cargo.output().unwrap();
-        assert!(output.status.success(), "{}", text(&output.stderr));
+        match cargo.output() {
+            Ok(output) => assert!(output.status.success(), "{}", text(&output.stderr)),
+            // These tests may be run by a user who has no cargo, after one who has built them.
+            Err(error) => assert!(folder.join("libblobd_client.so").is_file(), "cargo build: {error}"),
+        }
         folder.to_path_buf()
     })
 }

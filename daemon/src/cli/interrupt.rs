@@ -4,7 +4,7 @@ use std::io;
 use std::thread;
 
 use tokio::runtime::Builder;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// The exit code of a command that Ctrl-C has stopped, as shells have it.
 const EXIT_CODE: i32 = 130;
@@ -31,6 +31,32 @@ pub(super) fn on_interrupt(parting: impl FnOnce() + Send + 'static) -> io::Resul
         std::process::exit(EXIT_CODE);
     };
     thread::Builder::new().name("interrupt".to_owned()).spawn(wait).map(drop)
+}
+
+/// The orders to stop that a service gets, caught from the moment this is made: what is begun
+/// afterwards is not cut off by one.
+pub(super) struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    /// Catches them. To be called within a runtime.
+    ///
+    /// # Errors
+    /// When they cannot be caught.
+    pub(super) fn listen() -> io::Result<Self> {
+        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        Ok(Self { terminate, interrupt })
+    }
+
+    /// Waits for the first, which may have come already.
+    pub(super) async fn received(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
 }
 
 /// What the kernel says; a handler would be more than was asked for.

@@ -9,8 +9,9 @@ use serde::Serialize;
 
 use super::Global;
 use super::connect::connect;
+use super::interrupt::StopSignals;
 use super::output::{print, print_json, printable};
-use super::serve::{raise_descriptor_limit, start_log, told_to_stop};
+use super::serve::{raise_descriptor_limit, start_log};
 use crate::mount::{self, Audience, Mount};
 
 /// Show every model as an ordinary file, for programs that only know paths
@@ -53,11 +54,16 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     }
     let audience = if params.allow_other { Audience::Everybody } else { Audience::Owner };
     let client = connected.client.with_timeout(TIMEOUT);
+    let internal = |error: std::io::Error| ErrorBody::new(ErrorCode::Internal, error);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(internal)?;
+    let stop = {
+        let _context = runtime.enter();
+        // Before anything is mounted: a signal that ended the process then would leave the mount.
+        StopSignals::listen().map_err(internal)?
+    };
     let mount = Mount::start(&client, &params.directory, audience).map_err(mount::MountError::body)?;
     announce(global, &mount)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    runtime.block_on(serve(mount)).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))
+    runtime.block_on(serve(mount, stop)).map_err(internal)
 }
 
 pub(super) fn run_guard(params: &GuardParams) -> Result<(), ErrorBody> {
@@ -73,10 +79,10 @@ fn announce(global: &Global, mount: &Mount) -> Result<(), ErrorBody> {
     print(&format!("{}: mounted; Ctrl-C unmounts\n", printable(&directory.display().to_string())))
 }
 
-async fn serve(mut mount: Mount) -> std::io::Result<()> {
+async fn serve(mut mount: Mount, mut stop: StopSignals) -> std::io::Result<()> {
     tokio::select! {
         ended = mount.ended() => return ended,
-        () = told_to_stop() => {}
+        () = stop.received() => {}
     }
     mount.unmount();
     Ok(())

@@ -97,7 +97,7 @@ fn admit_system_group(socket: &Socket) {
     }
 }
 
-pub(super) async fn told_to_stop() {
+async fn told_to_stop() {
     let (Ok(mut terminate), Ok(mut interrupt)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {

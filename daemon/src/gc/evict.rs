@@ -11,7 +11,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 
-use super::execute::is_held;
+use super::execute::is_held_by_a_program;
 use super::mark::{each_model, mark};
 use super::{Node, collect_condemned, needs};
 use crate::store::{Eviction, Store, StoreError};
@@ -202,10 +202,10 @@ fn reason_to_spare(
     // What this process itself reads to verify it, it lets go of when it is to be evicted.
     let nodes = needs.iter().filter_map(|number| counted.get(*number));
     let mut unexplained = nodes.filter_map(|(node, _)| match node {
-        Node::Blob(digest) if !pinned.contains(digest) && !store.is_reading(*digest) => Some(*digest),
+        Node::Blob(digest) if !pinned.contains(digest) => Some(*digest),
         _ => None,
     });
-    unexplained.any(|digest| is_held(store, digest)).then_some("mapped by a running program")
+    unexplained.any(|digest| is_held_by_a_program(store, digest)).then_some("mapped by a running program")
 }
 
 /// An origin is a source, or `import` and a file's name.

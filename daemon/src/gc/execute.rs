@@ -87,13 +87,20 @@ fn delete(store: &Store, node: Node) -> Result<Outcome, StoreError> {
 
 /// Whether a process has the blob open or mapped, as far as the kernel tells; also this one, to
 /// verify it. When in doubt it is: what is kept for nothing can still be collected later.
-pub(crate) fn is_held(store: &Store, digest: Digest) -> bool {
+fn is_held(store: &Store, digest: Digest) -> bool {
+    // Unlinked while it is read, its bytes would be free only when the reader lets go.
+    store.is_reading(digest) || is_in_use(store, digest)
+}
+
+/// The same, but for this process's own verification, which lets go of what is to be deleted.
+pub(crate) fn is_held_by_a_program(store: &Store, digest: Digest) -> bool {
+    // The second look is for a reading that began between the first and the kernel's answer.
+    !store.is_reading(digest) && is_in_use(store, digest) && !store.is_reading(digest)
+}
+
+fn is_in_use(store: &Store, digest: Digest) -> bool {
     /// To the kernel two who look at once have the blob open, and each would see the other.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    if store.is_reading(digest) {
-        // Unlinked now, its bytes would be free only when the reader lets go.
-        return true;
-    }
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let path = store.path(layout::blob(digest));
     let look = || {

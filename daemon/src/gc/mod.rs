@@ -25,7 +25,7 @@ pub use mark::needs;
 pub(crate) use plan::UNKNOWN_HOLDER;
 pub use plan::{GcPlan, Litter, Node};
 
-pub(crate) use execute::is_held;
+pub(crate) use execute::is_held_by_a_program;
 use execute::{execute, forget_origins};
 use mark::mark;
 
@@ -68,6 +68,7 @@ pub fn collect(store: &Store) -> Result<GcPlan, StoreError> {
     let _alone = store.lock_collections();
     let collection = store.leases().begin_collection();
     let plan = plan_alone(store)?;
+    let _barred = store.bar_own_reads(plan.blobs());
     let deleted = execute(store, &plan, &collection)?;
     forget_origins(store, &collection)?;
     Ok(deleted)
@@ -88,7 +89,6 @@ pub fn collect_condemned(store: &Store) -> Result<GcPlan, StoreError> {
 /// # Errors
 /// As for [`collect`]; the candidates are left to the next `gc` then.
 pub fn collect_from(store: &Store, candidates: BTreeSet<Digest>) -> Result<GcPlan, StoreError> {
-    store.end_own_reads(&candidates);
     collect_unless_held(store, candidates)
 }
 
@@ -98,12 +98,15 @@ fn collect_unless_held(store: &Store, candidates: BTreeSet<Digest>) -> Result<Gc
         candidates.into_iter().partition(|digest| pinned.contains(digest));
     // Asking the kernel costs microseconds; reading all manifests does not.
     let (held, free): (BTreeSet<_>, BTreeSet<_>) =
-        free.into_iter().partition(|digest| is_held(store, *digest));
+        free.into_iter().partition(|digest| is_held_by_a_program(store, *digest));
     store.condemn(leased.into_iter().chain(held.iter().copied()));
     let held = measured(store, held)?;
     if free.is_empty() {
         return Ok(GcPlan { held, ..GcPlan::default() });
     }
+    // Until they are deleted, or known to be needed: a reader that goes on to the next blob meanwhile
+    // must not open that one.
+    let _barred = store.bar_own_reads(free.clone());
     let nodes = free.into_iter().flat_map(|digest| [Node::Recipe(digest), Node::Blob(digest)]).collect();
     let _alone = store.lock_collections();
     let collection = store.leases().begin_collection();

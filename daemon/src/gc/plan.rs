@@ -8,7 +8,7 @@ use blobd_client::protocol::response::{GcItem, GcReason, Kept};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 
-use super::execute::is_held;
+use super::execute::is_held_by_a_program;
 use super::holders;
 use crate::store::{Store, StoreError, disk};
 
@@ -152,7 +152,7 @@ impl GcPlan {
             }
             let Some(bytes) = node.bytes_on_disk(store)? else { continue };
             match node {
-                Node::Blob(digest) if is_held(store, digest) => plan.held.push((node, bytes)),
+                Node::Blob(digest) if is_held_by_a_program(store, digest) => plan.held.push((node, bytes)),
                 _ => plan.deletions.push((node, bytes)),
             }
         }
@@ -180,6 +180,13 @@ impl GcPlan {
             }
         }
         Ok(self)
+    }
+
+    /// The blobs that it deletes, or would if no program held them.
+    pub(super) fn blobs(&self) -> BTreeSet<Digest> {
+        let nodes = self.deletions.iter().chain(&self.held);
+        let blob = |(node, _): &(Node, u64)| matches!(node, Node::Blob(_)).then(|| node.digest());
+        nodes.filter_map(blob).collect()
     }
 
     /// What the plan frees on disk.

@@ -10,7 +10,7 @@ use blobd_store_format::reference::Reference;
 
 use super::OpError;
 use super::list::rfc3339;
-use crate::gc::{GcPlan, is_held};
+use crate::gc::{GcPlan, is_held_by_a_program};
 use crate::store::index::{Catalog, Measured, Share, Unreadable};
 use crate::store::{ManifestSummary, Store, StoreError, TagSummary, disk};
 
@@ -152,8 +152,8 @@ fn unneeded(store: &Store, measured: &Measured) -> Result<Unneeded, StoreError> 
     let mut unneeded =
         Unneeded { reclaimable_bytes: litter.saturating_add(measured.unneeded_recipe_bytes), held_bytes: 0 };
     for (digest, bytes) in &measured.unneeded_blobs {
-        let sum =
-            if is_held(store, *digest) { &mut unneeded.held_bytes } else { &mut unneeded.reclaimable_bytes };
+        let is_held = is_held_by_a_program(store, *digest);
+        let sum = if is_held { &mut unneeded.held_bytes } else { &mut unneeded.reclaimable_bytes };
         *sum = sum.saturating_add(*bytes);
     }
     Ok(unneeded)

@@ -2,8 +2,9 @@
 //!
 //! First manifests and recipes are read anew, which says what the models need; then the blobs,
 //! by two readers; then each recipe is compared with the header of the file that it rebuilds.
-//! Nothing is locked and nothing leased meanwhile: what is removed under way is no finding. What
-//! was found damaged before and is still needed is.
+//! Nothing is locked and nothing leased meanwhile, so models come and go. What was not there or not
+//! right when it was looked at is a finding only if models that exist now need it: it is protected
+//! from collection, the models are read once more, and it is looked at again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,8 +26,9 @@ mod recipe;
 mod report;
 mod survey;
 
-use reading::Reading;
+use reading::{Read, Reading};
 use report::Report;
+use survey::Needs;
 pub(super) use survey::{FileId, Form, Need, Survey, SurveyedModel};
 
 /// Something that is not as it should be.
@@ -84,15 +86,14 @@ pub fn verify(
             blobs.insert(digest);
         })?;
     }
-    let read = Reading::new(store, blobs, events).run()?;
-    survey.check_recipes(store, |reader, recipe| recipe::mistake(store, reader, recipe))?;
-    let found = read.strange.into_iter().filter_map(|(digest, verdict)| finding(store, digest, verdict));
-    let mut findings: Vec<Finding> = found.collect();
-    findings.append(&mut survey.into_findings());
+    let mut read = Reading::new(store, blobs, events).run()?;
+    survey.check_recipes(store, &|_| true)?;
+    let suspects = std::mem::take(&mut read.strange);
     let mut verified =
         Verified { checked_blobs: read.blobs, checked_bytes: read.bytes, ..Verified::default() };
     let repair = params.repair.then(|| Repair::new(store, registry, handle, events));
-    verified.corrupt = judge(store, findings, repair.as_ref())?;
+    let again = |missing| Reading::new(store, missing, events).run();
+    judge(store, suspects, survey.into_findings(), &again, repair.as_ref(), &mut verified)?;
     Ok(verified)
 }
 
@@ -124,35 +125,72 @@ fn finding(store: &Store, digest: Digest, verdict: Verdict) -> Option<Finding> {
     Some(Finding { digest, damage, reason })
 }
 
-/// Says of each finding which models need it now, and repairs what can be. A blob that is not
-/// there and that nobody needs is no damage: it was collected meanwhile.
+/// Reads some blobs again.
+type ReadAgain<'r> = dyn Fn(BTreeSet<Digest>) -> Result<Read, OpError> + 'r;
+
+/// Says of everything that was not as it should be whether it still is damage, and which models need
+/// it now, and repairs what can be.
+///
+/// From the first step on nothing that is in question is collected. So a blob that a model needs which
+/// is found after that, and that is not there after that, was not removed together with the model.
 fn judge(
     store: &Store,
-    mut findings: Vec<Finding>,
+    suspects: Vec<(Digest, Verdict)>,
+    mut found: Vec<Finding>,
+    again: &ReadAgain<'_>,
     repair: Option<&Repair<'_>>,
-) -> Result<Vec<CorruptBlob>, OpError> {
-    if findings.is_empty() {
-        return Ok(Vec::new());
+    verified: &mut Verified,
+) -> Result<(), OpError> {
+    if suspects.is_empty() && found.is_empty() {
+        return Ok(());
     }
-    findings.sort_by_key(|finding| finding.digest);
-    let wanted = findings.iter().map(|finding| finding.digest).collect();
-    let (now, needs) = Survey::with_needs(store, &wanted)?;
+    let wanted: BTreeSet<Digest> =
+        suspects.iter().map(|(digest, _)| *digest).chain(found.iter().map(|found| found.digest)).collect();
+    let lease = store.leases().grant(OWN_VERIFICATION);
+    lease.pin_all(wanted.iter().copied());
+    let (mut now, needs) = Survey::with_needs(store, &wanted)?;
+    now.check_recipes(store, &|file| wanted.contains(&file))?;
+    found.retain(|finding| now.confirms(finding));
+    let (missing, mut strange): (Vec<_>, Vec<_>) =
+        suspects.into_iter().partition(|(_, verdict)| *verdict == Verdict::Gone);
+    // Those that were imported again since are read after all.
+    let missing = missing.into_iter().map(|(digest, _)| digest).filter(|digest| needs.contains_key(digest));
+    let read = again(missing.collect())?;
+    verified.checked_blobs = verified.checked_blobs.saturating_add(read.blobs);
+    verified.checked_bytes = verified.checked_bytes.saturating_add(read.bytes);
+    strange.extend(read.strange);
+    found.extend(strange.into_iter().filter_map(|(digest, verdict)| finding(store, digest, verdict)));
+    found.sort_by_key(|finding| finding.digest);
+    verified.corrupt = report(store, &found, &now, &needs, repair);
+    drop(lease);
+    Ok(())
+}
+
+/// Tells what is damaged, repaired as far as it can be.
+fn report(
+    store: &Store,
+    found: &[Finding],
+    now: &Survey,
+    needs: &Needs,
+    repair: Option<&Repair<'_>>,
+) -> Vec<CorruptBlob> {
     let mut report = Report::default();
-    for finding in findings {
+    for finding in found {
         let need = needs.get(&finding.digest);
-        let is_gone =
-            matches!(store.blob_size(finding.digest), Ok(None)) && !store.is_quarantined(finding.digest);
-        if finding.damage == Damage::Lost && is_gone {
-            if need.is_none() {
-                continue;
-            }
+        let is_missing = finding.damage == Damage::Lost
+            && matches!(store.blob_size(finding.digest), Ok(None))
+            && !store.is_quarantined(finding.digest);
+        if is_missing {
             store.note_missing(finding.digest);
         }
-        let entry = report::entry(&now, &finding, need);
+        let entry = report::entry(now, finding, need);
         report.add(match repair {
-            Some(repair) => repair.mend(&now, &finding, need, entry),
+            Some(repair) => repair.mend(now, finding, need, entry),
             None => entry,
         });
     }
-    Ok(report.finish())
+    report.finish()
 }
+
+/// The holder of a lease on what is looked at again.
+const OWN_VERIFICATION: &str = "blobd's own verification";

@@ -55,7 +55,13 @@ enum Reading {
     Unreadable(String),
     Gone,
     Unfinished,
+    /// It was not read, because a collection may be about to delete the blob.
+    LetGo,
 }
+
+/// How often a reading makes way for a collection before it is carried through: who removes and
+/// imports the same model all the time must not keep it from being verified.
+const MAX_YIELDS: u32 = 3;
 
 impl DiskReader {
     /// Reads a blob from the disk, a second time if the first was wrong, and puts it into
@@ -82,7 +88,7 @@ impl DiskReader {
         let first = match self.reading(store, digest, gate)? {
             Reading::Right => return Ok(verdict_on_mode(&seen)),
             Reading::Gone => return Ok(Verdict::Gone),
-            Reading::Unfinished => return Ok(Verdict::Unfinished),
+            Reading::Unfinished | Reading::LetGo => return Ok(Verdict::Unfinished),
             Reading::Unreadable(reason) => return Ok(unreadable(digest, reason)),
             Reading::Wrong(reason) => reason,
         };
@@ -100,40 +106,58 @@ impl DiskReader {
             }
             Reading::Unreadable(second) => Ok(unreadable(digest, format!("{first}, then: {second}"))),
             Reading::Gone => Ok(Verdict::Gone),
-            Reading::Unfinished => Ok(Verdict::Unfinished),
+            Reading::Unfinished | Reading::LetGo => Ok(Verdict::Unfinished),
         }
     }
 
-    /// One reading. It lets go of a blob that is condemned, so that it can be collected. If the
-    /// blob is there after that, somebody else holds or needs it, and it is read all the same.
+    /// One reading. It lets go of a blob that is condemned or about to be deleted. If the blob is
+    /// there after that, somebody else holds or needs it, and it is read all the same.
     fn reading(&mut self, store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Result<Reading, StoreError> {
-        let mut is_condemned = false;
-        let reading = self.attempt(store, digest, &mut |next| {
-            is_condemned = store.is_condemned(digest);
-            if is_condemned { Step::Stop } else { gate(next) }
-        })?;
-        match (is_condemned, reading) {
-            (true, Reading::Unfinished) if stand_aside(store, digest, gate) == Step::Stop => {
-                Ok(Reading::Unfinished)
+        for yields in 0..=MAX_YIELDS {
+            // What is condemned and stays may be held by a program for days.
+            let heeds_condemned = yields == 0;
+            let is_wanted = || {
+                yields < MAX_YIELDS
+                    && (store.is_own_read_barred(digest) || heeds_condemned && store.is_condemned(digest))
+            };
+            match self.attempt(store, digest, &is_wanted, gate)? {
+                Reading::LetGo if stand_aside(store, digest, gate) == Step::Stop => break,
+                Reading::LetGo => {}
+                reading => return Ok(reading),
             }
-            (true, Reading::Unfinished) => self.attempt(store, digest, gate),
-            (_, reading) => Ok(reading),
         }
+        Ok(Reading::Unfinished)
     }
 
-    fn attempt(&mut self, store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Result<Reading, StoreError> {
-        let _reading = store.note_own_read(digest);
+    fn attempt(
+        &mut self,
+        store: &Store,
+        digest: Digest,
+        is_wanted: &dyn Fn() -> bool,
+        gate: &mut Gate<'_>,
+    ) -> Result<Reading, StoreError> {
+        let _reading = match store.note_own_read_unless_barred(digest) {
+            Some(reading) => reading,
+            None if is_wanted() => return Ok(Reading::LetGo),
+            None => store.note_own_read(digest),
+        };
         let file = match store.open_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(Reading::Gone),
             Err(StoreError::Io { source, .. }) => return failed("open", digest, source),
             file => file?,
         };
-        match self.digest_of(&file, gate) {
+        let mut lets_go = false;
+        let mut gate = |next| {
+            lets_go = is_wanted();
+            if lets_go { Step::Stop } else { gate(next) }
+        };
+        match self.digest_of(&file, &mut gate) {
             Ok(Some((found, _))) if found == digest => Ok(Reading::Right),
             Ok(Some((found, bytes))) => {
                 Ok(Reading::Wrong(format!("its {bytes} bytes have the digest {found}")))
             }
             Ok(None) if is_unlinked(&file) => Ok(Reading::Gone),
+            Ok(None) if lets_go => Ok(Reading::LetGo),
             Ok(None) => Ok(Reading::Unfinished),
             Err(source) => failed("read", digest, source),
         }
@@ -150,13 +174,18 @@ impl DiskReader {
     }
 }
 
-/// Leaves a condemned blob alone for long enough that it is collected if it can be.
+/// Leaves a blob alone until the collection that is about to delete it is over, or for long enough
+/// that one begins if it is only condemned.
 fn stand_aside(store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Step {
     /// Longer than the daemon takes from one look at what is condemned to the next.
     const LONG_ENOUGH: Duration = Duration::from_millis(2500);
     const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
     let since = Instant::now();
-    while since.elapsed() < LONG_ENOUGH && matches!(store.blob_metadata(digest), Ok(Some(_))) {
+    let is_wanted = || {
+        let is_condemned = store.is_condemned(digest) && since.elapsed() < LONG_ENOUGH;
+        is_condemned || store.is_own_read_barred(digest)
+    };
+    while is_wanted() && matches!(store.blob_metadata(digest), Ok(Some(_))) {
         if gate(0) == Step::Stop {
             return Step::Stop;
         }
@@ -386,6 +415,34 @@ mod tests {
         let done = crate::gc::collect_from(&store, [digest].into()).unwrap();
         assert!(done.freed_bytes() > 0 && done.held.is_empty(), "{done:?}");
         assert_eq!(reader.join().unwrap(), Verdict::Gone);
+    }
+
+    #[test]
+    fn reader_begins_nothing_that_is_being_collected() {
+        let (_folder, store, digest) = store_with(b"weights");
+        let barred = store.bar_own_reads([digest].into());
+        let of_reader = Arc::clone(&store);
+        let reader = thread::spawn(move || check(&of_reader, digest));
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(200) {
+            assert!(!store.is_reading(digest));
+            thread::sleep(Duration::from_millis(1));
+        }
+        drop(barred);
+        assert_eq!(reader.join().unwrap(), Verdict::Good);
+    }
+
+    #[test]
+    fn collections_without_end_do_not_keep_a_blob_from_being_checked() {
+        let (_folder, store, digest) = store_with(b"weights");
+        overwrite(&store, digest, b"veights");
+        let mut barred = None;
+        let verdict = DiskReader::default().check(&store, digest, &mut |_| {
+            // A new one begins each time the reader waits for the end of one.
+            barred = (!store.is_reading(digest)).then(|| store.bar_own_reads([digest].into()));
+            Step::Go
+        });
+        assert!(matches!(verdict.unwrap(), Verdict::Bad { .. }));
     }
 
     #[test]

@@ -408,7 +408,8 @@ impl Store {
     pub(crate) fn abandoned_staging(&self) -> Result<Vec<PathBuf>, StoreError> {
         let mut paths = staging::directories(&self.path(layout::STAGING))?;
         // Looked up after the listing: a transaction is known before its directory exists.
-        paths.retain(|path| !self.is_in_progress(path));
+        // And looked at after that: one that has ended meanwhile has removed its directory before.
+        paths.retain(|path| !self.is_in_progress(path) && fs::symlink_metadata(path).is_ok());
         Ok(paths)
     }
 

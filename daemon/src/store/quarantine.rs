@@ -76,8 +76,9 @@ impl Store {
     /// here, or it would take the model for one that has lost a recipe.
     fn move_aside(&self, digest: Digest, seen: &Metadata) -> Result<Option<PathBuf>, StoreError> {
         let mut damaged = lock(&self.damaged.0);
-        let is_seen = |now: &Metadata| (now.dev(), now.ino()) == (seen.dev(), seen.ino());
-        if !self.blob_metadata(digest)?.as_ref().is_some_and(is_seen) {
+        // With the time of change: a file system may give the inode's number to the next file.
+        let id = |file: &Metadata| (file.dev(), file.ino(), file.ctime(), file.ctime_nsec());
+        if self.blob_metadata(digest)?.as_ref().map(id) != Some(id(seen)) {
             return Ok(None);
         }
         let blob = self.path(layout::blob(digest));

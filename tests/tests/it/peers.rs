@@ -1,6 +1,6 @@
 //! Clients that do not keep to the protocol harm themselves alone.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -87,7 +87,7 @@ fn check_serves_others(daemon: &TestDaemon) {
 }
 
 fn descriptors(daemon: &TestDaemon) -> usize {
-    fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count()
+    daemon.open_descriptors()
 }
 
 /// No session is left that could keep the model's bytes.

@@ -164,7 +164,7 @@ fn open(daemon: &TestDaemon) -> UnixStream {
 }
 
 fn descriptors(daemon: &TestDaemon) -> usize {
-    std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count()
+    daemon.open_descriptors()
 }
 
 #[test]

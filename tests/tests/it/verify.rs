@@ -1,6 +1,7 @@
 //! Damage is found, put aside, told, kept from spreading, and mended.
 
 mod disk;
+mod meanwhile;
 mod repair;
 mod scrub;
 

@@ -14,8 +14,8 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
-use super::{Damage, Finding};
-use crate::scrub::{DiskReader, Fault, Step};
+use super::{Damage, Finding, recipe};
+use crate::scrub::{DiskReader, Ended, Fault, Step};
 use crate::store::{Store, StoreError, disk};
 
 /// Some or all models of a store, as far as they can be read.
@@ -77,7 +77,7 @@ pub(in crate::ops) struct Need {
 }
 
 /// What the models need of some blobs.
-pub(in crate::ops) type Needs = BTreeMap<Digest, Need>;
+pub(super) type Needs = BTreeMap<Digest, Need>;
 
 /// Is shown every file that can be read, once, with its recipe if it has one.
 type Visit<'v> = dyn FnMut(FileId, Option<&Recipe>) + 'v;
@@ -193,19 +193,21 @@ impl Survey {
         }
     }
 
-    /// Shows every recipe to `mistake`, which says what is wrong with it, and enters what that is.
+    /// Compares the recipes of the files that `is_wanted` picks with the headers of those files, and
+    /// enters what is wrong with them.
     ///
     /// # Errors
     /// [`StoreError::Io`].
     pub(super) fn check_recipes(
         &mut self,
         store: &Store,
-        mut mistake: impl FnMut(&mut DiskReader, &Recipe) -> Option<String>,
+        is_wanted: &dyn Fn(Digest) -> bool,
     ) -> Result<(), StoreError> {
         let mut reader = DiskReader::default();
-        for file in self.files.iter().filter(|(_, file)| file.form == Form::Split).map(|(id, _)| *id) {
+        let split = self.files.iter().filter(|(id, file)| file.form == Form::Split && is_wanted(id.digest));
+        for file in split.map(|(id, _)| *id) {
             let reason = match read_recipe(store, &mut reader, file)? {
-                Ok(Some(recipe)) => mistake(&mut reader, &recipe),
+                Ok(Some(recipe)) => recipe::mistake(store, &mut reader, &recipe),
                 // Collected meanwhile.
                 Ok(None) => None,
                 Err(reason) => Some(reason),
@@ -218,6 +220,13 @@ impl Survey {
     /// What was found; the rest is dropped.
     pub(super) fn into_findings(self) -> Vec<Finding> {
         self.findings
+    }
+
+    /// Whether this survey finds what an earlier one has found: the manifest of the same model with the
+    /// same content, or a recipe of the same file.
+    pub(super) fn confirms(&self, finding: &Finding) -> bool {
+        let is_same = |now: &Finding| (&now.damage, now.digest) == (&finding.damage, finding.digest);
+        self.findings.iter().any(is_same)
     }
 
     /// The names of the models that have one of these files.
@@ -322,16 +331,22 @@ fn parse(json: &[u8], file: FileId) -> Result<Recipe, String> {
 }
 
 fn recipe_bytes(store: &Store, reader: &mut DiskReader, file: Digest) -> io::Result<Option<Vec<u8>>> {
-    let opened = match File::open(store.path(layout::recipe(file))) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened?,
-    };
-    if opened.metadata()?.len() > Recipe::MAX_BYTES {
-        return Err(io::ErrorKind::FileTooLarge.into());
+    loop {
+        let opened = match File::open(store.path(layout::recipe(file))) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        if opened.metadata()?.len() > Recipe::MAX_BYTES {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let mut json = Vec::new();
+        let ended = reader.read(&opened, &mut |_| Step::Go, &mut |bytes| json.extend_from_slice(bytes))?;
+        // One that was removed or replaced while it was read was not read to its end: the next
+        // opening finds the other one or none.
+        if ended != Ended::Unlinked {
+            return Ok(Some(json));
+        }
     }
-    let mut json = Vec::new();
-    reader.read(&opened, &mut |_| Step::Go, &mut |bytes| json.extend_from_slice(bytes))?;
-    Ok(Some(json))
 }
 
 #[cfg(test)]

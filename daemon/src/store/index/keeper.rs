@@ -5,8 +5,8 @@
 //! copy, a panic or a hang of sled included, ends with a catalog that is in memory alone.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs::{self, DirBuilder};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::fs::{self, DirBuilder, Permissions};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::mpsc;
@@ -415,13 +415,23 @@ fn put_aside(root: &Path) -> std::io::Result<()> {
     const BAD: &str = "index.bad-";
     for entry in fs::read_dir(root)? {
         let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(BAD) {
-            let is_dir = entry.file_type()?.is_dir();
-            if is_dir { fs::remove_dir_all(entry.path())? } else { fs::remove_file(entry.path())? }
+        let is_older = entry.file_name().to_string_lossy().starts_with(BAD);
+        if is_older && let Err(error) = remove_older(&entry) {
+            // One copy too many does less harm than no index.
+            tracing::warn!("{}: cannot be removed: {error}", entry.path().display());
         }
     }
     let name = format!("{BAD}{}", unix_seconds(SystemTime::now()));
     fs::rename(root.join(layout::INDEX), root.join(name))
+}
+
+/// Removes what was put aside before: often just because it could not be read or written.
+fn remove_older(entry: &fs::DirEntry) -> std::io::Result<()> {
+    if !entry.file_type()?.is_dir() {
+        return fs::remove_file(entry.path());
+    }
+    fs::set_permissions(entry.path(), Permissions::from_mode(0o700))?;
+    fs::remove_dir_all(entry.path())
 }
 
 /// Runs what may hang on a thread of its own, and gives up on it after `limit`.

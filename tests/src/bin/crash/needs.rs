@@ -1,9 +1,9 @@
 //! What the program needs of the machine, and what is missing.
 
 use std::env;
-use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
+
+use blobd_tests::mount_namespace;
 
 /// Set in the process that has a mount namespace of its own.
 const PRIVATE: &str = "BLOBD_CRASH_PRIVATE";
@@ -14,29 +14,7 @@ const PRIVATE: &str = "BLOBD_CRASH_PRIVATE";
 /// in one and does not come back from here. Then they go with the last process in it, and their
 /// loop devices with them, even if this one is killed.
 pub(crate) fn mounts() -> Option<String> {
-    if !rustix::process::geteuid().is_root() {
-        return Some("mounting takes root".to_owned());
-    }
-    let missing = |device: &&&str| !Path::new(device).exists();
-    if let Some(device) = ["/dev/loop-control", "/dev/fuse"].iter().find(missing) {
-        return Some(format!("{device} is not there"));
-    }
-    if env::var_os(PRIVATE).is_some() {
-        return None;
-    }
-    if let Some(lack) = program("unshare", "util-linux").or_else(|| program("mount", "mount")) {
-        return Some(lack);
-    }
-    if !Command::new("unshare").args(["--mount", "true"]).output().is_ok_and(|run| run.status.success()) {
-        return Some("a mount namespace of its own is not allowed here".to_owned());
-    }
-    let own = env::current_exe().map_err(|error| error.to_string());
-    let restart = |own: PathBuf| {
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "--"]).arg(own).args(env::args_os().skip(1)).env(PRIVATE, "1");
-        command.exec().to_string()
-    };
-    Some(own.map_or_else(|error| error, restart))
+    mount_namespace::enter(PRIVATE, &["/dev/loop-control", "/dev/fuse"]).or_else(|| program("mount", "mount"))
 }
 
 /// Why a program cannot be run; none if it can.

@@ -3,7 +3,7 @@
 //! the steps that its specification lists for a client, and by skopeo where that is installed.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command};
@@ -13,6 +13,7 @@ use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
 use blobd_tests::places::fast_folder;
+use blobd_tests::programs::is_unavailable;
 use blobd_tests::store_dir::{check_blobs, check_empty};
 use blobd_tests::wait::{DEADLINE, eventually_some};
 use serde_json::{Value as Json, json};
@@ -92,8 +93,8 @@ impl ThirdPartyRegistry {
         command.arg("serve").arg(path("config.yml")).stdout(log.try_clone().unwrap()).stderr(log);
         let child = match command.spawn() {
             Ok(child) => child,
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                println!("skipped: {PROGRAM} is not installed");
+            Err(error) if is_unavailable(&error) => {
+                println!("skipped: {PROGRAM} cannot be run: {error}");
                 return None;
             }
             Err(error) => panic!("{PROGRAM}: {error}"),
@@ -224,8 +225,8 @@ fn model_that_skopeo_has_pushed_comes_back_bit_for_bit() {
     skopeo.arg(format!("oci:{}", folder.path().display()));
     skopeo.arg(format!("docker://{}/ai/tiny:latest", registry.address));
     match skopeo.output() {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            return println!("skipped: skopeo is not installed");
+        Err(error) if is_unavailable(&error) => {
+            return println!("skipped: skopeo cannot be run: {error}");
         }
         output => {
             let output = output.unwrap();

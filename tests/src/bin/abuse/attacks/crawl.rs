@@ -1,0 +1,64 @@
+//! Work that never ends: pulls at one byte per second, and imports of a file whose content never comes.
+//! Their clients die in the middle and come again.
+
+use std::fs::File;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blobd_tests::model::{ModelFile, noise};
+use blobd_tests::registry::FakeRegistry;
+
+use super::Begin;
+use crate::Outcome;
+use crate::attacker::{Ground, pass_file};
+
+const PULLS: usize = 12;
+const IMPORTS: usize = 8;
+/// How long each client lives.
+const LIFE: Duration = Duration::from_secs(3);
+const LAYER: &str = "application/vnd.ollama.image.model";
+
+pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
+    let registry = FakeRegistry::start()?;
+    for number in 0..PULLS {
+        let model = ModelFile::dense(1000 + number as u64).bytes();
+        let config = noise(number as u64, "config", 64);
+        registry
+            .add_model(&format!("library/m{number}:latest"), &config, &[(LAYER, &model)])
+            .map_err(|error| error.to_string())?;
+    }
+    // Once: opening it anew waits for its pages, and they hang by then.
+    let hanging = ground.hanging_file.as_ref().map(File::open).transpose()?.map(Arc::new);
+    let (ground, registry) = (ground.clone(), Arc::new(registry));
+    Ok(Box::new(move || {
+        let mut pulls: Vec<UnixStream> = Vec::new();
+        ground.repeat(LIFE, move |ground| {
+            pulls.clear();
+            for number in 0..PULLS {
+                let name = registry.name(&format!("library/m{number}"));
+                let body = format!(r#"{{"reference":"{name}","limit_rate":1}}"#);
+                pulls.push(ground.send("POST /v1/pull HTTP/1.1", &body)?);
+                ground.count("pulls");
+            }
+            Ok(())
+        });
+        for _ in 0..if hanging.is_some() { IMPORTS } else { 0 } {
+            let (hanging, mut import) = (hanging.clone(), None);
+            ground.repeat(LIFE, move |ground| {
+                drop(import.take());
+                import = hanging.as_deref().map(|file| begin_import(ground, file)).transpose()?;
+                ground.count("imports");
+                Ok(())
+            });
+        }
+        Ok(())
+    }))
+}
+
+fn begin_import(ground: &Ground, file: &File) -> Outcome<UnixStream> {
+    let stream = ground.upgrade("/v1/import", r#"{"file_name":"hangs.gguf"}"#)?;
+    pass_file(&stream, file.as_fd())?;
+    Ok(stream)
+}

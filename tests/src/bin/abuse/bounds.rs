@@ -1,0 +1,160 @@
+//! What must hold while a daemon is attacked, and afterwards.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::watch::Usage;
+use crate::witness::{Measured, VERBS};
+
+/// The witness's medians may grow by this factor.
+const MEDIAN_FACTOR: f64 = 2.0;
+/// No call of the witness may take longer.
+const WORST_MS: f64 = 200.0;
+/// The daemon's resident memory.
+const MEMORY_MIB: f64 = 256.0;
+/// How much of it may stay, beside what there was before, once the attackers are gone.
+const REMAINING_MIB: f64 = 64.0;
+/// Lines in the log per second and peer; each attack is one peer. One more for the second that has begun.
+const LOG_LINES_PER_SECOND: f64 = 1.0;
+/// What root asks during an attack.
+pub(crate) const ADMINISTERING: Duration = Duration::from_secs(2);
+/// Until threads, descriptors and memory are where they were, once the attackers are gone.
+pub(crate) const RETURNING: Duration = Duration::from_secs(10);
+/// From SIGTERM to the end of the process.
+pub(crate) const STOPPING: Duration = Duration::from_secs(10);
+
+/// One bound and what was measured.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Check {
+    /// During which attack.
+    pub(crate) attack: String,
+    /// What was measured.
+    pub(crate) what: String,
+    pub(crate) measured: f64,
+    /// The most that it may be.
+    pub(crate) bound: f64,
+    pub(crate) unit: &'static str,
+    pub(crate) holds: bool,
+}
+
+impl Check {
+    /// A number that may not exceed another; one that is missing does.
+    pub(crate) fn at_most(attack: &str, what: &str, measured: f64, bound: f64, unit: &'static str) -> Self {
+        let (attack, what) = (attack.to_owned(), what.to_owned());
+        Self { attack, what, measured, bound, unit, holds: measured <= bound }
+    }
+}
+
+/// The daemon's process before, during and after an attack.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Held {
+    pub(crate) before: Usage,
+    pub(crate) peak: Usage,
+    pub(crate) after: Usage,
+}
+
+impl Held {
+    /// Whether everything has come back.
+    pub(crate) fn has_returned(&self) -> bool {
+        let Self { before, after, .. } = self;
+        after.threads <= before.threads
+            && after.descriptors <= before.descriptors
+            && mib(after.resident_bytes) <= mib(before.resident_bytes) + REMAINING_MIB
+    }
+}
+
+/// The bounds on the witness's calls.
+pub(crate) fn of_witness(attack: &str, quiet: &Measured, measured: &Measured) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for verb in VERBS {
+        let (Some(quiet), Some(measured)) = (quiet.get(verb), measured.get(verb)) else {
+            checks.push(Check::at_most(attack, &format!("{verb}: never answered"), f64::NAN, WORST_MS, "ms"));
+            continue;
+        };
+        let bound = quiet.median() * MEDIAN_FACTOR;
+        let mut check = |what: &str, measured, bound, unit| {
+            checks.push(Check::at_most(attack, &format!("{verb}: {what}"), measured, bound, unit));
+        };
+        check("median", measured.median(), bound, "ms");
+        check("worst", measured.max(), WORST_MS, "ms");
+        check("refused", count(measured.errors.len()), 0.0, "calls");
+    }
+    checks
+}
+
+/// The bounds on the daemon's process.
+pub(crate) fn of_daemon(attack: &str, held: &Held) -> Vec<Check> {
+    let Held { before, peak, after } = held;
+    let check = |what: &str, measured, bound, unit| Check::at_most(attack, what, measured, bound, unit);
+    vec![
+        check("memory at its peak", mib(peak.peak_resident_bytes), MEMORY_MIB, "MiB"),
+        check(
+            "memory afterwards",
+            mib(after.resident_bytes),
+            mib(before.resident_bytes) + REMAINING_MIB,
+            "MiB",
+        ),
+        check("threads afterwards", float(after.threads), float(before.threads), "threads"),
+        check("descriptors afterwards", float(after.descriptors), float(before.descriptors), "fds"),
+    ]
+}
+
+/// The bound on the log.
+pub(crate) fn of_log(attack: &str, lines: usize, time: Duration) -> Check {
+    let bound = time.as_secs_f64().ceil() * LOG_LINES_PER_SECOND + 1.0;
+    Check::at_most(attack, "lines in the log", count(lines), bound, "lines")
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+pub(crate) fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "small numbers")]
+pub(crate) fn float(number: u64) -> f64 {
+    number as f64
+}
+
+fn count(number: usize) -> f64 {
+    float(number as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::timings::Timings;
+
+    fn measured(milliseconds: &[f64]) -> Measured {
+        let timings = Timings { milliseconds: milliseconds.to_vec(), errors: Vec::new() };
+        VERBS.iter().map(|verb| ((*verb).to_owned(), timings.clone())).collect()
+    }
+
+    fn broken(checks: &[Check]) -> Vec<&str> {
+        checks.iter().filter(|check| !check.holds).map(|check| check.what.as_str()).take(1).collect()
+    }
+
+    #[test]
+    fn witness_that_waits_is_found() {
+        let quiet = measured(&[1.0, 1.0, 1.0]);
+        assert!(broken(&of_witness("a", &quiet, &measured(&[1.0, 1.9, 199.0]))).is_empty());
+        assert_eq!(broken(&of_witness("a", &quiet, &measured(&[2.1, 2.1, 2.1]))), ["version: median"]);
+        assert_eq!(broken(&of_witness("a", &quiet, &measured(&[1.0, 1.0, 201.0]))), ["version: worst"]);
+        assert_eq!(broken(&of_witness("a", &quiet, &Measured::new())), ["version: never answered"]);
+    }
+
+    #[test]
+    fn what_stays_is_found() {
+        let usage = |threads, descriptors| Usage { threads, descriptors, ..Usage::default() };
+        let held = |after| Held { before: usage(5, 9), peak: usage(99, 99), after };
+        assert!(held(usage(5, 9)).has_returned() && broken(&of_daemon("a", &held(usage(5, 9)))).is_empty());
+        assert_eq!(broken(&of_daemon("a", &held(usage(6, 9)))), ["threads afterwards"]);
+        assert_eq!(broken(&of_daemon("a", &held(usage(5, 10)))), ["descriptors afterwards"]);
+    }
+
+    #[test]
+    fn log_that_is_flooded_is_found() {
+        assert!(of_log("a", 11, Duration::from_secs(10)).holds);
+        assert!(!of_log("a", 12, Duration::from_secs(10)).holds);
+    }
+}

@@ -1,0 +1,110 @@
+//! Attacks a daemon as one user while another user works with it: `just abuse`.
+//!
+//! The daemon, the attackers and the witness run under three uids. Each attack ([`attacks`]) is a process
+//! of its own that exhausts one resource: memory, threads, descriptors, permits, the log. The witness
+//! measures how long its own requests take, first beside attackers that are idle, then beside each attack.
+//! [`bounds`] lists what must hold. `docs/SECURITY.md` describes the program and its results.
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::Duration;
+
+mod actor;
+mod arena;
+mod attacker;
+mod attacks;
+mod bounds;
+mod hanging_files;
+mod janitor;
+mod needs;
+mod play;
+mod report;
+mod stop;
+mod timings;
+mod watch;
+mod witness;
+
+use report::Report;
+
+pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// The user that the daemon runs as.
+pub(crate) const DAEMON_UID: u32 = 64_101;
+/// The user that attacks.
+pub(crate) const ATTACKER_UID: u32 = 64_102;
+/// The user that must not notice.
+pub(crate) const WITNESS_UID: u32 = 64_103;
+
+/// What is run, for how long, and how the result is printed.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// The time of all attacks together.
+    duration: Duration,
+    /// The one attack to run; all if absent.
+    only: Option<String>,
+    /// Whether to print one JSON document instead of a table.
+    is_json: bool,
+}
+
+const USAGE: &str = "--seconds N, --only NAME or --json";
+
+fn main() -> ExitCode {
+    let outcome = match std::env::args_os().nth(1) {
+        Some(role) if role == "--role" => play_role(std::env::args_os().skip(2)),
+        _ => Setup::from_args(std::env::args().skip(1)).and_then(|setup| run(&setup)),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("abuse: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(setup: &Setup) -> Outcome<ExitCode> {
+    if let Some(reason) = needs::missing() {
+        println!("abuse: skipped: {reason}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    // Before anything else: it starts this program anew where that is possible.
+    let no_mounts = needs::private_mounts();
+    let mut report = Report::new(setup);
+    if let Some(reason) = &no_mounts {
+        report.skip("imports of files that hang", reason);
+    }
+    play::run(setup, no_mounts.is_none(), &mut report)?;
+    report.print();
+    Ok(if report.all_hold() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What the processes do that this program starts.
+fn play_role(mut words: impl Iterator<Item = OsString>) -> Outcome<ExitCode> {
+    let mut word = || words.next().ok_or("--role: arguments are missing");
+    match word()?.to_str() {
+        Some("witness") => witness::play(word()?.as_ref(), word()?.into())?,
+        Some("attacker") => {
+            let name = word()?.into_string().map_err(|name| format!("{name:?}: no attack"))?;
+            attacker::play(&name, word()?.into(), word()?.as_ref(), words.next().map(Into::into))?;
+        }
+        other => return Err(format!("--role {other:?}: witness or attacker expected").into()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Setup {
+    fn from_args(arguments: impl Iterator<Item = String>) -> Outcome<Self> {
+        let mut setup = Self { duration: Duration::from_secs(120), only: None, is_json: false };
+        // `--seconds=7` and `--seconds 7` are the same.
+        let mut words =
+            arguments.flat_map(|argument| argument.splitn(2, '=').map(str::to_owned).collect::<Vec<_>>());
+        while let Some(word) = words.next() {
+            let mut value = || words.next().ok_or_else(|| format!("{word}: a value expected"));
+            match word.as_str() {
+                "--seconds" => setup.duration = Duration::from_secs(value()?.parse()?),
+                "--only" => setup.only = Some(play::checked_name(value()?)?),
+                "--json" => setup.is_json = true,
+                _ => return Err(format!("{word}: {USAGE} expected").into()),
+            }
+        }
+        Ok(setup)
+    }
+}

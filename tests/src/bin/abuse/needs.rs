@@ -1,0 +1,33 @@
+//! What the program needs of the machine, and what is missing.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+
+use blobd_tests::{mount_namespace, programs};
+
+use crate::DAEMON_UID;
+
+/// Set in the process that has a mount namespace of its own.
+const PRIVATE: &str = "BLOBD_ABUSE_PRIVATE";
+
+/// Why nothing can be run; none if it can.
+pub(crate) fn missing() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("acting as three users takes root".to_owned());
+    }
+    if let Err(error) = Command::new("setpriv").arg("--version").stdout(Stdio::null()).status() {
+        return Some(format!("setpriv: {error}; Debian has it in util-linux"));
+    }
+    let own = std::env::current_exe().unwrap_or_default();
+    [programs::blobd(), &own].into_iter().find_map(|program| {
+        // Without arguments that it knows, each program prints its usage and ends.
+        let run = Command::new(program).arg("--help").uid(DAEMON_UID).gid(DAEMON_UID).output();
+        let error = run.err()?;
+        Some(format!("{}: uid {DAEMON_UID} cannot run it: {error}", program.display()))
+    })
+}
+
+/// Why no file system of the program's own can be mounted; none if it can.
+pub(crate) fn private_mounts() -> Option<String> {
+    mount_namespace::enter(PRIVATE, &["/dev/fuse"])
+}

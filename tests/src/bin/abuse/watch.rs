@@ -1,0 +1,166 @@
+//! What the daemon's process uses, looked at several times a second.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::bounds::float;
+
+/// How often the process is looked at. Peaks of memory in between are seen all the same: the kernel
+/// keeps them.
+const EVERY: Duration = Duration::from_millis(50);
+
+/// A daemon that takes more is killed, before the machine suffers.
+const CEILING_BYTES: u64 = 1 << 30;
+
+/// What a process uses.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usage {
+    /// Resident memory, shared pages of its binary included.
+    pub(crate) resident_bytes: u64,
+    /// The most of it since the last reset.
+    pub(crate) peak_resident_bytes: u64,
+    /// Threads.
+    pub(crate) threads: u64,
+    /// Open file descriptors.
+    pub(crate) descriptors: u64,
+}
+
+impl Usage {
+    /// What a process uses now; none if it has ended.
+    pub(crate) fn of(pid: u32) -> Option<Self> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let field = |name: &str| -> Option<u64> {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            line.split_whitespace().next()?.parse().ok()
+        };
+        Some(Self {
+            resident_bytes: field("VmRSS")? << 10,
+            peak_resident_bytes: field("VmHWM")? << 10,
+            threads: field("Threads")?,
+            descriptors: fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64,
+        })
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self {
+            resident_bytes: self.resident_bytes.max(other.resident_bytes),
+            peak_resident_bytes: self.peak_resident_bytes.max(other.peak_resident_bytes),
+            threads: self.threads.max(other.threads),
+            descriptors: self.descriptors.max(other.descriptors),
+        }
+    }
+}
+
+/// Looks at one process until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pid: u32,
+    peak: Arc<Mutex<Usage>>,
+    stopping: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    pub(crate) fn start(pid: u32) -> Self {
+        let (peak, stopping) = (Arc::<Mutex<Usage>>::default(), Arc::<AtomicBool>::default());
+        let (shared, ended) = (Arc::clone(&peak), Arc::clone(&stopping));
+        let look = move || {
+            while !ended.load(Ordering::Relaxed) {
+                let usage = Usage::of(pid).unwrap_or_default();
+                let mut peak = lock(&shared);
+                *peak = peak.max(usage);
+                drop(peak);
+                if usage.resident_bytes > CEILING_BYTES {
+                    let _ = Pid::from_raw(pid.cast_signed()).map(|pid| kill_process(pid, Signal::KILL));
+                    return;
+                }
+                thread::sleep(EVERY);
+            }
+        };
+        Self { pid, peak, stopping, thread: Some(thread::spawn(look)) }
+    }
+
+    /// Whether the process is still there, and not a zombie.
+    pub(crate) fn is_running(&self) -> bool {
+        self.now().resident_bytes > 0
+    }
+
+    /// Begins anew.
+    pub(crate) fn reset(&self) {
+        // The kernel's own peak; without it, what was seen in between is missed.
+        let _ = fs::write(format!("/proc/{}/clear_refs", self.pid), "5");
+        *lock(&self.peak) = Usage::of(self.pid).unwrap_or_default();
+    }
+
+    /// The most of each since the last reset.
+    pub(crate) fn peak(&self) -> Usage {
+        *lock(&self.peak)
+    }
+
+    /// What the process uses now.
+    pub(crate) fn now(&self) -> Usage {
+        Usage::of(self.pid).unwrap_or_default()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn lock(usage: &Mutex<Usage>) -> MutexGuard<'_, Usage> {
+    // Every change is complete before anything could panic.
+    usage.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Processor time so far, of the machine and of some processes, in ticks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProcessorTime {
+    available: u64,
+    idle: u64,
+    own: u64,
+}
+
+impl ProcessorTime {
+    /// What was used so far.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub(crate) fn now(processes: &[u32]) -> std::io::Result<Self> {
+        let stat = fs::read_to_string("/proc/stat")?;
+        let line = stat.lines().next().unwrap_or_default();
+        // user nice system idle iowait irq softirq steal; what guests take is a part of user.
+        let ticks: Vec<u64> = line.split_whitespace().skip(1).take(8).flat_map(str::parse).collect();
+        let idle = ticks.iter().skip(3).take(2).sum();
+        let own = processes.iter().filter_map(|pid| ticks_of(*pid)).sum();
+        Ok(Self { available: ticks.iter().sum(), idle, own })
+    }
+
+    /// The part of the processors that other processes have taken since then.
+    ///
+    /// # Errors
+    /// As for [`Self::now`].
+    pub(crate) fn others_share(&self, processes: &[u32]) -> std::io::Result<f64> {
+        let now = Self::now(processes)?;
+        let available = now.available.saturating_sub(self.available).max(1);
+        let used = now.idle.saturating_sub(self.idle) + now.own.saturating_sub(self.own);
+        Ok(float(available.saturating_sub(used)) / float(available))
+    }
+}
+
+/// Processor time of a process, in user code and in the kernel.
+fn ticks_of(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name is in parentheses and may hold anything; 11 fields come between it and the times.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().ok()).sum()
+}
