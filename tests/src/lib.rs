@@ -35,11 +35,8 @@ pub mod http;
 pub mod memory;
 pub mod model;
 pub mod mount;
-<<<<<<< HEAD
-pub mod offers;
-=======
 pub mod mount_namespace;
->>>>>>> main
+pub mod offers;
 pub mod oracle;
 pub mod places;
 pub mod programs;
