@@ -19,7 +19,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use blobd::store::disk::{Disk, KernelDisk};
+use blobd::store::disk::{Change, Disk, KernelDisk, Root};
 
 mod dice;
 mod state;
@@ -126,12 +126,12 @@ impl CrashDisk {
     /// Whether a sync is one of those that are left out.
     fn omits(&self, is_dir: bool, path: &Path) -> bool {
         match self.omission {
-            Some(Omission::Files(part)) => !is_dir && path.starts_with(self.root.join(part)),
+            Some(Omission::Files(part)) => !is_dir && path.starts_with(part),
             Some(Omission::Blobs) => {
                 let name = path.file_name().and_then(|name| name.to_str());
                 !is_dir && name.is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
             }
-            Some(Omission::Names(part)) => is_dir && path.starts_with(self.root.join(part)),
+            Some(Omission::Names(part)) => is_dir && path.starts_with(part),
             _ => false,
         }
     }
@@ -151,21 +151,26 @@ impl CrashDisk {
 
 /// The kernel's own syncs are left out: whether they work is not the question here.
 impl Disk for CrashDisk {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
+    fn create_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
         self.call(|tree| {
-            KernelDisk.create_dir(path)?;
+            KernelDisk.create_dir(root, path)?;
             tree.dir_created(path);
             Ok(())
         })
     }
 
-    fn create_file(&self, path: &Path, mode: u32) -> io::Result<File> {
+    fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File> {
         self.call(|tree| {
-            tree.about_to_write(path);
-            let file = KernelDisk.create_file(path, mode)?;
+            let file = KernelDisk.create_file(root, path, mode)?;
             tree.file_created(path);
             Ok(file)
         })
+    }
+
+    /// That a file has a second name is this disk's own doing.
+    fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File> {
+        let content = change == Change::Content;
+        self.call(|_| File::options().read(true).write(content).open(root.full(path)))
     }
 
     /// Takes no room: zeroing that of the store's reserve would be most of what a test does.
@@ -183,9 +188,9 @@ impl Disk for CrashDisk {
         })
     }
 
-    fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+    fn set_mode(&self, path: &Path, file: &File, mode: u32) -> io::Result<()> {
         self.call(|tree| {
-            KernelDisk.set_mode(path, mode)?;
+            KernelDisk.set_mode(path, file, mode)?;
             tree.mode_set(path, mode);
             Ok(())
         })
@@ -218,33 +223,33 @@ impl Disk for CrashDisk {
         })
     }
 
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+    fn rename(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
         self.call(|tree| {
-            KernelDisk.rename(from, to)?;
+            KernelDisk.rename(root, from, to)?;
             tree.renamed(from, to);
             Ok(())
         })
     }
 
-    fn publish(&self, from: &Path, to: &Path) -> io::Result<()> {
+    fn publish(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
         self.call(|tree| {
-            KernelDisk.publish(from, to)?;
+            KernelDisk.publish(root, from, to)?;
             tree.renamed(from, to);
             Ok(())
         })
     }
 
-    fn remove_file(&self, path: &Path) -> io::Result<()> {
+    fn remove_file(&self, root: &Root, path: &Path) -> io::Result<()> {
         self.call(|tree| {
-            KernelDisk.remove_file(path)?;
+            KernelDisk.remove_file(root, path)?;
             tree.removed(path);
             Ok(())
         })
     }
 
-    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+    fn remove_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
         self.call(|tree| {
-            KernelDisk.remove_dir(path)?;
+            KernelDisk.remove_dir(root, path)?;
             tree.removed(path);
             Ok(())
         })

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use blobd::store::disk::{Disk, KernelDisk};
+use blobd::store::disk::{Change, Disk, KernelDisk, Root};
 use rustix::io::Errno;
 
 /// The calls of a [`Disk`].
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 pub enum Call {
     CreateDir,
     CreateFile,
+    OpenFile,
     Reserve,
     WriteAt,
     SetMode,
@@ -93,14 +94,19 @@ impl FaultyDisk {
 }
 
 impl Disk for FaultyDisk {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
+    fn create_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
         self.check(Call::CreateDir)?;
-        KernelDisk.create_dir(path)
+        KernelDisk.create_dir(root, path)
     }
 
-    fn create_file(&self, path: &Path, mode: u32) -> io::Result<File> {
+    fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File> {
         self.check(Call::CreateFile)?;
-        KernelDisk.create_file(path, mode)
+        KernelDisk.create_file(root, path, mode)
+    }
+
+    fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File> {
+        self.check(Call::OpenFile)?;
+        KernelDisk.open_file(root, path, change)
     }
 
     /// Takes no room: zeroing that of the store's reserve would be most of what a test does.
@@ -117,9 +123,9 @@ impl Disk for FaultyDisk {
         KernelDisk.write_at(path, file, bytes, offset)
     }
 
-    fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+    fn set_mode(&self, path: &Path, file: &File, mode: u32) -> io::Result<()> {
         self.check(Call::SetMode)?;
-        KernelDisk.set_mode(path, mode)
+        KernelDisk.set_mode(path, file, mode)
     }
 
     fn sync_file(&self, path: &Path, file: &File) -> io::Result<()> {
@@ -137,23 +143,23 @@ impl Disk for FaultyDisk {
         KernelDisk.sync_file_system(directory)
     }
 
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+    fn rename(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
         self.check(Call::Rename)?;
-        KernelDisk.rename(from, to)
+        KernelDisk.rename(root, from, to)
     }
 
-    fn publish(&self, from: &Path, to: &Path) -> io::Result<()> {
+    fn publish(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
         self.check(Call::Publish)?;
-        KernelDisk.publish(from, to)
+        KernelDisk.publish(root, from, to)
     }
 
-    fn remove_file(&self, path: &Path) -> io::Result<()> {
+    fn remove_file(&self, root: &Root, path: &Path) -> io::Result<()> {
         self.check(Call::RemoveFile)?;
-        KernelDisk.remove_file(path)
+        KernelDisk.remove_file(root, path)
     }
 
-    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+    fn remove_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
         self.check(Call::RemoveDir)?;
-        KernelDisk.remove_dir(path)
+        KernelDisk.remove_dir(root, path)
     }
 }

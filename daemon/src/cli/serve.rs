@@ -61,8 +61,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
 async fn serve(daemon: Arc<Daemon>, path: &Path) -> Result<(), ErrorBody> {
     let socket = Socket::bind(path).map_err(|error| bind_error(path, &error))?;
     admit_system_group(&socket);
-    let announced = daemon.store.announce(Some(path));
-    announced.map_err(|error| OpError::from(error).body())?;
+    daemon.store.announce(Some(path));
     tracing::info!("serving {} on {}", daemon.store.root().display(), path.display());
     let server = Server::new(Arc::clone(&daemon));
     tokio::select! {

@@ -5,14 +5,12 @@
 //! A blob that some process still has open or mapped stays: unlinking it would free nothing and
 //! make the next load fetch it again.
 
-use std::fs::File;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use blobd_store_format::digest::Digest;
-use blobd_store_format::layout;
 use rustix::io::Errno;
 
 use super::plan::{GcPlan, Litter, Node};
@@ -102,10 +100,11 @@ fn is_in_use(store: &Store, digest: Digest) -> bool {
     /// To the kernel two who look at once have the blob open, and each would see the other.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = store.path(layout::blob(digest));
-    let look = || {
-        let file = File::open(&path);
-        file.and_then(|file| crate::sys::is_in_use(&file)).unwrap_or_else(|error| !has_no_answer(&error))
+    let look = || match store.open_blob(digest, 0) {
+        Ok(file) => crate::sys::is_in_use(&file).unwrap_or_else(|error| !has_no_answer(&error)),
+        Err(StoreError::Io { source, .. }) => !has_no_answer(&source),
+        // There is none, or something else has its name.
+        Err(_) => false,
     };
     // A program that this process is starting has a copy of the last look's descriptor for a moment.
     look() && {
@@ -125,15 +124,14 @@ fn has_no_answer(error: &io::Error) -> bool {
 /// What the mark phase has read must be what is on disk: a tag that was removed or replaced a
 /// moment ago must not come back after a power cut, when what it needs has been deleted.
 fn settle(store: &Store) -> Result<(), StoreError> {
-    let directory = File::open(store.root()).map_err(StoreError::io("open directory", store.root()))?;
-    store.disk().sync_file_system(&directory, store.root())
+    store.sync_everything()
 }
 
 /// Says whether it is gone: a download may have been taken up again meanwhile.
 fn remove_litter(store: &Store, litter: &Litter, collection: &Collection) -> Result<bool, StoreError> {
     match litter {
         Litter::Trash { record, .. } => store.remove_from_trash(*record).map(|_freed| true),
-        Litter::Staging { path, .. } => store.remove_abandoned(path).map(|()| true),
+        Litter::Staging { name, .. } => store.remove_abandoned(name).map(|()| true),
         Litter::Partial { file, .. } => {
             let removed = collection.delete_unpinned(*file, || store.remove_partial(*file));
             Ok(removed.transpose()?.is_some())
@@ -165,6 +163,8 @@ fn forgettable_origins(store: &Store) -> Result<Vec<Digest>, StoreError> {
 mod tests {
     use std::fs;
     use std::sync::Arc;
+
+    use blobd_store_format::layout;
 
     use super::super::{collect, collect_condemned};
     use super::*;

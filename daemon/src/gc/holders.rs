@@ -19,9 +19,7 @@ pub fn holders(store: &Store, digests: &BTreeSet<Digest>) -> BTreeMap<Digest, BT
     if digests.is_empty() {
         return found;
     }
-    let blobs = store.path(layout::BLOBS);
-    // As the kernel writes it.
-    let blobs = blobs.canonicalize().unwrap_or(blobs);
+    let Some(blobs) = store.blobs_location() else { return found };
     for digest in digests.iter().filter(|digest| store.is_reading(**digest)) {
         found.entry(*digest).or_default().insert(OWN_VERIFICATION.to_owned());
     }

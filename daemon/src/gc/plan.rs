@@ -1,16 +1,15 @@
 //! What a collection would delete, as a value.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::ffi::OsString;
 use std::time::SystemTime;
 
 use blobd_client::protocol::response::{GcItem, GcReason, Kept};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::layout;
 
 use super::execute::is_held_by_a_program;
 use super::holders;
-use crate::store::{Store, StoreError, disk};
+use crate::store::{Store, StoreError};
 
 /// Who holds a blob, when the kernel says that somebody does and `/proc` does not say who.
 pub(crate) const UNKNOWN_HOLDER: &str = "a program that has it open or mapped";
@@ -45,23 +44,17 @@ impl Node {
     pub(crate) fn bytes_on_disk(self, store: &Store) -> Result<Option<u64>, StoreError> {
         match self {
             Self::Blob(digest) => store.blob_bytes_on_disk(digest),
-            Self::Recipe(file) => store.file_bytes(&store.path(layout::recipe(file))),
+            Self::Recipe(file) => store.recipe_bytes(file),
         }
     }
 
     /// Deletes the file; what it took on disk, or `None` when there was none. [`Self::note_removed`]
     /// has to follow.
     pub(super) fn remove(self, store: &Store) -> Result<Option<u64>, StoreError> {
-        let path = match self {
-            Self::Blob(digest) => layout::blob(digest),
-            Self::Recipe(file) => layout::recipe(file),
-        };
-        let bytes = self.bytes_on_disk(store)?;
-        let removed = store.disk().remove_file(&store.path(path));
-        if let Self::Recipe(file) = self {
-            store.forget_recipe(file);
+        match self {
+            Self::Blob(digest) => store.remove_blob_file(digest),
+            Self::Recipe(file) => store.remove_recipe_file(file),
         }
-        Ok(removed?.and(bytes))
     }
 
     /// Enters into the books that it is gone, which took `bytes` on disk.
@@ -85,8 +78,8 @@ pub enum Litter {
     },
     /// What a transaction that died has left in `staging/`.
     Staging {
-        /// Where.
-        path: PathBuf,
+        /// What it is called there.
+        name: OsString,
         /// What it takes on disk.
         bytes: u64,
     },
@@ -166,12 +159,11 @@ impl GcPlan {
     /// [`StoreError`].
     pub(crate) fn with_litter(mut self, store: &Store, now: SystemTime) -> Result<Self, StoreError> {
         for trashed in store.trash()?.into_iter().filter(|trashed| trashed.is_expired(now)) {
-            let bytes = disk::file_bytes(&store.path(layout::trashed(trashed.record)))?;
+            let bytes = store.trashed_bytes(trashed.record)?;
             self.litter.push(Litter::Trash { record: trashed.record, bytes });
         }
-        for path in store.abandoned_staging()? {
-            let bytes = disk::file_bytes(&path)?.saturating_add(disk::tree_bytes(&path));
-            self.litter.push(Litter::Staging { path, bytes });
+        for (name, bytes) in store.abandoned_staging()? {
+            self.litter.push(Litter::Staging { name, bytes });
         }
         let pinned = store.leases().pinned();
         for partial in store.partials()?.into_iter().filter(|partial| partial.is_abandoned(now)) {

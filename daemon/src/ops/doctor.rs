@@ -1,6 +1,5 @@
 //! `doctor`: what is wrong with the set-up and how to mend it.
 
-use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, UNIX_EPOCH};
 
 use blobd_client::protocol::upkeep::{Check, CheckStatus, DoctorReport};
@@ -10,7 +9,7 @@ use crate::gc;
 use crate::scrub::{Cursor, unix_seconds};
 use crate::size::human_bytes;
 use crate::store::index::IndexStatus;
-use crate::store::{Eviction, FileSystem, Store, StoreError, disk};
+use crate::store::{Eviction, Store, StoreError};
 
 /// What doctor has to know about the daemon around the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,7 +28,7 @@ pub fn doctor(store: &Store, surroundings: Surroundings) -> Result<DoctorReport,
     Ok(DoctorReport {
         checks: vec![
             writable(store),
-            file_system(store)?,
+            file_system(store),
             privacy(store)?,
             owner(surroundings),
             hard_links(),
@@ -68,19 +67,19 @@ fn writable(store: &Store) -> Check {
     }
 }
 
-fn file_system(store: &Store) -> Result<Check, StoreError> {
-    let found = FileSystem::of(store.root())?;
+fn file_system(store: &Store) -> Check {
+    let found = store.file_system();
     let detail = format!("{} on {}", store.root().display(), found.name);
-    Ok(match found.warning {
+    match found.warning {
         Some(what) => warning("file system", format!("{detail}: {what}"), "keep the store on a local disk"),
         None => ok("file system", detail),
-    })
+    }
 }
 
 fn privacy(store: &Store) -> Result<Check, StoreError> {
-    let metadata = std::fs::metadata(store.root()).map_err(StoreError::io("inspect", store.root()))?;
-    let mode = metadata.mode() & 0o777;
-    let detail = format!("mode {mode:04o}, owned by uid {}", metadata.uid());
+    let status = store.root_status()?;
+    let mode = status.permissions() & 0o777;
+    let detail = format!("mode {mode:04o}, owned by uid {}", status.owner());
     const HINT: &str = "chmod 0700 it";
     Ok(match mode {
         _ if mode & 0o022 != 0 => failure("directory", format!("{detail}: others may write to it"), HINT),
@@ -124,7 +123,7 @@ fn hard_links() -> Check {
 
 fn space(store: &Store) -> Result<Check, StoreError> {
     const HINT: &str = "`blobd gc`, `blobd rm`, or eviction in the configuration make room";
-    let free = disk::free_bytes(store.root())?;
+    let free = store.free_bytes()?;
     let policy = store.space_policy();
     let quota = policy.quota_bytes.map_or_else(String::new, |quota| {
         let eviction = match policy.eviction {

@@ -263,6 +263,8 @@ fn store_code(error: &StoreError) -> ErrorCode {
             ErrorCode::InvalidRequest
         }
         StoreError::Manifest { .. }
+        | StoreError::UnexpectedFile { .. }
+        | StoreError::MissingDirectory { .. }
         | StoreError::Recipe { .. }
         | StoreError::WrongRecipe { .. }
         | StoreError::Incomplete { .. }

@@ -5,7 +5,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blobd_client::protocol::response::{ModelList, ModelSummary};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::layout;
 
 use super::{OpError, damage};
 use crate::store::{Store, StoreError, TagSummary};
@@ -15,7 +14,7 @@ use crate::store::{Store, StoreError, TagSummary};
 /// # Errors
 /// [`crate::store::StoreError::Io`].
 pub fn list(store: &Store) -> Result<ModelList, OpError> {
-    let has_pins = std::fs::read_dir(store.path(layout::PINS)).is_ok_and(|mut pins| pins.next().is_some());
+    let has_pins = store.has_pins();
     let pinned = |tag: &TagSummary| has_pins && store.is_pinned(&tag.reference);
     let summaries = store.summaries()?;
     let mut models: Vec<_> =
@@ -40,7 +39,9 @@ fn note_damage(
     match store.manifest(&tag.reference) {
         Ok(manifest) => model.damage = damage::of_model(store, &tag.reference, &manifest, damaged)?,
         // Removed since it was listed; or damaged itself, which the summary says.
-        Err(StoreError::NoSuchModel { .. } | StoreError::Manifest { .. }) => {}
+        Err(
+            StoreError::NoSuchModel { .. } | StoreError::Manifest { .. } | StoreError::UnexpectedFile { .. },
+        ) => {}
         Err(error) => return Err(error),
     }
     Ok(())

@@ -19,7 +19,7 @@ use super::show::read_header;
 use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards, usage};
 use crate::intake::{self, ModelFacts, TakenFile};
 use crate::registry::{RegistryClient, RemoteFile, RemoteModel};
-use crate::store::{Ingest, Store, StoreError, StoredForm, disk};
+use crate::store::{Ingest, Store, StoreError, StoredForm};
 use crate::transfer::{Job, RateLimit, Received, TransferError, Transfers};
 
 /// What a pull works with.
@@ -244,14 +244,14 @@ impl Incoming<'_> {
     fn admit(&self, file: &RemoteFile) -> Result<(), OpError> {
         let store = self.ingest.store();
         let root = store.root().to_path_buf();
-        let (needed_bytes, capacity) = (file.size(), disk::capacity_bytes(&root)?);
+        let (needed_bytes, capacity) = (file.size(), store.capacity_bytes()?);
         if let Some(quota_bytes) = store.space_policy().quota_bytes.filter(|quota| needed_bytes > *quota) {
             let used_bytes = store.used_bytes();
             return Err(StoreError::Quota { root, needed_bytes, used_bytes, quota_bytes }.into());
         }
         let is_plain = !file.media_type().is_gguf();
         if needed_bytes > capacity || is_plain && store.shortage(needed_bytes) > 0 && !store.can_make_room() {
-            let free_bytes = disk::free_bytes(&root)?;
+            let free_bytes = store.free_bytes()?;
             return Err(StoreError::NoRoom { root, needed_bytes, free_bytes }.into());
         }
         Ok(())

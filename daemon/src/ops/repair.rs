@@ -5,12 +5,10 @@
 //! registry that a model came from, which is asked for just the ranges of the file that the blob
 //! is. Whatever comes is hashed before it gets its name.
 
-use std::fs::File;
 use std::sync::Arc;
 
 use blobd_client::protocol::upkeep::{CorruptBlob, VerifyEvent, VerifyProgress};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::layout;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
@@ -106,9 +104,6 @@ impl<'r> Repair<'r> {
 
     /// Synced, or the blob could be writable again after a power cut.
     fn make_read_only(&self, digest: Digest) -> Result<(), Failure> {
-        let (path, disk) = (self.store.path(layout::blob(digest)), self.store.disk());
-        let file = File::open(&path).map_err(|error| error.to_string())?;
-        let made = disk.make_read_only(&path).and_then(|()| disk.sync_file(&path, &file));
-        made.map_err(|error| error.to_string())
+        self.store.make_blob_read_only(digest).map_err(|error| error.to_string())
     }
 }

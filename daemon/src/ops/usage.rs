@@ -5,14 +5,13 @@ use std::time::SystemTime;
 
 use blobd_client::protocol::response::{DiskUsage, ModelUsage};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
 use super::list::rfc3339;
 use crate::gc::{GcPlan, is_held_by_a_program};
 use crate::store::index::{Catalog, Measured, Share, Unreadable};
-use crate::store::{ManifestSummary, Store, StoreError, TagSummary, disk};
+use crate::store::{ManifestSummary, Store, StoreError, TagSummary};
 
 /// Measures the store by its catalog. Sizes on disk are what the file system has allocated.
 ///
@@ -40,14 +39,13 @@ pub fn usage(
         physical_bytes,
         saved_bytes: unshared_bytes.saturating_sub(measured.needed_bytes),
         reclaimable_bytes: unneeded.reclaimable_bytes,
-        partial_bytes: disk::tree_bytes(&store.path(layout::STAGING))
-            .saturating_add(disk::tree_bytes(&store.path(layout::PARTIAL))),
+        partial_bytes: store.unfinished_bytes(),
         trash_bytes: measured.trash_bytes,
-        quarantine_bytes: disk::tree_bytes(&store.path(layout::QUARANTINE)),
+        quarantine_bytes: store.quarantine_bytes(),
         held_bytes: unneeded.held_bytes,
         reserve_bytes: store.reserve_bytes().unwrap_or_default(),
         quota_bytes: store.space_policy().quota_bytes,
-        free_bytes: disk::free_bytes(store.root())?,
+        free_bytes: store.free_bytes()?,
         blob_count,
         models: rows,
     })
@@ -162,6 +160,7 @@ fn unneeded(store: &Store, measured: &Measured) -> Result<Unneeded, StoreError> 
 #[cfg(test)]
 mod tests {
     use blobd_store_format::descriptor::{Descriptor, MediaType};
+    use blobd_store_format::layout;
     use blobd_store_format::manifest::Manifest;
 
     use super::*;

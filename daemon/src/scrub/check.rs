@@ -1,8 +1,7 @@
 //! Whether one blob is what its name says, and what is done if not: the two-read rule.
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use blobd_store_format::digest::{Digest, Hasher};
 
 use super::fault::Fault;
 use super::read::{DiskReader, Ended, Gate, Step};
-use crate::store::{Store, StoreError};
+use crate::store::{FileStatus, Store, StoreError};
 
 /// The mode of every blob.
 const MODE: u32 = 0o444;
@@ -77,7 +76,7 @@ impl DiskReader {
         gate: &mut Gate<'_>,
     ) -> Result<Verdict, StoreError> {
         // Twice, like all that is read.
-        let seen = match store.blob_metadata(digest).or_else(|_| store.blob_metadata(digest)) {
+        let seen = match store.blob_status(digest).or_else(|_| store.blob_status(digest)) {
             Ok(Some(seen)) => seen,
             Ok(None) => return Ok(Verdict::Gone),
             Err(error) => return unseen(digest, error),
@@ -144,6 +143,9 @@ impl DiskReader {
         let file = match store.open_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(Reading::Gone),
             Err(StoreError::Io { source, .. }) => return failed("open", digest, source),
+            Err(error @ StoreError::UnexpectedFile { .. }) => {
+                return Ok(Reading::Unreadable(error.to_string()));
+            }
             file => file?,
         };
         let mut lets_go = false;
@@ -185,7 +187,7 @@ fn stand_aside(store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Step {
         let is_condemned = store.is_condemned(digest) && since.elapsed() < LONG_ENOUGH;
         is_condemned || store.is_own_read_barred(digest)
     };
-    while is_wanted() && matches!(store.blob_metadata(digest), Ok(Some(_))) {
+    while is_wanted() && matches!(store.blob_status(digest), Ok(Some(_))) {
         if gate(0) == Step::Stop {
             return Step::Stop;
         }
@@ -227,14 +229,14 @@ fn is_unlinked(file: &File) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
 }
 
-fn verdict_on_mode(seen: &Metadata) -> Verdict {
-    match seen.permissions().mode() & 0o7777 {
+fn verdict_on_mode(seen: &FileStatus) -> Verdict {
+    match seen.permissions() {
         MODE => Verdict::Good,
         mode => Verdict::Writable { mode },
     }
 }
 
-fn bad(store: &Store, digest: Digest, seen: &Metadata, reason: String) -> Verdict {
+fn bad(store: &Store, digest: Digest, seen: &FileStatus, reason: String) -> Verdict {
     let set_aside = match store.quarantine(digest, seen) {
         Ok(Some(place)) => {
             tracing::error!("blob {digest}: damaged: {reason}; moved to {}", place.display());
@@ -252,6 +254,7 @@ fn bad(store: &Store, digest: Digest, seen: &Metadata, reason: String) -> Verdic
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
     use std::sync::Arc;
 
     use rustix::io::Errno;

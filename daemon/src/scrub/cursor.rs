@@ -6,7 +6,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use serde::{Deserialize, Serialize};
 
-use crate::store::{Store, StoreError, disk};
+use crate::store::{Store, StoreError};
 
 /// A pass over all blobs, in the order of their digests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,14 +60,15 @@ impl Cursor {
     /// What the store remembers; a cursor at the start if that is nothing or damaged.
     #[must_use]
     pub fn load(store: &Store) -> Self {
-        const MAX_BYTES: u64 = 4096;
-        let path = store.path(layout::SCRUB_FILE);
-        let json = disk::read_limited(&path, MAX_BYTES).ok().flatten();
+        let json = store.scrub_record().unwrap_or_else(|error| {
+            tracing::warn!("{error}; the scrub starts anew");
+            None
+        });
         let parsed = json.map(|json| serde_json::from_slice(&json));
         parsed
             .transpose()
             .unwrap_or_else(|error| {
-                tracing::warn!("{}: {error}; the scrub starts anew", path.display());
+                tracing::warn!("{}: {error}; the scrub starts anew", layout::SCRUB_FILE);
                 None
             })
             .unwrap_or_default()
@@ -78,10 +79,8 @@ impl Cursor {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn save(&self, store: &Store) -> Result<(), StoreError> {
-        let path = store.path(layout::SCRUB_FILE);
-        let temporary = path.with_extension("json.new");
-        let json = serde_json::to_vec(self).map_err(|error| StoreError::io("encode", &path)(error.into()))?;
-        store.disk().replace_file(&temporary, &path, &json, 0o644)
+        let encode = |error: serde_json::Error| StoreError::io("encode", layout::SCRUB_FILE)(error.into());
+        store.set_scrub_record(&serde_json::to_vec(self).map_err(encode)?)
     }
 
     /// How long to wait at `now` before a pass is to begin or to go on. `period` is the time from

@@ -1,14 +1,12 @@
 //! Blobs by their digest.
 
-use std::fs::{self, File};
+use std::fs::File;
+use std::io;
 
+use super::root::{FileStatus, open_blob_in};
+use super::{Store, StoreError};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
-use rustix::fs::{Mode, OFlags, fstat, openat};
-use rustix::io::Errno;
-
-use super::error::optional;
-use super::{Store, StoreError};
 
 impl Store {
     /// Opens a blob for one reader: read-only, with a file description of its own, because a
@@ -18,29 +16,38 @@ impl Store {
     /// [`StoreError::MissingBlob`], [`StoreError::BlobSize`] when it is shorter than
     /// `least_size` bytes (mapping it would end in SIGBUS), [`StoreError::Io`].
     pub fn open_blob(&self, digest: Digest, least_size: u64) -> Result<File, StoreError> {
-        let path = || self.path(layout::blob(digest));
         // Relative to the open directory: opening a model takes hundreds of these, and the way
-        // from the root of the file system would be walked each time.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = match openat(self.blobs_directory(), layout::blob_name(digest), flags, Mode::empty()) {
-            Ok(fd) => File::from(fd),
-            Err(Errno::NOENT) => return Err(StoreError::MissingBlob { digest }),
-            Err(errno) => return Err(StoreError::errno("open", path())(errno)),
+        // from the root would be walked each time.
+        let blobs = self.blobs_directory()?;
+        let (file, status) = match open_blob_in(blobs.file(), &layout::blob_name(digest)) {
+            Ok(opened) => opened,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(StoreError::MissingBlob { digest });
+            }
+            Err(error) => return Err(self.root.failure("open", &layout::blob(digest))(error)),
         };
-        let status = fstat(&file).map_err(|errno| StoreError::errno("inspect", path())(errno))?;
-        let found = u64::try_from(status.st_size).unwrap_or_default();
+        let found = status.len();
         if found < least_size {
             return Err(StoreError::BlobSize { digest, found, expected: least_size });
         }
         Ok(file)
     }
 
-    /// A blob's length, or `None` when there is none.
+    /// What is in a small blob, or `None` when there is none; of a longer one, one byte more than
+    /// `limit`.
+    ///
+    /// # Errors
+    /// [`StoreError::UnexpectedFile`], [`StoreError::Io`].
+    pub(crate) fn read_blob(&self, digest: Digest, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
+        self.root.read_limited(&layout::blob(digest), limit)
+    }
+
+    /// A blob's length, or `None` when there is none. What is no regular file is no blob.
     ///
     /// # Errors
     /// [`StoreError::Io`].
     pub fn blob_size(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
-        Ok(self.inspect_blob(digest)?.map(|metadata| metadata.len()))
+        Ok(self.blob_status(digest)?.filter(FileStatus::is_file).map(|status| status.len()))
     }
 
     /// What a blob takes on disk, or `None` when there is none.
@@ -48,7 +55,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn blob_bytes_on_disk(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
-        Ok(self.inspect_blob(digest)?.map(|metadata| self.file_system.bytes_on_disk(&metadata)))
+        Ok(self.blob_status(digest)?.map(|status| self.file_system.bytes_on_disk(&status)))
     }
 
     /// Every blob there is. Names that no digest gives are left out: they are not blobd's.
@@ -105,16 +112,29 @@ impl Store {
         parse: impl Fn(&str) -> Option<Digest>,
         visit: impl FnMut(Digest),
     ) -> Result<(), StoreError> {
-        let (path, mut visit) = (self.path(directory), visit);
-        for entry in fs::read_dir(&path).map_err(StoreError::io("list", &path))? {
-            let name = entry.map_err(StoreError::io("list", &path))?.file_name();
+        let mut visit = visit;
+        for entry in self.existing_directory(directory)?.entries()? {
+            let name = entry?.name;
             name.to_str().and_then(&parse).into_iter().for_each(&mut visit);
         }
         Ok(())
     }
 
-    fn inspect_blob(&self, digest: Digest) -> Result<Option<fs::Metadata>, StoreError> {
-        let path = self.path(layout::blob(digest));
-        optional(fs::symlink_metadata(&path), "inspect", &path)
+    /// What the file system says about a blob's name; nothing if there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn blob_status(&self, digest: Digest) -> Result<Option<FileStatus>, StoreError> {
+        self.blobs_directory()?.status(layout::blob_name(digest))
+    }
+
+    /// Makes a blob read-only again.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn make_blob_read_only(&self, digest: Digest) -> Result<(), StoreError> {
+        let path = layout::blob(digest);
+        let file = self.disk().set_mode_of(&path, 0o444)?;
+        self.disk().sync_file(&path, &file)
     }
 }

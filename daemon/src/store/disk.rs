@@ -1,7 +1,7 @@
 //! The disk: every change that the store makes to files goes through here.
 //!
 //! [`Disk`] is the seam: the kernel's file system, or in tests one that fails or forgets. What is
-//! read needs no seam, because reading promises nothing. `GuardedDisk` adds the rule that an
+//! read needs no seam, because reading promises nothing; see [`Root`]. `GuardedDisk` adds the rule that an
 //! error of a sync is final: the kernel reports a lost write once, so a second try would succeed
 //! with the bytes gone. From then on the store is read-only until it is opened again.
 //!
@@ -9,32 +9,38 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read as _};
-use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use rustix::fs::{CWD, FallocateFlags, Mode, RenameFlags};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, mkdirat, openat, renameat, unlinkat};
 
-use super::error::{StoreError, optional};
+use super::error::{StoreError, UnexpectedFile};
+pub use super::root::Root;
+use super::root::{FILE, FileStatus, OPEN_DIRECTORY};
 use crate::sys::start_writeback;
 
-/// What changes a file system. Paths are absolute.
+/// What changes a file system. Paths are relative to the store's root, and no symbolic link on them
+/// is followed.
 ///
 /// # Errors
 /// Each call fails as the system call does that it stands for, and has then changed nothing.
 pub trait Disk: fmt::Debug + Send + Sync {
     /// `mkdir`.
-    fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Opens an empty file for reading and writing; what was there is cut to nothing.
-    fn create_file(&self, path: &Path, mode: u32) -> io::Result<File>;
+    fn create_dir(&self, root: &Root, path: &Path) -> io::Result<()>;
+    /// Creates a file for reading and writing; fails if anything has that name.
+    fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File>;
+    /// Opens a regular file that is to be changed; one that has another name too, or another owner, is
+    /// refused.
+    fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File>;
     /// Has the file system set aside `size` bytes for the file, which then has that length.
     fn reserve(&self, path: &Path, file: &File, size: u64) -> io::Result<()>;
     /// Writes all of `bytes` at `offset` and, if they are many, has the kernel start to put them on disk.
     fn write_at(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// `chmod`.
-    fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()>;
+    /// `fchmod`.
+    fn set_mode(&self, path: &Path, file: &File, mode: u32) -> io::Result<()>;
     /// Makes a file's content durable, not its name.
     fn sync_file(&self, path: &Path, file: &File) -> io::Result<()>;
     /// Makes the names in a directory durable, which has been opened for this.
@@ -42,13 +48,22 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// `syncfs`: makes everything durable that was written since `directory` was opened.
     fn sync_file_system(&self, directory: &File) -> io::Result<()>;
     /// Renames a file, replacing what has the name `to`.
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    fn rename(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()>;
     /// Renames a file unless something has the name `to`.
-    fn publish(&self, from: &Path, to: &Path) -> io::Result<()>;
+    fn publish(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()>;
     /// `unlink`.
-    fn remove_file(&self, path: &Path) -> io::Result<()>;
+    fn remove_file(&self, root: &Root, path: &Path) -> io::Result<()>;
     /// `rmdir`.
-    fn remove_dir(&self, path: &Path) -> io::Result<()>;
+    fn remove_dir(&self, root: &Root, path: &Path) -> io::Result<()>;
+}
+
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// To be written to.
+    Content,
+    /// To be given another mode, which needs no permission to write.
+    Mode,
 }
 
 /// Less dirties no more memory than the kernel writes by itself in time, and would be asked for often.
@@ -59,12 +74,25 @@ const WORTH_WRITEBACK_BYTES: usize = 64 << 10;
 pub struct KernelDisk;
 
 impl Disk for KernelDisk {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        DirBuilder::new().mode(0o755).create(path)
+    fn create_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
+        let (parent, name) = root.parent_of(path)?;
+        Ok(mkdirat(parent, name, Mode::from_raw_mode(0o755))?)
     }
 
-    fn create_file(&self, path: &Path, mode: u32) -> io::Result<File> {
-        OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(mode).open(path)
+    fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File> {
+        let (parent, name) = root.parent_of(path)?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | FILE;
+        Ok(File::from(openat(parent, name, flags, Mode::from_raw_mode(mode))?))
+    }
+
+    fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File> {
+        let access = match change {
+            Change::Content => OFlags::RDWR,
+            Change::Mode => OFlags::RDONLY,
+        };
+        let file = root.try_open_file(path, access)?;
+        check_own(root, &file)?;
+        Ok(file)
     }
 
     fn reserve(&self, _path: &Path, file: &File, size: u64) -> io::Result<()> {
@@ -88,8 +116,8 @@ impl Disk for KernelDisk {
         Ok(())
     }
 
-    fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
-        Ok(rustix::fs::chmod(path, Mode::from_raw_mode(mode))?)
+    fn set_mode(&self, _path: &Path, file: &File, mode: u32) -> io::Result<()> {
+        Ok(rustix::fs::fchmod(file, Mode::from_raw_mode(mode))?)
     }
 
     fn sync_file(&self, _path: &Path, file: &File) -> io::Result<()> {
@@ -104,35 +132,56 @@ impl Disk for KernelDisk {
         Ok(rustix::fs::syncfs(directory)?)
     }
 
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        fs::rename(from, to)
+    fn rename(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
+        let ((from_dir, from), (to_dir, to)) = (root.parent_of(from)?, root.parent_of(to)?);
+        Ok(renameat(from_dir, from, to_dir, to)?)
     }
 
-    fn publish(&self, from: &Path, to: &Path) -> io::Result<()> {
-        Ok(rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?)
+    fn publish(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
+        let ((from_dir, from), (to_dir, to)) = (root.parent_of(from)?, root.parent_of(to)?);
+        Ok(rustix::fs::renameat_with(from_dir, from, to_dir, to, RenameFlags::NOREPLACE)?)
     }
 
-    fn remove_file(&self, path: &Path) -> io::Result<()> {
-        fs::remove_file(path)
+    fn remove_file(&self, root: &Root, path: &Path) -> io::Result<()> {
+        let (parent, name) = root.parent_of(path)?;
+        Ok(unlinkat(parent, name, AtFlags::empty())?)
     }
 
-    fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        fs::remove_dir(path)
+    fn remove_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
+        let (parent, name) = root.parent_of(path)?;
+        Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)
     }
 }
 
-/// A disk whose first failed sync ends all changes.
+/// Refuses a file that is not the store's alone: writing to one that has another name, or that
+/// belongs to somebody who does not own the store, would change what is somebody else's.
+fn check_own(root: &Root, file: &File) -> io::Result<()> {
+    let (status, above) = (FileStatus::of(file)?, FileStatus::of(root.directory_file())?);
+    if status.links() != 1 {
+        let found = format!("file with {} names", status.links());
+        return Err(UnexpectedFile { found, expected: "file with one name" }.into());
+    }
+    let own = rustix::process::geteuid().as_raw();
+    if status.owner() != own && status.owner() != above.owner() {
+        let found = format!("file of uid {}", status.owner());
+        return Err(UnexpectedFile { found, expected: "file of the store's owner" }.into());
+    }
+    Ok(())
+}
+
+/// A disk whose first failed sync ends all changes. Paths are relative to the root.
 #[derive(Clone, Debug)]
 pub(crate) struct GuardedDisk {
     disk: Arc<dyn Disk>,
+    root: Root,
     failure: Arc<OnceLock<String>>,
     /// Directories whose own name is known to be durable.
     durable: Arc<Mutex<BTreeSet<PathBuf>>>,
 }
 
 impl GuardedDisk {
-    pub(crate) fn new(disk: Arc<dyn Disk>) -> Self {
-        Self { disk, failure: Arc::default(), durable: Arc::default() }
+    pub(crate) fn new(disk: Arc<dyn Disk>, root: Root) -> Self {
+        Self { disk, root, failure: Arc::default(), durable: Arc::default() }
     }
 
     /// Why nothing can be changed any more, if that is so.
@@ -140,24 +189,30 @@ impl GuardedDisk {
         self.failure.get().map(String::as_str)
     }
 
+    /// From now on every change is refused, for this reason.
+    pub(crate) fn refuse_changes(&self, reason: &str) {
+        let _ = self.failure.set(reason.to_owned());
+    }
+
     /// Creates a directory unless it is there.
     pub(crate) fn create_dir(&self, path: &Path) -> Result<(), StoreError> {
-        match self.writable()?.create_dir(path) {
+        match self.writable()?.create_dir(&self.root, path) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            Err(error) => Err(StoreError::io("create directory", path)(error)),
+            Err(error) => Err(self.failed("create directory", path)(error)),
         }
     }
 
-    /// Creates a directory below `root` and those above it, and makes their names durable: also of
-    /// those that are there, since whoever made them may have died before it came to that.
-    pub(crate) fn create_dir_all(&self, root: &Path, relative: &Path) -> Result<(), StoreError> {
-        let mut path = root.to_path_buf();
+    /// Creates a directory and those above it, and makes their names durable: also of those that are
+    /// there, since whoever made them may have died before it came to that.
+    pub(crate) fn create_dir_all(&self, relative: &Path) -> Result<(), StoreError> {
+        let mut path = PathBuf::new();
         for part in relative {
             let parent = path.clone();
             path.push(part);
             // Somebody may have removed it by hand.
-            if !super::lock(&self.durable).contains(&path) || !path.is_dir() {
+            let is_dir = || self.root.try_status(&path).is_ok_and(|status| status.is_dir());
+            if !super::lock(&self.durable).contains(&path) || !is_dir() {
                 self.create_dir(&path)?;
                 self.sync_dir(&parent)?;
                 super::lock(&self.durable).insert(path.clone());
@@ -166,14 +221,27 @@ impl GuardedDisk {
         Ok(())
     }
 
-    /// Opens an empty file for writing.
+    /// Creates a file for writing.
     pub(crate) fn create_file(&self, path: &Path, mode: u32) -> Result<File, StoreError> {
-        self.writable()?.create_file(path, mode).map_err(StoreError::io("create", path))
+        self.writable()?.create_file(&self.root, path, mode).map_err(self.failed("create", path))
+    }
+
+    /// Opens a file for writing.
+    pub(crate) fn open_file(&self, path: &Path) -> Result<File, StoreError> {
+        self.writable()?.open_file(&self.root, path, Change::Content).map_err(self.failed("open", path))
+    }
+
+    /// The same; creates it if nothing has that name.
+    pub(crate) fn open_or_create(&self, path: &Path, mode: u32) -> Result<File, StoreError> {
+        match self.writable()?.open_file(&self.root, path, Change::Content) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.create_file(path, mode),
+            opened => opened.map_err(self.failed("open", path)),
+        }
     }
 
     /// Has the file system set aside what the file will take.
     pub(crate) fn reserve(&self, path: &Path, file: &File, size: u64) -> Result<(), StoreError> {
-        self.writable()?.reserve(path, file, size).map_err(StoreError::io("reserve room for", path))
+        self.writable()?.reserve(path, file, size).map_err(self.failed("reserve room for", path))
     }
 
     pub(crate) fn write_at(
@@ -183,17 +251,20 @@ impl GuardedDisk {
         bytes: &[u8],
         offset: u64,
     ) -> Result<(), StoreError> {
-        self.writable()?.write_at(path, file, bytes, offset).map_err(StoreError::io("write", path))
+        self.writable()?.write_at(path, file, bytes, offset).map_err(self.failed("write", path))
     }
 
-    /// Makes a file read-only.
-    pub(crate) fn make_read_only(&self, path: &Path) -> Result<(), StoreError> {
-        self.set_mode(path, 0o444)
+    /// Says who may do what with a file that is not open; returns it, open for reading.
+    pub(crate) fn set_mode_of(&self, path: &Path, mode: u32) -> Result<File, StoreError> {
+        let opened = self.writable()?.open_file(&self.root, path, Change::Mode);
+        let file = opened.map_err(self.failed("open", path))?;
+        self.set_mode(path, &file, mode)?;
+        Ok(file)
     }
 
     /// Says who may do what with it.
-    pub(crate) fn set_mode(&self, path: &Path, mode: u32) -> Result<(), StoreError> {
-        self.writable()?.set_mode(path, mode).map_err(StoreError::io("set the mode of", path))
+    pub(crate) fn set_mode(&self, path: &Path, file: &File, mode: u32) -> Result<(), StoreError> {
+        self.writable()?.set_mode(path, file, mode).map_err(self.failed("set the mode of", path))
     }
 
     /// Makes a file's content durable. The descriptor should be the one that wrote it: one that
@@ -202,21 +273,29 @@ impl GuardedDisk {
         self.synced(self.writable()?.sync_file(path, file), "sync", path)
     }
 
-    /// Makes the names in a directory durable.
+    /// Makes the names in a directory durable; in the root if the path is empty.
     pub(crate) fn sync_dir(&self, path: &Path) -> Result<(), StoreError> {
+        self.sync_directory(path, || self.root.try_open_directory(path))
+    }
+
+    /// Makes the root's own name durable.
+    pub(crate) fn sync_above_root(&self) -> Result<(), StoreError> {
+        self.sync_directory(Path::new(ABOVE_ROOT), || self.root.try_open_above())
+    }
+
+    fn sync_directory(&self, path: &Path, open: impl Fn() -> io::Result<File>) -> Result<(), StoreError> {
         let disk = self.writable()?;
-        let open = || File::open(path).map_err(StoreError::io("open directory", path));
-        let directory = open()?;
+        let directory = open().map_err(self.failed(OPEN_DIRECTORY, path))?;
         self.synced(disk.sync_dir(path, &directory), "sync directory", path)?;
         // XFS reports success to who opened the directory before the file system shut itself down,
         // although the names are lost. It refuses to open anything after that.
         let reopened = open();
-        if let Err(StoreError::Io { source, .. }) = &reopened
+        if let Err(source) = &reopened
             && is_from_the_disk(source)
         {
             self.end_changes("reopen directory", path, source);
         }
-        reopened.map(drop)
+        reopened.map(drop).map_err(self.failed("reopen directory", path))
     }
 
     /// Makes everything durable that was written since `directory`, which lies at `path`, was
@@ -235,7 +314,7 @@ impl GuardedDisk {
         content: &[u8],
         mode: u32,
     ) -> Result<(), StoreError> {
-        // A temporary file of mode 0444 that a failure has left could not be opened for writing.
+        // What a failure has left would be in the way.
         self.remove_file(temporary)?;
         let file = self.create_file(temporary, mode)?;
         self.write_at(temporary, &file, content, 0)?;
@@ -245,44 +324,36 @@ impl GuardedDisk {
 
     /// Gives a file another name, replacing what has it.
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<(), StoreError> {
-        self.writable()?.rename(from, to).map_err(StoreError::io("rename to", to))
+        self.writable()?.rename(&self.root, from, to).map_err(self.failed("rename to", to))
     }
 
     /// Gives a staged file its final name unless that is taken; says whether it was free.
     pub(crate) fn publish(&self, staged: &Path, target: &Path) -> Result<bool, StoreError> {
-        match self.writable()?.publish(staged, target) {
+        match self.writable()?.publish(&self.root, staged, target) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-            Err(error) => Err(StoreError::io("rename to", target)(error)),
+            Err(error) => Err(self.failed("rename to", target)(error)),
         }
     }
 
     /// Removes a file; says how many bytes it took on disk, or `None` when there was none.
     pub(crate) fn remove_file(&self, path: &Path) -> Result<Option<u64>, StoreError> {
-        let Some(metadata) = optional(fs::symlink_metadata(path), "inspect", path)? else { return Ok(None) };
-        self.writable()?.remove_file(path).map_err(StoreError::io("remove", path))?;
-        Ok(Some(bytes_on_disk(&metadata)))
+        let Some(status) = self.root.status(path)? else { return Ok(None) };
+        self.writable()?.remove_file(&self.root, path).map_err(self.failed("remove", path))?;
+        Ok(Some(status.allocated_bytes()))
     }
 
     /// Removes a directory if it is empty; says whether it was.
     pub(crate) fn remove_dir(&self, path: &Path) -> Result<bool, StoreError> {
         // Before it goes, so that nobody takes it for durable who makes it again.
         super::lock(&self.durable).remove(path);
-        Ok(self.writable()?.remove_dir(path).is_ok())
+        Ok(self.writable()?.remove_dir(&self.root, path).is_ok())
     }
 
-    /// Removes a directory of files, such as a transaction's.
-    pub(crate) fn remove_dir_of_files(&self, path: &Path) -> Result<(), StoreError> {
-        for entry in fs::read_dir(path).map_err(StoreError::io("list", path))? {
-            let entry = entry.map_err(StoreError::io("list", path))?;
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                // Not of our making, but in a place where nothing has a right to be.
-                fs::remove_dir_all(entry.path()).map_err(StoreError::io("remove", entry.path()))?;
-            } else {
-                self.remove_file(&entry.path())?;
-            }
-        }
-        self.writable()?.remove_dir(path).map_err(StoreError::io("remove", path))
+    /// Removes a directory and what is in it, such as a transaction's. A symbolic link in it goes,
+    /// and what it points to stays.
+    pub(crate) fn remove_tree(&self, path: &Path) -> Result<(), StoreError> {
+        remove_tree(self.writable()?, &self.root, path)
     }
 
     fn writable(&self) -> Result<&dyn Disk, StoreError> {
@@ -292,83 +363,61 @@ impl GuardedDisk {
         }
     }
 
+    fn failed<'d>(
+        &'d self,
+        action: &'static str,
+        path: &'d Path,
+    ) -> impl FnOnce(io::Error) -> StoreError + 'd {
+        self.root.failure(action, path)
+    }
+
     fn synced(&self, result: io::Result<()>, action: &'static str, path: &Path) -> Result<(), StoreError> {
         result.map_err(|source| {
             self.end_changes(action, path, &source);
-            StoreError::io(action, path)(source)
+            self.failed(action, path)(source)
         })
     }
 
     /// Only the first failure says what happened; the others follow from it.
     fn end_changes(&self, action: &str, path: &Path, source: &io::Error) {
-        let reason = format!("cannot {action} {}: {source}", path.display());
-        tracing::error!("{reason}; the store is read-only from now on");
-        let _ = self.failure.set(reason);
+        let what = format!("cannot {action} {}: {source}", self.root.full(path).display());
+        tracing::error!("{what}; the store is read-only from now on");
+        let _ = self.failure.set(format!("{what}; look at the disk, then restart blobd"));
     }
 }
+
+/// Removes a directory and what is in it.
+///
+/// # Errors
+/// [`StoreError::Io`].
+pub(super) fn remove_tree(disk: &dyn Disk, root: &Root, path: &Path) -> Result<(), StoreError> {
+    remove_levels(disk, root, path, MAX_LEVELS)
+}
+
+fn remove_levels(disk: &dyn Disk, root: &Root, path: &Path, levels: usize) -> Result<(), StoreError> {
+    let Some(directory) = root.find_directory(path)? else { return Ok(()) };
+    for entry in directory.entries()? {
+        let entry = entry?;
+        let path = path.join(&entry.name);
+        match levels.checked_sub(1) {
+            // Not of blobd's making, but in a place where nothing has a right to be.
+            Some(levels) if entry.is_dir() => remove_levels(disk, root, &path, levels)?,
+            _ => disk.remove_file(root, &path).map_err(root.failure("remove", &path))?,
+        }
+    }
+    disk.remove_dir(root, path).map_err(root.failure("remove", path))
+}
+
+/// The directory that the root is in, as a [`Disk`] is told of it.
+const ABOVE_ROOT: &str = "..";
+/// blobd makes directories of files alone; what somebody else has put there is removed to this depth.
+const MAX_LEVELS: usize = 32;
 
 /// Whether an error tells of the disk and not of the one who asked, as too many open files does.
 fn is_from_the_disk(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::IO | Errno::ROFS | Errno::SHUTDOWN | Errno::UCLEAN | Errno::NODEV))
-}
-
-/// Reads a file of at most `limit` bytes; `None` when there is none.
-pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
-    let Some(file) = optional(File::open(path), "open", path)? else { return Ok(None) };
-    // One read where the length is known; a hostile one is capped.
-    let length = file.metadata().map_err(StoreError::io("inspect", path))?.len().min(limit);
-    let mut content = Vec::with_capacity(usize::try_from(length).unwrap_or_default().saturating_add(1));
-    // One byte more than allowed, so that the caller's own check of the length sees the excess.
-    file.take(limit.saturating_add(1)).read_to_end(&mut content).map_err(StoreError::io("read", path))?;
-    Ok(Some(content))
-}
-
-/// What a file takes on disk, which for sparse or short files is not its length.
-pub(crate) fn bytes_on_disk(metadata: &fs::Metadata) -> u64 {
-    const STAT_BLOCK_BYTES: u64 = 512;
-    metadata.blocks().saturating_mul(STAT_BLOCK_BYTES)
-}
-
-/// What a file takes on disk; nothing if there is none.
-pub(crate) fn file_bytes(path: &Path) -> Result<u64, StoreError> {
-    let metadata = optional(fs::symlink_metadata(path), "inspect", path)?;
-    Ok(metadata.as_ref().map_or(0, bytes_on_disk))
-}
-
-/// What a directory's files take on disk, all levels; a file that vanishes meanwhile counts not.
-pub(crate) fn tree_bytes(path: &Path) -> u64 {
-    let mut unvisited = vec![path.to_path_buf()];
-    let mut bytes = 0u64;
-    while let Some(dir) = unvisited.pop() {
-        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
-            match entry.metadata() {
-                Ok(metadata) if metadata.is_dir() => unvisited.push(entry.path()),
-                Ok(metadata) => bytes = bytes.saturating_add(bytes_on_disk(&metadata)),
-                Err(_vanished) => {}
-            }
-        }
-    }
-    bytes
-}
-
-/// What is free on the file system for a user without privileges.
-pub(crate) fn free_bytes(path: &Path) -> Result<u64, StoreError> {
-    let stat = rustix::fs::statvfs(path).map_err(StoreError::errno("inspect", path))?;
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
-}
-
-/// In which steps the file system hands out room.
-pub(crate) fn block_bytes(path: &Path) -> Result<u64, StoreError> {
-    let stat = rustix::fs::statvfs(path).map_err(StoreError::errno("inspect", path))?;
-    Ok(stat.f_frsize.max(1))
-}
-
-/// How large the file system is.
-pub(crate) fn capacity_bytes(path: &Path) -> Result<u64, StoreError> {
-    let stat = rustix::fs::statvfs(path).map_err(StoreError::errno("inspect", path))?;
-    Ok(stat.f_blocks.saturating_mul(stat.f_frsize))
 }
 
 #[cfg(test)]
@@ -380,11 +429,14 @@ mod tests {
     struct Broken;
 
     impl Disk for Broken {
-        fn create_dir(&self, path: &Path) -> io::Result<()> {
-            KernelDisk.create_dir(path)
+        fn create_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
+            KernelDisk.create_dir(root, path)
         }
-        fn create_file(&self, path: &Path, mode: u32) -> io::Result<File> {
-            KernelDisk.create_file(path, mode)
+        fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File> {
+            KernelDisk.create_file(root, path, mode)
+        }
+        fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File> {
+            KernelDisk.open_file(root, path, change)
         }
         fn reserve(&self, path: &Path, file: &File, size: u64) -> io::Result<()> {
             KernelDisk.reserve(path, file, size)
@@ -392,8 +444,8 @@ mod tests {
         fn write_at(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
             KernelDisk.write_at(path, file, bytes, offset)
         }
-        fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
-            KernelDisk.set_mode(path, mode)
+        fn set_mode(&self, path: &Path, file: &File, mode: u32) -> io::Result<()> {
+            KernelDisk.set_mode(path, file, mode)
         }
         fn sync_file(&self, _path: &Path, _file: &File) -> io::Result<()> {
             Err(rustix::io::Errno::IO.into())
@@ -404,32 +456,36 @@ mod tests {
         fn sync_file_system(&self, _directory: &File) -> io::Result<()> {
             Err(rustix::io::Errno::IO.into())
         }
-        fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-            KernelDisk.rename(from, to)
+        fn rename(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
+            KernelDisk.rename(root, from, to)
         }
-        fn publish(&self, from: &Path, to: &Path) -> io::Result<()> {
-            KernelDisk.publish(from, to)
+        fn publish(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
+            KernelDisk.publish(root, from, to)
         }
-        fn remove_file(&self, path: &Path) -> io::Result<()> {
-            KernelDisk.remove_file(path)
+        fn remove_file(&self, root: &Root, path: &Path) -> io::Result<()> {
+            KernelDisk.remove_file(root, path)
         }
-        fn remove_dir(&self, path: &Path) -> io::Result<()> {
-            KernelDisk.remove_dir(path)
+        fn remove_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
+            KernelDisk.remove_dir(root, path)
         }
+    }
+
+    fn disk_in(folder: &tempfile::TempDir, disk: impl Disk + 'static) -> GuardedDisk {
+        GuardedDisk::new(Arc::new(disk), Root::open(folder.path()).unwrap())
     }
 
     #[test]
     fn failed_sync_ends_all_changes_and_is_remembered() {
         let folder = tempfile::tempdir().unwrap();
-        let disk = GuardedDisk::new(Arc::new(Broken));
-        let path = folder.path().join("f");
-        let file = disk.create_file(&path, 0o600).unwrap();
-        assert!(matches!(disk.sync_file(&path, &file), Err(StoreError::Io { action: "sync", .. })));
+        let disk = disk_in(&folder, Broken);
+        let path = Path::new("f");
+        let file = disk.create_file(path, 0o600).unwrap();
+        assert!(matches!(disk.sync_file(path, &file), Err(StoreError::Io { action: "sync", .. })));
         assert!(disk.failure().unwrap().contains("cannot sync"), "{:?}", disk.failure());
-        for refused in [disk.sync_dir(folder.path()), disk.rename(&path, &folder.path().join("g"))] {
+        for refused in [disk.sync_dir(Path::new("")), disk.rename(path, Path::new("g"))] {
             assert!(matches!(refused, Err(StoreError::ReadOnly { .. })));
         }
-        assert!(path.exists());
+        assert!(folder.path().join("f").exists());
     }
 
     #[test]
@@ -440,18 +496,19 @@ mod tests {
         }
         assert!(is_from_the_disk(&Errno::IO.into()));
         let folder = tempfile::tempdir().unwrap();
-        let disk = GuardedDisk::new(Arc::new(Broken));
-        disk.sync_dir(&folder.path().join("absent")).unwrap_err();
+        let disk = disk_in(&folder, Broken);
+        disk.sync_dir(Path::new("absent")).unwrap_err();
         assert_eq!(disk.failure(), None);
     }
 
     #[test]
     fn room_that_is_not_there_is_not_taken() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("f");
-        let file = KernelDisk.create_file(&path, 0o600).unwrap();
-        let error = KernelDisk.reserve(&path, &file, 1 << 60).unwrap_err();
+        let root = Root::open(folder.path()).unwrap();
+        let path = Path::new("f");
+        let file = KernelDisk.create_file(&root, path, 0o600).unwrap();
+        let error = KernelDisk.reserve(path, &file, 1 << 60).unwrap_err();
         assert!(super::super::error::is_no_space(&error) || error.kind() == io::ErrorKind::FileTooLarge);
-        assert_eq!(bytes_on_disk(&file.metadata().unwrap()), 0);
+        assert_eq!(FileStatus::of(&file).unwrap().allocated_bytes(), 0);
     }
 }

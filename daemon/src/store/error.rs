@@ -1,7 +1,7 @@
 //! What can go wrong in the store.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::ManifestError;
@@ -47,10 +47,11 @@ pub enum StoreError {
         /// The most it may take.
         quota_bytes: u64,
     },
-    /// A sync has failed, so nothing that was written can be relied upon.
-    #[error("store is read-only: {reason}; look at the disk, then restart blobd")]
+    /// A sync has failed, so nothing that was written can be relied upon; or it could not be opened for
+    /// writing.
+    #[error("store is read-only: {reason}")]
     ReadOnly {
-        /// The sync that failed.
+        /// What failed.
         reason: String,
     },
     /// Another process has the store open.
@@ -125,6 +126,22 @@ pub enum StoreError {
         /// The file.
         digest: Digest,
     },
+    /// Something in the store is not of the kind that it must be, or not the store's own.
+    #[error("{}: a {found}, {expected} expected; move it out of the store", path.display())]
+    UnexpectedFile {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        found: String,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// A directory without which nobody knows what is needed is not there.
+    #[error("{}: missing; put it back, or make an empty one if what was in it is to be given up", path.display())]
+    MissingDirectory {
+        /// The directory.
+        path: PathBuf,
+    },
     /// A file below `manifests/` or in `trash/` has a name that blobd gives none there.
     #[error("{}: not a file of blobd's, and nothing is collected while it is there; move it out of the store", path.display())]
     ForeignFile {
@@ -195,20 +212,28 @@ impl StoreError {
     }
 }
 
+/// Why an open file is not used. It travels in an [`io::Error`] where the seam asks for one.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("a {found}, {expected} expected")]
+pub(super) struct UnexpectedFile {
+    pub(super) found: String,
+    pub(super) expected: &'static str,
+}
+
+impl UnexpectedFile {
+    /// The one that an error is about, if it is.
+    pub(super) fn of(error: &io::Error) -> Option<&Self> {
+        error.get_ref()?.downcast_ref()
+    }
+}
+
+impl From<UnexpectedFile> for io::Error {
+    fn from(unexpected: UnexpectedFile) -> Self {
+        Self::new(io::ErrorKind::InvalidInput, unexpected)
+    }
+}
+
 /// Whether a write failed because the disk or the user's share of it is full.
 pub(crate) fn is_no_space(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-/// `Ok(None)` where a missing file is an answer.
-pub(super) fn optional<T>(
-    result: io::Result<T>,
-    action: &'static str,
-    path: &Path,
-) -> Result<Option<T>, StoreError> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(StoreError::io(action, path)(error)),
-    }
 }

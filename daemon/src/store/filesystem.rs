@@ -1,9 +1,7 @@
 //! What kind of file system the store lies on, and how far its syncs can be trusted.
 
-use std::fs::Metadata;
-use std::path::Path;
-
-use super::{StoreError, disk};
+use super::StoreError;
+use super::root::{FileStatus, Root};
 
 /// How the content of new blobs is made durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
@@ -34,19 +32,20 @@ pub struct FileSystem {
 }
 
 impl FileSystem {
-    /// The file system of a directory.
+    /// The file system of a store.
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn of(path: &Path) -> Result<Self, StoreError> {
-        let stat = rustix::fs::statfs(path).map_err(StoreError::errno("inspect", path))?;
+    pub(super) fn of(root: &Root) -> Result<Self, StoreError> {
+        let stat = rustix::fs::fstatfs(root.directory_file());
+        let stat = stat.map_err(StoreError::errno("inspect", root.path()))?;
         Ok(Self::by_magic(stat.f_type))
     }
 
     /// What a file takes on disk. It must be the same when it is written and when it is removed, or
     /// the books drift.
-    pub(crate) fn bytes_on_disk(self, metadata: &Metadata) -> u64 {
-        self.taken_bytes(metadata.len(), disk::bytes_on_disk(metadata))
+    pub(crate) fn bytes_on_disk(self, status: &FileStatus) -> u64 {
+        self.taken_bytes(status.len(), status.allocated_bytes())
     }
 
     /// What a file of this length takes that has been given `allocated` bytes so far.

@@ -1,16 +1,23 @@
 //! The directory that a store lives in: who may make one where, and who has it.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::Read as _;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::layout;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::StoreError;
-use super::disk::{self, GuardedDisk};
+use super::disk::{Change, Disk as _, GuardedDisk, KernelDisk};
+use super::root::Root;
+
+/// What every store has from the beginning.
+const DIRECTORIES: [&str; 5] =
+    [layout::BLOBS, layout::RECIPES, layout::MANIFESTS, layout::ORIGINS, layout::STAGING];
 
 /// The format this code writes, and the newest it reads.
 pub const FORMAT: u32 = 1;
@@ -18,7 +25,7 @@ pub const FORMAT: u32 = 1;
 /// What the lock file says about the process that has the store open.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockHolder {
-    /// The process.
+    /// The process; 0 if it has not said so yet.
     pub pid: u32,
     /// The socket it serves, if it is a daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -27,7 +34,10 @@ pub struct LockHolder {
 
 impl std::fmt::Display for LockHolder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "process {}", self.pid)?;
+        match self.pid {
+            0 => f.write_str("another process")?,
+            pid => write!(f, "process {pid}")?,
+        }
         self.socket.as_ref().map_or(Ok(()), |socket| write!(f, ", which serves {}", socket.display()))
     }
 }
@@ -38,20 +48,30 @@ struct StoreFile {
     id: String,
 }
 
-/// Makes the directory a store's unless it is one; returns its lock, taken.
+/// Makes the directory unless it is there, and opens it.
+///
+/// # Errors
+/// [`StoreError::Io`].
+pub(super) fn open_root(path: &Path) -> Result<Root, StoreError> {
+    let made = DirBuilder::new().recursive(true).mode(MODE).create(path);
+    made.map_err(StoreError::io("create directory", path))?;
+    Root::open(path)
+}
+
+/// Makes the directory a store's unless it is one; returns its lock, taken. There is none to be taken
+/// of a store that cannot be written to and that has no lock file. Then the disk refuses changes.
 ///
 /// # Errors
 /// [`StoreError::Locked`], [`StoreError::NewerFormat`], [`StoreError::NotAStore`],
 /// [`StoreError::Io`].
-pub(super) fn enter(root: &Path, disk: &GuardedDisk) -> Result<File, StoreError> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(MODE)
-        .create(root)
-        .map_err(StoreError::io("create directory", root))?;
-    check_store_file(root)?;
-    let lock = take_lock(root)?;
-    create_store_file(disk, root)?;
+pub(super) fn enter(root: &Root, disk: &GuardedDisk) -> Result<Option<File>, StoreError> {
+    // Before a lock file is made in a directory that is something else.
+    find_store(root)?;
+    let lock = take_lock(root, disk)?;
+    // Another process may have made the store, or converted it, before the lock was taken.
+    if !find_store(root)? {
+        create_store(root, disk)?;
+    }
     Ok(lock)
 }
 
@@ -62,58 +82,67 @@ const MODE: u32 = 0o700;
 /// What `store.json` is called until it is complete.
 const NEW_STORE_FILE: &str = "store.json.new";
 
-/// Refuses a store of a later format before anything in it is touched.
-fn check_store_file(root: &Path) -> Result<(), StoreError> {
+/// Whether there is a store. Refuses one of a later format, and a directory that holds something else.
+fn find_store(root: &Root) -> Result<bool, StoreError> {
     const MAX_BYTES: u64 = 4096;
-    let path = root.join(layout::STORE_FILE);
-    let Some(json) = disk::read_limited(&path, MAX_BYTES)? else { return refuse_foreign_directory(root) };
-    let file: StoreFile =
-        serde_json::from_slice(&json).map_err(|source| StoreError::StoreFile { path, source })?;
+    let Some(json) = root.read_limited(Path::new(layout::STORE_FILE), MAX_BYTES)? else {
+        return refuse_foreign_directory(root).map(|()| false);
+    };
+    let file: StoreFile = serde_json::from_slice(&json)
+        .map_err(|source| StoreError::StoreFile { path: root.full(layout::STORE_FILE), source })?;
     if file.format > FORMAT {
-        return Err(StoreError::NewerFormat { root: root.to_path_buf(), found: file.format });
+        return Err(StoreError::NewerFormat { root: root.path().to_path_buf(), found: file.format });
+    }
+    Ok(true)
+}
+
+/// A store is not strewn into a directory that holds something else, such as a home.
+fn refuse_foreign_directory(root: &Root) -> Result<(), StoreError> {
+    // Left by a process that died while it made the store.
+    let is_own_file = |name: &str| [layout::LOCK_FILE, NEW_STORE_FILE].contains(&name);
+    let is_own_directory = |name: &str| DIRECTORIES.contains(&name) && is_empty(root, name);
+    for entry in
+        root.find_directory(Path::new(""))?.iter().flat_map(|directory| directory.entries()).flatten()
+    {
+        let name = entry?.name;
+        if !name.to_str().is_some_and(|name| is_own_file(name) || is_own_directory(name)) {
+            return Err(StoreError::NotAStore { root: root.path().to_path_buf() });
+        }
     }
     Ok(())
 }
 
-/// A store is not strewn into a directory that holds something else, such as a home.
-fn refuse_foreign_directory(root: &Path) -> Result<(), StoreError> {
-    let entries = fs::read_dir(root).map_err(StoreError::io("list", root))?;
-    // Left by a process that died while it made the store.
-    let own = [layout::LOCK_FILE, NEW_STORE_FILE];
-    let foreign = entries.flatten().any(|entry| own.iter().all(|name| entry.file_name() != *name));
-    if foreign { Err(StoreError::NotAStore { root: root.to_path_buf() }) } else { Ok(()) }
+fn is_empty(root: &Root, directory: &str) -> bool {
+    let directory = root.find_directory(Path::new(directory)).ok().flatten();
+    directory.is_some_and(|directory| directory.is_empty())
 }
 
-fn create_store_file(disk: &GuardedDisk, root: &Path) -> Result<(), StoreError> {
-    let path = root.join(layout::STORE_FILE);
-    if path.exists() {
-        return Ok(());
-    }
+/// `store.json` comes last: where it is, the directories have been made and their names are durable, so
+/// that one that is missing later was taken away.
+fn create_store(root: &Root, disk: &GuardedDisk) -> Result<(), StoreError> {
+    let path = Path::new(layout::STORE_FILE);
     let content = serde_json::to_vec(&StoreFile { format: FORMAT, id: new_store_id() })
-        .map_err(|source| StoreError::StoreFile { path: path.clone(), source })?;
+        .map_err(|source| StoreError::StoreFile { path: root.full(path), source })?;
     make_private(disk, root)?;
     // First the root's own name: who finds a store.json later takes all above it for durable.
-    sync_parent(disk, root)?;
-    disk.replace_file(&root.join(NEW_STORE_FILE), &path, &content, 0o644)?;
-    disk.sync_dir(root)
+    unless_denied(disk.sync_above_root())?;
+    DIRECTORIES.iter().try_for_each(|name| disk.create_dir(Path::new(name)))?;
+    disk.sync_dir(Path::new(""))?;
+    disk.replace_file(Path::new(NEW_STORE_FILE), path, &content, 0o644)?;
+    disk.sync_dir(Path::new(""))
 }
 
 /// The directory may have been there, empty and open to all. One that is somebody else's stays as
 /// it is, and `doctor` says what is wrong with it.
-fn make_private(disk: &GuardedDisk, root: &Path) -> Result<(), StoreError> {
-    match disk.set_mode(root, MODE) {
-        Err(StoreError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
-        made => made,
-    }
+fn make_private(disk: &GuardedDisk, root: &Root) -> Result<(), StoreError> {
+    unless_denied(disk.set_mode(Path::new(""), root.directory_file(), MODE))
 }
 
-/// The root's own name must survive what its content survives. Whoever may not even list the
-/// directory above has not made the root there just now.
-fn sync_parent(disk: &GuardedDisk, root: &Path) -> Result<(), StoreError> {
-    let above = root.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match disk.sync_dir(above) {
-        Err(StoreError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => Ok(()),
-        synced => synced,
+/// Whoever may not even list the directory above has not made the root there just now.
+fn unless_denied(done: Result<(), StoreError>) -> Result<(), StoreError> {
+    match done {
+        Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        done => done,
     }
 }
 
@@ -132,25 +161,88 @@ fn new_store_id() -> String {
 }
 
 /// The kernel releases the lock when the process ends, however it ends: it is never stale.
-fn take_lock(root: &Path) -> Result<File, StoreError> {
-    let path = root.join(layout::LOCK_FILE);
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&path)
-        .map_err(StoreError::io("open", &path))?;
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            let mut json = String::new();
-            // The holder may be writing it this very moment; then the message lacks its number.
-            let _ = file.read_to_string(&mut json);
-            let holder = serde_json::from_str(&json).unwrap_or_default();
-            Err(StoreError::Locked { root: root.to_path_buf(), holder: Box::new(holder) })
+fn take_lock(root: &Root, disk: &GuardedDisk) -> Result<Option<File>, StoreError> {
+    let path = Path::new(layout::LOCK_FILE);
+    let file = match open_lock(root, path) {
+        Ok(file) => file,
+        Err(error) => match read_only_reason(&error) {
+            None => return Err(root.failure("open", path)(error)),
+            Some(reason) => {
+                disk.refuse_changes(reason);
+                match root.find_file(path) {
+                    Ok(Some(file)) => file,
+                    // Nothing is changed without it, and what is read is whole whoever changes what.
+                    Ok(None) => return Ok(None),
+                    Err(StoreError::Io { source, .. }) if read_only_reason(&source).is_some() => {
+                        return Ok(None);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        },
+    };
+    // Any number of processes may share a store that none of them can change.
+    let operation = match disk.failure() {
+        None => rustix::fs::FlockOperation::NonBlockingLockExclusive,
+        Some(_) => rustix::fs::FlockOperation::NonBlockingLockShared,
+    };
+    match rustix::fs::flock(&file, operation) {
+        Ok(()) => Ok(Some(file)),
+        Err(Errno::WOULDBLOCK) => {
+            Err(StoreError::Locked { root: root.path().to_path_buf(), holder: Box::new(holder(&file)) })
         }
-        Err(errno) => Err(StoreError::errno("lock", path)(errno)),
+        Err(errno) => Err(StoreError::errno("lock", root.full(path))(errno)),
     }
+}
+
+fn open_lock(root: &Root, path: &Path) -> io::Result<File> {
+    match KernelDisk.open_file(root, path, Change::Content) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        opened => return opened,
+    }
+    match KernelDisk.create_file(root, path, 0o600) {
+        // Another process was faster.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            KernelDisk.open_file(root, path, Change::Content)
+        }
+        created => created,
+    }
+}
+
+/// Why nothing in the store can be changed, if that is what the error says.
+fn read_only_reason(error: &io::Error) -> Option<&'static str> {
+    match Errno::from_io_error(error)? {
+        Errno::ROFS => Some("it is on a file system that is mounted read-only"),
+        Errno::ACCESS | Errno::PERM => Some("its lock file cannot be written to: permission denied"),
+        _ => None,
+    }
+}
+
+/// What the lock file says. Its holder may be writing that this very moment.
+fn holder(file: &File) -> LockHolder {
+    const TRIES: u32 = 20;
+    const PAUSE: Duration = Duration::from_millis(10);
+    for _ in 0..TRIES {
+        let mut json = vec![0; HOLDER_BYTES];
+        let read = file.read_at(&mut json, 0).unwrap_or_default();
+        if let Ok(holder) = serde_json::from_slice(json.get(..read).unwrap_or_default()) {
+            return holder;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    LockHolder::default()
+}
+
+/// Long enough for the path of a socket.
+const HOLDER_BYTES: usize = 4096;
+
+/// Writes who has the store into its lock file: over what is there, so that a reader finds a whole
+/// record, and on a full disk too.
+pub(super) fn write_holder(file: &File, holder: &LockHolder) -> io::Result<()> {
+    let mut json = serde_json::to_vec(holder)?;
+    let length = file.metadata()?.len();
+    // Blanks after a JSON value belong to nothing.
+    let before = usize::try_from(length).unwrap_or(HOLDER_BYTES).min(HOLDER_BYTES);
+    json.resize(json.len().max(before), b' ');
+    file.write_all_at(&json, 0)
 }

@@ -6,6 +6,7 @@
 //! goes wrong, and on which file system, when a step is left out or moved.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -310,20 +311,20 @@ impl Ingest {
     fn publish_blobs(&mut self) -> Result<(), StoreError> {
         self.publisher.wait()?;
         self.staging.publish(self.group.take())?;
-        self.store.disk().sync_dir(&self.store.path(layout::BLOBS))
+        self.store.disk().sync_dir(Path::new(layout::BLOBS))
     }
 
     fn publish_recipes(&self) -> Result<(), StoreError> {
         let (store, temporary) = (&self.store, self.staging.directory().join("recipe"));
         let _change = store.begin_change();
         for (file, recipe) in &self.recipes {
-            let (target, json) = (store.path(layout::recipe(*file)), recipe.to_json());
+            let (target, json) = (layout::recipe(*file), recipe.to_json());
             let mut room = self.staging.room(json.len() as u64, || Ok(()))?;
             let replaced = store.file_bytes(&target)?.unwrap_or_default();
             store.disk().replace_file(&temporary, &target, &json, 0o444)?;
             store.note_recipe_added(recipe, replaced, &mut room)?;
         }
-        store.disk().sync_dir(&store.path(layout::RECIPES))
+        store.disk().sync_dir(Path::new(layout::RECIPES))
     }
 
     fn check_whole(&self, manifest: &Manifest) -> Result<(), StoreError> {

@@ -7,8 +7,9 @@
 //! may be deleted is decided in [`crate::gc`], not here.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::{Seek as _, Write as _};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::recipe::Recipe;
+use rustix::fs::FileType;
 
 mod blobs;
 mod condemned;
@@ -33,6 +35,7 @@ mod partial;
 mod pins;
 mod quarantine;
 mod reserve;
+mod root;
 mod seal;
 mod space;
 mod staged;
@@ -47,6 +50,7 @@ pub use home::{FORMAT, LockHolder};
 pub use ingest::{Committed, Ingest};
 pub use models::{Model, StoredFile, StoredForm};
 pub use partial::{Extents, Partial, PartialDownload, PartialFile};
+pub use root::FileStatus;
 pub use space::{Eviction, SpacePolicy};
 pub use staged::{StagedBlob, StagedFile, StagedHash, StagedWriter};
 pub use staging::Staging;
@@ -57,6 +61,7 @@ pub use trash::TrashedModel;
 use condemned::Condemned;
 use disk::{Disk, GuardedDisk, KernelDisk};
 use leases::Leases;
+use root::{Directory, Entry, OPEN_DIRECTORY, Root};
 use space::Space;
 use staging::Room;
 
@@ -89,7 +94,7 @@ pub trait MakeRoom: std::fmt::Debug + Send + Sync {
 /// An open store. One process has it open at a time.
 #[derive(Debug)]
 pub struct Store {
-    root: PathBuf,
+    root: Root,
     disk: GuardedDisk,
     file_system: FileSystem,
     durability: Durability,
@@ -97,8 +102,8 @@ pub struct Store {
     index: index::StoreIndex,
     summaries: summaries::Summaries,
     room_maker: OnceLock<Box<dyn MakeRoom>>,
-    /// `blobs/`, open.
-    blobs: File,
+    /// `blobs/`, open since it was first needed.
+    blobs: OnceLock<Directory>,
     leases: Leases,
     recipes: models::RecipeCache,
     damaged: quarantine::DamagedBlobs,
@@ -112,7 +117,8 @@ pub struct Store {
     next_transaction: AtomicU64,
     /// The transactions that are in progress, by the names of their directories.
     transactions: Mutex<BTreeSet<String>>,
-    lock: Mutex<File>,
+    /// None if the store cannot be written to and has no lock file.
+    lock: Option<File>,
 }
 
 impl Store {
@@ -132,14 +138,9 @@ impl Store {
     /// was written by a later blobd (nothing is touched then), [`StoreError::NotAStore`],
     /// [`StoreError::Io`].
     pub fn open_with(root: impl Into<PathBuf>, options: StoreOptions) -> Result<Self, StoreError> {
-        let root = root.into();
-        let disk = GuardedDisk::new(options.disk);
+        let root = home::open_root(&root.into())?;
+        let disk = GuardedDisk::new(options.disk, root.clone());
         let lock = home::enter(&root, &disk)?;
-        for name in DIRECTORIES {
-            disk.create_dir_all(&root, Path::new(name))?;
-        }
-        let blobs = root.join(layout::BLOBS);
-        let blobs = File::open(&blobs).map_err(StoreError::io("open directory", blobs))?;
         let file_system = FileSystem::of(&root)?;
         let durability = options.durability.on(file_system);
         let space = Space::new(root.clone(), options.space)?;
@@ -153,7 +154,7 @@ impl Store {
             durability,
             space,
             room_maker: OnceLock::new(),
-            blobs,
+            blobs: OnceLock::new(),
             leases: Leases::default(),
             recipes: models::RecipeCache::default(),
             damaged,
@@ -164,17 +165,17 @@ impl Store {
             future_records: trash::FutureRecords::default(),
             next_transaction: AtomicU64::new(0),
             transactions: Mutex::default(),
-            lock: Mutex::new(lock),
+            lock,
         };
-        store.sweep_staging()?;
-        store.announce(None)?;
+        store.announce(None);
+        store.sweep_staging();
         Ok(store)
     }
 
     /// Where the store is.
     #[must_use]
     pub fn root(&self) -> &Path {
-        &self.root
+        self.root.path()
     }
 
     /// The leases that protect its content.
@@ -183,20 +184,15 @@ impl Store {
         &self.leases
     }
 
-    /// Tells other processes, through the lock file, who serves this store.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
-    pub fn announce(&self, socket: Option<&Path>) -> Result<(), StoreError> {
+    /// Tells other processes, through the lock file, who serves this store. They find it by that if
+    /// they are given the store and not the socket; without it nothing is lost but the way there.
+    pub fn announce(&self, socket: Option<&Path>) {
+        let Some(lock) = self.lock.as_ref().filter(|_| self.read_only_reason().is_none()) else { return };
         let holder = LockHolder { pid: std::process::id(), socket: socket.map(Path::to_path_buf) };
-        let path = self.root.join(layout::LOCK_FILE);
-        let mut lock = lock(&self.lock);
-        let mut rewrite = || {
-            lock.set_len(0)?;
-            lock.rewind()?;
-            lock.write_all(&serde_json::to_vec(&holder)?)
-        };
-        rewrite().map_err(StoreError::io("write", path))
+        if let Err(error) = home::write_holder(lock, &holder) {
+            let path = self.root.full(layout::LOCK_FILE);
+            tracing::warn!("{}: cannot note who holds the store: {error}", path.display());
+        }
     }
 
     /// Holds off other changes of tags.
@@ -219,12 +215,102 @@ impl Store {
     }
 
     /// The directory of all blobs.
-    fn blobs_directory(&self) -> &File {
-        &self.blobs
+    fn blobs_directory(&self) -> Result<&Directory, StoreError> {
+        if let Some(blobs) = self.blobs.get() {
+            return Ok(blobs);
+        }
+        let opened = self.existing_directory(layout::BLOBS)?;
+        Ok(self.blobs.get_or_init(|| opened))
     }
 
+    /// One of the directories that every store has.
+    fn existing_directory(&self, name: &str) -> Result<Directory, StoreError> {
+        let path = || self.root.full(name);
+        self.root
+            .find_directory(Path::new(name))?
+            .ok_or_else(|| StoreError::MissingDirectory { path: path() })
+    }
+
+    /// Where something in the store lies, for tests that look at it from outside.
+    #[cfg(test)]
     pub(crate) fn path(&self, relative: impl AsRef<Path>) -> PathBuf {
-        self.root.join(relative)
+        self.root.full(relative)
+    }
+
+    /// What kind of file system the store lies on.
+    #[must_use]
+    pub const fn file_system(&self) -> FileSystem {
+        self.file_system
+    }
+
+    /// What the root directory says about itself.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn root_status(&self) -> Result<FileStatus, StoreError> {
+        FileStatus::of(self.root.directory_file()).map_err(StoreError::io("inspect", self.root()))
+    }
+
+    /// What is free on the file system for a user without privileges, in bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn free_bytes(&self) -> Result<u64, StoreError> {
+        self.root.free_bytes()
+    }
+
+    /// What unfinished work takes on disk, in bytes: transactions and downloads.
+    #[must_use]
+    pub fn unfinished_bytes(&self) -> u64 {
+        let [staging, partial] =
+            [layout::STAGING, layout::PARTIAL].map(|name| self.root.tree_bytes(Path::new(name)));
+        staging.saturating_add(partial)
+    }
+
+    /// What damaged blobs that were put aside take on disk, in bytes.
+    #[must_use]
+    pub fn quarantine_bytes(&self) -> u64 {
+        self.root.tree_bytes(Path::new(layout::QUARANTINE))
+    }
+
+    /// What the background verification has left on record about how far it is; `None` if nothing.
+    ///
+    /// # Errors
+    /// [`StoreError::UnexpectedFile`], [`StoreError::Io`].
+    pub(crate) fn scrub_record(&self) -> Result<Option<Vec<u8>>, StoreError> {
+        const MAX_BYTES: u64 = 4096;
+        self.root.read_limited(Path::new(layout::SCRUB_FILE), MAX_BYTES)
+    }
+
+    /// Replaces that record. It is not durable at once.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn set_scrub_record(&self, content: &[u8]) -> Result<(), StoreError> {
+        let path = Path::new(layout::SCRUB_FILE);
+        self.disk.replace_file(&path.with_extension("json.new"), path, content, 0o644)
+    }
+
+    /// Where the blobs lie, as the kernel names them in `/proc`.
+    pub(crate) fn blobs_location(&self) -> Option<PathBuf> {
+        let blobs = self.blobs_directory().ok()?.file();
+        std::fs::read_link(format!("/proc/self/fd/{}", blobs.as_raw_fd())).ok()
+    }
+
+    /// How large the file system is, in bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn capacity_bytes(&self) -> Result<u64, StoreError> {
+        self.root.capacity_bytes()
+    }
+
+    /// Makes everything durable that has been changed so far, whoever changed it.
+    pub(crate) fn sync_everything(&self) -> Result<(), StoreError> {
+        let path = Path::new("");
+        // One that was open before would tell of failures that are none of the store's.
+        let root = self.root.try_open_directory(path).map_err(self.root.failure(OPEN_DIRECTORY, path))?;
+        self.disk.sync_file_system(&root, path)
     }
 
     /// Why nothing can be changed any more, if that is so: a sync has failed.
@@ -345,7 +431,7 @@ impl Store {
         self.forget_recipe(recipe.file());
         self.note_recipe(recipe.file());
         self.space.freed(replaced);
-        room.settle(self.file_bytes(&self.path(layout::recipe(recipe.file())))?.unwrap_or_default());
+        room.settle(self.file_bytes(&layout::recipe(recipe.file()))?.unwrap_or_default());
         Ok(())
     }
 
@@ -357,9 +443,28 @@ impl Store {
     }
 
     /// What a file takes on disk, or `None` when it is not there.
-    pub(crate) fn file_bytes(&self, path: &Path) -> Result<Option<u64>, StoreError> {
-        let metadata = error::optional(fs::symlink_metadata(path), "inspect", path)?;
-        Ok(metadata.map(|metadata| self.file_system.bytes_on_disk(&metadata)))
+    fn file_bytes(&self, path: &Path) -> Result<Option<u64>, StoreError> {
+        Ok(self.root.status(path)?.map(|status| self.file_system.bytes_on_disk(&status)))
+    }
+
+    /// What a recipe takes on disk, or `None` when there is none.
+    pub(crate) fn recipe_bytes(&self, file: Digest) -> Result<Option<u64>, StoreError> {
+        self.file_bytes(&layout::recipe(file))
+    }
+
+    /// Removes a blob's file; says what it took on disk, or `None` when there was none. The caller
+    /// holds a change, and notes the removal.
+    pub(crate) fn remove_blob_file(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
+        let bytes = self.blob_bytes_on_disk(digest)?;
+        Ok(self.disk.remove_file(&layout::blob(digest))?.and(bytes))
+    }
+
+    /// The same for a recipe.
+    pub(crate) fn remove_recipe_file(&self, file: Digest) -> Result<Option<u64>, StoreError> {
+        let bytes = self.recipe_bytes(file)?;
+        let removed = self.disk.remove_file(&layout::recipe(file));
+        self.forget_recipe(file);
+        Ok(removed?.and(bytes))
     }
 
     /// Writes a manifest or what is kept beside it, takes it out of `room` if any was taken, and
@@ -403,48 +508,63 @@ impl Store {
         lock(&self.transactions).remove(name);
     }
 
-    /// What lies in `staging/` and belongs to no transaction in progress: this process holds the
-    /// lock, so whoever left it is dead, or could not remove it.
-    pub(crate) fn abandoned_staging(&self) -> Result<Vec<PathBuf>, StoreError> {
-        let mut paths = staging::directories(&self.path(layout::STAGING))?;
-        // Looked up after the listing: a transaction is known before its directory exists.
-        // And looked at after that: one that has ended meanwhile has removed its directory before.
-        paths.retain(|path| !self.is_in_progress(path) && fs::symlink_metadata(path).is_ok());
-        Ok(paths)
+    /// What lies in `staging/` and belongs to no transaction in progress, with what it takes on disk:
+    /// this process holds the lock, so whoever left it is dead, or could not remove it.
+    pub(crate) fn abandoned_staging(&self) -> Result<Vec<(OsString, u64)>, StoreError> {
+        let Some(staging) = self.root.find_directory(Path::new(layout::STAGING))? else {
+            return Ok(Vec::new());
+        };
+        let mut abandoned = Vec::new();
+        for entry in staging.entries()? {
+            let Entry { name, kind, .. } = entry?;
+            // Looked up after the listing: a transaction is known before its directory exists.
+            if self.is_in_progress(&name) {
+                continue;
+            }
+            // And looked at after that: one that has ended meanwhile has removed its directory before.
+            let Some(status) = staging.status(&name)? else { continue };
+            let below = match kind {
+                FileType::Directory => staging.find_directory(&name)?.map(|directory| directory.tree_bytes()),
+                _ => None,
+            };
+            abandoned.push((name, status.allocated_bytes().saturating_add(below.unwrap_or_default())));
+        }
+        Ok(abandoned)
     }
 
     /// Whether this is the directory of a transaction that is not over.
-    fn is_in_progress(&self, directory: &Path) -> bool {
-        let name = directory.file_name().and_then(|name| name.to_str());
-        name.is_some_and(|name| lock(&self.transactions).contains(name))
+    fn is_in_progress(&self, name: &OsStr) -> bool {
+        name.to_str().is_some_and(|name| lock(&self.transactions).contains(name))
     }
 
     /// Removes what [`Self::abandoned_staging`] has found.
-    pub(crate) fn remove_abandoned(&self, path: &Path) -> Result<(), StoreError> {
-        if self.is_in_progress(path) {
+    pub(crate) fn remove_abandoned(&self, name: &OsStr) -> Result<(), StoreError> {
+        if self.is_in_progress(name) {
             return Ok(());
         }
-        // A link to a directory is a file: what it points to is none of ours.
-        if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
-            self.disk.remove_dir_of_files(path)
-        } else {
-            self.disk.remove_file(path).map(|_freed| ())
+        let path = Path::new(layout::STAGING).join(name);
+        match self.root.status(&path)? {
+            Some(status) if status.is_dir() => self.disk.remove_tree(&path),
+            Some(_) => self.disk.remove_file(&path).map(drop),
+            None => Ok(()),
         }
     }
 
-    fn sweep_staging(&self) -> Result<(), StoreError> {
-        for path in self.abandoned_staging()? {
-            if let Err(error) = self.remove_abandoned(&path) {
-                tracing::warn!("{error}; `blobd gc` tries again");
+    /// Whatever goes wrong, `gc` tries again and says so.
+    fn sweep_staging(&self) {
+        if self.read_only_reason().is_some() {
+            return;
+        }
+        let warn = |error| tracing::warn!("{error}; `blobd gc` tries again");
+        match self.abandoned_staging() {
+            Err(error) => warn(error),
+            Ok(abandoned) => {
+                let swept = abandoned.iter().filter_map(|(name, _)| self.remove_abandoned(name).err());
+                swept.for_each(warn);
             }
         }
-        Ok(())
     }
 }
-
-/// What every store has from the beginning.
-const DIRECTORIES: [&str; 5] =
-    [layout::BLOBS, layout::RECIPES, layout::MANIFESTS, layout::ORIGINS, layout::STAGING];
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // None of these locks guards memory that a panic could leave half changed.

@@ -1,6 +1,7 @@
 //! Models as they are stored: a manifest, and for each of its files a blob or a recipe.
 
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use blobd_store_format::descriptor::Descriptor;
@@ -11,7 +12,7 @@ use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
 use super::leases::Lease;
-use super::{Store, StoreError, disk, lock};
+use super::{Store, StoreError, lock};
 
 /// A model that can be opened.
 #[derive(Clone, Debug)]
@@ -141,14 +142,12 @@ impl Store {
             return Ok(Some(recipe));
         }
         let generation = self.recipes.generation();
-        let path = self.path(layout::recipe(file));
-        let Some(json) = disk::read_limited(&path, Recipe::MAX_BYTES)? else { return Ok(None) };
-        let recipe = Recipe::parse(&json).map_err(|source| StoreError::Recipe { path, source })?;
+        let path = layout::recipe(file);
+        let Some(json) = self.root.read_limited(&path, Recipe::MAX_BYTES)? else { return Ok(None) };
+        let path = || self.root.full(&path);
+        let recipe = Recipe::parse(&json).map_err(|source| StoreError::Recipe { path: path(), source })?;
         if recipe.file() != file {
-            return Err(StoreError::WrongRecipe {
-                path: self.path(layout::recipe(file)),
-                found: recipe.file(),
-            });
+            return Err(StoreError::WrongRecipe { path: path(), found: recipe.file() });
         }
         let recipe = Arc::new(recipe);
         self.recipes.keep(file, &recipe, generation);
@@ -171,12 +170,10 @@ impl Store {
             return Ok(());
         }
         let _change = self.begin_change();
-        let path = self.path(layout::recipe(file.digest));
-        let bytes = self.file_bytes(&path)?;
-        let freed = self.disk().remove_file(&path)?.and(bytes);
+        let freed = self.remove_recipe_file(file.digest)?;
         self.note_recipe_removed(file.digest, freed.unwrap_or_default());
         // Before a tag needs the file: another power cut would bring it back once more.
-        self.disk().sync_dir(&self.path(layout::RECIPES))
+        self.disk().sync_dir(Path::new(layout::RECIPES))
     }
 
     /// What a file lacks, if anything.
@@ -185,7 +182,7 @@ impl Store {
         if let StoredForm::Recipe(recipe) = &stored.form {
             let Descriptor { digest, size: expected, .. } = *file;
             // On disk: what the cache remembers may have been collected.
-            if !self.path(layout::recipe(digest)).exists() {
+            if self.recipe_bytes(digest)?.is_none() {
                 return Ok(Some(StoreError::MissingBlob { digest }));
             }
             if recipe.size() != expected {

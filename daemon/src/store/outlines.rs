@@ -3,14 +3,15 @@
 //! A collection reads all recipes there are. It leaves the cache of parsed ones alone, which is
 //! there for the few models that are being opened.
 
-use std::path::Path;
+use std::fs::File;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::outline::RecipeOutline;
 use blobd_store_format::recipe::Recipe;
 
-use super::{Store, StoreError, disk};
+use super::root::Root;
+use super::{Store, StoreError};
 
 impl Store {
     /// What the recipe of the file with this digest keeps alive, if the file was split.
@@ -18,19 +19,28 @@ impl Store {
     /// # Errors
     /// [`StoreError::Recipe`] when it is damaged, [`StoreError::WrongRecipe`], [`StoreError::Io`].
     pub fn recipe_outline(&self, file: Digest) -> Result<Option<RecipeOutline>, StoreError> {
-        read_outline(self.root(), file)
+        read_outline(&self.root, file)
     }
 
     /// Whether there is a recipe of this name. Nothing of it is read.
     #[must_use]
     pub fn has_recipe(&self, file: Digest) -> bool {
-        self.path(layout::recipe(file)).symlink_metadata().is_ok()
+        self.recipe_bytes(file).is_ok_and(|bytes| bytes.is_some())
+    }
+
+    /// Opens a recipe's file for reading, to be read past the page cache.
+    ///
+    /// # Errors
+    /// [`StoreError::UnexpectedFile`], [`StoreError::Io`].
+    pub(crate) fn find_recipe_file(&self, file: Digest) -> Result<Option<File>, StoreError> {
+        self.root.find_file(&layout::recipe(file))
     }
 }
 
-pub(super) fn read_outline(root: &Path, file: Digest) -> Result<Option<RecipeOutline>, StoreError> {
-    let path = root.join(layout::recipe(file));
-    let Some(json) = disk::read_limited(&path, Recipe::MAX_BYTES)? else { return Ok(None) };
+pub(super) fn read_outline(root: &Root, file: Digest) -> Result<Option<RecipeOutline>, StoreError> {
+    let path = layout::recipe(file);
+    let Some(json) = root.read_limited(&path, Recipe::MAX_BYTES)? else { return Ok(None) };
+    let path = root.full(path);
     match RecipeOutline::parse(&json) {
         Err(source) => Err(StoreError::Recipe { path, source }),
         Ok(outline) if outline.file() != file => Err(StoreError::WrongRecipe { path, found: outline.file() }),

@@ -1,6 +1,8 @@
 //! Pins that people set: models that eviction and removal leave alone. Each is an empty file under
 //! `pins/`, at the place that its tag has under `manifests/`.
 
+use std::path::Path;
+
 use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
 
@@ -10,7 +12,14 @@ impl Store {
     /// Whether a model is pinned; if that cannot be told, it is. The reference is a stored tag's.
     #[must_use]
     pub fn is_pinned(&self, reference: &Reference) -> bool {
-        self.path(layout::pin(reference)).try_exists().unwrap_or(true)
+        self.root.status(&layout::pin(reference)).map_or(true, |status| status.is_some())
+    }
+
+    /// Whether any model may be pinned.
+    #[must_use]
+    pub fn has_pins(&self) -> bool {
+        let pins = self.root.find_directory(Path::new(layout::PINS));
+        pins.map_or(true, |pins| pins.is_some_and(|pins| !pins.is_empty()))
     }
 
     /// Pins a model, durably.
@@ -18,11 +27,10 @@ impl Store {
     /// # Errors
     /// [`StoreError::Io`].
     pub(crate) fn pin(&self, reference: &Reference) -> Result<(), StoreError> {
-        let relative = layout::pin(reference);
-        let path = self.path(&relative);
-        let (Some(above), Some(directory)) = (relative.parent(), path.parent()) else { return Ok(()) };
-        self.disk().create_dir_all(self.root(), above)?;
-        let file = self.disk().create_file(&path, 0o644)?;
+        let path = layout::pin(reference);
+        let Some(directory) = path.parent() else { return Ok(()) };
+        self.disk().create_dir_all(directory)?;
+        let file = self.disk().open_or_create(&path, 0o644)?;
         self.disk().sync_file(&path, &file)?;
         self.disk().sync_dir(directory)
     }
@@ -32,10 +40,11 @@ impl Store {
     /// # Errors
     /// [`StoreError::Io`].
     pub(crate) fn unpin(&self, reference: &Reference) -> Result<bool, StoreError> {
-        let path = self.path(layout::pin(reference));
+        let path = layout::pin(reference);
         let was_pinned = self.disk().remove_file(&path)?.is_some();
         // Also if it was gone: whoever removed it may have died before it came to a sync.
-        if path.parent().is_some_and(std::path::Path::is_dir) {
+        let directory = path.parent().map(|directory| self.root.status(directory)).transpose()?.flatten();
+        if directory.is_some_and(|directory| directory.is_dir()) {
             self.sync_and_prune(&path)?;
         }
         Ok(was_pinned)

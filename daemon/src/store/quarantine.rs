@@ -6,9 +6,8 @@
 //! is remembered as long as the store is open, and read from `quarantine/` when it is opened.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, Metadata};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::layout;
 
-use super::error::optional;
+use super::root::{FileStatus, Root};
 use super::{Store, StoreError, lock};
 
 /// The blobs that are known not to be there as they should.
@@ -34,8 +33,8 @@ enum Fate {
 
 impl DamagedBlobs {
     /// What `quarantine/` says. Names of another form are not blobd's.
-    pub(super) fn load(root: &Path) -> Result<Self, StoreError> {
-        let copies = copies_in(&root.join(layout::QUARANTINE))?;
+    pub(super) fn load(root: &Root) -> Result<Self, StoreError> {
+        let copies = copies_in(root)?;
         let quarantined = copies.into_iter().map(|(digest, _)| (digest, Fate::Quarantined));
         Ok(Self(Mutex::new(quarantined.collect())))
     }
@@ -48,16 +47,20 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Io`]; the blob is still in its place then, or the move is not durable.
-    pub(crate) fn quarantine(&self, digest: Digest, seen: &Metadata) -> Result<Option<PathBuf>, StoreError> {
-        self.disk().create_dir_all(&self.root, Path::new(layout::QUARANTINE))?;
+    pub(crate) fn quarantine(
+        &self,
+        digest: Digest,
+        seen: &FileStatus,
+    ) -> Result<Option<PathBuf>, StoreError> {
+        self.disk().create_dir_all(Path::new(layout::QUARANTINE))?;
         let _change = self.begin_change();
         let moved = self.move_aside(digest, seen)?;
         if moved.is_some() {
             self.note_blob_removed(digest, self.file_system.bytes_on_disk(seen));
-            self.disk().sync_dir(&self.path(layout::QUARANTINE))?;
-            self.disk().sync_dir(&self.path(layout::BLOBS))?;
+            self.disk().sync_dir(Path::new(layout::QUARANTINE))?;
+            self.disk().sync_dir(Path::new(layout::BLOBS))?;
         }
-        Ok(moved)
+        Ok(moved.map(|place| self.root.full(place)))
     }
 
     /// Reads a blob and puts it aside if it is not what its name says. Answers with its new place.
@@ -65,30 +68,33 @@ impl Store {
     /// # Errors
     /// Those of [`Self::quarantine`], and [`StoreError::Io`] when it cannot be read.
     pub(crate) fn set_aside_if_damaged(&self, digest: Digest) -> Result<Option<PathBuf>, StoreError> {
-        let path = self.path(layout::blob(digest));
-        let Some(mut file) = optional(File::open(&path), "open", &path)? else { return Ok(None) };
-        let seen = file.metadata().map_err(StoreError::io("look at", &path))?;
-        let found = digest_of(&mut file).map_err(StoreError::io("read", &path))?;
+        let mut file = match self.open_blob(digest, 0) {
+            Err(StoreError::MissingBlob { .. }) => return Ok(None),
+            opened => opened?,
+        };
+        let path = || self.root.full(layout::blob(digest));
+        let seen = FileStatus::of(&file).map_err(StoreError::io("inspect", path()))?;
+        let found = digest_of(&mut file).map_err(StoreError::io("read", path()))?;
         if found == digest { Ok(None) } else { self.quarantine(digest, &seen) }
     }
 
     /// The move and its record belong together: a collection that misses the blob must find it
     /// here, or it would take the model for one that has lost a recipe.
-    fn move_aside(&self, digest: Digest, seen: &Metadata) -> Result<Option<PathBuf>, StoreError> {
+    fn move_aside(&self, digest: Digest, seen: &FileStatus) -> Result<Option<PathBuf>, StoreError> {
         let mut damaged = lock(&self.damaged.0);
         // With the time of change: a file system may give the inode's number to the next file.
-        let id = |file: &Metadata| (file.dev(), file.ino(), file.ctime(), file.ctime_nsec());
-        if self.blob_metadata(digest)?.as_ref().map(id) != Some(id(seen)) {
+        let id = |file: &FileStatus| (file.identity(), file.status_changed());
+        if self.blob_status(digest)?.as_ref().map(id) != Some(id(seen)) {
             return Ok(None);
         }
-        let blob = self.path(layout::blob(digest));
+        let blob = layout::blob(digest);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let mut target = self.path(layout::quarantined(digest, now));
+        let mut target = layout::quarantined(digest, now);
         let mut later = now;
         while !self.disk().publish(&blob, &target)? {
             // It was put aside within this very second before.
             later = later.saturating_add(1);
-            target = self.path(layout::quarantined(digest, later));
+            target = layout::quarantined(digest, later);
         }
         damaged.insert(digest, Fate::Quarantined);
         Ok(Some(target))
@@ -105,7 +111,7 @@ impl Store {
     #[must_use]
     pub fn damaged(&self) -> BTreeSet<Digest> {
         let mut damaged = lock(&self.damaged.0);
-        damaged.retain(|digest, _| !self.path(layout::blob(*digest)).exists());
+        damaged.retain(|digest, _| !matches!(self.blob_size(*digest), Ok(Some(_))));
         damaged.keys().copied().collect()
     }
 
@@ -115,26 +121,25 @@ impl Store {
         lock(&self.damaged.0).get(&digest) == Some(&Fate::Quarantined)
     }
 
-    /// Where the copies of a blob lie that were put aside, the newest first.
+    /// When the copies of a blob were put aside, in Unix seconds, the newest first.
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub(crate) fn quarantined_copies(&self, digest: Digest) -> Result<Vec<PathBuf>, StoreError> {
-        let mut times: Vec<u64> = copies_in(&self.path(layout::QUARANTINE))?
+    pub(crate) fn quarantined_copies(&self, digest: Digest) -> Result<Vec<u64>, StoreError> {
+        let mut times: Vec<u64> = copies_in(&self.root)?
             .into_iter()
             .filter_map(|(quarantined, time)| (quarantined == digest).then_some(time))
             .collect();
         times.sort_unstable_by(|a, b| b.cmp(a));
-        Ok(times.into_iter().map(|time| self.path(layout::quarantined(digest, time))).collect())
+        Ok(times)
     }
 
-    /// What the file system says about a blob's name; nothing if there is none.
+    /// Opens such a copy for reading.
     ///
     /// # Errors
-    /// [`StoreError::Io`].
-    pub(crate) fn blob_metadata(&self, digest: Digest) -> Result<Option<Metadata>, StoreError> {
-        let path = self.path(layout::blob(digest));
-        optional(fs::symlink_metadata(&path), "inspect", &path)
+    /// [`StoreError::UnexpectedFile`], [`StoreError::Io`].
+    pub(crate) fn open_quarantined(&self, digest: Digest, time: u64) -> Result<File, StoreError> {
+        self.root.open_file(&layout::quarantined(digest, time))
     }
 }
 
@@ -149,13 +154,13 @@ fn digest_of(file: &mut File) -> io::Result<Digest> {
 }
 
 /// The digests and Unix times of what was put aside.
-fn copies_in(quarantine: &Path) -> Result<Vec<(Digest, u64)>, StoreError> {
-    let Some(listing) = optional(fs::read_dir(quarantine), "list", quarantine)? else {
+fn copies_in(root: &Root) -> Result<Vec<(Digest, u64)>, StoreError> {
+    let Some(quarantine) = root.find_directory(Path::new(layout::QUARANTINE))? else {
         return Ok(Vec::new());
     };
     let mut copies = Vec::new();
-    for entry in listing {
-        let name = entry.map_err(StoreError::io("list", quarantine))?.file_name();
+    for entry in quarantine.entries()? {
+        let name = entry?.name;
         copies.extend(name.to_str().and_then(layout::parse_quarantined_name));
     }
     Ok(copies)
@@ -163,6 +168,7 @@ fn copies_in(quarantine: &Path) -> Result<Vec<(Digest, u64)>, StoreError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::sync::Arc;
 
     use tempfile::TempDir;
@@ -185,7 +191,7 @@ mod tests {
     }
 
     fn quarantine(store: &Store, digest: Digest) -> Option<PathBuf> {
-        let seen = store.blob_metadata(digest).unwrap().unwrap();
+        let seen = store.blob_status(digest).unwrap().unwrap();
         store.quarantine(digest, &seen).unwrap()
     }
 
@@ -197,7 +203,8 @@ mod tests {
         assert_eq!(fs::read(&place).unwrap(), b"weights");
         assert_eq!(store.blob_size(digest).unwrap(), None);
         assert_eq!(store.damaged(), [digest].into());
-        assert_eq!(store.quarantined_copies(digest).unwrap(), [place]);
+        let [time] = store.quarantined_copies(digest).unwrap().try_into().unwrap();
+        assert_eq!(store.path(layout::quarantined(digest, time)), place);
     }
 
     #[test]
@@ -226,7 +233,7 @@ mod tests {
     #[test]
     fn blob_that_took_the_place_of_the_damaged_one_stays() {
         let (_folder, store, digest) = store_with(b"weights");
-        let seen = store.blob_metadata(digest).unwrap().unwrap();
+        let seen = store.blob_status(digest).unwrap().unwrap();
         // Kept open, so that its inode is not given to the next file.
         let _mapped = store.open_blob(digest, 0).unwrap();
         fs::remove_file(store.path(layout::blob(digest))).unwrap();

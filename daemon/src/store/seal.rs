@@ -13,7 +13,7 @@
 //! that was opened before the transaction wrote anything.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -21,6 +21,9 @@ use super::disk::GuardedDisk;
 use super::filesystem::Durability;
 use super::staged::StagedBlob;
 use super::{StoreError, lock};
+
+/// The mode of a blob.
+const READ_ONLY: u32 = 0o444;
 
 /// The files that a transaction has written and not published.
 #[derive(Debug)]
@@ -91,8 +94,7 @@ impl WrittenFiles {
         if let Some(file) = lock(&self.files).used(path) {
             return Ok(file);
         }
-        let file = OpenOptions::new().write(true).open(path).map_err(StoreError::io("reopen", path))?;
-        self.add(path, file)
+        self.add(path, self.disk.open_file(path)?)
     }
 
     /// Nothing more is written to a file: it may be sealed ahead of its group.
@@ -123,7 +125,7 @@ impl WrittenFiles {
         if is_one_by_one {
             blobs.iter().try_for_each(|blob| self.seal_file(&blob.path))?;
         } else if !blobs.is_empty() {
-            blobs.iter().try_for_each(|blob| self.disk.make_read_only(&blob.path))?;
+            blobs.iter().try_for_each(|blob| self.make_read_only(&blob.path).map(drop))?;
             self.disk.sync_file_system(&self.directory_fd, &self.directory)?;
         }
         Ok(blobs.into_iter().map(DurableBlob).collect())
@@ -135,17 +137,22 @@ impl WrittenFiles {
         if lock(&self.files).sealed.contains(path) {
             return Ok(());
         }
-        let file = match lock(&self.files).used(path) {
-            Some(file) => file,
-            // All that was written through descriptors that are closed was synced then.
-            None => Arc::new(File::open(path).map_err(StoreError::io("open", path))?),
+        // If it was closed, all that was written through closed descriptors was synced then.
+        let file = self.make_read_only(path)?;
+        self.disk.sync_file(path, &file)
+    }
+
+    fn make_read_only(&self, path: &Path) -> Result<Arc<File>, StoreError> {
+        let Some(file) = lock(&self.files).used(path) else {
+            return self.disk.set_mode_of(path, READ_ONLY).map(Arc::new);
         };
-        self.make_durable(path, &file)
+        self.disk.set_mode(path, &file, READ_ONLY)?;
+        Ok(file)
     }
 
     /// Read-only before the sync and the rename: a crash after those must not leave a writable blob.
     fn make_durable(&self, path: &Path, file: &File) -> Result<(), StoreError> {
-        self.disk.make_read_only(path)?;
+        self.disk.set_mode(path, file, READ_ONLY)?;
         self.disk.sync_file(path, file)
     }
 

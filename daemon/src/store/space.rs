@@ -5,13 +5,13 @@
 //! promise or a file has is not promised to anyone else, so whoever was admitted does not fail
 //! for want of room because of others in the same store.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blobd_store_format::layout;
 
 use super::StoreError;
-use super::disk::{block_bytes, capacity_bytes, free_bytes, tree_bytes};
+use super::root::Root;
 
 /// How much of the disk the store may take. Percentages are of the quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ fn default_min_free(capacity: u64) -> u64 {
 /// The store's books.
 #[derive(Debug)]
 pub(crate) struct Space {
-    root: PathBuf,
+    root: Root,
     policy: SpacePolicy,
     min_free_bytes: u64,
     block_bytes: u64,
@@ -114,10 +114,10 @@ struct Ledger {
 }
 
 impl Space {
-    pub(crate) fn new(root: PathBuf, policy: SpacePolicy) -> Result<Self, StoreError> {
-        let by_size = || capacity_bytes(&root).map(default_min_free);
+    pub(crate) fn new(root: Root, policy: SpacePolicy) -> Result<Self, StoreError> {
+        let by_size = || root.capacity_bytes().map(default_min_free);
         let min_free_bytes = policy.min_free_bytes.map_or_else(by_size, Ok)?;
-        let block_bytes = block_bytes(&root)?;
+        let block_bytes = root.block_bytes()?;
         Ok(Self { root, policy, min_free_bytes, block_bytes, ledger: Mutex::default() })
     }
 
@@ -245,12 +245,13 @@ impl Space {
     fn check(&self, ledger: &mut Ledger, needed_bytes: u64) -> Result<(), StoreError> {
         let free_bytes = self.free(ledger)?;
         if needed_bytes > free_bytes {
-            return Err(StoreError::NoRoom { root: self.root.clone(), needed_bytes, free_bytes });
+            return Err(StoreError::NoRoom { root: self.root.path().into(), needed_bytes, free_bytes });
         }
         let Some(quota_bytes) = self.policy.quota_bytes else { return Ok(()) };
         let used_bytes = self.used(ledger).saturating_add(ledger.promised);
         if needed_bytes > quota_bytes.saturating_sub(used_bytes) {
-            return Err(StoreError::Quota { root: self.root.clone(), needed_bytes, used_bytes, quota_bytes });
+            let root = self.root.path().into();
+            return Err(StoreError::Quota { root, needed_bytes, used_bytes, quota_bytes });
         }
         Ok(())
     }
@@ -258,7 +259,7 @@ impl Space {
     /// What may be taken of the file system.
     fn free(&self, ledger: &Ledger) -> Result<u64, StoreError> {
         let spoken_for = ledger.promised.saturating_add(self.min_free_bytes);
-        Ok(free_bytes(&self.root)?.saturating_sub(spoken_for))
+        Ok(self.root.free_bytes()?.saturating_sub(spoken_for))
     }
 
     fn used(&self, ledger: &mut Ledger) -> u64 {
@@ -279,7 +280,7 @@ impl Space {
 
     fn bytes<const N: usize>(&self, directories: [&str; N]) -> u64 {
         directories
-            .map(|directory| tree_bytes(&self.root.join(directory)))
+            .map(|directory| self.root.tree_bytes(Path::new(directory)))
             .into_iter()
             .fold(0, u64::saturating_add)
     }
@@ -298,7 +299,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let policy =
             SpacePolicy { quota_bytes: Some(quota), min_free_bytes: Some(0), ..SpacePolicy::default() };
-        let space = Space::new(folder.path().to_path_buf(), policy).unwrap();
+        let space = Space::new(Root::open(folder.path()).unwrap(), policy).unwrap();
         (folder, space)
     }
 
@@ -331,9 +332,9 @@ mod tests {
     #[test]
     fn some_of_the_file_system_is_left_to_others() {
         let folder = tempfile::tempdir().unwrap();
-        let free = free_bytes(folder.path()).unwrap();
+        let free = Root::open(folder.path()).unwrap().free_bytes().unwrap();
         let policy = SpacePolicy { min_free_bytes: Some(free), ..SpacePolicy::default() };
-        let space = Space::new(folder.path().to_path_buf(), policy).unwrap();
+        let space = Space::new(Root::open(folder.path()).unwrap(), policy).unwrap();
         assert!(matches!(space.promise(1 << 40), Err(StoreError::NoRoom { .. })));
         assert_eq!(default_min_free(1 << 20), (1 << 20) / 50);
         assert_eq!(default_min_free(1 << 50), 1 << 30);

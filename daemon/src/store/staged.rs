@@ -4,7 +4,6 @@
 //! bytes on disk, [`StagedHash`] computes the digest. [`StagedWriter`] is both at once.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
@@ -45,8 +44,8 @@ pub struct StagedHash {
 /// A blob that is completely written: content hashed, not yet durable.
 #[derive(Debug)]
 pub struct StagedBlob {
-    /// Where it lies.
-    pub path: PathBuf,
+    /// Where it lies in the store.
+    pub(super) path: PathBuf,
     /// The SHA-256 of its bytes.
     pub digest: Digest,
     /// How many they are.
@@ -145,7 +144,7 @@ impl StagedHash {
     fn catch_up(&mut self) -> Result<(), StoreError> {
         const READ_BACK_BYTES: u64 = 1 << 20;
         let Some(mut length) = self.ahead.remove(&self.hashed) else { return Ok(()) };
-        let file = File::open(&self.path).map_err(StoreError::io("read back", &self.path))?;
+        let file = self.room.open_file(&self.path)?;
         let mut buffer = Vec::new();
         loop {
             while length > 0 {

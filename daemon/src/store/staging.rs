@@ -1,6 +1,6 @@
 //! Where one transaction writes: a directory of its own, and its share of the ledger.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use blobd_store_format::layout;
 
 use super::disk::GuardedDisk;
+use super::root::OPEN_DIRECTORY;
 use super::seal::{DurableBlob, WrittenFiles};
 use super::staged::{StagedBlob, StagedWriter};
 use super::{Store, StoreError};
@@ -51,6 +52,11 @@ impl Room {
         self.store.space().stays_in_partial(self.bytes);
     }
 
+    /// Opens a file of the store for reading.
+    pub(super) fn open_file(&self, path: &Path) -> Result<File, StoreError> {
+        self.store.root.open_file(path)
+    }
+
     /// The file has its final name, and takes `bytes` on disk from now on.
     pub(super) fn settle(&mut self, bytes: u64) {
         let room = std::mem::take(&mut self.bytes);
@@ -73,10 +79,8 @@ impl Drop for Room {
 impl Staging {
     pub(super) fn begin(store: &Arc<Store>) -> Result<Self, StoreError> {
         let name = store.new_transaction();
-        let directory = store.path(layout::STAGING).join(&name);
-        let made = store.disk().create_dir(&directory);
-        let opened =
-            made.and_then(|()| File::open(&directory).map_err(StoreError::io("open directory", &directory)));
+        let directory = Path::new(layout::STAGING).join(&name);
+        let opened = make_directory(store, &directory);
         let directory_fd = opened.inspect_err(|_| store.end_transaction(&name))?;
         let disk = store.disk().clone();
         let written = WrittenFiles::new(disk, store.durability(), directory_fd, directory.clone());
@@ -139,6 +143,7 @@ impl Staging {
         self.0.store.disk()
     }
 
+    /// The transaction's directory, relative to the root.
     pub(super) fn directory(&self) -> &Path {
         &self.0.directory
     }
@@ -167,7 +172,7 @@ impl Staging {
         let mut blob = blob.into_blob();
         self.written().forget(&blob.path);
         let store = &self.0.store;
-        let target = store.path(layout::blob(blob.digest));
+        let target = layout::blob(blob.digest);
         if !self.disk().publish(&blob.path, &target)? {
             if store.blob_size(blob.digest)? == Some(blob.size) {
                 return self.disk().remove_file(&blob.path).map(|_freed| ());
@@ -204,7 +209,7 @@ impl Staging {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.store.space().release_promise(self.promised.load(Ordering::Relaxed));
-        if let Err(error) = self.store.disk().remove_dir_of_files(&self.directory) {
+        if let Err(error) = self.store.disk().remove_tree(&self.directory) {
             tracing::warn!("{error}; `blobd gc` or the next start removes it");
         }
         self.store.end_transaction(&self.name);
@@ -218,9 +223,10 @@ fn spend(sum: &AtomicU64, bytes: u64) -> u64 {
     left.unwrap_or_default().min(bytes)
 }
 
-/// What lies in `staging/`.
-pub(super) fn directories(staging: &Path) -> Result<Vec<PathBuf>, StoreError> {
-    let entries = fs::read_dir(staging).map_err(StoreError::io("list", staging))?;
-    let paths = entries.map(|entry| Ok(entry.map_err(StoreError::io("list", staging))?.path()));
-    paths.collect()
+/// Makes a transaction's directory, and opens it.
+fn make_directory(store: &Store, directory: &Path) -> Result<File, StoreError> {
+    store.disk().create_dir_all(Path::new(layout::STAGING))?;
+    store.disk().create_dir(directory)?;
+    let opened = store.root.try_open_directory(directory);
+    opened.map_err(store.root.failure(OPEN_DIRECTORY, directory))
 }

@@ -7,9 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{self, Metadata};
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -17,7 +15,8 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
 
-use super::error::optional;
+use super::root::{Directory, FileStatus};
+use super::tags::reference_of;
 use super::{Store, StoreError, lock};
 
 /// A tag and what it points to.
@@ -46,11 +45,11 @@ pub struct ManifestSummary {
 
 /// What has been read so far.
 #[derive(Debug, Default)]
-pub(super) struct Summaries(Mutex<Directory>);
+pub(super) struct Summaries(Mutex<KnownDirectory>);
 
 /// A directory below `manifests/`, or that itself.
 #[derive(Debug, Default)]
-struct Directory {
+struct KnownDirectory {
     stamp: Option<Stamp>,
     directories: BTreeMap<OsString, Self>,
     tags: BTreeMap<OsString, Tag>,
@@ -77,8 +76,8 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn summaries(&self) -> Result<Vec<Arc<TagSummary>>, StoreError> {
         let mut found = Vec::new();
-        let mut path = self.path(layout::MANIFESTS);
-        lock(&self.summaries.0).read(self, &mut path, 0, &mut found)?;
+        let manifests = self.existing_directory(layout::MANIFESTS)?;
+        lock(&self.summaries.0).read(self, &manifests, Path::new(""), &mut found)?;
         found.sort_by(|a, b| a.reference.cmp(&b.reference));
         Ok(found)
     }
@@ -90,7 +89,9 @@ impl Store {
                 size: manifest.size(),
                 files: manifest.digests().into_iter().collect(),
             }),
-            Err(error @ StoreError::Manifest { .. }) => Err(error.to_string()),
+            Err(error @ (StoreError::Manifest { .. } | StoreError::UnexpectedFile { .. })) => {
+                Err(error.to_string())
+            }
             Err(error) => return Err(error),
         };
         let origin = manifest.as_ref().ok().and_then(|manifest| self.origin(manifest.digest));
@@ -98,53 +99,45 @@ impl Store {
     }
 }
 
-impl Directory {
-    /// Brings the directory at `path` up to date and adds what is below it to `found`.
+impl KnownDirectory {
+    /// Brings what is known of an open directory, which lies at `place` below `manifests/`, up to
+    /// date, and adds what is below it to `found`.
     fn read(
         &mut self,
         store: &Store,
-        path: &mut PathBuf,
-        depth: usize,
+        directory: &Directory,
+        place: &Path,
         found: &mut Vec<Arc<TagSummary>>,
     ) -> Result<(), StoreError> {
-        let Some(metadata) = optional(fs::metadata(&*path), "inspect", path)? else { return Ok(()) };
-        if self.stamp.is_none() || self.stamp != settled_stamp(&metadata) {
-            self.stamp = settled_stamp(&metadata);
-            self.list(path, depth)?;
+        let stamp = settled_stamp(&directory.own_status()?);
+        if self.stamp.is_none() || self.stamp != stamp {
+            self.stamp = stamp;
+            self.list(directory, place.components().count())?;
         }
-        for (name, directory) in &mut self.directories {
-            path.push(name);
-            let read = directory.read(store, path, depth + 1, found);
-            path.pop();
-            read?;
+        for (name, known) in &mut self.directories {
+            if let Some(below) = directory.find_directory(name)? {
+                known.read(store, &below, &place.join(name), found)?;
+            }
         }
         for (name, tag) in &mut self.tags {
-            path.push(name);
-            let read = tag.read(store, path);
-            path.pop();
-            found.extend(read?);
+            if let Some(status) = directory.status(name)? {
+                found.extend(tag.read(store, &status, &place.join(name))?);
+            }
         }
         Ok(())
     }
 
     /// Takes over the names that there are; what is known of those that stay, stays known.
-    fn list(&mut self, path: &Path, depth: usize) -> Result<(), StoreError> {
+    fn list(&mut self, directory: &Directory, depth: usize) -> Result<(), StoreError> {
         let (mut directories, mut tags) = (BTreeMap::new(), BTreeMap::new());
-        let Some(listing) = optional(fs::read_dir(path), "list", path)? else {
-            *self = Self::default();
-            return Ok(());
-        };
-        for entry in listing {
-            let entry = entry.map_err(StoreError::io("list", path))?;
-            let (name, kind) = (entry.file_name(), entry.file_type());
-            let kind = kind.map_err(StoreError::io("list", path))?;
-            let is_dir = kind.is_dir() || kind.is_symlink() && entry.path().is_dir();
-            if is_dir && depth < DEPTH {
-                let known = self.directories.remove(&name).unwrap_or_default();
-                directories.insert(name, known);
-            } else if !is_dir && depth == DEPTH {
-                let known = self.tags.remove(&name).unwrap_or_default();
-                tags.insert(name, known);
+        for entry in directory.entries()? {
+            let entry = entry?;
+            if entry.is_dir() && depth < DEPTH {
+                let known = self.directories.remove(&entry.name).unwrap_or_default();
+                directories.insert(entry.name, known);
+            } else if depth == DEPTH {
+                let known = self.tags.remove(&entry.name).unwrap_or_default();
+                tags.insert(entry.name, known);
             }
         }
         (self.directories, self.tags) = (directories, tags);
@@ -153,10 +146,14 @@ impl Directory {
 }
 
 impl Tag {
-    /// What the tag at `path` points to; nothing if it has vanished or is no tag.
-    fn read(&mut self, store: &Store, path: &Path) -> Result<Option<Arc<TagSummary>>, StoreError> {
-        let Some(metadata) = optional(fs::metadata(path), "inspect", path)? else { return Ok(None) };
-        let stamp = settled_stamp(&metadata);
+    /// What the tag at a place points to; nothing if it has vanished or is no tag.
+    fn read(
+        &mut self,
+        store: &Store,
+        status: &FileStatus,
+        place: &Path,
+    ) -> Result<Option<Arc<TagSummary>>, StoreError> {
+        let stamp = settled_stamp(status);
         let is_known = self.stamp.is_some() && self.stamp == stamp;
         if let Some(known) = self.summary.as_ref().filter(|_| is_known) {
             // A record of the origin may have come since, but none changes.
@@ -164,9 +161,8 @@ impl Tag {
                 return Ok(Some(Arc::clone(known)));
             }
         }
-        let Some(reference) = reference_of(path) else { return Ok(None) };
-        let modified = metadata.modified().map_err(StoreError::io("inspect", path))?;
-        match store.summary(&reference, modified) {
+        let Some(reference) = reference_of(place) else { return Ok(None) };
+        match store.summary(&reference, status.modified()) {
             Ok(summary) => {
                 let summary = Arc::new(summary);
                 (self.stamp, self.summary) = (stamp, Some(Arc::clone(&summary)));
@@ -180,23 +176,15 @@ impl Tag {
 
 impl TagSummary {
     fn has_origin(&self, store: &Store) -> bool {
-        self.manifest.as_ref().is_ok_and(|manifest| store.path(layout::origin(manifest.digest)).exists())
+        self.manifest.as_ref().is_ok_and(|manifest| store.origin(manifest.digest).is_some())
     }
 }
 
-/// The last four parts of a path.
-fn reference_of(path: &Path) -> Option<Reference> {
-    let mut parts = path.iter().rev().map(|part| part.to_str());
-    let mut next = || parts.next().flatten();
-    let (tag, model, namespace, host) = (next()?, next()?, next()?, next()?);
-    Reference::from_parts(host, namespace, model, tag).ok()
-}
-
 /// What tells whether a file has changed, unless it is so new that this would not tell.
-fn settled_stamp(metadata: &Metadata) -> Option<Stamp> {
-    let changed =
-        Duration::new(u64::try_from(metadata.ctime()).ok()?, u32::try_from(metadata.ctime_nsec()).ok()?);
-    let age = SystemTime::UNIX_EPOCH.elapsed().ok()?.checked_sub(changed)?;
-    let times = [metadata.mtime(), metadata.mtime_nsec(), metadata.ctime(), metadata.ctime_nsec()];
-    (age > TICK).then_some((metadata.ino(), metadata.len(), times))
+fn settled_stamp(status: &FileStatus) -> Option<Stamp> {
+    let (content, changed) = (status.content_changed(), status.status_changed());
+    let since = Duration::new(u64::try_from(changed.0).ok()?, u32::try_from(changed.1).ok()?);
+    let age = SystemTime::UNIX_EPOCH.elapsed().ok()?.checked_sub(since)?;
+    let ((_device, inode), times) = (status.identity(), [content.0, content.1, changed.0, changed.1]);
+    (age > TICK).then_some((inode, status.len(), times))
 }

@@ -2,7 +2,6 @@
 //!
 //! The files are read each time: they are the truth, and there are few.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -12,9 +11,9 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
-use super::error::optional;
+use super::root::Directory;
 use super::staging::{Room, Staging};
-use super::{Store, StoreError, disk};
+use super::{Store, StoreError};
 
 /// What is under `manifests/`.
 #[derive(Clone, Debug, Default)]
@@ -52,18 +51,8 @@ impl Store {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn tags(&self) -> Result<Tags, StoreError> {
-        let root = self.path(layout::MANIFESTS);
         let mut tags = Tags::default();
-        let mut unvisited = vec![root.clone()];
-        while let Some(directory) = unvisited.pop() {
-            for (path, is_dir) in entries(&directory)? {
-                match (is_dir, reference_of(&root, &path)) {
-                    (true, _) => unvisited.push(path),
-                    (false, Some(reference)) => tags.references.push(reference),
-                    (false, None) => tags.foreign.push(path),
-                }
-            }
-        }
+        tags.collect(&self.existing_directory(layout::MANIFESTS)?, Path::new(""), 0)?;
         tags.references.sort();
         Ok(tags)
     }
@@ -88,10 +77,21 @@ impl Store {
     /// [`StoreError::NoSuchModel`], [`StoreError::Manifest`] when it is damaged,
     /// [`StoreError::Io`].
     pub fn manifest(&self, reference: &Reference) -> Result<Manifest, StoreError> {
-        let path = self.path(layout::manifest(reference));
-        let raw = disk::read_limited(&path, Manifest::MAX_BYTES)?
-            .ok_or_else(|| StoreError::NoSuchModel { name: reference.short() })?;
-        Manifest::parse(raw).map_err(|source| StoreError::Manifest { path, source })
+        let raw = self.raw_manifest(reference)?;
+        Manifest::parse(raw).map_err(|source| {
+            let path = self.root.full(layout::manifest(reference));
+            StoreError::Manifest { path, source }
+        })
+    }
+
+    /// What is under a tag, whether it is a manifest or not; of a longer file no more than shows that
+    /// it is too long.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchModel`], [`StoreError::Io`].
+    pub(crate) fn raw_manifest(&self, reference: &Reference) -> Result<Vec<u8>, StoreError> {
+        let raw = self.root.read_limited(&layout::manifest(reference), Manifest::MAX_BYTES)?;
+        raw.ok_or_else(|| StoreError::NoSuchModel { name: reference.short() })
     }
 
     /// When a tag was last set.
@@ -99,23 +99,22 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoSuchModel`], [`StoreError::Io`].
     pub fn modified(&self, reference: &Reference) -> Result<SystemTime, StoreError> {
-        let path = self.path(layout::manifest(reference));
-        let modified = fs::metadata(&path).and_then(|metadata| metadata.modified());
-        optional(modified, "inspect", &path)?
-            .ok_or_else(|| StoreError::NoSuchModel { name: reference.short() })
+        let status = self.root.status(&layout::manifest(reference))?;
+        let modified = status.map(|status| status.modified());
+        modified.ok_or_else(|| StoreError::NoSuchModel { name: reference.short() })
     }
 
     /// Where the model with this manifest came from, if that is on record.
     #[must_use]
     pub fn origin(&self, manifest: Digest) -> Option<String> {
         const MAX_BYTES: u64 = 64 << 10;
-        let json = disk::read_limited(&self.path(layout::origin(manifest)), MAX_BYTES).ok()??;
+        let json = self.root.read_limited(&layout::origin(manifest), MAX_BYTES).ok()??;
         Some(serde_json::from_slice::<Origin>(&json).ok()?.origin)
     }
 
     /// Removes a tag, durably: only after this may anything that it kept be deleted.
     pub(crate) fn remove_tag(&self, reference: &Reference) -> Result<(), StoreError> {
-        let path = self.path(layout::manifest(reference));
+        let path = layout::manifest(reference);
         if self.remove_record(&path)?.is_none() {
             return Err(StoreError::NoSuchModel { name: reference.short() });
         }
@@ -146,10 +145,9 @@ impl Store {
         manifest: &Manifest,
         room: Option<Room>,
     ) -> Result<(), StoreError> {
-        let relative = layout::manifest(reference);
-        let target = self.path(&relative);
-        let (Some(above), Some(directory)) = (relative.parent(), target.parent()) else { return Ok(()) };
-        self.disk().create_dir_all(&self.root, above)?;
+        let target = layout::manifest(reference);
+        let Some(directory) = target.parent() else { return Ok(()) };
+        self.disk().create_dir_all(directory)?;
         self.write_record(temporary, &target, manifest.raw(), room)?;
         self.disk().sync_dir(directory)
     }
@@ -161,23 +159,23 @@ impl Store {
         manifest: Digest,
         OriginRecord { json, room }: OriginRecord,
     ) -> Result<(), StoreError> {
-        let target = self.path(layout::origin(manifest));
-        if target.exists() {
-            // Whoever recorded it may have died before its name was durable.
-            return self.disk().sync_dir(&self.path(layout::ORIGINS));
+        let (target, directory) = (layout::origin(manifest), Path::new(layout::ORIGINS));
+        self.disk().create_dir_all(directory)?;
+        // If it is there, whoever recorded it may have died before its name was durable.
+        if self.root.status(&target)?.is_none() {
+            self.write_record(temporary, &target, &json, Some(room))?;
         }
-        self.write_record(temporary, &target, &json, Some(room))?;
-        self.disk().sync_dir(&self.path(layout::ORIGINS))
+        self.disk().sync_dir(directory)
     }
 
     /// Removes the record of where a manifest came from.
     pub(crate) fn remove_origin(&self, manifest: Digest) -> Result<(), StoreError> {
-        self.remove_record(&self.path(layout::origin(manifest))).map(drop)
+        self.remove_record(&layout::origin(manifest)).map(drop)
     }
 
     /// The stored tag that names the same model.
     pub(super) fn stored_case(&self, reference: &Reference) -> Result<Option<Reference>, StoreError> {
-        if self.path(layout::manifest(reference)).is_file() {
+        if self.root.status(&layout::manifest(reference))?.is_some_and(|status| status.is_file()) {
             let parts = [reference.host(), reference.namespace(), reference.model(), reference.tag()];
             return Ok(Reference::from_parts(parts[0], parts[1], parts[2], parts[3]).ok());
         }
@@ -185,21 +183,34 @@ impl Store {
     }
 }
 
-/// A directory's entries and whether each is a directory, as the listing itself says: one that
-/// vanishes meanwhile must not look like a file. None if the directory has just been removed with
-/// its last tag.
-fn entries(directory: &Path) -> Result<Vec<(PathBuf, bool)>, StoreError> {
-    let Some(listing) = optional(fs::read_dir(directory), "list", directory)? else { return Ok(Vec::new()) };
-    let look = |entry: fs::DirEntry| {
-        let (path, kind) = (entry.path(), entry.file_type()?);
-        let is_dir = kind.is_dir() || kind.is_symlink() && path.is_dir();
-        Ok((path, is_dir))
-    };
-    listing.map(|entry| entry.and_then(look).map_err(StoreError::io("list", directory))).collect()
+/// Directories between `manifests/` and a tag.
+const DEPTH: usize = 3;
+
+impl Tags {
+    /// Adds what is in a directory that lies at `place` below `manifests/`. One that has just been
+    /// removed with its last tag has nothing in it.
+    fn collect(&mut self, directory: &Directory, place: &Path, depth: usize) -> Result<(), StoreError> {
+        for entry in directory.entries()? {
+            let entry = entry?;
+            let place = place.join(&entry.name);
+            if entry.is_dir() && depth < DEPTH {
+                if let Some(below) = directory.find_directory(&entry.name)? {
+                    self.collect(&below, &place, depth + 1)?;
+                }
+                continue;
+            }
+            match reference_of(&place) {
+                Some(reference) if !entry.is_dir() => self.references.push(reference),
+                _ => self.foreign.push(directory.path().join(&entry.name)),
+            }
+        }
+        Ok(())
+    }
 }
 
-fn reference_of(root: &Path, path: &Path) -> Option<Reference> {
-    let mut parts = path.strip_prefix(root).ok()?.iter().map(|part| part.to_str());
+/// The tag at a place below `manifests/`.
+pub(super) fn reference_of(place: &Path) -> Option<Reference> {
+    let mut parts = place.iter().map(|part| part.to_str());
     let mut next = || parts.next().flatten();
     let reference = Reference::from_parts(next()?, next()?, next()?, next()?).ok()?;
     parts.next().is_none().then_some(reference)

@@ -77,12 +77,12 @@ fn new_store_has_an_identity_that_stays() {
 #[test]
 fn one_process_has_the_store_and_says_who_it_is() {
     let (folder, store) = new_store();
-    store.announce(Some(Path::new("/run/x.sock"))).unwrap();
+    store.announce(Some(Path::new("/run/x.sock")));
     let error = Store::open(folder.path().join("store")).unwrap_err();
     let StoreError::Locked { holder, .. } = error else { panic!("{error}") };
     let socket = Some(PathBuf::from("/run/x.sock"));
     assert_eq!(*holder, LockHolder { pid: std::process::id(), socket });
-    store.announce(None).unwrap();
+    store.announce(None);
     drop(store);
     Store::open(folder.path().join("store")).unwrap();
 }
@@ -313,7 +313,8 @@ fn blob_that_is_missing_short_or_a_link_is_not_opened() {
     fs::rename(&path, &elsewhere).unwrap();
     assert!(matches!(store.open_blob(digest, 0), Err(StoreError::MissingBlob { .. })));
     symlink(&elsewhere, &path).unwrap();
-    assert!(matches!(store.open_blob(digest, 0), Err(StoreError::Io { .. })), "a link is followed");
+    let followed = store.open_blob(digest, 0);
+    assert!(matches!(followed, Err(StoreError::UnexpectedFile { .. })), "a link is followed");
 }
 
 #[test]
@@ -351,9 +352,10 @@ fn files_that_are_no_tags_are_listed_as_foreign() {
     add(&store, "m", &[b"1", b"one"]);
     let manifests = store.path(layout::MANIFESTS);
     let library = manifests.join("registry.ollama.ai/library");
-    let foreign = [manifests.join("stray"), library.join("m/latest~"), library.join("m/deep/er")];
-    fs::create_dir(library.join("m/deep")).unwrap();
-    foreign.iter().for_each(|path| fs::write(path, "").unwrap());
+    // A directory in a tag's place may have taken a tag's place, whatever is in it.
+    let foreign = [manifests.join("stray"), library.join("m/latest~"), library.join("m/deep")];
+    fs::create_dir(&foreign[2]).unwrap();
+    foreign[..2].iter().for_each(|path| fs::write(path, "").unwrap());
     let tags = store.tags().unwrap();
     assert_eq!(tags.references, [name("m")]);
     assert!(tags.foreign.len() == 3 && foreign.iter().all(|path| tags.foreign.contains(path)));
@@ -415,10 +417,10 @@ fn transaction_in_progress_is_never_litter() {
     let (_folder, store) = new_store();
     let ingest = begin(&store);
     let directory = ingest.staging().directory().to_path_buf();
-    assert_eq!(store.abandoned_staging().unwrap(), Vec::<PathBuf>::new());
+    assert_eq!(store.abandoned_staging().unwrap(), []);
     // Also if it was found before it was known whose it is.
-    store.remove_abandoned(&directory).unwrap();
-    assert!(directory.is_dir());
+    store.remove_abandoned(directory.file_name().unwrap()).unwrap();
+    assert!(store.path(directory).is_dir());
 }
 
 #[test]
@@ -441,7 +443,8 @@ fn writing_to_staging_that_is_gone_is_an_error() {
     let mut ingest = begin(&store);
     fs::remove_dir_all(store.path(layout::STAGING)).unwrap();
     assert!(matches!(ingest.add_bytes(b"x"), Err(StoreError::Io { .. })));
-    assert!(matches!(Ingest::begin(&store, store.leases().grant("x")), Err(StoreError::Io { .. })));
+    // The next transaction makes it again.
+    assert!(begin(&store).add_bytes(b"x").is_ok());
 }
 
 #[test]
@@ -461,7 +464,7 @@ fn staged_file_cannot_be_opened_by_others_before_it_is_complete() {
 /// What lies below the places that the quota counts, measured from outside.
 fn measured(store: &Store) -> u64 {
     let places = ["blobs", "recipes", "manifests", "origins", "trash"];
-    places.into_iter().map(|place| disk::tree_bytes(&store.path(place))).sum()
+    places.into_iter().map(|place| store.root.tree_bytes(Path::new(place))).sum()
 }
 
 fn limited_store(quota_bytes: u64) -> (TempDir, Arc<Store>) {
@@ -489,7 +492,7 @@ fn quota_counts_manifests_and_what_is_kept_beside_them() {
     store.add_to_trash(&name("m:a"), &manifest(&files), keep).unwrap();
     store.remove_tag(&name("m:a")).unwrap();
     check("trash");
-    assert!(measured(&store) > disk::tree_bytes(&store.path(layout::BLOBS)));
+    assert!(measured(&store) > store.root.tree_bytes(Path::new(layout::BLOBS)));
     let trashed = store.trash().unwrap().remove(0);
     begin(&store).commit_if::<StoreError>(&trashed.reference, &trashed.manifest, |_| Ok(())).unwrap();
     store.remove_from_trash(trashed.record).unwrap();

@@ -9,6 +9,7 @@
 //! before its time.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -18,7 +19,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
-use super::{Store, StoreError, disk, lock};
+use super::{Store, StoreError, lock};
 
 /// A model in the trash.
 #[derive(Clone, Debug)]
@@ -101,12 +102,13 @@ impl Store {
             removed: unix_nanos(removed),
             expires: unix_nanos(expires),
         };
-        let directory = self.path(layout::TRASH);
-        let encode = |error: serde_json::Error| StoreError::io("encode", &directory)(error.into());
+        let directory = Path::new(layout::TRASH);
+        let encode = |error: serde_json::Error| StoreError::io("encode", directory)(error.into());
         let json = serde_json::to_vec(&record).map_err(encode)?;
-        self.disk().create_dir_all(self.root(), layout::TRASH.as_ref())?;
-        let target = self.path(layout::trashed(Digest::of(&json)));
-        let temporary = self.path(layout::STAGING).join(self.new_transaction());
+        self.disk().create_dir_all(directory)?;
+        self.disk().create_dir_all(Path::new(layout::STAGING))?;
+        let target = layout::trashed(Digest::of(&json));
+        let temporary = Path::new(layout::STAGING).join(self.new_transaction());
         let added = self.write_record(&temporary, &target, &json, None).inspect_err(|_| {
             // If it cannot be removed now, `gc` or the next start does it.
             let _ = self.disk().remove_file(&temporary);
@@ -115,7 +117,7 @@ impl Store {
             self.end_transaction(name);
         }
         added?;
-        self.disk().sync_dir(&directory)?;
+        self.disk().sync_dir(directory)?;
         Ok(expires)
     }
 
@@ -125,17 +127,15 @@ impl Store {
     /// [`StoreError::Trash`] for a record that cannot be read, [`StoreError::ForeignFile`] for a
     /// file that is none, [`StoreError::Io`].
     pub fn trash(&self) -> Result<Vec<TrashedModel>, StoreError> {
-        let directory = self.path(layout::TRASH);
-        let Some(entries) = super::error::optional(std::fs::read_dir(&directory), "list", &directory)? else {
+        let Some(directory) = self.root.find_directory(Path::new(layout::TRASH))? else {
             return Ok(Vec::new());
         };
         let mut models = Vec::new();
-        for entry in entries {
-            let path = entry.map_err(StoreError::io("list", &directory))?.path();
-            let name = path.file_name().and_then(|name| name.to_str());
-            match name.and_then(layout::parse_recipe_name) {
+        for entry in directory.entries()? {
+            let name = entry?.name;
+            match name.to_str().and_then(layout::parse_recipe_name) {
                 Some(record) => models.extend(self.trashed(record)?),
-                None => return Err(StoreError::ForeignFile { path }),
+                None => return Err(StoreError::ForeignFile { path: directory.path().join(name) }),
             }
         }
         models.sort_by(|a, b| (&a.reference, a.removed).cmp(&(&b.reference, b.removed)));
@@ -144,19 +144,24 @@ impl Store {
 
     /// Removes a record, durably: only after this may anything that it kept be deleted.
     pub(crate) fn remove_from_trash(&self, record: Digest) -> Result<Option<u64>, StoreError> {
-        let freed = self.remove_record(&self.path(layout::trashed(record)))?;
-        self.disk().sync_dir(&self.path(layout::TRASH))?;
+        let freed = self.remove_record(&layout::trashed(record))?;
+        self.disk().sync_dir(Path::new(layout::TRASH))?;
         self.future_records.forget(record);
         Ok(freed)
+    }
+
+    /// What a record takes on disk.
+    pub(crate) fn trashed_bytes(&self, record: Digest) -> Result<u64, StoreError> {
+        self.root.allocated_bytes(&layout::trashed(record))
     }
 
     /// `None` when it has just been removed.
     fn trashed(&self, record: Digest) -> Result<Option<TrashedModel>, StoreError> {
         // A manifest as a JSON string: each of its bytes becomes six at the most.
         const MAX_BYTES: u64 = Manifest::MAX_BYTES * 6 + 4096;
-        let path = self.path(layout::trashed(record));
-        let Some(json) = disk::read_limited(&path, MAX_BYTES)? else { return Ok(None) };
-        let damaged = |what: String| StoreError::Trash { path: path.clone(), what };
+        let path = layout::trashed(record);
+        let Some(json) = self.root.read_limited(&path, MAX_BYTES)? else { return Ok(None) };
+        let damaged = |what: String| StoreError::Trash { path: self.root.full(&path), what };
         if Digest::of(&json) != record {
             return Err(damaged("its content is not what it was written with".to_owned()));
         }

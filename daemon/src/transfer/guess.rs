@@ -6,12 +6,11 @@
 //! the one that was named, the head is fetched after all.
 
 use blobd_store_format::gguf::{Header, HeaderParser, Progress};
-use blobd_store_format::layout;
 use blobd_store_format::recipe::Recipe;
 
 use super::{Job, TransferError};
 use crate::registry::RegistryError;
-use crate::store::{Store, disk};
+use crate::store::Store;
 
 /// A whole head, some of which was only compared.
 #[derive(Debug)]
@@ -42,8 +41,7 @@ pub(super) fn guess(job: &Job<'_>, store: &Store, relative: &Recipe) -> Result<O
     let Some((blob, _size)) = relative.header().filter(|(_, size)| *size >= WORTH_BYTES) else {
         return Ok(None);
     };
-    let path = store.path(layout::blob(blob));
-    let Some(known) = disk::read_limited(&path, Header::MAX_BYTES)? else { return Ok(None) };
+    let Some(known) = store.read_blob(blob, Header::MAX_BYTES)? else { return Ok(None) };
     let guess = job.wait_for(Guesser::new(job, &known).run())?;
     Ok(guess.unwrap_or_else(|error| {
         tracing::debug!("no guess of the head: {error}");

@@ -7,7 +7,6 @@
 //! after all, the least certain first ([`Trial::next_suspects`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
@@ -284,8 +283,8 @@ async fn agrees(
 /// Where to look at a blob: at places that nobody can foresee who does not know the file, spread
 /// over its segments.
 fn samples(store: &Store, plan: &SplitPlan, candidate: &Candidate) -> Result<Vec<Sample>, StoreError> {
-    let path = store.path(layout::blob(candidate.digest));
-    let file = File::open(&path).map_err(StoreError::io("open", &path))?;
+    let file = store.open_blob(candidate.digest, candidate.size)?;
+    let path = layout::blob(candidate.digest);
     let own = plan.segments().iter().filter_map(|segment| match segment.target {
         Target::Blob { blob, offset_in_blob } if blob == candidate.blob => {
             Some((segment.offset_in_file, segment.length, offset_in_blob))

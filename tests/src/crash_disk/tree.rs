@@ -52,11 +52,14 @@ impl Tree {
         while let Some(directory) = unvisited.pop() {
             for entry in fs::read_dir(directory).unwrap() {
                 let path = entry.unwrap().path();
-                if path.is_dir() {
-                    tree.dir_created(&path);
+                let relative = path.strip_prefix(root).unwrap();
+                if relative == Path::new("lock") {
+                    // It goes past the disk, and nobody opens one that has a second name.
+                } else if path.is_dir() {
+                    tree.dir_created(relative);
                     unvisited.push(path);
                 } else {
-                    tree.file_created(&path);
+                    tree.file_created(relative);
                 }
             }
         }
@@ -78,14 +81,15 @@ impl Tree {
         self.name(path, Some(id));
     }
 
-    /// A file was made, or was cut to nothing.
+    /// A file was made.
     pub(super) fn file_created(&mut self, path: &Path) {
         if self.find(path).is_some() {
             return;
         }
-        let mode = fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        let full = self.root.join(path);
+        let mode = fs::metadata(&full).unwrap().permissions().mode() & 0o7777;
         let id = self.add(Node::File(FileNode { content: Content::Nothing, mode, durable_mode: mode }));
-        fs::hard_link(path, self.shadow(id)).unwrap();
+        fs::hard_link(full, self.shadow(id)).unwrap();
         self.name(path, Some(id));
     }
 
@@ -141,7 +145,7 @@ impl Tree {
         self.nodes.len() - 1
     }
 
-    /// Has a name stand for something else from now on; one outside the root is nobody's business.
+    /// Has a name stand for something else from now on.
     fn name(&mut self, path: &Path, id: Option<Id>) {
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else { return };
         let Some(directory) = self.find(above) else { return };
@@ -150,9 +154,9 @@ impl Tree {
         }
     }
 
-    /// What a path leads to now.
+    /// What a path below the root leads to now.
     fn find(&self, path: &Path) -> Option<Id> {
-        path.strip_prefix(&self.root).ok()?.iter().try_fold(0, |directory, name| {
+        path.iter().try_fold(0, |directory, name| {
             let Node::Dir(names) = &self.nodes[directory] else { return None };
             names.get(name)?.last().copied().flatten()
         })

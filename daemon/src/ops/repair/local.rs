@@ -19,9 +19,9 @@ impl Repair<'_> {
     /// when the machine erred. It is read through the page cache on purpose.
     pub(super) fn take_from_quarantine(&self, digest: Digest, need: &Need) -> bool {
         let copies = self.store.quarantined_copies(digest).unwrap_or_default();
-        copies.iter().any(|path| {
+        copies.into_iter().any(|time| {
             let whole = Place { offset_in_file: 0, offset_in_blob: 0, length: need.size };
-            let file = File::open(path).map_err(|error| error.to_string());
+            let file = self.store.open_quarantined(digest, time).map_err(|error| error.to_string());
             let copied = file.and_then(|file| self.copy(digest, need, &file, &[whole]));
             self.tells_of(&copied, digest, "its copy in quarantine")
         })

@@ -4,7 +4,6 @@
 //! an entry per model and one per file, so its size does not depend on how many blobs there are.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io;
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
@@ -16,7 +15,7 @@ use blobd_store_format::reference::Reference;
 
 use super::{Damage, Finding, recipe};
 use crate::scrub::{DiskReader, Ended, Fault, Step};
-use crate::store::{Store, StoreError, disk};
+use crate::store::{Store, StoreError};
 
 /// Some or all models of a store, as far as they can be read.
 #[derive(Debug, Default)]
@@ -269,7 +268,7 @@ fn blob_sizes(file: FileId, recipe: Option<&Recipe>) -> BTreeMap<Digest, u64> {
 /// Whether a manifest that cannot be read is one model's trouble alone.
 fn is_finding(error: &StoreError) -> bool {
     match error {
-        StoreError::Manifest { .. } => true,
+        StoreError::Manifest { .. } | StoreError::UnexpectedFile { .. } => true,
         StoreError::Io { source, .. } => Fault::of(source) != Fault::Shortage,
         _ => false,
     }
@@ -277,8 +276,7 @@ fn is_finding(error: &StoreError) -> bool {
 
 /// What a damaged manifest should be nobody knows: it is named by what it is.
 fn manifest_finding(store: &Store, reference: &Reference, error: &StoreError) -> Finding {
-    let found = disk::read_limited(&store.path(layout::manifest(reference)), Manifest::MAX_BYTES);
-    let raw = found.ok().flatten().unwrap_or_default();
+    let raw = store.raw_manifest(reference).unwrap_or_default();
     let reason = format!("{error}; pull or import the model again, or remove it");
     Finding { digest: Digest::of(&raw), damage: Damage::Manifest { model: reference.short() }, reason }
 }
@@ -332,9 +330,11 @@ fn parse(json: &[u8], file: FileId) -> Result<Recipe, String> {
 
 fn recipe_bytes(store: &Store, reader: &mut DiskReader, file: Digest) -> io::Result<Option<Vec<u8>>> {
     loop {
-        let opened = match File::open(store.path(layout::recipe(file))) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened?,
+        let opened = match store.find_recipe_file(file) {
+            Ok(Some(opened)) => opened,
+            Ok(None) => return Ok(None),
+            Err(StoreError::Io { source, .. }) => return Err(source),
+            Err(error) => return Err(io::Error::other(error)),
         };
         if opened.metadata()?.len() > Recipe::MAX_BYTES {
             return Err(io::ErrorKind::FileTooLarge.into());

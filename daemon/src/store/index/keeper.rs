@@ -5,10 +5,8 @@
 //! copy, a panic or a hang of sled included, ends with a catalog that is in memory alone.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs::{self, DirBuilder, Permissions};
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -23,6 +21,8 @@ use super::pages::{self, Edit};
 use super::scan::Differences;
 use super::sled_index::SledIndex;
 use super::{Keeper, Order, Running, Shared, Stage, State, StoreIndex, USE_GRAIN, Use, unix_seconds};
+use crate::store::disk::{Disk as _, KernelDisk, Root, remove_tree};
+use crate::store::root::{Directory, Entry};
 use crate::store::{StoreError, lock};
 use crate::sys::give_back_memory;
 
@@ -142,9 +142,8 @@ impl Shared {
             let (blobs, recipes) = (state.catalog.blob_count(), state.catalog.recipe_count());
             tracing::info!("index: complete with {blobs} blobs and {recipes} recipes");
         }
-        let directory = self.root.join(layout::INDEX).join("sled");
-        clear(&self.root, &directory)?;
-        let index = within(OPEN_LIMIT, "opening it", move || SledIndex::open(&directory))?;
+        let directory = clear(&self.root)?;
+        let index = within(OPEN_LIMIT, "opening it", move || SledIndex::open(directory))?;
         Ok(Box::new(index))
     }
 
@@ -157,9 +156,9 @@ impl Shared {
             state.directories = Some(marker.directories().clone());
         }
         marker.check_store(&self.root)?;
-        let directory = self.root.join(layout::INDEX).join("sled");
+        let directory = own_directory(&self.root)?;
         let read = within(OPEN_LIMIT, "reading it", move || {
-            let index = SledIndex::open(&directory)?;
+            let index = SledIndex::open(directory)?;
             let (catalog, uses) = (pages::read(&index)?, read_uses(&index)?);
             Ok((index, catalog, uses))
         });
@@ -369,7 +368,8 @@ impl State {
         let noted = self.noted.take().unwrap_or_default();
         self.catalog = catalog;
         for digest in noted.blobs {
-            self.catalog.set_blob(digest, super::scan::blob_facts(root, *file_system, digest)?);
+            let facts = super::scan::blob_facts(&super::scan::blobs_in(root)?, *file_system, digest)?;
+            self.catalog.set_blob(digest, facts);
         }
         for file in noted.recipes {
             self.catalog.set_recipe(file, super::scan::recipe_facts(root, *file_system, file)?);
@@ -396,42 +396,63 @@ fn read_uses(index: &dyn Index) -> Result<HashMap<Digest, Use>, IndexError> {
     Ok(uses)
 }
 
+/// Others have no business in it, nor a way to put something there.
+const INDEX_MODE: u32 = 0o700;
+
+fn sled_path() -> PathBuf {
+    Path::new(layout::INDEX).join("sled")
+}
+
+/// The directory of a copy that was written before.
+fn own_directory(root: &Root) -> Result<Directory, IndexError> {
+    let missing = || StoreError::MissingDirectory { path: root.full(sled_path()) };
+    Ok(root.find_directory(&sled_path())?.ok_or_else(missing)?)
+}
+
 /// An empty directory for a new copy.
-fn clear(root: &Path, directory: &Path) -> Result<(), IndexError> {
-    let make = || -> std::io::Result<()> {
-        match fs::remove_dir_all(directory) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+fn clear(root: &Root) -> Result<Directory, IndexError> {
+    Ok(make_empty(root).or_else(|_| put_aside(root).and_then(|()| make_empty(root)))?)
+}
+
+fn make_empty(root: &Root) -> Result<Directory, StoreError> {
+    let (above, path) = (Path::new(layout::INDEX), sled_path());
+    remove_tree(&KernelDisk, root, &path)?;
+    for directory in [above, &path] {
+        match KernelDisk.create_dir(root, directory) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            made => made.map_err(root.failure("create directory", directory))?,
         }
-        DirBuilder::new().recursive(true).mode(0o700).create(directory)
-    };
-    make()
-        .or_else(|_| put_aside(root).and_then(|()| make()))
-        .map_err(|source| IndexError::Io { path: directory.to_path_buf(), source })
+    }
+    let missing = || StoreError::MissingDirectory { path: root.full(&path) };
+    let made = root.find_directory(&path)?.ok_or_else(missing)?;
+    // Whatever the umask is.
+    KernelDisk.set_mode(&path, made.file(), INDEX_MODE).map_err(root.failure("set the mode of", &path))?;
+    Ok(made)
 }
 
 /// Renames `index` to `index.bad-<unix seconds>`, in place of an older one.
-fn put_aside(root: &Path) -> std::io::Result<()> {
+fn put_aside(root: &Root) -> Result<(), StoreError> {
     const BAD: &str = "index.bad-";
-    for entry in fs::read_dir(root)? {
+    for entry in root.find_directory(Path::new(""))?.iter().flat_map(Directory::entries).flatten() {
         let entry = entry?;
-        let is_older = entry.file_name().to_string_lossy().starts_with(BAD);
-        if is_older && let Err(error) = remove_older(&entry) {
+        let is_older = entry.name.to_string_lossy().starts_with(BAD);
+        if is_older && let Err(error) = remove_older(root, &entry) {
             // One copy too many does less harm than no index.
-            tracing::warn!("{}: cannot be removed: {error}", entry.path().display());
+            tracing::warn!("{error}");
         }
     }
-    let name = format!("{BAD}{}", unix_seconds(SystemTime::now()));
-    fs::rename(root.join(layout::INDEX), root.join(name))
+    let name = PathBuf::from(format!("{BAD}{}", unix_seconds(SystemTime::now())));
+    KernelDisk.rename(root, Path::new(layout::INDEX), &name).map_err(root.failure("rename to", &name))
 }
 
 /// Removes what was put aside before: often just because it could not be read or written.
-fn remove_older(entry: &fs::DirEntry) -> std::io::Result<()> {
-    if !entry.file_type()?.is_dir() {
-        return fs::remove_file(entry.path());
+fn remove_older(root: &Root, entry: &Entry) -> Result<(), StoreError> {
+    let path = Path::new(&entry.name);
+    if !entry.is_dir() {
+        return KernelDisk.remove_file(root, path).map_err(root.failure("remove", path));
     }
-    fs::set_permissions(entry.path(), Permissions::from_mode(0o700))?;
-    fs::remove_dir_all(entry.path())
+    root.set_directory_mode(path, INDEX_MODE)?;
+    remove_tree(&KernelDisk, root, path)
 }
 
 /// Runs what may hang on a thread of its own, and gives up on it after `limit`.

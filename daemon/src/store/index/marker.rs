@@ -5,9 +5,7 @@
 //! changed last. The kernel notes that time for every change whoever makes it, so a copy of a
 //! store, or one that somebody has put something into, has an index that is not believed.
 
-use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use blobd_store_format::layout;
@@ -15,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cache::IndexError;
 use super::catalog::Catalog;
-use crate::store::disk;
+use crate::store::disk::{Disk as _, KernelDisk, Root};
 
 /// The form of the index. Another is not read.
 const FORMAT: u32 = 1;
@@ -43,10 +41,11 @@ type Stamp = (u64, i64, i64);
 
 impl Stamps {
     /// Those of a store as it is now. `None` when it cannot be told.
-    pub(super) fn of(root: &Path) -> Option<Self> {
+    pub(super) fn of(root: &Root) -> Option<Self> {
         let stamp = |directory: &str| {
-            let metadata = fs::metadata(root.join(directory)).ok()?;
-            Some((metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
+            let status = root.status(Path::new(directory)).ok()??;
+            let ((_device, inode), (seconds, nanos)) = (status.identity(), status.status_changed());
+            Some((inode, seconds, nanos))
         };
         Some(Self { blobs: stamp(layout::BLOBS)?, recipes: stamp(layout::RECIPES)? })
     }
@@ -54,16 +53,16 @@ impl Stamps {
 
 impl Marker {
     /// What is to be said of a store whose index holds this.
-    pub(super) fn new(root: &Path, catalog: &Catalog, directories: Stamps) -> Option<Self> {
+    pub(super) fn new(root: &Root, catalog: &Catalog, directories: Stamps) -> Option<Self> {
         let (blob_count, recipe_count) = (catalog.blob_count(), catalog.recipe_count());
         Some(Self { format: FORMAT, store: store_id(root)?, blob_count, recipe_count, directories })
     }
 
     /// Reads the marker and removes it, durably: what is done from now on is not in the index
     /// yet. `None` when there is none that means anything.
-    pub(super) fn take(root: &Path) -> Option<Self> {
+    pub(super) fn take(root: &Root) -> Option<Self> {
         const MAX_BYTES: u64 = 4096;
-        let json = disk::read_limited(&path(root), MAX_BYTES).ok()??;
+        let json = root.read_limited(&path(), MAX_BYTES).ok()??;
         if let Err(error) = remove(root) {
             tracing::warn!("{error}; the index is not used");
             return None;
@@ -75,24 +74,25 @@ impl Marker {
     ///
     /// # Errors
     /// [`IndexError::Io`].
-    pub(super) fn write(&self, root: &Path) -> Result<(), IndexError> {
-        let target = path(root);
+    pub(super) fn write(&self, root: &Root) -> Result<(), IndexError> {
+        let target = path();
         let new = target.with_extension("new");
         let write = || -> io::Result<()> {
-            let mut file = File::create(&new)?;
+            remove_file(root, &new)?;
+            let mut file = KernelDisk.create_file(root, &new, 0o600)?;
             file.write_all(&serde_json::to_vec(self)?)?;
             file.sync_all()?;
-            fs::rename(&new, &target)?;
+            KernelDisk.rename(root, &new, &target)?;
             sync_index(root)
         };
-        write().map_err(|source| IndexError::Io { path: target.clone(), source })
+        Ok(write().map_err(root.failure("write", &target))?)
     }
 
     /// Whether it is of this store as it lies there now.
     ///
     /// # Errors
     /// [`IndexError::Mismatch`] with the first thing that is not as it says.
-    pub(super) fn check_store(&self, root: &Path) -> Result<(), IndexError> {
+    pub(super) fn check_store(&self, root: &Root) -> Result<(), IndexError> {
         same("format", &FORMAT, &self.format)?;
         same("store", &store_id(root).unwrap_or_default(), &self.store)?;
         if Stamps::of(root).as_ref() == Some(&self.directories) {
@@ -122,20 +122,27 @@ impl Marker {
 ///
 /// # Errors
 /// [`IndexError::Io`].
-pub(super) fn remove(root: &Path) -> Result<(), IndexError> {
-    let path = path(root);
-    match fs::remove_file(&path) {
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(()),
-        removed => removed.and_then(|()| sync_index(root)).map_err(|source| IndexError::Io { path, source }),
+pub(super) fn remove(root: &Root) -> Result<(), IndexError> {
+    let removed = remove_file(root, &path());
+    let synced = removed.and_then(|was_there| if was_there { sync_index(root) } else { Ok(()) });
+    Ok(synced.map_err(root.failure("remove", &path()))?)
+}
+
+/// Says whether it was there.
+fn remove_file(root: &Root, path: &Path) -> io::Result<bool> {
+    match KernelDisk.remove_file(root, path) {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
-fn sync_index(root: &Path) -> io::Result<()> {
-    File::open(root.join(layout::INDEX))?.sync_all()
+fn sync_index(root: &Root) -> io::Result<()> {
+    root.try_open_directory(Path::new(layout::INDEX))?.sync_all()
 }
 
-fn path(root: &Path) -> PathBuf {
-    root.join(layout::INDEX).join("CLEAN")
+fn path() -> PathBuf {
+    Path::new(layout::INDEX).join("CLEAN")
 }
 
 fn same<T: PartialEq + ToString>(what: &'static str, expected: &T, found: &T) -> Result<(), IndexError> {
@@ -145,12 +152,12 @@ fn same<T: PartialEq + ToString>(what: &'static str, expected: &T, found: &T) ->
     Err(IndexError::Mismatch { what, found: found.to_string(), expected: expected.to_string() })
 }
 
-fn store_id(root: &Path) -> Option<String> {
+fn store_id(root: &Root) -> Option<String> {
     #[derive(Deserialize)]
     struct StoreFile {
         id: String,
     }
     const MAX_BYTES: u64 = 4096;
-    let json = disk::read_limited(&root.join(layout::STORE_FILE), MAX_BYTES).ok()??;
+    let json = root.read_limited(Path::new(layout::STORE_FILE), MAX_BYTES).ok()??;
     Some(serde_json::from_slice::<StoreFile>(&json).ok()?.id)
 }

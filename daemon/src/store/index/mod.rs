@@ -22,12 +22,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use blobd_store_format::digest::Digest;
 
+use crate::store::disk::Root;
 use crate::store::{FileSystem, Store, StoreError, lock};
 
 mod cache;
@@ -60,7 +60,7 @@ pub(super) struct StoreIndex(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    root: PathBuf,
+    root: Root,
     file_system: FileSystem,
     state: Mutex<State>,
     /// Something that somebody may wait for has changed.
@@ -200,7 +200,7 @@ impl Store {
     /// misses something is mended by `reindex`.
     pub fn note_blob(&self, digest: Digest) {
         self.index().note(|Shared { root, file_system, .. }, state| {
-            let facts = scan::blob_facts(root, *file_system, digest)?;
+            let facts = scan::blob_facts(&scan::blobs_in(root)?, *file_system, digest)?;
             state.catalog.set_blob(digest, facts);
             if let Some(noted) = &mut state.noted {
                 noted.blobs.insert(digest);
@@ -280,7 +280,7 @@ impl Store {
 }
 
 impl StoreIndex {
-    pub(super) fn new(root: PathBuf, file_system: FileSystem) -> Self {
+    pub(super) fn new(root: Root, file_system: FileSystem) -> Self {
         Self(Arc::new(Shared {
             root,
             file_system,
@@ -362,7 +362,7 @@ impl StoreIndex {
                 Stage::Building => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        return Err(StoreError::IndexBuilding { root: self.0.root.clone() });
+                        return Err(StoreError::IndexBuilding { root: self.0.root.path().into() });
                     }
                     state = self.0.wait(state, left);
                 }
@@ -392,7 +392,7 @@ impl Shared {
 
 impl State {
     /// Looks whether somebody else has changed the directories since the last change of our own.
-    fn look_for_others(&mut self, root: &Path) {
+    fn look_for_others(&mut self, root: &Root) {
         if self.changes_in_flight == 0 && self.stage == Stage::Ready && !self.is_suspect {
             self.is_suspect = self.directories.is_none() || Stamps::of(root) != self.directories;
         }

@@ -4,8 +4,6 @@
 //! What is noted meanwhile was looked at later than the listing and is not overwritten.
 
 use std::collections::HashSet;
-use std::fs;
-use std::os::unix::fs::DirEntryExt as _;
 use std::path::Path;
 
 use blobd_store_format::digest::Digest;
@@ -14,9 +12,10 @@ use blobd_store_format::layout;
 use super::catalog::{BlobFacts, RecipeFacts};
 use super::marker::Stamps;
 use super::{Noted, Shared, Stage, State};
-use crate::store::error::optional;
+use crate::store::disk::Root;
 use crate::store::outlines::read_outline;
-use crate::store::{FileSystem, StoreError, lock};
+use crate::store::root::Directory;
+use crate::store::{FileStatus, FileSystem, StoreError, lock};
 use crate::sys::give_back_memory;
 
 /// What a comparison has found.
@@ -73,22 +72,27 @@ impl Shared {
     fn scan_blobs(&self) -> Result<u64, StoreError> {
         lock(&self.state).catalog.unsee_all();
         let mut differences = 0;
-        list(&self.root.join(layout::BLOBS), layout::parse_blob_name, |listed| {
-            differences += self.inspect(listed.into_iter().map(|(_, digest)| digest))?;
+        let blobs = blobs_in(&self.root)?;
+        list(&blobs, layout::parse_blob_name, |listed| {
+            differences += self.inspect(&blobs, listed.into_iter().map(|(_, digest)| digest))?;
             Ok(())
         })?;
         let rows = lock(&self.state).catalog.row_count();
         for start in (0..rows).step_by(STEP) {
             let unlisted: Vec<_> = lock(&self.state).catalog.unseen_in(start..start + STEP).collect();
-            differences += self.inspect(unlisted.into_iter())?;
+            differences += self.inspect(&blobs, unlisted.into_iter())?;
         }
         Ok(differences)
     }
 
-    fn inspect(&self, mut digests: impl Iterator<Item = Digest>) -> Result<u64, StoreError> {
+    fn inspect(
+        &self,
+        blobs: &Directory,
+        mut digests: impl Iterator<Item = Digest>,
+    ) -> Result<u64, StoreError> {
         let mut differences = 0;
         loop {
-            let inspect = |digest: Digest| Ok((digest, blob_facts(&self.root, self.file_system, digest)?));
+            let inspect = |digest: Digest| Ok((digest, blob_facts(blobs, self.file_system, digest)?));
             let facts: Vec<_> =
                 digests.by_ref().take(STEP).map(inspect).collect::<Result<_, StoreError>>()?;
             if facts.is_empty() {
@@ -100,7 +104,7 @@ impl Shared {
 
     fn scan_recipes(&self) -> Result<u64, StoreError> {
         let mut files = Vec::new();
-        list(&self.root.join(layout::RECIPES), layout::parse_recipe_name, |listed| {
+        list(&directory(&self.root, layout::RECIPES)?, layout::parse_recipe_name, |listed| {
             files.extend(listed.into_iter().map(|(_, file)| file));
             Ok(())
         })?;
@@ -120,7 +124,7 @@ impl Shared {
 }
 
 impl State {
-    fn begin_scan(&mut self, root: &Path) {
+    fn begin_scan(&mut self, root: &Root) {
         self.noted = Some(Noted::default());
         if self.stage == Stage::Unbuilt {
             self.stage = Stage::Building;
@@ -157,17 +161,26 @@ impl State {
 /// # Errors
 /// [`StoreError::Io`].
 pub(super) fn blob_facts(
-    root: &Path,
+    blobs: &Directory,
     file_system: FileSystem,
     digest: Digest,
 ) -> Result<Option<BlobFacts>, StoreError> {
-    let path = root.join(layout::blob(digest));
-    let metadata = optional(fs::symlink_metadata(&path), "inspect", &path)?;
-    let facts = |metadata: fs::Metadata| BlobFacts {
-        length: metadata.len(),
-        bytes_on_disk: file_system.bytes_on_disk(&metadata),
+    let status = blobs.status(layout::blob_name(digest))?;
+    let facts = |status: FileStatus| BlobFacts {
+        length: status.len(),
+        bytes_on_disk: file_system.bytes_on_disk(&status),
     };
-    Ok(metadata.map(facts))
+    Ok(status.map(facts))
+}
+
+/// The directory of all blobs.
+pub(super) fn blobs_in(root: &Root) -> Result<Directory, StoreError> {
+    directory(root, layout::BLOBS)
+}
+
+fn directory(root: &Root, name: &str) -> Result<Directory, StoreError> {
+    let missing = || StoreError::MissingDirectory { path: root.full(name) };
+    root.find_directory(Path::new(name))?.ok_or_else(missing)
 }
 
 /// What the disk says about a recipe.
@@ -175,12 +188,11 @@ pub(super) fn blob_facts(
 /// # Errors
 /// [`StoreError::Io`] when it cannot be inspected. One that cannot be read is a fact.
 pub(super) fn recipe_facts(
-    root: &Path,
+    root: &Root,
     file_system: FileSystem,
     file: Digest,
 ) -> Result<Option<RecipeFacts>, StoreError> {
-    let path = root.join(layout::recipe(file));
-    let Some(metadata) = optional(fs::symlink_metadata(&path), "inspect", &path)? else { return Ok(None) };
+    let Some(status) = root.status(&layout::recipe(file))? else { return Ok(None) };
     let needs = match read_outline(root, file) {
         Ok(Some(outline)) => Some(outline.digests().to_vec()),
         Ok(None) => return Ok(None),
@@ -189,22 +201,22 @@ pub(super) fn recipe_facts(
             None
         }
     };
-    Ok(Some(RecipeFacts { bytes_on_disk: file_system.bytes_on_disk(&metadata), needs }))
+    Ok(Some(RecipeFacts { bytes_on_disk: file_system.bytes_on_disk(&status), needs }))
 }
 
 /// Calls `visit` with the inodes and digests of the names in a directory, many at a time, those in
 /// the order of their inodes: so the disk is read from front to back and not criss-cross when they
 /// are inspected.
 fn list(
-    directory: &Path,
+    directory: &Directory,
     parse: impl Fn(&str) -> Option<Digest>,
     mut visit: impl FnMut(Vec<(u64, Digest)>) -> Result<(), StoreError>,
 ) -> Result<(), StoreError> {
     let mut listed = Vec::new();
-    for entry in fs::read_dir(directory).map_err(StoreError::io("list", directory))? {
-        let entry = entry.map_err(StoreError::io("list", directory))?;
-        let digest = entry.file_name().to_str().and_then(&parse);
-        listed.extend(digest.map(|digest| (entry.ino(), digest)));
+    for entry in directory.entries()? {
+        let entry = entry?;
+        let digest = entry.name.to_str().and_then(&parse);
+        listed.extend(digest.map(|digest| (entry.inode, digest)));
         if listed.len() == LISTED_AT_ONCE {
             listed.sort_unstable();
             visit(std::mem::take(&mut listed))?;

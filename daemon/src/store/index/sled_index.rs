@@ -6,18 +6,20 @@
 //! - Its `flush` is no fsync on Linux: after it, its files are synced here.
 //! - It may panic or hang: the caller runs it where that harms nobody.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::os::fd::AsRawFd as _;
 
 use super::cache::{Index, IndexError, Removed, Table, Visit};
+use crate::store::StoreError;
+use crate::store::root::{Directory, describe};
 
 /// An open sled database.
 #[derive(Debug)]
 pub(super) struct SledIndex {
-    directory: PathBuf,
     db: sled::Db,
     /// One per [`Table`], in their order.
     trees: Vec<sled::Tree>,
+    /// The database's own paths lead through this descriptor, so it is closed last.
+    directory: Directory,
 }
 
 /// A page cache of this size holds what changes at a time; a scan needs none.
@@ -28,13 +30,18 @@ impl SledIndex {
     ///
     /// # Errors
     /// [`IndexError`].
-    pub(super) fn open(directory: &Path) -> Result<Self, IndexError> {
-        remove_torn_snapshots(directory)?;
-        let config = sled::Config::new().path(directory).cache_capacity(CACHE_BYTES);
+    pub(super) fn open(directory: Directory) -> Result<Self, IndexError> {
+        check(&directory)?;
+        check_entries(&directory, true)?;
+        remove_torn_snapshots(&directory)?;
+        // sled knows paths alone. This one leads to the directory that was checked, whatever has its
+        // name by now.
+        let path = format!("/proc/self/fd/{}", directory.file().as_raw_fd());
+        let config = sled::Config::new().path(path).cache_capacity(CACHE_BYTES);
         let db = config.flush_every_ms(Some(500)).open()?;
         let open = |table: Table| db.open_tree(table.name());
         let trees = Table::ALL.into_iter().map(open).collect::<Result<_, _>>()?;
-        Ok(Self { directory: directory.to_path_buf(), db, trees })
+        Ok(Self { db, trees, directory })
     }
 
     fn tree(&self, table: Table) -> &sled::Tree {
@@ -67,40 +74,62 @@ impl Index for SledIndex {
     }
 
     fn close(self: Box<Self>) -> Result<(), IndexError> {
-        let Self { directory, db, trees } = *self;
+        let Self { db, trees, directory } = *self;
         db.flush()?;
         drop((trees, db));
         sync_files(&directory)
     }
 }
 
-fn remove_torn_snapshots(directory: &Path) -> Result<(), IndexError> {
-    let entries = match fs::read_dir(directory) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.map_err(io(directory))?,
-    };
-    for entry in entries {
-        let path = entry.map_err(io(directory))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.starts_with("snap.") && name.ends_with(".generating") {
-            fs::remove_file(&path).map_err(io(&path))?;
+/// Refuses a directory that somebody else may write to, or one with anything in it that is not a file
+/// or directory of this user's alone: sled follows symbolic links, and writes to what they lead to.
+fn check(directory: &Directory) -> Result<(), IndexError> {
+    const WRITABLE_BY_OTHERS: u32 = 0o022;
+    let (own, status) = (rustix::process::geteuid().as_raw(), directory.own_status()?);
+    if status.owner() == own && status.permissions() & WRITABLE_BY_OTHERS == 0 {
+        return Ok(());
+    }
+    let found = format!("directory of uid {}, mode {:04o}", status.owner(), status.permissions());
+    let expected = "one that its owner alone writes to";
+    Err(StoreError::UnexpectedFile { path: directory.path().to_path_buf(), found, expected }.into())
+}
+
+fn check_entries(directory: &Directory, may_nest: bool) -> Result<(), IndexError> {
+    let own = rustix::process::geteuid().as_raw();
+    for entry in directory.entries()? {
+        let name = entry?.name;
+        let Some(status) = directory.status(&name)? else { continue };
+        if status.is_dir() && may_nest && status.owner() == own {
+            // sled's own, for values that are too long for its log.
+            directory.find_directory(&name)?.map_or(Ok(()), |below| check_entries(&below, false))?;
+        } else if !status.is_file() || status.links() != 1 || status.owner() != own {
+            let (path, found) = (directory.path().join(&name), describe(status.kind()).to_owned());
+            let expected = "regular file of the daemon's own user with one name";
+            return Err(StoreError::UnexpectedFile { path, found, expected }.into());
+        }
+    }
+    Ok(())
+}
+
+fn remove_torn_snapshots(directory: &Directory) -> Result<(), IndexError> {
+    for entry in directory.entries()? {
+        let name = entry?.name;
+        let text = name.to_string_lossy();
+        if text.starts_with("snap.") && text.ends_with(".generating") {
+            directory.remove_file(&name)?;
         }
     }
     Ok(())
 }
 
 /// What sled has written and not synced.
-fn sync_files(directory: &Path) -> Result<(), IndexError> {
-    for entry in fs::read_dir(directory).map_err(io(directory))? {
-        let path = entry.map_err(io(directory))?.path();
+fn sync_files(directory: &Directory) -> Result<(), IndexError> {
+    for entry in directory.entries()? {
+        let name = entry?.name;
         // A snapshot may be replaced meanwhile.
-        if let Ok(file) = File::open(&path) {
-            file.sync_all().map_err(io(&path))?;
+        if let Some(file) = directory.find_entry(&name)? {
+            file.sync_all().map_err(StoreError::io("sync", directory.path().join(&name)))?;
         }
     }
-    File::open(directory).and_then(|directory| directory.sync_all()).map_err(io(directory))
-}
-
-fn io(path: &Path) -> impl FnOnce(std::io::Error) -> IndexError + '_ {
-    move |source| IndexError::Io { path: path.to_path_buf(), source }
+    Ok(directory.file().sync_all().map_err(StoreError::io("sync directory", directory.path()))?)
 }

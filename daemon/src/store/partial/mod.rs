@@ -9,8 +9,7 @@
 //! As long as a file has its directory here, what the store has of it is not collected.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -21,10 +20,9 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::split::{Part, SplitPlan, Target};
 
-use super::error::optional;
 use super::staged::StagedHash;
 use super::staging::{Room, Staging};
-use super::{Store, StoreError, disk, lock};
+use super::{Store, StoreError, lock};
 
 mod extents;
 mod journal;
@@ -51,13 +49,9 @@ impl PartialFile {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn open(store: &Arc<Store>, file: Digest, size: u64) -> Result<Self, StoreError> {
-        let directory = store.path(layout::partial(file));
-        let path = directory.join(JOURNAL);
-        let found = match fs::read(&path) {
-            Ok(journal) => journal::parse(&journal, file, size),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(StoreError::io("read", path)(error)),
-        };
+        let directory = layout::partial(file);
+        let journal = store.root.read_limited(&directory.join(JOURNAL), MAX_JOURNAL_BYTES)?;
+        let found = journal.map_or_else(Vec::new, |journal| journal::parse(&journal, file, size));
         Ok(Self { store: Arc::clone(store), file, size, directory, records: found })
     }
 
@@ -70,8 +64,9 @@ impl PartialFile {
         let length = usize::try_from(certain.end_of_run(0).min(limit)).unwrap_or_default();
         let mut head = vec![0; length];
         // In every plan the file begins with its first blob.
-        let read = File::open(self.path_of(0)).and_then(|file| {
-            head.truncate(usize::try_from(file.metadata()?.len()).unwrap_or_default().min(length));
+        let Ok(file) = self.store.root.open_file(&self.path_of(0)) else { return Vec::new() };
+        let read = file.metadata().and_then(|metadata| {
+            head.truncate(usize::try_from(metadata.len()).unwrap_or_default().min(length));
             file.read_exact_at(&mut head, 0)
         });
         if read.is_ok() { head } else { Vec::new() }
@@ -86,7 +81,7 @@ impl PartialFile {
     /// Whether a planned blob has a file here.
     #[must_use]
     pub fn has_begun(&self, blob: usize) -> bool {
-        self.path_of(blob).exists()
+        self.store.root.status(&self.path_of(blob)).is_ok_and(|status| status.is_some())
     }
 
     /// What has arrived by the journal; only since a boot if one is given.
@@ -150,14 +145,13 @@ struct State {
 impl Partial {
     fn new(home: PartialFile, plan: SplitPlan, staging: Staging) -> Result<Self, StoreError> {
         let disk = home.store.disk();
-        disk.create_dir_all(home.store.root(), Path::new(layout::PARTIAL))?;
+        disk.create_dir_all(Path::new(layout::PARTIAL))?;
         disk.create_dir(&home.directory)?;
         let path = home.directory.join(JOURNAL);
-        let journal = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let journal = journal.map_err(StoreError::io("open", path))?;
+        let journal = disk.open_or_create(&path, 0o600)?;
         let end_of_journal = (journal::HEAD_BYTES + home.records.len() * journal::RECORD_BYTES) as u64;
         // A torn record may have sound ones behind it, which are none of what follows.
-        journal.set_len(end_of_journal).map_err(StoreError::io("shorten", home.directory.join(JOURNAL)))?;
+        journal.set_len(end_of_journal).map_err(home.store.root.failure("shorten", &path))?;
         let state = State {
             journal,
             end_of_journal,
@@ -221,8 +215,9 @@ impl Partial {
         for (target, length) in targets.collect::<Vec<_>>() {
             let (path, offset_there) = self.source(target, offset.saturating_add(done as u64));
             let part = buffer.get_mut(done..done + length).unwrap_or_default();
-            let file = File::open(&path).map_err(StoreError::io("open", &path))?;
-            file.read_exact_at(part, offset_there).map_err(StoreError::io("read", &path))?;
+            let root = &self.home.store.root;
+            let file = root.open_file(&path)?;
+            file.read_exact_at(part, offset_there).map_err(root.failure("read", &path))?;
             done += length;
         }
         Ok(())
@@ -333,7 +328,7 @@ impl Partial {
         match target {
             Target::Literal { .. } => (self.home.directory.join(LITERALS), offset_in_file),
             Target::Blob { blob, offset_in_blob } => match lock(&self.state).stored.get(&blob) {
-                Some(digest) => (self.home.store.path(layout::blob(*digest)), offset_in_blob),
+                Some(digest) => (layout::blob(*digest), offset_in_blob),
                 None => (self.home.path_of(blob), offset_in_blob),
             },
         }
@@ -348,8 +343,7 @@ impl Partial {
             }
             Target::Literal { .. } => {
                 let path = self.home.directory.join(LITERALS);
-                let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
-                let file = file.map_err(StoreError::io("open", &path))?;
+                let file = disk.open_or_create(&path, 0o600)?;
                 disk.write_at(&path, &file, part.bytes, offset_in_file)
             }
         }
@@ -396,17 +390,19 @@ impl Partial {
     /// Empties the directory and begins a journal.
     fn begin_anew(&self) -> Result<(), StoreError> {
         let (disk, directory) = (self.home.store.disk(), &self.home.directory);
-        for entry in fs::read_dir(directory).map_err(StoreError::io("list", directory))? {
-            let entry = entry.map_err(StoreError::io("list", directory))?;
-            if entry.file_name() != JOURNAL {
-                self.staging.written().forget(&entry.path());
-                disk.remove_file(&entry.path())?;
+        if let Some(listed) = self.home.store.root.find_directory(directory)? {
+            for entry in listed.entries()? {
+                let path = directory.join(entry?.name);
+                if !path.ends_with(JOURNAL) {
+                    self.staging.written().forget(&path);
+                    disk.remove_file(&path)?;
+                }
             }
         }
         self.home.store.space().recount_partial();
         let path = directory.join(JOURNAL);
         let mut state = lock(&self.state);
-        state.journal.set_len(0).map_err(StoreError::io("shorten", &path))?;
+        state.journal.set_len(0).map_err(self.home.store.root.failure("shorten", &path))?;
         disk.write_at(&path, &state.journal, &journal::head(self.home.file, self.home.size), 0)?;
         state.end_of_journal = journal::HEAD_BYTES as u64;
         Ok(())
@@ -419,15 +415,13 @@ impl Store {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn partial_files(&self) -> Result<Vec<Digest>, StoreError> {
-        let directory = self.path(layout::PARTIAL);
-        let Some(entries) = optional(fs::read_dir(&directory), "list", &directory)? else {
+        let Some(directory) = self.root.find_directory(Path::new(layout::PARTIAL))? else {
             return Ok(Vec::new());
         };
         let mut files = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(StoreError::io("list", &directory))?;
+        for entry in directory.entries()? {
             // What has another name is none of blobd's.
-            files.extend(entry.file_name().to_str().and_then(layout::parse_blob_name));
+            files.extend(entry?.name.to_str().and_then(layout::parse_blob_name));
         }
         Ok(files)
     }
@@ -439,10 +433,10 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn partials(&self) -> Result<Vec<PartialDownload>, StoreError> {
         let described = self.partial_files()?.into_iter().map(|file| {
-            let directory = self.path(layout::partial(file));
-            let last_used = fs::metadata(directory.join(JOURNAL)).or_else(|_| fs::metadata(&directory));
-            let last_used = last_used.and_then(|metadata| metadata.modified()).ok();
-            PartialDownload { file, bytes: disk::tree_bytes(&directory), last_used }
+            let directory = layout::partial(file);
+            let changed = |path: &Path| Some(self.root.status(path).ok()??.modified());
+            let last_used = changed(&directory.join(JOURNAL)).or_else(|| changed(&directory));
+            PartialDownload { file, bytes: self.root.tree_bytes(&directory), last_used }
         });
         Ok(described.collect())
     }
@@ -452,10 +446,10 @@ impl Store {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn remove_partial(&self, file: Digest) -> Result<u64, StoreError> {
-        let directory = self.path(layout::partial(file));
-        let bytes = disk::tree_bytes(&directory);
-        if directory.is_dir() {
-            self.disk().remove_dir_of_files(&directory)?;
+        let directory = layout::partial(file);
+        let bytes = self.root.tree_bytes(&directory);
+        if self.root.status(&directory)?.is_some() {
+            self.disk().remove_tree(&directory)?;
             self.space().recount_partial();
         }
         Ok(bytes)
@@ -479,8 +473,8 @@ impl Store {
     pub fn blobs_of_partials(&self) -> Result<BTreeSet<Digest>, StoreError> {
         let mut blobs = BTreeSet::new();
         for file in self.partial_files()? {
-            let path = self.path(layout::partial(file)).join(JOURNAL);
-            if let Some(journal) = optional(fs::read(&path), "read", &path)? {
+            let path = layout::partial(file).join(JOURNAL);
+            if let Some(journal) = self.root.read_limited(&path, MAX_JOURNAL_BYTES)? {
                 blobs.extend(journal::stored(&journal, file));
             }
         }
@@ -510,6 +504,8 @@ impl PartialDownload {
 }
 
 const JOURNAL: &str = "journal";
+/// Five million records: what is read of a file that somebody has put in a journal's place.
+const MAX_JOURNAL_BYTES: u64 = 256 << 20;
 /// Padding and the like, at its offset in the file.
 const LITERALS: &str = "literals";
 

@@ -81,7 +81,7 @@ impl Partial {
         for blob in &present {
             let path = self.home.path_of(*blob);
             // One that was about to be published is read-only, and may lack something all the same.
-            self.home.store.disk().set_mode(&path, 0o600)?;
+            drop(self.home.store.disk().set_mode_of(&path, 0o600)?);
             forget_cached(&*self.staging.written().writer(&path)?);
         }
         lock(&self.state).begun = present;
@@ -111,8 +111,10 @@ impl Partial {
     }
 
     fn present_files(&self) -> BTreeSet<usize> {
-        let is_there =
-            |blob: &usize| fs::metadata(self.home.path_of(*blob)).is_ok_and(|found| found.is_file());
+        let is_there = |blob: &usize| {
+            let found = self.home.store.root.status(&self.home.path_of(*blob));
+            found.is_ok_and(|found| found.is_some_and(|found| found.is_file()))
+        };
         (0..self.plan.blobs().len()).filter(is_there).collect()
     }
 

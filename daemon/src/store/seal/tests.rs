@@ -10,7 +10,7 @@ use blobd_store_format::layout;
 use blobd_store_format::split::SplitPlan;
 
 use super::*;
-use crate::store::disk::{Disk, KernelDisk};
+use crate::store::disk::{Change, Disk, KernelDisk, Root};
 use crate::store::{Ingest, Partial, PartialFile, Store, StoreOptions};
 
 const MODES: [Durability; 3] = [Durability::Auto, Durability::Fsync, Durability::Syncfs];
@@ -52,12 +52,15 @@ impl Watched {
 }
 
 impl Disk for Watched {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        KernelDisk.create_dir(path)
+    fn create_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
+        KernelDisk.create_dir(root, path)
     }
-    fn create_file(&self, path: &Path, mode: u32) -> io::Result<File> {
+    fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File> {
         lock(&self.0).unsynced.remove(path);
-        KernelDisk.create_file(path, mode)
+        KernelDisk.create_file(root, path, mode)
+    }
+    fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File> {
+        KernelDisk.open_file(root, path, change)
     }
     fn reserve(&self, path: &Path, file: &File, size: u64) -> io::Result<()> {
         KernelDisk.reserve(path, file, size)
@@ -66,10 +69,10 @@ impl Disk for Watched {
         self.changed(path, file);
         KernelDisk.write_at(path, file, bytes, offset)
     }
-    fn set_mode(&self, path: &Path, mode: u32) -> io::Result<()> {
+    fn set_mode(&self, path: &Path, file: &File, mode: u32) -> io::Result<()> {
         // Which descriptor is synced after it does not matter.
         lock(&self.0).unsynced.entry(path.to_path_buf()).or_default();
-        KernelDisk.set_mode(path, mode)
+        KernelDisk.set_mode(path, file, mode)
     }
     fn sync_file(&self, path: &Path, file: &File) -> io::Result<()> {
         let mut books = lock(&self.0);
@@ -91,23 +94,23 @@ impl Disk for Watched {
         books.unsynced.clear();
         KernelDisk.sync_file_system(directory)
     }
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        KernelDisk.rename(from, to)
+    fn rename(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
+        KernelDisk.rename(root, from, to)
     }
-    fn publish(&self, from: &Path, to: &Path) -> io::Result<()> {
+    fn publish(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
         let mut books = lock(&self.0);
         books.published += 1;
         if let Some(writers) = books.unsynced.remove(from) {
             books.violations.push(format!("{} is not synced through {writers:?}", from.display()));
         }
-        KernelDisk.publish(from, to)
+        KernelDisk.publish(root, from, to)
     }
-    fn remove_file(&self, path: &Path) -> io::Result<()> {
+    fn remove_file(&self, root: &Root, path: &Path) -> io::Result<()> {
         lock(&self.0).unsynced.remove(path);
-        KernelDisk.remove_file(path)
+        KernelDisk.remove_file(root, path)
     }
-    fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        KernelDisk.remove_dir(path)
+    fn remove_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
+        KernelDisk.remove_dir(root, path)
     }
 }
 

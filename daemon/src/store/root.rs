@@ -1,0 +1,380 @@
+//! The store's root directory, and the only way to anything in it.
+//!
+//! Whoever may write to a store, or could at some time, may have put anything into it: symbolic
+//! links to other people's files, FIFOs that block whoever opens them, directories in the place of
+//! files. So every access starts from the open root and names what it wants by a relative path. No
+//! symbolic link on that path is followed, a path never leads out of the root, opening never blocks,
+//! and a file is used only after its type has been checked on the open descriptor.
+//!
+//! `openat2` does this in one call. Where the kernel or a seccomp filter refuses that call, the path
+//! is walked component by component with `openat` and `O_NOFOLLOW`.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, openat, openat2, statat};
+use rustix::io::Errno;
+
+use super::error::{StoreError, UnexpectedFile};
+
+mod directory;
+mod status;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use directory::{Directory, Entry};
+pub use status::FileStatus;
+pub(crate) use status::describe;
+
+/// A store's root directory, open.
+#[derive(Clone, Debug)]
+pub struct Root(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    directory: File,
+    resolver: Resolver,
+}
+
+/// How a relative path is resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Resolver {
+    /// By the kernel, in one call.
+    Openat2,
+    /// Component by component.
+    Walk,
+}
+
+/// The directory that a path ends in.
+#[derive(Debug)]
+pub(super) enum Parent<'r> {
+    Root(&'r File),
+    Below(OwnedFd),
+}
+
+impl AsFd for Parent<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Root(root) => root.as_fd(),
+            Self::Below(directory) => directory.as_fd(),
+        }
+    }
+}
+
+const RESOLVE: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// What is tried when a directory is opened.
+pub(super) const OPEN_DIRECTORY: &str = "open directory";
+/// Opening a FIFO or a terminal must neither block nor make it the process's own.
+pub(super) const FILE: OFlags =
+    OFlags::NONBLOCK.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NOCTTY);
+
+impl Root {
+    /// Opens the directory at `path`, which is resolved as any other path: where the store lies is
+    /// its administrator's decision.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, StoreError> {
+        let path = path.into();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(&path, flags, Mode::empty());
+        let directory = File::from(opened.map_err(StoreError::errno("open directory", &path))?);
+        let probe = openat2(&directory, ".", OFlags::PATH | DIRECTORY, Mode::empty(), RESOLVE);
+        let resolver = if probe.is_ok() { Resolver::Openat2 } else { Resolver::Walk };
+        Ok(Self(Arc::new(Inner { path, directory, resolver })))
+    }
+
+    /// Where the store is, for messages.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// The path of something in the store, for messages.
+    #[must_use]
+    pub fn full(&self, relative: impl AsRef<Path>) -> PathBuf {
+        let relative = relative.as_ref();
+        if relative.as_os_str().is_empty() { self.0.path.clone() } else { self.0.path.join(relative) }
+    }
+
+    /// The root directory itself.
+    pub(super) fn directory_file(&self) -> &File {
+        &self.0.directory
+    }
+
+    /// Opens a regular file for reading.
+    ///
+    /// # Errors
+    /// [`StoreError::UnexpectedFile`] for anything else, [`StoreError::Io`].
+    pub(crate) fn open_file(&self, relative: &Path) -> Result<File, StoreError> {
+        self.try_open_file(relative, OFlags::RDONLY).map_err(self.failure("open", relative))
+    }
+
+    /// The same; `None` if nothing has that name.
+    pub(crate) fn find_file(&self, relative: &Path) -> Result<Option<File>, StoreError> {
+        self.optional(self.try_open_file(relative, OFlags::RDONLY), "open", relative)
+    }
+
+    /// Opens a directory; `None` if nothing has that name.
+    ///
+    /// # Errors
+    /// [`StoreError::UnexpectedFile`] for anything else, [`StoreError::Io`].
+    pub(crate) fn find_directory(&self, relative: &Path) -> Result<Option<Directory>, StoreError> {
+        let opened = self.optional(self.try_open_directory(relative), OPEN_DIRECTORY, relative)?;
+        Ok(opened.map(|file| Directory::new(file, self.full(relative))))
+    }
+
+    /// What the file system says about a name; `None` if nothing has it. A symbolic link is not
+    /// followed.
+    ///
+    /// # Errors
+    /// [`StoreError::UnexpectedFile`] when something on the way is no directory, [`StoreError::Io`].
+    pub(crate) fn status(&self, relative: &Path) -> Result<Option<FileStatus>, StoreError> {
+        self.optional(self.try_status(relative), "inspect", relative)
+    }
+
+    /// Reads a file of at most `limit` bytes; `None` if nothing has that name. One byte more is
+    /// returned of a longer one, so that the caller's own check of the length sees the excess.
+    ///
+    /// # Errors
+    /// As for [`Self::open_file`].
+    pub(crate) fn read_limited(&self, relative: &Path, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
+        let Some(file) = self.find_file(relative)? else { return Ok(None) };
+        read_limited(file, limit).map(Some).map_err(self.failure("read", relative))
+    }
+
+    pub(super) fn try_status(&self, relative: &Path) -> io::Result<FileStatus> {
+        let (parent, name) = self.parent_of(relative)?;
+        Ok(statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?.into())
+    }
+
+    /// Opens a regular file; `access` is how.
+    pub(super) fn try_open_file(&self, relative: &Path, access: OFlags) -> io::Result<File> {
+        let file = retry_while_leased(|| self.resolve(relative, access | FILE))?;
+        expect_regular(file)
+    }
+
+    pub(super) fn try_open_directory(&self, relative: &Path) -> io::Result<File> {
+        let flags = OFlags::RDONLY | DIRECTORY;
+        if relative.as_os_str().is_empty() {
+            return Ok(File::from(openat(&self.0.directory, ".", flags, Mode::empty())?));
+        }
+        Ok(File::from(self.resolve(relative, flags)?))
+    }
+
+    /// Opens the directory that the root is in.
+    pub(super) fn try_open_above(&self) -> io::Result<File> {
+        Ok(File::from(openat(&self.0.directory, "..", OFlags::RDONLY | DIRECTORY, Mode::empty())?))
+    }
+
+    /// Sets the mode of a directory that may not even be opened for reading.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`], also if it is no directory.
+    pub(super) fn set_directory_mode(&self, relative: &Path, mode: u32) -> Result<(), StoreError> {
+        let set = self.resolve(relative, OFlags::PATH | DIRECTORY).and_then(|directory| {
+            // `fchmod` takes no such descriptor.
+            let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
+            rustix::fs::chmod(path, Mode::from_raw_mode(mode))
+        });
+        set.map_err(|errno| self.failure("set the mode of", relative)(errno.into()))
+    }
+
+    /// What is free on the file system for a user without privileges, in bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn free_bytes(&self) -> Result<u64, StoreError> {
+        let stat = self.file_system_status()?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    /// In which steps the file system hands out room, in bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn block_bytes(&self) -> Result<u64, StoreError> {
+        Ok(self.file_system_status()?.f_frsize.max(1))
+    }
+
+    /// How large the file system is, in bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn capacity_bytes(&self) -> Result<u64, StoreError> {
+        let stat = self.file_system_status()?;
+        Ok(stat.f_blocks.saturating_mul(stat.f_frsize))
+    }
+
+    fn file_system_status(&self) -> Result<rustix::fs::StatVfs, StoreError> {
+        let stat = rustix::fs::fstatvfs(&self.0.directory);
+        stat.map_err(StoreError::errno("inspect", self.path()))
+    }
+
+    /// What a directory's files take on disk, all levels; what vanishes meanwhile or cannot be read
+    /// counts not.
+    pub(crate) fn tree_bytes(&self, relative: &Path) -> u64 {
+        self.find_directory(relative).ok().flatten().map_or(0, |directory| directory.tree_bytes())
+    }
+
+    /// What a file takes on disk, or nothing if there is none.
+    ///
+    /// # Errors
+    /// As for [`Self::status`].
+    pub(crate) fn allocated_bytes(&self, relative: &Path) -> Result<u64, StoreError> {
+        Ok(self.status(relative)?.map_or(0, |status| status.allocated_bytes()))
+    }
+
+    /// The directory of the last component, and that.
+    pub(super) fn parent_of<'p>(&self, relative: &'p Path) -> io::Result<(Parent<'_>, &'p OsStr)> {
+        let name = relative.file_name().ok_or(Errno::INVAL)?;
+        let parent = match relative.parent() {
+            Some(above) if !above.as_os_str().is_empty() => {
+                Parent::Below(self.resolve(above, OFlags::PATH | DIRECTORY)?)
+            }
+            _ => Parent::Root(&self.0.directory),
+        };
+        Ok((parent, name))
+    }
+
+    fn resolve(&self, relative: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        match self.0.resolver {
+            Resolver::Openat2 => openat2(&self.0.directory, relative, flags, Mode::empty(), RESOLVE),
+            Resolver::Walk => self.walk(relative, flags),
+        }
+    }
+
+    fn walk(&self, relative: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let mut components = relative.components().peekable();
+        let mut directory: Option<OwnedFd> = None;
+        while let Some(component) = components.next() {
+            // `..` or a path from the root of the file system would lead out of the store.
+            let Component::Normal(name) = component else { return Err(Errno::XDEV) };
+            let flags = match components.peek() {
+                Some(_) => OFlags::PATH | DIRECTORY,
+                None => flags | OFlags::NOFOLLOW,
+            };
+            let above = directory.as_ref().map_or(self.0.directory.as_fd(), AsFd::as_fd);
+            directory = Some(openat(above, name, flags, Mode::empty())?);
+        }
+        directory.ok_or(Errno::INVAL)
+    }
+
+    /// `Ok(None)` where a missing file is an answer.
+    fn optional<T>(
+        &self,
+        result: io::Result<T>,
+        action: &'static str,
+        relative: &Path,
+    ) -> Result<Option<T>, StoreError> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(self.failure(action, relative)(error)),
+        }
+    }
+
+    /// Wraps a failed call. If that failed because something on the way is not what it should be, the
+    /// error says what.
+    pub(crate) fn failure<'r>(
+        &'r self,
+        action: &'static str,
+        relative: &'r Path,
+    ) -> impl FnOnce(io::Error) -> StoreError + 'r {
+        move |error| {
+            let path = self.full(relative);
+            if let Some(unexpected) = UnexpectedFile::of(&error) {
+                return StoreError::UnexpectedFile {
+                    path,
+                    found: unexpected.found.clone(),
+                    expected: unexpected.expected,
+                };
+            }
+            match Errno::from_io_error(&error) {
+                Some(Errno::LOOP | Errno::NOTDIR | Errno::NXIO) => {
+                    self.obstacle(action, relative).unwrap_or_else(|| StoreError::io(action, path)(error))
+                }
+                _ => StoreError::io(action, path)(error),
+            }
+        }
+    }
+
+    /// The first component of a path that is not what it should be: a directory, in the end a file
+    /// unless a directory was to be opened.
+    fn obstacle(&self, action: &str, relative: &Path) -> Option<StoreError> {
+        let mut path = PathBuf::new();
+        let count = relative.components().count();
+        for (index, component) in relative.components().enumerate() {
+            path.push(component);
+            let kind = self.try_status(&path).ok()?.kind();
+            let is_file = index + 1 == count && action != OPEN_DIRECTORY;
+            let expected = if is_file { FileType::RegularFile } else { FileType::Directory };
+            if kind != expected {
+                let expected = status::describe(expected);
+                let (path, found) = (self.full(&path), status::describe(kind).to_owned());
+                return Some(StoreError::UnexpectedFile { path, found, expected });
+            }
+        }
+        None
+    }
+}
+
+/// Opens a regular file in an open directory, by a name without a slash. The descriptor is as if it
+/// had been opened for reading alone, without other flags.
+pub(super) fn open_blob_in(directory: &File, name: &str) -> io::Result<(File, FileStatus)> {
+    let file = retry_while_leased(|| openat(directory, name, OFlags::RDONLY | FILE, Mode::empty()))?;
+    let file = File::from(file);
+    let status = FileStatus::of(&file)?;
+    check_regular(status.kind())?;
+    // It goes to clients, which must not inherit a flag that they did not ask for.
+    rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
+    Ok((file, status))
+}
+
+fn expect_regular(file: OwnedFd) -> io::Result<File> {
+    let file = File::from(file);
+    check_regular(FileStatus::of(&file)?.kind())?;
+    Ok(file)
+}
+
+fn check_regular(kind: FileType) -> io::Result<()> {
+    match kind {
+        FileType::RegularFile => Ok(()),
+        other => {
+            Err(UnexpectedFile { found: status::describe(other).to_owned(), expected: "regular file" }.into())
+        }
+    }
+}
+
+/// Somebody may hold a lease on the file, such as a collection that looks whether it is in use. An
+/// `open` that may block waits for its end; one that may not is refused, and tried again.
+fn retry_while_leased<T>(open: impl Fn() -> rustix::io::Result<T>) -> io::Result<T> {
+    const FIRST_PAUSE: Duration = Duration::from_micros(50);
+    /// In all some four seconds.
+    const TRIES: u32 = 17;
+    let mut pause = FIRST_PAUSE;
+    for _ in 1..TRIES {
+        match open() {
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(pause),
+            other => return Ok(other?),
+        }
+        pause = pause.saturating_mul(2);
+    }
+    Ok(open()?)
+}
+
+fn read_limited(file: File, limit: u64) -> io::Result<Vec<u8>> {
+    // One read where the length is known; a hostile one is capped.
+    let length = FileStatus::of(&file)?.len().min(limit);
+    let mut content = Vec::with_capacity(usize::try_from(length).unwrap_or_default().saturating_add(1));
+    file.take(limit.saturating_add(1)).read_to_end(&mut content)?;
+    Ok(content)
+}
