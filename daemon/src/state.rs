@@ -10,7 +10,7 @@ use tokio::task::spawn_blocking;
 
 use crate::large_models::LargeModels;
 use crate::limits::RequestLimits;
-use crate::ops::{Answers, Evictor, LastOpened, OpError, Surroundings};
+use crate::ops::{Answers, Evictor, FetchLimit, LastOpened, OpError, Surroundings};
 use crate::permits::{Limits, PermitPool};
 use crate::registry::{RegistryClient, RegistryError, RegistryPolicy};
 use crate::session::{Peer, Sessions};
@@ -68,8 +68,8 @@ pub(crate) struct WorkLimits {
     pub(crate) file_readers: PermitPool,
     /// Pulls, most of which may wait for another that fetches the same. Each has a thread.
     pub(crate) pulls: PermitPool,
-    /// Pulls that fetch something. Each takes some 20 MiB at full speed, next to nothing when it crawls.
-    pub(crate) fetches: PermitPool,
+    /// Pulls that fetch something.
+    pub(crate) fetches: FetchLimit,
     /// Dry runs of pulls: each has a thread, which waits for a registry.
     pub(crate) plans: PermitPool,
     /// Questions that read all there is. Whoever may read may ask them, and each takes a thread for as
@@ -94,7 +94,7 @@ impl WorkLimits {
             file_readers: pool(Self::IMPORTS + Self::STUCK_READERS, 48),
             // Far fewer than the threads that blocking work may have.
             pulls: pool(32, 96),
-            fetches: pool(4, 12),
+            fetches: FetchLimit::default(),
             plans: pool(2, 16),
             surveys: pool(2, 8),
             verifications: pool(1, 2),

@@ -42,7 +42,7 @@ pub(crate) use open::open_blobs;
 pub use open::{Located, open};
 pub use pin::pin;
 pub use plan_pull::{Planning, plan_pull};
-pub(crate) use pull::{Pull, pull};
+pub use pull::{FetchLimit, Pull, pull};
 pub use reindex::reindex;
 pub use remove::remove;
 pub use show::{Shown, outline, show};

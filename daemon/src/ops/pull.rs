@@ -17,14 +17,25 @@ use super::compose::{Part, compose};
 use super::show::read_header;
 use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards, usage};
 use crate::intake::{self, ModelFacts, TakenFile};
-use crate::permits::{Permit, PermitPool};
+use crate::permits::{Limits, Permit, PermitPool};
 use crate::registry::{RegistryClient, RemoteFile, RemoteModel};
 use crate::store::{Ingest, Store, StoreError, StoredForm};
 use crate::transfer::{Flight, Job, RateLimit, Received, TransferError, Transfers};
 
+/// How many pulls may fetch something at once: of one user, and of all. Each takes some 20 MiB at full speed,
+/// next to nothing when it crawls.
+#[derive(Debug)]
+pub struct FetchLimit(PermitPool);
+
+impl Default for FetchLimit {
+    fn default() -> Self {
+        Self(PermitPool::with_first_for_each(Limits { per_principal: 4, total: 12 }))
+    }
+}
+
 /// What a pull works with.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pull<'p> {
+pub struct Pull<'p> {
     /// Where the model goes.
     pub store: &'p Arc<Store>,
     /// Where it comes from.
@@ -32,7 +43,7 @@ pub(crate) struct Pull<'p> {
     /// What is being transferred, for whomever.
     pub transfers: &'p Transfers,
     /// How many may fetch something at once. Who waits for another's transfer is not counted.
-    pub(crate) fetches: &'p PermitPool,
+    pub fetches: &'p FetchLimit,
     /// The runtime on which the network is.
     pub handle: &'p Handle,
     /// Who asks.
@@ -48,7 +59,7 @@ pub(crate) struct Pull<'p> {
 /// # Errors
 /// [`OpError`]; of the model nothing is kept then but what has arrived of its files, for the next
 /// pull to go on with.
-pub(crate) fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
+pub fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
     leaving_nothing(pull.store, || take_model(pull)).map_err(|error| match error.code() {
         ErrorCode::NoSpace => {
             let reclaimable_bytes = usage::reclaimable_bytes(pull.store);
@@ -221,7 +232,7 @@ impl Incoming<'_> {
         loop {
             let flight = transfers.board(file.identity(), &self.limit, &look);
             let flight = flight.map_err(|error| failed(file, error))?;
-            if let Ok(permit) = fetches.try_acquire(uid) {
+            if let Ok(permit) = fetches.0.try_acquire(uid) {
                 return Ok((flight, permit));
             }
             drop(flight);
@@ -239,7 +250,7 @@ impl Incoming<'_> {
         tell(events, PullProgress { status, ..PullProgress::default() });
         let permit = handle.block_on(async {
             tokio::select! {
-                permit = fetches.acquire(uid) => Some(permit),
+                permit = fetches.0.acquire(uid) => Some(permit),
                 () = events.closed() => None,
             }
         });
