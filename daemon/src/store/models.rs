@@ -129,8 +129,9 @@ impl Store {
         let mut model = self.model(reference)?;
         loop {
             // The manifest's own digest says which model is in use.
-            let manifest = std::iter::once(model.manifest.digest()).chain(model.manifest.digests());
-            lease.pin_all(manifest.chain(model.blob_sizes().map(|(digest, _)| digest)));
+            let manifest = model.manifest.digest();
+            let files = std::iter::once(manifest).chain(model.manifest.digests());
+            lease.pin_model(manifest, files.chain(model.blob_sizes().map(|(digest, _)| digest)));
             let now = self.model(reference)?;
             if now.is_stored_as(&model) {
                 return Ok(now);
