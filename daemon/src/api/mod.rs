@@ -212,7 +212,7 @@ async fn dispatch_post(
                 demand(&caller.peer, Right::Pull, path)?;
             }
             let lasting = caller.lasting()?;
-            Ok(lasts(verify::start(daemon, params), lasting))
+            Ok(lasts(verify::start(daemon, caller.peer.uid, params), lasting))
         }
         Route::Release => {
             let params: ReleaseParams = caller.params(request).await?;
@@ -221,7 +221,7 @@ async fn dispatch_post(
         Route::Pull => {
             let params: PullParams = caller.params(request).await?;
             let lasting = caller.lasting()?;
-            Ok(lasts(pull::start(daemon, params), lasting))
+            Ok(lasts(pull::start(daemon, caller.peer.uid, params), lasting))
         }
         Route::PlanPull => {
             let (params, handle): (PullParams, _) = (caller.params(request).await?, Handle::current());

@@ -18,10 +18,10 @@ use crate::state::Daemon;
 pub(super) const LINES_WAITING: usize = 64;
 
 /// Starts a pull. It stops when the client closes the connection.
-pub(super) fn start(daemon: &Arc<Daemon>, params: PullParams) -> Answer {
+pub(super) fn start(daemon: &Arc<Daemon>, uid: u32, params: PullParams) -> Answer {
     let (events, waiting) = mpsc::channel(LINES_WAITING);
     let (lines, body) = mpsc::channel(LINES_WAITING);
-    tokio::spawn(run(Arc::clone(daemon), params, events));
+    tokio::spawn(run(Arc::clone(daemon), uid, params, events));
     tokio::spawn(write_lines(waiting, lines));
     lines_answer(Lines(body))
 }
@@ -32,7 +32,7 @@ pub(super) fn plan(daemon: &Daemon, params: &PullParams, handle: &Handle) -> Res
     ops::plan_pull(&ops::Planning { store, registry, transfers, handle, params })
 }
 
-async fn run(daemon: Arc<Daemon>, params: PullParams, events: mpsc::Sender<PullEvent>) {
+async fn run(daemon: Arc<Daemon>, uid: u32, params: PullParams, events: mpsc::Sender<PullEvent>) {
     let name = params.source.to_string();
     let handle = Handle::current();
     let sender = events.clone();
@@ -57,7 +57,9 @@ async fn run(daemon: Arc<Daemon>, params: PullParams, events: mpsc::Sender<PullE
     let last = match daemon.blocking(pull).await {
         Ok(done) => PullEvent::Done(done),
         Err(error) => {
-            tracing::warn!("pull of {name}: {error}");
+            if let Some(left_out) = daemon.limits.log.admit(uid) {
+                tracing::warn!("pull of {name}: {error}{left_out}");
+            }
             PullEvent::Failed(ErrorAnswer { error: error.body() })
         }
     };

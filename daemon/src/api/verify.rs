@@ -14,15 +14,15 @@ use crate::ops;
 use crate::state::Daemon;
 
 /// Starts a verification. It stops when the client closes the connection.
-pub(super) fn start(daemon: &Arc<Daemon>, params: VerifyParams) -> Answer {
+pub(super) fn start(daemon: &Arc<Daemon>, uid: u32, params: VerifyParams) -> Answer {
     let (events, waiting) = mpsc::channel(LINES_WAITING);
     let (lines, body) = mpsc::channel(LINES_WAITING);
-    tokio::spawn(run(Arc::clone(daemon), params, events));
+    tokio::spawn(run(Arc::clone(daemon), uid, params, events));
     tokio::spawn(write_lines(waiting, lines));
     lines_answer(Lines(body))
 }
 
-async fn run(daemon: Arc<Daemon>, params: VerifyParams, events: mpsc::Sender<VerifyEvent>) {
+async fn run(daemon: Arc<Daemon>, uid: u32, params: VerifyParams, events: mpsc::Sender<VerifyEvent>) {
     if daemon.verifications.available_permits() == 0 {
         let status = "waiting for another verification to end".to_owned();
         let _ =
@@ -41,7 +41,9 @@ async fn run(daemon: Arc<Daemon>, params: VerifyParams, events: mpsc::Sender<Ver
     let last = match daemon.blocking(verify).await {
         Ok(verified) => VerifyEvent::Done(verified),
         Err(error) => {
-            tracing::warn!("verify: {error}");
+            if let Some(left_out) = daemon.limits.log.admit(uid) {
+                tracing::warn!("verify: {error}{left_out}");
+            }
             VerifyEvent::Failed(ErrorAnswer { error: error.body() })
         }
     };
