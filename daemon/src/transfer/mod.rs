@@ -319,6 +319,8 @@ impl Transfers {
 
     fn slots(&self, host: &str) -> Arc<Semaphore> {
         let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        // A host that nobody has or waits for a connection to is forgotten: its slots are all free.
+        hosts.retain(|_, slots| Arc::strong_count(slots) > 1);
         let slots = || Arc::new(Semaphore::new(self.policy.max_connections));
         Arc::clone(hosts.entry(host.to_ascii_lowercase()).or_insert_with(slots))
     }

@@ -10,6 +10,7 @@ mod crash;
 mod disk_faults;
 mod eviction;
 mod exec;
+mod export;
 mod gc_model;
 mod hostile;
 mod http;
