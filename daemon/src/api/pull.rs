@@ -73,7 +73,9 @@ async fn run(daemon: Arc<Daemon>, uid: u32, params: PullParams, events: mpsc::Se
     let last = match daemon.blocking(pull).await {
         Ok(done) => PullEvent::Done(done),
         Err(error) => {
-            tracing::warn!("pull of {name}: {error}");
+            if let Some(left_out) = daemon.limits.log.admit(uid) {
+                tracing::warn!("pull of {name}: {error}{left_out}");
+            }
             PullEvent::Failed(ErrorAnswer { error: error.body() })
         }
     };

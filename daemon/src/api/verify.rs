@@ -46,7 +46,9 @@ async fn run(daemon: Arc<Daemon>, uid: u32, params: VerifyParams, events: mpsc::
     let last = match daemon.blocking(verify).await {
         Ok(verified) => VerifyEvent::Done(verified),
         Err(error) => {
-            tracing::warn!("verify: {error}");
+            if let Some(left_out) = daemon.limits.log.admit(uid) {
+                tracing::warn!("verify: {error}{left_out}");
+            }
             VerifyEvent::Failed(ErrorAnswer { error: error.body() })
         }
     };

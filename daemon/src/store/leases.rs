@@ -12,7 +12,7 @@
 //! committed under that pin is one that the mark phase may not have seen.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use blobd_store_format::digest::Digest;
 
@@ -31,6 +31,9 @@ struct Inner {
 struct Table {
     next_id: u64,
     pins: BTreeMap<u64, Pins>,
+    /// The sets that leases of models share, by the digests of their manifests: a set has an entry for each
+    /// tensor. Only to find one that is the same: what is pinned is in `pins` alone.
+    models: BTreeMap<Digest, Weak<BTreeSet<Digest>>>,
     /// What was pinned since the running collection began; `None` when none is running.
     since_collection: Option<BTreeSet<Digest>>,
     /// What is being deleted at this moment.
@@ -39,7 +42,7 @@ struct Table {
 
 impl Table {
     fn is_pinned(&self, digest: Digest) -> bool {
-        self.pins.values().any(|pins| pins.digests.contains(&digest))
+        self.pins.values().any(|pins| pins.contains(digest))
     }
 }
 
@@ -47,6 +50,14 @@ impl Table {
 struct Pins {
     holder: String,
     digests: BTreeSet<Digest>,
+    /// The model's, if there is one, shared with other leases.
+    model: Option<Arc<BTreeSet<Digest>>>,
+}
+
+impl Pins {
+    fn contains(&self, digest: Digest) -> bool {
+        self.digests.contains(&digest) || self.model.as_ref().is_some_and(|model| model.contains(&digest))
+    }
 }
 
 impl Leases {
@@ -55,7 +66,7 @@ impl Leases {
         let mut table = self.lock();
         let id = table.next_id;
         table.next_id += 1;
-        table.pins.insert(id, Pins { holder: holder.into(), digests: BTreeSet::new() });
+        table.pins.insert(id, Pins { holder: holder.into(), digests: BTreeSet::new(), model: None });
         Lease { leases: self.clone(), id }
     }
 
@@ -63,7 +74,7 @@ impl Leases {
     #[must_use]
     pub fn holders(&self, digest: Digest) -> Vec<String> {
         let table = self.lock();
-        let pinning = table.pins.values().filter(|pins| pins.digests.contains(&digest));
+        let pinning = table.pins.values().filter(|pins| pins.contains(digest));
         pinning.map(|pins| pins.holder.clone()).collect()
     }
 
@@ -76,7 +87,17 @@ impl Leases {
     /// Every digest that is pinned now.
     #[must_use]
     pub fn pinned(&self) -> BTreeSet<Digest> {
-        self.lock().pins.values().flat_map(|pins| pins.digests.iter().copied()).collect()
+        let table = self.lock();
+        let mut pinned: BTreeSet<Digest> =
+            table.pins.values().flat_map(|pins| pins.digests.iter().copied()).collect();
+        // Each set once, however many leases share it.
+        let mut seen = BTreeSet::new();
+        for model in table.pins.values().filter_map(|pins| pins.model.as_ref()) {
+            if seen.insert(Arc::as_ptr(model)) {
+                pinned.extend(model.iter());
+            }
+        }
+        pinned
     }
 
     /// Starts a collection: from now on, what is pinned stays even when its pin goes.
@@ -166,7 +187,28 @@ impl Lease {
     pub fn release(&self) {
         if let Some(pins) = self.leases.lock().pins.get_mut(&self.id) {
             pins.digests.clear();
+            pins.model = None;
         }
+    }
+
+    /// Pins what a model needs, `manifest` being its manifest's digest. What the lease had pinned of a model
+    /// before is let go. As for [`Self::pin_all`], what is being deleted is waited for.
+    pub fn pin_model(&self, manifest: Digest, digests: impl IntoIterator<Item = Digest>) {
+        let digests: BTreeSet<Digest> = digests.into_iter().collect();
+        let mut table = self.leases.lock_unless_deleting(&digests);
+        let Table { pins, models, since_collection, .. } = &mut *table;
+        let Some(pins) = pins.get_mut(&self.id) else { return };
+        if let Some(since) = since_collection {
+            since.extend(&digests);
+        }
+        models.retain(|_, model| model.strong_count() > 0);
+        let shared = models.get(&manifest).and_then(Weak::upgrade).filter(|model| **model == digests);
+        let model = shared.unwrap_or_else(|| {
+            let model = Arc::new(digests);
+            models.insert(manifest, Arc::downgrade(&model));
+            model
+        });
+        pins.model = Some(model);
     }
 
     /// Pins several digests, as soon as none of them is being deleted.
@@ -247,6 +289,32 @@ mod tests {
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(deletion));
         assert!(caught.is_err());
         leases.grant("import").pin(digest);
+    }
+
+    #[test]
+    fn leases_of_a_model_share_what_they_pin_unless_it_is_stored_in_other_parts() {
+        let (leases, manifest) = (Leases::default(), Digest::of(b"manifest"));
+        let (old, new) = ([Digest::of(b"a"), Digest::of(b"b")], [Digest::of(b"a"), Digest::of(b"c")]);
+        let (first, second, third) = (leases.grant("1"), leases.grant("2"), leases.grant("3"));
+        first.pin_model(manifest, old);
+        second.pin_model(manifest, old);
+        let set_of = |lease: &Lease| leases.lock().pins[&lease.id].model.clone().unwrap();
+        assert!(Arc::ptr_eq(&set_of(&first), &set_of(&second)));
+        third.pin_model(manifest, new);
+        assert_eq!(leases.pinned(), [old[0], old[1], new[1]].into());
+        assert_eq!(leases.holders(old[1]), ["1", "2"]);
+        drop(third);
+        assert_eq!(leases.pinned(), old.into());
+        let collection = leases.begin_collection();
+        let late = leases.grant("late");
+        late.pin_model(manifest, new);
+        drop(late);
+        assert_eq!(collection.delete_unpinned(new[1], || ()), None, "pinned since it began");
+        drop(collection);
+        second.release();
+        drop(first);
+        assert!(leases.pinned().is_empty());
+        assert_eq!(leases.begin_collection().delete_unpinned(old[1], || ()), Some(()));
     }
 
     #[test]

@@ -335,6 +335,8 @@ impl Transfers {
     /// beside them.
     fn connections(&self, host: &str) -> Arc<PermitPool> {
         let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        // A host that nobody has or waits for a connection to is forgotten: they are all free.
+        hosts.retain(|_, connections| Arc::strong_count(connections) > 1);
         let most = u32::try_from(self.policy.max_connections).unwrap_or(u32::MAX);
         let limits = Limits { per_principal: most, total: most };
         let connections = || Arc::new(PermitPool::with_first_for_each(limits));

@@ -10,6 +10,7 @@ mod crash;
 mod disk_faults;
 mod eviction;
 mod exec;
+mod export;
 mod fairness;
 mod gc_model;
 mod hostile;

@@ -483,15 +483,10 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn blobs_of_partials(&self) -> Result<BTreeSet<Digest>, StoreError> {
-        let mut blobs = BTreeSet::new();
-        for file in self.partial_files()? {
-            let path = layout::partial(file).join(JOURNAL);
-            if let Some(journal) = self.root.read_limited(&path, MAX_JOURNAL_BYTES)? {
-                blobs.extend(journal::stored(&journal, file));
-            }
-        }
-        Ok(blobs)
+    pub(crate) fn blobs_of_partial(&self, file: Digest) -> Result<BTreeSet<Digest>, StoreError> {
+        let path = layout::partial(file).join(JOURNAL);
+        let journal = self.root.read_limited(&path, MAX_JOURNAL_BYTES)?;
+        Ok(journal.map(|journal| journal::stored(&journal, file).into_iter().collect()).unwrap_or_default())
     }
 }
 

@@ -243,7 +243,7 @@ fn blobs_that_a_download_has_brought_are_known() {
     let blob = Digest::of(b"a tensor");
     let partial = download.session();
     partial.note_digests(&[blob]).unwrap();
-    assert_eq!(download.store.blobs_of_partials().unwrap(), BTreeSet::from([blob]));
+    assert_eq!(download.store.blobs_of_partial(download.digest()).unwrap(), BTreeSet::from([blob]));
 }
 
 /// Where a blob lies in the file is looked up, not searched for among all segments: of four times as many
