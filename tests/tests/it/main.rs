@@ -34,6 +34,7 @@ mod rogue;
 mod shutdown;
 mod sources;
 mod space;
+mod substituted;
 mod together;
 mod trash;
 mod verify;
