@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Verbs that open the store themselves. None of them removes what a model needs.
 pub(super) fn run_embedded(actor: Actor, blobd: &Blobd) -> Vec<String> {
     let mut slow = Vec::new();
-    for line in ["ls", "gc", "doctor"] {
+    for line in ["ls", "gc"] {
         let mut command = actor.blobd(blobd);
         let start = Instant::now();
         let run = command::run(command.args(line.split_whitespace()));
