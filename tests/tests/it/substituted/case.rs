@@ -37,6 +37,8 @@ pub(super) struct Case {
     actor: Actor,
     entry: PathBuf,
     substitute: Substitute,
+    /// The original's.
+    permissions: fs::Permissions,
     folder: TempDir,
     before: Snapshot,
     watch: Watch,
@@ -51,6 +53,7 @@ impl Case {
         fs::create_dir(&outside).unwrap();
         fs::write(outside.join("precious"), "years of work").unwrap();
         let path = store.join(entry);
+        let permissions = fs::metadata(&path).unwrap().permissions();
         if substitute == Substitute::AnotherOwner {
             actor.disown(&path);
         } else {
@@ -61,7 +64,7 @@ impl Case {
         }
         let before = content(&store, entry);
         let watch = Watch::start(&outside);
-        Self { actor, entry: entry.to_path_buf(), substitute, folder, before, watch }
+        Self { actor, entry: entry.to_path_buf(), substitute, permissions, folder, before, watch }
     }
 
     /// Runs every verb, in the command's own process and through a daemon; what took too long.
@@ -94,6 +97,9 @@ impl Case {
         let path = self.store().join(&self.entry);
         if self.substitute == Substitute::AnotherOwner {
             self.actor.own(&self.store());
+            if path.exists() {
+                fs::set_permissions(&path, self.permissions.clone()).unwrap();
+            }
             return;
         }
         if let Ok(metadata) = fs::symlink_metadata(&path) {
