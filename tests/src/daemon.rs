@@ -74,7 +74,16 @@ impl TestDaemon {
     /// As for [`Self::start`].
     #[must_use]
     pub fn start_at(root: &Path) -> Self {
-        let wrapper = ["setpriv", "--pdeathsig", "KILL"].map(str::to_owned).into();
+        Self::start_at_under(&["setpriv", "--pdeathsig", "KILL"], root)
+    }
+
+    /// The same as the command that `wrapper` begins with.
+    ///
+    /// # Panics
+    /// As for [`Self::start`].
+    #[must_use]
+    pub fn start_at_under(wrapper: &[&str], root: &Path) -> Self {
+        let wrapper = wrapper.iter().map(ToString::to_string).collect();
         Self { child: None, wrapper, root: root.to_path_buf(), folder: fast_folder() }.started()
     }
 
