@@ -44,8 +44,10 @@ use blobd_store_format::reference::Reference;
 use crate::client::Client;
 use crate::error::ClientError;
 use crate::model::OpenModel;
-use crate::protocol::request::{OpenParams, PullParams};
-use crate::protocol::response::{ModelDetails, ModelList, PullDone, PullEvent, SessionList, Version};
+use crate::protocol::request::{OpenParams, PullParams, ReleaseParams};
+use crate::protocol::response::{
+    ModelDetails, ModelList, PullDone, PullEvent, Released, SessionList, Version,
+};
 
 /// A daemon that can be asked without waiting on the spot.
 #[derive(Clone, Debug)]
@@ -119,6 +121,14 @@ impl AsyncClient {
     /// As there.
     pub async fn sessions(&self) -> Result<SessionList, ClientError> {
         self.run(Client::sessions).await
+    }
+
+    /// As [`Client::release`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn release(&self, params: ReleaseParams) -> Result<Released, ClientError> {
+        self.run(move |client| client.release(&params)).await
     }
 
     /// As [`Client::pull`]; `on_event` is called on the request's thread.

@@ -27,11 +27,11 @@ use crate::open;
 use crate::protocol::connection::ConnectionError;
 use crate::protocol::frame::Frame;
 use crate::protocol::request::{
-    GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, RemoveParams, TagParams,
-    UndeleteParams, VerifyParams,
+    GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
+    TagParams, UndeleteParams, VerifyParams,
 };
 use crate::protocol::response::{
-    DiskUsage, GcReport, Imported, ModelDetails, ModelList, PullDone, PullEvent, PullPlan, Removed,
+    DiskUsage, GcReport, Imported, ModelDetails, ModelList, PullDone, PullEvent, PullPlan, Released, Removed,
     SessionList, Tagged, Version,
 };
 use crate::protocol::upkeep::{
@@ -158,6 +158,16 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn sessions(&self) -> Result<SessionList, ClientError> {
         self.query("/v1/ps")
+    }
+
+    /// Ends the leases of a process, or of those who have a model open. Their maps stay valid; what was
+    /// removed meanwhile is freed.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] with `not_found` when there are none, and with `denied` when all are other
+    /// users' and the caller may not administer.
+    pub fn release(&self, params: &ReleaseParams) -> Result<Released, ClientError> {
+        self.post("/v1/release", params)
     }
 
     /// What is in the trash.

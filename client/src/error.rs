@@ -5,7 +5,7 @@ mod model;
 use std::io;
 
 pub use self::model::ModelError;
-use crate::protocol::connection::{ConnectionError, FdsLost};
+use crate::protocol::connection::{ConnectionError, FdsLost, TOO_MANY_IN_FLIGHT};
 use crate::protocol::error::{ErrorBody, ErrorCode};
 use crate::protocol::frame::FrameError;
 
@@ -42,6 +42,12 @@ pub enum ClientError {
     /// The descriptors that the daemon sent do not fit this process.
     #[error("{FdsLost}")]
     FdsLost,
+    /// The user has too many descriptors in flight over Unix sockets to send one more, and waiting did
+    /// not help.
+    #[error(
+        "{TOO_MANY_IN_FLIGHT}; try again, raise `ulimit -n`, or end the program that does not receive its own"
+    )]
+    TooManyInFlight,
     /// The open model cannot be read.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -60,6 +66,7 @@ impl ClientError {
             Self::Connect { reason, .. } if reason.kind() == io::ErrorKind::PermissionDenied => {
                 ErrorCode::Denied
             }
+            Self::TooManyInFlight => ErrorCode::Busy,
             _ => ErrorCode::Internal,
         }
     }
@@ -78,6 +85,7 @@ impl From<ConnectionError> for ClientError {
             ConnectionError::TimedOut => Self::TimedOut,
             ConnectionError::FdCount { found, expected } => ProtocolError::FdCount { found, expected }.into(),
             ConnectionError::Frame(error) => ProtocolError::from(error).into(),
+            ConnectionError::TooManyInFlight => Self::TooManyInFlight,
             ConnectionError::Io(error) if is_fds_lost(&error) => Self::FdsLost,
             ConnectionError::Io(error) => Self::Io(error),
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::gc;
 use crate::ops::{self, OpError};
 use crate::state::Daemon;
+use crate::sys::give_back_memory;
 
 /// How soon after a program lets go of removed bytes they are freed.
 const TICK: Duration = Duration::from_secs(1);
@@ -20,6 +21,14 @@ pub async fn run(daemon: Arc<Daemon>) {
     let mut was_refused = false;
     for tick in 1u64.. {
         tokio::time::sleep(TICK).await;
+        if daemon.limits.has_become_idle() {
+            // Takes the heap's locks for some milliseconds: not on a thread that serves connections.
+            let trim = |_: &Daemon| {
+                give_back_memory();
+                Ok(0)
+            };
+            report("memory", daemon.blocking(trim).await);
+        }
         let is_round = tick % TICKS_PER_ROUND == 0;
         // What stops a collection is seldom gone within a second, and finding it reads a lot.
         if daemon.store.has_condemned() && (is_round || !was_refused) {

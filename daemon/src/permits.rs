@@ -30,8 +30,21 @@ pub(crate) struct PermitPool {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Permit {
-    _own: OwnedSemaphorePermit,
-    _total: OwnedSemaphorePermit,
+    own: OwnedSemaphorePermit,
+    total: OwnedSemaphorePermit,
+}
+
+impl Permit {
+    /// How many units it is for.
+    pub(crate) fn units(&self) -> usize {
+        self.own.num_permits()
+    }
+
+    fn merge(&mut self, other: Self) {
+        // Both are of one pool and one principal: only `grow` calls this.
+        self.own.merge(other.own);
+        self.total.merge(other.total);
+    }
 }
 
 /// All units that the principal may have, or all there are, are in use.
@@ -58,7 +71,7 @@ impl PermitPool {
             let total = Arc::clone(&self.total).acquire_many_owned(units).await;
             // Neither semaphore is ever closed, so this succeeds at the first try.
             if let (Ok(own), Ok(total)) = (own, total) {
-                return Permit { _own: own, _total: total };
+                return Permit { own, total };
             }
         }
     }
@@ -80,7 +93,22 @@ impl PermitPool {
         let exhausted = |_: TryAcquireError| Exhausted;
         let own = self.share_of(uid).try_acquire_many_owned(units).map_err(exhausted)?;
         let total = Arc::clone(&self.total).try_acquire_many_owned(units).map_err(exhausted)?;
-        Ok(Permit { _own: own, _total: total })
+        Ok(Permit { own, total })
+    }
+
+    /// One unit as soon as there is one, and with it up to `most` in all, but no more than one in `part` of
+    /// what the principal has left. So many requests that each hold what they got for long still leave
+    /// something, if less and less, for the next.
+    pub(crate) async fn acquire_part(&self, uid: u32, most: u32, part: usize) -> Permit {
+        let mut permit = self.acquire(uid).await;
+        let left = self.share_of(uid).available_permits().min(self.total.available_permits());
+        let more = u32::try_from(left / part.max(1)).unwrap_or(u32::MAX).min(most.saturating_sub(1));
+        if more > 0
+            && let Ok(grown) = self.try_acquire_many(uid, more)
+        {
+            permit.merge(grown);
+        }
+        permit
     }
 
     /// How many units are in use now, by all principals.
@@ -152,6 +180,21 @@ mod tests {
         let _all = pool.acquire_many(1, 100).await;
         assert_eq!(pool.in_use(), 4);
         assert_eq!(pool.try_acquire_many(1, 1).unwrap_err(), Exhausted);
+    }
+
+    #[tokio::test]
+    async fn parts_get_smaller_the_more_of_them_are_held() {
+        let pool = PermitPool::new(Limits { per_principal: 64, total: 1000 });
+        let mut held = Vec::new();
+        for _ in 0..8 {
+            held.push(pool.acquire_part(1, 32, 4).await);
+        }
+        let units: Vec<_> = held.iter().map(Permit::units).collect();
+        assert!(units.is_sorted_by(|a, b| a >= b) && units[0] == 16 && units[7] >= 1, "{units:?}");
+        assert_eq!(pool.in_use(), units.iter().sum::<usize>());
+        assert_eq!(pool.acquire_part(2, 8, 4).await.units(), 8, "no more than asked for");
+        drop(held);
+        assert_eq!(pool.in_use(), 0);
     }
 
     #[tokio::test]

@@ -8,9 +8,12 @@ use blobd_store_format::reference::Reference;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
+use crate::large_models::LargeModels;
+use crate::limits::RequestLimits;
 use crate::ops::{Answers, Evictor, LastOpened, OpError, Surroundings};
 use crate::registry::{RegistryClient, RegistryError, RegistryPolicy};
-use crate::session::{OpenSlots, Peer, Sessions};
+use crate::session::{Peer, Sessions};
+use crate::socket::Closer;
 use crate::store::Store;
 use crate::transfer::{TransferPolicy, Transfers};
 
@@ -24,8 +27,12 @@ pub struct Daemon {
     pub transfers: Transfers,
     /// Who has what open.
     pub sessions: Sessions,
-    /// Room for models on their way to clients.
-    pub(crate) open_slots: OpenSlots,
+    /// What requests may use at a time.
+    pub(crate) limits: RequestLimits,
+    /// Closes descriptors of clients, which may block.
+    pub(crate) closer: Arc<Closer>,
+    /// Models that take so much memory that one request reads them for all.
+    pub(crate) large_models: LargeModels,
     /// What those were told who opened a model last.
     pub answers: Answers,
     /// Room for imports, and for pulls while something is fetched. The others wait, so that buffers stay
@@ -79,7 +86,9 @@ impl Daemon {
             registry: RegistryClient::new(policy)?,
             transfers: Transfers::default(),
             sessions,
-            open_slots: OpenSlots::new(),
+            limits: RequestLimits::of_process(),
+            closer: Arc::default(),
+            large_models: LargeModels::default(),
             answers: Answers::default(),
             intakes: Arc::new(Semaphore::new(MAX_INTAKES)),
             pulls: Arc::new(Semaphore::new(MAX_PULLS)),
@@ -102,6 +111,7 @@ impl Daemon {
     #[must_use]
     pub fn for_many_users(mut self) -> Self {
         self.is_single_user = false;
+        self.limits.for_many_users();
         self
     }
 
@@ -134,6 +144,22 @@ impl Daemon {
             is_single_user: self.is_single_user,
             has_met_owner: self.has_met_owner.load(Ordering::Relaxed),
         }
+    }
+
+    /// Does work of a request of the user `uid` that blocks on the disk, once it is that user's turn. Few
+    /// run at a time; the others wait without a thread, and dropping the future gives up waiting.
+    pub(crate) async fn disk_work<T: Send + 'static>(
+        self: &Arc<Self>,
+        uid: u32,
+        work: impl FnOnce(&Self) -> Result<T, OpError> + Send + 'static,
+    ) -> Result<T, OpError> {
+        let permit = self.limits.disk.acquire(uid).await;
+        let work = move |daemon: &Self| {
+            // Given back when the work is over, not when its client has hung up.
+            let _permit = permit;
+            work(daemon)
+        };
+        self.blocking(work).await
     }
 
     /// Runs work that blocks on the disk where that is allowed.

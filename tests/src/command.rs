@@ -46,6 +46,13 @@ impl Blobd {
         Self { place: vec![("BLOBD_SOCKET", socket.to_path_buf())], home: socket.with_extension("home") }
     }
 
+    /// The same commands with this configuration file.
+    #[must_use]
+    pub fn configured_by(mut self, config: &Path) -> Self {
+        self.place.push(("BLOBD_CONFIG", config.to_path_buf()));
+        self
+    }
+
     /// Runs a command to its end.
     ///
     /// # Panics

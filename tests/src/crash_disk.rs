@@ -34,6 +34,8 @@ use tree::Tree;
 pub enum Omission {
     /// `fsync` of files below this directory of the root.
     Files(&'static str),
+    /// `fsync` of files that become blobs: their names are numbers, in `staging/` and in `partial/`.
+    Blobs,
     /// `syncfs` through a transaction's directory.
     NewBlobs,
     /// `syncfs` through the root.
@@ -125,6 +127,10 @@ impl CrashDisk {
     fn omits(&self, is_dir: bool, path: &Path) -> bool {
         match self.omission {
             Some(Omission::Files(part)) => !is_dir && path.starts_with(part),
+            Some(Omission::Blobs) => {
+                let name = path.file_name().and_then(|name| name.to_str());
+                !is_dir && name.is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
+            }
             Some(Omission::Names(part)) => is_dir && path.starts_with(part),
             _ => false,
         }

@@ -22,6 +22,8 @@ pub struct TestDaemon {
     child: Option<Child>,
     /// What to start instead of the binary itself, such as `sh -c 'ulimit …'`; empty for nothing.
     wrapper: Vec<String>,
+    /// Its configuration file, if it has one.
+    config: Option<PathBuf>,
     root: PathBuf,
     folder: TempDir,
 }
@@ -63,18 +65,18 @@ impl TestDaemon {
     pub fn start_under(wrapper: &[&str], folder: TempDir) -> Self {
         let root = folder.path().join("store");
         let wrapper = wrapper.iter().map(ToString::to_string).collect();
-        Self { child: None, wrapper, root, folder }.started()
+        Self { child: None, wrapper, config: None, root, folder }.started()
     }
 
     /// The same on a store that lies somewhere else, such as on a file system that is about to
-    /// fail: nothing but the store is there. It dies with the thread that starts it, even if this
+    /// fail, with this configuration file: nothing but the store is there. It dies with the thread that starts it, even if this
     /// process is killed, for it would keep that file system mounted.
     ///
     /// # Panics
     /// As for [`Self::start`].
     #[must_use]
-    pub fn start_at(root: &Path) -> Self {
-        Self::start_at_under(&["setpriv", "--pdeathsig", "KILL"], root)
+    pub fn start_at(root: &Path, config: Option<&Path>) -> Self {
+        Self::start_at_under(&["setpriv", "--pdeathsig", "KILL"], root, config)
     }
 
     /// The same as the command that `wrapper` begins with.
@@ -82,9 +84,10 @@ impl TestDaemon {
     /// # Panics
     /// As for [`Self::start`].
     #[must_use]
-    pub fn start_at_under(wrapper: &[&str], root: &Path) -> Self {
+    pub fn start_at_under(wrapper: &[&str], root: &Path, config: Option<&Path>) -> Self {
         let wrapper = wrapper.iter().map(ToString::to_string).collect();
-        Self { child: None, wrapper, root: root.to_path_buf(), folder: fast_folder() }.started()
+        let (config, root) = (config.map(Path::to_path_buf), root.to_path_buf());
+        Self { child: None, wrapper, config, root, folder: fast_folder() }.started()
     }
 
     /// Starts the daemon again on the same store, after it was killed or stopped.
@@ -214,7 +217,11 @@ impl TestDaemon {
     /// Commands that name the daemon's root and know nothing of its socket.
     #[must_use]
     pub fn embedded(&self) -> Blobd {
-        Blobd::at_root(&self.root)
+        let blobd = Blobd::at_root(&self.root);
+        match &self.config {
+            Some(config) => blobd.configured_by(config),
+            None => blobd,
+        }
     }
 
     /// What the daemon has logged since it was last started.

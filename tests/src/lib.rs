@@ -19,7 +19,7 @@
 //! - [`places`], [`wait`], [`programs`], [`compiler`]: where files go, how to wait, where the binaries
 //!   are, how programs in C are made
 //! - [`mount`]: models as files; [`mount_namespace`]: mounts that nobody else sees
-//! - [`registry`]: a registry that misbehaves on demand
+//! - [`registry`]: a registry that misbehaves on demand; [`offers`] are pulled from one in this process
 //! - [`crash_disk`], [`faulty_disk`]: disks that forget or fail; [`steps`] are done to a store on
 //!   them, and [`world`] says what should be there afterwards
 //!
@@ -36,6 +36,7 @@ pub mod memory;
 pub mod model;
 pub mod mount;
 pub mod mount_namespace;
+pub mod offers;
 pub mod oracle;
 pub mod places;
 pub mod programs;

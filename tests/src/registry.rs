@@ -291,6 +291,12 @@ impl FakeRegistry {
         self.shared.stock().faults.clear();
     }
 
+    /// From now on those requests are answered rightly that were to be answered wrongly for having
+    /// `path_part` in their path.
+    pub fn clear_faults_of(&self, path_part: &str) {
+        self.shared.stock().faults.retain(|planned| planned.path_part != path_part);
+    }
+
     /// All that both servers were asked so far.
     #[must_use]
     pub fn requests(&self) -> Vec<Request> {

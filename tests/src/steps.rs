@@ -16,7 +16,8 @@ use blobd_store_format::gguf::GgmlType;
 use blobd_store_format::reference::Reference;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::model::ModelFile;
+use crate::model::{ModelFile, noise};
+use crate::offers;
 use crate::world::{Key, World};
 
 /// The names that models have: two share a directory, one has directories of its own.
@@ -27,6 +28,15 @@ pub const NAMES: [&str; 3] = ["a", "a:2", "me/c:1"];
 #[allow(missing_docs, reason = "the verbs and their operands")]
 pub enum Step {
     Import {
+        file: usize,
+        name: usize,
+    },
+    Pull {
+        file: usize,
+        name: usize,
+    },
+    /// A pull that breaks, and one that goes on with what it has left.
+    PullInTwoParts {
         file: usize,
         name: usize,
     },
@@ -73,6 +83,17 @@ pub struct SomeFile {
     pub bytes: Vec<u8>,
 }
 
+/// Without any tensors.
+pub const EMPTY: usize = 4;
+/// With a tensor that is large enough for a pull to take it from a relative.
+pub const LARGE: usize = 5;
+/// The same but for a small tensor.
+pub const LARGE_RELATIVE: usize = 6;
+/// With more blobs than are published at once.
+pub const MANY: usize = 7;
+/// No GGUF file but one that is pulled beside the empty one, and stored as it is. It cannot be imported.
+pub const WHOLE: usize = 8;
+
 /// Small files, of which the first four share tensors: with a few blobs, which are synced one by one,
 /// with a dozen, for which the file system is, and with so many that they are published in groups.
 pub fn files() -> &'static [SomeFile] {
@@ -85,11 +106,30 @@ pub fn files() -> &'static [SomeFile] {
             base.with("general.name", "another header"),
             ModelFile::stacked_experts(1, 3),
             ModelFile::empty(),
+            with_a_large_tensor(),
+            with_a_large_tensor().with_changed("blk.0.attn_norm.weight"),
             of_many_tensors(),
         ];
+        let whole = noise(1, "whole", WHOLE_BYTES);
         let file = |bytes: Vec<u8>| SomeFile { digest: Digest::of(&bytes), bytes };
-        files.iter().map(ModelFile::bytes).map(file).collect()
+        files.iter().map(ModelFile::bytes).chain([whole]).map(file).collect()
     })
+}
+
+/// More than is fetched into memory at once.
+const WHOLE_BYTES: usize = 300 << 10;
+
+/// The weights of a file's model, which most files are themselves.
+#[must_use]
+pub fn weights(file: usize) -> &'static [u8] {
+    &files()[if file == WHOLE { EMPTY } else { file }].bytes
+}
+
+fn with_a_large_tensor() -> ModelFile {
+    let mut file = ModelFile::empty();
+    file.add_noise(1, "token_embd.weight", GgmlType::F32, &[288 << 10]);
+    file.add_noise(1, "blk.0.attn_norm.weight", GgmlType::F32, &[32]);
+    file
 }
 
 fn of_many_tensors() -> ModelFile {
@@ -117,6 +157,8 @@ impl Step {
     pub fn take(self, store: &Arc<Store>) -> Result<(), ErrorBody> {
         let done = match self {
             Self::Import { file, name } => import(store, file, name),
+            Self::Pull { file, name } => offers::pull(store, file, &reference(name)),
+            Self::PullInTwoParts { file, name } => offers::pull_in_two_parts(store, file, &reference(name)),
             Self::Tag { source, target } => {
                 let params = TagParams { source: reference(source), target: reference(target) };
                 ops::tag(store, &params).map(|_| ())
@@ -139,7 +181,9 @@ impl Step {
     #[must_use]
     pub fn outcomes(self, before: &World) -> Outcomes {
         match self {
-            Self::Import { file, name } => Outcomes::done(before.with(Key::Tag(name), file + 1)),
+            Self::Import { file, name } | Self::Pull { file, name } | Self::PullInTwoParts { file, name } => {
+                Outcomes::done(before.with(Key::Tag(name), file + 1))
+            }
             Self::Tag { source, target } => match before.get(Key::Tag(source)) {
                 0 => Outcomes::refused(ErrorCode::NotFound),
                 file => Outcomes::done(before.with(Key::Tag(target), file)),
@@ -166,6 +210,8 @@ impl Step {
     pub const fn subject(self) -> Option<Key> {
         match self {
             Self::Import { name, .. }
+            | Self::Pull { name, .. }
+            | Self::PullInTwoParts { name, .. }
             | Self::Tag { target: name, .. }
             | Self::Remove { name }
             | Self::PutAside { name }

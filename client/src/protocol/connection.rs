@@ -11,9 +11,10 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -80,6 +81,17 @@ pub fn receive_message(
     }
     Ok(received.bytes)
 }
+
+/// Whether `sendmsg` failed because the sending user has too many descriptors in flight: sent over any Unix
+/// socket by any of the user's processes, and not yet received. The kernel allows as many as the sending
+/// process may have files open. It passes when others receive theirs.
+#[must_use]
+pub fn is_too_many_in_flight(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error())
+}
+
+/// What [`is_too_many_in_flight`] means, for messages.
+pub(crate) const TOO_MANY_IN_FLIGHT: &str = "this user has too many descriptors in flight over Unix sockets";
 
 /// Descriptors were sent that this process could not take: it has as many open as it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -205,6 +217,9 @@ pub enum ConnectionError {
     /// What came is no frame, or what was to be sent does not fit one.
     #[error(transparent)]
     Frame(#[from] FrameError),
+    /// The user has too many descriptors in flight for one more.
+    #[error("connection: {TOO_MANY_IN_FLIGHT}")]
+    TooManyInFlight,
     /// The socket failed.
     #[error("connection: {0}")]
     Io(io::Error),
@@ -212,6 +227,9 @@ pub enum ConnectionError {
 
 impl From<io::Error> for ConnectionError {
     fn from(error: io::Error) -> Self {
+        if is_too_many_in_flight(&error) {
+            return Self::TooManyInFlight;
+        }
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::TimedOut,
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
@@ -222,17 +240,35 @@ impl From<io::Error> for ConnectionError {
     }
 }
 
-/// Sends all of `bytes` on a blocking socket, with `fds` attached to the first of them.
+/// Sends all of `bytes` on a blocking socket, with `fds` attached to the first of them. While the user
+/// has too many descriptors in flight it waits, up to [`IN_FLIGHT_PATIENCE`].
 ///
 /// # Errors
-/// Those of [`send_message`].
+/// Those of [`send_message`]; one for which [`is_too_many_in_flight`] holds when waiting did not help.
 pub fn send_all(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut sent = send_message(stream, bytes, fds)?;
+    let (start, mut pause) = (Instant::now(), FIRST_PAUSE);
+    let mut sent = loop {
+        match send_message(stream, bytes, fds) {
+            Err(error) if is_too_many_in_flight(&error) && start.elapsed() < IN_FLIGHT_PATIENCE => {
+                thread::sleep(pause);
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            sent => break sent?,
+        }
+    };
     while let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
         sent += send_message(stream, rest, &[])?;
     }
     Ok(())
 }
+
+/// How long descriptors wait for others of the same user to be received. Those who are slower than ten
+/// seconds lose their connection to the daemon.
+pub const IN_FLIGHT_PATIENCE: Duration = Duration::from_secs(8);
+
+/// The first pause before descriptors are sent again; each is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The most descriptors that the kernel puts into one message (its `SCM_MAX_FD`). Room for all
 /// of them makes sure that truncation means this process's own limit.

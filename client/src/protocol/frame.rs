@@ -138,11 +138,19 @@ pub fn cut_literals(pieces: Vec<OpenPiece>) -> Vec<OpenPiece> {
 ///
 /// Call [`next_frame`](Self::next_frame) until it has none before pushing more: then no more
 /// than one frame and one portion is ever kept.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct FrameDecoder {
     buffer: Vec<u8>,
     /// Where in `buffer` the next frame starts.
     start: usize,
+    /// The longest frame that is put together.
+    max_bytes: usize,
+}
+
+impl Default for FrameDecoder {
+    fn default() -> Self {
+        Self::with_limit(MAX_FRAME_BYTES)
+    }
 }
 
 impl FrameDecoder {
@@ -150,6 +158,12 @@ impl FrameDecoder {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same for a peer all of whose frames are short: longer ones are refused before they arrive.
+    #[must_use]
+    pub const fn with_limit(max_bytes: usize) -> Self {
+        Self { buffer: Vec::new(), start: 0, max_bytes }
     }
 
     /// Takes the next bytes.
@@ -167,8 +181,8 @@ impl FrameDecoder {
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         let Some((length, rest)) = self.pending().split_first_chunk() else { return Ok(None) };
         let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
-        if length > MAX_FRAME_BYTES {
-            return Err(FrameError::TooLong { found: length });
+        if length > self.max_bytes {
+            return Err(FrameError::TooLong { found: length, limit: self.max_bytes });
         }
         let Some(json) = rest.get(..length) else { return Ok(None) };
         let frame = serde_json::from_slice(json).map_err(|error| FrameError::malformed(&error))?;
@@ -192,10 +206,12 @@ impl FrameDecoder {
 #[non_exhaustive]
 pub enum FrameError {
     /// Longer than a frame may be.
-    #[error("frame: {found} bytes, at most {MAX_FRAME_BYTES} allowed")]
+    #[error("frame: {found} bytes, at most {limit} allowed")]
     TooLong {
         /// Its length.
         found: usize,
+        /// The most that is allowed.
+        limit: usize,
     },
     /// No JSON, or JSON of another form.
     #[error("frame: {reason}")]
@@ -260,7 +276,7 @@ fn end_frame(out: &mut Vec<u8>, start: usize) -> Result<(), FrameError> {
         }
         _ => {
             out.truncate(start);
-            Err(FrameError::TooLong { found })
+            Err(FrameError::TooLong { found, limit: MAX_FRAME_BYTES })
         }
     }
 }

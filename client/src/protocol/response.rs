@@ -178,6 +178,13 @@ pub struct SessionSummary {
     pub bytes_mapped: u64,
 }
 
+/// Answer to `POST /v1/release`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Released {
+    /// The leases that were ended, as `ps` listed them.
+    pub released: Vec<SessionSummary>,
+}
+
 /// Answer to `POST /v1/remove`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removed {

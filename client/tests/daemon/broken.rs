@@ -96,7 +96,7 @@ fn silent_daemon_runs_into_the_timeout() {
 #[test]
 fn oversize_frame_and_garbage_are_refused() {
     let error = open_from(|call| call.upgrade().send_bytes(&[0xff; 4]).unwrap());
-    let limit = ProtocolError::Frame(FrameError::TooLong { found: u32::MAX as usize });
+    let limit = ProtocolError::Frame(FrameError::TooLong { found: u32::MAX as usize, limit: 1 << 20 });
     assert_eq!(protocol_error(error), limit);
 
     let error = open_from(|call| call.upgrade().send_bytes(b"\x04\0\0\0{[}]").unwrap());

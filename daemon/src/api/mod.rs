@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::request::{
-    GcParams, ImportParams, LimitParams, OpenParams, PullParams, VerifyParams,
-};
+use blobd_client::protocol::request::{GcParams, LimitParams, PullParams, ReleaseParams, VerifyParams};
 use blobd_client::protocol::response::Version;
 use blobd_client::protocol::upkeep::PullLimit;
 use blobd_store_format::reference::{Reference, ReferenceError};
@@ -15,18 +13,23 @@ use serde::de::DeserializeOwned;
 use tokio::runtime::Handle;
 
 use crate::ops;
-use crate::session::{Peer, Right, serve_import, serve_open};
+use crate::permits::Permit;
+use crate::session::{Peer, Right};
+use crate::socket::ClientSocket;
 use crate::state::Daemon;
 use crate::store::Store;
 
 mod body;
+mod details;
+mod open;
 mod pull;
+mod release;
+mod show;
 mod upgrade;
 mod verify;
 
 pub(crate) use body::{Answer, json_answer};
 use body::{error_answer, raw_answer, read_json};
-use upgrade::Upgrade;
 
 /// What can be asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +52,7 @@ enum Route {
     Gc,
     Verify,
     Reindex,
+    Release,
     Pull,
     PlanPull,
     Open,
@@ -76,6 +80,7 @@ impl Route {
             (&Method::POST, "/v1/gc") => Ok(Self::Gc),
             (&Method::POST, "/v1/verify") => Ok(Self::Verify),
             (&Method::POST, "/v1/reindex") => Ok(Self::Reindex),
+            (&Method::POST, "/v1/release") => Ok(Self::Release),
             (&Method::POST, "/v1/pull/plan") => Ok(Self::PlanPull),
             (&Method::POST, "/v1/pull") => Ok(Self::Pull),
             (&Method::POST, "/v1/open") => Ok(Self::Open),
@@ -94,7 +99,7 @@ impl Route {
 
     const fn right(&self) -> Right {
         match self {
-            // A verification that repairs needs more; its body says so.
+            // A verification that repairs needs more; its body says so. So does a release of others' leases.
             Self::Version
             | Self::Models
             | Self::Model(_)
@@ -106,6 +111,7 @@ impl Route {
             | Self::Eviction(_)
             | Self::Limit
             | Self::Open
+            | Self::Release
             | Self::Verify => Right::Read,
             Self::Pull | Self::PlanPull | Self::Import => Right::Pull,
             Self::SetLimit
@@ -120,96 +126,117 @@ impl Route {
 }
 
 /// Answers one request.
-pub(crate) async fn answer(daemon: Arc<Daemon>, peer: Peer, request: Request<Incoming>) -> Answer {
-    match dispatch(daemon, peer, request).await {
+pub(crate) async fn answer(
+    daemon: Arc<Daemon>,
+    peer: Peer,
+    socket: ClientSocket,
+    request: Request<Incoming>,
+) -> Answer {
+    let caller = Caller { daemon, peer, socket };
+    match dispatch(&caller, request).await {
         Ok(answer) => answer,
         Err(error) => {
             // What is ours and not the peer's is told to the log too.
-            if matches!(error.code, ErrorCode::Internal | ErrorCode::Corrupt | ErrorCode::NoSpace) {
-                tracing::error!("{error}");
+            if matches!(error.code, ErrorCode::Internal | ErrorCode::Corrupt | ErrorCode::NoSpace)
+                && let Some(left_out) = caller.daemon.limits.error_log.admit(caller.peer.uid)
+            {
+                tracing::error!("{error}{left_out}");
             }
             error_answer(error)
         }
     }
 }
 
-async fn dispatch(
+/// Who asks, and whom.
+struct Caller {
     daemon: Arc<Daemon>,
     peer: Peer,
-    mut request: Request<Incoming>,
-) -> Result<Answer, ErrorBody> {
+    socket: ClientSocket,
+}
+
+async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Result<Answer, ErrorBody> {
+    let Caller { daemon, peer, .. } = caller;
     let route = Route::of(request.method(), request.uri().path(), request.uri().query())?;
     let path = request.uri().path().to_owned();
-    demand(&peer, route.right(), &path)?;
+    demand(peer, route.right(), &path)?;
     match route {
-        Route::Version => Ok(json_answer(&version(&daemon))),
-        Route::Models => respond(&daemon, |daemon| ops::list(&daemon.store)).await,
-        Route::Model(reference) => respond(&daemon, move |daemon| ops::show(&daemon.store, &reference)).await,
-        Route::Manifest(reference) => manifest(&daemon, reference).await,
-        Route::Sessions => respond(&daemon, |daemon| Ok(daemon.sessions.list())).await,
+        Route::Version => Ok(json_answer(&version(daemon))),
+        Route::Models => caller.respond(|daemon| ops::list(&daemon.store)).await,
+        Route::Model(reference) => show::show(caller, reference).await,
+        Route::Manifest(reference) => manifest(caller, reference).await,
+        Route::Sessions => caller.respond(|daemon| Ok(daemon.sessions.list())).await,
         Route::DiskUsage => {
             let usage =
                 |daemon: &Daemon| ops::usage(&daemon.store, |model| daemon.sessions.last_opened(model));
-            survey(&daemon, usage).await
+            caller.survey(usage).await
         }
-        Route::Trash => respond(&daemon, |daemon| ops::trash(&daemon.store)).await,
-        Route::Doctor => survey(&daemon, |daemon| ops::doctor(&daemon.store, daemon.surroundings())).await,
+        Route::Trash => caller.respond(|daemon| ops::trash(&daemon.store)).await,
+        Route::Doctor => caller.survey(|daemon| ops::doctor(&daemon.store, daemon.surroundings())).await,
         Route::Eviction(bytes) => {
             let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
-            survey(&daemon, plan).await
+            caller.survey(plan).await
         }
-        Route::Limit => Ok(json_answer(&limit(&daemon))),
-        Route::SetLimit => {
-            let params: LimitParams = read_json(request).await?;
-            daemon.transfers.limit.set(params.bytes_per_second);
-            Ok(json_answer(&limit(&daemon)))
-        }
-        Route::Undelete => respond_to(&daemon, request, ops::undelete).await,
-        Route::Pin => respond_to(&daemon, request, |store, params| ops::pin(store, params)).await,
-        Route::Remove => respond_to(&daemon, request, |store, params| ops::remove(store, params)).await,
-        Route::Tag => respond_to(&daemon, request, ops::tag).await,
-        Route::Gc => {
-            let params: GcParams = read_json(request).await?;
-            let collect = move |daemon: &Daemon| ops::collect(&daemon.store, params);
-            if params.dry_run { survey(&daemon, collect).await } else { respond(&daemon, collect).await }
-        }
-        Route::Verify => {
-            let params: VerifyParams = read_json(request).await?;
-            if params.repair {
-                demand(&peer, Right::Pull, &path)?;
-            }
-            Ok(verify::start(&daemon, params))
-        }
-        Route::Reindex => respond(&daemon, |daemon| ops::reindex(&daemon.store)).await,
-        Route::Pull => {
-            let params: PullParams = read_json(request).await?;
-            Ok(pull::start(&daemon, params))
-        }
-        Route::PlanPull => {
-            let (params, handle): (PullParams, _) = (read_json(request).await?, Handle::current());
-            survey(&daemon, move |daemon| pull::plan(daemon, &params, &handle)).await
-        }
-        Route::Open => {
-            let upgrade = Upgrade::requested(&mut request)?;
-            let params: OpenParams = read_json(request).await?;
-            let slot = daemon.open_slots.take(peer.uid).await.ok_or_else(|| too_many_opens(&peer))?;
-            let holder = peer.description();
-            let open = move |daemon: &Daemon| ops::open(&daemon.store, &daemon.answers, &params, holder);
-            let located = daemon.blocking(open).await.map_err(|error| error.body())?;
-            Ok(upgrade.accept(0, move |stream| serve_open(daemon, stream, peer, located, slot)))
-        }
-        Route::Import => {
-            let upgrade = Upgrade::requested(&mut request)?;
-            let params: ImportParams = read_json(request).await?;
-            Ok(upgrade.accept(1, move |stream| serve_import(daemon, stream, peer, params)))
-        }
+        Route::Limit => Ok(json_answer(&limit(daemon))),
+        Route::Open => open::open(caller, request).await,
+        Route::Import => open::import(caller, request).await,
+        route => dispatch_post(caller, route, &path, request).await,
     }
 }
 
-fn too_many_opens(peer: &Peer) -> ErrorBody {
-    let message = format!("open: uid {} has too many models on their way", peer.uid);
-    ErrorBody::new(ErrorCode::Busy, message)
-        .with_hint("a client must take the descriptors it asks for; raise the daemon's LimitNOFILE for more")
+/// Requests with a body that are answered without an upgrade.
+async fn dispatch_post(
+    caller: &Caller,
+    route: Route,
+    path: &str,
+    request: Request<Incoming>,
+) -> Result<Answer, ErrorBody> {
+    let daemon = &caller.daemon;
+    match route {
+        Route::SetLimit => {
+            let params: LimitParams = caller.params(request).await?;
+            daemon.transfers.limit.set(params.bytes_per_second);
+            Ok(json_answer(&limit(daemon)))
+        }
+        Route::Undelete => caller.respond_to(request, ops::undelete).await,
+        Route::Pin => caller.respond_to(request, |store, params| ops::pin(store, params)).await,
+        Route::Remove => caller.respond_to(request, |store, params| ops::remove(store, params)).await,
+        Route::Tag => caller.respond_to(request, ops::tag).await,
+        Route::Gc => {
+            let params: GcParams = caller.params(request).await?;
+            let collect = move |daemon: &Daemon| ops::collect(&daemon.store, params);
+            if params.dry_run { caller.survey(collect).await } else { caller.respond(collect).await }
+        }
+        Route::Verify => {
+            let params: VerifyParams = caller.params(request).await?;
+            if params.repair {
+                demand(&caller.peer, Right::Pull, path)?;
+            }
+            let lasting = caller.lasting()?;
+            Ok(lasts(verify::start(daemon, params), lasting))
+        }
+        Route::Release => {
+            let params: ReleaseParams = caller.params(request).await?;
+            release::release(caller, params).await
+        }
+        Route::Pull => {
+            let params: PullParams = caller.params(request).await?;
+            let lasting = caller.lasting()?;
+            Ok(lasts(pull::start(daemon, params), lasting))
+        }
+        Route::PlanPull => {
+            let (params, handle): (PullParams, _) = (caller.params(request).await?, Handle::current());
+            caller.survey(move |daemon| pull::plan(daemon, &params, &handle)).await
+        }
+        Route::Reindex => caller.respond(|daemon| ops::reindex(&daemon.store)).await,
+        // All others have no body, and `dispatch` answers them.
+        other => Err(ErrorBody::new(ErrorCode::Internal, format!("{path}: {other:?} is not answered"))),
+    }
+}
+
+/// Counts the connection as one that lasts until the answer is complete.
+fn lasts(mut answer: Answer, lasting: Arc<Permit>) -> Answer {
+    answer.body_mut().hold(lasting);
+    answer
 }
 
 fn demand(peer: &Peer, right: Right, path: &str) -> Result<(), ErrorBody> {
@@ -220,42 +247,77 @@ fn demand(peer: &Peer, right: Right, path: &str) -> Result<(), ErrorBody> {
     Err(ErrorBody::new(ErrorCode::Denied, message).with_hint("the daemon's own user and root may"))
 }
 
-/// What the store does by a body that says how.
-async fn respond_to<P: DeserializeOwned + Send + 'static, T: serde::Serialize + Send + 'static>(
-    daemon: &Arc<Daemon>,
-    request: Request<Incoming>,
-    work: impl FnOnce(&Arc<Store>, &P) -> Result<T, ops::OpError> + Send + 'static,
-) -> Result<Answer, ErrorBody> {
-    let params: P = read_json(request).await?;
-    respond(daemon, move |daemon| work(&daemon.store, &params)).await
+impl Caller {
+    /// The JSON of a request whose parameters are soon used.
+    async fn params<P: DeserializeOwned>(&self, request: Request<Incoming>) -> Result<P, ErrorBody> {
+        let (params, _permit) = read_json(request, &self.daemon.limits, self.peer.uid).await?;
+        Ok(params)
+    }
+
+    /// Counts the caller's connection as one that lasts.
+    fn lasting(&self) -> Result<Arc<Permit>, ErrorBody> {
+        self.daemon.limits.lasting_for(self.peer.uid)
+    }
+
+    /// What the store does by a body that says how.
+    async fn respond_to<P: DeserializeOwned + Send + 'static, T: serde::Serialize + Send + 'static>(
+        &self,
+        request: Request<Incoming>,
+        work: impl FnOnce(&Arc<Store>, &P) -> Result<T, ops::OpError> + Send + 'static,
+    ) -> Result<Answer, ErrorBody> {
+        let (params, permit): (P, _) = read_json(request, &self.daemon.limits, self.peer.uid).await?;
+        let work = move |daemon: &Daemon| {
+            // The parameters take memory for as long.
+            let _permit = permit;
+            work(&daemon.store, &params)
+        };
+        self.respond(work).await
+    }
+
+    /// Works on the disk and answers with what comes of it.
+    async fn respond<T: serde::Serialize>(
+        &self,
+        work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
+    ) -> Result<Answer, ErrorBody> {
+        let turn = self.daemon.limits.disk.acquire(self.peer.uid).await;
+        self.respond_with(turn, work).await
+    }
+
+    /// The same for what reads all there is: few at a time, the others wait without a thread.
+    async fn survey<T: serde::Serialize>(
+        &self,
+        work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
+    ) -> Result<Answer, ErrorBody> {
+        let turn = Arc::clone(&self.daemon.surveys).acquire_owned().await;
+        self.respond_with(turn, work).await
+    }
+
+    /// Works while `turn` is held: until the response is counted, or the work is over although its client
+    /// has hung up.
+    async fn respond_with<T: serde::Serialize>(
+        &self,
+        turn: impl Send + 'static,
+        work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
+    ) -> Result<Answer, ErrorBody> {
+        let work = move |daemon: &Daemon| {
+            let json = serde_json::to_vec(&work(daemon)?);
+            Ok((json.map_err(|error| ops::OpError::Internal(error.to_string()))?, turn))
+        };
+        let (json, turn) = self.daemon.blocking(work).await.map_err(|error| error.body())?;
+        let memory = self.daemon.limits.memory_for(self.peer.uid, json.len()).await?;
+        drop(turn);
+        Ok(raw_answer(json, memory))
+    }
 }
 
-async fn respond<T: serde::Serialize + Send + 'static>(
-    daemon: &Arc<Daemon>,
-    work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
-) -> Result<Answer, ErrorBody> {
-    let done = daemon.blocking(work).await;
-    done.map(|done| json_answer(&done)).map_err(|error| error.body())
-}
-
-/// The same for what reads all there is: few at a time, the others wait without a thread.
-async fn survey<T: serde::Serialize + Send + 'static>(
-    daemon: &Arc<Daemon>,
-    work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
-) -> Result<Answer, ErrorBody> {
-    let room = Arc::clone(&daemon.surveys).acquire_owned().await;
-    let work = move |daemon: &Daemon| {
-        // Given back when the work is over, not when its client has hung up.
-        let _room = room;
-        work(daemon)
-    };
-    respond(daemon, work).await
-}
-
-async fn manifest(daemon: &Arc<Daemon>, reference: Reference) -> Result<Answer, ErrorBody> {
-    let read = move |daemon: &Daemon| ops::manifest(&daemon.store, &reference);
-    let manifest = daemon.blocking(read).await.map_err(|error| error.body())?;
-    Ok(raw_answer(manifest.raw().to_vec()))
+async fn manifest(caller: &Caller, reference: Reference) -> Result<Answer, ErrorBody> {
+    let (daemon, uid) = (&caller.daemon, caller.peer.uid);
+    let turn = daemon.limits.disk.acquire(uid).await;
+    let read = move |daemon: &Daemon| Ok((ops::manifest(&daemon.store, &reference)?.raw().to_vec(), turn));
+    let (manifest, turn) = daemon.blocking(read).await.map_err(|error| error.body())?;
+    let memory = daemon.limits.memory_for(uid, manifest.len()).await?;
+    drop(turn);
+    Ok(raw_answer(manifest, memory))
 }
 
 fn version(daemon: &Daemon) -> Version {
@@ -309,6 +371,7 @@ mod tests {
 
     use super::*;
     use crate::registry::RegistryPolicy;
+    use crate::session::{ConnectionLimits, Connections};
     use crate::store::Store;
 
     #[test]
@@ -342,6 +405,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().join("store")).unwrap();
         let daemon = Arc::new(Daemon::new(store, &RegistryPolicy::default()).unwrap());
+        let peer = Peer { pid: 1, uid: 1 };
+        let permit = Connections::new(ConnectionLimits::of_process()).admit(peer.uid).unwrap();
+        let (stream, _client) = tokio::net::UnixStream::pair().unwrap();
+        let socket = ClientSocket::new(stream, peer.uid, Some(permit), &daemon.closer);
+        let caller = Caller { daemon, peer, socket };
         let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         for _client in 0..8 {
             let (running, most) = (Arc::clone(&running), Arc::clone(&most));
@@ -352,10 +420,10 @@ mod tests {
                 Ok(())
             };
             // Dropped where it waits, as when a connection ends.
-            let _ = tokio::time::timeout(Duration::from_millis(20), survey(&daemon, work)).await;
+            let _ = tokio::time::timeout(Duration::from_millis(20), caller.survey(work)).await;
         }
         assert_eq!(most.load(Ordering::SeqCst), MAX);
-        survey(&daemon, |_| Ok(())).await.unwrap();
+        caller.survey(|_| Ok(())).await.unwrap();
     }
 
     #[test]

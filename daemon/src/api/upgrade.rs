@@ -1,26 +1,19 @@
 //! From HTTP to frames.
 
-use std::sync::Arc;
-
 use blobd_client::protocol::UPGRADE;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use bytes::Bytes;
-use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HeaderValue, UPGRADE as UPGRADE_HEADER};
 use hyper::upgrade::OnUpgrade;
-use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
+use hyper::{Request, StatusCode};
 
-use super::body::Answer;
-use crate::session::{FrameStream, Permit};
+use super::body::{Answer, empty_answer};
+use crate::session::FrameStream;
+use crate::socket::{ClientSocket, HttpIo};
 
 /// A request that asks for frames.
 pub(super) struct Upgrade {
     switched: OnUpgrade,
-    /// The connection counts for as long as it is open, also after HTTP.
-    permit: Option<Arc<Permit>>,
 }
 
 impl Upgrade {
@@ -28,8 +21,7 @@ impl Upgrade {
     pub(super) fn requested(request: &mut Request<Incoming>) -> Result<Self, ErrorBody> {
         let asked_for = request.headers().get(UPGRADE_HEADER);
         if asked_for.is_some_and(|protocol| protocol.as_bytes().eq_ignore_ascii_case(UPGRADE.as_bytes())) {
-            let permit = request.extensions().get::<Arc<Permit>>().cloned();
-            return Ok(Self { switched: hyper::upgrade::on(request), permit });
+            return Ok(Self { switched: hyper::upgrade::on(request) });
         }
         let message = format!("{}: needs `Upgrade: {UPGRADE}`", request.uri().path());
         Err(ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint("docs/PROTOCOL.md shows how"))
@@ -45,25 +37,22 @@ impl Upgrade {
     where
         S: Future<Output = ()> + Send,
     {
-        let Self { switched, permit } = self;
+        let Self { switched } = self;
         tokio::spawn(async move {
-            let _counted = permit;
             match bare_socket(switched).await {
-                Some(stream) => serve(FrameStream::new(stream, max_fds)).await,
-                None => tracing::info!("a peer did not switch to {UPGRADE} as it had asked"),
+                Some(socket) => serve(FrameStream::new(socket, max_fds)).await,
+                None => tracing::debug!("a peer did not switch to {UPGRADE} as it had asked"),
             }
         });
-        let mut answer = Response::new(Either::Left(Full::new(Bytes::new())));
-        *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        let mut answer = empty_answer(StatusCode::SWITCHING_PROTOCOLS);
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
         answer.headers_mut().insert(UPGRADE_HEADER, HeaderValue::from_static(UPGRADE));
         answer
     }
 }
 
-/// The bare socket. Bytes that came before the switch would have lost their descriptors, so a
-/// client that sends too early is not served.
-async fn bare_socket(upgrade: OnUpgrade) -> Option<UnixStream> {
-    let parts = upgrade.await.ok()?.downcast::<TokioIo<UnixStream>>().ok()?;
-    parts.read_buf.is_empty().then(|| parts.io.into_inner())
+/// The bare socket. A client that sends before the switch does not keep to the protocol, and is not served.
+async fn bare_socket(upgrade: OnUpgrade) -> Option<ClientSocket> {
+    let parts = upgrade.await.ok()?.downcast::<HttpIo>().ok()?;
+    parts.read_buf.is_empty().then(|| parts.io.into_socket())
 }

@@ -28,6 +28,7 @@ mod ps;
 mod pull;
 mod pull_plan;
 mod reindex;
+mod release;
 mod residency;
 mod rm;
 mod serve;
@@ -94,6 +95,7 @@ enum Command {
     Ls(ls::Params),
     Show(show::Params),
     Ps(ps::Params),
+    Release(release::Params),
     Warm(warm::Params),
     Df(df::Params),
     Rm(rm::Params),
@@ -141,6 +143,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Ls(params) => ls::run(global, &params),
         Command::Show(params) => show::run(global, &params),
         Command::Ps(params) => ps::run(global, &params),
+        Command::Release(params) => release::run(global, &params),
         Command::Warm(params) => warm::run(global, &params),
         Command::Df(params) => df::run(global, &params),
         Command::Rm(params) => rm::run(global, &params),

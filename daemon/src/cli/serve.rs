@@ -3,6 +3,7 @@
 use std::io::IsTerminal as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::Args;
@@ -17,6 +18,14 @@ use crate::scrub::Scrubber;
 use crate::server::{Server, Socket};
 use crate::state::Daemon;
 use crate::store::Store;
+use crate::sys::limit_heaps;
+
+/// Threads that carry the connections. What they do is short; the second goes on should the first be kept
+/// by the kernel. Blocking work has threads of its own.
+const ASYNC_WORKERS: usize = 2;
+
+/// How long such a thread waits for more work before it ends.
+const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_secs(2);
 
 /// Run the daemon
 #[derive(Debug, Args)]
@@ -40,9 +49,12 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let daemon = daemon.map_err(|error| OpError::from(error).body())?;
     let daemon = daemon.with_transfers(config.transfer_policy());
     let daemon = if config.is_single_user() { daemon } else { daemon.for_many_users() };
-    // One thread carries all connections: what it does is short, and a request that hops from
-    // thread to thread waits for each to wake. Blocking work has threads of its own.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    limit_heaps();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(ASYNC_WORKERS)
+        .thread_keep_alive(BLOCKING_THREAD_KEEP_ALIVE)
+        .enable_all()
+        .build();
     let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let daemon = Arc::new(daemon);
     let busy = Arc::clone(&daemon);

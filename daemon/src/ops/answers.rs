@@ -2,22 +2,40 @@
 //! same, and nothing is put together again: a model of a thousand tensors takes about a millisecond.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
+use crate::permits::Permit;
 use crate::store::{Model, StoredFile, StoredForm};
 
 /// What a client is told of the model that it opens, and what it is passed.
 #[derive(Debug)]
 pub struct Answer {
-    /// The frames before the descriptors: the head and its tables.
-    pub frames: Vec<u8>,
+    /// The frames before the descriptors, the head and its tables, in parts of any length.
+    pub frames: Vec<Vec<u8>>,
     /// The blobs to pass, in order, each with the least length it must have in bytes.
     pub blobs: Vec<(Digest, u64)>,
+    /// What it takes in memory, if that is counted for all who share it.
+    pub(crate) memory: OnceLock<Permit>,
+}
+
+impl Answer {
+    /// One whose memory is not counted yet.
+    #[must_use]
+    pub const fn new(frames: Vec<Vec<u8>>, blobs: Vec<(Digest, u64)>) -> Self {
+        Self { frames, blobs, memory: OnceLock::new() }
+    }
+
+    /// What it takes in memory.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let frames: usize = self.frames.iter().map(Vec::len).sum();
+        frames + self.blobs.len() * size_of::<(Digest, u64)>()
+    }
 }
 
 /// The answers given last.
@@ -32,7 +50,15 @@ struct Given {
     /// The recipes of the model's files, where they have one. Whether they are kept in memory is not
     /// decided here: without them the answer is of no use any more.
     recipes: Vec<Option<Weak<Recipe>>>,
-    answer: Arc<Answer>,
+    answer: Kept,
+}
+
+#[derive(Debug)]
+enum Kept {
+    /// Until others have been asked for more recently.
+    Small(Arc<Answer>),
+    /// As long as somebody is being told it.
+    Large(Weak<Answer>),
 }
 
 impl Answers {
@@ -45,7 +71,10 @@ impl Answers {
         let mut given = self.lock();
         let place = given.iter().position(|given| given.params == *params && given.is_of(model))?;
         let found = given.remove(place)?;
-        let answer = Arc::clone(&found.answer);
+        let answer = match &found.answer {
+            Kept::Small(answer) => Arc::clone(answer),
+            Kept::Large(answer) => answer.upgrade()?,
+        };
         given.push_front(found);
         Some(answer)
     }
@@ -83,7 +112,11 @@ impl Given {
             reference: model.reference.clone(),
             manifest: model.manifest.digest(),
             recipes: recipes.collect(),
-            answer: Arc::clone(answer),
+            answer: if answer.bytes() > Answers::MAX_BYTES {
+                Kept::Large(Arc::downgrade(answer))
+            } else {
+                Kept::Small(Arc::clone(answer))
+            },
         }
     }
 
@@ -103,7 +136,8 @@ impl Given {
     }
 
     fn is_alive(&self) -> bool {
-        self.recipes.iter().flatten().all(|recipe| recipe.strong_count() > 0)
+        let is_told = !matches!(&self.answer, Kept::Large(answer) if answer.strong_count() == 0);
+        is_told && self.recipes.iter().flatten().all(|recipe| recipe.strong_count() > 0)
     }
 
     fn bytes(&self) -> usize {
@@ -112,7 +146,12 @@ impl Given {
             _ => 0,
         };
         let params = prefix + self.params.component.as_ref().map_or(0, String::len);
-        params + self.answer.frames.len() + self.answer.blobs.len() * size_of::<(Digest, u64)>()
+        let answer = match &self.answer {
+            Kept::Small(answer) => answer.bytes(),
+            // It is there anyway.
+            Kept::Large(_) => 0,
+        };
+        params + answer
     }
 }
 
@@ -130,7 +169,7 @@ mod tests {
     }
 
     fn keep(answers: &Answers, name: &str, bytes: usize) {
-        let answer = Arc::new(Answer { frames: vec![0; bytes], blobs: Vec::new() });
+        let answer = Arc::new(Answer::new(vec![vec![0; bytes]], Vec::new()));
         answers.keep(&OpenParams::new(name.parse().unwrap()), &model(name), &answer);
     }
 
@@ -158,12 +197,25 @@ mod tests {
         assert!(!has(&answers, "small") && has(&answers, "large"));
         keep(&answers, "too-large", Answers::MAX_BYTES + 1);
         assert!(!has(&answers, "too-large"));
+        assert!(has(&answers, "large"), "what is not kept pushes nothing out");
+    }
+
+    #[test]
+    fn answer_that_is_too_large_to_keep_is_shared_while_it_is_told() {
+        let answers = Answers::default();
+        let told = Arc::new(Answer::new(vec![vec![0; Answers::MAX_BYTES + 1]], Vec::new()));
+        let params = OpenParams::new("m".parse().unwrap());
+        answers.keep(&params, &model("m"), &told);
+        let shared = answers.find(&params, &model("m")).expect("somebody is being told");
+        assert!(Arc::ptr_eq(&told, &shared));
+        drop((told, shared));
+        assert!(!has(&answers, "m"));
     }
 
     #[test]
     fn lists_of_names_and_what_has_lost_its_recipe_are_not_kept() {
         let (answers, params) = (Answers::default(), OpenParams::new("m".parse().unwrap()));
-        let answer = Arc::new(Answer { frames: Vec::new(), blobs: Vec::new() });
+        let answer = Arc::new(Answer::new(Vec::new(), Vec::new()));
         let tensors = TensorSelection::Names(vec!["a".to_owned()]);
         let by_name = OpenParams { tensors, ..params.clone() };
         answers.keep(&by_name, &model("m"), &answer);

@@ -47,7 +47,7 @@ pub use plan_pull::{Planning, plan_pull};
 pub use pull::{Pull, pull};
 pub use reindex::reindex;
 pub use remove::remove;
-pub use show::show;
+pub use show::{Shown, outline, show};
 pub use tag::tag;
 pub use undelete::{trash, undelete};
 pub use usage::usage;

@@ -32,6 +32,9 @@ pub struct Located {
     pub first_files: Vec<File>,
     /// Keeps all of the model from being collected.
     pub lease: Lease,
+    /// The model's recipes. While somebody holds them, others who open the model find them and the answer
+    /// in memory, however large they are.
+    pub recipes: Vec<Arc<Recipe>>,
 }
 
 /// Locates what is asked for, if `answers` has not got it. `holder` is who `rm` will name as the one that
@@ -60,32 +63,43 @@ pub fn open(
     damage::refuse(store, &model, &answer.blobs)?;
     let first = answer.blobs.get(..MAX_FDS_PER_BATCH).unwrap_or(&answer.blobs);
     let first_files = open_blobs(store, first)?;
-    Ok(Located { reference: model.reference, answer, first_files, lease })
+    let recipe = |file: StoredFile| match file.form {
+        StoredForm::Recipe(recipe) => Some(recipe),
+        StoredForm::Blob => None,
+    };
+    let recipes = model.files.into_iter().filter_map(recipe).collect();
+    Ok(Located { reference: model.reference, answer, first_files, lease, recipes })
 }
+
+/// Tables up to this length are joined with what comes before them, which saves a system call. Longer ones
+/// are not copied.
+const JOINED_BYTES: usize = 256 << 10;
 
 fn locate(model: &Model, params: &OpenParams) -> Result<Answer, OpError> {
     let mut locator = Locator::new(params);
     for (file, name) in model.files.iter().zip(model.manifest.names()) {
-        locator.add(file, name);
+        locator.add(file, name)?;
     }
+    locator.flush()?;
     locator.check_selection(&model.reference)?;
     let head = OpenHead {
         name: model.reference.short(),
         digest: model.manifest.digest(),
         layers: locator.layers,
-        tensor_count: locator.tensors.len() as u64,
+        tensor_count: locator.tensor_count,
         fd_count: locator.fds.next_number(),
     };
     // Thousands of layers with long names: better said than sent in a frame that no peer takes.
     let (name, count) = (head.name.clone(), head.layers.len());
     let too_many = |_too_long| OpError::TooManyLayers { model: name, count };
-    let mut frames = Frame::Open(head).encode().map_err(too_many)?;
-    let too_long = |error: frame::FrameError| OpError::Internal(error.to_string());
-    for (layer, pieces) in &locator.pieces {
-        frame::encode_pieces(*layer, pieces, &mut frames).map_err(too_long)?;
+    let mut frames = vec![Frame::Open(head).encode().map_err(too_many)?];
+    for table in [locator.pieces, locator.tables] {
+        match frames.last_mut() {
+            Some(last) if last.len() + table.len() <= JOINED_BYTES => last.extend(table),
+            _ => frames.push(table),
+        }
     }
-    frame::encode_tensors(&locator.tensors, &mut frames).map_err(too_long)?;
-    Ok(Answer { frames, blobs: locator.fds.order })
+    Ok(Answer::new(frames, locator.fds.order))
 }
 
 /// Opens blobs for one client.
@@ -123,6 +137,13 @@ impl FdTable {
     }
 }
 
+/// How many tensors are put into frames at a time: some ten frames full.
+const MAX_TENSORS_WAITING: usize = 4096;
+
+fn too_long(error: &frame::FrameError) -> OpError {
+    OpError::Internal(error.to_string())
+}
+
 struct Locator<'p> {
     params: &'p OpenParams,
     names: Option<BTreeSet<&'p str>>,
@@ -130,8 +151,15 @@ struct Locator<'p> {
     /// Whether any layer plays the part asked for.
     has_component: bool,
     layers: Vec<OpenLayer>,
-    pieces: Vec<(u32, Vec<OpenPiece>)>,
+    /// The frames of pieces so far.
+    pieces: Vec<u8>,
+    /// The frames of tensors so far.
+    tables: Vec<u8>,
+    /// Tensors that are in no frame yet.
     tensors: Vec<TensorLocation>,
+    tensor_count: u64,
+    /// Those of the tensors asked for by name that there are.
+    found: BTreeSet<String>,
     fds: FdTable,
     /// A manifest may name one file many times; its tables are given once.
     described: BTreeSet<Digest>,
@@ -154,19 +182,22 @@ impl<'p> Locator<'p> {
             has_component: false,
             layers: Vec::new(),
             pieces: Vec::new(),
+            tables: Vec::new(),
             tensors: Vec::new(),
+            tensor_count: 0,
+            found: BTreeSet::new(),
             fds: FdTable::default(),
             described: BTreeSet::new(),
         }
     }
 
-    fn add(&mut self, file: &StoredFile, name: Option<&str>) {
+    fn add(&mut self, file: &StoredFile, name: Option<&str>) -> Result<(), OpError> {
         let descriptor = &file.descriptor;
         let component = descriptor.media_type.component();
         let is_wanted = self.is_of_component(component, name);
         self.has_component |= is_wanted;
         if !is_wanted || !self.selects_layer(component, name) {
-            return;
+            return Ok(());
         }
         let mut layer = OpenLayer {
             media_type: descriptor.media_type.clone(),
@@ -181,14 +212,15 @@ impl<'p> Locator<'p> {
         match &file.form {
             StoredForm::Blob => layer.fd = Some(self.fds.number(descriptor.digest, descriptor.size)),
             StoredForm::Recipe(recipe) if self.described.insert(descriptor.digest) => {
-                self.add_split(number, recipe, &mut layer);
+                self.add_split(number, recipe, &mut layer)?;
             }
             StoredForm::Recipe(_) => {}
         }
         self.layers.push(layer);
+        Ok(())
     }
 
-    fn add_split(&mut self, number: u32, recipe: &Recipe, layer: &mut OpenLayer) {
+    fn add_split(&mut self, number: u32, recipe: &Recipe, layer: &mut OpenLayer) -> Result<(), OpError> {
         let tensors_wanted = self.params.tensors != TensorSelection::None;
         if let Some((header, size)) = recipe.header().filter(|_| tensors_wanted) {
             layer.header = Some(HeaderLocation { fd: self.fds.number(header, size), size });
@@ -197,14 +229,28 @@ impl<'p> Locator<'p> {
             let pieces = recipe.pieces().iter().map(|piece| self.piece(piece)).collect();
             let pieces = frame::cut_literals(pieces);
             layer.piece_count = pieces.len() as u64;
-            self.pieces.push((number, pieces));
+            frame::encode_pieces(number, &pieces, &mut self.pieces).map_err(|error| too_long(&error))?;
         }
         for tensor in recipe.tensors() {
             if self.selects(tensor) {
                 let location = self.tensor(number, tensor);
+                if self.names.is_some() {
+                    self.found.insert(location.name.clone());
+                }
                 self.tensors.push(location);
+                self.tensor_count += 1;
+            }
+            if self.tensors.len() >= MAX_TENSORS_WAITING {
+                self.flush()?;
             }
         }
+        Ok(())
+    }
+
+    /// Puts the tensors so far into frames: a table of all of them would be twice as large as its frames.
+    fn flush(&mut self) -> Result<(), OpError> {
+        let tensors = std::mem::take(&mut self.tensors);
+        frame::encode_tensors(&tensors, &mut self.tables).map_err(|error| too_long(&error))
     }
 
     /// A component that ends in a slash is the start of a name.
@@ -286,7 +332,7 @@ impl<'p> Locator<'p> {
             return lacks(format!("component {component:?}"));
         }
         let Some(names) = &self.names else { return Ok(()) };
-        let tensors = self.tensors.iter().map(|tensor| tensor.name.as_str());
+        let tensors = self.found.iter().map(String::as_str);
         let layers = self.layers.iter().filter(|layer| layer.media_type.component() == "tensor");
         let layers = layers.filter_map(|layer| layer.name.as_deref());
         let found: BTreeSet<&str> = tensors.chain(layers).collect();

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
+use std::sync::Arc;
 
 use blobd_client::protocol::response::{LayerSummary, ModelDetails, Stored};
 use blobd_store_format::gguf::{Header, MetadataValue};
@@ -19,14 +20,35 @@ use crate::store::{Model, Store, StoreError, StoredFile, StoredForm};
 /// [`StoreError`]; [`OpError::Damaged`] when the stored header does not parse, which means that
 /// its blob is damaged.
 pub fn show(store: &Store, reference: &Reference) -> Result<ModelDetails, OpError> {
+    let Shown { mut details, recipes } = outline(store, reference)?;
+    details.tensors = recipes.iter().flat_map(|recipe| recipe.tensors().to_vec()).collect();
+    Ok(details)
+}
+
+/// What [`show`] says, with the tensors where they are: of a large model they take more memory in any
+/// other form.
+#[derive(Debug)]
+pub struct Shown {
+    /// All but the tensors.
+    pub details: ModelDetails,
+    /// The recipes whose tensors are the model's, in this order.
+    pub recipes: Vec<Arc<Recipe>>,
+}
+
+/// The same as [`show`] without copying the tensors.
+///
+/// # Errors
+/// As for [`show`].
+pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
     let model = store.model(reference)?;
     let header = header(store, &model)?;
     let facts = header.as_ref().map(ModelFacts::of).unwrap_or_default();
     let parameters = parameters(store, &model, &facts)?;
     let metadata = header.iter().flat_map(Header::metadata);
+    let mut room = MAX_TEXT_BYTES;
     let metadata: BTreeMap<String, Json> =
-        metadata.map(|(key, value)| (key.into_owned(), metadata_json(&value))).collect();
-    Ok(ModelDetails {
+        metadata.map(|(key, value)| (key.into_owned(), metadata_json(&value, &mut room))).collect();
+    let details = ModelDetails {
         name: model.reference.short(),
         digest: model.manifest.digest(),
         architecture: facts.architecture,
@@ -34,16 +56,17 @@ pub fn show(store: &Store, reference: &Reference) -> Result<ModelDetails, OpErro
         quantization: facts.quantization,
         metadata,
         layers: model.files.iter().zip(model.manifest.names()).map(layer).collect(),
-        tensors: recipes(&model).flat_map(|recipe| recipe.tensors().to_vec()).collect(),
-    })
+        tensors: Vec::new(),
+    };
+    Ok(Shown { details, recipes: recipes(&model).cloned().collect() })
 }
 
 /// Of a file that the manifest names many times, once.
-fn recipes(model: &Model) -> impl Iterator<Item = &Recipe> {
+fn recipes(model: &Model) -> impl Iterator<Item = &Arc<Recipe>> {
     let mut seen = BTreeSet::new();
     let files = model.files.iter().filter(move |file| seen.insert(file.descriptor.digest));
     files.filter_map(|file| match &file.form {
-        StoredForm::Recipe(recipe) => Some(&**recipe),
+        StoredForm::Recipe(recipe) => Some(recipe),
         StoredForm::Blob => None,
     })
 }
@@ -97,16 +120,26 @@ fn layer((file, name): (&StoredFile, Option<&str>)) -> LayerSummary {
     }
 }
 
+/// The text of a model's metadata that is listed. Templates and licences of real models are some 100 KiB;
+/// a header may have 32 MiB, and six times that as JSON.
+const MAX_TEXT_BYTES: usize = 1 << 20;
+
 /// A metadata value as JSON. Vocabularies have hundreds of thousands of entries: a long array is
-/// described, not listed.
-fn metadata_json(value: &MetadataValue<'_>) -> Json {
+/// described, not listed, and so is a string that is longer than the `room` that is left for all of them.
+fn metadata_json(value: &MetadataValue<'_>, room: &mut usize) -> Json {
     const MAX_LISTED: usize = 64;
     match value {
         MetadataValue::Array(array) if array.len() > MAX_LISTED => {
             json!({"type": array.element_type().to_string(), "count": array.len()})
         }
-        MetadataValue::Array(array) => array.iter().map(|element| metadata_json(&element)).collect(),
-        MetadataValue::String(bytes) => String::from_utf8_lossy(bytes).into_owned().into(),
+        MetadataValue::Array(array) => array.iter().map(|element| metadata_json(&element, room)).collect(),
+        MetadataValue::String(bytes) => match room.checked_sub(bytes.len()) {
+            Some(left) => {
+                *room = left;
+                String::from_utf8_lossy(bytes).into_owned().into()
+            }
+            None => json!({"type": "string", "bytes": bytes.len()}),
+        },
         MetadataValue::Bool(value) => (*value).into(),
         MetadataValue::F32(value) => f64::from(*value).into(),
         MetadataValue::F64(value) => (*value).into(),

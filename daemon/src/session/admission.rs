@@ -1,101 +1,103 @@
-//! How many connections there may be, and how many models on their way.
+//! How many connections there may be.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
-use blobd_client::protocol::MAX_FDS_PER_BATCH;
 use rustix::process::{Resource, getrlimit};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Connections of all users together. Each costs a few kilobytes and a descriptor.
 const MAX_CONNECTIONS: usize = 8192;
 /// Connections of one user, so that none can keep the others out.
 const MAX_CONNECTIONS_PER_UID: usize = 1024;
-/// How often refusals are logged: whoever connects ten thousand times must not fill the disk.
-const REFUSALS_LOGGED_EVERY: Duration = Duration::from_secs(60);
+/// Connections that only root and the daemon's own user may use, so that they can always look and act.
+const ADMIN_CONNECTIONS: usize = 64;
+
+/// How many connections there may be, given how many files this process may have open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectionLimits {
+    /// All together.
+    pub(crate) total: usize,
+    /// What of that is kept for administering.
+    pub(crate) reserved: usize,
+    /// Of one user.
+    pub(crate) per_uid: usize,
+    /// Of one user, connections that last: open models, imports, pulls. The others remain for requests
+    /// that are answered at once, such as those that end a lease.
+    pub(crate) lasting_per_uid: usize,
+    /// Connections that last, of all users.
+    pub(crate) lasting_total: usize,
+}
+
+impl ConnectionLimits {
+    /// Those of this process.
+    pub(crate) fn of_process() -> Self {
+        let files = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
+        Self::for_files(files.unwrap_or(usize::MAX))
+    }
+
+    /// Half of all files at the most are connections; blobs, downloads and the store need the others.
+    fn for_files(files: usize) -> Self {
+        let total = (files / 2).clamp(8, MAX_CONNECTIONS);
+        let reserved = (total / 8).min(ADMIN_CONNECTIONS);
+        let per_uid = (total - total / 4).min(MAX_CONNECTIONS_PER_UID);
+        let (lasting_per_uid, lasting_total) = (per_uid - per_uid / 8, total - reserved - total / 8);
+        Self { total, reserved, per_uid, lasting_per_uid, lasting_total }
+    }
+}
 
 /// Counts connections by user.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Connections(Arc<Mutex<Table>>);
+#[derive(Clone, Debug)]
+pub(crate) struct Connections(Arc<Shared>);
 
-#[derive(Debug, Default)]
-struct Table {
-    counts: BTreeMap<u32, usize>,
-    refusal_logged: Option<Instant>,
+#[derive(Debug)]
+struct Shared {
+    limits: ConnectionLimits,
+    counts: Mutex<BTreeMap<u32, usize>>,
 }
 
 /// There are too many connections.
-#[derive(Debug)]
-pub(crate) struct Refused {
-    /// Whether the log has not been told for a while.
-    pub(crate) is_news: bool,
-}
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refused;
 
 impl Connections {
+    pub(crate) fn new(limits: ConnectionLimits) -> Self {
+        Self(Arc::new(Shared { limits, counts: Mutex::default() }))
+    }
+
     /// Counts one more, unless the user or all users together have too many.
-    pub(crate) fn admit(&self, uid: u32) -> Result<Permit, Refused> {
-        let mut table = self.lock();
-        let all: usize = table.counts.values().sum();
-        let own = table.counts.entry(uid).or_default();
-        if all < MAX_CONNECTIONS && *own < MAX_CONNECTIONS_PER_UID {
-            *own += 1;
-            return Ok(Permit { connections: self.clone(), uid });
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub(crate) fn admit(&self, uid: u32) -> Result<ConnectionPermit, Refused> {
+        let may_administer = uid == 0 || uid == rustix::process::geteuid().as_raw();
+        let ConnectionLimits { total, reserved, per_uid, .. } = self.0.limits;
+        let room = if may_administer { total } else { total - reserved };
+        let mut counts = self.counts();
+        let all: usize = counts.values().sum();
+        let own = counts.get(&uid).copied().unwrap_or_default();
+        if all >= room || own >= per_uid {
+            return Err(Refused);
         }
-        let is_news = table.refusal_logged.is_none_or(|since| since.elapsed() > REFUSALS_LOGGED_EVERY);
-        if is_news {
-            table.refusal_logged = Some(Instant::now());
-        }
-        Err(Refused { is_news })
+        counts.insert(uid, own + 1);
+        Ok(ConnectionPermit { connections: self.clone(), uid })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn counts(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
         // Every change of the table is complete before anything could panic.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Room for models that are on their way to clients. Each has up to two batches of descriptors in the
-/// daemon until its client takes them, and one who never does must leave some for the others.
-#[derive(Debug)]
-pub(crate) struct OpenSlots {
-    per_uid: usize,
-    users: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
-}
-
-impl OpenSlots {
-    /// As many for each user as use up a quarter of the files that this process may have open.
-    pub(crate) fn new() -> Self {
-        const BATCHES: usize = 2;
-        let files = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
-        let files = files.unwrap_or(usize::MAX).min(MAX_CONNECTIONS_PER_UID * BATCHES * MAX_FDS_PER_BATCH);
-        Self { per_uid: (files / 4 / BATCHES / MAX_FDS_PER_BATCH).max(1), users: Mutex::default() }
-    }
-
-    /// A slot for a user's open; nothing if none becomes free in time.
-    pub(crate) async fn take(&self, uid: u32) -> Option<OwnedSemaphorePermit> {
-        /// A client that does not take its descriptors loses its connection after ten seconds.
-        const PATIENCE: Duration = Duration::from_secs(12);
-        let slots = {
-            let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
-            users.retain(|_, slots| Arc::strong_count(slots) > 1);
-            let slots = || Arc::new(Semaphore::new(self.per_uid));
-            Arc::clone(users.entry(uid).or_insert_with(slots))
-        };
-        tokio::time::timeout(PATIENCE, slots.acquire_owned()).await.ok()?.ok()
+        self.0.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// One counted connection.
 #[derive(Debug)]
-pub(crate) struct Permit {
+pub(crate) struct ConnectionPermit {
     connections: Connections,
     uid: u32,
 }
 
-impl Drop for Permit {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let counts = &mut self.connections.lock().counts;
+        let mut counts = self.connections.counts();
         if let Some(count) = counts.get_mut(&self.uid) {
             *count = count.saturating_sub(1);
         }
@@ -108,26 +110,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_fills_all_own_slots_leaves_those_of_others() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let slots = OpenSlots { per_uid: 2, users: Mutex::default() };
-            let (first, _second) = (slots.take(1).await.unwrap(), slots.take(1).await.unwrap());
-            let third = slots.take(1);
-            tokio::pin!(third);
-            let moment = Duration::from_millis(20);
-            assert!(tokio::time::timeout(moment, third.as_mut()).await.is_err(), "it waits");
-            assert!(slots.take(2).await.is_some());
-            drop(first);
-            assert!(third.await.is_some());
-        });
+    fn limits_follow_from_the_files_that_may_be_open() {
+        for files in [0, 20, 100, 1024, 4096, 20_000, usize::MAX] {
+            let limits = ConnectionLimits::for_files(files);
+            assert!(limits.total <= 8.max(files / 2) && limits.reserved > 0, "{limits:?}");
+            assert!(limits.per_uid <= limits.total - limits.reserved, "{limits:?}");
+            assert!(limits.lasting_per_uid <= limits.per_uid, "{limits:?}");
+            assert!(limits.lasting_total < limits.total - limits.reserved, "{limits:?}");
+        }
+        let limits = ConnectionLimits::for_files(1 << 20);
+        assert_eq!((limits.total, limits.per_uid), (MAX_CONNECTIONS, MAX_CONNECTIONS_PER_UID));
+        assert!(limits.lasting_per_uid + 100 < limits.per_uid, "room for plain requests");
     }
 
     #[test]
-    fn all_slots_of_a_user_are_a_part_of_the_files_that_may_be_open() {
-        let slots = OpenSlots::new();
-        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let taken = (slots.per_uid * 2 * MAX_FDS_PER_BATCH) as u64;
-        assert!(slots.per_uid == 1 || taken <= files / 4, "{taken} of {files}");
+    fn last_connections_are_kept_for_administering() {
+        let limits =
+            ConnectionLimits { total: 6, reserved: 2, per_uid: 3, lasting_per_uid: 2, lasting_total: 3 };
+        let connections = Connections::new(limits);
+        let own = rustix::process::geteuid().as_raw();
+        let others = [own + 1, own + 1, own + 1, own + 2];
+        let held: Vec<_> = others.map(|uid| connections.admit(uid).unwrap()).into();
+        assert_eq!(connections.admit(own + 1).unwrap_err(), Refused, "its share");
+        assert_eq!(connections.admit(own + 2).unwrap_err(), Refused, "the total but for the reserve");
+        let _own = [connections.admit(own).unwrap(), connections.admit(0).unwrap()];
+        assert_eq!(connections.admit(own).unwrap_err(), Refused, "the total");
+        drop(held);
+        assert!(connections.admit(own + 2).is_ok());
     }
 }

@@ -26,8 +26,10 @@ pub(crate) async fn serve_import(
     params: ImportParams,
 ) {
     let name = params.file_name.clone();
-    if let Err(error) = import(&daemon, &mut stream, params).await {
-        tracing::info!("{}: import of {name:?}: {error}", peer.description());
+    if let Err(error) = import(&daemon, &mut stream, params).await
+        && let Some(left_out) = daemon.limits.log.admit(peer.uid)
+    {
+        tracing::info!("{}: import of {name:?}: {error}{left_out}", peer.description());
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use blobd_client::protocol::response::{SessionList, SessionSummary};
 use blobd_store_format::reference::Reference;
+use tokio::sync::{Notify, watch};
 
 use crate::ops::rfc3339;
 
@@ -16,10 +17,11 @@ mod import;
 mod open;
 mod peer;
 
-pub(crate) use admission::{Connections, OpenSlots, Permit, Refused};
+pub(crate) use admission::{ConnectionLimits, ConnectionPermit, Connections};
 pub(crate) use connection::FrameStream;
 pub(crate) use import::serve_import;
-pub(crate) use open::serve_open;
+pub(crate) use open::{OpenPermits, serve_open};
+use peer::UserNames;
 pub use peer::{Peer, Right};
 
 /// Who has what open.
@@ -40,6 +42,39 @@ struct OpenSession {
     model: Reference,
     since: SystemTime,
     bytes: u64,
+    /// Tells the session to end.
+    stop: Arc<Notify>,
+    /// Closed when the session has ended.
+    ended: watch::Receiver<()>,
+}
+
+/// Which sessions are meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SessionSelector {
+    /// Those of one process.
+    Process(i32),
+    /// Those that have one model open.
+    Model(Reference),
+}
+
+/// Sessions that were told to end.
+#[derive(Debug, Default)]
+pub(crate) struct Ending {
+    /// What they had open.
+    pub(crate) sessions: Vec<SessionSummary>,
+    /// How many more there are that the caller may not end.
+    pub(crate) denied: usize,
+    ended: Vec<watch::Receiver<()>>,
+}
+
+impl Ending {
+    /// Waits until the last of them has ended.
+    pub(crate) async fn ended(&mut self) {
+        for ended in &mut self.ended {
+            // An error: the sender is gone, and with it the session.
+            let _ = ended.changed().await;
+        }
+    }
 }
 
 impl Sessions {
@@ -50,8 +85,23 @@ impl Sessions {
         let id = table.next_id;
         table.next_id += 1;
         table.last_opened.insert(model.clone(), since);
-        table.open.insert(id, OpenSession { peer: peer.clone(), command, model, since, bytes });
-        SessionGuard { sessions: self.clone(), id }
+        let (stop, (ending, ended)) = (Arc::new(Notify::new()), watch::channel(()));
+        let session =
+            OpenSession { peer: peer.clone(), command, model, since, bytes, stop: Arc::clone(&stop), ended };
+        table.open.insert(id, session);
+        SessionGuard { sessions: self.clone(), id, stop, _ending: ending }
+    }
+
+    /// Tells sessions to end, if `caller` may: those of its own user, and all if it administers. Reads
+    /// `/etc/passwd`.
+    pub(crate) fn end(&self, which: &SessionSelector, caller: &Peer) -> Ending {
+        let meant: Vec<OpenSession> =
+            self.lock().open.values().filter(|session| session.is_meant(which)).cloned().collect();
+        let may_end = |session: &OpenSession| session.peer.uid == caller.uid || caller.may(Right::Administer);
+        let (meant, denied): (Vec<_>, Vec<_>) = meant.into_iter().partition(may_end);
+        meant.iter().for_each(|session| session.stop.notify_one());
+        let ended = meant.iter().map(|session| session.ended.clone()).collect();
+        Ending { sessions: summaries(&meant), denied: denied.len(), ended }
     }
 
     /// Everything that is open now. Reads `/etc/passwd`.
@@ -59,7 +109,7 @@ impl Sessions {
     pub fn list(&self) -> SessionList {
         // Looking up users reads a file: not while others wait for the table.
         let open: Vec<OpenSession> = self.lock().open.values().cloned().collect();
-        SessionList { sessions: open.iter().map(OpenSession::summary).collect() }
+        SessionList { sessions: summaries(&open) }
     }
 
     /// When a model was last opened since the daemon started.
@@ -80,12 +130,25 @@ impl Sessions {
     }
 }
 
+/// What people see of sessions.
+fn summaries(sessions: &[OpenSession]) -> Vec<SessionSummary> {
+    let users = UserNames::read();
+    sessions.iter().map(|session| session.summary(&users)).collect()
+}
+
 impl OpenSession {
-    fn summary(&self) -> SessionSummary {
+    fn is_meant(&self, which: &SessionSelector) -> bool {
+        match which {
+            SessionSelector::Process(pid) => self.peer.pid == *pid,
+            SessionSelector::Model(model) => self.model.same_model(model),
+        }
+    }
+
+    fn summary(&self, users: &UserNames) -> SessionSummary {
         SessionSummary {
             pid: self.peer.pid,
             uid: self.peer.uid,
-            user: self.peer.user_name(),
+            user: users.name_of(self.peer.uid),
             command: self.command.clone(),
             model: self.model.short(),
             since: rfc3339(self.since),
@@ -100,10 +163,50 @@ impl OpenSession {
 pub(crate) struct SessionGuard {
     sessions: Sessions,
     id: u64,
+    stop: Arc<Notify>,
+    /// Dropped with the guard: those who wait for the end of the session learn of it.
+    _ending: watch::Sender<()>,
+}
+
+impl SessionGuard {
+    /// Waits until somebody wants the session to end.
+    pub(crate) async fn stopped(&self) {
+        self.stop.notified().await;
+    }
 }
 
 impl Drop for SessionGuard {
     fn drop(&mut self) {
         self.sessions.lock().open.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(pid: i32, uid: u32) -> Peer {
+        Peer { pid, uid }
+    }
+
+    #[tokio::test]
+    async fn caller_ends_sessions_of_its_own_user_and_an_administrator_those_of_all() {
+        let own = rustix::process::geteuid().as_raw();
+        let (sessions, model) = (Sessions::default(), "m".parse::<Reference>().unwrap());
+        let first = sessions.begin(&peer(7, own + 1), model.clone(), 1);
+        let second = sessions.begin(&peer(8, own + 2), model.clone(), 1);
+        let of_model = SessionSelector::Model(model);
+        let mut ending = sessions.end(&of_model, &peer(1, own + 1));
+        assert_eq!((ending.sessions.len(), ending.sessions[0].pid, ending.denied), (1, 7, 1));
+        first.stopped().await;
+        drop(first);
+        ending.ended().await;
+        assert_eq!(sessions.end(&SessionSelector::Process(7), &peer(1, own)).sessions, []);
+        let mut ending = sessions.end(&SessionSelector::Process(8), &peer(1, own));
+        assert_eq!((ending.sessions.len(), ending.denied), (1, 0));
+        second.stopped().await;
+        drop(second);
+        ending.ended().await;
+        assert!(sessions.list().sessions.is_empty());
     }
 }

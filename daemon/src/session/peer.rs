@@ -1,5 +1,6 @@
 //! Who is at the other end, and what they may do.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 /// The process at the other end of a connection, as the kernel names it: that of `connect`.
@@ -50,17 +51,6 @@ impl Peer {
         }
     }
 
-    /// The user's name, if `/etc/passwd` has one.
-    #[must_use]
-    pub fn user_name(&self) -> Option<String> {
-        let users = fs::read_to_string("/etc/passwd").ok()?;
-        users.lines().find_map(|line| {
-            let mut fields = line.split(':');
-            let (name, uid) = (fields.next()?, fields.nth(1)?);
-            (uid.parse() == Ok(self.uid)).then(|| name.to_owned())
-        })
-    }
-
     /// How `rm` and the log name the peer.
     #[must_use]
     pub fn description(&self) -> String {
@@ -68,5 +58,46 @@ impl Peer {
             Some(command) => format!("process {} ({command})", self.pid),
             None => format!("process {}", self.pid),
         }
+    }
+}
+
+/// The names of users, as `/etc/passwd` has them.
+#[derive(Debug, Default)]
+pub(super) struct UserNames(BTreeMap<u32, String>);
+
+impl UserNames {
+    /// Reads the file; no names if it cannot be read.
+    pub(super) fn read() -> Self {
+        Self::parse(&fs::read_to_string("/etc/passwd").unwrap_or_default())
+    }
+
+    fn parse(passwd: &str) -> Self {
+        let mut names = BTreeMap::new();
+        for line in passwd.lines() {
+            let mut fields = line.split(':');
+            if let (Some(name), Some(Ok(uid))) = (fields.next(), fields.nth(1).map(str::parse)) {
+                // The first entry of a user counts.
+                names.entry(uid).or_insert_with(|| name.to_owned());
+            }
+        }
+        Self(names)
+    }
+
+    /// A user's name, if there is one.
+    pub(super) fn name_of(&self, uid: u32) -> Option<String> {
+        self.0.get(&uid).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_name_of_a_user_counts() {
+        let users = UserNames::parse("root:x:0:0::/root:/bin/sh\ntoor:x:0:0::/:\nno\nb:x:y:\nann:x:7:7:::\n");
+        assert_eq!(users.name_of(0).as_deref(), Some("root"));
+        assert_eq!(users.name_of(7).as_deref(), Some("ann"));
+        assert_eq!(users.name_of(8), None);
     }
 }

@@ -1,8 +1,8 @@
 //! Models as they are stored: a manifest, and for each of its files a blob or a recipe.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
@@ -89,6 +89,34 @@ impl Store {
         let manifest = self.manifest(&reference)?;
         let files = manifest.files().map(|file| self.stored_file(file)).collect::<Result<_, _>>()?;
         Ok(Model { reference, manifest, files })
+    }
+
+    /// How long the recipes of a model are in all, in bytes of text, and its manifest's digest. None of them
+    /// is read.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchModel`], or a damaged manifest.
+    pub(crate) fn recipes_length(&self, reference: &Reference) -> Result<(Digest, u64), StoreError> {
+        let manifest = self.manifest(&self.resolve(reference)?)?;
+        let mut sum = 0u64;
+        for file in manifest.digests() {
+            let recipe = self.root.status(&layout::recipe(file))?;
+            sum = sum.saturating_add(recipe.map_or(0, |status| status.len()));
+        }
+        Ok((manifest.digest(), sum))
+    }
+
+    /// How long the headers of a model's files are in all, in bytes. Reads its recipes.
+    ///
+    /// # Errors
+    /// As for [`Self::model`].
+    pub(crate) fn header_bytes(&self, reference: &Reference) -> Result<u64, StoreError> {
+        let model = self.model(reference)?;
+        let size = |file: &StoredFile| match &file.form {
+            StoredForm::Recipe(recipe) => recipe.header().map(|(_, size)| size),
+            StoredForm::Blob => None,
+        };
+        Ok(model.files.iter().filter_map(size).fold(0, u64::saturating_add))
     }
 
     /// A model whose files and blobs `lease` pins. Its tag named it when all were pinned, so
@@ -207,13 +235,16 @@ impl Store {
     }
 }
 
-/// The recipes used last, so that opening a model again reads nothing.
+/// The recipes used last, so that opening a model again reads nothing, and all that are in use, so that
+/// none is in memory twice.
 #[derive(Debug, Default)]
 pub(super) struct RecipeCache(Mutex<Recent>);
 
 #[derive(Debug, Default)]
 struct Recent {
     recipes: VecDeque<(Digest, Arc<Recipe>)>,
+    /// Those too large for the above. They are here for as long as somebody uses them.
+    in_use: BTreeMap<Digest, Weak<Recipe>>,
     /// How often something was forgotten.
     generation: u64,
 }
@@ -223,12 +254,14 @@ impl RecipeCache {
     const MAX_ENTRIES: usize = 1 << 17;
 
     fn find(&self, file: Digest) -> Option<Arc<Recipe>> {
-        let recent = &mut lock(&self.0).recipes;
-        let place = recent.iter().position(|(digest, _)| *digest == file)?;
-        let found = recent.remove(place)?;
-        let recipe = Arc::clone(&found.1);
-        recent.push_front(found);
-        Some(recipe)
+        let mut recent = lock(&self.0);
+        if let Some(place) = recent.recipes.iter().position(|(digest, _)| *digest == file) {
+            let found = recent.recipes.remove(place)?;
+            let recipe = Arc::clone(&found.1);
+            recent.recipes.push_front(found);
+            return Some(recipe);
+        }
+        recent.in_use.get(&file).and_then(Weak::upgrade)
     }
 
     fn generation(&self) -> u64 {
@@ -243,6 +276,11 @@ impl RecipeCache {
         if recent.generation != generation {
             return;
         }
+        if entries(recipe) > Self::MAX_ENTRIES {
+            recent.in_use.retain(|_, recipe| recipe.strong_count() > 0);
+            recent.in_use.insert(file, Arc::downgrade(recipe));
+            return;
+        }
         let recent = &mut recent.recipes;
         recent.push_front((file, Arc::clone(recipe)));
         while recent.iter().map(|(_, recipe)| entries(recipe)).sum::<usize>() > Self::MAX_ENTRIES {
@@ -254,5 +292,6 @@ impl RecipeCache {
         let mut recent = lock(&self.0);
         recent.generation += 1;
         recent.recipes.retain(|(digest, _)| *digest != file);
+        recent.in_use.remove(&file);
     }
 }

@@ -2,8 +2,10 @@
 
 mod lease;
 mod memory;
+mod rights;
 mod writeback;
 
 pub(crate) use lease::is_in_use;
-pub(crate) use memory::give_back_memory;
+pub(crate) use memory::{give_back_memory, limit_heaps};
+pub(crate) use rights::{set_takes_descriptors, unreceived_bytes};
 pub(crate) use writeback::start_writeback;

@@ -6,7 +6,8 @@
 //! what came of it; `lock` locks them all; `pass PATH` hands them to a process that listens there.
 //!
 //! `test-client --hold SOCKET COUNT` connects so many times, says what became of it, and keeps the
-//! connections until its input ends.
+//! connections until its input ends. `test-client --lease SOCKET MODEL COUNT` opens the model so many times
+//! instead.
 #![allow(clippy::print_stdout)]
 
 use std::error::Error;
@@ -45,6 +46,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     if socket == "--hold" {
         return hold(&argument()?, argument()?.parse()?);
     }
+    if socket == "--lease" {
+        return lease(&argument()?, &argument()?, argument()?.parse()?);
+    }
     let client = Client::connect(socket)?;
     let mut params = OpenParams::new(argument()?.parse()?);
     if let Ok(prefix) = argument() {
@@ -67,6 +71,27 @@ fn run() -> Result<(), Box<dyn Error>> {
             other => return Err(format!("{other:?}: touch or close expected").into()),
         }
     }
+    Ok(())
+}
+
+/// Opens a model again and again and keeps the leases, but no descriptor.
+fn lease(socket: &str, model: &str, count: usize) -> Result<(), Box<dyn Error>> {
+    let limit = Rlimit { current: getrlimit(Resource::Nofile).maximum, ..getrlimit(Resource::Nofile) };
+    setrlimit(Resource::Nofile, limit)?;
+    let client = Client::connect(socket)?;
+    let reference = model.parse()?;
+    let (mut leases, mut busy) = (Vec::new(), 0);
+    for _ in 0..count {
+        match client.open(&reference) {
+            Ok(model) => leases.push(model),
+            Err(error) if error.code() == ErrorCode::Busy => busy += 1,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    answer(&json!({ "leases": leases.len(), "busy": busy }));
+    // Until the input ends.
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    drop(leases);
     Ok(())
 }
 

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 /// The modules of `daemon/src`, from the bottom up. Those of one row know each other.
 const LAYERS: [&[&str]; 10] = [
-    &["sys", "size"],
+    &["sys", "size", "permits", "log_limit"],
     &["store"],
     &["registry", "intake", "gc", "scrub"],
     &["transfer"],
     &["ops"],
-    &["config", "session", "state"],
+    &["config", "session", "socket", "limits", "large_models", "state"],
     &["api"],
     &["server", "housekeeping"],
     &["demo", "mount"],

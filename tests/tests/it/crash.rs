@@ -11,12 +11,13 @@ use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use blobd::store::{Ingest, Store, StoreOptions};
+use blobd::store::{Durability, Ingest, Store, StoreOptions};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
 use blobd_tests::crash_disk::{CrashDisk, Dice, Omission};
+use blobd_tests::offers;
 use blobd_tests::places::fast_folder;
-use blobd_tests::steps::{NAMES, Step, files, reference};
+use blobd_tests::steps::{EMPTY, LARGE, LARGE_RELATIVE, MANY, NAMES, Step, WHOLE, files, reference};
 use blobd_tests::verbs::InProcess;
 use blobd_tests::world::{Allowed, World, check_collection, check_promises};
 use proptest::prelude::*;
@@ -55,15 +56,18 @@ enum End {
 fn action() -> impl Strategy<Value = Action> {
     let name = || 0..NAMES.len();
     let step = prop_oneof![
-        8 => (0..files().len() - 1, name()).prop_map(|(file, name)| Step::Import { file, name }),
-        1 => name().prop_map(|name| Step::Import { file: files().len() - 1, name }),
+        8 => (0..LARGE, name()).prop_map(|(file, name)| Step::Import { file, name }),
+        1 => (LARGE..=MANY, name()).prop_map(|(file, name)| Step::Import { file, name }),
+        4 => (0..LARGE, name()).prop_map(|(file, name)| Step::Pull { file, name }),
+        1 => (LARGE..=WHOLE, name()).prop_map(|(file, name)| Step::Pull { file, name }),
+        2 => (0..=WHOLE, name()).prop_map(|(file, name)| Step::PullInTwoParts { file, name }),
         3 => (name(), name()).prop_map(|(source, target)| Step::Tag { source, target }),
         4 => name().prop_map(|name| Step::Remove { name }),
         3 => name().prop_map(|name| Step::PutAside { name }),
         3 => name().prop_map(|name| Step::Undelete { name }),
         3 => (name(), prop::bool::weighted(0.4)).prop_map(|(name, pinned)| Step::Pin { name, pinned }),
         2 => Just(Step::Collect),
-        1 => (0..files().len()).prop_map(|file| Step::Abandon { file }),
+        1 => (0..WHOLE).prop_map(|file| Step::Abandon { file }),
     ];
     prop_oneof![12 => step.prop_map(Action::Take), 1 => Just(Action::Reopen)]
 }
@@ -85,6 +89,7 @@ fn sequence() -> impl Strategy<Value = Vec<Entry>> {
 /// A store on a disk that forgets, and what may be found in it after a power cut now.
 struct Machine {
     folder: TempDir,
+    durability: Durability,
     omission: Option<Omission>,
     /// How often the power has failed: each time what is left lies in another directory.
     life: usize,
@@ -94,12 +99,13 @@ struct Machine {
 }
 
 impl Machine {
-    fn new(omission: Option<Omission>) -> Self {
+    fn new(durability: Durability, omission: Option<Omission>) -> Self {
         let folder = fast_folder();
         let root = folder.path().join("0");
         fs::create_dir(&root).unwrap();
         let disk = Arc::new(CrashDisk::new(&root, &folder.path().join("0-shadow")).without(omission));
-        let mut machine = Self { folder, omission, life: 0, disk, verbs: None, allowed: Allowed::default() };
+        let allowed = Allowed::default();
+        let mut machine = Self { folder, durability, omission, life: 0, disk, verbs: None, allowed };
         machine.reopen();
         machine
     }
@@ -109,7 +115,7 @@ impl Machine {
     }
 
     fn options(&self) -> StoreOptions {
-        StoreOptions { disk: self.disk.clone(), ..StoreOptions::default() }
+        StoreOptions { disk: self.disk.clone(), durability: self.durability, ..StoreOptions::default() }
     }
 
     /// May fail when the power does, and only then.
@@ -196,8 +202,8 @@ impl Machine {
     }
 }
 
-fn survives(entries: &[Entry], omission: Option<Omission>) {
-    let mut machine = Machine::new(omission);
+fn survives(entries: &[Entry], durability: Durability, omission: Option<Omission>) {
+    let mut machine = Machine::new(durability, omission);
     for entry in entries {
         machine.follow(*entry);
     }
@@ -220,8 +226,11 @@ proptest! {
     #![proptest_config(config(64))]
 
     #[test]
-    fn what_was_acknowledged_survives_and_nothing_is_ever_torn(entries in sequence()) {
-        survives(&entries, None);
+    fn what_was_acknowledged_survives_and_nothing_is_ever_torn(
+        entries in sequence(),
+        durability in prop::sample::select(&MODES[..]),
+    ) {
+        survives(&entries, durability, None);
     }
 }
 
@@ -236,7 +245,7 @@ fn is_noticed(omission: Omission) {
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(config, rng);
     let outcome = runner.run(&sequence(), |entries| {
-        survives(&entries, Some(omission));
+        survives(&entries, Durability::Auto, Some(omission));
         Ok(())
     });
     println!("{omission:?}: {runner}");
@@ -265,11 +274,135 @@ fn collection_that_does_not_sync_first_is_noticed() {
                 killed(Step::Remove { name: 0 }, calls),
                 without_power_after(Step::Collect, seed),
             ];
-            catch_unwind(|| survives(&entries, omission)).is_ok()
+            catch_unwind(|| survives(&entries, Durability::Auto, omission)).is_ok()
         })
     };
     assert!(survives_all(None));
     assert!(!survives_all(Some(Omission::Everything)));
+}
+
+const MODES: [Durability; 3] = [Durability::Auto, Durability::Fsync, Durability::Syncfs];
+
+/// Which syncs make the content of blobs durable.
+fn syncs_of_content(durability: Durability) -> &'static [Omission] {
+    match durability {
+        Durability::Fsync => &[Omission::Blobs],
+        Durability::Syncfs => &[Omission::NewBlobs],
+        Durability::Auto => &[Omission::Blobs, Omission::NewBlobs],
+    }
+}
+
+/// Whether a power cut just after a step loses nothing, whatever it does to what was not synced.
+fn survives_power_cuts(
+    before: &[Step],
+    step: Step,
+    durability: Durability,
+    omission: Option<Omission>,
+) -> bool {
+    (0..12_u64).all(|seed| {
+        let before = before.iter().copied().map(whole);
+        let entries: Vec<_> = before.chain([without_power_after(step, seed)]).collect();
+        catch_unwind(|| survives(&entries, durability, omission)).is_ok()
+    })
+}
+
+/// Every way into the store, in every mode: with all syncs it survives, and at least one of those of
+/// its content is needed for that.
+fn needs_its_sync(before: &[Step], step: Step) {
+    for durability in MODES {
+        assert!(survives_power_cuts(before, step, durability, None), "{step:?}, {durability:?}");
+        let is_needed =
+            |omission: &&Omission| !survives_power_cuts(before, step, durability, Some(**omission));
+        let needed = syncs_of_content(durability).iter().find(is_needed);
+        assert!(needed.is_some(), "{step:?}, {durability:?}: nothing breaks without a sync");
+    }
+}
+
+#[test]
+fn import_needs_the_sync_of_its_blobs_in_every_mode() {
+    needs_its_sync(&[], Step::Import { file: 0, name: 0 });
+    needs_its_sync(&[Step::Import { file: 0, name: 0 }], Step::Import { file: 1, name: 1 });
+}
+
+#[test]
+fn pull_needs_the_sync_of_its_blobs_in_every_mode() {
+    needs_its_sync(&[], Step::Pull { file: 0, name: 0 });
+    needs_its_sync(&[], Step::Pull { file: MANY, name: 0 });
+}
+
+#[test]
+fn pull_of_a_file_that_is_not_split_needs_its_sync_in_every_mode() {
+    needs_its_sync(&[Step::Import { file: EMPTY, name: 1 }], Step::Pull { file: WHOLE, name: 0 });
+}
+
+#[test]
+fn pull_that_goes_on_needs_the_sync_of_its_blobs_in_every_mode() {
+    needs_its_sync(&[], Step::PullInTwoParts { file: 0, name: 0 });
+}
+
+#[test]
+fn pull_of_a_relative_needs_the_sync_of_what_it_fetches_in_every_mode() {
+    let (relative, step) =
+        (Step::Import { file: LARGE, name: 1 }, Step::Pull { file: LARGE_RELATIVE, name: 0 });
+    needs_its_sync(&[relative], step);
+}
+
+/// A blob that is gone is fetched from where its model came from.
+fn repair_survives(durability: Durability, omission: Option<Omission>, seed: u64) -> bool {
+    let file = &files()[LARGE];
+    let repaired = || {
+        let mut machine = Machine::new(durability, omission);
+        machine.take(Step::Pull { file: LARGE, name: 0 });
+        machine.verbs = None;
+        let blobs = machine.root().join("blobs");
+        let largest = fs::read_dir(&blobs).unwrap().map(|entry| entry.unwrap().path());
+        let largest = largest.max_by_key(|blob| fs::metadata(blob).unwrap().len()).unwrap();
+        assert!(fs::metadata(&largest).unwrap().len() > file.bytes.len() as u64 / 2);
+        fs::remove_file(&largest).unwrap();
+        machine.adopt();
+        machine.reopen();
+        let done = offers::repair(&machine.verbs.as_ref().unwrap().store).unwrap();
+        assert!(done.corrupt.iter().all(|blob| blob.repaired) && done.corrupt.len() == 1, "{done:?}");
+        machine.verbs = None;
+        machine.crash(&mut Dice::new(seed));
+        check_promises(&InProcess::open(&machine.root()));
+    };
+    catch_unwind(repaired).is_ok()
+}
+
+#[test]
+fn repair_needs_the_sync_of_its_blobs_in_every_mode() {
+    for durability in MODES {
+        let survives = |omission| (0..12).all(|seed| repair_survives(durability, omission, seed));
+        assert!(survives(None), "{durability:?}");
+        let needed = syncs_of_content(durability).iter().find(|omission| !survives(Some(**omission)));
+        assert!(needed.is_some(), "{durability:?}: nothing breaks without a sync");
+    }
+}
+
+/// What brings no blobs is made durable in the same way in every mode.
+#[test]
+fn change_of_a_name_needs_the_sync_of_its_directory_in_every_mode() {
+    const IMPORT: Step = Step::Import { file: 0, name: 0 };
+    const ASIDE: Step = Step::PutAside { name: 0 };
+    let changes: [(&[Step], Step, &'static str); 5] = [
+        (&[IMPORT], Step::Tag { source: 0, target: 1 }, "manifests"),
+        (&[IMPORT], Step::Pin { name: 0, pinned: true }, "pins"),
+        (&[IMPORT], ASIDE, "trash"),
+        (&[IMPORT, ASIDE], Step::Undelete { name: 0 }, "manifests"),
+        (&[], Step::Pull { file: 3, name: 0 }, "blobs"),
+    ];
+    for durability in MODES {
+        for (before, step, directory) in changes {
+            let survives = |omission| survives_power_cuts(before, step, durability, omission);
+            assert!(survives(None), "{step:?}, {durability:?}");
+            let without = Some(Omission::Names(directory));
+            assert!(
+                !survives(without),
+                "{step:?}, {durability:?}: nothing breaks without the sync of {directory}"
+            );
+        }
+    }
 }
 
 #[test]
@@ -324,6 +457,7 @@ fn pin_that_somebody_else_has_half_removed_does_not_come_back() {
                 killed(pin(false), calls),
                 without_power_after(pin(false), LOSES_ALL),
             ],
+            Durability::Auto,
             None,
         );
     }
@@ -333,7 +467,7 @@ fn pin_that_somebody_else_has_half_removed_does_not_come_back() {
 /// is in the way, and stays away once it is dropped.
 #[test]
 fn recipe_that_is_dropped_for_a_whole_file_does_not_come_back() {
-    let mut machine = Machine::new(None);
+    let mut machine = Machine::new(Durability::Auto, None);
     let file = &files()[0];
     machine.take(Step::Import { file: 0, name: 0 });
     let recipe = machine.root().join(format!("recipes/sha256-{}.json", file.digest.to_hex()));

@@ -211,7 +211,7 @@ fn nothing_is_written_through_the_stores_own_files() {
                 let _ = place.blobd.line(line);
             }
             if name != "lock" {
-                let mut daemon = TestDaemon::start_at(&place.store(""));
+                let mut daemon = TestDaemon::start_at(&place.store(""), None);
                 daemon.stop();
             }
             assert_eq!(snapshot(&place.outside()), outside, "{name}");
@@ -251,7 +251,7 @@ fn daemon_stops_with_fifos_in_its_store() {
     let blob = place.store("blobs").join(names(&place.store("blobs")).remove(0));
     place.with(&blob, fifo, |place| {
         place.with(&place.recipe(), fifo, |place| {
-            let mut daemon = TestDaemon::start_at(&place.store(""));
+            let mut daemon = TestDaemon::start_at(&place.store(""), None);
             let _ = daemon.command().line("ls").succeeds();
             let _ = daemon.command().line("doctor");
             assert!(daemon.stop_within(std::time::Duration::from_secs(60)).is_some());
@@ -297,7 +297,7 @@ fn store_on_a_read_only_mount_is_listed_verified_exported_and_not_changed() {
     }
     fs::write(place.store("lock"), "").unwrap();
     assert_eq!(content(), before);
-    let daemon = TestDaemon::start_at_under(&wrapper, &root);
+    let daemon = TestDaemon::start_at_under(&wrapper, &root, None);
     assert_eq!(daemon.client().models().unwrap().models.len(), 2);
     assert!(daemon.command().line("export m -o -").succeeds().stdout == ModelFile::dense(1).bytes());
 }

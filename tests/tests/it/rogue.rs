@@ -183,9 +183,12 @@ fn connection_that_is_half_shut_ends_and_leaves_nothing() {
         })
         .collect();
     check_serves_others(&daemon, &digest);
-    eventually("all are closed", || descriptors(&daemon) <= before);
+    // Of a client that still has descriptors in its queue the daemon keeps the connection, and nothing else:
+    // they count as sent by the daemon's user until they are received or the client closes its end.
+    eventually("all but these are closed", || descriptors(&daemon) <= before + held.len());
     assert!(daemon.client().sessions().unwrap().sessions.is_empty());
     drop(held);
+    eventually("all are closed", || descriptors(&daemon) <= before);
     let deaf = open(&daemon);
     deaf.shutdown(Shutdown::Read).unwrap();
     check_serves_others(&daemon, &digest);
@@ -206,8 +209,8 @@ fn frames_that_drip_are_not_waited_for() {
     let digest = add_model(&daemon);
     let before = descriptors(&daemon);
     let (mut stream, start) = (open(&daemon), Instant::now());
-    // A frame of a mebibyte is announced, and comes byte by byte.
-    let mut frame = (1_u32 << 20).to_le_bytes().to_vec();
+    // A frame of the longest that is taken from clients is announced, and comes byte by byte.
+    let mut frame = 4096_u32.to_le_bytes().to_vec();
     frame.resize(1000, b' ');
     for byte in frame {
         if stream.write_all(&[byte]).is_err() {
@@ -217,6 +220,24 @@ fn frames_that_drip_are_not_waited_for() {
     }
     let time = start.elapsed();
     assert!(time > Duration::from_secs(5) && time < Duration::from_secs(30), "{time:?}");
+    // As above: the connection itself is kept until the client receives its descriptors or closes its end.
+    eventually("its descriptors are closed", || descriptors(&daemon) <= before + 1);
+    check_serves_others(&daemon, &digest);
+    drop(stream);
+    eventually("its connection is closed", || descriptors(&daemon) <= before);
+}
+
+#[test]
+fn frame_that_is_longer_than_any_of_a_client_is_refused_before_it_comes() {
+    let daemon = TestDaemon::start();
+    let digest = add_model(&daemon);
+    let before = descriptors(&daemon);
+    let mut streams: Vec<_> = (0..4).map(|_| open(&daemon)).collect();
+    for stream in &mut streams {
+        stream.write_all(&4097_u32.to_le_bytes()).unwrap();
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+    }
     eventually("its descriptors are closed", || descriptors(&daemon) <= before);
     check_serves_others(&daemon, &digest);
 }

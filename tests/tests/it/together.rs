@@ -19,7 +19,7 @@ use blobd_tests::wait::eventually;
 use serde_json::Value as Json;
 
 const MODEL: &str = "application/vnd.ollama.image.model";
-const USERS: [u32; 2] = [65534, 12345];
+pub(super) const USERS: [u32; 2] = [65534, 12345];
 const ROUNDS: usize = 6;
 
 pub(super) fn can_be_others() -> bool {
@@ -41,7 +41,7 @@ pub(super) fn shared_daemon() -> TestDaemon {
 }
 
 /// A command as one of the users.
-fn run_as(uid: u32, daemon: &TestDaemon, words: &[&str]) -> Run {
+pub(super) fn run_as(uid: u32, daemon: &TestDaemon, words: &[&str]) -> Run {
     let mut command = Command::new("setpriv");
     command.arg(format!("--reuid={uid}")).arg(format!("--regid={uid}")).args(["--clear-groups", "--"]);
     command.arg(programs::blobd()).args(words);

@@ -63,10 +63,19 @@ fn unknown_field_is_ignored_and_unknown_kind_refused() {
 }
 
 #[test]
+fn decoder_for_short_frames_refuses_longer_ones_before_they_come() {
+    let mut decoder = FrameDecoder::with_limit(100);
+    decoder.push(&Frame::Ack { received: 1 }.encode().unwrap());
+    assert_eq!(decoder.next_frame(), Ok(Some(Frame::Ack { received: 1 })));
+    decoder.push(&101_u32.to_le_bytes());
+    assert_eq!(decoder.next_frame(), Err(FrameError::TooLong { found: 101, limit: 100 }));
+}
+
+#[test]
 fn length_above_the_limit_is_refused_before_its_bytes_arrive() {
     let mut decoder = FrameDecoder::new();
     decoder.push(&u32::MAX.to_le_bytes());
-    let refused = Err(FrameError::TooLong { found: u32::MAX as usize });
+    let refused = Err(FrameError::TooLong { found: u32::MAX as usize, limit: MAX_FRAME_BYTES });
     assert_eq!(decoder.next_frame(), refused);
     decoder.push(b"more");
     assert_eq!(decoder.next_frame(), refused);

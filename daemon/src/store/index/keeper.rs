@@ -428,7 +428,7 @@ fn make_empty(root: &Root) -> Result<Directory, StoreError> {
         }
     }
     let missing = || StoreError::MissingDirectory { path: root.full(&path) };
-    Ok(root.find_directory(&path)?.ok_or_else(missing)?)
+    root.find_directory(&path)?.ok_or_else(missing)
 }
 
 /// Renames `index` to `index.bad-<unix seconds>`, in place of an older one.

@@ -24,6 +24,9 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// All of them.
+    pub(crate) const ALL: [Self; 3] = [Self::Ext4, Self::Btrfs, Self::Xfs];
+
     /// What `mkfs` and `mount` call it.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -31,6 +34,12 @@ impl Kind {
             Self::Xfs => "xfs",
             Self::Btrfs => "btrfs",
         }
+    }
+
+    /// Whether several images of one disk can be mounted at a time. btrfs takes them for parts of one
+    /// file system.
+    pub(crate) const fn mounts_copies(self) -> bool {
+        matches!(self, Self::Ext4 | Self::Xfs)
     }
 
     /// Why it cannot be had here; none if it can.
@@ -99,7 +108,12 @@ impl Mounted {
     pub(crate) fn mount(kind: Kind, image: &Path, directory: &Path) -> Outcome<Self> {
         let mut command = Command::new("mount");
         // Trimming would make holes in the image, which is no write that could be recorded.
-        command.args(["-t", kind.name(), "-o", "loop,nodiscard"]).arg(image).arg(directory);
+        let options = match kind {
+            // Several images of one disk may be mounted at a time.
+            Kind::Xfs => "loop,nodiscard,nouuid",
+            Kind::Ext4 | Kind::Btrfs => "loop,nodiscard",
+        };
+        command.args(["-t", kind.name(), "-o", options]).arg(image).arg(directory);
         run(&mut command)?;
         Ok(Self { directory: directory.to_path_buf(), is_mounted: true })
     }

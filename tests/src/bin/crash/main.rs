@@ -10,6 +10,7 @@ use std::error::Error;
 use std::process::ExitCode;
 
 mod crash_image;
+mod durability;
 mod file_system;
 mod godown;
 mod history;
@@ -20,9 +21,12 @@ mod recorder;
 mod report;
 mod shutdown;
 mod states;
+mod stock;
 mod sweep;
 mod workload;
 
+use durability::Durability;
+use file_system::Kind;
 use report::Report;
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -34,10 +38,22 @@ pub(crate) struct Setup {
     parts: Vec<String>,
     /// What every random choice depends on.
     seed: u64,
-    /// Crash states per file system.
+    /// What is tested of `durability`.
+    durabilities: Vec<Durability>,
+    /// Where it is tested.
+    file_systems: Vec<Kind>,
+    /// Crash states per file system and durability.
     states: usize,
-    /// Power cuts per file system.
+    /// Power cuts per file system and durability.
     cycles: usize,
+}
+
+impl Setup {
+    /// Every file system with every durability.
+    fn cells(&self) -> impl Iterator<Item = (Kind, Durability)> {
+        let durabilities = |kind| self.durabilities.iter().map(move |durability| (kind, *durability));
+        self.file_systems.iter().flat_map(move |kind| durabilities(*kind))
+    }
 }
 
 struct Part {
@@ -52,7 +68,8 @@ const PARTS: [Part; 3] = [
     Part { name: "sweep", takes_mounts: false, run: sweep::run },
 ];
 
-const USAGE: &str = "states, shutdown, sweep, --seed N, --states N or --cycles N";
+const USAGE: &str = "states, shutdown, sweep, --durability auto|fsync|syncfs, --file-system ext4|xfs|btrfs, \
+                     --seed N, --states N or --cycles N";
 
 fn main() -> ExitCode {
     let mut report = Report::default();
@@ -88,22 +105,40 @@ fn kernel_release() -> String {
 
 impl Setup {
     fn from_args(arguments: impl Iterator<Item = String>) -> Outcome<Self> {
-        let mut setup = Self { parts: Vec::new(), seed: 1, states: 200, cycles: 50 };
+        let (durabilities, file_systems) = (Vec::new(), Vec::new());
+        let mut setup =
+            Self { parts: Vec::new(), seed: 1, durabilities, file_systems, states: 300, cycles: 50 };
         // `--seed=7` and `--seed 7` are the same.
         let mut words =
             arguments.flat_map(|argument| argument.splitn(2, '=').map(str::to_owned).collect::<Vec<_>>());
         while let Some(word) = words.next() {
-            let mut number = || {
-                let value = words.next().ok_or_else(|| format!("{word}: a number expected"))?;
-                value.parse::<usize>().map_err(|error| format!("{word} {value}: {error}"))
-            };
+            if PARTS.iter().any(|part| part.name == word) {
+                setup.parts.push(word);
+                continue;
+            }
+            let value = words.next().ok_or_else(|| format!("{word}: {USAGE} expected"))?;
+            let number = || value.parse::<usize>().map_err(|error| format!("{word} {value}: {error}"));
+            let unknown = || format!("{word} {value}: {USAGE} expected");
             match word.as_str() {
                 "--seed" => setup.seed = u64::try_from(number()?)?,
                 "--states" => setup.states = number()?,
                 "--cycles" => setup.cycles = number()?,
-                _ if PARTS.iter().any(|part| part.name == word) => setup.parts.push(word),
-                _ => return Err(format!("{word}: {USAGE} expected").into()),
+                "--durability" => {
+                    let known = Durability::ALL.into_iter().find(|durability| durability.name() == value);
+                    setup.durabilities.push(known.ok_or_else(unknown)?);
+                }
+                "--file-system" => {
+                    let known = Kind::ALL.into_iter().find(|kind| kind.name() == value);
+                    setup.file_systems.push(known.ok_or_else(unknown)?);
+                }
+                _ => return Err(unknown().into()),
             }
+        }
+        if setup.durabilities.is_empty() {
+            setup.durabilities = Durability::ALL.to_vec();
+        }
+        if setup.file_systems.is_empty() {
+            setup.file_systems = Kind::ALL.to_vec();
         }
         Ok(setup)
     }

@@ -9,15 +9,17 @@ use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use blobd_tests::daemon::TestDaemon;
-use blobd_tests::model::ModelFile;
 use blobd_tests::places::fast_folder;
 
+use crate::durability::Durability;
 use crate::file_system::{Kind, Mounted};
 use crate::godown::go_down;
 use crate::history::{Contents, History};
+use crate::invariants::Subject;
 use crate::random::Random;
 use crate::report::Report;
-use crate::workload::{Clock, Sample, Worker, write_sample, write_samples};
+use crate::stock::Stock;
+use crate::workload::{Clock, Worker};
 use crate::{Outcome, Setup, invariants};
 
 /// Clients that change the store, each a process per command.
@@ -25,65 +27,75 @@ const WORKERS: usize = 3;
 /// The longest time from the start to the power cut.
 const LONGEST_LOAD_MS: usize = 400;
 
-/// Cuts the power on every file system that can be had. btrfs has no such call.
+/// Cuts the power on every file system that can be had, with every durability. btrfs has no such call.
 ///
 /// # Errors
 /// When the machine does not do its part; a violation is no error but is reported.
 pub(crate) fn run(setup: &Setup, report: &mut Report) -> Outcome<()> {
-    for kind in [Kind::Ext4, Kind::Xfs] {
+    for (kind, durability) in setup.cells().filter(|(kind, _)| *kind != Kind::Btrfs) {
+        let part = format!("shutdown on {kind}, {durability}");
         match kind.lack() {
-            Some(reason) => report.skip(&format!("shutdown on {kind}"), &reason),
-            None => check_file_system(kind, setup, report)?,
+            Some(reason) => report.skip(&part, &reason),
+            None => check_file_system(kind, durability, &part, setup, report)?,
         }
     }
     Ok(())
 }
 
-fn check_file_system(kind: Kind, setup: &Setup, report: &mut Report) -> Outcome<()> {
+fn check_file_system(
+    kind: Kind,
+    durability: Durability,
+    part: &str,
+    setup: &Setup,
+    report: &mut Report,
+) -> Outcome<()> {
     let folder = fast_folder();
     let (image, mounted) = (folder.path().join("image"), folder.path().join("mounted"));
     fs::create_dir(&mounted)?;
     kind.make(&image)?;
-    let samples = write_samples(folder.path())?;
-    let probe = write_sample(folder.path(), "probe", &ModelFile::dense(9))?;
+    let (stock, config) = (Stock::new(folder.path())?, durability.write_config(folder.path())?);
+    let root = mounted.join("store");
+    let subject = Subject { root: &root, config: &config, probe: &stock.probe, pulled: &stock.own };
     let start = Instant::now();
     let (mut contents, mut acknowledged_count, mut cut_count) = (Contents::new(), 0, 0);
     let mut violations = 0;
     for cycle in 0..setup.cycles {
-        let random = Random::new(setup.seed, &format!("{kind} cycle {cycle}"));
+        let random = Random::new(setup.seed, &format!("{part}, cycle {cycle}"));
         let history = Arc::new(History::of(&contents));
-        load_and_cut(&Mounted::mount(kind, &image, &mounted)?, &samples, &history, random)?;
+        load_and_cut(&Mounted::mount(kind, &image, &mounted)?, &config, &stock, &history, random)?;
+        stock.own.iter().for_each(|own| stock.shelf().mend(own));
         acknowledged_count += history.acknowledged_count() - contents.len();
         cut_count += 1;
         let file_system = Mounted::mount(kind, &image, &mounted)?;
-        match invariants::check(&mounted.join("store"), &history, u64::MAX, &probe) {
+        match invariants::check(subject, &history, u64::MAX) {
             Ok(found) => contents = found,
             Err(violation) => {
                 violations += 1;
                 let seed = setup.seed;
-                report.violation(&format!("shutdown on {kind}, seed {seed}, cycle {cycle}: {violation}"));
+                report.violation(&format!("{part}, seed {seed}, cycle {cycle}: {violation}"));
                 break;
             }
         }
         file_system.unmount()?;
     }
-    println!("shutdown on {kind}: {acknowledged_count} changes acknowledged in all");
-    report.done(&format!("shutdown on {kind}"), cut_count, violations, start.elapsed());
+    println!("{part}: {acknowledged_count} changes acknowledged in all");
+    report.done(part, cut_count, violations, start.elapsed());
     Ok(())
 }
 
 /// Loads a daemon with clients and cuts the power at a random moment.
 fn load_and_cut(
     file_system: &Mounted,
-    samples: &Arc<[Sample]>,
+    config: &Path,
+    stock: &Arc<Stock>,
     history: &Arc<History>,
     mut random: Random,
 ) -> Outcome<()> {
-    let mut daemon = TestDaemon::start_at(&file_system.directory().join("store"));
+    let mut daemon = TestDaemon::start_at(&file_system.directory().join("store"), Some(config));
     let is_down = Arc::new(AtomicBool::new(false));
     let clock = clock();
     let worker =
-        |number: usize, random| Worker::new(number, daemon.command(), samples, history, &clock, random);
+        |number: usize, random| Worker::new(number, daemon.command(), stock, history, &clock, random);
     let mut threads = Vec::new();
     for number in 0..WORKERS {
         let random = random.fork(number);

@@ -17,11 +17,15 @@ use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::model::ModelFile;
 use blobd_tests::places::fast_folder;
 use blobd_tests::programs;
+use blobd_tests::store_dir::names;
 use tempfile::TempDir;
 
+use crate::durability::Durability;
 use crate::history::{Contents, History};
+use crate::invariants::Subject;
 use crate::report::Report;
-use crate::workload::{Sample, import, write_sample};
+use crate::stock::{Sample, Shelf};
+use crate::workload::{import, pull};
 use crate::{Outcome, Setup, invariants, needs};
 
 /// The calls by which the store changes what is on disk. A name that this kernel's architecture
@@ -47,31 +51,55 @@ const CALLS: [&str; 16] = [
 
 const FAULTS: [Fault; 3] = [Fault::Kill, Fault::Error("EIO"), Fault::Error("ENOSPC")];
 
-const OPERATIONS: [Operation; 7] = [
-    Operation { name: "first start", words: &["ls"], change: None },
-    Operation { name: "import", words: &["import", "NEW", "--name", "new"], change: Some(("new", "NEW")) },
-    Operation {
-        name: "import of a relative",
-        words: &["import", "RELATIVE", "--name", "new"],
-        change: Some(("new", "RELATIVE")),
-    },
-    Operation {
-        name: "import under a name that is taken",
-        words: &["import", "RELATIVE", "--name", "kept"],
-        change: Some(("kept", "RELATIVE")),
-    },
-    Operation { name: "tag", words: &["tag", "kept", "new"], change: Some(("new", "KEPT")) },
-    Operation { name: "rm", words: &["rm", "kept"], change: Some(("kept", "")) },
-    Operation { name: "gc", words: &["gc"], change: None },
+const OPERATIONS: [Operation; 10] = [
+    Operation::of("first start", &["ls"], None),
+    Operation::of("import", &["import", "NEW", "--name", "new"], Some(("new", "NEW"))).of_blobs(),
+    Operation::of(
+        "import of a relative",
+        &["import", "RELATIVE", "--name", "new"],
+        Some(("new", "RELATIVE")),
+    )
+    .of_blobs(),
+    Operation::of(
+        "import under a name that is taken",
+        &["import", "RELATIVE", "--name", "kept"],
+        Some(("kept", "RELATIVE")),
+    )
+    .of_blobs(),
+    Operation::of("pull", &["pull", "at:NEW", "--name", "new"], Some(("new", "NEW"))).of_blobs(),
+    Operation::of("pull of a relative", &["pull", "at:RELATIVE", "--name", "new"], Some(("new", "RELATIVE")))
+        .of_blobs(),
+    Operation::of("pull that goes on", &["pull", "at:BEGUN", "--name", "new"], Some(("new", "BEGUN")))
+        .of_blobs(),
+    Operation::of("tag", &["tag", "kept", "new"], Some(("new", "KEPT"))),
+    Operation::of("rm", &["rm", "kept"], Some(("kept", ""))),
+    Operation::of("gc", &["gc"], None),
 ];
 
 /// A command that is to be disturbed.
 struct Operation {
     name: &'static str,
-    /// Its arguments; `NEW` and the like stand for the paths of models.
+    /// Its arguments; `NEW` and the like stand for the paths of models, `at:NEW` for where they can be
+    /// pulled from.
     words: &'static [&'static str],
     /// The name that it changes and which model that is afterwards, none if empty.
     change: Option<(&'static str, &'static str)>,
+    /// Whether it brings new blobs: then what it does depends on the durability.
+    brings_blobs: bool,
+}
+
+impl Operation {
+    const fn of(
+        name: &'static str,
+        words: &'static [&'static str],
+        change: Option<(&'static str, &'static str)>,
+    ) -> Self {
+        Self { name, words, change, brings_blobs: false }
+    }
+
+    const fn of_blobs(self) -> Self {
+        Self { brings_blobs: true, ..self }
+    }
 }
 
 /// What happens to the call.
@@ -92,30 +120,37 @@ struct Point {
     fault: Fault,
 }
 
-/// Disturbs every command at every call.
+/// Disturbs every command at every call, with every durability on which it depends.
 ///
 /// # Errors
 /// When the machine does not do its part; a violation is no error but is reported.
-pub(crate) fn run(_setup: &Setup, report: &mut Report) -> Outcome<()> {
+pub(crate) fn run(setup: &Setup, report: &mut Report) -> Outcome<()> {
     if let Some(reason) = needs::program("strace", "strace").or_else(tracing_lack) {
         report.skip("sweep", &reason);
         return Ok(());
     }
-    let stage = Stage::build()?;
-    for operation in &OPERATIONS {
-        let start = Instant::now();
-        let (mut fault_count, mut violations) = (0, 0);
-        for call in CALLS {
-            sweep_call(&stage, operation, call, &mut |point, checked| {
-                fault_count += 1;
-                if let Err(violation) = checked {
-                    violations += 1;
-                    report.violation(&format!("sweep of {}, inject={point}: {violation}", operation.name));
-                }
-            })?;
+    for (number, durability) in setup.durabilities.iter().enumerate() {
+        let stage = Stage::build(*durability)?;
+        for operation in OPERATIONS.iter().filter(|operation| number == 0 || operation.brings_blobs) {
+            sweep(&stage, operation, &format!("sweep of {}, {durability}", operation.name), report)?;
         }
-        report.done(&format!("sweep of {}", operation.name), fault_count, violations, start.elapsed());
     }
+    Ok(())
+}
+
+fn sweep(stage: &Stage, operation: &Operation, part: &str, report: &mut Report) -> Outcome<()> {
+    let start = Instant::now();
+    let (mut fault_count, mut violations) = (0, 0);
+    for call in CALLS {
+        sweep_call(stage, operation, call, &mut |point, checked| {
+            fault_count += 1;
+            if let Err(violation) = checked {
+                violations += 1;
+                report.violation(&format!("{part}, inject={point}: {violation}"));
+            }
+        })?;
+    }
+    report.done(part, fault_count, violations, start.elapsed());
     Ok(())
 }
 
@@ -149,35 +184,54 @@ fn sweep_call(
 
 /// The stores and models that every command starts from.
 struct Stage {
-    /// A store with a model named `kept`, and with blobs of another that no name needs.
+    /// A store with a model named `kept`, with blobs of another that no name needs, and with a part of
+    /// one whose pull broke.
     template: PathBuf,
     root: PathBuf,
+    config: PathBuf,
     kept: Sample,
     relative: Sample,
     new: Sample,
+    begun: Sample,
     probe: Sample,
+    /// Offers all of them.
+    shelf: Shelf,
     folder: TempDir,
 }
 
 impl Stage {
-    fn build() -> Outcome<Self> {
+    fn build(durability: Durability) -> Outcome<Self> {
         let folder = fast_folder();
         let path = folder.path();
+        let shelf = Shelf::new(path)?;
+        let garbage = shelf.add("garbage", &small_model(4))?;
         let stage = Self {
             template: path.join("template"),
             root: path.join("store"),
-            kept: write_sample(path, "kept", &small_model(1))?,
-            relative: write_sample(path, "relative", &small_model(1).with_changed("t0"))?,
-            new: write_sample(path, "new", &small_model(2))?,
-            probe: write_sample(path, "probe", &small_model(3))?,
+            config: durability.write_config(path)?,
+            kept: shelf.add("kept", &large_model(1))?,
+            relative: shelf.add("relative", &large_model(1).with_changed("t0"))?,
+            new: shelf.add("new", &small_model(2))?,
+            begun: shelf.add("begun", &small_model(5))?,
+            probe: shelf.add("probe", &small_model(3))?,
+            shelf,
             folder,
         };
-        let blobd = Blobd::at_root(&stage.template);
+        let blobd = stage.blobd(&stage.template);
         import(&blobd, &stage.kept, "kept").succeeds();
-        let garbage = write_sample(stage.folder.path(), "garbage", &small_model(4))?;
         import(&blobd, &garbage, "garbage").succeeds();
         fs::remove_dir_all(stage.template.join("manifests/registry.ollama.ai/library/garbage"))?;
+        stage.shelf.break_pull_in_the_middle(&stage.begun);
+        if pull(&blobd, &stage.begun, "begun").code == 0 || names(&stage.template.join("partial")).is_empty()
+        {
+            return Err("a pull that was to break has left nothing".into());
+        }
+        stage.shelf.mend(&stage.begun);
         Ok(stage)
+    }
+
+    fn blobd(&self, root: &Path) -> Blobd {
+        Blobd::at_root(root).configured_by(&self.config)
     }
 
     /// Runs a command on a fresh store with a fault, and checks the store and the answer; nothing
@@ -203,7 +257,9 @@ impl Stage {
         }
         let check = || {
             check_answer(&run, point.fault)?;
-            invariants::check(&self.root, &history, 2, &self.probe)?;
+            let begun = std::slice::from_ref(&self.begun);
+            let (root, config) = (&self.root, &self.config);
+            invariants::check(Subject { root, config, probe: &self.probe, pulled: begun }, &history, 2)?;
             self.check_again(operation)
         };
         Ok(Some(invariants::caught(check)))
@@ -232,13 +288,13 @@ impl Stage {
         let mut command = Command::new("sh");
         command.args(["-c", SCRIPT, "sh"]).arg(&self.root).arg(point.call).arg(point.to_string());
         command.arg(self.log()).arg(paths).arg(programs::blobd()).args(self.words(operation));
-        Blobd::at_root(&self.root).prepare(&mut command);
+        self.blobd(&self.root).prepare(&mut command);
         command::run(command.stdin(Stdio::null()))
     }
 
     /// What failed for a reason that is gone succeeds when it is asked for again.
     fn check_again(&self, operation: &Operation) -> Outcome<()> {
-        let blobd = Blobd::at_root(&self.root);
+        let blobd = self.blobd(&self.root);
         let run = blobd.run(self.words(operation));
         let was_removed = operation.name == "rm" && run.code == 3;
         if run.code != 0 && !was_removed {
@@ -253,8 +309,12 @@ impl Stage {
     }
 
     fn words(&self, operation: &Operation) -> Vec<OsString> {
-        let word =
-            |word: &&str| self.sample(word).map_or_else(|| word.into(), |sample| sample.path.clone().into());
+        let word = |word: &&str| match word.strip_prefix("at:") {
+            Some(word) => {
+                self.sample(word).map_or_else(|| word.into(), |sample| sample.source.clone().into())
+            }
+            None => self.sample(word).map_or_else(|| word.into(), |sample| sample.path.clone().into()),
+        };
         operation.words.iter().map(word).collect()
     }
 
@@ -267,6 +327,7 @@ impl Stage {
             "NEW" => Some(&self.new),
             "RELATIVE" => Some(&self.relative),
             "KEPT" => Some(&self.kept),
+            "BEGUN" => Some(&self.begun),
             _ => None,
         }
     }
@@ -296,6 +357,13 @@ fn small_model(seed: u64) -> ModelFile {
     for tensor in 0..8 {
         model.add_noise(seed, &format!("t{tensor}"), GgmlType::F32, &[256]);
     }
+    model
+}
+
+/// The same and a tensor that is large enough for a pull to take it from a relative.
+fn large_model(seed: u64) -> ModelFile {
+    let mut model = small_model(seed);
+    model.add_noise(seed, "large", GgmlType::F32, &[288 << 10]);
     model
 }
 

@@ -1,72 +1,41 @@
 //! What clients do to a store while its machine is about to crash.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use blobd_tests::command::{Blobd, Run};
-use blobd_tests::model::ModelFile;
-use blobd_tests::oracle::sha256;
 
 use crate::Outcome;
 use crate::history::History;
 use crate::random::Random;
-
-/// A model file that lies ready for import.
-#[derive(Clone, Debug)]
-pub(crate) struct Sample {
-    /// Where it lies.
-    pub(crate) path: PathBuf,
-    /// The SHA-256 of its bytes.
-    pub(crate) digest: String,
-}
+use crate::stock::{Sample, Stock};
 
 /// What counts the events of a run: an import that was acknowledged at 17 must survive every crash
 /// from 17 on.
 pub(crate) type Clock = dyn Fn() -> u64 + Send + Sync;
 
-/// A client that imports, tags, removes and collects, one after the other, with names of its own.
+/// A client that imports, pulls, tags, removes and collects, one after the other, with names of its
+/// own.
 pub(crate) struct Worker {
     names: [String; 3],
     blobd: Blobd,
-    samples: Arc<[Sample]>,
+    stock: Arc<Stock>,
+    /// What nobody else pulls.
+    own: Sample,
     history: Arc<History>,
     clock: Arc<Clock>,
     random: Random,
 }
 
-/// Writes the files that workers import: models that share all tensors but one, in two families
-/// that share none.
-///
-/// # Errors
-/// When there is no room for them.
-pub(crate) fn write_samples(folder: &Path) -> Outcome<Arc<[Sample]>> {
-    let mut samples = Vec::new();
-    for family in 1..=2 {
-        let original = ModelFile::dense(family);
-        let relatives = ["token_embd.weight", "blk.0.attn_q.weight", "blk.1.ffn_up.weight"];
-        let relatives = relatives.map(|tensor| original.clone().with_changed(tensor));
-        samples.extend([original].into_iter().chain(relatives));
-    }
-    let write = |(number, model): (usize, &ModelFile)| write_sample(folder, &number.to_string(), model);
-    samples.iter().enumerate().map(write).collect()
-}
-
-/// Writes one model's file.
-///
-/// # Errors
-/// When there is no room for it.
-pub(crate) fn write_sample(folder: &Path, name: &str, model: &ModelFile) -> Outcome<Sample> {
-    let bytes = model.bytes();
-    let path = folder.join(format!("sample-{name}.gguf"));
-    std::fs::write(&path, &bytes)?;
-    Ok(Sample { path, digest: sha256(&bytes) })
-}
-
 /// `blobd import`.
 pub(crate) fn import(blobd: &Blobd, sample: &Sample, name: &str) -> Run {
     blobd.run(["import".as_ref(), sample.path.as_os_str(), "--name".as_ref(), name.as_ref()])
+}
+
+/// `blobd pull`.
+pub(crate) fn pull(blobd: &Blobd, sample: &Sample, name: &str) -> Run {
+    blobd.run(["pull", &sample.source, "--name", name])
 }
 
 impl Worker {
@@ -75,14 +44,15 @@ impl Worker {
     pub(crate) fn new(
         number: usize,
         blobd: Blobd,
-        samples: &Arc<[Sample]>,
+        stock: &Arc<Stock>,
         history: &Arc<History>,
         clock: &Arc<Clock>,
         random: Random,
     ) -> Self {
         let names = ["a", "b", "c"].map(|name| format!("w{number}-{name}"));
-        let (samples, history, clock) = (Arc::clone(samples), Arc::clone(history), Arc::clone(clock));
-        Self { names, blobd, samples, history, clock, random }
+        let (stock, history, clock) = (Arc::clone(stock), Arc::clone(history), Arc::clone(clock));
+        let own = stock.own[number % stock.own.len()].clone();
+        Self { names, blobd, stock, own, history, clock, random }
     }
 
     /// Works in a thread of its own until `is_over`, which is set just before the daemon is killed
@@ -104,16 +74,56 @@ impl Worker {
     fn step(&mut self) -> Outcome<()> {
         let name = self.random.pick(&self.names).clone();
         let other = self.random.pick(&self.names).clone();
-        match (self.random.below(8), self.history.latest(&name)) {
+        match (self.random.below(12), self.history.latest(&name)) {
             (0, _) => succeeded(&self.blobd.line("gc")),
             (1 | 2, Some(_)) => self.change(&name, None, |worker| worker.blobd.line(&format!("rm {name}"))),
             (3, Some(content)) if other != name => self
                 .change(&other, Some(&content), |worker| worker.blobd.line(&format!("tag {name} {other}"))),
+            (4, Some(content)) => self.put_aside_and_back(&name, &content),
+            (5 | 6, _) => self.pull_own(&name),
+            (7..=9, _) => {
+                let sample = self.any_shared();
+                self.change(&name, Some(&sample.digest), |worker| pull(&worker.blobd, &sample, &name))
+            }
             _ => {
-                let sample = self.random.pick(&self.samples).clone();
+                let sample = self.any_shared();
                 self.change(&name, Some(&sample.digest), |worker| import(&worker.blobd, &sample, &name))
             }
         }
+    }
+
+    /// Often the relative of those that clients have for themselves.
+    fn any_shared(&mut self) -> Sample {
+        let shared = &self.stock.shared;
+        match shared.last().filter(|_| self.random.one_in(4)) {
+            Some(large) => large.clone(),
+            None => self.random.pick(shared).clone(),
+        }
+    }
+
+    /// Into the trash, and in half of the cases out of it again.
+    fn put_aside_and_back(&mut self, name: &str, content: &str) -> Outcome<()> {
+        self.change(name, None, |worker| worker.blobd.line(&format!("rm --keep 1h {name}")))?;
+        if self.random.one_in(2) {
+            return Ok(());
+        }
+        self.change(name, Some(content), |worker| worker.blobd.line(&format!("undelete {name}")))
+    }
+
+    /// A pull that is slow or breaks, and then goes on. If the daemon dies meanwhile, this client's
+    /// successor goes on.
+    fn pull_own(&mut self, name: &str) -> Outcome<()> {
+        let (stock, own) = (Arc::clone(&self.stock), self.own.clone());
+        match self.random.below(3) {
+            0 => stock.shelf().break_pull(&own, &mut self.random),
+            1 => stock.shelf().slow_down(&own),
+            _ => {}
+        }
+        self.change(name, Some(&own.digest), |worker| {
+            let first = pull(&worker.blobd, &own, name);
+            stock.shelf().mend(&own);
+            if first.code == 0 { first } else { pull(&worker.blobd, &own, name) }
+        })
     }
 
     /// Opens and reads one of the models, as an engine does; whether it is there does not matter.

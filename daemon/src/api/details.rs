@@ -1,0 +1,170 @@
+//! `GET /v1/models/…` of a large model: put into words as it is written, never as a whole in memory.
+
+use std::sync::Arc;
+
+use blobd_client::protocol::response::ModelDetails;
+use blobd_store_format::recipe::Recipe;
+use bytes::Bytes;
+
+use crate::large_models::ReadPermit;
+use crate::ops::Shown;
+
+/// Models with at most so many tensors are answered in one piece.
+const MAX_TENSORS_WHOLE: usize = 2048;
+
+/// How long a part is: few enough for all connections that there may be, and many to a system call.
+const PART_BYTES: usize = 32 << 10;
+
+/// What a response that is being written takes in memory: a part, and what hyper and the kernel have of it.
+pub(super) const STREAM_BYTES: usize = 4 * PART_BYTES;
+
+/// The JSON of one model, part by part.
+#[derive(Debug)]
+pub(crate) struct DetailsStream {
+    /// What goes before the tensors; taken first.
+    head: Option<Vec<u8>>,
+    recipes: Vec<Arc<Recipe>>,
+    /// Which recipe and which of its tensors comes next.
+    recipe: usize,
+    tensor: usize,
+    is_first_tensor: bool,
+    is_done: bool,
+    /// The recipes are counted until the last part is taken.
+    _permit: ReadPermit,
+}
+
+/// What comes after the tensors.
+const TAIL: &[u8] = b"]}";
+
+impl DetailsStream {
+    /// Begins with all but the tensors.
+    pub(super) fn new(shown: Shown, permit: ReadPermit) -> Self {
+        let Shown { details, recipes } = shown;
+        Self {
+            head: Some(head(&details)),
+            recipes,
+            recipe: 0,
+            tensor: 0,
+            is_first_tensor: true,
+            is_done: false,
+            _permit: permit,
+        }
+    }
+
+    /// All parts at once, if the model is small.
+    pub(super) fn whole(&mut self) -> Option<Vec<u8>> {
+        let tensors: usize = self.recipes.iter().map(|recipe| recipe.tensors().len()).sum();
+        if tensors > MAX_TENSORS_WHOLE {
+            return None;
+        }
+        let mut whole = Vec::new();
+        while let Some(part) = self.next_part() {
+            whole.extend_from_slice(&part);
+        }
+        Some(whole)
+    }
+
+    /// How long the first part is.
+    pub(super) fn head_bytes(&self) -> usize {
+        self.head.as_ref().map_or(0, Vec::len)
+    }
+
+    /// The next part; `None` after the last.
+    pub(super) fn next_part(&mut self) -> Option<Bytes> {
+        if let Some(head) = self.head.take() {
+            return Some(head.into());
+        }
+        if self.is_done {
+            return None;
+        }
+        let mut part = Vec::with_capacity(PART_BYTES);
+        while part.len() < PART_BYTES {
+            let Some(recipe) = self.recipes.get(self.recipe) else {
+                part.extend_from_slice(TAIL);
+                self.is_done = true;
+                break;
+            };
+            match recipe.tensors().get(self.tensor) {
+                Some(tensor) => {
+                    if !std::mem::take(&mut self.is_first_tensor) {
+                        part.push(b',');
+                    }
+                    // Strings, numbers and lists always serialise.
+                    let _ = serde_json::to_writer(&mut part, tensor);
+                    self.tensor += 1;
+                }
+                None => (self.recipe, self.tensor) = (self.recipe + 1, 0),
+            }
+        }
+        Some(part.into())
+    }
+}
+
+/// The JSON up to the first tensor: `tensors` is the last key, and an empty list here.
+fn head(details: &ModelDetails) -> Vec<u8> {
+    let mut json = serde_json::to_vec(details).unwrap_or_default();
+    if json.ends_with(TAIL) {
+        json.truncate(json.len() - TAIL.len());
+    }
+    json
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_store_format::digest::Digest;
+    use blobd_store_format::recipe::{Piece, TensorEntry};
+
+    use super::*;
+
+    fn recipe(tensors: usize) -> Arc<Recipe> {
+        let blob = Digest::of(b"x");
+        let tensor = |number| TensorEntry {
+            name: format!("blk.{number}.\"quoted\""),
+            type_name: "F32".to_owned(),
+            shape: vec![1],
+            digest: blob,
+            offset: 0,
+            size: 4,
+            experts: None,
+        };
+        let pieces = vec![Piece::Blob { blob, offset: 0, length: 4 }];
+        Arc::new(Recipe::new(blob, pieces, (0..tensors).map(tensor).collect()).unwrap())
+    }
+
+    fn shown(counts: &[usize]) -> Shown {
+        let details = ModelDetails {
+            name: "m".to_owned(),
+            digest: Digest::of(b"m"),
+            architecture: None,
+            parameters: 7,
+            quantization: None,
+            metadata: [("tensors".to_owned(), serde_json::json!([]))].into(),
+            layers: Vec::new(),
+            tensors: Vec::new(),
+        };
+        Shown { details, recipes: counts.iter().map(|count| recipe(*count)).collect() }
+    }
+
+    #[test]
+    fn parts_are_the_very_document() {
+        for counts in [&[][..], &[0], &[1], &[0, 3, 0, 2], &[5000, 1]] {
+            let shown = shown(counts);
+            let mut whole = shown.details.clone();
+            whole.tensors = shown.recipes.iter().flat_map(|recipe| recipe.tensors().to_vec()).collect();
+            let mut stream = DetailsStream::new(shown, ReadPermit::default());
+            let mut parts = Vec::new();
+            while let Some(part) = stream.next_part() {
+                assert!(part.len() < PART_BYTES + 1024);
+                parts.extend_from_slice(&part);
+            }
+            assert!(parts == serde_json::to_vec(&whole).unwrap(), "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn small_model_is_answered_in_one_piece() {
+        let whole = |count| DetailsStream::new(shown(&[count]), ReadPermit::default()).whole();
+        assert!(whole(MAX_TENSORS_WHOLE).is_some());
+        assert!(whole(MAX_TENSORS_WHOLE + 1).is_none());
+    }
+}

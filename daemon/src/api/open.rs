@@ -1,0 +1,63 @@
+//! `POST /v1/open` and `POST /v1/import`: what leaves HTTP.
+
+use std::sync::Arc;
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::request::{ImportParams, OpenParams};
+use hyper::Request;
+use hyper::body::Incoming;
+
+use super::Caller;
+use super::body::{Answer, read_json};
+use super::upgrade::Upgrade;
+use crate::large_models::{Reads, read_model};
+use crate::ops::{self, Located};
+use crate::session::{OpenPermits, serve_import, serve_open};
+use crate::state::Daemon;
+
+/// Opens a model, and passes it after the upgrade.
+pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Result<Answer, ErrorBody> {
+    let upgrade = Upgrade::requested(&mut request)?;
+    let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
+    let lasting = caller.lasting()?;
+    let (params, parsed): (OpenParams, _) = read_json(request, &daemon.limits, peer.uid).await?;
+    let opening = daemon.limits.opening_for(peer.uid).await?;
+    let (reference, holder) = (params.reference.clone(), peer.description());
+    let params = Arc::new(params);
+    let open = move |daemon: &Daemon| ops::open(&daemon.store, &daemon.answers, &params, holder.clone());
+    let limits = &daemon.limits;
+    // All who open the same large model share one answer, which is counted once.
+    let count = async |located: &Located| {
+        let answer = &located.answer;
+        if answer.memory.get().is_none()
+            && let Some(permit) = limits.memory_for(peer.uid, answer.bytes()).await?
+        {
+            // Nobody else counts it meanwhile: one request at a time reads the model.
+            let _ = answer.memory.set(permit);
+        }
+        Ok(())
+    };
+    let (located, model) = read_model(&daemon, peer.uid, &reference, Reads::Recipes, open, count).await?;
+    drop(parsed);
+    let memory = match model.is_counted() {
+        true => None,
+        false => limits.memory_for(peer.uid, located.answer.bytes()).await?,
+    };
+    let permits = OpenPermits { opening, memory, model, lasting };
+    let serving = Arc::clone(&daemon);
+    Ok(upgrade.accept(0, move |stream| serve_open(serving, stream, peer, located, permits)))
+}
+
+/// Takes in a file that the client passes after the upgrade.
+pub(super) async fn import(caller: &Caller, mut request: Request<Incoming>) -> Result<Answer, ErrorBody> {
+    let upgrade = Upgrade::requested(&mut request)?;
+    let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
+    let lasting = caller.lasting()?;
+    let params: ImportParams = caller.params(request).await?;
+    caller.socket.take_descriptors();
+    let serve = async move |stream| {
+        serve_import(daemon, stream, peer, params).await;
+        drop(lasting);
+    };
+    Ok(upgrade.accept(1, serve))
+}

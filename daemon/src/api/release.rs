@@ -1,0 +1,60 @@
+//! `POST /v1/release`: ends leases.
+
+use std::time::Duration;
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::request::ReleaseParams;
+use blobd_client::protocol::response::Released;
+use tokio::time::timeout;
+
+use super::Caller;
+use super::body::{Answer, raw_answer};
+use crate::ops::OpError;
+use crate::session::SessionSelector;
+use crate::state::Daemon;
+
+/// How long the answer waits for the leases to end. They end in any case; what was removed is freed
+/// meanwhile.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Ends the leases of a process, or of those who have a model open.
+pub(super) async fn release(caller: &Caller, params: ReleaseParams) -> Result<Answer, ErrorBody> {
+    let (selector, subject) = selector(params)?;
+    let peer = caller.peer.clone();
+    let end = move |daemon: &Daemon| Ok(daemon.sessions.end(&selector, &peer));
+    let ending = caller.daemon.disk_work(caller.peer.uid, end).await;
+    let mut ending = ending.map_err(|error: OpError| error.body())?;
+    if ending.sessions.is_empty() {
+        return Err(nothing_ended(&subject, ending.denied, caller.peer.uid));
+    }
+    // Too slow: what is asked for happens all the same.
+    let _ = timeout(PATIENCE, ending.ended()).await;
+    let released = Released { released: ending.sessions };
+    let json = serde_json::to_vec(&released).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let memory = caller.daemon.limits.memory_for(caller.peer.uid, json.len()).await?;
+    Ok(raw_answer(json, memory))
+}
+
+/// Which sessions are meant, and what to call them.
+fn selector(params: ReleaseParams) -> Result<(SessionSelector, String), ErrorBody> {
+    match (params.pid, params.reference) {
+        (Some(pid), None) if pid > 0 => Ok((SessionSelector::Process(pid), format!("process {pid}"))),
+        (None, Some(model)) => {
+            let subject = format!("model {}", model.short());
+            Ok((SessionSelector::Model(model), subject))
+        }
+        _ => {
+            let message = "release: either a pid above 0 or a reference expected";
+            Err(ErrorBody::new(ErrorCode::InvalidRequest, message))
+        }
+    }
+}
+
+fn nothing_ended(subject: &str, denied: usize, uid: u32) -> ErrorBody {
+    if denied == 0 {
+        let message = format!("{subject}: no leases");
+        return ErrorBody::new(ErrorCode::NotFound, message).with_hint("`blobd ps` lists them");
+    }
+    let message = format!("{subject}: uid {uid} may not end leases of other users, {denied} found");
+    ErrorBody::new(ErrorCode::Denied, message).with_hint("the daemon's own user and root may")
+}

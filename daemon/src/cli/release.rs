@@ -1,0 +1,89 @@
+//! `blobd release`
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::request::ReleaseParams;
+use blobd_client::protocol::response::Released;
+use blobd_store_format::reference::Reference;
+use clap::Args;
+
+use super::Global;
+use super::connect::{client_error, connect};
+use super::output::{Table, human_bytes, print, print_json, terminal_width};
+
+/// End the leases of a process, or of all that have a model open
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A program whose lease has ended keeps what it has mapped, and its maps stay valid. The model may be
+removed or evicted then. You may end leases of your own processes; those of other users take the rights of
+an administrator. A number is a process; a model with a number as its name is NAME:latest.
+
+Examples:
+  blobd ps                             who has what open
+  blobd release 4711                   end the leases of process 4711
+  blobd release llama3:8b              end all leases of a model
+  blobd release 4711 --json | jq '.released[].model'"
+)]
+pub(super) struct Params {
+    /// A process, as `blobd ps` lists it, or a model
+    #[arg(value_name = "PID|REF")]
+    what: What,
+}
+
+#[derive(Clone, Debug)]
+enum What {
+    Process(i32),
+    Model(Reference),
+}
+
+impl std::str::FromStr for What {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.bytes().all(|byte| byte.is_ascii_digit()) {
+            let pid = text.parse().ok().filter(|pid| *pid > 0);
+            return pid.map(Self::Process).ok_or_else(|| "no process has this number".to_owned());
+        }
+        text.parse()
+            .map(Self::Model)
+            .map_err(|error: blobd_store_format::reference::ReferenceError| error.to_string())
+    }
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let request = match &params.what {
+        What::Process(pid) => ReleaseParams { pid: Some(*pid), reference: None },
+        What::Model(model) => ReleaseParams { pid: None, reference: Some(model.clone()) },
+    };
+    let released = connect(global)?.client.release(&request).map_err(client_error)?;
+    if global.json { print_json(&released) } else { print(&table(released).render(terminal_width())) }
+}
+
+fn table(released: Released) -> Table {
+    let mut table = Table::new(&["ENDED LEASE OF", "PID", "USER", "COMMAND", "SINCE", "BYTES"], &[1, 5]);
+    for session in released.released {
+        table.row([
+            session.model,
+            session.pid.to_string(),
+            session.user.unwrap_or_else(|| session.uid.to_string()),
+            session.command.unwrap_or_else(|| "-".to_owned()),
+            session.since,
+            human_bytes(session.bytes_mapped),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_is_a_process_and_anything_else_a_model() {
+        assert!(matches!("4711".parse(), Ok(What::Process(4711))));
+        assert!(matches!("4711:latest".parse(), Ok(What::Model(_))));
+        assert!(matches!("llama3".parse(), Ok(What::Model(_))));
+        for text in ["0", "99999999999", "../x", ""] {
+            assert!(text.parse::<What>().is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The ways in which the daemon is told to make new blobs durable.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::Outcome;
+
+/// A value of `durability` in the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Durability {
+    /// What blobd does unless told otherwise.
+    Auto,
+    /// Each blob by itself.
+    Fsync,
+    /// The whole file system.
+    Syncfs,
+}
+
+impl Durability {
+    /// All of them.
+    pub(crate) const ALL: [Self; 3] = [Self::Auto, Self::Fsync, Self::Syncfs];
+
+    /// As it is written in the configuration.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Fsync => "fsync",
+            Self::Syncfs => "syncfs",
+        }
+    }
+
+    /// Writes a configuration file that says so.
+    ///
+    /// # Errors
+    /// When there is no room for it.
+    pub(crate) fn write_config(self, folder: &Path) -> Outcome<PathBuf> {
+        let path = folder.join(format!("{self}.toml"));
+        std::fs::write(&path, format!("durability = \"{self}\"\n"))?;
+        Ok(path)
+    }
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

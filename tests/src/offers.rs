@@ -1,0 +1,147 @@
+//! Pulls in this process, from a registry on loopback that offers the files of [`crate::steps`].
+//!
+//! Each thread has a registry of its own: what one test breaks is not broken for others.
+
+use std::io::Read as _;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use blobd::ops::{self, OpError};
+use blobd::registry::{RegistryClient, RegistryPolicy};
+use blobd::store::Store;
+use blobd::transfer::{TransferPolicy, Transfers};
+use blobd_client::protocol::request::{PullParams, VerifyParams};
+use blobd_client::protocol::upkeep::Verified;
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::reference::Reference;
+use tokio::runtime::Runtime;
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::places::fast_folder;
+use crate::registry::{FakeRegistry, Fault};
+use crate::steps::{EMPTY, Step, WHOLE, files, reference};
+use crate::verbs::InProcess;
+
+thread_local! {
+    static OFFERS: Offers = Offers::start();
+}
+
+/// A registry that has the model of every file, and who asks it.
+#[derive(Debug)]
+struct Offers {
+    registry: FakeRegistry,
+    client: RegistryClient,
+}
+
+/// Pulls the model of a file, by its number.
+///
+/// # Errors
+/// What a client would be told.
+pub fn pull(store: &Arc<Store>, file: usize, name: &Reference) -> Result<(), OpError> {
+    OFFERS.with(|offers| offers.pull(store, file, name))
+}
+
+/// The same after a pull that broke in the middle, whatever that has left.
+///
+/// # Errors
+/// What a client would be told.
+pub fn pull_in_two_parts(store: &Arc<Store>, file: usize, name: &Reference) -> Result<(), OpError> {
+    const GONE: u16 = 410;
+    const REQUESTS_OF_A_PULL: usize = 1000;
+    OFFERS.with(|offers| {
+        let (digest, length) = (files()[file].digest, files()[file].bytes.len());
+        let place = format!("/cdn/{digest}");
+        offers.registry.add_fault(&place, 1, Fault::CutAfter(length / 2));
+        offers.registry.add_fault(&place, REQUESTS_OF_A_PULL, Fault::Status(GONE));
+        let _first = offers.pull(store, file, name);
+        offers.registry.clear_faults();
+        offers.pull(store, file, name)
+    })
+}
+
+/// `verify --repair` of everything.
+///
+/// # Errors
+/// What a client would be told.
+pub fn repair(store: &Arc<Store>) -> Result<Verified, OpError> {
+    OFFERS.with(|offers| {
+        let (events, _heard) = mpsc::channel(EVENTS_WAITING);
+        let params = VerifyParams { reference: None, repair: true };
+        ops::verify(store, &offers.client, runtime().handle(), &params, &events)
+    })
+}
+
+/// How many events wait for a listener; the rest is dropped.
+const EVENTS_WAITING: usize = 4;
+
+impl Offers {
+    fn start() -> Self {
+        let registry = FakeRegistry::start().unwrap();
+        for (number, (manifest, config)) in models().iter().enumerate() {
+            registry.add_manifest(&model(number), manifest.raw());
+            registry.add_blob(files()[number].bytes.clone());
+            registry.add_blob(config.clone());
+        }
+        let client = RegistryClient::new(&RegistryPolicy::default()).unwrap();
+        Self { registry, client }
+    }
+
+    fn pull(&self, store: &Arc<Store>, file: usize, name: &Reference) -> Result<(), OpError> {
+        let policy = TransferPolicy { backoff: Duration::from_millis(1), ..TransferPolicy::default() };
+        let (events, _heard) = mpsc::channel(EVENTS_WAITING);
+        let source = self.registry.name(&model(file)).parse().unwrap();
+        let params = PullParams { source, name: Some(name.clone()), limit_rate: None };
+        let pull = ops::Pull {
+            store,
+            registry: &self.client,
+            transfers: &Transfers::new(policy),
+            intakes: &Arc::new(Semaphore::new(1)),
+            handle: runtime().handle(),
+            params: &params,
+            events: &events,
+        };
+        ops::pull(pull).map(|_| ())
+    }
+}
+
+/// The manifest of each file's model, and its configuration. They are what an import makes of the file,
+/// so that it is one model wherever it comes from.
+fn models() -> &'static [(Manifest, Vec<u8>)] {
+    static MODELS: OnceLock<Vec<(Manifest, Vec<u8>)>> = OnceLock::new();
+    MODELS.get_or_init(|| {
+        let folder = fast_folder();
+        let verbs = InProcess::open(&folder.path().join("store"));
+        let mut models: Vec<_> = (0..WHOLE).map(|file| imported(&verbs, file)).collect();
+        let (manifest, config) = &models[EMPTY];
+        let whole = Descriptor {
+            media_type: MediaType::new("application/vnd.ollama.image.license"),
+            digest: files()[WHOLE].digest,
+            size: files()[WHOLE].bytes.len() as u64,
+        };
+        let layers = manifest.layers().iter().cloned().chain([whole]).collect();
+        let config_file = manifest.files().next().unwrap().clone();
+        models.push((Manifest::compose(config_file, layers).unwrap(), config.clone()));
+        models
+    })
+}
+
+fn imported(verbs: &InProcess, file: usize) -> (Manifest, Vec<u8>) {
+    Step::Import { file, name: 0 }.take(&verbs.store).unwrap();
+    let manifest = verbs.store.manifest(&reference(0)).unwrap();
+    let config = manifest.files().next().unwrap();
+    let mut bytes = Vec::new();
+    verbs.store.open_blob(config.digest, config.size).unwrap().read_to_end(&mut bytes).unwrap();
+    (manifest, bytes)
+}
+
+fn model(file: usize) -> String {
+    format!("library/file-{file}:latest")
+}
+
+fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+    })
+}
