@@ -2,6 +2,7 @@
 //! not free goes when it is let go, what `rm --keep` put aside goes when its time is over, and
 //! what is above the quota's watermark goes if the configuration says so.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,10 +43,18 @@ pub async fn run(daemon: Arc<Daemon>) {
                 "trash",
                 daemon.blocking(|daemon| Ok(gc::empty_trash(&daemon.store)?.freed_bytes())).await,
             );
+            report("sessions", daemon.blocking(forget_removed_models).await);
             let evict = |daemon: &Daemon| Ok(ops::evict_excess(&daemon.store, &*daemon.last_opened)?);
             report("eviction", daemon.blocking(evict).await);
         }
     }
+}
+
+/// Frees no bytes of the disk.
+fn forget_removed_models(daemon: &Daemon) -> Result<u64, OpError> {
+    let tags: BTreeSet<_> = daemon.store.tags()?.references.into_iter().collect();
+    daemon.sessions.keep_opened(|model| tags.contains(model));
+    Ok(0)
 }
 
 fn report(what: &str, freed: Result<u64, OpError>) {

@@ -31,6 +31,7 @@
 
 pub mod api;
 pub mod cli;
+mod client_file;
 pub mod config;
 pub mod demo;
 pub mod gc;

@@ -3,6 +3,10 @@
 //! A principal that uses up its share waits for its own work to end, in the order of its requests, and
 //! takes no place in the queue for the total: however much one principal asks for, the others wait behind
 //! at most its share.
+//!
+//! Where work may last as long as its principal likes (a transfer with a limit, a file on a network that
+//! is gone), a few principals could use up the total for good. Such a pool is made by
+//! [`PermitPool::with_first_for_each`]: the first unit of a principal does not depend on the total.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,9 +25,21 @@ pub(crate) struct Limits {
 /// Hands out permits within [`Limits`]. Principals are told apart by their uid.
 #[derive(Debug)]
 pub(crate) struct PermitPool {
-    limits: Limits,
     total: Arc<Semaphore>,
-    principals: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
+    /// Units for principals that have none while the total is used up.
+    firsts: Arc<Semaphore>,
+    /// How many both have.
+    all_units: usize,
+    limits: Limits,
+    principals: Mutex<BTreeMap<u32, Share>>,
+}
+
+/// What one principal may have.
+#[derive(Clone, Debug)]
+struct Share {
+    units: Arc<Semaphore>,
+    /// The one unit that does not depend on the total.
+    first: Arc<Semaphore>,
 }
 
 /// Units in use; given back when it is dropped.
@@ -31,6 +47,7 @@ pub(crate) struct PermitPool {
 #[must_use]
 pub(crate) struct Permit {
     own: OwnedSemaphorePermit,
+    first: Option<OwnedSemaphorePermit>,
     total: OwnedSemaphorePermit,
 }
 
@@ -40,8 +57,8 @@ impl Permit {
         self.own.num_permits()
     }
 
+    /// Takes in another of the same pool and principal, whose total is of the same kind.
     fn merge(&mut self, other: Self) {
-        // Both are of one pool and one principal: only `grow` calls this.
         self.own.merge(other.own);
         self.total.merge(other.total);
     }
@@ -53,8 +70,24 @@ pub(crate) struct Exhausted;
 
 impl PermitPool {
     pub(crate) fn new(limits: Limits) -> Self {
-        let total = Arc::new(Semaphore::new(limits.total as usize));
-        Self { limits, total, principals: Mutex::default() }
+        Self::with_firsts(limits, 0)
+    }
+
+    /// The same, but a principal that uses nothing gets its first unit even when the total is used up, of
+    /// as many again as the total has.
+    pub(crate) fn with_first_for_each(limits: Limits) -> Self {
+        Self::with_firsts(limits, limits.total as usize)
+    }
+
+    fn with_firsts(limits: Limits, firsts: usize) -> Self {
+        let total = limits.total as usize;
+        Self {
+            total: Arc::new(Semaphore::new(total)),
+            firsts: Arc::new(Semaphore::new(firsts)),
+            all_units: total.saturating_add(firsts),
+            limits,
+            principals: Mutex::default(),
+        }
     }
 
     /// One unit for `uid`, as soon as there is one. Dropping the future leaves the queue.
@@ -66,14 +99,30 @@ impl PermitPool {
     /// request runs alone instead of never.
     pub(crate) async fn acquire_many(&self, uid: u32, units: u32) -> Permit {
         let units = self.clamp(units);
+        let share = self.share_of(uid);
         loop {
-            let own = self.share_of(uid).acquire_many_owned(units).await;
-            let total = Arc::clone(&self.total).acquire_many_owned(units).await;
-            // Neither semaphore is ever closed, so this succeeds at the first try.
-            if let (Ok(own), Ok(total)) = (own, total) {
-                return Permit { own, total };
+            // No semaphore is ever closed, so this succeeds at the first try.
+            let Ok(own) = Arc::clone(&share.units).acquire_many_owned(units).await else { continue };
+            let total = Arc::clone(&self.total).acquire_many_owned(units);
+            tokio::select! {
+                biased;
+                Ok(total) = total => return Permit { own, first: None, total },
+                (first, total) = self.first(&share, units) => {
+                    return Permit { own, first: Some(first), total };
+                }
             }
         }
+    }
+
+    /// The unit that does not depend on the total; never, if there is none or more are asked for.
+    async fn first(&self, share: &Share, units: u32) -> (OwnedSemaphorePermit, OwnedSemaphorePermit) {
+        if units == 1
+            && let Ok(first) = Arc::clone(&share.first).acquire_owned().await
+            && let Ok(total) = Arc::clone(&self.firsts).acquire_owned().await
+        {
+            return (first, total);
+        }
+        std::future::pending().await
     }
 
     /// One unit for `uid` if it is free now.
@@ -91,9 +140,17 @@ impl PermitPool {
     pub(crate) fn try_acquire_many(&self, uid: u32, units: u32) -> Result<Permit, Exhausted> {
         let units = self.clamp(units);
         let exhausted = |_: TryAcquireError| Exhausted;
-        let own = self.share_of(uid).try_acquire_many_owned(units).map_err(exhausted)?;
-        let total = Arc::clone(&self.total).try_acquire_many_owned(units).map_err(exhausted)?;
-        Ok(Permit { own, total })
+        let share = self.share_of(uid);
+        let own = share.units.try_acquire_many_owned(units).map_err(exhausted)?;
+        match Arc::clone(&self.total).try_acquire_many_owned(units) {
+            Ok(total) => Ok(Permit { own, first: None, total }),
+            Err(_) if units == 1 => {
+                let first = share.first.try_acquire_owned().map_err(exhausted)?;
+                let total = Arc::clone(&self.firsts).try_acquire_owned().map_err(exhausted)?;
+                Ok(Permit { own, first: Some(first), total })
+            }
+            Err(_) => Err(Exhausted),
+        }
     }
 
     /// One unit as soon as there is one, and with it up to `most` in all, but no more than one in `part` of
@@ -101,10 +158,13 @@ impl PermitPool {
     /// something, if less and less, for the next.
     pub(crate) async fn acquire_part(&self, uid: u32, most: u32, part: usize) -> Permit {
         let mut permit = self.acquire(uid).await;
-        let left = self.share_of(uid).available_permits().min(self.total.available_permits());
+        let left = self.share_of(uid).units.available_permits().min(self.total.available_permits());
         let more = u32::try_from(left / part.max(1)).unwrap_or(u32::MAX).min(most.saturating_sub(1));
+        // The first beside the total stays alone: it is of another semaphore.
         if more > 0
+            && permit.first.is_none()
             && let Ok(grown) = self.try_acquire_many(uid, more)
+            && grown.first.is_none()
         {
             permit.merge(grown);
         }
@@ -113,20 +173,25 @@ impl PermitPool {
 
     /// How many units are in use now, by all principals.
     pub(crate) fn in_use(&self) -> usize {
-        (self.limits.total as usize).saturating_sub(self.total.available_permits())
+        let free = self.total.available_permits() + self.firsts.available_permits();
+        self.all_units.saturating_sub(free)
     }
 
     fn clamp(&self, units: u32) -> u32 {
         units.min(self.limits.per_principal).min(self.limits.total)
     }
 
-    fn share_of(&self, uid: u32) -> Arc<Semaphore> {
+    fn share_of(&self, uid: u32) -> Share {
         // Every change of the map is complete before anything could panic.
         let mut principals = self.principals.lock().unwrap_or_else(PoisonError::into_inner);
         // A share that nobody uses or waits for is held by the map alone.
-        principals.retain(|_, share| Arc::strong_count(share) > 1);
-        let full = || Arc::new(Semaphore::new(self.limits.per_principal as usize));
-        Arc::clone(principals.entry(uid).or_insert_with(full))
+        principals
+            .retain(|_, share| Arc::strong_count(&share.units) > 1 || Arc::strong_count(&share.first) > 1);
+        let full = || Share {
+            units: Arc::new(Semaphore::new(self.limits.per_principal as usize)),
+            first: Arc::new(Semaphore::new(1)),
+        };
+        principals.entry(uid).or_insert_with(full).clone()
     }
 }
 
@@ -172,6 +237,28 @@ mod tests {
             task.await.unwrap();
         }
         assert_eq!(pool.in_use(), 0);
+    }
+
+    #[tokio::test]
+    async fn principal_without_any_gets_its_first_unit_whatever_the_others_hold() {
+        let pool = PermitPool::with_first_for_each(Limits { per_principal: 2, total: 4 });
+        let held = [1, 1, 2, 2].map(|uid| pool.try_acquire(uid).unwrap());
+        let first = pool.acquire(3).await;
+        assert_eq!(pool.try_acquire(3).unwrap_err(), Exhausted, "only the first");
+        assert!(timeout(MOMENT, pool.acquire(3)).await.is_err());
+        assert_eq!(pool.try_acquire(1).unwrap_err(), Exhausted, "its share is used up");
+        assert_eq!(pool.in_use(), 5);
+        drop(first);
+        let _again = pool.try_acquire(3).unwrap();
+        drop(held);
+        let _second = pool.acquire(3).await;
+    }
+
+    #[tokio::test]
+    async fn firsts_beyond_the_total_are_limited_too() {
+        let pool = PermitPool::with_first_for_each(Limits { per_principal: 1, total: 2 });
+        let _held: Vec<_> = (0..4).map(|uid| pool.try_acquire(uid).unwrap()).collect();
+        assert_eq!(pool.try_acquire(4).unwrap_err(), Exhausted);
     }
 
     #[tokio::test]

@@ -5,7 +5,8 @@
 //! written down in `docs/STORE-FORMAT.md`.
 //!
 //! A [`Recipe`] exists only if it has passed [`Recipe::parse`] or [`Recipe::new`]: its pieces
-//! sum up to its size, every length is positive, every tensor lies in a blob that some piece
+//! sum up to its size, every length is positive, there is no more padding than a file can have without
+//! a blob for it, every tensor lies in a blob that some piece
 //! uses, and nothing overflows.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +15,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::split::SplitPlan;
 
 /// How one file is put together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -226,6 +228,16 @@ pub enum RecipeError {
         /// Its place in the list.
         index: usize,
     },
+    /// More padding than blobd ever puts into a recipe: the file would grow without a byte behind it.
+    #[error("recipe: {found} bytes of zeros and literals up to piece {index}, at most {limit} expected")]
+    Padding {
+        /// The piece that is too much.
+        index: usize,
+        /// In that piece, or in all up to it.
+        found: u64,
+        /// The most there may be.
+        limit: u64,
+    },
     /// The text is not what was written.
     #[error("recipe: its content has changed since it was written: digest {found}, {expected} expected")]
     Check {
@@ -298,6 +310,7 @@ pub(crate) struct Extents {
 /// Proves that the pieces are non-empty and overflow nothing; returns what they add up to.
 pub(crate) fn check_pieces(pieces: &[Piece]) -> Result<Extents, RecipeError> {
     let mut extents = Extents { size: 0, blobs: BTreeMap::new() };
+    let mut padding = 0u64;
     for (index, piece) in pieces.iter().enumerate() {
         let refused = || RecipeError::Piece { index };
         let length = piece.length();
@@ -305,6 +318,11 @@ pub(crate) fn check_pieces(pieces: &[Piece]) -> Result<Extents, RecipeError> {
             return Err(refused());
         }
         extents.size = extents.size.checked_add(length).ok_or_else(refused)?;
+        if !matches!(piece, Piece::Blob { .. }) {
+            padding = padding.saturating_add(length);
+            check_padding(index, length, SplitPlan::MAX_LITERAL_BYTES)?;
+            check_padding(index, padding, SplitPlan::MAX_LITERALS_BYTES)?;
+        }
         if let Piece::Blob { blob, offset, .. } = piece {
             let end = offset.checked_add(length).ok_or_else(refused)?;
             let known = extents.blobs.entry(*blob).or_insert(end);
@@ -312,6 +330,10 @@ pub(crate) fn check_pieces(pieces: &[Piece]) -> Result<Extents, RecipeError> {
         }
     }
     Ok(extents)
+}
+
+const fn check_padding(index: usize, found: u64, limit: u64) -> Result<(), RecipeError> {
+    if found > limit { Err(RecipeError::Padding { index, found, limit }) } else { Ok(()) }
 }
 
 fn check_tensor(tensor: &TensorEntry, blobs: &BTreeMap<Digest, u64>) -> Result<(), RecipeError> {
@@ -398,6 +420,20 @@ mod tests {
             Piece::Literal { literal: vec![0xff, 0, 1] },
         ];
         Recipe::new(Digest::of(b"file"), pieces, vec![tensor(weights, 0, 64)]).unwrap()
+    }
+
+    #[test]
+    fn recipe_does_not_expand_to_more_than_a_file_that_was_split() {
+        let of = |zeros: &[u64]| {
+            let pieces = zeros.iter().map(|zeros| Piece::Zeros { zeros: *zeros }).collect();
+            Recipe::new(Digest::of(b"a file"), pieces, Vec::new())
+        };
+        let most = SplitPlan::MAX_LITERAL_BYTES;
+        assert!(of(&[most]).is_ok());
+        assert!(matches!(of(&[8, most + 1]), Err(RecipeError::Padding { index: 1, .. })));
+        let count = usize::try_from(SplitPlan::MAX_LITERALS_BYTES / most).unwrap();
+        assert!(of(&vec![most; count]).is_ok());
+        assert!(matches!(of(&vec![most; count + 1]), Err(RecipeError::Padding { .. })));
     }
 
     #[test]

@@ -8,11 +8,13 @@
 
 mod error;
 mod layout;
+mod places;
 mod plan;
 mod splitter;
 #[cfg(test)]
 mod tests;
 
 pub use error::SplitError;
+pub use places::BlobPlaces;
 pub use plan::{BlobContent, PlannedBlob, PlannedTensor, Segment, SplitPlan, Target};
 pub use splitter::{Part, Splitter};

@@ -18,7 +18,8 @@
 //! - [`store_dir`], [`memory`], [`http`]: what lies in a store, what a process holds, raw requests
 //! - [`places`], [`wait`], [`programs`], [`compiler`]: where files go, how to wait, where the binaries
 //!   are, how programs in C are made
-//! - [`mount`]: models as files; [`mount_namespace`]: mounts that nobody else sees
+//! - [`mount`]: models as files; [`mount_namespace`]: mounts that nobody else sees; [`hanging`]: files that
+//!   nobody answers for
 //! - [`registry`]: a registry that misbehaves on demand; [`offers`] are pulled from one in this process
 //! - [`crash_disk`], [`faulty_disk`]: disks that forget or fail; [`steps`] are done to a store on
 //!   them, and [`world`] says what should be there afterwards
@@ -31,6 +32,7 @@ pub mod compiler;
 pub mod crash_disk;
 pub mod daemon;
 pub mod faulty_disk;
+pub mod hanging;
 pub mod http;
 pub mod memory;
 pub mod model;

@@ -16,7 +16,7 @@ use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use tokio::runtime::Runtime;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 
 use crate::places::fast_folder;
 use crate::registry::{FakeRegistry, Fault};
@@ -96,8 +96,9 @@ impl Offers {
             store,
             registry: &self.client,
             transfers: &Transfers::new(policy),
-            intakes: &Arc::new(Semaphore::new(1)),
+            fetches: &ops::FetchLimit::default(),
             handle: runtime().handle(),
+            uid: 0,
             params: &params,
             events: &events,
         };

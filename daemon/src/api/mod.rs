@@ -10,7 +10,6 @@ use blobd_store_format::reference::{Reference, ReferenceError};
 use hyper::body::Incoming;
 use hyper::{Method, Request};
 use serde::de::DeserializeOwned;
-use tokio::runtime::Handle;
 
 use crate::ops;
 use crate::permits::Permit;
@@ -212,7 +211,7 @@ async fn dispatch_post(
                 demand(&caller.peer, Right::Pull, path)?;
             }
             let lasting = caller.lasting()?;
-            Ok(lasts(verify::start(daemon, params), lasting))
+            Ok(lasts(verify::start(daemon, caller.peer.uid, params), lasting))
         }
         Route::Release => {
             let params: ReleaseParams = caller.params(request).await?;
@@ -221,11 +220,12 @@ async fn dispatch_post(
         Route::Pull => {
             let params: PullParams = caller.params(request).await?;
             let lasting = caller.lasting()?;
-            Ok(lasts(pull::start(daemon, params), lasting))
+            Ok(lasts(pull::start(daemon, caller.peer.uid, params), lasting))
         }
         Route::PlanPull => {
-            let (params, handle): (PullParams, _) = (caller.params(request).await?, Handle::current());
-            caller.survey(move |daemon| pull::plan(daemon, &params, &handle)).await
+            let params: PullParams = caller.params(request).await?;
+            let plan = pull::plan(daemon, caller.peer.uid, params).await;
+            plan.map(|plan| json_answer(&plan)).map_err(|error| error.body())
         }
         Route::Reindex => caller.respond(|daemon| ops::reindex(&daemon.store)).await,
         // All others have no body, and `dispatch` answers them.
@@ -288,7 +288,7 @@ impl Caller {
         &self,
         work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
     ) -> Result<Answer, ErrorBody> {
-        let turn = Arc::clone(&self.daemon.surveys).acquire_owned().await;
+        let turn = self.daemon.work.surveys.acquire(self.peer.uid).await;
         self.respond_with(turn, work).await
     }
 

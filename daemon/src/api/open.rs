@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{ImportParams, OpenParams};
 use hyper::Request;
 use hyper::body::Incoming;
@@ -12,7 +12,8 @@ use super::body::{Answer, read_json};
 use super::upgrade::Upgrade;
 use crate::large_models::{Reads, read_model};
 use crate::ops::{self, Located};
-use crate::session::{OpenPermits, serve_import, serve_open};
+use crate::permits::Exhausted;
+use crate::session::{OpenPermits, Peer, serve_import, serve_open};
 use crate::state::Daemon;
 
 /// Opens a model, and passes it after the upgrade.
@@ -54,10 +55,17 @@ pub(super) async fn import(caller: &Caller, mut request: Request<Incoming>) -> R
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let lasting = caller.lasting()?;
     let params: ImportParams = caller.params(request).await?;
+    let requested = daemon.work.requested_imports.try_acquire(peer.uid);
+    let requested = requested.map_err(|Exhausted| too_many_imports(&peer))?;
     caller.socket.take_descriptors();
     let serve = async move |stream| {
-        serve_import(daemon, stream, peer, params).await;
+        serve_import(daemon, stream, peer, params, requested).await;
         drop(lasting);
     };
     Ok(upgrade.accept(1, serve))
+}
+
+fn too_many_imports(peer: &Peer) -> ErrorBody {
+    let message = format!("import: uid {} has too many imports waiting for their turn", peer.uid);
+    ErrorBody::new(ErrorCode::Busy, message).with_hint("wait until some of them are done")
 }

@@ -12,52 +12,70 @@ use tokio::sync::mpsc;
 
 use super::body::{Answer, Lines, lines_answer};
 use crate::ops;
+use crate::permits::Exhausted;
 use crate::state::Daemon;
 
 /// Lines that may wait for a client; progress beyond them is dropped, the last line never.
 pub(super) const LINES_WAITING: usize = 64;
 
 /// Starts a pull. It stops when the client closes the connection.
-pub(super) fn start(daemon: &Arc<Daemon>, params: PullParams) -> Answer {
+pub(super) fn start(daemon: &Arc<Daemon>, uid: u32, params: PullParams) -> Answer {
     let (events, waiting) = mpsc::channel(LINES_WAITING);
     let (lines, body) = mpsc::channel(LINES_WAITING);
-    tokio::spawn(run(Arc::clone(daemon), params, events));
+    tokio::spawn(run(Arc::clone(daemon), uid, params, events));
     tokio::spawn(write_lines(waiting, lines));
     lines_answer(Lines(body))
 }
 
-/// What a pull would move.
-pub(super) fn plan(daemon: &Daemon, params: &PullParams, handle: &Handle) -> Result<PullPlan, ops::OpError> {
-    let Daemon { store, registry, transfers, .. } = daemon;
-    ops::plan_pull(&ops::Planning { store, registry, transfers, handle, params })
+/// What a pull would move. Ends soon after the future is dropped, which the client's going does.
+pub(super) async fn plan(
+    daemon: &Arc<Daemon>,
+    uid: u32,
+    params: PullParams,
+) -> Result<PullPlan, ops::OpError> {
+    let (wanted, _unless_dropped) = mpsc::channel(1);
+    let permit = daemon.work.plans.acquire(uid).await;
+    let handle = Handle::current();
+    let plan = move |daemon: &Daemon| {
+        // Given back when the work is over, not when its client has hung up.
+        let _permit = permit;
+        let Daemon { store, registry, transfers, .. } = daemon;
+        let (handle, params, wanted) = (&handle, &params, &wanted);
+        ops::plan_pull(&ops::Planning { store, registry, transfers, handle, uid, params, wanted })
+    };
+    daemon.blocking(plan).await
 }
 
-async fn run(daemon: Arc<Daemon>, params: PullParams, events: mpsc::Sender<PullEvent>) {
+async fn run(daemon: Arc<Daemon>, uid: u32, params: PullParams, events: mpsc::Sender<PullEvent>) {
     let name = params.source.to_string();
     let handle = Handle::current();
     let sender = events.clone();
-    let pull = move |daemon: &Daemon| {
-        let Daemon { store, registry, transfers, intakes, .. } = daemon;
-        let (handle, params, events) = (&handle, &params, &sender);
-        ops::pull(ops::Pull { store, registry, transfers, intakes, handle, params, events })
-    };
-    if daemon.pulls.available_permits() == 0 {
-        let status = "waiting for other pulls to end".to_owned();
-        let _ = events.try_send(PullEvent::Progress(PullProgress { status, ..PullProgress::default() }));
-    }
-    let room = tokio::select! {
-        room = Arc::clone(&daemon.pulls).acquire_owned() => room,
-        () = events.closed() => return,
+    let pulls = &daemon.work.pulls;
+    let permit = match pulls.try_acquire(uid) {
+        Ok(permit) => permit,
+        Err(Exhausted) => {
+            let status = "waiting for other pulls to end".to_owned();
+            let progress = PullProgress { status, ..PullProgress::default() };
+            let _ = events.try_send(PullEvent::Progress(progress));
+            tokio::select! {
+                permit = pulls.acquire(uid) => permit,
+                () = events.closed() => return,
+            }
+        }
     };
     let pull = move |daemon: &Daemon| {
         // Given back when the work is over, not when its client has read the last line.
-        let _room = room;
-        pull(daemon)
+        let _permit = permit;
+        let Daemon { store, registry, transfers, work, .. } = daemon;
+        let (handle, params, events, fetches) = (&handle, &params, &sender, &work.fetches);
+        ops::pull(ops::Pull { store, registry, transfers, fetches, handle, uid, params, events })
     };
     let last = match daemon.blocking(pull).await {
         Ok(done) => PullEvent::Done(done),
         Err(error) => {
-            tracing::warn!("pull of {name}: {error}");
+            if let Some(left_out) = daemon.limits.log.admit(uid) {
+                tracing::warn!("pull of {name}: {error}{left_out}");
+            }
             PullEvent::Failed(ErrorAnswer { error: error.body() })
         }
     };

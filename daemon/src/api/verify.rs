@@ -11,37 +11,44 @@ use tokio::sync::mpsc;
 use super::body::{Answer, Lines, lines_answer};
 use super::pull::{LINES_WAITING, write_lines};
 use crate::ops;
+use crate::permits::Exhausted;
 use crate::state::Daemon;
 
 /// Starts a verification. It stops when the client closes the connection.
-pub(super) fn start(daemon: &Arc<Daemon>, params: VerifyParams) -> Answer {
+pub(super) fn start(daemon: &Arc<Daemon>, uid: u32, params: VerifyParams) -> Answer {
     let (events, waiting) = mpsc::channel(LINES_WAITING);
     let (lines, body) = mpsc::channel(LINES_WAITING);
-    tokio::spawn(run(Arc::clone(daemon), params, events));
+    tokio::spawn(run(Arc::clone(daemon), uid, params, events));
     tokio::spawn(write_lines(waiting, lines));
     lines_answer(Lines(body))
 }
 
-async fn run(daemon: Arc<Daemon>, params: VerifyParams, events: mpsc::Sender<VerifyEvent>) {
-    if daemon.verifications.available_permits() == 0 {
-        let status = "waiting for another verification to end".to_owned();
-        let _ =
-            events.try_send(VerifyEvent::Progress(VerifyProgress { status, ..VerifyProgress::default() }));
-    }
-    let room = tokio::select! {
-        room = Arc::clone(&daemon.verifications).acquire_owned() => room,
-        () = events.closed() => return,
+async fn run(daemon: Arc<Daemon>, uid: u32, params: VerifyParams, events: mpsc::Sender<VerifyEvent>) {
+    let verifications = &daemon.work.verifications;
+    let permit = match verifications.try_acquire(uid) {
+        Ok(permit) => permit,
+        Err(Exhausted) => {
+            let status = "waiting for another verification to end".to_owned();
+            let progress = VerifyProgress { status, ..VerifyProgress::default() };
+            let _ = events.try_send(VerifyEvent::Progress(progress));
+            tokio::select! {
+                permit = verifications.acquire(uid) => permit,
+                () = events.closed() => return,
+            }
+        }
     };
     let (handle, sender) = (Handle::current(), events.clone());
     let verify = move |daemon: &Daemon| {
         // Given back when the work is over, not when its client has read the last line.
-        let _room = room;
+        let _permit = permit;
         ops::verify(&daemon.store, &daemon.registry, &handle, &params, &sender)
     };
     let last = match daemon.blocking(verify).await {
         Ok(verified) => VerifyEvent::Done(verified),
         Err(error) => {
-            tracing::warn!("verify: {error}");
+            if let Some(left_out) = daemon.limits.log.admit(uid) {
+                tracing::warn!("verify: {error}{left_out}");
+            }
             VerifyEvent::Failed(ErrorAnswer { error: error.body() })
         }
     };

@@ -16,10 +16,14 @@ use blobd_store_format::reference::Reference;
 use clap::Args;
 use serde::Serialize;
 
+use self::output_file::{OutputFile, TemporaryName};
 use super::connect::{client_error, connect};
+use super::interrupt::on_end;
 use super::output::{human_bytes, print, print_json};
 use super::progress::Bar;
 use super::{Global, usage};
+
+mod output_file;
 
 /// Write a model's original file, bit for bit
 #[derive(Debug, Args)]
@@ -54,11 +58,14 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if to_stdout {
         return write_to_stdout(&model, global.json);
     }
+    let temporary = TemporaryName::default();
+    let name = temporary.clone();
+    on_end(move || name.remove_for_good()).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let mut exported = Vec::new();
     for (index, layer) in model.layers().iter().enumerate() {
         let path = output_path(params, layer, index, model.layers().len())?;
         let bar = Bar::new(&path.display().to_string(), layer.size, global.json);
-        write_file(&model, index, &path, &bar)?;
+        write_file(&model, index, &path, &temporary, &bar)?;
         bar.clear();
         if !global.json {
             print(&format!("{} {}: {}\n", path.display(), layer.digest.short(), human_bytes(layer.size)))?;
@@ -101,9 +108,15 @@ fn output_path(params: &Params, layer: &OpenLayer, index: usize, count: usize) -
     }
 }
 
-/// Writes beside the target and renames: a failed export leaves no half file under its name. A
-/// device or a pipe is written to as it is: renaming would put a file in its place.
-fn write_file(model: &OpenModel, index: usize, path: &Path, bar: &Bar) -> Result<(), ErrorBody> {
+/// Writes a file that gets its name when it is complete: a failed export leaves no half file. A device
+/// or a pipe is written to as it is: renaming would put a file in its place.
+fn write_file(
+    model: &OpenModel,
+    index: usize,
+    path: &Path,
+    temporary: &TemporaryName,
+    bar: &Bar,
+) -> Result<(), ErrorBody> {
     let name = path.display().to_string();
     let io_error = |error: io::Error| write_error(&name, &error);
     // Through symbolic links: `/dev/stdout` is one.
@@ -112,16 +125,10 @@ fn write_file(model: &OpenModel, index: usize, path: &Path, bar: &Bar) -> Result
         let out = File::options().write(true).open(&target).map_err(io_error)?;
         return write_layer(model, index, out, &name, Some(bar));
     }
-    let directory = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let temporary = tempfile::Builder::new()
-        .prefix(".blobd-export-")
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-        .tempfile_in(directory)
-        .map_err(io_error)?;
-    write_layer(model, index, temporary.as_file(), &name, Some(bar))?;
-    temporary.as_file().sync_all().map_err(io_error)?;
-    temporary.persist(&target).map_err(|error| io_error(error.error))?;
-    Ok(())
+    let output = OutputFile::create(&target, temporary).map_err(io_error)?;
+    output.reserve(model.layers().get(index).map_or(0, |layer| layer.size)).map_err(io_error)?;
+    write_layer(model, index, output.file(), &name, Some(bar))?;
+    output.publish().map_err(io_error)
 }
 
 fn write_to_stdout(model: &OpenModel, json: bool) -> Result<(), ErrorBody> {

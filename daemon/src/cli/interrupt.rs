@@ -1,13 +1,11 @@
-//! Ctrl-C while something runs that can be gone on with.
+//! Signals that end a process, while something runs that can be gone on with or must not be left behind.
 
 use std::io;
+use std::task::Poll;
 use std::thread;
 
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-
-/// The exit code of a command that Ctrl-C has stopped, as shells have it.
-const EXIT_CODE: i32 = 130;
 
 /// From now on Ctrl-C calls `parting` and ends the process. Not if whoever started it wants it to
 /// ignore Ctrl-C, as shells do with what scripts have in the background.
@@ -15,22 +13,54 @@ const EXIT_CODE: i32 = 130;
 /// # Errors
 /// When the signal cannot be waited for; then it ends the process as it always does.
 pub(super) fn on_interrupt(parting: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    if is_ignored() {
+    on_signals([SignalKind::interrupt()], parting)
+}
+
+/// The same for every signal by which users, terminals and systems end commands.
+///
+/// # Errors
+/// As for [`on_interrupt`].
+pub(super) fn on_end(parting: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    on_signals([SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()], parting)
+}
+
+fn on_signals(
+    kinds: impl IntoIterator<Item = SignalKind>,
+    parting: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let mut signals = Vec::new();
+    {
+        let _context = runtime.enter();
+        for kind in kinds.into_iter().filter(|kind| !is_ignored(*kind)) {
+            signals.push((kind, signal(kind)?));
+        }
+    }
+    if signals.is_empty() {
         return Ok(());
     }
-    let runtime = Builder::new_current_thread().enable_all().build()?;
-    let mut interrupt = {
-        let _context = runtime.enter();
-        signal(SignalKind::interrupt())?
-    };
     let wait = move || {
-        runtime.block_on(interrupt.recv());
+        let kind = runtime.block_on(first_of(&mut signals));
         parting();
         // The other threads are in the middle of something, as they would be without this one.
         #[expect(clippy::exit, reason = "it stands for the signal, which ends the process too")]
-        std::process::exit(EXIT_CODE);
+        // The exit code of a command that a signal has stopped, as shells have it.
+        std::process::exit(128 + kind.as_raw_value());
     };
     thread::Builder::new().name("interrupt".to_owned()).spawn(wait).map(drop)
+}
+
+/// Waits for the first of several signals.
+async fn first_of(signals: &mut [(SignalKind, Signal)]) -> SignalKind {
+    std::future::poll_fn(|context| {
+        for (kind, signal) in signals.iter_mut() {
+            if signal.poll_recv(context).is_ready() {
+                return Poll::Ready(*kind);
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// The orders to stop that a service gets, caught from the moment this is made: what is begun
@@ -60,12 +90,10 @@ impl StopSignals {
 }
 
 /// What the kernel says; a handler would be more than was asked for.
-fn is_ignored() -> bool {
+fn is_ignored(kind: SignalKind) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    ignored_signals(&status).is_some_and(|signals| signals & (1 << (SIGINT - 1)) != 0)
+    ignored_signals(&status).is_some_and(|signals| signals & (1 << (kind.as_raw_value() - 1)) != 0)
 }
-
-const SIGINT: u32 = 2;
 
 /// A bit for each signal, the first one lowest.
 fn ignored_signals(status: &str) -> Option<u64> {

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use blobd_client::protocol::error::{ErrorAnswer, ErrorBody, ErrorCode};
 use clap::{Args, Parser, Subcommand};
 
+use crate::client_file;
+
 mod connect;
 mod demo;
 mod df;
@@ -113,6 +115,9 @@ enum Command {
     Mount(mount::Params),
     #[command(hide = true)]
     MountGuard(mount::GuardParams),
+    /// What reads a client's file
+    #[command(hide = true, name = client_file::COMMAND)]
+    ClientFile,
     Demo(demo::Params),
     #[command(hide = true)]
     DemoReader(demo::ReaderParams),
@@ -159,6 +164,10 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Logout(params) => logout::run(global, &params),
         Command::Serve(params) => serve::run(global, &params),
         Command::Mount(params) => mount::run(global, &params),
+        Command::ClientFile => {
+            client_file::run();
+            Ok(())
+        }
         Command::MountGuard(params) => mount::run_guard(&params),
         Command::Demo(params) => demo::run(&params),
         Command::DemoReader(params) => demo::run_reader(global, &params),

@@ -56,6 +56,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
         .enable_all()
         .build();
     let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    limit_stop();
     let daemon = Arc::new(daemon);
     let busy = Arc::clone(&daemon);
     let scrubber = Scrubber::start(Arc::clone(&daemon.store), config.scrub_policy(), move || busy.is_busy());
@@ -117,6 +118,28 @@ async fn told_to_stop() {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+    }
+}
+
+/// How long the daemon may take to stop in good order. Those who stop it wait a few seconds more.
+const STOP_LIMIT: Duration = Duration::from_secs(7);
+
+/// Ends the process some seconds after it was told to stop, whatever hangs: a disk, a lock, the runtime.
+/// What is committed is as safe as from a kill, and what is not is swept at the next start. On a thread
+/// and a runtime of its own, which hang with nothing else.
+fn limit_stop() {
+    let watch = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let Ok(runtime) = runtime else { return };
+        runtime.block_on(told_to_stop());
+        std::thread::sleep(STOP_LIMIT);
+        tracing::warn!("not done after {} s: stopped all the same", STOP_LIMIT.as_secs());
+        #[expect(clippy::exit, reason = "what main waits for is what hangs")]
+        std::process::exit(0);
+    };
+    let started = std::thread::Builder::new().name("stop-limit".to_owned()).spawn(watch);
+    if let Err(error) = started {
+        tracing::warn!("a stop has no limit: cannot start its thread: {error}");
     }
 }
 

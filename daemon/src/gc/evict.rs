@@ -12,8 +12,8 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 
 use super::execute::is_held_by_a_program;
-use super::mark::{each_model, mark};
-use super::{Node, collect_condemned, needs};
+use super::mark::mark;
+use super::{Node, Owned, Owner, collect_condemned, needs, walk};
 use crate::store::{Eviction, Store, StoreError};
 use crate::sys::give_back_memory;
 
@@ -90,13 +90,7 @@ pub fn plan_eviction(
     let _alone = store.lock_collections();
     let mut users = Users::default();
     let mut candidates = candidates(store, &mut users, last_used)?;
-    let now = SystemTime::now();
-    for trashed in store.trash()?.iter().filter(|trashed| !trashed.is_expired(now)) {
-        users.add(needs(store, &trashed.manifest)?);
-    }
     let pinned = store.leases().pinned();
-    // What a session has open, or a transaction found here and builds on, frees nothing.
-    users.add(pinned.iter().flat_map(|digest| [Node::Blob(*digest), Node::Recipe(*digest)]));
     let Users { counted, .. } = users;
     candidates.sort_by(|a, b| a.victim.order().cmp(&b.victim.order()));
     let (mut evictable, mut plan) = (Vec::new(), EvictionPlan::default());
@@ -153,18 +147,24 @@ fn evict_one(store: &Store, victim: &Victim) -> Result<(), StoreError> {
     removed
 }
 
+/// The models that may go. What others keep too, such as a session, the trash or an unfinished download,
+/// is counted among the users and frees nothing.
 fn candidates(
     store: &Store,
     users: &mut Users,
     last_used: &dyn Fn(&Reference) -> Option<SystemTime>,
 ) -> Result<Vec<Candidate>, StoreError> {
     let mut candidates = Vec::new();
-    each_model(store, |reference, manifest| {
+    walk(store, SystemTime::now(), &mut |owned| {
+        let Owned { owner: Owner::Tag(reference), manifest: Some(manifest), .. } = owned.clone() else {
+            users.add(owned.nodes(store)?);
+            return Ok(());
+        };
         let modified = match store.modified(&reference) {
             Err(StoreError::NoSuchModel { .. }) => return Ok(()),
             modified => modified?,
         };
-        let (needs, manifest) = (users.add(needs(store, &manifest)?), manifest.digest());
+        let needs = users.add(owned.nodes(store)?);
         let opened = last_used(&reference).or_else(|| store.last_use(manifest));
         let last_used = opened.map_or(modified, |opened| opened.max(modified));
         candidates

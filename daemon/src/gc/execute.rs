@@ -1,12 +1,13 @@
 //! Carrying out a plan.
 //!
 //! Records in the trash go first, durably, because blobs that they kept follow. Then the file
-//! system is synced once, and each digest is deleted by itself under the lock that pinning takes.
+//! system is synced once, and each digest is deleted by itself, while whoever would pin it waits.
 //! A blob that some process still has open or mapped stays: unlinking it would free nothing and
 //! make the next load fetch it again.
 
+use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -57,7 +58,6 @@ fn delete_all(
     for (node, _) in nodes {
         match collection.delete_unpinned(node.digest(), || delete(store, *node)).transpose()? {
             Some(Outcome::Deleted(bytes)) => {
-                // Not under the lock, which keeps everybody from opening a model.
                 node.note_removed(store, bytes);
                 done.deletions.push((*node, bytes));
             }
@@ -97,9 +97,7 @@ pub(crate) fn is_held_by_a_program(store: &Store, digest: Digest) -> bool {
 }
 
 fn is_in_use(store: &Store, digest: Digest) -> bool {
-    /// To the kernel two who look at once have the blob open, and each would see the other.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = Look::at(digest);
     let look = || match store.open_blob(digest, 0) {
         Ok(file) => crate::sys::is_in_use(&file).unwrap_or_else(|error| !has_no_answer(&error)),
         Err(StoreError::Io { source, .. }) => !has_no_answer(&source),
@@ -110,6 +108,29 @@ fn is_in_use(store: &Store, digest: Digest) -> bool {
     look() && {
         thread::sleep(Duration::from_millis(1));
         look()
+    }
+}
+
+/// A look at who holds a blob, until it is dropped. To the kernel two who look at once have the blob open,
+/// and each would see the other.
+struct Look(Digest);
+
+static LOOKED_AT: Mutex<BTreeSet<Digest>> = Mutex::new(BTreeSet::new());
+static LOOK_OVER: Condvar = Condvar::new();
+
+impl Look {
+    fn at(digest: Digest) -> Self {
+        let looked_at = LOOKED_AT.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = LOOK_OVER.wait_while(looked_at, |looked_at| looked_at.contains(&digest));
+        waited.unwrap_or_else(PoisonError::into_inner).insert(digest);
+        Self(digest)
+    }
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        LOOKED_AT.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        LOOK_OVER.notify_all();
     }
 }
 

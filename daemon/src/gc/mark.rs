@@ -14,11 +14,12 @@ use blobd_store_format::reference::Reference;
 
 use super::plan::Node;
 use super::read_ahead::with_read_ahead;
+use super::walk::{Owner, walk};
 use crate::store::{Store, StoreError};
 use crate::sys::give_back_memory;
 
-/// Which of `candidates` are needed by some tag, or by some model whose time in the trash is not
-/// over at `now`.
+/// Which of `candidates` are needed by a tag, by a model whose time in the trash is not over at `now`, or
+/// by an unfinished download.
 ///
 /// # Errors
 /// The first manifest or recipe that cannot be read or is missing, or a file under `manifests/`
@@ -26,29 +27,18 @@ use crate::sys::give_back_memory;
 pub(super) fn mark(store: &Store, candidates: Vec<Node>, now: SystemTime) -> Result<Marks<Node>, StoreError> {
     store.check_directories()?;
     let mut roots = Vec::new();
-    each_model(store, |_reference, manifest| {
-        roots.extend(roots_of(&manifest));
+    walk(store, now, &mut |owned| {
+        // What is pinned is no more needed for that: it is left alone, and tried again.
+        if owned.owner != Owner::Leases {
+            roots.extend(owned.roots);
+        }
         Ok(())
     })?;
-    for trashed in store.trash()?.iter().filter(|trashed| !trashed.is_expired(now)) {
-        roots.extend(roots_of(&trashed.manifest));
-    }
-    roots.extend(unfinished(store)?);
     let marks = with_read_ahead(store, &recipes_in_order(&roots), |ahead| {
         mark_listed(candidates, roots, |node| references(node, |file| ahead.outline(file)))
     });
     give_back_memory();
     marks
-}
-
-/// Files of models that are being pulled piece by piece, and what has come of others. One whose
-/// recipe cannot be read is not whole: it is put together again from its blobs.
-fn unfinished(store: &Store) -> Result<Vec<Node>, StoreError> {
-    let files = store.partial_files()?.into_iter();
-    let whole = files.filter(|file| store.recipe_outline(*file).is_ok());
-    let mut nodes: Vec<Node> = whole.flat_map(|file| [Node::Blob(file), Node::Recipe(file)]).collect();
-    nodes.extend(store.blobs_of_partials()?.into_iter().map(Node::Blob));
-    Ok(nodes)
 }
 
 /// Calls `visit` with every tag and its manifest.
@@ -108,12 +98,12 @@ fn check_complete(store: &Store, reference: &Reference, manifest: &Manifest) -> 
     Ok(())
 }
 
-fn roots_of(manifest: &Manifest) -> Vec<Node> {
+pub(super) fn roots_of(manifest: &Manifest) -> Vec<Node> {
     let digests = manifest.digests();
     digests.into_iter().flat_map(|digest| [Node::Blob(digest), Node::Recipe(digest)]).collect()
 }
 
-fn references(
+pub(super) fn references(
     node: Node,
     outline: impl FnOnce(Digest) -> Result<Option<RecipeOutline>, StoreError>,
 ) -> Result<Vec<Node>, StoreError> {

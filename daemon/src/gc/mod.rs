@@ -21,12 +21,14 @@ mod holders;
 mod mark;
 mod plan;
 mod read_ahead;
+mod walk;
 
 pub use evict::{EvictionPlan, Victim, evict, plan_eviction};
 pub use holders::holders;
 pub use mark::needs;
 pub(crate) use plan::UNKNOWN_HOLDER;
 pub use plan::{GcPlan, Litter, Node};
+pub(crate) use walk::{Owned, Owner, walk, walk_beside_tags};
 
 pub(crate) use execute::is_held_by_a_program;
 use execute::{execute, forget_origins};

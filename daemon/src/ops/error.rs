@@ -267,6 +267,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
         | StoreError::MissingDirectory { .. }
         | StoreError::Recipe { .. }
         | StoreError::WrongRecipe { .. }
+        | StoreError::RecipeSize { .. }
         | StoreError::Incomplete { .. }
         | StoreError::Trash { .. }
         | StoreError::ForeignFile { .. }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,11 +12,55 @@ use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
 use blobd_store_format::file_type::is_file_type_name;
 use blobd_store_format::reference::Reference;
+use rustix::fs::FileType;
 
 use super::compose::{Part, compose};
 use super::{OpError, commit::leaving_nothing, error::refuse_pinned};
 use crate::intake::{IntakeError, take_gguf};
 use crate::store::{Ingest, Store, StoreError};
+
+/// A file to be imported: read from its start, and inspected before and after that.
+pub trait ImportSource: Read + Send {
+    /// What the file system says about it now.
+    ///
+    /// # Errors
+    /// Those of the file system, or that the import was cancelled.
+    fn inspect(&mut self) -> io::Result<FileFacts>;
+}
+
+/// What a file system says about a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileFacts {
+    /// Its type and its permissions, as `stat` has them.
+    pub mode: u32,
+    /// Its length in bytes.
+    pub size: u64,
+    /// When it was written to: seconds and nanoseconds.
+    pub modified: (i64, i64),
+}
+
+impl FileFacts {
+    /// Asks about an open file.
+    ///
+    /// # Errors
+    /// Those of `fstat`.
+    pub fn of(file: impl AsFd) -> io::Result<Self> {
+        let stat = rustix::fs::fstat(file)?;
+        let size = u64::try_from(stat.st_size).unwrap_or_default();
+        let nanoseconds = i64::try_from(stat.st_mtime_nsec).unwrap_or_default();
+        Ok(Self { mode: stat.st_mode, size, modified: (stat.st_mtime, nanoseconds) })
+    }
+
+    /// Whether it is a regular file.
+    #[must_use]
+    pub fn is_file(&self) -> bool {
+        self.kind() == FileType::RegularFile
+    }
+
+    fn kind(&self) -> FileType {
+        FileType::from_raw_mode(self.mode)
+    }
+}
 
 /// Imports one GGUF file. `progress` is told how many bytes have been read, and of how many. Soon
 /// after `cancelled` is set, it stops.
@@ -29,24 +74,35 @@ pub fn import(
     cancelled: &AtomicBool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
-    leaving_nothing(store, || take_file(store, params, file, cancelled, progress))
+    import_from(store, params, &mut FileSource { file, offset: 0, cancelled }, progress)
+}
+
+/// The same for a file that somebody else reads.
+///
+/// # Errors
+/// [`OpError`]; nothing of the file is kept then.
+pub fn import_from(
+    store: &Arc<Store>,
+    params: &ImportParams,
+    source: &mut dyn ImportSource,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Imported, OpError> {
+    leaving_nothing(store, || take_file(store, params, source, progress))
 }
 
 fn take_file(
     store: &Arc<Store>,
     params: &ImportParams,
-    file: &File,
-    cancelled: &AtomicBool,
+    mut source: &mut dyn ImportSource,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
     let file_name = display_name(&params.file_name);
     let reference = params.name.clone().map_or_else(|| name_from_file(&file_name), Ok)?;
     refuse_pinned(&reference)?;
-    let before = inspect(file, &file_name)?;
+    let before = inspect(source, &file_name)?;
     let lease = store.leases().grant(format!("import of {file_name}"));
     let mut ingest = Ingest::begin(store, lease)?;
-    let mut source = FileSource { file, offset: 0, cancelled };
-    let size = before.len();
+    let size = before.size;
     ingest.staging().expect(size);
     let refused = |source| OpError::Intake { name: file_name.clone(), source };
     let taken = take_gguf(&mut ingest, &mut source, size, &mut |completed| progress(completed, size))
@@ -55,8 +111,8 @@ fn take_file(
     if let Some(shard) = facts.shard {
         return Err(refused(IntakeError::Shard { count: shard.count }));
     }
-    let after = inspect(file, &file_name)?;
-    if after.len() != size || after.modified().ok() != before.modified().ok() {
+    let after = inspect(source, &file_name)?;
+    if (after.size, after.modified) != (before.size, before.modified) {
         return Err(OpError::Changed { name: file_name });
     }
     let manifest = compose(&mut ingest, &[Part::model(&taken)], &facts)?;
@@ -84,7 +140,7 @@ struct FileSource<'f> {
 impl Read for FileSource<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.cancelled.load(Ordering::Relaxed) {
-            return Err(io::Error::other("the client that asked for this import has gone"));
+            return Err(client_has_gone());
         }
         let read = self.file.read_at(buffer, self.offset)?;
         self.offset = self.offset.saturating_add(read as u64);
@@ -92,16 +148,25 @@ impl Read for FileSource<'_> {
     }
 }
 
+impl ImportSource for FileSource<'_> {
+    fn inspect(&mut self) -> io::Result<FileFacts> {
+        FileFacts::of(self.file)
+    }
+}
+
+/// What ends an import whose client does not want it any more.
+pub(crate) fn client_has_gone() -> io::Error {
+    io::Error::other("the client that asked for this import has gone")
+}
+
 /// Anything but a regular file could block for ever or end nowhere.
-fn inspect(file: &File, name: &str) -> Result<std::fs::Metadata, OpError> {
-    use std::os::unix::fs::FileTypeExt as _;
-    let metadata = file.metadata().map_err(StoreError::io("inspect", name))?;
-    let kind = metadata.file_type();
-    let found = match kind {
-        _ if kind.is_file() => return Ok(metadata),
-        _ if kind.is_dir() => "a directory",
-        _ if kind.is_fifo() => "a pipe",
-        _ if kind.is_socket() => "a socket",
+fn inspect(source: &mut dyn ImportSource, name: &str) -> Result<FileFacts, OpError> {
+    let facts = source.inspect().map_err(StoreError::io("inspect", name))?;
+    let found = match facts.kind() {
+        FileType::RegularFile => return Ok(facts),
+        FileType::Directory => "a directory",
+        FileType::Fifo => "a pipe",
+        FileType::Socket => "a socket",
         _ => "a device",
     };
     Err(OpError::NotAFile { name: name.to_owned(), found })

@@ -1,13 +1,15 @@
 //! `pull --dry-run`: what a pull would move, and why not more.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PlannedFile, PullPlan};
 use tokio::runtime::Handle;
+use tokio::sync::mpsc::Sender;
 
 use super::OpError;
-use super::pull::{failed, layers, name};
+use super::pull::{failed, layers, name, resolved};
 use crate::registry::{RegistryClient, RemoteFile, RemoteModel};
 use crate::store::Store;
 use crate::store::leases::Lease;
@@ -24,8 +26,12 @@ pub struct Planning<'p> {
     pub transfers: &'p Transfers,
     /// The runtime on which the network is.
     pub handle: &'p Handle,
+    /// Who asks.
+    pub uid: u32,
     /// What is asked for.
     pub params: &'p PullParams,
+    /// Closed as soon as nobody wants to know any more.
+    pub wanted: &'p Sender<Infallible>,
 }
 
 /// Plans a pull as [`super::pull`] does, and keeps nothing. Blocks the calling thread.
@@ -33,9 +39,9 @@ pub struct Planning<'p> {
 /// # Errors
 /// [`OpError`]: those that the pull would end with, as far as it gets.
 pub fn plan_pull(planning: &Planning<'_>) -> Result<PullPlan, OpError> {
-    let Planning { store, registry, handle, params, .. } = planning;
+    let Planning { store, registry, handle, params, wanted, .. } = planning;
     let reference = name(params)?;
-    let remote = handle.block_on(registry.resolve(&params.source))?;
+    let remote = handle.block_on(resolved(registry, &params.source, wanted.closed()))?;
     let (digest, files) = match remote {
         RemoteModel::Published(manifest) => (Some(manifest.digest()), layers(&params.source, &manifest)),
         RemoteModel::Files { files, .. } => (None, files),
@@ -49,7 +55,7 @@ pub fn plan_pull(planning: &Planning<'_>) -> Result<PullPlan, OpError> {
 }
 
 fn planned(planning: &Planning<'_>, lease: &Lease, file: &RemoteFile) -> Result<PlannedFile, OpError> {
-    let Planning { store, registry, transfers, handle, params } = planning;
+    let Planning { store, registry, transfers, handle, uid, params, wanted } = planning;
     let size = file.size();
     let name = file.digest().map_or_else(|| file.label(), |_| file.media_type().component().to_owned());
     let bare = PlannedFile {
@@ -68,7 +74,7 @@ fn planned(planning: &Planning<'_>, lease: &Lease, file: &RemoteFile) -> Result<
         return Ok(PlannedFile { stored_bytes: size, download_bytes: 0, ..bare });
     }
     let limits = transfers.limits(&RateLimit::new(params.limit_rate));
-    let job = Job { registry, file, handle, limits, look: &|_arrived| true };
+    let job = Job { registry, file, handle, uid: *uid, limits, look: &|_arrived| !wanted.is_closed() };
     let plan = transfers.plan(store, lease, &job).map_err(|error| failed(file, error))?;
     let (resumed_bytes, similar_bytes) = (plan.resumed_bytes, plan.similar_bytes);
     let download_bytes = size.saturating_sub(resumed_bytes).saturating_sub(similar_bytes);

@@ -12,15 +12,26 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::compose::{Part, compose};
 use super::show::read_header;
 use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards, usage};
 use crate::intake::{self, ModelFacts, TakenFile};
+use crate::permits::{Limits, Permit, PermitPool};
 use crate::registry::{RegistryClient, RemoteFile, RemoteModel};
 use crate::store::{Ingest, Store, StoreError, StoredForm};
-use crate::transfer::{Job, RateLimit, Received, TransferError, Transfers};
+use crate::transfer::{Flight, Job, RateLimit, Received, TransferError, Transfers};
+
+/// How many pulls may fetch something at once: of one user, and of all. Each takes some 20 MiB at full speed,
+/// next to nothing when it crawls.
+#[derive(Debug)]
+pub struct FetchLimit(PermitPool);
+
+impl Default for FetchLimit {
+    fn default() -> Self {
+        Self(PermitPool::with_first_for_each(Limits { per_principal: 4, total: 12 }))
+    }
+}
 
 /// What a pull works with.
 #[derive(Clone, Copy, Debug)]
@@ -31,10 +42,12 @@ pub struct Pull<'p> {
     pub registry: &'p RegistryClient,
     /// What is being transferred, for whomever.
     pub transfers: &'p Transfers,
-    /// Room for those that fetch something. Who waits for another's transfer takes none.
-    pub intakes: &'p Arc<Semaphore>,
+    /// How many may fetch something at once. Who waits for another's transfer is not counted.
+    pub fetches: &'p FetchLimit,
     /// The runtime on which the network is.
     pub handle: &'p Handle,
+    /// Who asks.
+    pub uid: u32,
     /// What is asked for.
     pub params: &'p PullParams,
     /// Who is told; when nobody listens any more, the pull stops.
@@ -60,7 +73,7 @@ fn take_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let Pull { store, registry, handle, params, events, .. } = pull;
     let reference = &name(params)?;
     tell(events, PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
-    let remote = handle.block_on(registry.resolve(&params.source))?;
+    let remote = handle.block_on(resolved(registry, &params.source, events.closed()))?;
     let lease = store.leases().grant(format!("pull of {}", reference.short()));
     let ingest = Ingest::begin(store, lease)?;
     let limit = RateLimit::new(params.limit_rate);
@@ -86,6 +99,21 @@ fn take_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         downloaded_bytes: model.downloaded_bytes,
         reused_bytes: model.present_bytes.saturating_add(committed.reused_bytes),
     })
+}
+
+/// What a source stands for, unless `nobody_wants_it` comes first.
+pub(super) async fn resolved(
+    registry: &RegistryClient,
+    source: &PullSource,
+    nobody_wants_it: impl Future<Output = ()>,
+) -> Result<RemoteModel, OpError> {
+    tokio::select! {
+        remote = registry.resolve(source) => Ok(remote?),
+        () = nobody_wants_it => {
+            let unwanted = Box::new(TransferError::Unwanted);
+            Err(OpError::Interrupted { name: source.to_string(), source: unwanted })
+        }
+    }
 }
 
 /// What the model is to be called.
@@ -168,15 +196,14 @@ impl Incoming<'_> {
             !events.is_closed()
         };
         look(0);
-        let flight = self.pull.transfers.board(file.identity(), &self.limit, look);
-        let flight = flight.map_err(|error| failed(file, error))?;
+        let (flight, _permit) = self.board(file, look)?;
         // Whoever has just brought it has brought it for all.
         if let Some(held) = self.take_present(file)? {
             return Ok(held);
         }
-        let _room = self.room(file)?;
-        let Pull { registry, handle, transfers, .. } = self.pull;
-        let job = Job { registry, file, handle, limits: transfers.limits(&self.limit), look: &look };
+        let Pull { registry, handle, transfers, uid, .. } = self.pull;
+        let look = |arrived: u64| look(arrived) && !flight.is_asked_for();
+        let job = Job { registry, file, handle, uid, limits: transfers.limits(&self.limit), look: &look };
         if file.size() <= SMALL_BYTES && !file.media_type().is_gguf() {
             return self.receive_small(&job);
         }
@@ -198,21 +225,36 @@ impl Incoming<'_> {
         Ok(Some(Held { file: descriptor, facts }))
     }
 
-    /// Waits until something may be fetched, as long as somebody wants it. Whoever has room waits for
-    /// nobody's transfer, so it comes back.
-    fn room(&self, file: &RemoteFile) -> Result<OwnedSemaphorePermit, OpError> {
-        let Pull { intakes, handle, events, .. } = self.pull;
-        if intakes.available_permits() == 0 {
-            let status = "waiting for other imports and pulls to end".to_owned();
-            tell(events, PullProgress { status, ..PullProgress::default() });
+    /// Takes the right to transfer a file and a permit to fetch, as soon as both can be had. Who waits for
+    /// one of them holds none, so that nobody waits for who waits.
+    fn board(&self, file: &RemoteFile, look: impl Fn(u64) -> bool) -> Result<(Flight, Permit), OpError> {
+        let Pull { transfers, fetches, uid, .. } = self.pull;
+        loop {
+            let flight = transfers.board(file.identity(), &self.limit, &look);
+            let flight = flight.map_err(|error| failed(file, error))?;
+            if let Ok(permit) = fetches.0.try_acquire(uid) {
+                return Ok((flight, permit));
+            }
+            drop(flight);
+            let permit = self.fetch_permit(file)?;
+            // Somebody else may have taken it up meanwhile.
+            if let Ok(flight) = transfers.board(file.identity(), &self.limit, |_| false) {
+                return Ok((flight, permit));
+            }
         }
-        let room = handle.block_on(async {
+    }
+
+    fn fetch_permit(&self, file: &RemoteFile) -> Result<Permit, OpError> {
+        let Pull { fetches, handle, events, uid, .. } = self.pull;
+        let status = "waiting for other pulls to end".to_owned();
+        tell(events, PullProgress { status, ..PullProgress::default() });
+        let permit = handle.block_on(async {
             tokio::select! {
-                room = Arc::clone(intakes).acquire_owned() => room.ok(),
+                permit = fetches.0.acquire(uid) => Some(permit),
                 () = events.closed() => None,
             }
         });
-        room.ok_or_else(|| failed(file, TransferError::Unwanted))
+        permit.ok_or_else(|| failed(file, TransferError::Unwanted))
     }
 
     /// Not worth a journal, nor a directory of its own.
@@ -297,7 +339,7 @@ pub(super) fn failed(file: &RemoteFile, error: TransferError) -> OpError {
         TransferError::Split(error) => OpError::Intake { name, source: error.into() },
         TransferError::Recipe(error) => OpError::Intake { name, source: error.into() },
         TransferError::Digest { found, expected } => OpError::DigestMismatch { what: name, found, expected },
-        TransferError::Incomplete | TransferError::Unwanted => {
+        TransferError::Incomplete | TransferError::Unwanted | TransferError::HandedOver => {
             OpError::Interrupted { name, source: Box::new(error) }
         }
     }

@@ -1,7 +1,7 @@
 //! `rm`: names go, and with them what only they needed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use blobd_client::protocol::request::RemoveParams;
 use blobd_client::protocol::response::{Kept, Removed};
@@ -112,20 +112,18 @@ fn needed_if_readable(store: &Store, reference: &Reference) -> Result<BTreeSet<N
     }
 }
 
-/// Groups what is left by who needs it: models, the trash, sessions, and for `held` the programs
-/// that have it mapped without a session.
+/// Groups what is left by who needs it: models, the trash, unfinished downloads, sessions, and for
+/// `held` the programs that have it mapped without a session.
 fn kept(store: &Store, nodes: &BTreeSet<Node>, held: &BTreeSet<Digest>) -> Result<Vec<Kept>, StoreError> {
     let mut keepers: BTreeMap<Node, BTreeSet<String>> = BTreeMap::new();
-    for reference in store.tags()?.references {
-        for node in needed_if_readable(store, &reference)?.intersection(nodes) {
-            keepers.entry(*node).or_default().insert(reference.short());
+    // Of the trash everything stays: what has expired there goes with its record.
+    gc::walk(store, SystemTime::UNIX_EPOCH, &mut |owned| {
+        let Some(name) = owned.owner.name() else { return Ok(()) };
+        for node in owned.nodes(store)?.intersection(nodes) {
+            keepers.entry(*node).or_default().insert(name.clone());
         }
-    }
-    for trashed in store.trash()? {
-        for node in gc::needs(store, &trashed.manifest)?.intersection(nodes) {
-            keepers.entry(*node).or_default().insert(format!("{} in the trash", trashed.reference.short()));
-        }
-    }
+        Ok(())
+    })?;
     let programs = gc::holders(store, held);
     let mut groups: BTreeMap<Vec<String>, BTreeSet<Node>> = BTreeMap::new();
     for node in nodes {

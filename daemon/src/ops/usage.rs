@@ -9,7 +9,7 @@ use blobd_store_format::reference::Reference;
 
 use super::OpError;
 use super::list::rfc3339;
-use crate::gc::{GcPlan, is_held_by_a_program};
+use crate::gc::{GcPlan, Node, Owner, is_held_by_a_program, walk_beside_tags};
 use crate::store::index::{Catalog, Measured, Share, Unreadable};
 use crate::store::{ManifestSummary, Store, StoreError, TagSummary};
 
@@ -39,7 +39,7 @@ pub fn usage(
         physical_bytes,
         saved_bytes: unshared_bytes.saturating_sub(measured.needed_bytes),
         reclaimable_bytes: unneeded.reclaimable_bytes,
-        partial_bytes: store.unfinished_bytes(),
+        partial_bytes: store.unfinished_bytes().saturating_add(measured.download_bytes),
         trash_bytes: measured.trash_bytes,
         quarantine_bytes: store.quarantine_bytes(),
         held_bytes: unneeded.held_bytes,
@@ -114,16 +114,28 @@ struct Totals {
 }
 
 fn measure(store: &Store, models: &[Model]) -> Result<Totals, StoreError> {
-    let pinned = store.leases().pinned();
-    let now = SystemTime::now();
-    let trash = store.trash()?.into_iter().filter(|trashed| !trashed.is_expired(now));
-    let trash: Vec<Vec<Digest>> =
-        trash.map(|trashed| trashed.manifest.digests().into_iter().collect()).collect();
+    let (mut pinned, mut trash, mut downloads) = (Vec::new(), Vec::new(), Vec::new());
+    walk_beside_tags(store, SystemTime::now(), &mut |owned| {
+        match owned.owner {
+            Owner::Trash(_) => trash.push(names(&owned.roots)),
+            Owner::Download(_) => downloads.extend(owned.roots),
+            Owner::Leases => pinned = names(&owned.roots),
+            // They come from what the store remembers of them.
+            Owner::Tag(_) => {}
+        }
+        Ok(())
+    })?;
     let sum = |catalog: &Catalog| -> Result<Totals, Unreadable> {
         let mut tally = catalog.tally();
         models.iter().try_for_each(|model| tally.add(&model.manifest().files))?;
         trash.iter().try_for_each(|files| tally.add_trashed(files))?;
         tally.keep(pinned.iter().copied());
+        for node in &downloads {
+            match node {
+                Node::Blob(blob) => tally.keep_for_download(*blob, false),
+                Node::Recipe(file) => tally.keep_for_download(*file, true),
+            }
+        }
         let (physical_bytes, blob_count) = (catalog.used_bytes(), catalog.blob_count());
         Ok(Totals { measured: tally.finish(), physical_bytes, blob_count })
     };
@@ -137,6 +149,14 @@ fn measure(store: &Store, models: &[Model]) -> Result<Totals, StoreError> {
         // It has been mended by hand since.
         store.note_recipe(unreadable.file);
     }
+}
+
+/// The digests of roots, each once.
+fn names(roots: &[Node]) -> Vec<Digest> {
+    let mut digests: Vec<Digest> = roots.iter().map(|node| node.digest()).collect();
+    digests.sort_unstable();
+    digests.dedup();
+    digests
 }
 
 struct Unneeded {

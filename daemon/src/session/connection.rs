@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use blobd_client::protocol::connection::{is_too_many_in_flight, send_message};
@@ -72,6 +72,11 @@ impl FrameStream {
     pub(crate) const fn new(socket: ClientSocket, max_fds: usize) -> Self {
         let decoder = FrameDecoder::with_limit(MAX_CLIENT_FRAME_BYTES);
         Self { socket, decoder, fds: VecDeque::new(), max_fds }
+    }
+
+    /// The connection itself, for a process that receives a descriptor there in place of this one.
+    pub(crate) fn connection(&self) -> io::Result<OwnedFd> {
+        self.socket.stream().as_fd().try_clone_to_owned()
     }
 
     /// Sends frames that are encoded already, with `fds` attached to the first byte.

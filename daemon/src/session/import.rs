@@ -1,22 +1,32 @@
 //! An import: the client passes an open file, the daemon tells how far it is.
+//!
+//! The file never becomes the daemon's own: a process receives and reads it ([`crate::client_file`]).
 
-use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::frame::Frame;
 use blobd_client::protocol::request::ImportParams;
+use blobd_client::protocol::response::Imported;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
-use super::connection::{FrameStream, SessionError, unexpected};
+use super::connection::{FrameStream, SessionError};
 use super::peer::Peer;
+use crate::client_file::{CLIENT_TIMEOUT, ClientFile, Refusal};
 use crate::ops::{self, OpError};
-use crate::state::Daemon;
+use crate::permits::Permit;
+use crate::state::{Daemon, WorkLimits};
 
 /// How often the client hears how far its import is.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long an import waits for processes of its user's earlier ones to end, which take no time unless
+/// they hang.
+const READER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Serves one import. When the client goes, the import stops and leaves nothing behind.
 pub(crate) async fn serve_import(
@@ -24,9 +34,10 @@ pub(crate) async fn serve_import(
     mut stream: FrameStream,
     peer: Peer,
     params: ImportParams,
+    _requested: Permit,
 ) {
     let name = params.file_name.clone();
-    if let Err(error) = import(&daemon, &mut stream, params).await
+    if let Err(error) = import(&daemon, &mut stream, &peer, params).await
         && let Some(left_out) = daemon.limits.log.admit(peer.uid)
     {
         tracing::info!("{}: import of {name:?}: {error}{left_out}", peer.description());
@@ -36,33 +47,80 @@ pub(crate) async fn serve_import(
 async fn import(
     daemon: &Arc<Daemon>,
     stream: &mut FrameStream,
+    peer: &Peer,
     params: ImportParams,
 ) -> Result<(), SessionError> {
-    let file = receive_file(stream).await?;
-    let cancelled = Arc::new(AtomicBool::new(false));
-    let _cancel = CancelOnDrop(Arc::clone(&cancelled));
-    let (report, mut progress) = watch::channel((0, 0));
-    let stop = Arc::clone(&cancelled);
-    let work = async {
-        let room = Arc::clone(&daemon.intakes).acquire_owned().await;
+    let cancelled = CancelOnDrop::default();
+    let permit = while_alive(stream, daemon.work.imports.acquire(peer.uid)).await?;
+    let reader = timeout(READER_PATIENCE, daemon.work.file_readers.acquire(peer.uid));
+    let Ok(reader) = while_alive(stream, reader).await? else {
+        return stream.send_frame(&Frame::Error(too_many_stuck(peer))).await;
+    };
+    let file = match received_file(daemon, stream, reader, &cancelled).await {
+        Err(SessionError::Io(error)) => {
+            let message = format!("import: the process that reads the file cannot be started: {error}");
+            let error = ErrorBody::new(ErrorCode::Internal, message);
+            return stream.send_frame(&Frame::Error(error)).await;
+        }
+        file => file?,
+    };
+    let (report, progress) = watch::channel((0, 0));
+    let work = async move {
         let import = move |daemon: &Daemon| {
             // Given back when the work is over, not when its client has gone.
-            let _room = room;
-            let mut report = |completed, total| {
+            let _permit = permit;
+            let mut before = 0;
+            let mut report = |completed: u64, total| {
+                daemon.activity.note_imported(completed.saturating_sub(before));
+                before = completed;
                 let _ = report.send((completed, total));
             };
-            ops::import(&daemon.store, &params, &file, &stop, &mut report)
+            // Moved in, so that its process ends with the work.
+            let mut file = file;
+            ops::import_from(&daemon.store, &params, &mut file, &mut report)
         };
         daemon.blocking(import).await
     };
+    let done = with_progress(stream, progress, &cancelled, work).await?;
+    stream.send_frame(&answer(done)).await
+}
+
+/// Starts the process that reads the file, and has it receive that.
+async fn received_file(
+    daemon: &Arc<Daemon>,
+    stream: &FrameStream,
+    permit: Permit,
+    cancelled: &CancelOnDrop,
+) -> Result<ClientFile, SessionError> {
+    let (connection, cancelled) = (stream.connection()?, Arc::clone(&cancelled.0));
+    let start = move |_: &Daemon| {
+        let started = ClientFile::start(connection, permit, cancelled);
+        Ok(started.and_then(|mut file| {
+            let received = file.receive(CLIENT_TIMEOUT + PROCESS_PATIENCE)?;
+            Ok(received.map(|()| file))
+        }))
+    };
+    let received = daemon.blocking(start).await.map_err(io::Error::other)?;
+    received?.map_err(refused)
+}
+
+/// What a new process may take on a machine that is loaded, beside what its client may.
+const PROCESS_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Does the work and tells the client how far it is; stops it when the client goes.
+async fn with_progress<T>(
+    stream: &FrameStream,
+    mut progress: watch::Receiver<(u64, u64)>,
+    cancelled: &CancelOnDrop,
+    work: impl Future<Output = T>,
+) -> Result<T, SessionError> {
     tokio::pin!(work);
-    let mut ticks = interval(PROGRESS_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let done = loop {
+    let mut ticks = ticks();
+    loop {
         tokio::select! {
-            done = &mut work => break done,
+            done = &mut work => return Ok(done),
             () = stream.closed() => {
-                cancelled.store(true, Ordering::Relaxed);
+                cancelled.0.store(true, Ordering::Relaxed);
                 let _ = work.await;
                 return Err(SessionError::Closed);
             }
@@ -71,11 +129,30 @@ async fn import(
                 stream.send_frame(&Frame::Progress { completed, total }).await?;
             }
         }
-    };
-    stream.send_frame(&answer(done)).await
+    }
+}
+
+/// Waits for the import's turn. The client's file is on its way, so nothing is received; that the client
+/// has gone is seen when it is told that it has to wait.
+async fn while_alive<T>(stream: &FrameStream, turn: impl Future<Output = T>) -> Result<T, SessionError> {
+    tokio::pin!(turn);
+    let mut ticks = ticks();
+    loop {
+        tokio::select! {
+            turn = &mut turn => return Ok(turn),
+            _ = ticks.tick() => stream.send_frame(&Frame::Progress { completed: 0, total: 0 }).await?,
+        }
+    }
+}
+
+fn ticks() -> Interval {
+    let mut ticks = interval_at(Instant::now() + PROGRESS_INTERVAL, PROGRESS_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
 }
 
 /// Stops the import on every way out: a frame that cannot be sent ends the session too.
+#[derive(Debug, Default)]
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {
@@ -84,19 +161,28 @@ impl Drop for CancelOnDrop {
     }
 }
 
-fn answer(done: Result<blobd_client::protocol::response::Imported, OpError>) -> Frame {
+fn answer(done: Result<Imported, OpError>) -> Frame {
     match done {
         Ok(imported) => Frame::Imported(imported),
         Err(error) => Frame::Error(error.body()),
     }
 }
 
-/// The first frame must bring exactly one descriptor.
-async fn receive_file(stream: &mut FrameStream) -> Result<File, SessionError> {
-    match stream.receive().await? {
-        Frame::Fds { first: 0, count: 1 } => {}
-        frame => return Err(unexpected(&frame, "one file")),
-    }
-    let fd = stream.take_fds().pop_front();
-    fd.map(File::from).ok_or(SessionError::Unexpected { found: "no descriptor".into(), expected: "one file" })
+fn too_many_stuck(peer: &Peer) -> ErrorBody {
+    let (uid, stuck) = (peer.uid, WorkLimits::STUCK_READERS);
+    let message = format!("import: {stuck} or more earlier imports of uid {uid} still wait for their files");
+    ErrorBody::new(ErrorCode::Busy, message)
+        .with_hint("the file system that those files are on does not answer; mend or unmount it")
+}
+
+fn refused(refusal: Refusal) -> SessionError {
+    let found = match refusal {
+        Refusal::Closed => return SessionError::Closed,
+        Refusal::Slow => return SessionError::Slow,
+        Refusal::Failed => return SessionError::Io(io::Error::other("the connection cannot be read")),
+        Refusal::Frame => "another frame, or more than one",
+        Refusal::NoFile => "no descriptor",
+        Refusal::Files => "several descriptors",
+    };
+    SessionError::Unexpected { found: found.to_owned(), expected: "one file" }
 }

@@ -84,7 +84,7 @@ impl Sessions {
         let mut table = self.lock();
         let id = table.next_id;
         table.next_id += 1;
-        table.last_opened.insert(model.clone(), since);
+        table.note_opened(model.clone(), since);
         let (stop, (ending, ended)) = (Arc::new(Notify::new()), watch::channel(()));
         let session =
             OpenSession { peer: peer.clone(), command, model, since, bytes, stop: Arc::clone(&stop), ended };
@@ -112,6 +112,11 @@ impl Sessions {
         SessionList { sessions: summaries(&open) }
     }
 
+    /// Forgets when models were opened that are not there any more.
+    pub(crate) fn keep_opened(&self, is_there: impl Fn(&Reference) -> bool) {
+        self.lock().last_opened.retain(|model, _| is_there(model));
+    }
+
     /// When a model was last opened since the daemon started.
     #[must_use]
     pub fn last_opened(&self, model: &Reference) -> Option<String> {
@@ -127,6 +132,22 @@ impl Sessions {
     fn lock(&self) -> MutexGuard<'_, Table> {
         // Every change of the table is complete before anything could panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    /// More models than are in use on a machine at a time. Of those that are forgotten the index knows to
+    /// an hour when they were used.
+    const MAX_OPENED: usize = 4096;
+
+    fn note_opened(&mut self, model: Reference, when: SystemTime) {
+        self.last_opened.insert(model, when);
+        if self.last_opened.len() > Self::MAX_OPENED {
+            let oldest = self.last_opened.iter().min_by_key(|(_, when)| **when);
+            if let Some(oldest) = oldest.map(|(model, _)| model.clone()) {
+                self.last_opened.remove(&oldest);
+            }
+        }
     }
 }
 
@@ -183,6 +204,8 @@ impl Drop for SessionGuard {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn peer(pid: i32, uid: u32) -> Peer {
@@ -208,5 +231,20 @@ mod tests {
         drop(second);
         ending.ended().await;
         assert!(sessions.list().sessions.is_empty());
+    }
+
+    #[test]
+    fn times_of_models_that_are_gone_or_of_too_many_are_forgotten() {
+        let sessions = Sessions::default();
+        let model = |number: usize| format!("m{number}").parse::<Reference>().unwrap();
+        for number in 0..=Table::MAX_OPENED {
+            let when = SystemTime::UNIX_EPOCH + Duration::from_secs(1 + number as u64);
+            sessions.lock().note_opened(model(number), when);
+        }
+        assert_eq!(sessions.lock().last_opened.len(), Table::MAX_OPENED);
+        assert!(sessions.last_opened_at(&model(0)).is_none(), "the oldest");
+        sessions.keep_opened(|there| *there == model(7));
+        assert!(sessions.last_opened_at(&model(7)).is_some());
+        assert_eq!(sessions.lock().last_opened.len(), 1);
     }
 }

@@ -118,6 +118,19 @@ pub enum StoreError {
         /// The file that it rebuilds.
         found: Digest,
     },
+    /// A recipe rebuilds a longer or shorter file than the manifest names.
+    #[error(
+        "{}: rebuilds {found} bytes, the manifest says {expected}; pull or import the model again",
+        path.display()
+    )]
+    RecipeSize {
+        /// The recipe's place.
+        path: PathBuf,
+        /// What it rebuilds, in bytes.
+        found: u64,
+        /// What the manifest says, in bytes.
+        expected: u64,
+    },
     /// A tag points to a manifest one of whose files is not there.
     #[error("model {name}: file {digest} is missing; pull or import the model again, or remove it")]
     Incomplete {

@@ -5,32 +5,59 @@
 //! a model open. Pins live in memory alone: when the daemon dies, nothing that they protected
 //! had been promised to anyone.
 //!
-//! Garbage collection deletes each digest under the same lock that pinning takes
-//! ([`Collection::delete_unpinned`]), and refuses whatever has been pinned since it began, even if
-//! the pin is gone again: the manifest that was committed under that pin is one that the mark
-//! phase may not have seen.
+//! Garbage collection claims each digest before it deletes it ([`Collection::delete_unpinned`]), under
+//! the lock that pinning takes; the deletion itself, which may take long, happens without it. Whoever
+//! pins a digest that is being deleted waits until that is over, and nobody else waits. What has been
+//! pinned since the collection began is refused, even if the pin is gone again: the manifest that was
+//! committed under that pin is one that the mark phase may not have seen.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use blobd_store_format::digest::Digest;
 
 /// The table of all leases of one store.
 #[derive(Clone, Debug, Default)]
-pub struct Leases(Arc<Mutex<Table>>);
+pub struct Leases(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    table: Mutex<Table>,
+    /// Rung when a deletion is over.
+    deleted: Condvar,
+}
 
 #[derive(Debug, Default)]
 struct Table {
     next_id: u64,
     pins: BTreeMap<u64, Pins>,
+    /// The sets that leases of models share, by the digests of their manifests: a set has an entry for each
+    /// tensor. Only to find one that is the same: what is pinned is in `pins` alone.
+    models: BTreeMap<Digest, Weak<BTreeSet<Digest>>>,
     /// What was pinned since the running collection began; `None` when none is running.
     since_collection: Option<BTreeSet<Digest>>,
+    /// What is being deleted at this moment.
+    deleting: BTreeSet<Digest>,
+}
+
+impl Table {
+    fn is_pinned(&self, digest: Digest) -> bool {
+        self.pins.values().any(|pins| pins.contains(digest))
+    }
 }
 
 #[derive(Debug)]
 struct Pins {
     holder: String,
     digests: BTreeSet<Digest>,
+    /// The model's, if there is one, shared with other leases.
+    model: Option<Arc<BTreeSet<Digest>>>,
+}
+
+impl Pins {
+    fn contains(&self, digest: Digest) -> bool {
+        self.digests.contains(&digest) || self.model.as_ref().is_some_and(|model| model.contains(&digest))
+    }
 }
 
 impl Leases {
@@ -39,7 +66,7 @@ impl Leases {
         let mut table = self.lock();
         let id = table.next_id;
         table.next_id += 1;
-        table.pins.insert(id, Pins { holder: holder.into(), digests: BTreeSet::new() });
+        table.pins.insert(id, Pins { holder: holder.into(), digests: BTreeSet::new(), model: None });
         Lease { leases: self.clone(), id }
     }
 
@@ -47,20 +74,30 @@ impl Leases {
     #[must_use]
     pub fn holders(&self, digest: Digest) -> Vec<String> {
         let table = self.lock();
-        let pinning = table.pins.values().filter(|pins| pins.digests.contains(&digest));
+        let pinning = table.pins.values().filter(|pins| pins.contains(digest));
         pinning.map(|pins| pins.holder.clone()).collect()
     }
 
     /// Whether anybody pins a digest.
     #[must_use]
     pub fn is_pinned(&self, digest: Digest) -> bool {
-        self.lock().pins.values().any(|pins| pins.digests.contains(&digest))
+        self.lock().is_pinned(digest)
     }
 
     /// Every digest that is pinned now.
     #[must_use]
     pub fn pinned(&self) -> BTreeSet<Digest> {
-        self.lock().pins.values().flat_map(|pins| pins.digests.iter().copied()).collect()
+        let table = self.lock();
+        let mut pinned: BTreeSet<Digest> =
+            table.pins.values().flat_map(|pins| pins.digests.iter().copied()).collect();
+        // Each set once, however many leases share it.
+        let mut seen = BTreeSet::new();
+        for model in table.pins.values().filter_map(|pins| pins.model.as_ref()) {
+            if seen.insert(Arc::as_ptr(model)) {
+                pinned.extend(model.iter());
+            }
+        }
+        pinned
     }
 
     /// Starts a collection: from now on, what is pinned stays even when its pin goes.
@@ -71,7 +108,14 @@ impl Leases {
 
     fn lock(&self) -> MutexGuard<'_, Table> {
         // Every change of the table is complete before anything could panic.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The table once none of `digests` is being deleted.
+    fn lock_unless_deleting(&self, digests: &BTreeSet<Digest>) -> MutexGuard<'_, Table> {
+        let is_deleting = |table: &mut Table| !table.deleting.is_disjoint(digests);
+        let waited = self.0.deleted.wait_while(self.lock(), is_deleting);
+        waited.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -83,13 +127,37 @@ pub struct Collection {
 }
 
 impl Collection {
-    /// Calls `delete` unless the digest is pinned or was since the collection began; nobody can
-    /// pin it meanwhile. `None` when it was left alone.
+    /// Calls `delete` unless the digest is pinned or was since the collection began; whoever would pin it
+    /// meanwhile waits. `None` when it was left alone. `delete` may take as long as it likes, but must
+    /// not pin this digest.
     pub fn delete_unpinned<T>(&self, digest: Digest, delete: impl FnOnce() -> T) -> Option<T> {
-        let table = self.leases.lock();
-        let pinned = table.pins.values().any(|pins| pins.digests.contains(&digest))
-            || table.since_collection.as_ref().is_some_and(|since| since.contains(&digest));
-        (!pinned).then(delete)
+        let claim = self.claim(digest)?;
+        let deleted = delete();
+        drop(claim);
+        Some(deleted)
+    }
+
+    fn claim(&self, digest: Digest) -> Option<Claim<'_>> {
+        let mut table = self.leases.lock();
+        let since = table.since_collection.as_ref();
+        if table.is_pinned(digest) || since.is_some_and(|since| since.contains(&digest)) {
+            return None;
+        }
+        table.deleting.insert(digest);
+        Some(Claim { leases: &self.leases, digest })
+    }
+}
+
+/// A digest that is being deleted, until this is dropped.
+struct Claim<'c> {
+    leases: &'c Leases,
+    digest: Digest,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.leases.lock().deleting.remove(&self.digest);
+        self.leases.0.deleted.notify_all();
     }
 }
 
@@ -119,16 +187,37 @@ impl Lease {
     pub fn release(&self) {
         if let Some(pins) = self.leases.lock().pins.get_mut(&self.id) {
             pins.digests.clear();
+            pins.model = None;
         }
     }
 
-    /// Pins several digests.
+    /// Pins what a model needs, `manifest` being its manifest's digest. What the lease had pinned of a model
+    /// before is let go. As for [`Self::pin_all`], what is being deleted is waited for.
+    pub fn pin_model(&self, manifest: Digest, digests: impl IntoIterator<Item = Digest>) {
+        let digests: BTreeSet<Digest> = digests.into_iter().collect();
+        let mut table = self.leases.lock_unless_deleting(&digests);
+        let Table { pins, models, since_collection, .. } = &mut *table;
+        let Some(pins) = pins.get_mut(&self.id) else { return };
+        if let Some(since) = since_collection {
+            since.extend(&digests);
+        }
+        models.retain(|_, model| model.strong_count() > 0);
+        let shared = models.get(&manifest).and_then(Weak::upgrade).filter(|model| **model == digests);
+        let model = shared.unwrap_or_else(|| {
+            let model = Arc::new(digests);
+            models.insert(manifest, Arc::downgrade(&model));
+            model
+        });
+        pins.model = Some(model);
+    }
+
+    /// Pins several digests, as soon as none of them is being deleted.
     pub fn pin_all(&self, digests: impl IntoIterator<Item = Digest>) {
-        let mut table = self.leases.lock();
-        let Table { pins, since_collection, .. } = &mut *table;
-        let Some(Pins { digests: pinned, .. }) = pins.get_mut(&self.id) else { return };
         // A set made of many is made faster than one by one, which for a model is a thousand.
         let more: BTreeSet<Digest> = digests.into_iter().collect();
+        let mut table = self.leases.lock_unless_deleting(&more);
+        let Table { pins, since_collection, .. } = &mut *table;
+        let Some(Pins { digests: pinned, .. }) = pins.get_mut(&self.id) else { return };
         if let Some(since) = since_collection {
             since.extend(&more);
         }
@@ -148,6 +237,10 @@ impl Drop for Lease {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -162,6 +255,66 @@ mod tests {
         drop(second);
         assert_eq!(leases.begin_collection().delete_unpinned(digest, || ()), Some(()));
         assert!(leases.pinned().is_empty());
+    }
+
+    #[test]
+    fn slow_deletion_holds_up_those_who_pin_what_it_deletes_and_nobody_else() {
+        let (leases, digest, other) = (Leases::default(), Digest::of(b"x"), Digest::of(b"y"));
+        let collection = leases.begin_collection();
+        let (lease, has_pinned) = (leases.grant("import"), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let deleted = collection.delete_unpinned(digest, || {
+                // Everything else goes on, on this very thread.
+                leases.grant("another import").pin(other);
+                assert!(!leases.is_pinned(digest) && leases.holders(digest).is_empty());
+                assert_eq!(collection.delete_unpinned(other, || ()), None, "it was pinned");
+                scope.spawn(|| {
+                    lease.pin(digest);
+                    has_pinned.store(true, Ordering::SeqCst);
+                });
+                thread::sleep(Duration::from_millis(50));
+                assert!(!has_pinned.load(Ordering::SeqCst), "what is being deleted is not pinned");
+            });
+            assert_eq!(deleted, Some(()));
+        });
+        assert!(leases.is_pinned(digest));
+        assert_eq!(collection.delete_unpinned(digest, || ()), None);
+    }
+
+    #[test]
+    fn deletion_that_panics_keeps_nobody_waiting() {
+        let (leases, digest) = (Leases::default(), Digest::of(b"x"));
+        let collection = leases.begin_collection();
+        let deletion = || collection.delete_unpinned(digest, || panic!("a test"));
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(deletion));
+        assert!(caught.is_err());
+        leases.grant("import").pin(digest);
+    }
+
+    #[test]
+    fn leases_of_a_model_share_what_they_pin_unless_it_is_stored_in_other_parts() {
+        let (leases, manifest) = (Leases::default(), Digest::of(b"manifest"));
+        let (old, new) = ([Digest::of(b"a"), Digest::of(b"b")], [Digest::of(b"a"), Digest::of(b"c")]);
+        let (first, second, third) = (leases.grant("1"), leases.grant("2"), leases.grant("3"));
+        first.pin_model(manifest, old);
+        second.pin_model(manifest, old);
+        let set_of = |lease: &Lease| leases.lock().pins[&lease.id].model.clone().unwrap();
+        assert!(Arc::ptr_eq(&set_of(&first), &set_of(&second)));
+        third.pin_model(manifest, new);
+        assert_eq!(leases.pinned(), [old[0], old[1], new[1]].into());
+        assert_eq!(leases.holders(old[1]), ["1", "2"]);
+        drop(third);
+        assert_eq!(leases.pinned(), old.into());
+        let collection = leases.begin_collection();
+        let late = leases.grant("late");
+        late.pin_model(manifest, new);
+        drop(late);
+        assert_eq!(collection.delete_unpinned(new[1], || ()), None, "pinned since it began");
+        drop(collection);
+        second.release();
+        drop(first);
+        assert!(leases.pinned().is_empty());
+        assert_eq!(leases.begin_collection().delete_unpinned(old[1], || ()), Some(()));
     }
 
     #[test]

@@ -129,8 +129,9 @@ impl Store {
         let mut model = self.model(reference)?;
         loop {
             // The manifest's own digest says which model is in use.
-            let manifest = std::iter::once(model.manifest.digest()).chain(model.manifest.digests());
-            lease.pin_all(manifest.chain(model.blob_sizes().map(|(digest, _)| digest)));
+            let manifest = model.manifest.digest();
+            let files = std::iter::once(manifest).chain(model.manifest.digests());
+            lease.pin_model(manifest, files.chain(model.blob_sizes().map(|(digest, _)| digest)));
             let now = self.model(reference)?;
             if now.is_stored_as(&model) {
                 return Ok(now);
@@ -144,7 +145,13 @@ impl Store {
     /// # Errors
     /// A damaged recipe, [`StoreError::Io`].
     pub fn stored_file(&self, file: &Descriptor) -> Result<StoredFile, StoreError> {
-        let form = self.recipe(file.digest)?.map_or(StoredForm::Blob, StoredForm::Recipe);
+        let recipe = self.recipe(file.digest)?;
+        // Whoever writes a file from its recipe stops where the manifest says that it ends.
+        if let Some(found) = recipe.as_ref().map(|recipe| recipe.size()).filter(|size| *size != file.size) {
+            let path = self.root.full(layout::recipe(file.digest));
+            return Err(StoreError::RecipeSize { path, found, expected: file.size });
+        }
+        let form = recipe.map_or(StoredForm::Blob, StoredForm::Recipe);
         Ok(StoredFile { descriptor: file.clone(), form })
     }
 
@@ -156,7 +163,9 @@ impl Store {
     pub(crate) fn stored_file_now(&self, file: &Descriptor) -> Result<Option<StoredFile>, StoreError> {
         self.forget_recipe(file.digest);
         match self.stored_file(file) {
-            Err(StoreError::Recipe { .. } | StoreError::WrongRecipe { .. }) => Ok(None),
+            Err(
+                StoreError::Recipe { .. } | StoreError::WrongRecipe { .. } | StoreError::RecipeSize { .. },
+            ) => Ok(None),
             stored => stored.map(Some),
         }
     }
@@ -206,16 +215,13 @@ impl Store {
 
     /// What a file lacks, if anything.
     pub(super) fn check_file(&self, file: &Descriptor) -> Result<Option<StoreError>, StoreError> {
-        let stored = self.stored_file(file)?;
-        if let StoredForm::Recipe(recipe) = &stored.form {
-            let Descriptor { digest, size: expected, .. } = *file;
-            // On disk: what the cache remembers may have been collected.
-            if self.recipe_bytes(digest)?.is_none() {
-                return Ok(Some(StoreError::MissingBlob { digest }));
-            }
-            if recipe.size() != expected {
-                return Ok(Some(StoreError::BlobSize { digest, found: recipe.size(), expected }));
-            }
+        let stored = match self.stored_file(file) {
+            Err(mismatch @ StoreError::RecipeSize { .. }) => return Ok(Some(mismatch)),
+            stored => stored?,
+        };
+        // On disk: what the cache remembers may have been collected.
+        if matches!(stored.form, StoredForm::Recipe(_)) && self.recipe_bytes(file.digest)?.is_none() {
+            return Ok(Some(StoreError::MissingBlob { digest: file.digest }));
         }
         for (digest, expected) in stored.blob_sizes() {
             match self.blob_size(digest)? {

@@ -6,7 +6,7 @@
 //! for want of room because of others in the same store.
 
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use blobd_store_format::layout;
 
@@ -98,6 +98,8 @@ pub(crate) struct Space {
     min_free_bytes: u64,
     block_bytes: u64,
     ledger: Mutex<Ledger>,
+    /// Rung when the file system has set something aside, or has not.
+    reserved: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -106,6 +108,8 @@ struct Ledger {
     staged: u64,
     /// What transactions were promised and have not taken yet.
     promised: u64,
+    /// What the file system is asked to set aside at this moment.
+    reserving: u64,
     /// What blobs, recipes, manifests and what is kept beside those take; counted when it is first
     /// asked for, then kept up to date.
     stored: Option<u64>,
@@ -118,7 +122,14 @@ impl Space {
         let by_size = || root.capacity_bytes().map(default_min_free);
         let min_free_bytes = policy.min_free_bytes.map_or_else(by_size, Ok)?;
         let block_bytes = root.block_bytes()?;
-        Ok(Self { root, policy, min_free_bytes, block_bytes, ledger: Mutex::default() })
+        Ok(Self {
+            root,
+            policy,
+            min_free_bytes,
+            block_bytes,
+            ledger: Mutex::default(),
+            reserved: Condvar::new(),
+        })
     }
 
     pub(crate) const fn policy(&self) -> &SpacePolicy {
@@ -138,7 +149,7 @@ impl Space {
     /// # Errors
     /// [`StoreError::NoRoom`], [`StoreError::Quota`].
     pub(crate) fn promise(&self, bytes: u64) -> Result<(), StoreError> {
-        let mut ledger = self.lock();
+        let mut ledger = self.lock_settled(bytes);
         self.check(&mut ledger, bytes)?;
         ledger.promised = ledger.promised.saturating_add(bytes);
         Ok(())
@@ -151,7 +162,8 @@ impl Space {
     }
 
     /// Takes room for a file of `bytes`, `promised` of which are promised to its transaction.
-    /// `reserve` has the file system set them aside; nobody else is admitted meanwhile.
+    /// `reserve` has the file system set them aside, which may take long; the books are open to others
+    /// meanwhile, and the bytes are spoken for.
     ///
     /// # Errors
     /// [`StoreError::NoRoom`], [`StoreError::Quota`], those of `reserve`.
@@ -161,14 +173,34 @@ impl Space {
         promised: u64,
         reserve: impl FnOnce() -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
+        {
+            // What was promised is spoken for already.
+            let mut ledger = self.lock_settled(bytes.saturating_sub(promised));
+            ledger.promised = ledger.promised.saturating_sub(promised);
+            if let Err(error) = self.check(&mut ledger, bytes) {
+                ledger.promised = ledger.promised.saturating_add(promised);
+                return Err(error);
+            }
+            ledger.reserving = ledger.reserving.saturating_add(bytes);
+        }
+        let reserved = reserve();
         let mut ledger = self.lock();
-        ledger.promised = ledger.promised.saturating_sub(promised);
-        let taken = self.check(&mut ledger, bytes).and_then(|()| reserve());
-        match taken {
+        ledger.reserving = ledger.reserving.saturating_sub(bytes);
+        match reserved {
             Ok(()) => ledger.staged = ledger.staged.saturating_add(bytes),
             Err(_) => ledger.promised = ledger.promised.saturating_add(promised),
         }
-        taken
+        self.reserved.notify_all();
+        reserved
+    }
+
+    /// The books, for who needs so much of the file system. What is being set aside may count twice
+    /// until it is, here and there; so if that matters, they are those of afterwards.
+    fn lock_settled(&self, needed_bytes: u64) -> MutexGuard<'_, Ledger> {
+        let is_short = |ledger: &Ledger| self.free(ledger).is_ok_and(|free| free < needed_bytes);
+        let may_count_twice = |ledger: &mut Ledger| ledger.reserving > 0 && is_short(ledger);
+        let settled = self.reserved.wait_while(self.lock(), may_count_twice);
+        settled.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether it has still to be counted what is stored, because a quota asks for it.
@@ -234,7 +266,7 @@ impl Space {
 
     /// How much more than there is a need of `bytes` takes; 0 if it fits.
     pub(crate) fn shortage(&self, bytes: u64) -> u64 {
-        let mut ledger = self.lock();
+        let mut ledger = self.lock_settled(bytes);
         let on_disk = self.free(&ledger).map_or(0, |free| bytes.saturating_sub(free));
         let of_quota = self.policy.quota_bytes.map_or(0, |quota| {
             self.used(&mut ledger).saturating_add(ledger.promised).saturating_add(bytes).saturating_sub(quota)
@@ -258,7 +290,7 @@ impl Space {
 
     /// What may be taken of the file system.
     fn free(&self, ledger: &Ledger) -> Result<u64, StoreError> {
-        let spoken_for = ledger.promised.saturating_add(self.min_free_bytes);
+        let spoken_for = ledger.promised.saturating_add(ledger.reserving).saturating_add(self.min_free_bytes);
         Ok(self.root.free_bytes()?.saturating_sub(spoken_for))
     }
 
@@ -269,7 +301,7 @@ impl Space {
         let beside = self.bytes([layout::QUARANTINE]);
         let partial = *ledger.partial.get_or_insert_with(|| self.bytes([layout::PARTIAL]));
         let beside = beside.saturating_add(partial);
-        stored.saturating_add(ledger.staged).saturating_add(beside)
+        stored.saturating_add(ledger.staged).saturating_add(ledger.reserving).saturating_add(beside)
     }
 
     /// What manifests and what is kept beside them take. Each is small, but whoever may pull may
@@ -327,6 +359,46 @@ mod tests {
         assert_eq!(space.shortage(100), 30);
         space.freed(30);
         assert_eq!(space.shortage(100), 0);
+    }
+
+    #[test]
+    fn books_are_open_while_the_file_system_sets_something_aside() {
+        let (_folder, space) = space(100);
+        space.promise(60).unwrap();
+        let reserve = || {
+            assert_eq!(space.used_bytes(), 60);
+            assert!(space.promise(41).is_err(), "it is spoken for");
+            space.promise(40)
+        };
+        space.take(60, 60, reserve).unwrap();
+        assert_eq!(space.used_bytes(), 60);
+        space.release_promise(40);
+        assert_eq!(space.shortage(40), 0);
+    }
+
+    #[test]
+    fn nobody_is_refused_for_what_counts_twice_for_a_moment() {
+        let (folder, _) = space(0);
+        let root = Root::open(folder.path()).unwrap();
+        let free = root.free_bytes().unwrap();
+        let policy = SpacePolicy { min_free_bytes: Some(free / 2), ..SpacePolicy::default() };
+        let space = Space::new(root, policy).unwrap();
+        let asked = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reserve = || {
+                scope.spawn(|| {
+                    asked.store(true, std::sync::atomic::Ordering::SeqCst);
+                    space.promise(free / 4).unwrap();
+                });
+                while !asked.load(std::sync::atomic::Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                Ok(())
+            };
+            // The file system gives nothing away here, so that afterwards there is room again.
+            space.take(free / 3, 0, reserve).unwrap();
+        });
     }
 
     #[test]

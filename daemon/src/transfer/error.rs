@@ -41,6 +41,11 @@ pub enum TransferError {
     /// Nobody wants it any more.
     #[error("the client that asked for it has gone; what has arrived is kept, pull again to go on")]
     Unwanted,
+    /// It brought almost nothing, and another pull of the same file goes on with it.
+    #[error(
+        "was too slow, and another pull of the same file goes on with it; pull again to wait for that one"
+    )]
+    HandedOver,
 }
 
 impl TransferError {

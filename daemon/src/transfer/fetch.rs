@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -18,6 +18,7 @@ use super::arrival::Arrival;
 use super::schedule::{Claim, Schedule};
 use super::speed::{Meter, Speeds};
 use super::{RateLimit, TransferPolicy, pace};
+use crate::permits::PermitPool;
 use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 
 /// One file being fetched.
@@ -29,12 +30,15 @@ pub(super) struct Fetch {
     pub(super) policy: TransferPolicy,
     /// The daemon's limit and this pull's own.
     pub(super) limits: Vec<RateLimit>,
-    /// The connections that the host may still get.
-    slots: Arc<Semaphore>,
+    /// The connections that the host may get, and whose share they are taken from.
+    connections: Arc<PermitPool>,
+    uid: u32,
     schedule: Mutex<Schedule>,
     /// Rung when a range is anybody's again, or all is done.
     changed: Notify,
     received: AtomicU64,
+    /// The same of all transfers.
+    received_by_all: Arc<AtomicU64>,
     /// Whether a limit has held it up since somebody looked.
     was_held_up: AtomicBool,
     workers: AtomicUsize,
@@ -62,7 +66,8 @@ impl Fetch {
         arrival: Arc<Arrival>,
         policy: TransferPolicy,
         limits: Vec<RateLimit>,
-        slots: Arc<Semaphore>,
+        (connections, uid): (Arc<PermitPool>, u32),
+        received_by_all: Arc<AtomicU64>,
     ) -> Arc<Self> {
         let schedule = Mutex::new(Schedule::new(arrival.partial().missing(), NEAR_BYTES));
         let (received, workers) = (AtomicU64::new(0), AtomicUsize::new(0));
@@ -73,10 +78,12 @@ impl Fetch {
             arrival,
             policy,
             limits,
-            slots,
+            connections,
+            uid,
             schedule,
             changed,
             received,
+            received_by_all,
             was_held_up: AtomicBool::new(false),
             workers,
             speeds: Speeds::default(),
@@ -223,8 +230,7 @@ impl Fetch {
         came: &mut u64,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
-        // Never closed.
-        let _slot = self.slots.acquire().await;
+        let _connection = self.connections.acquire(self.uid).await;
         let fetched = match self.registry.open_part(&self.file, claim.range.clone()).await {
             Ok(stream) if !stream.is_whole() => self.receive_range(stream, claim, came, writer).await,
             Ok(stream) => {
@@ -329,7 +335,9 @@ impl Fetch {
 
     /// Counts bytes that have come, and waits for as long as they should have taken.
     async fn count(&self, bytes: usize) {
-        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        for sum in [&self.received, &*self.received_by_all] {
+            sum.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
         if pace::pay(&self.limits, bytes).await {
             self.was_held_up.store(true, Ordering::Relaxed);
         }

@@ -26,12 +26,15 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// One in each thread's hands, and two on the way.
 const CHUNK_COUNT: usize = 4;
 
-/// Reads and hashes all of it as it arrives; `None` when it does not, or `look`, which is called
-/// now and then, says that nobody wants it any more.
+/// Reads and hashes all of it as it arrives; `None` when it does not, or `look`, which is told now and
+/// then how far that is, says that it is to end.
 ///
 /// # Errors
 /// [`StoreError::Io`].
-pub(super) fn hash(arrival: &Arrival, look: &mut dyn FnMut() -> bool) -> Result<Option<Hashed>, StoreError> {
+pub(super) fn hash(
+    arrival: &Arrival,
+    look: &mut dyn FnMut(u64) -> bool,
+) -> Result<Option<Hashed>, StoreError> {
     let partial = arrival.partial();
     thread::scope(|scope| {
         let (to_parts, read) = channel();
@@ -52,20 +55,20 @@ pub(super) fn hash(arrival: &Arrival, look: &mut dyn FnMut() -> bool) -> Result<
 
 fn read_file(
     arrival: &Arrival,
-    look: &mut dyn FnMut() -> bool,
+    look: &mut dyn FnMut(u64) -> bool,
     to_parts: &Sender<Vec<u8>>,
     empty: &Receiver<Vec<u8>>,
 ) -> Result<Option<Digest>, StoreError> {
     let (partial, mut hasher, mut offset) = (arrival.partial(), Hasher::new(), 0);
     while offset < partial.plan().file_size() {
-        let Some(arrived) = arrival.wait_for(offset, &mut *look) else { return Ok(None) };
+        let Some(arrived) = arrival.wait_for(offset, || look(offset)) else { return Ok(None) };
         let Ok(mut buffer) = empty.recv() else { return Ok(None) };
         let length = usize::try_from(arrived - offset).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
         buffer.resize(length, 0);
         partial.read(offset, &mut buffer)?;
         hasher.update(&buffer);
         offset += length as u64;
-        if to_parts.send(buffer).is_err() || !look() {
+        if to_parts.send(buffer).is_err() || !look(offset) {
             return Ok(None);
         }
     }

@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,10 +24,10 @@ use blobd_store_format::gguf::Header;
 use blobd_store_format::recipe::Recipe;
 use bytes::Bytes;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::intake::announce;
+use crate::permits::{Limits, PermitPool};
 use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 use crate::store::leases::Lease;
 use crate::store::{Ingest, Partial, PartialFile, Store, StoreError};
@@ -65,8 +66,10 @@ pub struct Transfers {
     /// How fast all of them together may be.
     pub limit: RateLimit,
     flights: Flights,
+    /// What has come over the network in bytes, ever.
+    received: Arc<AtomicU64>,
     /// How many connections each host may still get.
-    hosts: Arc<Mutex<BTreeMap<String, Arc<Semaphore>>>>,
+    hosts: Arc<Mutex<BTreeMap<String, Arc<PermitPool>>>>,
 }
 
 /// What to transfer, and who wants it.
@@ -77,6 +80,8 @@ pub struct Job<'j> {
     pub file: &'j RemoteFile,
     /// The runtime on which the network is.
     pub handle: &'j Handle,
+    /// Who wants it: the share of connections that counts.
+    pub uid: u32,
     /// How fast it may come: all of them hold.
     pub limits: Vec<RateLimit>,
     /// Is told now and then how many bytes are there; returns whether it is still wanted.
@@ -159,6 +164,12 @@ impl Transfers {
         self.flights.board(file, limit, look).ok_or(TransferError::Unwanted)
     }
 
+    /// What has come over the network since the daemon started, in bytes.
+    #[must_use]
+    pub fn received_bytes(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
     /// What a pull with this limit of its own has to keep to.
     #[must_use]
     pub fn limits(&self, own: &RateLimit) -> Vec<RateLimit> {
@@ -209,7 +220,10 @@ impl Transfers {
         if received.as_ref().is_err_and(TransferError::is_final) {
             ingest.store().remove_partial(job.file.identity())?;
         }
-        received
+        match received {
+            Err(TransferError::Unwanted) if flight.is_asked_for() => Err(TransferError::HandedOver),
+            received => received,
+        }
     }
 
     /// How much of a file there is, without keeping anything of what is fetched to know it.
@@ -320,10 +334,16 @@ impl Transfers {
         Ok(trial)
     }
 
-    fn slots(&self, host: &str) -> Arc<Semaphore> {
+    /// The connections that a host may get: one user may have them all, and the next one has one
+    /// beside them.
+    fn connections(&self, host: &str) -> Arc<PermitPool> {
         let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-        let slots = || Arc::new(Semaphore::new(self.policy.max_connections));
-        Arc::clone(hosts.entry(host.to_ascii_lowercase()).or_insert_with(slots))
+        // A host that nobody has or waits for a connection to is forgotten: they are all free.
+        hosts.retain(|_, connections| Arc::strong_count(connections) > 1);
+        let most = u32::try_from(self.policy.max_connections).unwrap_or(u32::MAX);
+        let limits = Limits { per_principal: most, total: most };
+        let connections = || Arc::new(PermitPool::with_first_for_each(limits));
+        Arc::clone(hosts.entry(host.to_ascii_lowercase()).or_insert_with(connections))
     }
 }
 

@@ -44,12 +44,13 @@ impl Transfer<'_> {
             Arc::clone(arrival),
             self.transfers.policy,
             job.limits.clone(),
-            self.transfers.slots(job.file.host()),
+            (self.transfers.connections(job.file.host()), job.uid),
+            Arc::clone(&self.transfers.received),
         );
         let (to_writer, pieces) = mpsc::channel(PIECES_WAITING);
-        let mut look = || {
+        let mut look = |hashed| {
             let arrived = arrival.partial().arrived_bytes();
-            flight.note(arrived);
+            flight.note(arrived, hashed);
             (job.look)(arrived)
         };
         arrival.begin();

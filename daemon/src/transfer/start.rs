@@ -1,7 +1,5 @@
 //! Where a transfer starts: with the head, which is there already, guessed or fetched.
 
-use std::thread;
-
 use blobd_store_format::gguf::Header;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::split::SplitPlan;
@@ -96,10 +94,7 @@ pub(super) fn fetch_head(
         let Some(wait) = failures.wait_after(&error, came, policy) else {
             return Err(error.into());
         };
-        thread::sleep(wait);
-        if !(job.look)(0) {
-            return Err(TransferError::Unwanted);
-        }
+        job.wait_for(tokio::time::sleep(wait))?;
     }
 }
 

@@ -14,7 +14,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::recipe::{Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
-use blobd_store_format::split::{SplitPlan, Target};
+use blobd_store_format::split::{BlobPlaces, SplitPlan, Target};
 use tokio::task::JoinSet;
 
 use super::{Job, RateLimit, TransferError, pace};
@@ -215,9 +215,9 @@ fn compare(
     plan: &SplitPlan,
     candidates: Vec<Candidate>,
 ) -> Result<Vec<Candidate>, TransferError> {
-    let mut waiting = Vec::new();
+    let (mut waiting, places) = (Vec::new(), BlobPlaces::of(plan));
     for candidate in candidates {
-        let samples = samples(store, plan, &candidate)?;
+        let samples = samples(store, (plan, &places), &candidate)?;
         waiting.push((candidate, samples));
     }
     job.wait_for(async {
@@ -282,14 +282,16 @@ async fn agrees(
 
 /// Where to look at a blob: at places that nobody can foresee who does not know the file, spread
 /// over its segments.
-fn samples(store: &Store, plan: &SplitPlan, candidate: &Candidate) -> Result<Vec<Sample>, StoreError> {
+fn samples(
+    store: &Store,
+    (plan, places): (&SplitPlan, &BlobPlaces),
+    candidate: &Candidate,
+) -> Result<Vec<Sample>, StoreError> {
     let file = store.open_blob(candidate.digest, candidate.size)?;
     let path = layout::blob(candidate.digest);
-    let own = plan.segments().iter().filter_map(|segment| match segment.target {
-        Target::Blob { blob, offset_in_blob } if blob == candidate.blob => {
-            Some((segment.offset_in_file, segment.length, offset_in_blob))
-        }
-        _ => None,
+    let own = places.segments(plan, candidate.blob).filter_map(|segment| match segment.target {
+        Target::Blob { offset_in_blob, .. } => Some((segment.offset_in_file, segment.length, offset_in_blob)),
+        Target::Literal { .. } => None,
     });
     let own: Vec<_> = own.collect();
     let count = sample_count(candidate.size).max(own.len().min(4));

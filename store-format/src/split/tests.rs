@@ -185,6 +185,21 @@ proptest! {
     }
 
     #[test]
+    fn places_of_a_blob_are_its_segments_in_order(sample in file()) {
+        let header = Header::parse(&sample.file).unwrap();
+        let plan = SplitPlan::new(&header, sample.file.len() as u64).unwrap();
+        let places = BlobPlaces::of(&plan);
+        for blob in 0..plan.blobs().len() {
+            let is_own =
+                |segment: &&Segment| matches!(segment.target, Target::Blob { blob: of, .. } if of == blob);
+            let expected: Vec<_> = plan.segments().iter().filter(is_own).collect();
+            prop_assert_eq!(places.segments(&plan, blob).collect::<Vec<_>>(), expected);
+        }
+        prop_assert_eq!(places.segments(&plan, plan.blobs().len()).count(), 0);
+        prop_assert_eq!(places.segments(&plan, usize::MAX).count(), 0);
+    }
+
+    #[test]
     fn parts_of_a_range_are_parts_of_the_file(sample in file(), start in any::<prop::sample::Index>()) {
         let header = Header::parse(&sample.file).unwrap();
         let plan = SplitPlan::new(&header, sample.file.len() as u64).unwrap();

@@ -10,7 +10,7 @@ const LAYERS: [&[&str]; 10] = [
     &["registry", "intake", "gc", "scrub"],
     &["transfer"],
     &["ops"],
-    &["config", "session", "socket", "limits", "large_models", "state"],
+    &["config", "session", "socket", "limits", "large_models", "state", "client_file"],
     &["api"],
     &["server", "housekeeping"],
     &["demo", "mount"],

@@ -92,6 +92,16 @@ fn recheck_that_forgets_released_pins_costs_a_model_its_blobs() {
 }
 
 #[test]
+fn pin_that_does_not_wait_for_a_deletion_costs_a_model_its_blobs() {
+    assert_unsafe(&[Fault::PinDuringDeletion, Fault::NoCheckAtCommit], [FIRST, None], WHOLE);
+}
+
+#[test]
+fn pin_that_does_not_wait_for_a_deletion_fails_an_import() {
+    assert_unsafe(&[Fault::PinDuringDeletion], [FIRST, None], NOT_REFUSED);
+}
+
+#[test]
 fn two_collections_at_once_cost_a_model_its_blobs() {
     assert_unsafe(&[Fault::CollectionsOverlap], [FIRST, None], WHOLE);
 }

@@ -3,6 +3,7 @@
 mod artifacts;
 mod faults;
 mod files;
+mod kept;
 mod manifests;
 mod people;
 mod places;

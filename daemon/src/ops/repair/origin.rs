@@ -5,12 +5,11 @@ use std::collections::BTreeSet;
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::source::PullSource;
-use bytes::Bytes;
 
 use super::place::{Place, places};
 use super::{Failure, Repair};
 use crate::ops::verify::{FileId, Form, Need, Survey, SurveyedModel};
-use crate::registry::{RemoteFile, RemoteStream};
+use crate::registry::{RegistryError, RemoteFile};
 use crate::store::StagedWriter;
 
 impl Repair<'_> {
@@ -97,7 +96,7 @@ impl Fetch<'_> {
     fn run(&self, digest: Digest, need: &Need, places: &[Place], received: &mut u64) -> Result<(), Failure> {
         let fill = |writer: &mut StagedWriter| {
             let located = self.repair.registry.locate(self.origin, self.file);
-            let remote = self.repair.handle.block_on(located).map_err(|error| error.to_string())?;
+            let remote = self.while_wanted(located)?;
             let nonempty = places.iter().filter(|place| place.length > 0);
             nonempty.into_iter().try_for_each(|place| self.take(&remote, *place, writer, received))
         };
@@ -117,11 +116,10 @@ impl Fetch<'_> {
     ) -> Result<(), Failure> {
         let range = place.offset_in_file..place.end_in_file();
         let stream = self.repair.registry.open_range(remote, range);
-        let stream = self.repair.handle.block_on(stream);
-        let mut stream = stream.map_err(|error| error.to_string())?;
+        let mut stream = self.while_wanted(stream)?;
         let mut offset = place.offset_in_blob;
         let taken = loop {
-            match self.next(&mut stream) {
+            match self.while_wanted(stream.next()) {
                 Ok(Some(bytes)) => {
                     let written = writer.write_at(offset, &bytes);
                     if let Err(error) = written {
@@ -137,14 +135,14 @@ impl Fetch<'_> {
         taken
     }
 
-    fn next(&self, stream: &mut RemoteStream) -> Result<Option<Bytes>, Failure> {
+    /// Waits for the registry as long as somebody wants the repair.
+    fn while_wanted<T>(&self, answer: impl Future<Output = Result<T, RegistryError>>) -> Result<T, Failure> {
         let events = self.repair.events;
-        let next = async {
+        self.repair.handle.block_on(async {
             tokio::select! {
-                next = stream.next() => next.map_err(|error| error.to_string()),
+                answer = answer => answer.map_err(|error| error.to_string()),
                 () = events.closed() => Err("the client that asked for this repair has gone".to_owned()),
             }
-        };
-        self.repair.handle.block_on(next)
+        })
     }
 }

@@ -164,11 +164,21 @@ impl Shared {
         });
         let (index, catalog, uses) = read.inspect_err(|error| self.put_aside(error))?;
         marker.check_content(&catalog).inspect_err(|error| self.put_aside(error))?;
-        lock(&self.state).adopt(self, catalog, uses)?;
+        lock(&self.state).adopt(catalog);
+        self.adopt_uses(uses);
         self.changed.notify_all();
         give_back_memory();
         tracing::info!("index: loaded without a rebuild");
         Ok(Box::new(index))
+    }
+
+    /// Takes what was written down of the models' uses.
+    fn adopt_uses(&self, uses: HashMap<Digest, Use>) {
+        let mut known = lock(&self.uses);
+        for (manifest, used) in uses {
+            let known = known.entry(manifest).or_default();
+            *known = Use { last: used.last.max(known.last), written: used.written };
+        }
     }
 
     /// Keeps a copy that cannot be read, for whoever wants to know why; one at the most.
@@ -212,7 +222,7 @@ impl Shared {
             let Keeper::Running(running) = &mut state.keeper else { return Work::Nothing };
             running.writing_since = None;
             let order = running.order;
-            let edits = state.take_edits(order);
+            let edits = state.take_edits(&mut lock(&self.uses), order);
             if let (false, Keeper::Running(running)) = (edits.is_empty(), &mut state.keeper) {
                 running.writing_since = Some(Instant::now());
                 return Work::Edit(edits);
@@ -324,7 +334,7 @@ impl State {
     }
 
     /// Some of what is to be written.
-    fn take_edits(&mut self, order: Order) -> Vec<Edit> {
+    fn take_edits(&mut self, uses: &mut HashMap<Digest, Use>, order: Order) -> Vec<Edit> {
         let changes = self.catalog.changes_mut();
         let pages: Vec<u32> = std::iter::from_fn(|| changes.pages.pop_first()).take(BATCH).collect();
         let recipes: Vec<Digest> = std::iter::from_fn(|| changes.recipes.pop_first()).take(BATCH).collect();
@@ -332,7 +342,7 @@ impl State {
             pages.into_iter().map(|number| pages::page_edit(&self.catalog, number)).collect();
         edits.extend(recipes.into_iter().flat_map(|file| pages::recipe_edits(&self.catalog, file)));
         let grain = if order == Order::Stop { 1 } else { USE_GRAIN.as_secs() };
-        for (manifest, used) in &mut self.uses {
+        for (manifest, used) in uses {
             if used.last >= used.written.saturating_add(grain) {
                 used.written = used.last;
                 let (key, value) = (manifest.as_bytes().to_vec(), used.last.to_le_bytes().to_vec());
@@ -359,27 +369,16 @@ impl State {
     }
 
     /// Takes what was loaded, and what has been noted while it was.
-    fn adopt(
-        &mut self,
-        Shared { root, file_system, .. }: &Shared,
-        catalog: Catalog,
-        uses: HashMap<Digest, Use>,
-    ) -> Result<(), StoreError> {
+    fn adopt(&mut self, catalog: Catalog) {
         let noted = self.noted.take().unwrap_or_default();
         self.catalog = catalog;
-        for digest in noted.blobs {
-            let facts = super::scan::blob_facts(&super::scan::blobs_in(root)?, *file_system, digest)?;
+        for (digest, facts) in noted.blobs {
             self.catalog.set_blob(digest, facts);
         }
-        for file in noted.recipes {
-            self.catalog.set_recipe(file, super::scan::recipe_facts(root, *file_system, file)?);
-        }
-        for (manifest, used) in uses {
-            let known = self.uses.entry(manifest).or_default();
-            *known = Use { last: used.last.max(known.last), written: used.written };
+        for (file, facts) in noted.recipes {
+            self.catalog.set_recipe(file, facts);
         }
         self.stage = Stage::Ready;
-        Ok(())
     }
 }
 

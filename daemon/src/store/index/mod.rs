@@ -7,8 +7,8 @@
 //!
 //! Whoever changes `blobs/` or `recipes/` holds a [`Change`] meanwhile ([`Store::begin_change`])
 //! and says afterwards which name it was ([`Store::note_blob`], [`Store::note_recipe`]). What it
-//! says is not believed: the disk is asked about that name, so the order in which two changes are
-//! noted does not matter. What somebody else puts there is noticed by the time of change that
+//! says is not believed: the disk is asked about that name, without any lock, and what was asked last is
+//! entered; so the order in which two changes are noted does not matter. What somebody else puts there is noticed by the time of change that
 //! the kernel gives the directories, unless it happens while a change is under way.
 //!
 //! | file | is |
@@ -20,7 +20,7 @@
 //! | `marker` | whether the copy can be believed |
 //! | `keeper` | the thread that loads it and writes to it |
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -51,6 +51,8 @@ use marker::Stamps;
 const BUILD_PATIENCE: Duration = Duration::from_secs(60);
 /// A write of the copy that takes longer is taken for one that never ends.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
+/// How long whoever notes a change waits for somebody else's look at the same name.
+const LOOK_PATIENCE: Duration = Duration::from_secs(10);
 /// A use of a model is written down again after this.
 const USE_GRAIN: Duration = Duration::from_secs(3600);
 
@@ -63,6 +65,8 @@ struct Shared {
     root: Root,
     file_system: FileSystem,
     state: Mutex<State>,
+    /// When models were used. By itself, because whoever opens a model notes that, and waits for nothing.
+    uses: Mutex<HashMap<Digest, Use>>,
     /// Something that somebody may wait for has changed.
     changed: Condvar,
     /// One comparison with the disk at a time.
@@ -83,7 +87,40 @@ struct State {
     /// The marker has been removed, or there is none.
     is_unmarked: bool,
     keeper: Keeper,
-    uses: HashMap<Digest, Use>,
+    looks: Looks,
+    scans_begun: u64,
+}
+
+/// Looks at the disk that are under way, the last one for each name: only that counts, because it began
+/// last.
+#[derive(Debug, Default)]
+struct Looks {
+    count: u64,
+    last: HashMap<Name, u64>,
+}
+
+/// What a look is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Name {
+    Blob(Digest),
+    Recipe(Digest),
+}
+
+impl Looks {
+    fn begin(&mut self, name: Name) -> u64 {
+        self.count += 1;
+        self.last.insert(name, self.count);
+        self.count
+    }
+
+    /// Ends a look; says whether none for the same name has begun since.
+    fn end(&mut self, name: Name, number: u64) -> bool {
+        let is_last = self.last.get(&name) == Some(&number);
+        if is_last {
+            self.last.remove(&name);
+        }
+        is_last
+    }
 }
 
 /// How far the catalog is.
@@ -100,8 +137,8 @@ enum Stage {
 
 #[derive(Debug, Default)]
 struct Noted {
-    blobs: HashSet<Digest>,
-    recipes: HashSet<Digest>,
+    blobs: HashMap<Digest, Option<BlobFacts>>,
+    recipes: HashMap<Digest, Option<RecipeFacts>>,
 }
 
 /// Who keeps the copy.
@@ -201,25 +238,24 @@ impl Store {
     /// Notes that a blob may have appeared, vanished or been replaced. Never fails: an index that
     /// misses something is mended by `reindex`.
     pub fn note_blob(&self, digest: Digest) {
-        self.index().note(|Shared { root, file_system, .. }, state| {
-            let facts = scan::blob_facts(&scan::blobs_in(root)?, *file_system, digest)?;
-            state.catalog.set_blob(digest, facts);
+        let look =
+            |shared: &Shared| scan::blob_facts(&scan::blobs_in(&shared.root)?, shared.file_system, digest);
+        self.index().note(Name::Blob(digest), look, |state, facts| {
             if let Some(noted) = &mut state.noted {
-                noted.blobs.insert(digest);
+                noted.blobs.insert(digest, facts);
             }
-            Ok(())
+            state.catalog.set_blob(digest, facts);
         });
     }
 
     /// Notes that a recipe may have appeared, vanished or been replaced. Never fails.
     pub fn note_recipe(&self, file: Digest) {
-        self.index().note(|Shared { root, file_system, .. }, state| {
-            let facts = scan::recipe_facts(root, *file_system, file)?;
-            state.catalog.set_recipe(file, facts);
+        let look = |shared: &Shared| scan::recipe_facts(&shared.root, shared.file_system, file);
+        self.index().note(Name::Recipe(file), look, |state, facts| {
             if let Some(noted) = &mut state.noted {
-                noted.recipes.insert(file);
+                noted.recipes.insert(file, facts.clone());
             }
-            Ok(())
+            state.catalog.set_recipe(file, facts);
         });
     }
 
@@ -232,8 +268,7 @@ impl Store {
     /// When the model with this manifest was used last, as far as that is known.
     #[must_use]
     pub fn last_use(&self, manifest: Digest) -> Option<SystemTime> {
-        let state = lock(&self.index().0.state);
-        let last = state.uses.get(&manifest)?.last;
+        let last = lock(&self.index().0.uses).get(&manifest)?.last;
         UNIX_EPOCH.checked_add(Duration::from_secs(last))
     }
 
@@ -287,6 +322,7 @@ impl StoreIndex {
             root,
             file_system,
             state: Mutex::default(),
+            uses: Mutex::default(),
             changed: Condvar::new(),
             scans: Mutex::default(),
         }))
@@ -316,24 +352,48 @@ impl StoreIndex {
         self.0.changed.notify_all();
     }
 
-    /// Applies what the disk says now, under the lock: whoever notes last has asked last.
-    fn note(&self, apply: impl FnOnce(&Shared, &mut State) -> Result<(), StoreError>) {
+    /// Enters what the disk says now. The look at the disk holds no lock: a recipe may be long and the
+    /// disk slow. Of several looks for one name that which began last is entered, and all end with it.
+    fn note<F>(
+        &self,
+        name: Name,
+        look: impl Fn(&Shared) -> Result<F, StoreError>,
+        enter: impl FnOnce(&mut State, F),
+    ) {
         let mut state = lock(&self.0.state);
         state.watch_writer();
         if state.stage == Stage::Unbuilt {
             return;
         }
-        if let Err(error) = apply(&self.0, &mut state) {
-            tracing::warn!("{error}; the index looks again");
-            state.is_suspect = true;
+        let (number, found) = loop {
+            let (number, scans) = (state.looks.begin(name), state.scans_begun);
+            drop(state);
+            let found = look(&self.0);
+            state = lock(&self.0.state);
+            // What a scan has seen meanwhile may be newer, and would not be entered over this.
+            if state.scans_begun == scans {
+                break (number, found);
+            }
+        };
+        if state.looks.end(name, number) {
+            match found {
+                Ok(facts) => enter(&mut state, facts),
+                Err(error) => {
+                    tracing::warn!("{error}; the index looks again");
+                    state.is_suspect = true;
+                }
+            }
+            self.0.changed.notify_all();
+        } else {
+            self.0.wait_for_look(state, name);
         }
-        self.0.changed.notify_all();
     }
 
     fn note_use(&self, manifest: Digest, now: u64) {
-        let mut state = lock(&self.0.state);
-        let entry = state.uses.entry(manifest).or_default();
+        let mut uses = lock(&self.0.uses);
+        let entry = uses.entry(manifest).or_default();
         entry.last = entry.last.max(now);
+        drop(uses);
         self.0.changed.notify_all();
     }
 
@@ -385,6 +445,18 @@ impl StoreIndex {
 }
 
 impl Shared {
+    /// Waits until the last look for a name has been entered, so that whoever has noted a change finds it.
+    fn wait_for_look<'s>(&'s self, mut state: MutexGuard<'s, State>, name: Name) {
+        let deadline = Instant::now() + LOOK_PATIENCE;
+        while state.looks.last.contains_key(&name) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            state = self.wait(state, left);
+        }
+    }
+
     fn wait<'s>(&'s self, state: MutexGuard<'s, State>, limit: Duration) -> MutexGuard<'s, State> {
         // As for `lock`: no panic leaves the state half changed.
         let woken = self.changed.wait_timeout(state, limit);

@@ -115,7 +115,7 @@ impl Shared {
         for file in files {
             let facts = recipe_facts(&self.root, self.file_system, file)?;
             let mut state = lock(&self.state);
-            if !state.noted.as_ref().is_some_and(|noted| noted.recipes.contains(&file)) {
+            if !state.noted.as_ref().is_some_and(|noted| noted.recipes.contains_key(&file)) {
                 differences += u64::from(state.catalog.set_recipe(file, facts));
             }
         }
@@ -126,6 +126,7 @@ impl Shared {
 impl State {
     fn begin_scan(&mut self, root: &Root) {
         self.noted = Some(Noted::default());
+        self.scans_begun += 1;
         if self.stage == Stage::Unbuilt {
             self.stage = Stage::Building;
         }
@@ -148,7 +149,7 @@ impl State {
     fn enter_blobs(&mut self, facts: Vec<(Digest, Option<BlobFacts>)>) -> u64 {
         let mut differences = 0;
         for (digest, facts) in facts {
-            if !self.noted.as_ref().is_some_and(|noted| noted.blobs.contains(&digest)) {
+            if !self.noted.as_ref().is_some_and(|noted| noted.blobs.contains_key(&digest)) {
                 differences += u64::from(self.catalog.set_blob(digest, facts));
             }
         }

@@ -26,6 +26,8 @@ pub struct Measured {
     pub needed_bytes: u64,
     /// What only the trash needs in bytes on disk.
     pub trash_bytes: u64,
+    /// What only unfinished downloads need in bytes on disk, of what is under its own name already.
+    pub download_bytes: u64,
     /// The recipes that nothing needs, in bytes on disk.
     pub unneeded_recipe_bytes: u64,
     /// The blobs that nothing needs, with their bytes on disk.
@@ -78,6 +80,8 @@ struct Users {
 const SEVERAL: u32 = u32::MAX;
 /// In place of a model's number: no model needs it, and it stays.
 const KEPT: u32 = u32::MAX - 1;
+/// In place of a model's number: an unfinished download keeps it.
+const DOWNLOAD: u32 = u32::MAX - 3;
 /// In place of a model's number: a model in the trash. They are all one to the others.
 const TRASH: u32 = u32::MAX - 2;
 
@@ -93,7 +97,7 @@ impl<'c> Tally<'c> {
     /// # Errors
     /// [`Unreadable`]; the tally is of no use then.
     pub fn add(&mut self, files: &[Digest]) -> Result<(), Unreadable> {
-        let model = u32::try_from(self.totals.len() + 1).unwrap_or(TRASH - 1);
+        let model = u32::try_from(self.totals.len() + 1).unwrap_or(DOWNLOAD - 1);
         let total = self.count(files, model)?;
         self.totals.push(total);
         Ok(())
@@ -114,9 +118,23 @@ impl<'c> Tally<'c> {
                 self.catalog.place(digest).and_then(|id| self.blobs.get_mut(usize::try_from(id).ok()?));
             let recipe = self.catalog.recipe_row(digest).map(|_| self.recipes.entry(digest).or_default());
             for users in blob.into_iter().chain(recipe) {
-                if users.user == 0 {
-                    users.user = KEPT;
-                }
+                users.keep(KEPT);
+            }
+        }
+    }
+
+    /// Notes that an unfinished download keeps a blob of this name, or the recipe and what it needs.
+    pub fn keep_for_download(&mut self, digest: Digest, is_recipe: bool) {
+        let mut blobs = Vec::new();
+        if !is_recipe {
+            blobs.extend(self.catalog.place(digest));
+        } else if let Some(row) = self.catalog.recipe_row(digest) {
+            self.recipes.entry(digest).or_default().keep(DOWNLOAD);
+            blobs.extend(row.needs.iter().flatten());
+        }
+        for id in blobs {
+            if let Some(users) = usize::try_from(id).ok().and_then(|at| self.blobs.get_mut(at)) {
+                users.keep(DOWNLOAD);
             }
         }
     }
@@ -192,6 +210,7 @@ impl Measured {
     fn enter(&mut self, user: u32, bytes: u64) {
         match user {
             KEPT => {}
+            DOWNLOAD => self.download_bytes += bytes,
             TRASH => self.trash_bytes += bytes,
             user => {
                 self.needed_bytes += bytes;
@@ -213,5 +232,12 @@ impl Users {
         self.last = model;
         self.user = if self.user == 0 || self.user == KEPT { model } else { SEVERAL };
         true
+    }
+
+    /// Notes that it stays, for who keeps it, if nothing needs it more than that.
+    const fn keep(&mut self, keeper: u32) {
+        if self.user == 0 || self.user == KEPT {
+            self.user = keeper;
+        }
     }
 }

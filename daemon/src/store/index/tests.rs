@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use super::cache::{Index, MemoryIndex, Table};
 use super::catalog::{BlobFacts, Catalog, RecipeFacts};
-use super::{IndexStatus, pages};
+use super::{IndexStatus, Name, State, pages};
 use crate::store::{Ingest, Store, lock};
 
 /// An event as the store would note it.
@@ -517,4 +517,57 @@ fn index_with_a_link_in_it_is_begun_anew_and_nothing_is_written_through_it() {
     start();
     assert!(fs::read(&outside).unwrap() == before, "the link is followed");
     assert!(database.symlink_metadata().unwrap().is_file(), "a new one is in its place");
+}
+
+/// Of two who look at one name at once, what the later one saw is entered, and both find it afterwards.
+#[test]
+fn look_at_the_disk_holds_no_lock_and_the_last_that_began_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path().join("store")).unwrap();
+    drop(store.catalog().unwrap());
+    let (index, digest) = (store.index(), blob(1));
+    let facts = |length| Some(BlobFacts { length, bytes_on_disk: 512 });
+    let enter = |state: &mut State, facts| {
+        state.catalog.set_blob(digest, facts);
+    };
+    let length = || store.catalog_now().unwrap().blob(digest).map(|facts| facts.length);
+    let look = |shared: &super::Shared| {
+        assert!(shared.state.try_lock().is_ok(), "no lock is held");
+        index.note(Name::Blob(digest), |_| Ok(facts(2)), enter);
+        assert_eq!(length(), Some(2));
+        Ok(facts(1))
+    };
+    index.note(Name::Blob(digest), look, enter);
+    assert_eq!(length(), Some(2), "what is older does not replace it");
+    index.note(Name::Blob(digest), |_| Ok(None), enter);
+    assert_eq!(length(), None);
+}
+
+#[test]
+fn whoever_notes_a_change_waits_for_a_later_look_at_the_same_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path().join("store")).unwrap();
+    drop(store.catalog().unwrap());
+    let (index, digest) = (store.index(), blob(1));
+    let enter = |state: &mut State, facts| {
+        state.catalog.set_blob(digest, facts);
+    };
+    let later = |_: &super::Shared| {
+        thread::sleep(Duration::from_millis(50));
+        Ok(Some(BlobFacts { length: 2, bytes_on_disk: 512 }))
+    };
+    thread::scope(|scope| {
+        let first = |_: &super::Shared| {
+            let begun = || lock(&index.0.state).looks.last.get(&Name::Blob(digest)).copied();
+            let own = begun();
+            scope.spawn(|| index.note(Name::Blob(digest), later, enter));
+            while begun() == own {
+                thread::yield_now();
+            }
+            Ok(None)
+        };
+        index.note(Name::Blob(digest), first, enter);
+        let found = store.catalog_now().unwrap().blob(digest);
+        assert_eq!(found.map(|facts| facts.length), Some(2));
+    });
 }

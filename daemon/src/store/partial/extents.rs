@@ -5,7 +5,12 @@ use std::ops::Range;
 
 /// Which bytes of a file are there: ranges that neither overlap nor touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Extents(BTreeMap<u64, u64>);
+pub struct Extents {
+    /// The ranges' starts and ends.
+    ranges: BTreeMap<u64, u64>,
+    /// How many bytes they have: asked for with every piece that arrives.
+    total: u64,
+}
 
 impl Extents {
     /// Adds a range; what of it is in the set already changes nothing.
@@ -15,29 +20,40 @@ impl Extents {
             return;
         }
         // From the last one that may touch it back to the first.
-        while let Some((&first, &last)) = self.0.range(..=end).next_back() {
+        while let Some((&first, &last)) = self.ranges.range(..=end).next_back() {
             if last < start {
                 break;
             }
             (start, end) = (start.min(first), end.max(last));
-            self.0.remove(&first);
+            self.take(first);
         }
-        self.0.insert(start, end);
+        self.put(start, end);
     }
 
     /// Takes a range out of the set.
     pub fn remove(&mut self, range: Range<u64>) {
-        while let Some((&first, &last)) = self.0.range(..range.end).next_back() {
+        while let Some((&first, &last)) = self.ranges.range(..range.end).next_back() {
             if last <= range.start || range.is_empty() {
                 break;
             }
-            self.0.remove(&first);
+            self.take(first);
             if last > range.end {
-                self.0.insert(range.end, last);
+                self.put(range.end, last);
             }
             if first < range.start {
-                self.0.insert(first, range.start);
+                self.put(first, range.start);
             }
+        }
+    }
+
+    fn put(&mut self, start: u64, end: u64) {
+        self.ranges.insert(start, end);
+        self.total = self.total.saturating_add(end.saturating_sub(start));
+    }
+
+    fn take(&mut self, start: u64) {
+        if let Some(end) = self.ranges.remove(&start) {
+            self.total = self.total.saturating_sub(end.saturating_sub(start));
         }
     }
 
@@ -45,7 +61,7 @@ impl Extents {
     /// the byte there is missing.
     #[must_use]
     pub fn end_of_run(&self, offset: u64) -> u64 {
-        let before = self.0.range(..=offset).next_back();
+        let before = self.ranges.range(..=offset).next_back();
         before.map_or(offset, |(_, end)| (*end).max(offset))
     }
 
@@ -54,7 +70,7 @@ impl Extents {
     pub fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut gaps = Vec::new();
         let mut position = self.end_of_run(range.start);
-        for (&start, &end) in self.0.range(range.start..range.end) {
+        for (&start, &end) in self.ranges.range(range.start..range.end) {
             if start > position {
                 gaps.push(position..start);
             }
@@ -68,8 +84,8 @@ impl Extents {
 
     /// How many bytes are there.
     #[must_use]
-    pub fn total(&self) -> u64 {
-        self.0.iter().map(|(start, end)| end.saturating_sub(*start)).fold(0, u64::saturating_add)
+    pub const fn total(&self) -> u64 {
+        self.total
     }
 }
 

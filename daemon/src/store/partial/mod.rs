@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
-use blobd_store_format::split::{Part, SplitPlan, Target};
+use blobd_store_format::split::{BlobPlaces, Part, Segment, SplitPlan, Target};
 
 use super::staged::StagedHash;
 use super::staging::{Room, Staging};
@@ -128,12 +128,17 @@ pub struct Partial {
     home: PartialFile,
     staging: Staging,
     plan: SplitPlan,
+    places: BlobPlaces,
+    journal: File,
+    /// Held while a blob's file is made and room for it is found, which may take long: two who write the
+    /// same blob must not both begin it. Who reads waits for nobody.
+    beginning: Mutex<()>,
+    /// Held for changes in memory alone.
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    journal: File,
     end_of_journal: u64,
     arrived: Extents,
     /// Planned blobs whose bytes are read from the store.
@@ -153,13 +158,13 @@ impl Partial {
         // A torn record may have sound ones behind it, which are none of what follows.
         journal.set_len(end_of_journal).map_err(home.store.root.failure("shorten", &path))?;
         let state = State {
-            journal,
             end_of_journal,
             arrived: Extents::default(),
             stored: BTreeMap::new(),
             begun: BTreeSet::new(),
         };
-        Ok(Self { home, staging, plan, state: Mutex::new(state) })
+        let (places, beginning) = (BlobPlaces::of(&plan), Mutex::default());
+        Ok(Self { home, staging, plan, places, journal, beginning, state: Mutex::new(state) })
     }
 
     /// How the file is split.
@@ -278,9 +283,8 @@ impl Partial {
     /// from the store.
     #[must_use]
     pub fn hash(&self, blob: usize) -> Option<StagedHash> {
-        let state = lock(&self.state);
         let size = self.plan.blobs().get(blob)?.size;
-        if size > 0 && !state.begun.contains(&blob) {
+        if size > 0 && !self.has_begun(blob) {
             return None;
         }
         let store = &self.home.store;
@@ -352,8 +356,11 @@ impl Partial {
     /// The file of a planned blob, for writing. A new one has its room set aside.
     fn file_of(&self, blob: usize) -> Result<Arc<File>, StoreError> {
         let path = self.home.path_of(blob);
-        let mut state = lock(&self.state);
-        if state.begun.contains(&blob) {
+        if self.has_begun(blob) {
+            return self.staging.written().writer(&path);
+        }
+        let _alone = lock(&self.beginning);
+        if self.has_begun(blob) {
             return self.staging.written().writer(&path);
         }
         let size = self.plan.blobs().get(blob).map_or(0, |planned| planned.size);
@@ -366,25 +373,32 @@ impl Partial {
             let _ = disk.remove_file(&path);
         })?;
         room.stays_in_partial();
-        state.begun.insert(blob);
-        self.staging.written().add(&path, file)
+        let file = self.staging.written().add(&path, file)?;
+        lock(&self.state).begun.insert(blob);
+        Ok(file)
+    }
+
+    fn has_begun(&self, blob: usize) -> bool {
+        lock(&self.state).begun.contains(&blob)
     }
 
     /// Where a planned blob's bytes are in the file.
-    fn ranges(&self, wanted: usize) -> Vec<Range<u64>> {
-        let segments = self.plan.segments().iter();
-        let own =
-            segments.filter(|segment| matches!(segment.target, Target::Blob { blob, .. } if blob == wanted));
-        own.map(|segment| segment.offset_in_file..segment.offset_in_file.saturating_add(segment.length))
-            .collect()
+    fn ranges(&self, blob: usize) -> impl Iterator<Item = Range<u64>> {
+        let range =
+            |segment: &Segment| segment.offset_in_file..segment.offset_in_file.saturating_add(segment.length);
+        self.places.segments(&self.plan, blob).map(range)
     }
 
+    /// Writes a record behind the others. A place that stays empty because its write fails ends the
+    /// journal there for the next session, which then fetches more again than it would have to.
     fn append(&self, record: Record) -> Result<(), StoreError> {
+        let place = {
+            let mut state = lock(&self.state);
+            let next = state.end_of_journal.saturating_add(journal::RECORD_BYTES as u64);
+            std::mem::replace(&mut state.end_of_journal, next)
+        };
         let path = self.home.directory.join(JOURNAL);
-        let mut state = lock(&self.state);
-        self.home.store.disk().write_at(&path, &state.journal, &record.encode(), state.end_of_journal)?;
-        state.end_of_journal = state.end_of_journal.saturating_add(journal::RECORD_BYTES as u64);
-        Ok(())
+        self.home.store.disk().write_at(&path, &self.journal, &record.encode(), place)
     }
 
     /// Empties the directory and begins a journal.
@@ -401,10 +415,9 @@ impl Partial {
         }
         self.home.store.space().recount_partial();
         let path = directory.join(JOURNAL);
-        let mut state = lock(&self.state);
-        state.journal.set_len(0).map_err(self.home.store.root.failure("shorten", &path))?;
-        disk.write_at(&path, &state.journal, &journal::head(self.home.file, self.home.size), 0)?;
-        state.end_of_journal = journal::HEAD_BYTES as u64;
+        self.journal.set_len(0).map_err(self.home.store.root.failure("shorten", &path))?;
+        disk.write_at(&path, &self.journal, &journal::head(self.home.file, self.home.size), 0)?;
+        lock(&self.state).end_of_journal = journal::HEAD_BYTES as u64;
         Ok(())
     }
 }
@@ -470,15 +483,10 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn blobs_of_partials(&self) -> Result<BTreeSet<Digest>, StoreError> {
-        let mut blobs = BTreeSet::new();
-        for file in self.partial_files()? {
-            let path = layout::partial(file).join(JOURNAL);
-            if let Some(journal) = self.root.read_limited(&path, MAX_JOURNAL_BYTES)? {
-                blobs.extend(journal::stored(&journal, file));
-            }
-        }
-        Ok(blobs)
+    pub(crate) fn blobs_of_partial(&self, file: Digest) -> Result<BTreeSet<Digest>, StoreError> {
+        let path = layout::partial(file).join(JOURNAL);
+        let journal = self.root.read_limited(&path, MAX_JOURNAL_BYTES)?;
+        Ok(journal.map(|journal| journal::stored(&journal, file).into_iter().collect()).unwrap_or_default())
     }
 }
 

@@ -97,12 +97,12 @@ impl Partial {
             if lock(&self.state).begun.contains(&blob) {
                 continue;
             }
-            self.ranges(blob).into_iter().for_each(|range| there.remove(range));
+            self.ranges(blob).for_each(|range| there.remove(range));
             if let Some(digest) = claims.stored.get(&blob)
                 && self.home.store.blob_size(*digest)? == Some(planned.size)
             {
                 lock(&self.state).stored.insert(blob, *digest);
-                self.ranges(blob).into_iter().for_each(|range| there.insert(range));
+                self.ranges(blob).for_each(|range| there.insert(range));
             }
         }
         there.remove(self.home.size..u64::MAX);

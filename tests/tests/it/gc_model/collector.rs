@@ -32,8 +32,10 @@ pub(super) enum Step {
     Plan,
     /// `gc::settle`.
     Settle,
-    /// `Collection::delete_unpinned` of one blob after the other.
+    /// `Collection::delete_unpinned` of one blob after the other: the claim, under the lock of the leases.
     Delete,
+    /// The same: `Node::remove`, without that lock, and the end of the claim.
+    Remove,
     /// `Collection::drop` and the end of the lock; `rm` answers.
     End,
     /// All its runs are over.
@@ -53,6 +55,8 @@ pub(super) struct Collector {
     next_tag: Tag,
     reachable: BlobSet,
     plan: BlobSet,
+    /// What it has claimed: `leases::Table::deleting`.
+    deleting: BlobSet,
 }
 
 impl Collector {
@@ -63,8 +67,19 @@ impl Collector {
             Task::Remove => (Step::Idle, BlobSet::NONE),
         };
         let none = BlobSet::NONE;
-        let (pinned, reachable, plan) = (none, none, none);
-        Self { task, step, runs_left: runs, tag: 0, candidates, pinned, next_tag: 0, reachable, plan }
+        let (pinned, reachable, plan, deleting) = (none, none, none, none);
+        Self {
+            task,
+            step,
+            runs_left: runs,
+            tag: 0,
+            candidates,
+            pinned,
+            next_tag: 0,
+            reachable,
+            plan,
+            deleting,
+        }
     }
 
     pub(super) const fn task(&self) -> Task {
@@ -84,13 +99,17 @@ impl Collector {
         self.plan
     }
 
+    pub(super) const fn deleting(&self) -> BlobSet {
+        self.deleting
+    }
+
     pub(super) const fn locks_tags(&self) -> bool {
         matches!(self.step, Step::Unlink | Step::SyncUnlink)
     }
 
     const fn locks_collections(&self) -> bool {
-        use Step::{Delete, End, ListPins, Mark, Plan, Settle};
-        matches!(self.step, ListPins | Mark | Plan | Settle | Delete | End)
+        use Step::{Delete, End, ListPins, Mark, Plan, Remove, Settle};
+        matches!(self.step, ListPins | Mark | Plan | Settle | Delete | Remove | End)
     }
 
     /// The tags that an idle `rm` may be told to remove.
@@ -160,7 +179,12 @@ impl Collector {
                 }
                 next.step = Step::Delete;
             }
-            Step::Delete => next.delete(state, faults),
+            Step::Delete => next.claim(state, faults),
+            Step::Remove => {
+                state.disk.remove(self.deleting);
+                next.deleting = BlobSet::NONE;
+                next.step = if self.plan.is_empty() { Step::End } else { Step::Delete };
+            }
             Step::End => {
                 state.since_collection = None;
                 if self.task == Task::Remove {
@@ -172,8 +196,8 @@ impl Collector {
         Some(next)
     }
 
-    /// `Collection::delete_unpinned`.
-    fn delete(&mut self, state: &mut State, faults: &[Fault]) {
+    /// `Collection::claim`.
+    fn claim(&mut self, state: &State, faults: &[Fault]) {
         let Some(blob) = self.plan.first().map(BlobSet::of) else { return };
         let since = state.since_collection.unwrap_or_default();
         let protected = if faults.contains(&Fault::NoRecheck) {
@@ -183,11 +207,10 @@ impl Collector {
         } else {
             state.pinned().with(since)
         };
-        if !protected.contains(blob) {
-            state.disk.remove(blob);
-        }
         self.plan = self.plan.without(blob);
-        if self.plan.is_empty() {
+        if !protected.contains(blob) {
+            (self.deleting, self.step) = (blob, Step::Remove);
+        } else if self.plan.is_empty() {
             self.step = Step::End;
         }
     }

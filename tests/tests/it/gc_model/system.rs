@@ -15,6 +15,8 @@ pub(super) enum Fault {
     NoRecheck,
     /// It spares what is pinned when it deletes, but forgets what was pinned and released.
     RecheckOfPresentPinsOnly,
+    /// Whoever pins a blob that is being deleted does not wait until it is gone.
+    PinDuringDeletion,
     /// A second collection may begin before the first has ended.
     CollectionsOverlap,
     /// It deletes at once what the manifests it has seen do not need.
@@ -180,6 +182,11 @@ impl State {
     /// `Leases::pinned`.
     pub(super) fn pinned(&self) -> BlobSet {
         self.writers.iter().fold(BlobSet::NONE, |pinned, writer| pinned.with(writer.pins()))
+    }
+
+    /// `leases::Table::deleting`.
+    pub(super) fn deleting(&self) -> BlobSet {
+        self.collectors.iter().fold(BlobSet::NONE, |deleting, its| deleting.with(its.deleting()))
     }
 
     /// `Store::lock_tags`.

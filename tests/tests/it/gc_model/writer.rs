@@ -127,6 +127,7 @@ impl Writer {
         let is_wrong = |fault| faults.contains(&fault);
         match self.step {
             Step::Idle | Step::Done | Step::Refused => return None,
+            Step::Pin if self.waits(needs, state, faults) => return None,
             Step::Pin => {
                 if !(self.keeps() && is_wrong(Fault::KeepWithoutLease)) {
                     next.pin(needs, state);
@@ -138,6 +139,7 @@ impl Writer {
                 Some(manifest) => (next.manifest, next.step) = (manifest, Step::Pin),
                 None => next = self.over(Step::Done),
             },
+            Step::Take if self.waits(self.pinned_next(), state, faults) => return None,
             Step::Take => next.take(state, is_wrong(Fault::LookBeforePin)),
             Step::Publish => next.publish(state, faults),
             Step::Check if state.tags_are_locked() => return None,
@@ -179,6 +181,17 @@ impl Writer {
             }
         }
         Some(next)
+    }
+
+    /// `Leases::lock_unless_deleting`.
+    fn waits(&self, blobs: BlobSet, state: &State, faults: &[Fault]) -> bool {
+        !faults.contains(&Fault::PinDuringDeletion) && !state.deleting().and(blobs).is_empty()
+    }
+
+    /// What the next step of [`Step::Take`] may pin.
+    fn pinned_next(&self) -> BlobSet {
+        let missing = self.manifest.needs().without(self.pins);
+        missing.first().map(BlobSet::of).unwrap_or_default()
     }
 
     /// `Lease::pin_all`.

@@ -1,0 +1,146 @@
+//! The process that reads a client's file: what it waits for, nobody else waits for.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use blobd_client::protocol::connection::receive_message;
+use blobd_client::protocol::frame::{Frame, FrameDecoder};
+use rustix::fs::sendfile;
+use rustix::io::Errno;
+
+use super::note::{Note, Refusal};
+use crate::ops::FileFacts;
+use crate::sys::take_standard_descriptors;
+
+/// The question to inspect the file once more.
+pub(super) const INSPECT: u8 = b'i';
+
+/// How long a client may take to send its file.
+pub(crate) const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How much is sent at once.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// As many as the kernel lets into one message.
+const MAX_FDS_PER_MESSAGE: usize = 253;
+
+/// Receives a descriptor on standard input, sends the file's bytes to standard output, and says on
+/// standard error how that goes. Ends when the daemon closes either.
+pub(crate) fn run() {
+    let [connection, bytes, notes] = take_standard_descriptors();
+    let (bytes, notes) = (UnixStream::from(bytes), UnixStream::from(notes));
+    // Whatever fails here, the daemon has gone or is told.
+    let _ = serve(connection, &bytes, &notes);
+}
+
+fn serve(connection: OwnedFd, bytes: &UnixStream, mut notes: &UnixStream) -> io::Result<()> {
+    let received = receive(&connection, notes);
+    // Who still has it would keep the client from seeing that the daemon has closed it.
+    drop(connection);
+    let file = match received {
+        Ok(file) => file,
+        Err(refusal) => return notes.write_all(&Note::Refused(refusal).encode()),
+    };
+    notes.write_all(&Note::Received.encode())?;
+    let inspected = FileFacts::of(&file);
+    notes.write_all(&note_of(inspected.as_ref().copied()).encode())?;
+    let Some(facts) = inspected.ok().filter(FileFacts::is_file) else { return Ok(()) };
+    if let Err(note) = send(&file, facts.size, bytes) {
+        notes.write_all(&note.encode())?;
+        return bytes.shutdown(Shutdown::Write);
+    }
+    let mut question = [0];
+    notes.set_read_timeout(None)?;
+    if notes.read(&mut question)? == 1 {
+        notes.write_all(&note_of(FileFacts::of(&file).as_ref().copied()).encode())?;
+    }
+    Ok(())
+}
+
+fn note_of(inspected: Result<FileFacts, &io::Error>) -> Note {
+    inspected.map_or_else(|error| Note::Failed(errno(error)), Note::Facts)
+}
+
+fn errno(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or_else(|| Errno::IO.raw_os_error())
+}
+
+/// The first frame must bring exactly one descriptor.
+fn receive(connection: &OwnedFd, notes: &UnixStream) -> Result<File, Refusal> {
+    let (mut decoder, mut fds) = (FrameDecoder::new(), VecDeque::new());
+    let started = Instant::now();
+    let mut buffer = [0; 1024];
+    let frame = loop {
+        match receive_message(connection, &mut buffer, &mut fds, MAX_FDS_PER_MESSAGE) {
+            Ok(0) => return Err(Refusal::Closed),
+            Ok(received) => decoder.push(buffer.get(..received).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait(notes, started)?,
+            Err(_) => return Err(Refusal::Failed),
+        }
+        if let Some(frame) = decoder.next_frame().map_err(|_malformed| Refusal::Frame)? {
+            break frame;
+        }
+    };
+    if !matches!(frame, Frame::Fds { first: 0, count: 1 }) || decoder.is_inside_frame() {
+        return Err(Refusal::Frame);
+    }
+    match (fds.pop_front(), fds.is_empty()) {
+        (None, _) => Err(Refusal::NoFile),
+        (Some(_), false) => Err(Refusal::Files),
+        (Some(fd), true) => Ok(File::from(fd)),
+    }
+}
+
+/// Waits a moment for the client, and sees whether the daemon is still there.
+fn wait(mut notes: &UnixStream, started: Instant) -> Result<(), Refusal> {
+    const MOMENT: Duration = Duration::from_millis(5);
+    if started.elapsed() > CLIENT_TIMEOUT {
+        return Err(Refusal::Slow);
+    }
+    let waited = notes.set_read_timeout(Some(MOMENT)).and_then(|()| notes.read(&mut [0]));
+    match waited {
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+            Ok(())
+        }
+        _ => Err(Refusal::Closed),
+    }
+}
+
+/// Sends so many bytes from the start of the file, by offsets of its own: the caller's description
+/// shares its offset with this one.
+fn send(file: &File, size: u64, bytes: &UnixStream) -> Result<(), Note> {
+    let mut offset = 0;
+    while offset < size {
+        let left = usize::try_from(size - offset).map_or(CHUNK_BYTES, |left| left.min(CHUNK_BYTES));
+        match sendfile(bytes, file, Some(&mut offset), left) {
+            Ok(0) => return Err(Note::Short),
+            Ok(_) | Err(Errno::INTR) => {}
+            // Some file systems cannot.
+            Err(Errno::INVAL | Errno::NOSYS) => copy(file, &mut offset, left, bytes)?,
+            Err(error) => return Err(Note::Failed(error.raw_os_error())),
+        }
+    }
+    Ok(())
+}
+
+fn copy(file: &File, offset: &mut u64, length: usize, mut bytes: &UnixStream) -> Result<(), Note> {
+    let mut buffer = vec![0; length];
+    let copied = file.read_at(&mut buffer, *offset).and_then(|read| {
+        bytes.write_all(buffer.get(..read).unwrap_or_default())?;
+        Ok(read)
+    });
+    match copied {
+        Ok(0) => Err(Note::Short),
+        Ok(read) => {
+            *offset += read as u64;
+            Ok(())
+        }
+        Err(error) => Err(Note::Failed(errno(&error))),
+    }
+}

@@ -1,0 +1,154 @@
+//! `blobd export`: what it leaves behind, whom its files belong to, and where it stops.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use blobd_store_format::recipe::{Piece, Recipe, seal};
+use blobd_store_format::split::SplitPlan;
+use blobd_tests::command;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::places::disk_folder;
+use blobd_tests::store_dir::names;
+use blobd_tests::wait::eventually;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::process::{Pid, Signal, kill_process};
+
+fn daemon_with(model: &ModelFile) -> TestDaemon {
+    let daemon = TestDaemon::start_on_disk();
+    let path = model.write_to(daemon.scratch(), "m.gguf");
+    daemon.command().run(["import", path.to_str().unwrap(), "--name", "m"]).succeeds();
+    daemon
+}
+
+#[test]
+fn signals_leave_nothing_behind() {
+    let model = ModelFile::dense_of(1, 2, 1024);
+    let daemon = daemon_with(&model);
+    // Several moments of each, whichever they are on this machine.
+    for (signal, code) in [(Signal::INT, 130), (Signal::HUP, 129), (Signal::TERM, 143)] {
+        for millis in [0, 3, 10, 30, 60] {
+            let folder = disk_folder();
+            let mut export = daemon.command().command();
+            let mut export =
+                export.args(["export", "m", "-o"]).arg(folder.path().join("m.gguf")).spawn().unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(millis));
+            // It may have ended already.
+            let _ = kill_process(Pid::from_child(&export), signal);
+            let status = export.wait().unwrap();
+            let is_done = status.success();
+            // Before the command listens for signals they end it as they end any other.
+            let is_ended = status.code().is_none_or(|found| found == code || found == 0);
+            assert!(is_ended, "{signal:?} after {millis} ms: {status}");
+            let found = names(folder.path());
+            assert!(found.is_empty() || found == ["m.gguf"], "{signal:?} after {millis} ms: {found:?}");
+            assert!(!is_done || found == ["m.gguf"]);
+        }
+    }
+}
+
+#[test]
+fn target_keeps_its_mode_and_a_new_file_has_that_of_the_umask() {
+    let model = ModelFile::dense(1);
+    let daemon = daemon_with(&model);
+    let folder = disk_folder();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    for old in [0o600, 0o640, 0o444] {
+        let target = folder.path().join("old.gguf");
+        fs::write(&target, "old").unwrap();
+        fs::set_permissions(&target, Permissions::from_mode(old)).unwrap();
+        daemon.command().run(["export", "m", "-o", target.to_str().unwrap()]).succeeds();
+        assert!(fs::read(&target).unwrap() == model.bytes());
+        assert_eq!(mode(&target), old);
+        fs::remove_file(&target).unwrap();
+    }
+    for (umask, expected) in [("022", 0o644), ("077", 0o600), ("002", 0o664)] {
+        let target = folder.path().join("new.gguf");
+        let export = daemon.command().command();
+        let mut shell = Command::new("sh");
+        let words = format!("umask {umask}; exec \"$0\" export m -o \"$1\"");
+        shell.args(["-c", &words]).arg(export.get_program()).arg(&target);
+        daemon.command().prepare(&mut shell);
+        command::run(&mut shell).succeeds();
+        assert_eq!(mode(&target), expected);
+        fs::remove_file(&target).unwrap();
+    }
+    assert_eq!(names(folder.path()), [""; 0]);
+}
+
+#[test]
+fn what_is_no_file_is_written_to_as_it_is() {
+    let daemon = daemon_with(&ModelFile::dense(1));
+    daemon.command().line("export m -o /dev/null").succeeds();
+    let bytes = daemon.command().line("export m -o /dev/stdout").succeeds().stdout;
+    assert!(bytes.starts_with(&ModelFile::dense(1).bytes()));
+    let run = daemon.command().line("export m -o /dev/full --json").exits_with(6);
+    assert!(run.error().message.contains("/dev/full"), "{}", run.stderr);
+    // A reader that has gone is no hang.
+    let pipe = daemon.scratch().join("pipe");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let mut export = daemon.command().command();
+    export.args(["export", "m", "-o"]).arg(&pipe).stderr(Stdio::null());
+    let mut export = export.spawn().unwrap();
+    drop(File::open(&pipe).unwrap());
+    eventually("the export ends", || export.try_wait().unwrap().is_some());
+}
+
+#[test]
+fn export_that_does_not_fit_leaves_nothing() {
+    let daemon = daemon_with(&ModelFile::dense(1));
+    let folder = disk_folder();
+    let export = daemon.command().command();
+    let mut script = Command::new("unshare");
+    let words = "mount -t tmpfs -o size=16k none \"$1\" || exit 77
+        \"$0\" export m -o \"$1/m.gguf\" --json; code=$?
+        ls -A \"$1\"; exit $code";
+    script.args(["--mount", "sh", "-c", words]).arg(export.get_program()).arg(folder.path());
+    daemon.command().prepare(&mut script);
+    let Ok(output) = script.output() else { return println!("skipped: no unshare") };
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.code() != Some(6) && (errors.contains("unshare") || errors.contains("mount:")) {
+        return println!("skipped: takes root: {errors}");
+    }
+    assert_eq!(output.status.code(), Some(6), "{errors}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "", "nothing is left");
+}
+
+/// The recipe of the only model, with a piece more.
+fn plant(daemon: &TestDaemon, zeros: u64) {
+    let [name] = names(&daemon.root().join("recipes")).try_into().expect("one recipe");
+    let path = daemon.root().join("recipes").join(name);
+    let recipe = Recipe::parse(&fs::read(&path).unwrap()).unwrap();
+    let mut pieces: Vec<serde_json::Value> =
+        recipe.pieces().iter().map(|piece| serde_json::to_value(piece).unwrap()).collect();
+    pieces.push(serde_json::to_value(Piece::Zeros { zeros }).unwrap());
+    let planted = serde_json::json!({
+        "version": Recipe::VERSION, "file": recipe.file(), "size": recipe.size() + zeros,
+        "pieces": pieces, "tensors": recipe.tensors(),
+    });
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, seal(serde_json::to_vec(&planted).unwrap())).unwrap();
+}
+
+#[test]
+fn planted_recipe_is_not_followed_beyond_the_size_that_the_manifest_names() {
+    for (zeros, reason) in
+        [(SplitPlan::MAX_LITERAL_BYTES, "the manifest says"), (1 << 50, "bytes of zeros and literals")]
+    {
+        let mut daemon = daemon_with(&ModelFile::dense(1));
+        daemon.stop();
+        plant(&daemon, zeros);
+        daemon.restart();
+        let folder = disk_folder();
+        let target = folder.path().join("m.gguf");
+        for words in [vec!["export", "m", "-o", "-"], vec!["export", "m", "-o", target.to_str().unwrap()]] {
+            let run = daemon.command().run([&words[..], &["--json"]].concat()).exits_with(5);
+            assert!(run.error().message.contains(reason), "{}", run.stderr);
+        }
+        assert_eq!(names(folder.path()), [""; 0]);
+        daemon.client().open(&"m".parse().unwrap()).unwrap_err();
+        daemon.command().line("verify").exits_with(5);
+    }
+}
