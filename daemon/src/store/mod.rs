@@ -6,6 +6,9 @@
 //! collected ([`leases`]). The form on disk is `docs/STORE-FORMAT.md`. What
 //! may be deleted is decided in [`crate::gc`], not here.
 
+// Files of the store are reached through its root alone, see `clippy.toml`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -119,6 +122,8 @@ pub struct Store {
     transactions: Mutex<BTreeSet<String>>,
     /// None if the store cannot be written to and has no lock file.
     lock: Option<File>,
+    /// The directories without which nothing is collected.
+    essential: Vec<&'static str>,
 }
 
 impl Store {
@@ -140,11 +145,11 @@ impl Store {
     pub fn open_with(root: impl Into<PathBuf>, options: StoreOptions) -> Result<Self, StoreError> {
         let root = home::open_root(&root.into())?;
         let disk = GuardedDisk::new(options.disk, root.clone());
-        let lock = home::enter(&root, &disk)?;
+        let home = home::enter(&root, &disk)?;
         let file_system = FileSystem::of(&root)?;
         let durability = options.durability.on(file_system);
         let space = Space::new(root.clone(), options.space)?;
-        let damaged = quarantine::DamagedBlobs::load(&root)?;
+        let damaged = quarantine::DamagedBlobs::load(&root);
         let store = Self {
             index: index::StoreIndex::new(root.clone(), file_system),
             summaries: summaries::Summaries::default(),
@@ -165,7 +170,8 @@ impl Store {
             future_records: trash::FutureRecords::default(),
             next_transaction: AtomicU64::new(0),
             transactions: Mutex::default(),
-            lock,
+            lock: home.lock,
+            essential: home.essential,
         };
         store.announce(None);
         store.sweep_staging();
@@ -231,6 +237,56 @@ impl Store {
             .ok_or_else(|| StoreError::MissingDirectory { path: path() })
     }
 
+    /// Makes sure that the directories without which nobody knows what is needed are there. A collection
+    /// that took one that is gone for one that is empty would delete everything.
+    ///
+    /// # Errors
+    /// [`StoreError::MissingDirectory`], [`StoreError::UnexpectedFile`], [`StoreError::Io`].
+    pub(crate) fn check_directories(&self) -> Result<(), StoreError> {
+        self.essential.iter().try_for_each(|name| self.existing_directory(name).map(drop))
+    }
+
+    /// What in the root is not of the kind that it should be, or missing. What is optional may be
+    /// missing.
+    #[must_use]
+    pub fn misplaced(&self) -> Vec<StoreError> {
+        const OPTIONAL: [&str; 7] = [
+            layout::ORIGINS,
+            layout::STAGING,
+            layout::PARTIAL,
+            layout::TRASH,
+            layout::PINS,
+            layout::QUARANTINE,
+            layout::INDEX,
+        ];
+        const FILES: [&str; 4] =
+            [layout::STORE_FILE, layout::LOCK_FILE, layout::RESERVE_FILE, layout::SCRUB_FILE];
+        let missing = self.essential.iter().filter_map(|name| self.existing_directory(name).err());
+        let others = OPTIONAL.iter().filter(|name| !self.essential.contains(name));
+        let others = others.filter_map(|name| self.root.find_directory(Path::new(name)).err());
+        let files = FILES.iter().filter_map(|name| self.odd_file(Path::new(name)));
+        missing.chain(others).chain(files).collect()
+    }
+
+    fn odd_file(&self, path: &Path) -> Option<StoreError> {
+        let found = match self.root.status(path) {
+            Ok(status) => status.filter(|status| !status.is_file())?.kind(),
+            Err(error) => return Some(error),
+        };
+        let (found, expected) = (root::describe(found).to_owned(), root::describe(FileType::RegularFile));
+        Some(StoreError::UnexpectedFile { path: self.root.full(path), found, expected })
+    }
+
+    /// Makes a directory and those above it, and makes their names durable. One that the store had from
+    /// its beginning is not made anew: whoever took it away has what was in it.
+    fn create_directories(&self, relative: &Path) -> Result<(), StoreError> {
+        let top = relative.iter().next().and_then(|top| top.to_str());
+        if let Some(top) = self.essential.iter().find(|name| Some(**name) == top) {
+            drop(self.existing_directory(top)?);
+        }
+        self.disk.create_dir_all(relative)
+    }
+
     /// Where something in the store lies, for tests that look at it from outside.
     #[cfg(test)]
     pub(crate) fn path(&self, relative: impl AsRef<Path>) -> PathBuf {
@@ -292,6 +348,7 @@ impl Store {
     }
 
     /// Where the blobs lie, as the kernel names them in `/proc`.
+    #[expect(clippy::disallowed_methods, reason = "a descriptor of this process")]
     pub(crate) fn blobs_location(&self) -> Option<PathBuf> {
         let blobs = self.blobs_directory().ok()?.file();
         std::fs::read_link(format!("/proc/self/fd/{}", blobs.as_raw_fd())).ok()

@@ -141,6 +141,7 @@ fn forget_cached(file: &File) {
 }
 
 /// Tells this boot of the machine from others.
+#[expect(clippy::disallowed_methods, reason = "a file of the kernel, none of the store")]
 pub(super) fn boot_id() -> [u8; 16] {
     let id = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| {
         // Unknown: every session is one of its own, and what it wrote is compared.
