@@ -96,6 +96,12 @@ impl Job<'_> {
         Ok(bytes)
     }
 
+    /// Waits for so long, or until nobody wants the file any more.
+    fn pause(&self, wait: Duration) -> Result<(), TransferError> {
+        // The timer is made inside, where the runtime is: the thread may be none of the runtime's.
+        self.wait_for(async { tokio::time::sleep(wait).await })
+    }
+
     /// Waits for `future` as long as somebody wants the file.
     fn wait_for<T>(&self, future: impl Future<Output = T>) -> Result<T, TransferError> {
         const NOW_AND_THEN: Duration = Duration::from_millis(200);
@@ -197,7 +203,7 @@ impl Transfers {
             };
             // What has come of so little is nothing to go on with.
             let wait = failures.wait_after(&error, 0, &self.policy);
-            job.wait_for(tokio::time::sleep(wait.ok_or(error)?))?;
+            job.pause(wait.ok_or(error)?)?;
         }
     }
 

@@ -94,7 +94,7 @@ pub(super) fn fetch_head(
         let Some(wait) = failures.wait_after(&error, came, policy) else {
             return Err(error.into());
         };
-        job.wait_for(tokio::time::sleep(wait))?;
+        job.pause(wait)?;
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::ops::Range;
+use std::path::Path;
 
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::split::{SplitPlan, Target};
@@ -77,12 +78,11 @@ impl Partial {
     pub(super) fn recover(&mut self, claims: &Claims) -> Result<(), StoreError> {
         let mut there = Extents::default();
         claims.certain.iter().for_each(|range| there.insert(range.clone()));
-        let present = self.present_files()?;
-        for blob in &present {
-            let path = self.home.path_of(*blob);
-            // One that was about to be published is read-only, and may lack something all the same.
-            drop(self.home.store.disk().set_mode_of(&path, 0o600)?);
-            forget_cached(&*self.staging.written().writer(&path)?);
+        let mut present = BTreeSet::new();
+        for blob in self.present_files() {
+            if self.reopen(blob)? {
+                present.insert(blob);
+            }
         }
         lock(&self.state).begun = present;
         for (range, crc) in &claims.doubtful {
@@ -110,20 +110,34 @@ impl Partial {
         Ok(())
     }
 
-    /// The planned blobs that have a file here, and here alone.
-    fn present_files(&self) -> Result<BTreeSet<usize>, StoreError> {
-        let mut present = BTreeSet::new();
-        for blob in 0..self.plan.blobs().len() {
-            let path = self.home.path_of(blob);
-            match self.home.store.root.status(&path) {
-                Ok(Some(status)) if status.is_file() && status.links() == 1 => drop(present.insert(blob)),
-                // After a power cut, btrfs may know a file under the name that it had and under the one
-                // that it was renamed to. It is a blob of the store: it must not be written to.
-                Ok(Some(status)) if status.is_file() => drop(self.home.store.disk().remove_file(&path)?),
-                _ => {}
+    fn present_files(&self) -> Vec<usize> {
+        let is_there = |blob: &usize| {
+            let found = self.home.store.root.status(&self.home.path_of(*blob));
+            found.is_ok_and(|found| found.is_some_and(|found| found.is_file()))
+        };
+        (0..self.plan.blobs().len()).filter(is_there).collect()
+    }
+
+    /// Opens the file of a planned blob to go on with it; false if it has been published.
+    fn reopen(&self, blob: usize) -> Result<bool, StoreError> {
+        let (store, path) = (&self.home.store, self.home.path_of(blob));
+        // One that was about to be published is read-only, and may lack something all the same.
+        match store.disk().set_mode_of(&path, 0o600) {
+            Ok(_file) => {}
+            // After a power cut, btrfs may know a file under the name that it had and under the one that it
+            // was renamed to. Then it is a blob of the store and must not be written to.
+            Err(StoreError::UnexpectedFile { .. }) if self.has_further_names(&path)? => {
+                store.disk().remove_file(&path)?;
+                return Ok(false);
             }
+            Err(error) => return Err(error),
         }
-        Ok(present)
+        forget_cached(&*self.staging.written().writer(&path)?);
+        Ok(true)
+    }
+
+    fn has_further_names(&self, path: &Path) -> Result<bool, StoreError> {
+        Ok(self.home.store.root.status(path)?.is_some_and(|status| status.is_file() && status.links() > 1))
     }
 
     fn has(&self, range: &Range<u64>, crc: u32) -> bool {
