@@ -76,7 +76,16 @@ impl TestDaemon {
     /// As for [`Self::start`].
     #[must_use]
     pub fn start_at(root: &Path, config: Option<&Path>) -> Self {
-        let wrapper = ["setpriv", "--pdeathsig", "KILL"].map(str::to_owned).into();
+        Self::start_at_under(&["setpriv", "--pdeathsig", "KILL"], root, config)
+    }
+
+    /// The same as the command that `wrapper` begins with.
+    ///
+    /// # Panics
+    /// As for [`Self::start`].
+    #[must_use]
+    pub fn start_at_under(wrapper: &[&str], root: &Path, config: Option<&Path>) -> Self {
+        let wrapper = wrapper.iter().map(ToString::to_string).collect();
         let (config, root) = (config.map(Path::to_path_buf), root.to_path_buf());
         Self { child: None, wrapper, config, root, folder: fast_folder() }.started()
     }

@@ -14,6 +14,7 @@ const OWN_VERIFICATION: &str = "blobd's own verification";
 
 /// For each of `digests` the processes that have the store's blob open or mapped, for people.
 /// Those of other users are seen by root alone, so the answer may be short of some.
+#[expect(clippy::disallowed_methods, reason = "processes, not the store")]
 pub fn holders(store: &Store, digests: &BTreeSet<Digest>) -> BTreeMap<Digest, BTreeSet<String>> {
     let mut found: BTreeMap<Digest, BTreeSet<String>> = BTreeMap::new();
     if digests.is_empty() {
@@ -35,6 +36,7 @@ pub fn holders(store: &Store, digests: &BTreeSet<Digest>) -> BTreeMap<Digest, BT
     found
 }
 
+#[expect(clippy::disallowed_methods, reason = "processes, not the store")]
 fn held_by(process: &Path, blobs: &Path) -> BTreeSet<Digest> {
     let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
     let mapped = maps.lines().filter_map(|line| digest_of(line.get(line.find('/')?..)?, blobs));
@@ -48,6 +50,7 @@ fn digest_of(path: &str, blobs: &Path) -> Option<Digest> {
     if Path::new(directory) == blobs { layout::parse_blob_name(name) } else { None }
 }
 
+#[expect(clippy::disallowed_methods, reason = "processes, not the store")]
 fn describe(pid: u32, process: &Path) -> String {
     let command = fs::read_to_string(process.join("comm")).unwrap_or_default();
     let command: String = command.trim_end().chars().filter(|c| !c.is_control()).collect();

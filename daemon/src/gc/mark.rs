@@ -25,6 +25,7 @@ use crate::sys::give_back_memory;
 /// The first manifest or recipe that cannot be read or is missing, or a file under `manifests/`
 /// that is none; the same in the trash.
 pub(super) fn mark(store: &Store, candidates: Vec<Node>, now: SystemTime) -> Result<Marks<Node>, StoreError> {
+    store.check_directories()?;
     let mut roots = Vec::new();
     walk(store, now, &mut |owned| {
         // What is pinned is no more needed for that: it is left alone, and tried again.

@@ -5,6 +5,9 @@
 //! since the start ([`crate::store::leases`]). The manifests are read from disk each time. If
 //! one manifest or recipe cannot be read, nothing is deleted at all.
 
+// Files of the store are reached through its root alone, see `clippy.toml`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 

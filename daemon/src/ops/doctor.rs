@@ -35,6 +35,7 @@ pub fn doctor(store: &Store, surroundings: Surroundings) -> Result<DoctorReport,
             space(store)?,
             reserve(store),
             index(store),
+            layout(store),
             damage(store),
             scrub(store),
             metadata(store),
@@ -60,7 +61,7 @@ fn failure(name: &str, detail: impl Into<String>, hint: &str) -> Check {
 }
 
 fn writable(store: &Store) -> Check {
-    const HINT: &str = "look at the disk and the kernel's log, then restart blobd";
+    const HINT: &str = "models are served all the same; mend the cause and restart blobd to change any";
     match store.read_only_reason() {
         Some(reason) => failure("writes", format!("the store is read-only: {reason}"), HINT),
         None => ok("writes", "every sync so far has succeeded"),
@@ -109,6 +110,7 @@ fn owner(surroundings: Surroundings) -> Check {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "a setting of the kernel")]
 fn hard_links() -> Check {
     const PATH: &str = "/proc/sys/fs/protected_hardlinks";
     match std::fs::read_to_string(PATH).as_deref().map(str::trim) {
@@ -151,6 +153,17 @@ fn index(store: &Store) -> Check {
         IndexStatus::Degraded(reason) => warning("index", format!("kept in memory only: {reason}"), HINT),
         IndexStatus::Building => ok("index", "being built"),
         _ => ok("index", "a cache; nothing depends on it"),
+    }
+}
+
+fn layout(store: &Store) -> Check {
+    const HINT: &str = "move what is in the way out of the store and put back what is missing from a copy; \
+                        nothing is collected before";
+    let misplaced: Vec<_> = store.misplaced().iter().map(ToString::to_string).collect();
+    if misplaced.is_empty() {
+        ok("layout", "every file and directory is what it should be")
+    } else {
+        failure("layout", misplaced.join("; "), HINT)
     }
 }
 

@@ -7,6 +7,9 @@
 //!
 //! It does not repair, and does not look at recipes: [`crate::ops::verify`] does both.
 
+// Files of the store are reached through its root alone, see `clippy.toml`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::io;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -62,7 +65,8 @@ impl Scrubber {
         is_busy: impl Fn() -> bool + Send + 'static,
     ) -> io::Result<Self> {
         let stop = Arc::new(StopSignal::default());
-        if policy.bytes_per_second == 0 {
+        // What cannot be noted would be read again and again, and what is damaged could not be put aside.
+        if policy.bytes_per_second == 0 || store.read_only_reason().is_some() {
             return Ok(Self { stop, thread: None });
         }
         let throttle = Throttle::new(Arc::clone(&stop), policy, Box::new(is_busy));

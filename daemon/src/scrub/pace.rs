@@ -34,6 +34,7 @@ impl Pace {
 /// In how many percent of the last ten seconds some task waited for a disk, by the kernel's own
 /// account; 0 where it keeps none.
 #[must_use]
+#[expect(clippy::disallowed_methods, reason = "a file of the kernel")]
 pub fn io_pressure() -> f64 {
     std::fs::read_to_string("/proc/pressure/io").map_or(0.0, |text| parse_pressure(&text))
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::path::Path;
 
 use super::root::{FileStatus, open_blob_in};
 use super::{Store, StoreError};
@@ -113,7 +114,13 @@ impl Store {
         visit: impl FnMut(Digest),
     ) -> Result<(), StoreError> {
         let mut visit = visit;
-        for entry in self.existing_directory(directory)?.entries()? {
+        let listed = match self.root.find_directory(Path::new(directory))? {
+            Some(listed) => listed,
+            // Nothing depends on it, and it is made when it is needed.
+            None if directory == layout::ORIGINS => return Ok(()),
+            None => return Err(StoreError::MissingDirectory { path: self.root.full(directory) }),
+        };
+        for entry in listed.entries()? {
             let name = entry?.name;
             name.to_str().and_then(&parse).into_iter().for_each(&mut visit);
         }

@@ -16,8 +16,10 @@ use super::disk::{Change, Disk as _, GuardedDisk, KernelDisk};
 use super::root::Root;
 
 /// What every store has from the beginning.
-const DIRECTORIES: [&str; 5] =
-    [layout::BLOBS, layout::RECIPES, layout::MANIFESTS, layout::ORIGINS, layout::STAGING];
+const DIRECTORIES: [&str; 6] =
+    [layout::BLOBS, layout::RECIPES, layout::MANIFESTS, layout::ORIGINS, layout::STAGING, layout::TRASH];
+/// Without these nobody knows what is needed, so that nothing may be collected.
+const ESSENTIAL: [&str; 3] = [layout::BLOBS, layout::RECIPES, layout::MANIFESTS];
 
 /// The format this code writes, and the newest it reads.
 pub const FORMAT: u32 = 1;
@@ -46,6 +48,20 @@ impl std::fmt::Display for LockHolder {
 struct StoreFile {
     format: u32,
     id: String,
+    /// The directories that the store was made with. Those of an earlier blobd do not say so, and had
+    /// no `trash/` before it was needed.
+    #[serde(default)]
+    directories: Vec<String>,
+}
+
+/// A store that has been entered.
+#[derive(Debug)]
+pub(super) struct Home {
+    /// The lock, taken. There is none to be taken of a store that cannot be written to and that has no
+    /// lock file.
+    pub(super) lock: Option<File>,
+    /// The directories that must be there.
+    pub(super) essential: Vec<&'static str>,
 }
 
 /// Makes the directory unless it is there, and opens it.
@@ -58,21 +74,43 @@ pub(super) fn open_root(path: &Path) -> Result<Root, StoreError> {
     Root::open(path)
 }
 
-/// Makes the directory a store's unless it is one; returns its lock, taken. There is none to be taken
-/// of a store that cannot be written to and that has no lock file. Then the disk refuses changes.
+/// Makes the directory a store's unless it is one, and takes its lock. If it cannot be written to, the
+/// disk refuses changes from now on.
 ///
 /// # Errors
 /// [`StoreError::Locked`], [`StoreError::NewerFormat`], [`StoreError::NotAStore`],
 /// [`StoreError::Io`].
-pub(super) fn enter(root: &Root, disk: &GuardedDisk) -> Result<Option<File>, StoreError> {
+pub(super) fn enter(root: &Root, disk: &GuardedDisk) -> Result<Home, StoreError> {
     // Before a lock file is made in a directory that is something else.
     find_store(root)?;
     let lock = take_lock(root, disk)?;
     // Another process may have made the store, or converted it, before the lock was taken.
-    if !find_store(root)? {
-        create_store(root, disk)?;
+    let file = match find_store(root)? {
+        Some(file) => file,
+        None => create_store(root, disk)?,
+    };
+    let had_trash = file.directories.iter().any(|name| name == layout::TRASH);
+    let mut essential = ESSENTIAL.to_vec();
+    essential.extend(had_trash.then_some(layout::TRASH));
+    complete_empty_store(root, disk, &essential);
+    Ok(Home { lock, essential })
+}
+
+/// An earlier blobd wrote `store.json` before it made the directories, and may have died in between.
+/// While none of them has anything in it, nothing is lost if one is made anew.
+fn complete_empty_store(root: &Root, disk: &GuardedDisk, essential: &[&str]) {
+    let state =
+        |name: &&str| root.find_directory(Path::new(name)).map(|found| found.map(|found| found.is_empty()));
+    let states: Vec<_> = essential.iter().map(state).collect();
+    let is_complete = states.iter().all(|state| matches!(state, Ok(Some(_))));
+    let has_content = states.iter().any(|state| !matches!(state, Ok(None | Some(true))));
+    if is_complete || has_content || disk.failure().is_some() {
+        return;
     }
-    Ok(lock)
+    let made = essential.iter().try_for_each(|name| disk.create_dir_all(Path::new(name)));
+    if let Err(error) = made {
+        tracing::warn!("{error}");
+    }
 }
 
 /// What is in a store may be under a licence that one user has accepted and others have not: they
@@ -82,18 +120,19 @@ const MODE: u32 = 0o700;
 /// What `store.json` is called until it is complete.
 const NEW_STORE_FILE: &str = "store.json.new";
 
-/// Whether there is a store. Refuses one of a later format, and a directory that holds something else.
-fn find_store(root: &Root) -> Result<bool, StoreError> {
+/// What `store.json` says, if there is a store. Refuses one of a later format, and a directory that
+/// holds something else.
+fn find_store(root: &Root) -> Result<Option<StoreFile>, StoreError> {
     const MAX_BYTES: u64 = 4096;
     let Some(json) = root.read_limited(Path::new(layout::STORE_FILE), MAX_BYTES)? else {
-        return refuse_foreign_directory(root).map(|()| false);
+        return refuse_foreign_directory(root).map(|()| None);
     };
     let file: StoreFile = serde_json::from_slice(&json)
         .map_err(|source| StoreError::StoreFile { path: root.full(layout::STORE_FILE), source })?;
     if file.format > FORMAT {
         return Err(StoreError::NewerFormat { root: root.path().to_path_buf(), found: file.format });
     }
-    Ok(true)
+    Ok(Some(file))
 }
 
 /// A store is not strewn into a directory that holds something else, such as a home.
@@ -119,9 +158,11 @@ fn is_empty(root: &Root, directory: &str) -> bool {
 
 /// `store.json` comes last: where it is, the directories have been made and their names are durable, so
 /// that one that is missing later was taken away.
-fn create_store(root: &Root, disk: &GuardedDisk) -> Result<(), StoreError> {
+fn create_store(root: &Root, disk: &GuardedDisk) -> Result<StoreFile, StoreError> {
     let path = Path::new(layout::STORE_FILE);
-    let content = serde_json::to_vec(&StoreFile { format: FORMAT, id: new_store_id() })
+    let directories = DIRECTORIES.map(str::to_owned).to_vec();
+    let file = StoreFile { format: FORMAT, id: new_store_id(), directories };
+    let content = serde_json::to_vec(&file)
         .map_err(|source| StoreError::StoreFile { path: root.full(path), source })?;
     make_private(disk, root)?;
     // First the root's own name: who finds a store.json later takes all above it for durable.
@@ -129,7 +170,8 @@ fn create_store(root: &Root, disk: &GuardedDisk) -> Result<(), StoreError> {
     DIRECTORIES.iter().try_for_each(|name| disk.create_dir(Path::new(name)))?;
     disk.sync_dir(Path::new(""))?;
     disk.replace_file(Path::new(NEW_STORE_FILE), path, &content, 0o644)?;
-    disk.sync_dir(Path::new(""))
+    disk.sync_dir(Path::new(""))?;
+    Ok(file)
 }
 
 /// The directory may have been there, empty and open to all. One that is somebody else's stays as
@@ -147,6 +189,7 @@ fn unless_denied(done: Result<(), StoreError>) -> Result<(), StoreError> {
 }
 
 /// Tells stores apart in logs and bundles; nothing secret depends on it.
+#[expect(clippy::disallowed_methods, reason = "a device of the system, none of the store")]
 fn new_store_id() -> String {
     let mut hasher = Hasher::new();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

@@ -6,6 +6,9 @@
 //! collected ([`leases`]). The form on disk is `docs/STORE-FORMAT.md`. What
 //! may be deleted is decided in [`crate::gc`], not here.
 
+// Files of the store are reached through its root alone, see `clippy.toml`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -21,6 +24,7 @@ use rustix::fs::FileType;
 
 mod blobs;
 mod condemned;
+mod directories;
 pub mod disk;
 mod error;
 mod filesystem;
@@ -119,6 +123,8 @@ pub struct Store {
     transactions: Mutex<BTreeSet<String>>,
     /// None if the store cannot be written to and has no lock file.
     lock: Option<File>,
+    /// The directories without which nothing is collected.
+    essential: Vec<&'static str>,
 }
 
 impl Store {
@@ -140,11 +146,11 @@ impl Store {
     pub fn open_with(root: impl Into<PathBuf>, options: StoreOptions) -> Result<Self, StoreError> {
         let root = home::open_root(&root.into())?;
         let disk = GuardedDisk::new(options.disk, root.clone());
-        let lock = home::enter(&root, &disk)?;
+        let home = home::enter(&root, &disk)?;
         let file_system = FileSystem::of(&root)?;
         let durability = options.durability.on(file_system);
         let space = Space::new(root.clone(), options.space)?;
-        let damaged = quarantine::DamagedBlobs::load(&root)?;
+        let damaged = quarantine::DamagedBlobs::load(&root);
         let store = Self {
             index: index::StoreIndex::new(root.clone(), file_system),
             summaries: summaries::Summaries::default(),
@@ -165,7 +171,8 @@ impl Store {
             future_records: trash::FutureRecords::default(),
             next_transaction: AtomicU64::new(0),
             transactions: Mutex::default(),
-            lock,
+            lock: home.lock,
+            essential: home.essential,
         };
         store.announce(None);
         store.sweep_staging();
@@ -221,14 +228,6 @@ impl Store {
         }
         let opened = self.existing_directory(layout::BLOBS)?;
         Ok(self.blobs.get_or_init(|| opened))
-    }
-
-    /// One of the directories that every store has.
-    fn existing_directory(&self, name: &str) -> Result<Directory, StoreError> {
-        let path = || self.root.full(name);
-        self.root
-            .find_directory(Path::new(name))?
-            .ok_or_else(|| StoreError::MissingDirectory { path: path() })
     }
 
     /// Where something in the store lies, for tests that look at it from outside.
@@ -292,6 +291,7 @@ impl Store {
     }
 
     /// Where the blobs lie, as the kernel names them in `/proc`.
+    #[expect(clippy::disallowed_methods, reason = "a descriptor of this process")]
     pub(crate) fn blobs_location(&self) -> Option<PathBuf> {
         let blobs = self.blobs_directory().ok()?.file();
         std::fs::read_link(format!("/proc/self/fd/{}", blobs.as_raw_fd())).ok()

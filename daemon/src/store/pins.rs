@@ -29,7 +29,7 @@ impl Store {
     pub(crate) fn pin(&self, reference: &Reference) -> Result<(), StoreError> {
         let path = layout::pin(reference);
         let Some(directory) = path.parent() else { return Ok(()) };
-        self.disk().create_dir_all(directory)?;
+        self.create_directories(directory)?;
         let file = self.disk().open_or_create(&path, 0o644)?;
         self.disk().sync_file(&path, &file)?;
         self.disk().sync_dir(directory)

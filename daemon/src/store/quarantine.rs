@@ -32,11 +32,15 @@ enum Fate {
 }
 
 impl DamagedBlobs {
-    /// What `quarantine/` says. Names of another form are not blobd's.
-    pub(super) fn load(root: &Root) -> Result<Self, StoreError> {
-        let copies = copies_in(root)?;
+    /// What `quarantine/` says. Names of another form are not blobd's. If it cannot be read, a blob that
+    /// was put aside is taken for lost, and nothing is collected.
+    pub(super) fn load(root: &Root) -> Self {
+        let copies = copies_in(root).unwrap_or_else(|error| {
+            tracing::warn!("{error}");
+            Vec::new()
+        });
         let quarantined = copies.into_iter().map(|(digest, _)| (digest, Fate::Quarantined));
-        Ok(Self(Mutex::new(quarantined.collect())))
+        Self(Mutex::new(quarantined.collect()))
     }
 }
 
@@ -52,7 +56,7 @@ impl Store {
         digest: Digest,
         seen: &FileStatus,
     ) -> Result<Option<PathBuf>, StoreError> {
-        self.disk().create_dir_all(Path::new(layout::QUARANTINE))?;
+        self.create_directories(Path::new(layout::QUARANTINE))?;
         let _change = self.begin_change();
         let moved = self.move_aside(digest, seen)?;
         if moved.is_some() {

@@ -225,7 +225,7 @@ fn spend(sum: &AtomicU64, bytes: u64) -> u64 {
 
 /// Makes a transaction's directory, and opens it.
 fn make_directory(store: &Store, directory: &Path) -> Result<File, StoreError> {
-    store.disk().create_dir_all(Path::new(layout::STAGING))?;
+    store.create_directories(Path::new(layout::STAGING))?;
     store.disk().create_dir(directory)?;
     let opened = store.root.try_open_directory(directory);
     opened.map_err(store.root.failure(OPEN_DIRECTORY, directory))

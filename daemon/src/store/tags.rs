@@ -147,7 +147,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let target = layout::manifest(reference);
         let Some(directory) = target.parent() else { return Ok(()) };
-        self.disk().create_dir_all(directory)?;
+        self.create_directories(directory)?;
         self.write_record(temporary, &target, manifest.raw(), room)?;
         self.disk().sync_dir(directory)
     }
@@ -160,7 +160,7 @@ impl Store {
         OriginRecord { json, room }: OriginRecord,
     ) -> Result<(), StoreError> {
         let (target, directory) = (layout::origin(manifest), Path::new(layout::ORIGINS));
-        self.disk().create_dir_all(directory)?;
+        self.create_directories(directory)?;
         // If it is there, whoever recorded it may have died before its name was durable.
         if self.root.status(&target)?.is_none() {
             self.write_record(temporary, &target, &json, Some(room))?;

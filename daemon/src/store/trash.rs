@@ -105,8 +105,8 @@ impl Store {
         let directory = Path::new(layout::TRASH);
         let encode = |error: serde_json::Error| StoreError::io("encode", directory)(error.into());
         let json = serde_json::to_vec(&record).map_err(encode)?;
-        self.disk().create_dir_all(directory)?;
-        self.disk().create_dir_all(Path::new(layout::STAGING))?;
+        self.create_directories(directory)?;
+        self.create_directories(Path::new(layout::STAGING))?;
         let target = layout::trashed(Digest::of(&json));
         let temporary = Path::new(layout::STAGING).join(self.new_transaction());
         let added = self.write_record(&temporary, &target, &json, None).inspect_err(|_| {

@@ -8,6 +8,9 @@
 //! One file is transferred once at a time, however many ask for it: the others wait and see how far
 //! it is ([`Transfers::board`]).
 
+// Files of the store are reached through its root alone, see `clippy.toml`.
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::pin;

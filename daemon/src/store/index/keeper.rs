@@ -419,14 +419,15 @@ fn make_empty(root: &Root) -> Result<Directory, StoreError> {
     for directory in [above, &path] {
         match KernelDisk.create_dir(root, directory) {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            made => made.map_err(root.failure("create directory", directory))?,
+            made => {
+                made.map_err(root.failure("create directory", directory))?;
+                // Whatever the umask is.
+                root.set_directory_mode(directory, INDEX_MODE)?;
+            }
         }
     }
     let missing = || StoreError::MissingDirectory { path: root.full(&path) };
-    let made = root.find_directory(&path)?.ok_or_else(missing)?;
-    // Whatever the umask is.
-    KernelDisk.set_mode(&path, made.file(), INDEX_MODE).map_err(root.failure("set the mode of", &path))?;
-    Ok(made)
+    root.find_directory(&path)?.ok_or_else(missing)
 }
 
 /// Renames `index` to `index.bad-<unix seconds>`, in place of an older one.

@@ -216,9 +216,11 @@ pub struct Change(StoreIndex);
 impl Store {
     /// Has a thread keep a copy of the catalog in `index/`, from what lies there if it can be
     /// believed, from the disk if not. For the daemon: a command would pay for it and gain
-    /// nothing. Returns at once.
+    /// nothing. Returns at once. Of a store that cannot be written to there is no copy.
     pub fn start_index(&self) {
-        self.index().start();
+        if self.read_only_reason().is_none() {
+            self.index().start();
+        }
     }
 
     /// Ends the thread, with everything written if that takes but a few seconds. A change that

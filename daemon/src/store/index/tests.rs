@@ -498,6 +498,27 @@ fn unusable_index_directory_leaves_a_catalog_in_memory() {
     store.stop_index();
 }
 
+/// sled follows links and writes to what they lead to.
+#[test]
+fn index_with_a_link_in_it_is_begun_anew_and_nothing_is_written_through_it() {
+    let fixture = Fixture::new();
+    let start = || {
+        let store = fixture.open();
+        store.start_index();
+        assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
+        store.stop_index();
+    };
+    start();
+    let (database, outside) = (fixture.root().join("index/sled/db"), fixture.folder.path().join("outside"));
+    assert!(fixture.root().join("index/CLEAN").is_file() && database.is_file());
+    fs::rename(&database, &outside).unwrap();
+    std::os::unix::fs::symlink(&outside, &database).unwrap();
+    let before = fs::read(&outside).unwrap();
+    start();
+    assert!(fs::read(&outside).unwrap() == before, "the link is followed");
+    assert!(database.symlink_metadata().unwrap().is_file(), "a new one is in its place");
+}
+
 /// Of two who look at one name at once, what the later one saw is entered, and both find it afterwards.
 #[test]
 fn look_at_the_disk_holds_no_lock_and_the_last_that_began_counts() {

@@ -150,7 +150,7 @@ struct State {
 impl Partial {
     fn new(home: PartialFile, plan: SplitPlan, staging: Staging) -> Result<Self, StoreError> {
         let disk = home.store.disk();
-        disk.create_dir_all(Path::new(layout::PARTIAL))?;
+        home.store.create_directories(Path::new(layout::PARTIAL))?;
         disk.create_dir(&home.directory)?;
         let path = home.directory.join(JOURNAL);
         let journal = disk.open_or_create(&path, 0o600)?;

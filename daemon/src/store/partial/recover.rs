@@ -77,7 +77,7 @@ impl Partial {
     pub(super) fn recover(&mut self, claims: &Claims) -> Result<(), StoreError> {
         let mut there = Extents::default();
         claims.certain.iter().for_each(|range| there.insert(range.clone()));
-        let present = self.present_files();
+        let present = self.present_files()?;
         for blob in &present {
             let path = self.home.path_of(*blob);
             // One that was about to be published is read-only, and may lack something all the same.
@@ -110,12 +110,20 @@ impl Partial {
         Ok(())
     }
 
-    fn present_files(&self) -> BTreeSet<usize> {
-        let is_there = |blob: &usize| {
-            let found = self.home.store.root.status(&self.home.path_of(*blob));
-            found.is_ok_and(|found| found.is_some_and(|found| found.is_file()))
-        };
-        (0..self.plan.blobs().len()).filter(is_there).collect()
+    /// The planned blobs that have a file here, and here alone.
+    fn present_files(&self) -> Result<BTreeSet<usize>, StoreError> {
+        let mut present = BTreeSet::new();
+        for blob in 0..self.plan.blobs().len() {
+            let path = self.home.path_of(blob);
+            match self.home.store.root.status(&path) {
+                Ok(Some(status)) if status.is_file() && status.links() == 1 => drop(present.insert(blob)),
+                // After a power cut, btrfs may know a file under the name that it had and under the one
+                // that it was renamed to. It is a blob of the store: it must not be written to.
+                Ok(Some(status)) if status.is_file() => drop(self.home.store.disk().remove_file(&path)?),
+                _ => {}
+            }
+        }
+        Ok(present)
     }
 
     fn has(&self, range: &Range<u64>, crc: u32) -> bool {
@@ -141,6 +149,7 @@ fn forget_cached(file: &File) {
 }
 
 /// Tells this boot of the machine from others.
+#[expect(clippy::disallowed_methods, reason = "a file of the kernel, none of the store")]
 pub(super) fn boot_id() -> [u8; 16] {
     let id = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| {
         // Unknown: every session is one of its own, and what it wrote is compared.

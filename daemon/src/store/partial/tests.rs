@@ -157,6 +157,31 @@ fn blob_that_has_its_final_name_already_is_read_from_there() {
     assert_eq!(download.session().missing(), only(0..1000));
 }
 
+/// As btrfs may leave it when the power fails after a rename.
+#[test]
+fn published_blob_that_has_kept_its_name_here_is_read_and_not_written_to() {
+    use std::os::unix::fs::PermissionsExt as _;
+    for is_noted in [true, false] {
+        let download = Download::new();
+        let partial = download.session();
+        download.write(&partial, 0..1000);
+        if is_noted {
+            partial.note_digests(&[download.digest()]).unwrap();
+        }
+        drop(partial);
+        let blob = download.store.path(layout::blob(download.digest()));
+        fs::hard_link(download.path("0"), &blob).unwrap();
+        fs::set_permissions(&blob, fs::Permissions::from_mode(0o444)).unwrap();
+        let again = download.session();
+        let missing = if is_noted { Vec::new() } else { only(0..1000) };
+        assert_eq!(again.missing(), missing);
+        assert!(!download.path("0").exists());
+        again.write(0, &[0; 1000]).unwrap();
+        assert_eq!(fs::read(&blob).unwrap(), download.content);
+        assert_eq!(fs::metadata(&blob).unwrap().permissions().mode() & 0o7777, 0o444);
+    }
+}
+
 #[test]
 fn downloads_count_as_used_and_are_removed_whole() {
     let download = Download::new();

@@ -1,0 +1,69 @@
+//! The directories that a store must have, and what is not of the kind that it should be.
+
+use std::path::Path;
+
+use blobd_store_format::layout;
+use rustix::fs::FileType;
+
+use super::root::Directory;
+use super::{Store, StoreError, root};
+
+impl Store {
+    /// One of the directories that every store has.
+    pub(super) fn existing_directory(&self, name: &str) -> Result<Directory, StoreError> {
+        let path = || self.root.full(name);
+        self.root
+            .find_directory(Path::new(name))?
+            .ok_or_else(|| StoreError::MissingDirectory { path: path() })
+    }
+
+    /// Makes sure that the directories without which nobody knows what is needed are there. A collection
+    /// that took one that is gone for one that is empty would delete everything.
+    ///
+    /// # Errors
+    /// [`StoreError::MissingDirectory`], [`StoreError::UnexpectedFile`], [`StoreError::Io`].
+    pub(crate) fn check_directories(&self) -> Result<(), StoreError> {
+        self.essential.iter().try_for_each(|name| self.existing_directory(name).map(drop))
+    }
+
+    /// What in the root is not of the kind that it should be, or missing. What is optional may be
+    /// missing.
+    #[must_use]
+    pub fn misplaced(&self) -> Vec<StoreError> {
+        const OPTIONAL: [&str; 7] = [
+            layout::ORIGINS,
+            layout::STAGING,
+            layout::PARTIAL,
+            layout::TRASH,
+            layout::PINS,
+            layout::QUARANTINE,
+            layout::INDEX,
+        ];
+        const FILES: [&str; 4] =
+            [layout::STORE_FILE, layout::LOCK_FILE, layout::RESERVE_FILE, layout::SCRUB_FILE];
+        let missing = self.essential.iter().filter_map(|name| self.existing_directory(name).err());
+        let others = OPTIONAL.iter().filter(|name| !self.essential.contains(name));
+        let others = others.filter_map(|name| self.root.find_directory(Path::new(name)).err());
+        let files = FILES.iter().filter_map(|name| self.odd_file(Path::new(name)));
+        missing.chain(others).chain(files).collect()
+    }
+
+    fn odd_file(&self, path: &Path) -> Option<StoreError> {
+        let found = match self.root.status(path) {
+            Ok(status) => status.filter(|status| !status.is_file())?.kind(),
+            Err(error) => return Some(error),
+        };
+        let (found, expected) = (root::describe(found).to_owned(), root::describe(FileType::RegularFile));
+        Some(StoreError::UnexpectedFile { path: self.root.full(path), found, expected })
+    }
+
+    /// Makes a directory and those above it, and makes their names durable. One that the store had from
+    /// its beginning is not made anew: whoever took it away has what was in it.
+    pub(super) fn create_directories(&self, relative: &Path) -> Result<(), StoreError> {
+        let top = relative.iter().next().and_then(|top| top.to_str());
+        if let Some(top) = self.essential.iter().find(|name| Some(**name) == top) {
+            drop(self.existing_directory(top)?);
+        }
+        self.disk.create_dir_all(relative)
+    }
+}

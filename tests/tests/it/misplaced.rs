@@ -1,0 +1,337 @@
+//! Files of a store that are not what they seem: links that lead elsewhere or nowhere, FIFOs that block
+//! whoever opens them, directories that are gone. Nothing outside is read or changed, nothing inside is
+//! lost, nothing hangs; and a store that cannot be written to can be read.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use blobd_client::protocol::error::ErrorCode;
+use blobd_tests::command::{Blobd, run};
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::places::fast_folder;
+use blobd_tests::store_dir::{names, snapshot};
+use rustix::fs::{CWD, FlockOperation, Mode, flock, mkfifoat};
+use tempfile::TempDir;
+
+/// What it is called, and how it is made.
+type Substitute = (&'static str, fn(&Path));
+
+const TAG: &str = "manifests/registry.ollama.ai/library/m/latest";
+
+/// A store of two models, one of them split, and one in the trash; and a directory beside it.
+struct Place {
+    folder: TempDir,
+    blobd: Blobd,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = fast_folder();
+        let blobd = Blobd::at_root(&folder.path().join("store"));
+        let place = Self { folder, blobd };
+        for (seed, name) in [(1, "m"), (2, "n"), (3, "t")] {
+            let path = ModelFile::dense(seed).write_to(place.folder.path(), "model.gguf");
+            place.blobd.run(["import", "--name", name, path.to_str().unwrap()]).succeeds();
+        }
+        place.blobd.line("rm --keep 7d t").succeeds();
+        fs::create_dir(place.outside()).unwrap();
+        fs::write(place.outside().join("precious"), "years of work").unwrap();
+        place
+    }
+
+    fn store(&self, name: &str) -> PathBuf {
+        self.folder.path().join("store").join(name)
+    }
+
+    fn outside(&self) -> PathBuf {
+        self.folder.path().join("outside")
+    }
+
+    /// The only file in a directory of the store.
+    fn only_in(&self, directory: &str) -> PathBuf {
+        let [name] = names(&self.store(directory)).try_into().unwrap();
+        self.store(directory).join(name)
+    }
+
+    fn recipe(&self) -> PathBuf {
+        let name = names(&self.store("recipes")).remove(0);
+        self.store("recipes").join(name)
+    }
+
+    /// Puts something in a file's or directory's place, has a look, and puts it back.
+    fn with(&self, path: &Path, substitute: impl Fn(&Path), look: impl FnOnce(&Self)) {
+        let hidden = self.folder.path().join("hidden");
+        fs::create_dir_all(&hidden).unwrap();
+        let hidden = hidden.join(path.file_name().unwrap());
+        fs::rename(path, &hidden).unwrap();
+        substitute(path);
+        look(self);
+        if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
+            fs::remove_dir_all(path).unwrap();
+        } else {
+            let _ = fs::remove_file(path);
+        }
+        fs::rename(&hidden, path).unwrap();
+    }
+}
+
+fn dangles(path: &Path) {
+    symlink("/nowhere/at/all", path).unwrap();
+}
+
+fn fifo(path: &Path) {
+    mkfifoat(CWD, path, Mode::from_raw_mode(0o600)).unwrap();
+}
+
+#[test]
+fn staging_that_is_a_link_is_not_emptied() {
+    let place = Place::new();
+    let before = (snapshot(&place.store("blobs")), snapshot(&place.outside()));
+    for target in [place.store("blobs"), place.outside()] {
+        place.with(
+            &place.store("staging"),
+            |path| symlink(&target, path).unwrap(),
+            |place| {
+                place.blobd.line("ls").succeeds();
+                let error = place.blobd.line("gc --json").exits_with(5).error();
+                assert!(error.message.contains("staging: a symbolic link"), "{error}");
+            },
+        );
+    }
+    assert_eq!((snapshot(&place.store("blobs")), snapshot(&place.outside())), before);
+}
+
+#[test]
+fn link_in_staging_goes_without_what_it_leads_to() {
+    let place = Place::new();
+    let before = (snapshot(&place.store("blobs")), snapshot(&place.outside()));
+    fs::create_dir(place.store("staging/1-0")).unwrap();
+    for name in ["staging/link", "staging/1-0/link"] {
+        symlink(place.outside(), place.store(name)).unwrap();
+    }
+    symlink(place.store("blobs"), place.store("staging/blobs")).unwrap();
+    fifo(&place.store("staging/1-0/fifo"));
+    place.blobd.line("ls").succeeds();
+    assert_eq!(names(&place.store("staging")), [""; 0]);
+    assert_eq!((snapshot(&place.store("blobs")), snapshot(&place.outside())), before);
+}
+
+#[test]
+fn collection_stops_where_a_record_cannot_be_read() {
+    let place = Place::new();
+    let before = snapshot(&place.store("blobs"));
+    let records = [
+        place.store(TAG),
+        place.only_in("trash"),
+        place.recipe(),
+        place.store("manifests"),
+        place.store("trash"),
+    ];
+    let more = ["recipes", "blobs", "manifests/registry.ollama.ai", "partial"].map(|name| place.store(name));
+    fs::create_dir_all(place.store("partial")).unwrap();
+    let substitutes: [Substitute; 3] =
+        [("dangling link", dangles), ("FIFO", fifo), ("directory", |path| fs::create_dir(path).unwrap())];
+    for path in records.iter().chain(&more) {
+        for (what, substitute) in substitutes {
+            let is_file =
+                path.ends_with("latest") || path.extension().is_some_and(|extension| extension == "json");
+            if what == "directory" && !is_file {
+                continue;
+            }
+            place.with(path, substitute, |place| {
+                let run = place.blobd.line("gc --json");
+                assert_eq!(run.code, 5, "{} as {what}: {}", path.display(), run.text());
+                let (error, name) = (run.error(), path.file_name().unwrap().to_str().unwrap());
+                assert!(error.message.contains(name), "{} as {what}: {error}", path.display());
+            });
+        }
+    }
+    assert_eq!(snapshot(&place.store("blobs")), before);
+    place.blobd.line("gc").succeeds();
+    assert_eq!(snapshot(&place.store("blobs")), before);
+}
+
+#[test]
+fn collection_stops_where_a_directory_is_gone() {
+    let place = Place::new();
+    let directories = ["manifests", "trash", "recipes", "blobs"];
+    let content = |place: &Place| directories.map(|name| snapshot(&place.store(name)));
+    let before = content(&place);
+    for name in directories {
+        place.with(
+            &place.store(name),
+            |_| (),
+            |place| {
+                for line in ["gc --json", "gc --json --dry-run"] {
+                    let error = place.blobd.line(line).exits_with(5).error();
+                    assert!(error.message.contains(&format!("{name}: missing")), "{line}: {error}");
+                }
+                let doctor = place.blobd.line("doctor --json");
+                assert!(doctor.text().contains(&format!("{name}: missing")), "{}", doctor.text());
+                assert!(!place.store(name).exists(), "{name} is not made anew");
+            },
+        );
+    }
+    assert_eq!(content(&place), before);
+    place.blobd.line("gc").succeeds();
+}
+
+#[test]
+fn tag_that_is_a_link_is_listed_as_damaged() {
+    let place = Place::new();
+    place.with(&place.store(TAG), dangles, |place| {
+        let models = place.blobd.line("ls --json").succeeds().json();
+        let damage = models["models"].as_array().unwrap().iter().find(|model| model["name"] == "m:latest");
+        let damage = damage.and_then(|model| model["damage"].as_str()).unwrap_or_default();
+        assert!(damage.contains("symbolic link"), "{models}");
+        place.blobd.line("export n -o /dev/null").succeeds();
+        place.blobd.line("verify").exits_with(5);
+    });
+}
+
+#[test]
+fn nothing_is_written_through_the_stores_own_files() {
+    let place = Place::new();
+    let outside = snapshot(&place.outside());
+    fs::create_dir_all(place.store("index")).unwrap();
+    let precious = place.outside().join("precious");
+    let names = ["lock", "reserve", "scrub.json", "scrub.json.new", "index/CLEAN.new", "index/CLEAN"];
+    let ways: [fn(&Path, &Path); 2] =
+        [|to, path| symlink(to, path).unwrap(), |to, path| fs::hard_link(to, path).unwrap()];
+    for way in ways {
+        for name in names {
+            let path = place.store(name);
+            let had = fs::read(&path).ok();
+            let _ = fs::remove_file(&path);
+            way(&precious, &path);
+            for line in ["ls", "gc", "rm nothing"] {
+                let _ = place.blobd.line(line);
+            }
+            if name != "lock" {
+                let mut daemon = TestDaemon::start_at(&place.store(""), None);
+                daemon.stop();
+            }
+            assert_eq!(snapshot(&place.outside()), outside, "{name}");
+            let _ = fs::remove_file(&path);
+            had.into_iter().for_each(|content| fs::write(&path, content).unwrap());
+        }
+    }
+}
+
+#[test]
+fn fifo_in_a_files_place_is_an_error_and_no_hang() {
+    let place = Place::new();
+    let blob = place.store("blobs").join(names(&place.store("blobs")).remove(0));
+    let files = [place.store(TAG), place.recipe(), blob, place.store("store.json"), place.store("lock")];
+    for path in &files {
+        place.with(path, fifo, |place| {
+            for line in ["ls", "gc --dry-run", "doctor", "show m", "verify", "export m -o /dev/null"] {
+                // A deadline of its own: a test's is generous.
+                let mut command = Command::new("timeout");
+                command.arg("60").arg(blobd_tests::programs::blobd()).args(line.split_whitespace());
+                place.blobd.prepare(&mut command);
+                let code = run(&mut command).code;
+                assert_ne!(code, 124, "{}: {line} hangs", path.display());
+            }
+        });
+        let quarantined = place.store("quarantine");
+        assert!(fs::read_dir(&quarantined).map_or(0, Iterator::count) <= 1, "only the FIFO is put aside");
+    }
+    for name in ["m", "n"] {
+        place.blobd.run(["export", name, "-o", "/dev/null"]).succeeds();
+    }
+}
+
+#[test]
+fn daemon_stops_with_fifos_in_its_store() {
+    let place = Place::new();
+    let blob = place.store("blobs").join(names(&place.store("blobs")).remove(0));
+    place.with(&blob, fifo, |place| {
+        place.with(&place.recipe(), fifo, |place| {
+            let mut daemon = TestDaemon::start_at(&place.store(""), None);
+            let _ = daemon.command().line("ls").succeeds();
+            let _ = daemon.command().line("doctor");
+            assert!(daemon.stop_within(std::time::Duration::from_secs(60)).is_some());
+        });
+    });
+}
+
+/// Mounted read-only in a namespace of each command's own.
+#[test]
+fn store_on_a_read_only_mount_is_listed_verified_exported_and_not_changed() {
+    let place = Place::new();
+    let root = place.store("");
+    let script = "mount --bind \"$0\" \"$0\" && mount -o remount,bind,ro \"$0\" && exec \"$@\"";
+    let wrapper = ["unshare", "--mount", "sh", "-c", script, root.to_str().unwrap()];
+    let read_only = |line: &str| {
+        let mut command = Command::new(wrapper[0]);
+        command.args(&wrapper[1..]).arg(blobd_tests::programs::blobd()).args(line.split_whitespace());
+        place.blobd.prepare(&mut command);
+        run(&mut command)
+    };
+    if read_only("--version").code != 0 {
+        println!("skipped: nothing can be mounted here");
+        return;
+    }
+    let content =
+        || ["manifests", "trash", "recipes", "blobs", "origins"].map(|name| snapshot(&root.join(name)));
+    let before = content();
+    for without_lock in [false, true] {
+        if without_lock {
+            fs::remove_file(place.store("lock")).unwrap();
+        }
+        for line in ["ls", "show m", "verify", "df", "doctor --json", "gc --dry-run", "export m -o /dev/null"]
+        {
+            let run = read_only(line);
+            assert!(run.code == 0 || line.starts_with("doctor"), "{line}: {}", run.stderr);
+        }
+        assert!(read_only("ls --json").json()["read_only"].as_str().unwrap().contains("read-only"));
+        for line in ["rm m --json", "tag m o --json", "pin m --json", "rm --keep 1d m --json"] {
+            let error = read_only(line).exits_with(1).error();
+            assert_eq!(error.code, ErrorCode::ReadOnly, "{line}: {error}");
+            assert!(error.message.contains("store is read-only"), "{line}: {error}");
+        }
+    }
+    fs::write(place.store("lock"), "").unwrap();
+    assert_eq!(content(), before);
+    let daemon = TestDaemon::start_at_under(&wrapper, &root, None);
+    assert_eq!(daemon.client().models().unwrap().models.len(), 2);
+    assert!(daemon.command().line("export m -o -").succeeds().stdout == ModelFile::dense(1).bytes());
+}
+
+#[test]
+fn store_without_permission_to_write_is_read() {
+    if rustix::process::geteuid().is_root() {
+        println!("skipped: root may write anywhere");
+        return;
+    }
+    let place = Place::new();
+    let modes = |directory, lock| {
+        fs::set_permissions(place.store("lock"), fs::Permissions::from_mode(lock)).unwrap();
+        fs::set_permissions(place.store(""), fs::Permissions::from_mode(directory)).unwrap();
+    };
+    for lock in [0o400, 0o000] {
+        modes(0o500, lock);
+        place.blobd.line("ls").succeeds();
+        place.blobd.line("export m -o /dev/null").succeeds();
+        let error = place.blobd.line("rm m --json").exits_with(1).error();
+        assert_eq!(error.code, ErrorCode::ReadOnly, "{error}");
+        modes(0o700, 0o600);
+    }
+    place.blobd.line("rm m").succeeds();
+}
+
+#[test]
+fn holder_that_has_not_said_who_it_is_is_another_process() {
+    let place = Place::new();
+    for record in ["", r#"{"pid":47"#] {
+        fs::write(place.store("lock"), record).unwrap();
+        let lock = fs::File::open(place.store("lock")).unwrap();
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        let error = place.blobd.line("ls --json").exits_with(4).error();
+        assert!(error.message.ends_with("held by another process"), "{error}");
+    }
+}

@@ -1,0 +1,168 @@
+//! Every verb, and how long it takes.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use blobd_client::Client;
+use blobd_client::protocol::request::{
+    GcParams, ImportParams, PinParams, PullParams, TagParams, UndeleteParams, VerifyParams,
+};
+use blobd_store_format::reference::Reference;
+use blobd_tests::command::{self, Blobd};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::actor::Actor;
+use super::template::{Template, name_of};
+
+/// No verb may take longer on a store this small, whatever is in it.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// When a verb that hangs is ended.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Verbs that open the store themselves. None of them removes what a model needs.
+pub(super) fn run_embedded(actor: Actor, blobd: &Blobd) -> Vec<String> {
+    let mut slow = Vec::new();
+    for line in ["ls", "gc"] {
+        let mut command = actor.blobd(blobd);
+        let start = Instant::now();
+        let run = command::run(command.args(line.split_whitespace()));
+        note(&mut slow, line, start);
+        check_told(line, run.code, &run.stderr);
+    }
+    slow
+}
+
+/// A daemon, if it starts, and all that can be asked of it.
+pub(super) fn run_through_daemon(
+    template: &Template,
+    actor: Actor,
+    blobd: &Blobd,
+    folder: &Path,
+) -> Vec<String> {
+    let mut slow = Vec::new();
+    let (socket, log) = (folder.join("s"), folder.join("log"));
+    let mut serve = actor.blobd(blobd);
+    serve.args(["serve", "--socket"]).arg(&socket).stderr(File::create(&log).unwrap()).stdout(Stdio::null());
+    let start = Instant::now();
+    let mut daemon = serve.spawn().unwrap();
+    let client = wait_for(&mut daemon, &socket, start);
+    note(&mut slow, "serve", start);
+    let Some(client) = client else {
+        let code = daemon.wait().unwrap().code().unwrap_or(-1);
+        check_told("serve", code, &fs::read_to_string(&log).unwrap());
+        return slow;
+    };
+    let (further, pullable) = (Template::further(folder), template.pullable());
+    let (sender, finished) = mpsc::channel();
+    // On a thread of its own: a verb that hangs is ended with the daemon.
+    let verbs = thread::spawn(move || ask_everything(&client, &further, &pullable, &sender));
+    let start = Instant::now();
+    while let Ok((verb, start)) = finished.recv_timeout(PATIENCE.saturating_sub(start.elapsed())) {
+        note(&mut slow, verb, start);
+    }
+    if !verbs.is_finished() && start.elapsed() >= PATIENCE {
+        slow.push("a verb that was still running".to_owned());
+    }
+    let start = Instant::now();
+    let status = end(&mut daemon);
+    note(&mut slow, "SIGTERM", start);
+    assert!(status, "SIGTERM: {}", fs::read_to_string(&log).unwrap());
+    verbs.join().unwrap();
+    slow
+}
+
+/// A command that fails says why, and none panics.
+fn check_told(line: &str, code: i32, stderr: &str) {
+    assert!((0..=7).contains(&code), "{line}: exit code {code}: {stderr}");
+    assert!(code == 0 || !stderr.trim().is_empty(), "{line}: exit code {code} without a word");
+    assert!(!stderr.contains("panicked"), "{line}: {stderr}");
+}
+
+fn note(slow: &mut Vec<String>, verb: &str, start: Instant) {
+    let taken = start.elapsed();
+    if taken > LIMIT {
+        slow.push(format!("{verb}: {taken:?}"));
+    }
+}
+
+/// A client as soon as the daemon answers; nothing if it ends instead.
+fn wait_for(daemon: &mut Child, socket: &Path, start: Instant) -> Option<Client> {
+    while start.elapsed() < PATIENCE {
+        if let Ok(client) = Client::connect(socket)
+            && client.version().is_ok()
+        {
+            return Some(client);
+        }
+        if daemon.try_wait().unwrap().is_some() {
+            return None;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    daemon.kill().unwrap();
+    None
+}
+
+/// Ends the daemon as the system does; false if it had to be killed.
+fn end(daemon: &mut Child) -> bool {
+    kill_process(Pid::from_child(daemon), Signal::TERM).unwrap();
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        if daemon.try_wait().unwrap().is_some() {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    false
+}
+
+fn name(model: &str) -> Reference {
+    name_of(model).parse().unwrap()
+}
+
+/// Whether a verb succeeds is not the question; that it ends is.
+fn ask_everything(
+    client: &Client,
+    further: &Path,
+    pullable: &str,
+    finished: &mpsc::Sender<(&'static str, Instant)>,
+) {
+    let ask = |verb: &'static str, ask: &mut dyn FnMut()| {
+        let start = Instant::now();
+        ask();
+        // Nobody listens any more once a verb has taken too long.
+        let _ = finished.send((verb, start));
+    };
+    ask("ls", &mut || drop(client.models()));
+    for model in ["a", "b"] {
+        ask("show", &mut || drop(client.model(&name(model))));
+        ask("open", &mut || drop(client.open(&name(model)).map(|model| model.map_all().map(drop))));
+    }
+    ask("df", &mut || drop(client.disk_usage()));
+    ask("ps", &mut || drop(client.sessions()));
+    ask("trash", &mut || drop(client.trash()));
+    ask("doctor", &mut || drop(client.doctor()));
+    ask("eviction", &mut || drop(client.eviction_plan(Some(1 << 20))));
+    ask("verify", &mut || drop(client.verify(&VerifyParams::default(), |_| ())));
+    ask("verify --repair", &mut || {
+        drop(client.verify(&VerifyParams { repair: true, ..VerifyParams::default() }, |_| ()));
+    });
+    let params = ImportParams { file_name: "n.gguf".to_owned(), name: Some(name("n")) };
+    ask("import", &mut || drop(client.import(&params, File::open(further).unwrap(), |_, _| ())));
+    ask("tag", &mut || drop(client.tag(&TagParams { source: name("a"), target: name("a2") })));
+    for pinned in [true, false] {
+        ask("pin", &mut || drop(client.pin(&PinParams { reference: name("a"), pinned })));
+    }
+    ask("undelete", &mut || drop(client.undelete(&UndeleteParams { reference: name("absent") })));
+    let params = PullParams::of(pullable.parse().unwrap());
+    ask("pull", &mut || drop(client.pull(&params, |_| ())));
+    ask("gc --dry-run", &mut || drop(client.gc(&GcParams { dry_run: true })));
+    ask("gc", &mut || drop(client.gc(&GcParams { dry_run: false })));
+    ask("reindex", &mut || drop(client.reindex()));
+}
