@@ -24,8 +24,9 @@ use crate::sys::limit_heaps;
 /// by the kernel. Blocking work has threads of its own.
 const ASYNC_WORKERS: usize = 2;
 
-/// How long such a thread waits for more work before it ends.
-const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_secs(2);
+/// How long such a thread waits for more work before it ends. Waiting threads take turns, so with a few
+/// requests per second a longer time would keep all threads that a burst has left.
+const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_millis(250);
 
 /// Run the daemon
 #[derive(Debug, Args)]

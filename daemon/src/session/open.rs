@@ -91,7 +91,12 @@ async fn hold(
     let listed = daemon.sessions.begin(peer, model.clone(), bytes);
     tokio::select! {
         () = stream.closed() => {}
-        () = listed.stopped() => tracing::info!("{}: lease of {} ended", peer.description(), model.short()),
+        // One request may end a thousand.
+        () = listed.stopped() => {
+            if let Some(left_out) = daemon.limits.log.admit(peer.uid) {
+                tracing::info!("{}: lease of {} ended{left_out}", peer.description(), model.short());
+            }
+        }
     }
     Ok(listed)
 }

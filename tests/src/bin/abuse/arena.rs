@@ -5,11 +5,13 @@ use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use blobd_client::Client;
 use blobd_client::protocol::request::ImportParams;
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::hanging::HangingFiles;
 use blobd_tests::model::ModelFile;
 use blobd_tests::places::fast_folder;
 
@@ -24,6 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A daemon of many users, with a user of its own.
 pub(crate) struct Arena {
     pub(crate) daemon: TestDaemon,
+    mounts: AtomicU32,
 }
 
 impl Arena {
@@ -43,7 +46,7 @@ impl Arena {
         // It ends with this program, even if that is killed.
         let wrapper =
             ["setpriv", "--pdeathsig=KILL", &uid, &gid, "--clear-groups", "--", "env", config.as_str()];
-        let arena = Self { daemon: TestDaemon::start_under(&wrapper, folder) };
+        let arena = Self { daemon: TestDaemon::start_under(&wrapper, folder), mounts: AtomicU32::new(0) };
         open_to_all(arena.daemon.scratch(), 0o755)?;
         arena.open_socket()?;
         for (name, uid) in [("witness", WITNESS_UID), ("attacker", ATTACKER_UID)] {
@@ -73,6 +76,16 @@ impl Arena {
     /// Where the daemon listens.
     pub(crate) fn socket(&self) -> PathBuf {
         self.daemon.socket()
+    }
+
+    /// Mounts files that hang; they are mounted until they are dropped.
+    pub(crate) fn mount_hanging_files(&self) -> Option<HangingFiles> {
+        let number = self.mounts.fetch_add(1, Ordering::Relaxed);
+        // More than is answered before they hang.
+        HangingFiles::mount(
+            &self.folder(&format!("hanging-{number}")),
+            ModelFile::dense_of(1, 2, 128).bytes(),
+        )
     }
 
     /// A client of root.

@@ -14,13 +14,14 @@ use std::time::{Duration, Instant};
 use blobd_client::Client;
 use blobd_client::protocol::connection::send_all;
 use blobd_client::protocol::request::ImportParams;
+use blobd_tests::hanging::{Hang, HangingFiles};
 use rustix::process::{
     Resource, Rlimit, Signal, getrlimit, nice, set_parent_process_death_signal, setrlimit,
 };
 
 use crate::actor::Actor;
 use crate::arena::{Arena, client};
-use crate::attacks;
+use crate::attacks::{self, Attack};
 use crate::{ATTACKER_UID, Outcome};
 
 /// How long preparations may take: imports of large headers by a daemon without optimisation.
@@ -30,12 +31,26 @@ const ENDING: Duration = Duration::from_secs(2);
 /// How long an attacker waits for the daemon, unless it means to wait.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Two files for each way to hang.
+const HANGS: [Hang; 8] = [
+    Hang::Read,
+    Hang::DirectRead,
+    Hang::Inspect,
+    Hang::Close,
+    Hang::Read,
+    Hang::DirectRead,
+    Hang::Inspect,
+    Hang::Close,
+];
+
 /// What an attack has counted, by name.
 pub(crate) type Tally = BTreeMap<String, u64>;
 
 /// A handle on an attacker's process.
 pub(crate) struct Attacker {
     actor: Actor,
+    /// What it has the daemon read.
+    hanging: Option<HangingFiles>,
 }
 
 impl Attacker {
@@ -43,12 +58,15 @@ impl Attacker {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub(crate) fn start(name: &str, arena: &Arena, hanging_file: Option<&Path>) -> Outcome<Self> {
+    pub(crate) fn start(attack: &Attack, arena: &Arena, may_mount: bool) -> Outcome<Self> {
+        let is_wanted = may_mount && attack.takes_hanging_files;
+        let hanging = is_wanted.then(|| arena.mount_hanging_files()).flatten();
+        let paths: Vec<_> = hanging.iter().flat_map(|files| HANGS.map(|hang| files.path(hang))).collect();
         let (socket, folder) = (arena.socket(), arena.folder("attacker"));
         let mut words =
-            vec![OsStr::new("attacker"), OsStr::new(name), socket.as_os_str(), folder.as_os_str()];
-        words.extend(hanging_file.map(Path::as_os_str));
-        Ok(Self { actor: Actor::start(ATTACKER_UID, &words)? })
+            vec![OsStr::new("attacker"), OsStr::new(attack.name), socket.as_os_str(), folder.as_os_str()];
+        words.extend(paths.iter().map(|path| path.as_os_str()));
+        Ok(Self { actor: Actor::start(ATTACKER_UID, &words)?, hanging })
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -72,12 +90,18 @@ impl Attacker {
         self.actor.tell("begin")
     }
 
-    /// Has it end, by force if it does not end by itself; what it has counted, if it tells. A process that
-    /// waits for a file that hangs is still there afterwards.
-    pub(crate) fn end(&mut self) -> Tally {
+    /// Ends it, by force if it does not end by itself; what it has counted, if it tells.
+    pub(crate) fn end(mut self) -> Tally {
         let told = self.actor.tell("end").and_then(|()| self.actor.line(ENDING));
-        self.actor.kill();
         told.ok().and_then(|line| serde_json::from_str(&line).ok()).unwrap_or_default()
+    }
+}
+
+impl Drop for Attacker {
+    fn drop(&mut self) {
+        // It cannot end before what it has opened is let go.
+        self.actor.kill();
+        self.hanging.iter().for_each(HangingFiles::let_go);
     }
 }
 
@@ -90,8 +114,8 @@ pub(crate) struct Ground {
     pub(crate) socket: PathBuf,
     /// For the attack's files.
     pub(crate) folder: PathBuf,
-    /// A file whose content never comes.
-    pub(crate) hanging_file: Option<PathBuf>,
+    /// Files that hang.
+    pub(crate) hanging_files: Vec<PathBuf>,
     tally: Arc<Mutex<Tally>>,
 }
 
@@ -99,7 +123,7 @@ pub(crate) struct Ground {
 ///
 /// # Errors
 /// When the attack cannot be prepared, or the process that started this one is gone.
-pub(crate) fn play(name: &str, socket: PathBuf, folder: &Path, hanging_file: Option<PathBuf>) -> Outcome<()> {
+pub(crate) fn play(name: &str, socket: PathBuf, folder: &Path, hanging_files: Vec<PathBuf>) -> Outcome<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // The attacks are to exhaust other resources than the processor.
     nice(10)?;
@@ -107,7 +131,7 @@ pub(crate) fn play(name: &str, socket: PathBuf, folder: &Path, hanging_file: Opt
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
     let folder = folder.join(name);
     std::fs::create_dir_all(&folder)?;
-    let ground = Ground { socket, folder, hanging_file, tally: Arc::default() };
+    let ground = Ground { socket, folder, hanging_files, tally: Arc::default() };
     let attack = attacks::find(name).ok_or_else(|| format!("{name}: no such attack"))?;
     let mut lines = io::stdin().lock().lines();
     let begin = match (attack.prepare)(&ground) {

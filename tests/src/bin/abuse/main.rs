@@ -15,7 +15,6 @@ mod arena;
 mod attacker;
 mod attacks;
 mod bounds;
-mod hanging_files;
 mod janitor;
 mod needs;
 mod play;
@@ -83,7 +82,7 @@ fn play_role(mut words: impl Iterator<Item = OsString>) -> Outcome<ExitCode> {
         Some("witness") => witness::play(word()?.as_ref(), word()?.into())?,
         Some("attacker") => {
             let name = word()?.into_string().map_err(|name| format!("{name:?}: no attack"))?;
-            attacker::play(&name, word()?.into(), word()?.as_ref(), words.next().map(Into::into))?;
+            attacker::play(&name, word()?.into(), word()?.as_ref(), words.map(Into::into).collect())?;
         }
         other => return Err(format!("--role {other:?}: witness or attacker expected").into()),
     }

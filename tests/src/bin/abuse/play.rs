@@ -1,6 +1,5 @@
 //! The sequence of a run: preparation, a quiet period, one attack after the other, SIGTERM.
 
-use std::path::PathBuf;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,6 @@ use crate::arena::Arena;
 use crate::attacker::Attacker;
 use crate::attacks::{self, ATTACKS, Attack};
 use crate::bounds::{self, ADMINISTERING, Check, Held, RETURNING};
-use crate::hanging_files::HangingFiles;
 use crate::janitor::{self, Janitor};
 use crate::report::{Report, Round};
 use crate::watch::{ProcessorTime, Usage, Watch};
@@ -42,13 +40,13 @@ pub(crate) fn checked_name(name: String) -> Outcome<String> {
 /// # Errors
 /// When the machine does not do its part; a bound that does not hold is no error but is reported.
 pub(crate) fn run(setup: &Setup, may_mount: bool, report: &mut Report) -> Outcome<()> {
-    let mut stage = Stage::set(may_mount)?;
+    let mut stage = Stage::set()?;
     let is_wanted = |name: &str| setup.only.as_deref().is_none_or(|only| only == name);
     let attacks: Vec<_> = ATTACKS.iter().filter(|attack| is_wanted(attack.name)).collect();
     let mut attackers = Vec::new();
     for attack in &attacks {
         report.progress(&format!("{}: prepares", attack.name));
-        let attacker = Attacker::start(attack.name, &stage.arena, stage.hanging_path().as_deref())?;
+        let attacker = Attacker::start(attack, &stage.arena, may_mount)?;
         attacker.wait_until_ready()?;
         attackers.push(attacker);
     }
@@ -60,7 +58,7 @@ pub(crate) fn run(setup: &Setup, may_mount: bool, report: &mut Report) -> Outcom
         stage.play(attack, attacker, before, time, report)?;
     }
     if is_wanted(stop::NAME) {
-        stop::run(&mut stage.arena, stage.hanging_files.as_ref(), report)?;
+        stop::run(&mut stage.arena, may_mount, report)?;
     }
     Ok(())
 }
@@ -70,23 +68,16 @@ struct Stage {
     witness: Witness,
     watch: Watch,
     _janitor: Janitor,
-    /// Before the daemon: reads that hang end before the daemon is waited for.
-    hanging_files: Option<HangingFiles>,
     arena: Arena,
 }
 
 impl Stage {
-    fn set(may_mount: bool) -> Outcome<Self> {
+    fn set() -> Outcome<Self> {
         let arena = Arena::start()?;
-        let hanging_files = if may_mount { Some(mount(&arena)?) } else { None };
         let witness = Witness::start(&arena.socket(), &arena.folder("witness"))?;
         let watch = Watch::start(arena.daemon.pid());
         let janitor = Janitor::start(arena.client(JANITOR_PATIENCE));
-        Ok(Self { witness, watch, _janitor: janitor, hanging_files, arena })
-    }
-
-    fn hanging_path(&self) -> Option<PathBuf> {
-        self.hanging_files.as_ref().map(HangingFiles::new_path)
+        Ok(Self { witness, watch, _janitor: janitor, arena })
     }
 
     /// What the witness measures while the attackers are idle, and the most that the daemon uses then.
@@ -114,7 +105,6 @@ impl Stage {
         let processors = ProcessorTime::now(&self.processes(&attacker))?;
         self.watch.reset();
         let phase = self.witness.begin_phase()?;
-        self.hanging_files.iter().for_each(HangingFiles::hang);
         attacker.begin()?;
         sleep(time / 2);
         report.add(self.administer(attack.name));
@@ -126,8 +116,6 @@ impl Stage {
         let attacked_for = start.elapsed();
         self.witness.begin_phase()?;
         let tally = attacker.end();
-        self.hanging_files.iter().for_each(HangingFiles::release);
-        drop(attacker);
         let (held, returned_after) = self.wait_until_returned(before);
         let log = self.log().split_off(lines_before);
         let measured = self.witness.report(phase)?;
@@ -208,10 +196,4 @@ impl Stage {
     fn processes(&self, attacker: &Attacker) -> [u32; 4] {
         [std::process::id(), self.arena.daemon.pid(), self.witness.pid(), attacker.pid()]
     }
-}
-
-fn mount(arena: &Arena) -> Outcome<HangingFiles> {
-    let directory = arena.folder("hangs");
-    std::fs::create_dir(&directory)?;
-    HangingFiles::mount(&directory)
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::Outcome;
 use crate::arena::Arena;
 use crate::attacker::Attacker;
+use crate::attacks;
 use crate::bounds::{Check, STOPPING};
-use crate::hanging_files::HangingFiles;
 use crate::report::Report;
 
 /// Its name for `--only`.
@@ -23,17 +23,11 @@ const HANGING: Duration = Duration::from_secs(4);
 ///
 /// # Errors
 /// When the machine does not do its part.
-pub(crate) fn run(
-    arena: &mut Arena,
-    hanging_files: Option<&HangingFiles>,
-    report: &mut Report,
-) -> Outcome<()> {
+pub(crate) fn run(arena: &mut Arena, may_mount: bool, report: &mut Report) -> Outcome<()> {
     report.progress("stop: SIGTERM while pulls crawl and imports hang");
     let mut attackers = Vec::new();
-    hanging_files.into_iter().for_each(HangingFiles::hang);
-    for name in STILL_THERE {
-        let file = hanging_files.map(HangingFiles::new_path);
-        let mut attacker = Attacker::start(name, arena, file.as_deref())?;
+    for attack in STILL_THERE.into_iter().filter_map(attacks::find) {
+        let mut attacker = Attacker::start(attack, arena, may_mount)?;
         attacker.wait_until_ready()?;
         attacker.begin()?;
         attackers.push(attacker);
@@ -43,10 +37,7 @@ pub(crate) fn run(
     let has_ended = arena.daemon.stop_within(STOPPING * 2).is_some();
     let seconds = if has_ended { start.elapsed().as_secs_f64() } else { f64::NAN };
     report.add([Check::at_most(NAME, "end after SIGTERM", seconds, STOPPING.as_secs_f64(), "s")]);
-    // Before the daemon is waited for: a read that cannot be killed would keep it.
-    if let Some(file) = hanging_files {
-        file.release();
-    }
+    // A read that cannot be killed would keep a daemon that is still there.
     drop(attackers);
     Ok(())
 }

@@ -33,7 +33,10 @@ impl Usage {
     /// What a process and its children use now; none if it has ended.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         let usage = Self::of_one(pid).filter(|usage| usage.resident_bytes > 0)?;
-        let children = children_of(pid).into_iter().filter_map(Self::of);
+        let command = fs::read(format!("/proc/{pid}/cmdline")).ok();
+        // Until it runs its own program, a child shares all memory with its parent.
+        let is_started = |child: &u32| fs::read(format!("/proc/{child}/cmdline")).ok() != command;
+        let children = children_of(pid).into_iter().filter(is_started).filter_map(Self::of);
         Some(children.fold(usage, Self::plus))
     }
 

@@ -1,4 +1,5 @@
-//! Work that never ends: pulls at one byte per second, and imports of a file whose content never comes.
+//! Work that never ends: pulls at one byte per second, and imports of files that hang when they are read,
+//! inspected or closed.
 //! Their clients close the connection in the middle and begin anew.
 
 use std::fs::File;
@@ -15,7 +16,6 @@ use crate::Outcome;
 use crate::attacker::{Ground, pass_file};
 
 const PULLS: usize = 12;
-const IMPORTS: usize = 8;
 /// How long each client lives.
 const LIFE: Duration = Duration::from_secs(3);
 const LAYER: &str = "application/vnd.ollama.image.model";
@@ -29,8 +29,8 @@ pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
             .add_model(&format!("library/m{number}:latest"), &config, &[(LAYER, &model)])
             .map_err(|error| error.to_string())?;
     }
-    // Once: opening it anew waits for its pages, and they hang by then.
-    let hanging = ground.hanging_file.as_ref().map(File::open).transpose()?.map(Arc::new);
+    // Once: opening one anew would wait for its pages, which hang by then.
+    let hanging: Vec<File> = ground.hanging_files.iter().map(File::open).collect::<Result<_, _>>()?;
     let (ground, registry) = (ground.clone(), Arc::new(registry));
     Ok(Box::new(move || {
         let mut pulls: Vec<UnixStream> = Vec::new();
@@ -44,11 +44,11 @@ pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
             }
             Ok(())
         });
-        for _ in 0..if hanging.is_some() { IMPORTS } else { 0 } {
-            let (hanging, mut import) = (hanging.clone(), None);
+        for file in hanging {
+            let mut import = None;
             ground.repeat(LIFE, move |ground| {
                 drop(import.take());
-                import = hanging.as_deref().map(|file| begin_import(ground, file)).transpose()?;
+                import = Some(begin_import(ground, &file)?);
                 ground.count("imports");
                 Ok(())
             });

@@ -81,6 +81,12 @@ pub(crate) fn administer(arena: &Arena) -> Vec<Check> {
 fn release(arena: &Arena) -> Outcome<Duration> {
     let client = arena.client(PATIENCE);
     let holder = || Ok::<_, ClientError>(client.sessions()?.sessions.into_iter().find(is_of_attacker));
+    let waiting = Instant::now();
+    let held =
+        || client.sessions().map_or(0, |list| list.sessions.iter().filter(|one| is_of_attacker(one)).count());
+    while (held() as u64) < LEAST_HELD && waiting.elapsed() < PATIENCE {
+        sleep(Duration::from_millis(200));
+    }
     let pid = holder()?.ok_or("the attacker holds no lease")?.pid.to_string();
     let start = Instant::now();
     let run = arena.daemon.command().run(["release", &pid]);

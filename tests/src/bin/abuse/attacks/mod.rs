@@ -26,6 +26,8 @@ pub(crate) type Begin = Box<dyn FnOnce() -> Outcome<()>>;
 pub(crate) struct Attack {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
+    /// Whether it imports files that hang.
+    pub(crate) takes_hanging_files: bool,
     /// What is done before the quiet time.
     pub(crate) prepare: fn(&Ground) -> Outcome<Begin>,
     /// What root does beside it, in the middle of its time.
@@ -36,7 +38,15 @@ pub(crate) struct Attack {
 
 impl Attack {
     const fn new(name: &'static str, what: &'static str, prepare: fn(&Ground) -> Outcome<Begin>) -> Self {
-        Self { name, what, prepare, beside: |_arena| Vec::new(), judge: |_tally| Vec::new() }
+        let takes_hanging_files = false;
+        Self {
+            name,
+            what,
+            takes_hanging_files,
+            prepare,
+            beside: |_arena| Vec::new(),
+            judge: |_tally| Vec::new(),
+        }
     }
 }
 
@@ -44,7 +54,10 @@ impl Attack {
 pub(crate) static ATTACKS: [Attack; 10] = [
     Attack::new("unread", "large answers that nobody reads", unread::prepare),
     Attack::new("lingering", "descriptors whose last close blocks", lingering::prepare),
-    Attack::new("crawl", "pulls at 1 byte/s and imports of files that hang", crawl::prepare),
+    Attack {
+        takes_hanging_files: true,
+        ..Attack::new("crawl", "pulls at 1 byte/s and imports of files that hang", crawl::prepare)
+    },
     Attack::new("tarpits", "registries that do not answer, or ask to wait", tarpits::prepare),
     Attack::new("flood", "1,000 connections that ask ls and show at once", flood::prepare),
     Attack::new("contention", "opens, imports and removals at once", contention::prepare),
@@ -55,7 +68,7 @@ pub(crate) static ATTACKS: [Attack; 10] = [
         judge: leases::judge,
         ..Attack::new("leases", "1,024 models held open", leases::prepare)
     },
-    Attack::new("together", "all of them at once", together::prepare),
+    Attack { takes_hanging_files: true, ..Attack::new("together", "all of them at once", together::prepare) },
 ];
 
 /// The attack of a name.
