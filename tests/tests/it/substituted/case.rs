@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use blobd_tests::command::{self, Blobd};
@@ -121,13 +120,18 @@ impl Substitute {
         match self {
             Self::Link => symlink(outside.join("original"), path).unwrap(),
             Self::DanglingLink => symlink(outside.join("absent"), path).unwrap(),
-            Self::Fifo => mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o644), 0).unwrap(),
+            Self::Fifo => make_node(path, FileType::Fifo),
             Self::OtherKind if is_dir => fs::write(path, "not a directory").unwrap(),
             Self::OtherKind => fs::create_dir(path).unwrap(),
-            Self::Socket => drop(UnixListener::bind(path).unwrap()),
+            // By its type alone: the path is too long to be bound to.
+            Self::Socket => make_node(path, FileType::Socket),
             Self::AnotherOwner => unreachable!("the entry stays"),
         }
     }
+}
+
+fn make_node(path: &Path, kind: FileType) {
+    mknodat(CWD, path, kind, Mode::from_raw_mode(0o644), 0).unwrap();
 }
 
 /// What must not be lost: all that commands do not rewrite or clear as a matter of course, and that is
