@@ -292,16 +292,21 @@ class Opens(FailureTest):
             self.assertGreater(opened, 100)
 
     def test_unasked_descriptors_are_closed(self) -> None:
+        sent = threading.Event()
+
         def script(peer: FakePeer) -> None:
             fd = temporary_file(b"x")
             peer.send(UPGRADED)
             head = {"name": "m", "digest": "d", "layers": [], "tensor_count": 0, "fd_count": 0}
             peer.frame([fd], open=head)
             os.close(fd)
+            sent.set()
             peer.wait_for_close()
 
         before = open_fds()
         with FakeDaemon(script) as fake, blobd.Client(fake.socket).open("m"):
+            # The fake daemon is this process too: its own copy must be closed before they are counted.
+            self.assertTrue(sent.wait(60))
             # The listener and both ends of the connection.
             self.assertLessEqual(open_fds(), before + 3)
 
