@@ -119,3 +119,22 @@ pub fn snapshot(directory: &Path) -> Snapshot {
     }
     files
 }
+
+/// What the files below a directory take on disk, in bytes; nothing if it is not there. A file that
+/// is removed or replaced meanwhile counts or does not.
+#[must_use]
+pub fn allocated_bytes(directory: &Path) -> u64 {
+    let mut blocks = 0;
+    let mut unvisited = vec![directory.to_path_buf()];
+    while let Some(path) = unvisited.pop() {
+        match fs::symlink_metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => {
+                let entries = fs::read_dir(&path).into_iter().flatten();
+                unvisited.extend(entries.filter_map(|entry| Some(entry.ok()?.path())));
+            }
+            Ok(metadata) => blocks += metadata.blocks(),
+            Err(_) => {}
+        }
+    }
+    blocks * 512
+}

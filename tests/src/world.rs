@@ -1,16 +1,13 @@
 //! What is in a store: as it should be, as it may be after a crash, and as it is.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
 
 use blobd::store::Store;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use crate::steps::{NAMES, files, reference, weights};
-use crate::store_dir::{Snapshot, check_blobs, names, snapshot, staged};
+use crate::store_dir::{allocated_bytes, check_blobs, staged};
 use crate::verbs::{InProcess, Verbs as _};
 
 /// A fact about a store. Names and files are given by their number.
@@ -137,8 +134,8 @@ pub fn check_promises(verbs: &InProcess) {
         check_whole(store, &trashed.reference, &trashed.manifest);
     }
     let on_disk = allocated_bytes(&root.join("blobs")) + allocated_bytes(&root.join("recipes"));
-    let records = ["manifests", "origins", "trash"].map(|name| record_bytes(&root.join(name)));
-    let downloads = record_bytes(&root.join("partial"));
+    let records = ["manifests", "origins", "trash"].map(|name| allocated_bytes(&root.join(name)));
+    let downloads = allocated_bytes(&root.join("partial"));
     assert_eq!(store.used_bytes(), on_disk + records.iter().sum::<u64>() + downloads, "used bytes");
     assert_eq!(verbs.usage().unwrap().physical_bytes, on_disk, "physical bytes");
 }
@@ -164,18 +161,6 @@ fn check_whole(store: &Store, tag: &Reference, manifest: &Manifest) {
         let has = store.has_file(file).unwrap_or_else(|error| panic!("{}: {error}", tag.short()));
         assert!(has, "{}: {} is not whole", tag.short(), file.digest);
     }
-}
-
-fn allocated_bytes(directory: &Path) -> u64 {
-    let blocks = |name: &String| fs::metadata(directory.join(name)).unwrap().blocks();
-    names(directory).iter().map(blocks).sum::<u64>() * 512
-}
-
-/// What the files below a directory take, if it is there.
-fn record_bytes(directory: &Path) -> u64 {
-    let paths = if directory.exists() { snapshot(directory) } else { Snapshot::new() };
-    let files = paths.keys().map(|path| fs::metadata(path).unwrap()).filter(fs::Metadata::is_file);
-    files.map(|file| file.blocks()).sum::<u64>() * 512
 }
 
 fn number_of(tag: &Reference) -> usize {

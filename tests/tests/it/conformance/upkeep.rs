@@ -1,14 +1,12 @@
 //! Pins, what the dead left behind, and what `doctor` and the eviction plan say.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
 
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::GcReason;
 use blobd_client::protocol::upkeep::CheckStatus;
 use blobd_tests::model::ModelFile;
-use blobd_tests::store_dir::{check_empty, names, snapshot, staged};
+use blobd_tests::store_dir::{allocated_bytes, check_empty, names, staged};
 use blobd_tests::verbs::Verbs;
 
 use super::import;
@@ -75,10 +73,9 @@ pub(super) fn eviction_plan_of_a_store_without_a_quota_says_so(verbs: &impl Verb
     let plan = verbs.eviction_plan(None).unwrap();
     assert_eq!((plan.policy.as_str(), plan.quota_bytes, plan.needed_bytes), ("never", None, 0));
     assert_eq!((plan.evicted.len(), plan.freed_bytes), (0, 0));
-    let blocks = |path: PathBuf| fs::metadata(path).ok().filter(fs::Metadata::is_file);
-    let records = ["manifests", "origins"].into_iter().flat_map(|name| snapshot(&verbs.root().join(name)));
-    let records = records.filter_map(|(path, _)| blocks(path)).map(|file| file.blocks() * 512);
-    assert_eq!(plan.used_bytes, verbs.usage().unwrap().physical_bytes + records.sum::<u64>());
+    let records: u64 =
+        ["manifests", "origins"].map(|name| allocated_bytes(&verbs.root().join(name))).iter().sum();
+    assert_eq!(plan.used_bytes, verbs.usage().unwrap().physical_bytes + records);
     let plan = verbs.eviction_plan(Some(1)).unwrap();
     assert_eq!((plan.needed_bytes, plan.evicted.len()), (1, 0));
     assert_eq!(plan.spared[0].reason, "cannot be pulled again");
