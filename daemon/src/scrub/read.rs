@@ -132,7 +132,10 @@ impl DiskReader {
     /// The part of the buffer that starts at a multiple of `alignment` in memory.
     fn aligned(&mut self, alignment: usize) -> Range<usize> {
         let length = CHUNK_BYTES.next_multiple_of(alignment);
-        self.buffer.resize(length + alignment, 0);
+        if self.buffer.len() < length + alignment {
+            // Memory that the kernel has zeroed; `resize` would write the zeros itself.
+            self.buffer = vec![0; length + alignment];
+        }
         let start = self.buffer.as_ptr().align_offset(alignment);
         start..start + length
     }

@@ -95,15 +95,19 @@ pub(super) fn altered(mut answer: Answer, fault: Fault) -> Answer {
     answer
 }
 
-/// Nothing if the client hung up before it asked.
+/// Nothing if the client hung up before it asked, or begins to speak TLS.
 pub(super) fn read_request(stream: &mut TcpStream, side: Side) -> io::Result<Option<Request>> {
+    // The type of the TLS record that a handshake begins with.
+    const HANDSHAKE: u8 = 22;
     let mut head = Vec::new();
-    let mut byte = [0];
+    let mut received = [0; 4096];
+    // Requests have no bodies, and no client sends a second one before the answer to the first.
     while !head.ends_with(b"\r\n\r\n") {
-        if stream.read(&mut byte)? == 0 {
+        let count = stream.read(&mut received)?;
+        if count == 0 || received[0] == HANDSHAKE {
             return Ok(None);
         }
-        head.extend(byte);
+        head.extend_from_slice(&received[..count]);
     }
     let head = String::from_utf8_lossy(&head);
     let mut lines = head.lines();

@@ -50,9 +50,11 @@ fn one_expert_is_read_ahead_and_the_others_stay_on_the_disk() {
     let [expert] = model.expert("blk.0.", 5).unwrap().try_into().unwrap();
     assert_eq!((expert.name(), expert.shape()), ("blk.0.ffn_up_exps.weight", &[1024, 1024][..]));
     assert_eq!(expert.bytes().len(), 1 << 20);
+    let whole = Residency { bytes: 1 << 20, resident_bytes: 1 << 20 };
+    // What the kernel moves at the moment of a look counts as absent: look again.
+    let is_whole = || expert.bytes().residency().unwrap() == whole;
     expert.bytes().prefetch(Prefetch::Populate).unwrap();
-    let of_expert = expert.bytes().residency().unwrap();
-    assert_eq!(of_expert, Residency { bytes: 1 << 20, resident_bytes: 1 << 20 });
+    eventually("the expert is in memory", is_whole);
     let [first] = model.expert("blk.0.", 0).unwrap().try_into().unwrap();
     assert_eq!(first.bytes().residency().unwrap().resident_bytes, 0, "far from what was read");
     assert_eq!(resident(&model, "output.weight").resident_bytes, 0);
@@ -60,7 +62,7 @@ fn one_expert_is_read_ahead_and_the_others_stay_on_the_disk() {
     eventually("it is read in the background", || first.bytes().residency().unwrap().resident_bytes > 0);
     for how in [Release::Cold, Release::Unmap] {
         expert.bytes().release(how).unwrap();
-        assert_eq!(expert.bytes().residency().unwrap(), of_expert, "{how:?} leaves it cached");
+        eventually(&format!("{how:?} leaves it cached"), is_whole);
     }
     assert!(model.expert("blk.0.", 8).unwrap().is_empty() && model.expert("blk.1.", 0).unwrap().is_empty());
 }

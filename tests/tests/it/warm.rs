@@ -4,6 +4,8 @@ use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 
 use blobd_tests::reader::Reader;
+use blobd_tests::wait::eventually;
+use serde_json::Value;
 
 use super::residency::{daemon, drop_cached};
 
@@ -19,7 +21,8 @@ fn warm_reads_what_is_cold_and_says_how_much_that_was() {
     assert!(number("bytes") > MODEL_BYTES && number("bytes") < MODEL_BYTES + 8192, "{warmed}");
     // The daemon reads headers and configurations for itself.
     assert!(number("cold_bytes") >= MODEL_BYTES, "{warmed}");
-    assert_eq!(number("resident_bytes"), number("bytes"));
+    // Less a page that the kernel moves at the moment of the look.
+    assert!(number("resident_bytes").abs_diff(number("bytes")) < 1 << 20, "{warmed}");
     assert!(number("bytes_per_second") > 0 && warmed["seconds"].as_f64().unwrap() > 0.0);
     let again = daemon.command().line("warm m").succeeds().text();
     assert!(again.starts_with("m:latest: 9.0") && again.ends_with("were in memory already\n"), "{again}");
@@ -46,7 +49,7 @@ fn locked_memory_is_held_until_the_command_is_told_to_end() {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let warmed: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let warmed: Value = serde_json::from_str(&line).unwrap();
     let locked = warmed["locked_bytes"].as_u64().unwrap();
     assert!((1..=2 << 20).contains(&locked), "{warmed}");
     let held = blobd_tests::memory::status_bytes(child.id(), "VmLck");
@@ -88,15 +91,23 @@ fn ps_and_show_tell_what_is_in_memory() {
     let stack = shown()["groups"][0].clone();
     assert_eq!((&stack["name"], &stack["experts"]), (&"blk.0.ffn_up_exps.weight".into(), &8.into()));
     assert_eq!((&stack["resident_experts"], &stack["bytes"]), (&0.into(), &STACK_BYTES.into()));
-    daemon.command().line("warm m").succeeds();
-    assert_eq!(session()["resident_bytes"], session()["model_bytes"]);
-    let all = shown();
-    assert_eq!(all["resident_bytes"], all["bytes"]);
-    assert_eq!(all["groups"][0]["resident_experts"], 8);
-    assert_eq!(all["groups"][1]["name"], "other tensors");
-    let table = daemon.command().line("show m --residency").succeeds().text();
-    assert!(table.contains("8/8") && table.contains("(100 %)"), "{table}");
-    let table = daemon.command().line("ps").succeeds().text();
-    assert!(table.contains("IN MEMORY") && table.contains("(100 %)"), "{table}");
+    // What the kernel moves at the moment of a look counts as absent, so every look has another try.
+    let warmed = |what: &str, holds: &dyn Fn() -> bool| {
+        eventually(what, || {
+            daemon.command().line("warm m").succeeds();
+            holds()
+        });
+    };
+    let is_all = |value: &Value, bytes: &str| value["resident_bytes"] == value[bytes];
+    warmed("the session has all in memory", &|| is_all(&session(), "model_bytes"));
+    warmed("all files are in memory", &|| is_all(&shown(), "bytes"));
+    warmed("all experts are in memory", &|| shown()["groups"][0]["resident_experts"] == 8);
+    assert_eq!(shown()["groups"][1]["name"], "other tensors");
+    let contains = |line: &str, texts: [&str; 2]| {
+        let table = daemon.command().line(line).succeeds().text();
+        texts.iter().all(|text| table.contains(text))
+    };
+    warmed("show says so", &|| contains("show m --residency", ["8/8", "(100 %)"]));
+    warmed("ps says so", &|| contains("ps", ["IN MEMORY", "(100 %)"]));
     drop(reader);
 }
