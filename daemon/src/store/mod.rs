@@ -38,6 +38,7 @@ mod own_reads;
 mod partial;
 mod pins;
 mod quarantine;
+mod recipe_cache;
 mod reserve;
 mod root;
 mod seal;
@@ -109,7 +110,7 @@ pub struct Store {
     /// `blobs/`, open since it was first needed.
     blobs: OnceLock<Directory>,
     leases: Leases,
-    recipes: models::RecipeCache,
+    recipes: recipe_cache::RecipeCache,
     damaged: quarantine::DamagedBlobs,
     /// Held while a tag changes, so that a check and the change it allows belong together.
     tag_changes: Mutex<()>,
@@ -162,7 +163,7 @@ impl Store {
             room_maker: OnceLock::new(),
             blobs: OnceLock::new(),
             leases: Leases::default(),
-            recipes: models::RecipeCache::default(),
+            recipes: recipe_cache::RecipeCache::default(),
             damaged,
             tag_changes: Mutex::default(),
             collections: Mutex::default(),

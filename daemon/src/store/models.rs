@@ -1,8 +1,7 @@
 //! Models as they are stored: a manifest, and for each of its files a blob or a recipe.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
@@ -12,7 +11,7 @@ use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
 use super::leases::Lease;
-use super::{Store, StoreError, lock};
+use super::{Store, StoreError};
 
 /// A model that can be opened.
 #[derive(Clone, Debug)]
@@ -178,7 +177,7 @@ impl Store {
         if let Some(recipe) = self.recipes.find(file) {
             return Ok(Some(recipe));
         }
-        let generation = self.recipes.generation();
+        let reading = self.recipes.begin(file);
         let path = layout::recipe(file);
         let Some(json) = self.root.read_limited(&path, Recipe::MAX_BYTES)? else { return Ok(None) };
         let path = || self.root.full(&path);
@@ -187,7 +186,7 @@ impl Store {
             return Err(StoreError::WrongRecipe { path: path(), found: recipe.file() });
         }
         let recipe = Arc::new(recipe);
-        self.recipes.keep(file, &recipe, generation);
+        reading.keep(&recipe);
         Ok(Some(recipe))
     }
 
@@ -238,66 +237,5 @@ impl Store {
     /// Forgets a recipe that is about to be removed.
     pub(crate) fn forget_recipe(&self, file: Digest) {
         self.recipes.forget(file);
-    }
-}
-
-/// The recipes used last, so that opening a model again reads nothing, and all that are in use, so that
-/// none is in memory twice.
-#[derive(Debug, Default)]
-pub(super) struct RecipeCache(Mutex<Recent>);
-
-#[derive(Debug, Default)]
-struct Recent {
-    recipes: VecDeque<(Digest, Arc<Recipe>)>,
-    /// Those too large for the above. They are here for as long as somebody uses them.
-    in_use: BTreeMap<Digest, Weak<Recipe>>,
-    /// How often something was forgotten.
-    generation: u64,
-}
-
-impl RecipeCache {
-    /// Tensors and pieces over all cached recipes: some 40 MiB at the most.
-    const MAX_ENTRIES: usize = 1 << 17;
-
-    fn find(&self, file: Digest) -> Option<Arc<Recipe>> {
-        let mut recent = lock(&self.0);
-        if let Some(place) = recent.recipes.iter().position(|(digest, _)| *digest == file) {
-            let found = recent.recipes.remove(place)?;
-            let recipe = Arc::clone(&found.1);
-            recent.recipes.push_front(found);
-            return Some(recipe);
-        }
-        recent.in_use.get(&file).and_then(Weak::upgrade)
-    }
-
-    fn generation(&self) -> u64 {
-        lock(&self.0).generation
-    }
-
-    /// Keeps what was read since `generation`, unless something was forgotten meanwhile: that may
-    /// have been this very recipe.
-    fn keep(&self, file: Digest, recipe: &Arc<Recipe>, generation: u64) {
-        let entries = |recipe: &Recipe| recipe.tensors().len() + recipe.pieces().len();
-        let mut recent = lock(&self.0);
-        if recent.generation != generation {
-            return;
-        }
-        if entries(recipe) > Self::MAX_ENTRIES {
-            recent.in_use.retain(|_, recipe| recipe.strong_count() > 0);
-            recent.in_use.insert(file, Arc::downgrade(recipe));
-            return;
-        }
-        let recent = &mut recent.recipes;
-        recent.push_front((file, Arc::clone(recipe)));
-        while recent.iter().map(|(_, recipe)| entries(recipe)).sum::<usize>() > Self::MAX_ENTRIES {
-            recent.pop_back();
-        }
-    }
-
-    fn forget(&self, file: Digest) {
-        let mut recent = lock(&self.0);
-        recent.generation += 1;
-        recent.recipes.retain(|(digest, _)| *digest != file);
-        recent.in_use.remove(&file);
     }
 }

@@ -20,9 +20,10 @@ const CEILING_BYTES: u64 = 1 << 30;
 /// What a process and its children use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
-    /// Resident memory, shared pages of its binary included.
+    /// Resident memory, with the binary's pages. Children run the same binary, whose pages are in memory
+    /// once: of them only what is their own counts.
     pub(crate) resident_bytes: u64,
-    /// The most of it since the last reset; of a child the most so far.
+    /// The most of it since the last reset; of a child what it has now.
     pub(crate) peak_resident_bytes: u64,
     pub(crate) threads: u64,
     /// Open file descriptors.
@@ -32,23 +33,29 @@ pub(crate) struct Usage {
 impl Usage {
     /// What a process and its children use now; none if it has ended.
     pub(crate) fn of(pid: u32) -> Option<Self> {
-        let usage = Self::of_one(pid).filter(|usage| usage.resident_bytes > 0)?;
+        Self::of_tree(pid, "VmRSS", "VmHWM")
+    }
+
+    /// The same by the fields of the kernel that say how much memory the process has, and had at most.
+    fn of_tree(pid: u32, now: &str, most: &str) -> Option<Self> {
+        let usage = Self::of_one(pid, now, most).filter(|usage| usage.resident_bytes > 0)?;
         let command = fs::read(format!("/proc/{pid}/cmdline")).ok();
         // Until it runs its own program, a child shares all memory with its parent.
         let is_started = |child: &u32| fs::read(format!("/proc/{child}/cmdline")).ok() != command;
-        let children = children_of(pid).into_iter().filter(is_started).filter_map(Self::of);
+        let children = children_of(pid).into_iter().filter(is_started);
+        let children = children.filter_map(|child| Self::of_tree(child, "RssAnon", "RssAnon"));
         Some(children.fold(usage, Self::plus))
     }
 
-    fn of_one(pid: u32) -> Option<Self> {
+    fn of_one(pid: u32, now: &str, most: &str) -> Option<Self> {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let field = |name: &str| -> Option<u64> {
             let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
             line.split_whitespace().next()?.parse().ok()
         };
         Some(Self {
-            resident_bytes: field("VmRSS")? << 10,
-            peak_resident_bytes: field("VmHWM")? << 10,
+            resident_bytes: field(now)? << 10,
+            peak_resident_bytes: field(most)? << 10,
             threads: field("Threads")?,
             descriptors: fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64,
         })
