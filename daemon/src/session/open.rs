@@ -47,10 +47,14 @@ pub(crate) async fn serve_open(
         drop(lease);
         Ok(gc::collect_condemned(&daemon.store)?.freed_bytes())
     };
-    match daemon.disk_work(peer.uid, end).await {
-        Ok(0) => {}
-        Ok(freed) => tracing::info!("{}: closed, {freed} bytes freed", model.short()),
-        Err(error) => tracing::warn!("{}: closed, but: {error}", model.short()),
+    let ended = daemon.disk_work(peer.uid, end).await;
+    if !matches!(ended, Ok(0))
+        && let Some(left_out) = daemon.limits.log.admit(peer.uid)
+    {
+        match ended {
+            Ok(freed) => tracing::info!("{}: closed, {freed} bytes freed{left_out}", model.short()),
+            Err(error) => tracing::warn!("{}: closed, but: {error}{left_out}", model.short()),
+        }
     }
     // In the list of sessions until its lease has ended.
     drop(listed);

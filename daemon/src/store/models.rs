@@ -177,6 +177,11 @@ impl Store {
         if let Some(recipe) = self.recipes.find(file) {
             return Ok(Some(recipe));
         }
+        let turn = self.recipe_turn(file)?;
+        // Whoever had the turn before may have read the same.
+        if let Some(recipe) = turn.as_ref().and_then(|_turn| self.recipes.find(file)) {
+            return Ok(Some(recipe));
+        }
         let reading = self.recipes.begin(file);
         let path = layout::recipe(file);
         let Some(json) = self.root.read_limited(&path, Recipe::MAX_BYTES)? else { return Ok(None) };

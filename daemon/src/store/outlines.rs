@@ -4,6 +4,7 @@
 //! there for the few models that are being opened.
 
 use std::fs::File;
+use std::sync::MutexGuard;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
@@ -19,7 +20,14 @@ impl Store {
     /// # Errors
     /// [`StoreError::Recipe`] when it is damaged, [`StoreError::WrongRecipe`], [`StoreError::Io`].
     pub fn recipe_outline(&self, file: Digest) -> Result<Option<RecipeOutline>, StoreError> {
+        let _turn = self.recipe_turn(file)?;
         read_outline(&self.root, file)
+    }
+
+    /// Waits until a recipe may be read into memory: a large one when no other large one is.
+    pub(super) fn recipe_turn(&self, file: Digest) -> Result<Option<MutexGuard<'_, ()>>, StoreError> {
+        let status = self.root.status(&layout::recipe(file))?;
+        Ok(self.recipes.turn(status.map_or(0, |status| status.len())))
     }
 
     /// Whether there is a recipe of this name. Nothing of it is read.

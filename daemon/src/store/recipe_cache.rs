@@ -1,7 +1,7 @@
 //! Parsed recipes in memory.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::Recipe;
@@ -11,7 +11,15 @@ use super::lock;
 /// The recipes used last, so that opening a model again reads nothing, and all that are in use, so that
 /// none is in memory twice.
 #[derive(Debug, Default)]
-pub(super) struct RecipeCache(Mutex<Recipes>);
+pub(super) struct RecipeCache {
+    recipes: Mutex<Recipes>,
+    /// Held while a recipe with much text is read.
+    large: Mutex<()>,
+}
+
+/// From so many bytes of text on, recipes are read one at a time: text and parsed form of the largest take
+/// 40 MiB, and a hundred requests may want them at once.
+const LARGE_FROM_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, Default)]
 struct Recipes {
@@ -44,7 +52,7 @@ impl RecipeCache {
     const MAX_ENTRIES: usize = 1 << 17;
 
     pub(super) fn find(&self, file: Digest) -> Option<Arc<Recipe>> {
-        let mut recipes = lock(&self.0);
+        let mut recipes = lock(&self.recipes);
         if let Some(place) = recipes.recent.iter().position(|(digest, _)| *digest == file) {
             let found = recipes.recent.remove(place)?;
             let recipe = Arc::clone(&found.1);
@@ -54,9 +62,14 @@ impl RecipeCache {
         recipes.in_use.get(&file).and_then(Weak::upgrade)
     }
 
+    /// Waits until no other recipe with much text is read. To be held while one of `bytes` bytes is.
+    pub(super) fn turn(&self, bytes: u64) -> Option<MutexGuard<'_, ()>> {
+        (bytes >= LARGE_FROM_BYTES).then(|| lock(&self.large))
+    }
+
     /// To be called before the recipe of `file` is read.
     pub(super) fn begin(&self, file: Digest) -> Reading<'_> {
-        let mut recipes = lock(&self.0);
+        let mut recipes = lock(&self.recipes);
         let readings = recipes.readings.entry(file).or_default();
         readings.count += 1;
         Reading { cache: self, file, generation: readings.generation }
@@ -64,7 +77,7 @@ impl RecipeCache {
 
     /// Forgets a recipe that is about to be removed. What is being read of it now is not kept.
     pub(super) fn forget(&self, file: Digest) {
-        let mut recipes = lock(&self.0);
+        let mut recipes = lock(&self.recipes);
         if let Some(readings) = recipes.readings.get_mut(&file) {
             readings.generation += 1;
         }
@@ -76,7 +89,7 @@ impl RecipeCache {
 impl Reading<'_> {
     /// Keeps what was read, unless it was forgotten meanwhile.
     pub(super) fn keep(self, recipe: &Arc<Recipe>) {
-        let mut recipes = lock(&self.cache.0);
+        let mut recipes = lock(&self.cache.recipes);
         let generation = recipes.readings.get(&self.file).map(|readings| readings.generation);
         if generation == Some(self.generation) {
             recipes.keep(self.file, recipe);
@@ -86,7 +99,7 @@ impl Reading<'_> {
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        let mut recipes = lock(&self.cache.0);
+        let mut recipes = lock(&self.cache.recipes);
         if let Some(readings) = recipes.readings.get_mut(&self.file) {
             readings.count -= 1;
             if readings.count == 0 {
@@ -172,7 +185,7 @@ mod tests {
         assert!(cache.find(file).is_none());
         second.keep(&after);
         assert!(is_same(&cache, file, &after));
-        assert!(lock(&cache.0).readings.is_empty());
+        assert!(lock(&cache.recipes).readings.is_empty());
     }
 
     #[test]

@@ -4,10 +4,11 @@ use std::fs;
 use std::io::Read as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
 use std::sync::Arc;
+use std::thread;
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::recipe::{Piece, Recipe};
+use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
 use tempfile::TempDir;
 
@@ -401,6 +402,32 @@ fn recipe_is_read_once_and_forgotten_when_told() {
     assert!(store.recipe(recipe.file()).unwrap().is_some());
     store.forget_recipe(recipe.file());
     assert!(matches!(store.recipe(recipe.file()), Err(StoreError::Recipe { .. })));
+}
+
+#[test]
+fn large_recipe_that_many_ask_for_at_once_is_in_memory_once() {
+    let (_folder, store) = new_store();
+    let blob = Digest::of(b"x");
+    let tensor = |number| TensorEntry {
+        name: format!("{number:0100}"),
+        type_name: "F32".to_owned(),
+        shape: vec![1],
+        digest: blob,
+        offset: 0,
+        size: 4,
+        experts: None,
+    };
+    let piece = Piece::Blob { blob, offset: 0, length: 4 };
+    let recipe = Recipe::new(Digest::of(b"file"), vec![piece], (0..8192).map(tensor).collect()).unwrap();
+    let json = recipe.to_json();
+    assert!(json.len() > 1 << 20);
+    fs::write(store.path(layout::recipe(recipe.file())), json).unwrap();
+    let read = || store.recipe(recipe.file()).unwrap().unwrap();
+    let all: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(read)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(all.iter().all(|other| Arc::ptr_eq(other, &all[0])));
 }
 
 #[test]

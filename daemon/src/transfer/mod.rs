@@ -276,7 +276,7 @@ impl Transfers {
                     _ => return transfer.finish(ingest, hashed),
                 }
             }
-            tracing::warn!("{}: what was there is not part of it; begun anew", job.file.label());
+            tracing::debug!("{}: what was there is not part of it; begun anew", job.file.label());
             drop(transfer);
             ingest.store().remove_partial(job.file.identity())?;
             may_guess = false;

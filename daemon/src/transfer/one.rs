@@ -80,7 +80,7 @@ impl Transfer<'_> {
         }
         let suspects = self.trial.next_suspects();
         if !suspects.is_empty() {
-            tracing::info!("{expected}: {} tensors of a relative are not its own", suspects.len());
+            tracing::debug!("{expected}: {} tensors of a relative are not its own", suspects.len());
             suspects.iter().for_each(|suspect| self.arrival.partial().forget_stored(suspect.blob));
             self.cleared.extend(suspects);
             return Ok(Doubt::Some);
