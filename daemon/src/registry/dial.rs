@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
 use tokio::net::TcpStream;
 use tower_service::Service;
 
@@ -34,27 +34,39 @@ use super::zone::Zone;
 /// kept for later requests of the same reach only.
 #[derive(Debug)]
 pub(super) struct Transport {
-    clients: [(Zone, HttpClient); 4],
+    /// Made for the first request: the machine's own authorities are some 150 certificates, and most
+    /// processes ask no registry.
+    clients: OnceLock<Clients>,
+    tls: ConfigBuilder<ClientConfig, WantsVerifier>,
+    /// The authorities beside the machine's own.
+    authorities: RootCertStore,
     proxies: Arc<Matcher>,
-    head: Duration,
+    limits: Limits,
 }
 
+type Clients = [(Zone, HttpClient); 4];
 type HttpClient = Client<HttpsConnector<Dialer>, Empty<Bytes>>;
 type BoxError = Box<dyn Error + Send + Sync>;
 type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
 
 impl Transport {
-    /// Reads the certificate authorities; connects to nothing.
+    /// Reads `ca_files`; connects to nothing.
     pub(super) fn new(
         ca_files: &[PathBuf],
         limits: &Limits,
         proxies: Matcher,
     ) -> Result<Self, RegistryError> {
-        let tls = tls_config(ca_files)?;
-        let proxies = Arc::new(proxies);
-        let client = |reach| (reach, http_client(Dialer::new(reach, limits, &proxies), tls.clone()));
-        let clients = [Zone::Public, Zone::Private, Zone::Loopback, Zone::Reserved].map(client);
-        Ok(Self { clients, proxies, head: limits.head })
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| unusable(Path::new(""), &error))?;
+        Ok(Self {
+            clients: OnceLock::new(),
+            tls,
+            authorities: read_authorities(ca_files)?,
+            proxies: Arc::new(proxies),
+            limits: *limits,
+        })
     }
 
     /// Sends one request to a host no nearer than `reach`; the answer's body is still to come.
@@ -67,10 +79,10 @@ impl Transport {
         if let Some(zone) = Zone::of_literal(request.uri()).filter(|zone| *zone > reach) {
             return Err(RegistryError::ForbiddenAddress { host, zone });
         }
-        match tokio::time::timeout(self.head, self.client(reach).request(request)).await {
+        match tokio::time::timeout(self.limits.head, self.client(reach).request(request)).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(unreachable(host, &error)),
-            Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: self.head.as_secs() }),
+            Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: self.limits.head.as_secs() }),
         }
     }
 
@@ -86,9 +98,17 @@ impl Transport {
     }
 
     fn client(&self, reach: Zone) -> &HttpClient {
-        let [public, nearer @ ..] = &self.clients;
+        let [public, nearer @ ..] = self.clients.get_or_init(|| self.make_clients());
         let (_, client) = nearer.iter().find(|(zone, _)| *zone == reach).unwrap_or(public);
         client
+    }
+
+    fn make_clients(&self) -> Clients {
+        let roots = with_machine_authorities(self.authorities.clone());
+        let tls = self.tls.clone().with_root_certificates(roots).with_no_client_auth();
+        let client =
+            |reach| (reach, http_client(Dialer::new(reach, &self.limits, &self.proxies), tls.clone()));
+        [Zone::Public, Zone::Private, Zone::Loopback, Zone::Reserved].map(client)
     }
 }
 
@@ -191,24 +211,9 @@ fn http_client(dialer: Dialer, tls: ClientConfig) -> HttpClient {
         .build(connector.wrap_connector(dialer))
 }
 
-fn tls_config(ca_files: &[PathBuf]) -> Result<ClientConfig, RegistryError> {
-    let roots = certificate_authorities(ca_files)?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| unusable(Path::new(""), &error))?;
-    Ok(config.with_root_certificates(roots).with_no_client_auth())
-}
-
-/// The machine's own authorities and those of `ca_files`. A machine without any is no error: it
-/// may have a mirror without TLS.
-fn certificate_authorities(ca_files: &[PathBuf]) -> Result<RootCertStore, RegistryError> {
+/// The authorities of `ca_files`.
+fn read_authorities(ca_files: &[PathBuf]) -> Result<RootCertStore, RegistryError> {
     let mut roots = RootCertStore::empty();
-    let native = rustls_native_certs::load_native_certs();
-    for error in &native.errors {
-        tracing::warn!(%error, "certificate authorities of this machine");
-    }
-    roots.add_parsable_certificates(native.certs);
     for path in ca_files {
         let before = roots.len();
         for certificate in CertificateDer::pem_file_iter(path).map_err(|error| unusable(path, &error))? {
@@ -219,10 +224,20 @@ fn certificate_authorities(ca_files: &[PathBuf]) -> Result<RootCertStore, Regist
             return Err(unusable(path, &"no certificate in it"));
         }
     }
+    Ok(roots)
+}
+
+/// Adds the machine's own authorities. A machine without any is no error: it may have a mirror without TLS.
+fn with_machine_authorities(mut roots: RootCertStore) -> RootCertStore {
+    let native = rustls_native_certs::load_native_certs();
+    for error in &native.errors {
+        tracing::warn!(%error, "certificate authorities of this machine");
+    }
+    roots.add_parsable_certificates(native.certs);
     if roots.is_empty() {
         tracing::warn!("no certificate authorities found; registries can only be reached without TLS");
     }
-    Ok(roots)
+    roots
 }
 
 fn unusable(path: &Path, reason: &impl ToString) -> RegistryError {
