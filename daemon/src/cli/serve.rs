@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::Args;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Global;
 use super::connect::{load_config, root};
@@ -57,6 +57,10 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
         .enable_all()
         .build();
     let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let signals = {
+        let _context = runtime.enter();
+        StopSignals::catch()
+    };
     limit_stop();
     let daemon = Arc::new(daemon);
     let busy = Arc::clone(&daemon);
@@ -64,7 +68,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let scrubber = scrubber.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let store = Arc::clone(&daemon.store);
     store.start_index();
-    let served = runtime.block_on(serve(daemon, &socket));
+    let served = runtime.block_on(serve(daemon, &socket, signals));
     drop(scrubber);
     // Work in progress is dropped where it stands: what is not committed is swept at the next start.
     runtime.shutdown_background();
@@ -72,7 +76,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     served
 }
 
-async fn serve(daemon: Arc<Daemon>, path: &Path) -> Result<(), ErrorBody> {
+async fn serve(daemon: Arc<Daemon>, path: &Path, signals: Option<StopSignals>) -> Result<(), ErrorBody> {
     let socket = Socket::bind(path).map_err(|error| bind_error(path, &error))?;
     admit_system_group(&socket);
     daemon.store.announce(Some(path));
@@ -81,7 +85,7 @@ async fn serve(daemon: Arc<Daemon>, path: &Path) -> Result<(), ErrorBody> {
     tokio::select! {
         () = server.serve(socket.listener()) => {}
         () = housekeeping::run(daemon) => {}
-        () = told_to_stop() => tracing::info!("stopping; clients keep what they have mapped"),
+        () = StopSignals::received(signals) => tracing::info!("stopping; clients keep what they have mapped"),
     }
     Ok(())
 }
@@ -110,15 +114,28 @@ fn admit_system_group(socket: &Socket) {
     }
 }
 
-async fn told_to_stop() {
-    let (Ok(mut terminate), Ok(mut interrupt)) =
-        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+/// The signals that stop the daemon. From the moment that they are caught none is lost, and none ends the
+/// process by itself.
+struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    /// None where the system does not let the process catch them.
+    fn catch() -> Option<Self> {
+        let terminate = signal(SignalKind::terminate()).ok()?;
+        Some(Self { terminate, interrupt: signal(SignalKind::interrupt()).ok()? })
+    }
+
+    async fn received(signals: Option<Self>) {
+        let Some(Self { mut terminate, mut interrupt }) = signals else {
+            return std::future::pending().await;
+        };
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
     }
 }
 
@@ -132,7 +149,7 @@ fn limit_stop() {
     let watch = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let Ok(runtime) = runtime else { return };
-        runtime.block_on(told_to_stop());
+        runtime.block_on(async { StopSignals::received(StopSignals::catch()).await });
         std::thread::sleep(STOP_LIMIT);
         tracing::warn!("not done after {} s: stopped all the same", STOP_LIMIT.as_secs());
         #[expect(clippy::exit, reason = "what main waits for is what hangs")]
