@@ -8,6 +8,7 @@ use std::thread;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
+use blobd_tests::places::fast_folder;
 use blobd_tests::store_dir::{names, snapshot};
 use blobd_tests::wait::eventually;
 
@@ -62,6 +63,23 @@ fn clean_stop_leaves_an_index_that_the_next_start_believes() {
     assert!(usage.models.iter().any(|model| model.name == "m:latest" && model.last_opened.is_some()));
     assert!(usage.models.iter().any(|model| model.name == "n:latest" && model.last_opened.is_none()));
     check_usage(&mut daemon);
+}
+
+#[test]
+fn index_is_complete_and_private_whatever_the_umask_is() {
+    for umask in ["000", "022", "077"] {
+        let script = format!("umask {umask}; exec \"$@\"");
+        let mut daemon = TestDaemon::start_under(&["sh", "-c", &script, "sh"], fast_folder());
+        import(&daemon, 1, "m");
+        for directory in [index(&daemon), index(&daemon).join("sled")] {
+            let mode = fs::metadata(&directory).unwrap().permissions().mode();
+            assert_eq!(mode & 0o7777, 0o700, "{umask}: {}", directory.display());
+        }
+        assert!(daemon.stop().success(), "{umask}: {}", daemon.log());
+        daemon.restart();
+        eventually("the index is loaded", || daemon.log().contains("index: loaded without a rebuild"));
+        assert_eq!(differences(&daemon), 0, "{umask}");
+    }
 }
 
 #[test]
