@@ -35,17 +35,24 @@ pub(super) fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> 
     let _change = store.begin_change();
     let mut held = plan.held.clone();
     held.extend(delete_all(store, &plan.deletions, collection, &mut done)?);
-    if !held.is_empty() {
+    for _ in 0..FURTHER_LOOKS {
+        if held.is_empty() {
+            break;
+        }
         thread::sleep(MOMENT);
-        done.held = delete_all(store, &held, collection, &mut done)?;
+        held = delete_all(store, &held, collection, &mut done)?;
     }
+    done.held = held;
     // What a program holds goes when it lets go: whoever comes by next tries again.
     store.condemn(done.held.iter().map(|(node, _)| node.digest()).chain(plan.leased.iter().copied()));
     Ok(done)
 }
 
-/// While the kernel writes a file out, it looks as if somebody had it open.
+/// How long to wait before a blob that is held is looked at again. While the kernel writes a file out, it
+/// looks as if somebody had it open; and a program that has just been started has copies of its parent's
+/// descriptors, which on a busy machine takes longer than once.
 const MOMENT: Duration = Duration::from_millis(20);
+const FURTHER_LOOKS: usize = 5;
 
 /// Deletes what nobody holds; returns the rest.
 fn delete_all(
