@@ -14,6 +14,7 @@ mod export;
 mod fairness;
 mod full_disk;
 mod gc_model;
+mod golden;
 mod hostile;
 mod http;
 mod index;
