@@ -106,7 +106,38 @@ impl Partial {
             }
         }
         there.remove(self.home.size..u64::MAX);
+        self.remove_cut_off(&mut there)?;
         lock(&self.state).arrived = there;
+        Ok(())
+    }
+
+    /// Removes what lies beyond the ends of the files that are here. A disk that lost its power, or was
+    /// unplugged, while the machine went on may have a journal that claims more.
+    fn remove_cut_off(&self, there: &mut Extents) -> Result<(), StoreError> {
+        let length = |path: &Path| {
+            let status = self.home.store.root.status(path)?;
+            Ok::<_, StoreError>(status.map_or(0, |status| status.len()))
+        };
+        let literals = length(&self.home.directory.join(super::LITERALS))?;
+        let mut blobs = BTreeMap::new();
+        for blob in lock(&self.state).begun.clone() {
+            blobs.insert(blob, length(&self.home.path_of(blob))?);
+        }
+        for segment in self.plan.segments() {
+            let start = segment.offset_in_file;
+            let (length, start_there) = match segment.target {
+                Target::Blob { blob, offset_in_blob } => match blobs.get(&blob) {
+                    Some(length) => (*length, offset_in_blob),
+                    // Read from the store, or not begun.
+                    None => continue,
+                },
+                Target::Literal { .. } => (literals, start),
+            };
+            let has = length.saturating_sub(start_there).min(segment.length);
+            if has < segment.length {
+                there.remove(start.saturating_add(has)..start.saturating_add(segment.length));
+            }
+        }
         Ok(())
     }
 

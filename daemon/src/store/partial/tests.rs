@@ -96,6 +96,26 @@ fn after_a_power_cut_only_what_the_disk_has_counts() {
 }
 
 #[test]
+fn what_a_disk_that_was_unplugged_has_lost_has_to_arrive_again() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..500);
+    download.write(&partial, 700..900);
+    drop(partial);
+    // The journal was written out, the file was not, and the machine was not started again.
+    OpenOptions::new().write(true).open(download.path("0")).unwrap().set_len(400).unwrap();
+    let again = download.session();
+    assert_eq!(again.missing(), only(400..1000));
+    let mut back = vec![0; 400];
+    again.read(0, &mut back).unwrap();
+    assert_eq!(back, download.content[..400]);
+    download.write(&again, 400..1000);
+    let mut whole = vec![0; 1000];
+    again.read(0, &mut whole).unwrap();
+    assert_eq!(whole, download.content);
+}
+
+#[test]
 fn torn_journal_loses_only_its_end() {
     let download = Download::new();
     let partial = download.session();
