@@ -35,11 +35,11 @@ pub(super) fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> 
     let _change = store.begin_change();
     let mut held = plan.held.clone();
     held.extend(delete_all(store, &plan.deletions, collection, &mut done)?);
-    for _ in 0..FURTHER_LOOKS {
+    for _ in 0..RECHECKS {
         if held.is_empty() {
             break;
         }
-        thread::sleep(MOMENT);
+        thread::sleep(RECHECK_PAUSE);
         held = delete_all(store, &held, collection, &mut done)?;
     }
     done.held = held;
@@ -48,11 +48,12 @@ pub(super) fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> 
     Ok(done)
 }
 
-/// How long to wait before a blob that is held is looked at again. While the kernel writes a file out, it
-/// looks as if somebody had it open; and a program that has just been started has copies of its parent's
-/// descriptors, which on a busy machine takes longer than once.
-const MOMENT: Duration = Duration::from_millis(20);
-const FURTHER_LOOKS: usize = 5;
+/// How long to wait before a held blob is checked again. A file looks open while the kernel writes it out. A
+/// program that is being started has copies of its parent's descriptors until its `exec`, which can take
+/// tens of milliseconds on a busy machine.
+const RECHECK_PAUSE: Duration = Duration::from_millis(20);
+/// How often a held blob is checked again: 100 ms in all for one that a program really uses.
+const RECHECKS: usize = 5;
 
 /// Deletes what nobody holds; returns the rest.
 fn delete_all(

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
 use tokio::net::TcpStream;
+use tokio::sync::OnceCell;
+use tokio::task::spawn_blocking;
 use tower_service::Service;
 
 use super::Limits;
@@ -36,7 +38,7 @@ use super::zone::Zone;
 pub(super) struct Transport {
     /// Made for the first request: the machine's own authorities are some 150 certificates, and most
     /// processes ask no registry.
-    clients: OnceLock<Clients>,
+    clients: OnceCell<Clients>,
     tls: ConfigBuilder<ClientConfig, WantsVerifier>,
     /// The authorities beside the machine's own.
     authorities: RootCertStore,
@@ -61,7 +63,7 @@ impl Transport {
             .with_safe_default_protocol_versions()
             .map_err(|error| unusable(Path::new(""), &error))?;
         Ok(Self {
-            clients: OnceLock::new(),
+            clients: OnceCell::new(),
             tls,
             authorities: read_authorities(ca_files)?,
             proxies: Arc::new(proxies),
@@ -79,7 +81,8 @@ impl Transport {
         if let Some(zone) = Zone::of_literal(request.uri()).filter(|zone| *zone > reach) {
             return Err(RegistryError::ForbiddenAddress { host, zone });
         }
-        match tokio::time::timeout(self.limits.head, self.client(reach).request(request)).await {
+        let client = self.client(reach).await;
+        match tokio::time::timeout(self.limits.head, client.request(request)).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(unreachable(host, &error)),
             Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: self.limits.head.as_secs() }),
@@ -97,14 +100,17 @@ impl Transport {
         }
     }
 
-    fn client(&self, reach: Zone) -> &HttpClient {
-        let [public, nearer @ ..] = self.clients.get_or_init(|| self.make_clients());
+    async fn client(&self, reach: Zone) -> &HttpClient {
+        let [public, nearer @ ..] = self.clients.get_or_init(|| self.make_clients()).await;
         let (_, client) = nearer.iter().find(|(zone, _)| *zone == reach).unwrap_or(public);
         client
     }
 
-    fn make_clients(&self) -> Clients {
-        let roots = with_machine_authorities(self.authorities.clone());
+    async fn make_clients(&self) -> Clients {
+        let authorities = self.authorities.clone();
+        let read = spawn_blocking(move || with_machine_authorities(authorities)).await;
+        // Fails only while the runtime is shut down.
+        let roots = read.unwrap_or_else(|_error| self.authorities.clone());
         let tls = self.tls.clone().with_root_certificates(roots).with_no_client_auth();
         let client =
             |reach| (reach, http_client(Dialer::new(reach, &self.limits, &self.proxies), tls.clone()));

@@ -21,9 +21,12 @@ fn warm_reads_what_is_cold_and_says_how_much_that_was() {
     assert!(number("bytes") > MODEL_BYTES && number("bytes") < MODEL_BYTES + 8192, "{warmed}");
     // The daemon reads headers and configurations for itself.
     assert!(number("cold_bytes") >= MODEL_BYTES, "{warmed}");
-    // Less a page that the kernel moves at the moment of the look.
-    assert!(number("resident_bytes").abs_diff(number("bytes")) < 1 << 20, "{warmed}");
     assert!(number("bytes_per_second") > 0 && warmed["seconds"].as_f64().unwrap() > 0.0);
+    // What the kernel moves at the moment of a look counts as absent: look again.
+    eventually("all is in memory", || {
+        let warmed = daemon.command().line("warm m --json").succeeds().json();
+        warmed["resident_bytes"] == warmed["bytes"]
+    });
     let again = daemon.command().line("warm m").succeeds().text();
     assert!(again.starts_with("m:latest: 9.0") && again.ends_with("were in memory already\n"), "{again}");
 }

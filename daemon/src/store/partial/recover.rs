@@ -125,7 +125,7 @@ impl Partial {
         }
         for segment in self.plan.segments() {
             let start = segment.offset_in_file;
-            let (length, start_there) = match segment.target {
+            let (file_length, start_there) = match segment.target {
                 Target::Blob { blob, offset_in_blob } => match blobs.get(&blob) {
                     Some(length) => (*length, offset_in_blob),
                     // Read from the store, or not begun.
@@ -133,7 +133,7 @@ impl Partial {
                 },
                 Target::Literal { .. } => (literals, start),
             };
-            let has = length.saturating_sub(start_there).min(segment.length);
+            let has = file_length.saturating_sub(start_there).min(segment.length);
             if has < segment.length {
                 there.remove(start.saturating_add(has)..start.saturating_add(segment.length));
             }
