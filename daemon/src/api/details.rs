@@ -112,23 +112,13 @@ fn head(details: &ModelDetails) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use blobd_store_format::digest::Digest;
-    use blobd_store_format::recipe::{Piece, TensorEntry};
 
     use super::*;
+    use crate::store::testing;
 
     fn recipe(tensors: usize) -> Arc<Recipe> {
-        let blob = Digest::of(b"x");
-        let tensor = |number| TensorEntry {
-            name: format!("blk.{number}.\"quoted\""),
-            type_name: "F32".to_owned(),
-            shape: vec![1],
-            digest: blob,
-            offset: 0,
-            size: 4,
-            experts: None,
-        };
-        let pieces = vec![Piece::Blob { blob, offset: 0, length: 4 }];
-        Arc::new(Recipe::new(blob, pieces, (0..tensors).map(tensor).collect()).unwrap())
+        let names = (0..tensors).map(|number| format!("blk.{number}.\"quoted\""));
+        Arc::new(testing::recipe(Digest::of(b"file"), names))
     }
 
     fn shown(counts: &[usize]) -> Shown {

@@ -177,22 +177,21 @@ impl Store {
         if let Some(recipe) = self.recipes.find(file) {
             return Ok(Some(recipe));
         }
-        let turn = self.recipe_turn(file)?;
-        // Whoever had the turn before may have read the same.
-        if let Some(recipe) = turn.as_ref().and_then(|_turn| self.recipes.find(file)) {
+        let reading = self.recipes.begin(file);
+        let Some(opened) = self.find_recipe_file(file)? else { return Ok(None) };
+        let permit = self.recipe_permit(file, &opened)?;
+        // Who had the permit before may have read the same recipe.
+        if let Some(recipe) = permit.as_ref().and_then(|_permit| self.recipes.find(file)) {
             return Ok(Some(recipe));
         }
-        let reading = self.recipes.begin(file);
         let path = layout::recipe(file);
-        let Some(json) = self.root.read_limited(&path, Recipe::MAX_BYTES)? else { return Ok(None) };
+        let json = self.root.read_opened(opened, &path, Recipe::MAX_BYTES)?;
         let path = || self.root.full(&path);
         let recipe = Recipe::parse(&json).map_err(|source| StoreError::Recipe { path: path(), source })?;
         if recipe.file() != file {
             return Err(StoreError::WrongRecipe { path: path(), found: recipe.file() });
         }
-        let recipe = Arc::new(recipe);
-        reading.keep(&recipe);
-        Ok(Some(recipe))
+        Ok(Some(reading.keep(recipe)))
     }
 
     /// Whether every blob of a file is there at its full length.

@@ -11,7 +11,7 @@ use blobd_store_format::layout;
 use blobd_store_format::outline::RecipeOutline;
 use blobd_store_format::recipe::Recipe;
 
-use super::root::Root;
+use super::root::{FileStatus, Root};
 use super::{Store, StoreError};
 
 impl Store {
@@ -20,14 +20,23 @@ impl Store {
     /// # Errors
     /// [`StoreError::Recipe`] when it is damaged, [`StoreError::WrongRecipe`], [`StoreError::Io`].
     pub fn recipe_outline(&self, file: Digest) -> Result<Option<RecipeOutline>, StoreError> {
-        let _turn = self.recipe_turn(file)?;
-        read_outline(&self.root, file)
+        let Some(opened) = self.find_recipe_file(file)? else { return Ok(None) };
+        let _permit = self.recipe_permit(file, &opened)?;
+        read_outline(&self.root, file, opened).map(Some)
     }
 
-    /// Waits until a recipe may be read into memory: a large one when no other large one is.
-    pub(super) fn recipe_turn(&self, file: Digest) -> Result<Option<MutexGuard<'_, ()>>, StoreError> {
-        let status = self.root.status(&layout::recipe(file))?;
-        Ok(self.recipes.turn(status.map_or(0, |status| status.len())))
+    /// Waits until this recipe may be read into memory: if it is large, until no other large one is read.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(super) fn recipe_permit(
+        &self,
+        file: Digest,
+        opened: &File,
+    ) -> Result<Option<MutexGuard<'_, ()>>, StoreError> {
+        let path = layout::recipe(file);
+        let status = FileStatus::of(opened).map_err(self.root.failure("examine", &path))?;
+        Ok(self.recipes.permit(status.len()))
     }
 
     /// Whether there is a recipe of this name. Nothing of it is read.
@@ -45,13 +54,14 @@ impl Store {
     }
 }
 
-pub(super) fn read_outline(root: &Root, file: Digest) -> Result<Option<RecipeOutline>, StoreError> {
+/// What the recipe of `file` keeps alive. `opened` is the recipe.
+pub(super) fn read_outline(root: &Root, file: Digest, opened: File) -> Result<RecipeOutline, StoreError> {
     let path = layout::recipe(file);
-    let Some(json) = root.read_limited(&path, Recipe::MAX_BYTES)? else { return Ok(None) };
+    let json = root.read_opened(opened, &path, Recipe::MAX_BYTES)?;
     let path = root.full(path);
     match RecipeOutline::parse(&json) {
         Err(source) => Err(StoreError::Recipe { path, source }),
         Ok(outline) if outline.file() != file => Err(StoreError::WrongRecipe { path, found: outline.file() }),
-        Ok(outline) => Ok(Some(outline)),
+        Ok(outline) => Ok(outline),
     }
 }

@@ -13,12 +13,13 @@ use super::lock;
 #[derive(Debug, Default)]
 pub(super) struct RecipeCache {
     recipes: Mutex<Recipes>,
-    /// Held while a recipe with much text is read.
+    /// The permit to read a large recipe; there is one. It protects no data: it bounds the memory that
+    /// readers take, so it may be held while the disk is read.
     large: Mutex<()>,
 }
 
-/// From so many bytes of text on, recipes are read one at a time: text and parsed form of the largest take
-/// 40 MiB, and a hundred requests may want them at once.
+/// Recipes from this size on are read one at a time: text and parsed form of the largest take 40 MiB, and
+/// a hundred requests may want them at once.
 const LARGE_FROM_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, Default)]
@@ -52,18 +53,12 @@ impl RecipeCache {
     const MAX_ENTRIES: usize = 1 << 17;
 
     pub(super) fn find(&self, file: Digest) -> Option<Arc<Recipe>> {
-        let mut recipes = lock(&self.recipes);
-        if let Some(place) = recipes.recent.iter().position(|(digest, _)| *digest == file) {
-            let found = recipes.recent.remove(place)?;
-            let recipe = Arc::clone(&found.1);
-            recipes.recent.push_front(found);
-            return Some(recipe);
-        }
-        recipes.in_use.get(&file).and_then(Weak::upgrade)
+        lock(&self.recipes).find(file)
     }
 
-    /// Waits until no other recipe with much text is read. To be held while one of `bytes` bytes is.
-    pub(super) fn turn(&self, bytes: u64) -> Option<MutexGuard<'_, ()>> {
+    /// Waits for the permit to read a recipe of `bytes` bytes, if it is so large that it takes one. To be
+    /// held until the recipe is parsed.
+    pub(super) fn permit(&self, bytes: u64) -> Option<MutexGuard<'_, ()>> {
         (bytes >= LARGE_FROM_BYTES).then(|| lock(&self.large))
     }
 
@@ -87,13 +82,20 @@ impl RecipeCache {
 }
 
 impl Reading<'_> {
-    /// Keeps what was read, unless it was forgotten meanwhile.
-    pub(super) fn keep(self, recipe: &Arc<Recipe>) {
+    /// Keeps what was read, unless it was forgotten meanwhile. Returns the recipe to use, which is another
+    /// reader's if that was faster.
+    pub(super) fn keep(self, recipe: Recipe) -> Arc<Recipe> {
+        let recipe = Arc::new(recipe);
         let mut recipes = lock(&self.cache.recipes);
         let generation = recipes.readings.get(&self.file).map(|readings| readings.generation);
-        if generation == Some(self.generation) {
-            recipes.keep(self.file, recipe);
+        if generation != Some(self.generation) {
+            return recipe;
         }
+        if let Some(kept) = recipes.find(self.file) {
+            return kept;
+        }
+        recipes.keep(self.file, &recipe);
+        recipe
     }
 }
 
@@ -110,6 +112,16 @@ impl Drop for Reading<'_> {
 }
 
 impl Recipes {
+    fn find(&mut self, file: Digest) -> Option<Arc<Recipe>> {
+        if let Some(place) = self.recent.iter().position(|(digest, _)| *digest == file) {
+            let found = self.recent.remove(place)?;
+            let recipe = Arc::clone(&found.1);
+            self.recent.push_front(found);
+            return Some(recipe);
+        }
+        self.in_use.get(&file).and_then(Weak::upgrade)
+    }
+
     fn keep(&mut self, file: Digest, recipe: &Arc<Recipe>) {
         self.in_use.retain(|_, recipe| recipe.strong_count() > 0);
         if entries(recipe) > RecipeCache::MAX_ENTRIES {
@@ -131,32 +143,18 @@ fn entries(recipe: &Recipe) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use blobd_store_format::recipe::{Piece, TensorEntry};
-
     use super::*;
+    use crate::store::testing;
 
-    fn recipe(file: Digest, tensors: usize) -> Arc<Recipe> {
-        let blob = Digest::of(b"x");
-        let tensor = |number| TensorEntry {
-            name: format!("t{number}"),
-            type_name: "F32".to_owned(),
-            shape: vec![1],
-            digest: blob,
-            offset: 0,
-            size: 4,
-            experts: None,
-        };
-        let pieces = vec![Piece::Blob { blob, offset: 0, length: 4 }];
-        Arc::new(Recipe::new(file, pieces, (0..tensors).map(tensor).collect()).unwrap())
+    fn recipe(file: Digest, tensors: usize) -> Recipe {
+        testing::recipe(file, (0..tensors).map(|number| format!("t{number}")))
     }
 
     fn read(cache: &RecipeCache, file: Digest, tensors: usize) -> Arc<Recipe> {
-        let recipe = recipe(file, tensors);
-        cache.begin(file).keep(&recipe);
-        recipe
+        cache.begin(file).keep(recipe(file, tensors))
     }
 
-    fn is_same(cache: &RecipeCache, file: Digest, recipe: &Arc<Recipe>) -> bool {
+    fn is_found(cache: &RecipeCache, file: Digest, recipe: &Arc<Recipe>) -> bool {
         cache.find(file).is_some_and(|found| Arc::ptr_eq(&found, recipe))
     }
 
@@ -164,11 +162,10 @@ mod tests {
     fn recipe_is_kept_though_others_are_forgotten_while_it_is_read() {
         let (cache, file, other) = (RecipeCache::default(), Digest::of(b"file"), Digest::of(b"other"));
         for tensors in [1, RecipeCache::MAX_ENTRIES] {
-            let recipe = recipe(file, tensors);
             let reading = cache.begin(file);
             cache.forget(other);
-            reading.keep(&recipe);
-            assert!(is_same(&cache, file, &recipe), "{tensors} tensors");
+            let recipe = reading.keep(recipe(file, tensors));
+            assert!(is_found(&cache, file, &recipe), "{tensors} tensors");
             cache.forget(file);
             assert!(cache.find(file).is_none());
         }
@@ -177,15 +174,27 @@ mod tests {
     #[test]
     fn recipe_that_is_forgotten_while_it_is_read_is_not_kept() {
         let (cache, file) = (RecipeCache::default(), Digest::of(b"file"));
-        let (before, after) = (recipe(file, 1), recipe(file, 1));
         let first = cache.begin(file);
         cache.forget(file);
         let second = cache.begin(file);
-        first.keep(&before);
+        let before = first.keep(recipe(file, 1));
         assert!(cache.find(file).is_none());
-        second.keep(&after);
-        assert!(is_same(&cache, file, &after));
+        let after = second.keep(recipe(file, 1));
+        assert!(is_found(&cache, file, &after) && !Arc::ptr_eq(&before, &after));
         assert!(lock(&cache.recipes).readings.is_empty());
+    }
+
+    #[test]
+    fn two_who_read_a_recipe_at_once_use_the_same() {
+        let (cache, file) = (RecipeCache::default(), Digest::of(b"file"));
+        for tensors in [1, RecipeCache::MAX_ENTRIES] {
+            let (first, second) = (cache.begin(file), cache.begin(file));
+            let first = first.keep(recipe(file, tensors));
+            let second = second.keep(recipe(file, tensors));
+            assert!(Arc::ptr_eq(&first, &second), "{tensors} tensors");
+            assert!(lock(&cache.recipes).recent.len() <= 1);
+            cache.forget(file);
+        }
     }
 
     #[test]
@@ -194,7 +203,7 @@ mod tests {
         let (small, large, last) = (Digest::of(b"small"), Digest::of(b"large"), Digest::of(b"last"));
         let (few, most) = (read(&cache, small, 10), read(&cache, large, RecipeCache::MAX_ENTRIES));
         drop(read(&cache, last, RecipeCache::MAX_ENTRIES - 1));
-        assert!(is_same(&cache, small, &few) && is_same(&cache, large, &most));
+        assert!(is_found(&cache, small, &few) && is_found(&cache, large, &most));
         assert!(cache.find(last).is_some(), "it is small enough to be kept though nobody uses it");
         drop((few, most));
         assert!(cache.find(small).is_none() && cache.find(large).is_none());

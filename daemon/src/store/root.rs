@@ -148,7 +148,15 @@ impl Root {
     /// As for [`Self::open_file`].
     pub(crate) fn read_limited(&self, relative: &Path, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
         let Some(file) = self.find_file(relative)? else { return Ok(None) };
-        read_limited(file, limit).map(Some).map_err(self.failure("read", relative))
+        self.read_opened(file, relative, limit).map(Some)
+    }
+
+    /// The same of a file that is open already; `relative` is its name.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(super) fn read_opened(&self, file: File, relative: &Path, limit: u64) -> Result<Vec<u8>, StoreError> {
+        read_limited(file, limit).map_err(self.failure("read", relative))
     }
 
     pub(super) fn try_status(&self, relative: &Path) -> io::Result<FileStatus> {

@@ -8,7 +8,7 @@ use std::thread;
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
+use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::reference::Reference;
 use tempfile::TempDir;
 
@@ -407,18 +407,8 @@ fn recipe_is_read_once_and_forgotten_when_told() {
 #[test]
 fn large_recipe_that_many_ask_for_at_once_is_in_memory_once() {
     let (_folder, store) = new_store();
-    let blob = Digest::of(b"x");
-    let tensor = |number| TensorEntry {
-        name: format!("{number:0100}"),
-        type_name: "F32".to_owned(),
-        shape: vec![1],
-        digest: blob,
-        offset: 0,
-        size: 4,
-        experts: None,
-    };
-    let piece = Piece::Blob { blob, offset: 0, length: 4 };
-    let recipe = Recipe::new(Digest::of(b"file"), vec![piece], (0..8192).map(tensor).collect()).unwrap();
+    let names = (0..8192).map(|number| format!("{number:0100}"));
+    let recipe = testing::recipe(Digest::of(b"file"), names);
     let json = recipe.to_json();
     assert!(json.len() > 1 << 20);
     fs::write(store.path(layout::recipe(recipe.file())), json).unwrap();

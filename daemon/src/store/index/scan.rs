@@ -193,8 +193,10 @@ pub(super) fn recipe_facts(
     file_system: FileSystem,
     file: Digest,
 ) -> Result<Option<RecipeFacts>, StoreError> {
-    let Some(status) = root.status(&layout::recipe(file))? else { return Ok(None) };
-    let needs = match read_outline(root, file) {
+    let path = layout::recipe(file);
+    let Some(status) = root.status(&path)? else { return Ok(None) };
+    let read = |opened| read_outline(root, file, opened);
+    let needs = match root.find_file(&path).and_then(|opened| opened.map(read).transpose()) {
         Ok(Some(outline)) => Some(outline.digests().to_vec()),
         Ok(None) => return Ok(None),
         Err(error) => {
