@@ -36,6 +36,8 @@ pub(super) struct Fetch {
     schedule: Mutex<Schedule>,
     /// Rung when a range is anybody's again, or all is done.
     changed: Notify,
+    /// Rung when no more is wanted.
+    stopped: Notify,
     received: AtomicU64,
     /// The same of all transfers.
     received_by_all: Arc<AtomicU64>,
@@ -71,7 +73,7 @@ impl Fetch {
     ) -> Arc<Self> {
         let schedule = Mutex::new(Schedule::new(arrival.partial().missing(), NEAR_BYTES));
         let (received, workers) = (AtomicU64::new(0), AtomicUsize::new(0));
-        let changed = Notify::new();
+        let (changed, stopped) = (Notify::new(), Notify::new());
         Arc::new(Self {
             registry,
             file,
@@ -82,6 +84,7 @@ impl Fetch {
             uid,
             schedule,
             changed,
+            stopped,
             received,
             received_by_all,
             was_held_up: AtomicBool::new(false),
@@ -95,8 +98,13 @@ impl Fetch {
         self.received.load(Ordering::Relaxed)
     }
 
+    /// Ends [`Self::run`].
+    pub(super) fn stop(&self) {
+        self.stopped.notify_one();
+    }
+
     /// Fetches all that is scheduled. `whole` is a stream of the rest of the file that is there
-    /// already, and where it is.
+    /// already, and where it is. When it has ended, nothing holds the download any more.
     pub(super) async fn run(
         self: Arc<Self>,
         whole: Option<(RemoteStream, u64)>,
@@ -114,6 +122,7 @@ impl Fetch {
         let mut tick = tokio::time::interval(self.policy.tick);
         while !workers.is_empty() {
             tokio::select! {
+                () = self.stopped.notified() => return workers.shutdown().await,
                 // Some servers refuse a second connection: then one has to do.
                 ended = workers.join_next() => if let Some(Ok(Err(error))) = ended {
                     tracing::debug!("one connection less: {error}");
@@ -129,8 +138,7 @@ impl Fetch {
                 }
             }
             if self.arrival.is_over() {
-                // Dropping them closes their connections.
-                return;
+                return workers.shutdown().await;
             }
         }
         if let Some(error) = failure.filter(|_| !self.lock().is_done()) {

@@ -59,8 +59,9 @@ impl Transfer<'_> {
             let task = job.handle.spawn(Arc::clone(&fetch).run(self.whole.take(), to_writer));
             let hashed = hash::hash(arrival, &mut look);
             arrival.end();
-            // The thread that writes ends with what is left of it.
-            task.abort();
+            fetch.stop();
+            // It was cancelled if the runtime is shutting down. The thread that writes ends after it.
+            let _ = job.handle.block_on(task);
             hashed
         });
         self.received.downloaded_bytes += fetch.received_bytes();
