@@ -167,10 +167,14 @@ impl Disk for CrashDisk {
         })
     }
 
-    /// That a file has a second name is this disk's own doing.
+    /// The name that every file has in `shadow` is this disk's own doing. Files with a further name in the
+    /// store are refused, as the kernel's disk does.
     fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File> {
         let content = change == Change::Content;
-        self.call(|_| File::options().read(true).write(content).open(root.full(path)))
+        self.call(|tree| match tree.names_of(path) {
+            0 | 1 => File::options().read(true).write(content).open(root.full(path)),
+            _ => KernelDisk.open_file(root, path, change),
+        })
     }
 
     /// Takes no room: zeroing that of the store's reserve would be most of what a test does.
@@ -253,5 +257,37 @@ impl Disk for CrashDisk {
             tree.removed(path);
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rename that is durable in the directory that it led to, and not in the one that it left.
+    #[test]
+    fn file_that_is_found_under_two_names_is_one_file_and_is_not_opened_for_a_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let (before, after) = (folder.path().join("before"), folder.path().join("after"));
+        fs::create_dir(&before).unwrap();
+        let (root, disk) = (Root::open(&before).unwrap(), CrashDisk::new(&before, &folder.path().join("0")));
+        let (from, to) = (Path::new("from/1"), Path::new("to/1"));
+        for directory in ["from", "to"] {
+            disk.create_dir(&root, Path::new(directory)).unwrap();
+        }
+        disk.create_file(&root, from, 0o600).unwrap();
+        disk.sync_file_system(&File::open(&before).unwrap()).unwrap();
+        disk.rename(&root, from, to).unwrap();
+        disk.open_file(&root, to, Change::Mode).unwrap();
+        disk.sync_dir(Path::new("to"), &File::open(before.join("to")).unwrap()).unwrap();
+        disk.crash(&mut Dice::losing(), &after);
+
+        let (root, disk) = (Root::open(&after).unwrap(), CrashDisk::new(&after, &folder.path().join("1")));
+        for name in [from, to] {
+            assert!(after.join(name).is_file(), "{name:?}");
+            assert!(disk.open_file(&root, name, Change::Mode).is_err(), "{name:?}");
+        }
+        disk.remove_file(&root, from).unwrap();
+        disk.open_file(&root, to, Change::Mode).unwrap();
     }
 }

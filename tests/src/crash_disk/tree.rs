@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 /// What a name stands for: the number of a file or directory.
@@ -48,6 +48,8 @@ impl Tree {
     pub(super) fn adopt(root: &Path, shadow: &Path) -> Self {
         let nodes = vec![Node::Dir(BTreeMap::new())];
         let mut tree = Self { root: root.to_path_buf(), shadow: shadow.to_path_buf(), nodes };
+        // A file that a crash has left under two names is one file all the same.
+        let mut files: BTreeMap<u64, PathBuf> = BTreeMap::new();
         let mut unvisited = vec![root.to_path_buf()];
         while let Some(directory) = unvisited.pop() {
             for entry in fs::read_dir(directory).unwrap() {
@@ -58,8 +60,11 @@ impl Tree {
                 } else if path.is_dir() {
                     tree.dir_created(relative);
                     unvisited.push(path);
+                } else if let Some(first) = files.get(&fs::metadata(&path).unwrap().ino()) {
+                    tree.name(relative, tree.find(first));
                 } else {
                     tree.file_created(relative);
+                    files.insert(fs::metadata(&path).unwrap().ino(), relative.to_path_buf());
                 }
             }
         }
@@ -91,6 +96,16 @@ impl Tree {
         let id = self.add(Node::File(FileNode { content: Content::Nothing, mode, durable_mode: mode }));
         fs::hard_link(full, self.shadow(id)).unwrap();
         self.name(path, Some(id));
+    }
+
+    /// How many names in the store a file has.
+    pub(super) fn names_of(&self, path: &Path) -> usize {
+        let Some(id) = self.find(path) else { return 0 };
+        let names = |node: &Node| match node {
+            Node::Dir(names) => names.values().filter(|versions| versions.last() == Some(&Some(id))).count(),
+            Node::File(_) => 0,
+        };
+        self.nodes.iter().map(names).sum()
     }
 
     /// Keeps the durable content of a file before it is overwritten.
