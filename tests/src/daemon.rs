@@ -181,6 +181,33 @@ impl TestDaemon {
         targets.filter(|target| !target.starts_with(&index)).count()
     }
 
+    /// How many descriptors it has open when it serves nobody. Waits until all connections that tests have
+    /// closed are closed on its side too.
+    ///
+    /// # Panics
+    /// When a connection stays open.
+    #[must_use]
+    pub fn idle_descriptors(&self) -> usize {
+        eventually("all connections are closed", || self.connections() == 0);
+        self.open_descriptors()
+    }
+
+    /// How many connections it has not closed, those included that it has not yet accepted.
+    ///
+    /// # Panics
+    /// When the kernel does not say.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        // From `proc_pid_net(5)`: each accepted socket has the path of the one that listens, which alone
+        // has this flag.
+        const LISTENING: &str = "00010000";
+        let sockets = fs::read_to_string("/proc/net/unix").expect("the kernel's list of sockets");
+        let path = self.socket();
+        let is_ours = |line: &&str| line.split_ascii_whitespace().nth(7).map(Path::new) == Some(&path);
+        let is_connection = |line: &&str| line.split_ascii_whitespace().nth(3) != Some(LISTENING);
+        sockets.lines().filter(is_ours).filter(is_connection).count()
+    }
+
     /// The store's directory.
     #[must_use]
     pub fn root(&self) -> &Path {

@@ -49,10 +49,6 @@ fn threads(daemon: &TestDaemon) -> usize {
     fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().count()
 }
 
-fn descriptors(daemon: &TestDaemon) -> usize {
-    fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count()
-}
-
 /// Sends a request and reads nothing of the answer.
 fn ask(daemon: &TestDaemon, request: &str) -> UnixStream {
     let mut stream = http::connect(&daemon.socket());
@@ -77,7 +73,7 @@ fn user_with_all_its_leases_still_asks_and_ends_them() {
     file.add_noise(1, "output.weight", GgmlType::I8, &[5000]);
     let path = file.write_to(daemon.scratch(), "m.gguf");
     daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
-    let before = (threads(&daemon), descriptors(&daemon));
+    let (descriptors, threads_before) = (daemon.idle_descriptors(), threads(&daemon));
     let user = USERS[0];
     let (reuid, regid) = (format!("--reuid={user}"), format!("--regid={user}"));
     let wrapper = ["setpriv", &reuid, &regid, "--clear-groups", "--"];
@@ -97,7 +93,7 @@ fn user_with_all_its_leases_still_asks_and_ends_them() {
     assert_eq!(ended["released"].as_array().unwrap().len() as u64, count("leases"));
     assert!(daemon.client().sessions().unwrap().sessions.is_empty());
     eventually("threads and descriptors are back", || {
-        threads(&daemon) <= before.0 + 8 && descriptors(&daemon) <= before.1
+        threads(&daemon) <= threads_before + 8 && daemon.open_descriptors() <= descriptors
     });
     drop(holder);
     assert!(Reader::try_open(&wrapper, &socket, &["m"]).is_ok());
@@ -135,12 +131,11 @@ fn responses_that_are_not_read_take_little_memory_and_give_it_back() {
 fn client_that_reads_nothing_of_a_long_response_loses_its_connection() {
     let daemon = TestDaemon::start();
     import_large(&daemon, 6000);
-    let before = descriptors(&daemon);
     let mut slow = ask(&daemon, "GET /v1/models/large HTTP/1.1\r\nHost: x\r\n\r\n");
     let mut start = [0; 12];
     slow.read_exact(&mut start).unwrap();
     assert_eq!(&start, b"HTTP/1.1 200");
-    eventually("it is closed", || descriptors(&daemon) <= before);
+    eventually("it is closed", || daemon.connections() == 0);
     let mut rest = Vec::new();
     let _ = slow.read_to_end(&mut rest);
     assert!(!rest.ends_with(b"0\r\n\r\n"), "cut off");
@@ -211,7 +206,7 @@ fn sessions_that_break_the_protocol_write_a_line_a_second() {
         stream.read_exact(&mut head).unwrap();
         stream.write_all(b"\x05\x00\x00\x00hello").unwrap();
     }
-    eventually("all have ended", || descriptors(&daemon) < 60);
+    eventually("all have ended", || daemon.open_descriptors() < 60);
     let most = start.elapsed().as_secs() + 2;
     let lines = daemon.log().lines().filter(|line| line.contains("m:latest: ")).count() as u64;
     assert!((1..=most).contains(&lines), "{lines} lines in {most} s: {}", daemon.log());

@@ -86,10 +86,6 @@ fn check_serves_others(daemon: &TestDaemon) {
     assert_eq!(model.map_all().unwrap().len(), 100);
 }
 
-fn descriptors(daemon: &TestDaemon) -> usize {
-    daemon.open_descriptors()
-}
-
 /// No session is left that could keep the model's bytes.
 fn check_no_lease(daemon: &TestDaemon) {
     daemon.command().line("rm m").succeeds();
@@ -99,7 +95,7 @@ fn check_no_lease(daemon: &TestDaemon) {
 #[test]
 fn client_that_never_acknowledges_is_dropped_and_keeps_nobody_waiting() {
     let daemon = daemon();
-    let before = descriptors(&daemon);
+    let before = daemon.idle_descriptors();
     let mut silent: Vec<_> = (0..20).map(|_| open(&daemon)).collect();
     for _ in 0..5 {
         check_serves_others(&daemon);
@@ -107,7 +103,7 @@ fn client_that_never_acknowledges_is_dropped_and_keeps_nobody_waiting() {
     for stream in &mut silent {
         drain(stream);
     }
-    eventually("all descriptors are closed", || descriptors(&daemon) <= before);
+    eventually("all descriptors are closed", || daemon.open_descriptors() <= before);
     drop(silent);
     check_no_lease(&daemon);
 }
@@ -159,13 +155,13 @@ fn bytes_that_are_no_frame_end_the_session() {
 #[test]
 fn client_that_goes_in_the_middle_leaves_nothing() {
     let daemon = daemon();
-    let before = descriptors(&daemon);
+    let before = daemon.idle_descriptors();
     for _ in 0..30 {
         drop(open(&daemon));
         read_to_first_batch(&mut open(&daemon));
     }
     check_serves_others(&daemon);
-    eventually("all descriptors are closed", || descriptors(&daemon) <= before);
+    eventually("all descriptors are closed", || daemon.open_descriptors() <= before);
     check_no_lease(&daemon);
 }
 
@@ -224,12 +220,12 @@ fn import_needs_exactly_one_file() {
         check_empty(daemon.root());
     }
     // More than promised are refused too, and none stays open.
-    let before = descriptors(&daemon);
+    let before = daemon.idle_descriptors();
     let mut stream = import(&daemon);
     send_all(&stream, &one, &[fd; 60]).unwrap();
     assert_eq!(drain(&mut stream), [], "sixty");
     check_empty(daemon.root());
-    eventually("all descriptors are closed", || descriptors(&daemon) <= before);
+    eventually("all descriptors are closed", || daemon.open_descriptors() <= before);
 }
 
 #[test]
@@ -275,11 +271,11 @@ fn file_that_is_opened_elsewhere_is_read_from_its_start() {
 #[test]
 fn import_whose_client_goes_before_it_sends_a_file_is_forgotten() {
     let daemon = TestDaemon::start();
-    let before = descriptors(&daemon);
+    let before = daemon.idle_descriptors();
     for _ in 0..20 {
         drop(import(&daemon));
     }
-    eventually("all descriptors are closed", || descriptors(&daemon) <= before);
+    eventually("all descriptors are closed", || daemon.open_descriptors() <= before);
     assert_eq!(staged(daemon.root()), [""; 0]);
     check_empty(daemon.root());
 }

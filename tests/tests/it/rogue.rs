@@ -163,15 +163,11 @@ fn open(daemon: &TestDaemon) -> UnixStream {
     stream
 }
 
-fn descriptors(daemon: &TestDaemon) -> usize {
-    daemon.open_descriptors()
-}
-
 #[test]
 fn connection_that_is_half_shut_ends_and_leaves_nothing() {
     let daemon = TestDaemon::start();
     let digest = add_model(&daemon);
-    let before = descriptors(&daemon);
+    let before = daemon.idle_descriptors();
     // One that only reads no more is a session like any other: it may have all that it asked for.
     let halves = [Shutdown::Write, Shutdown::Both];
     let held: Vec<_> = halves
@@ -185,29 +181,29 @@ fn connection_that_is_half_shut_ends_and_leaves_nothing() {
     check_serves_others(&daemon, &digest);
     // Of a client that still has descriptors in its queue the daemon keeps the connection, and nothing else:
     // they count as sent by the daemon's user until they are received or the client closes its end.
-    eventually("all but these are closed", || descriptors(&daemon) <= before + held.len());
+    eventually("all but these are closed", || daemon.open_descriptors() <= before + held.len());
     eventually("no session is left", || daemon.client().sessions().unwrap().sessions.is_empty());
     drop(held);
-    eventually("all are closed", || descriptors(&daemon) <= before);
+    eventually("all are closed", || daemon.open_descriptors() <= before);
     let deaf = open(&daemon);
     deaf.shutdown(Shutdown::Read).unwrap();
     check_serves_others(&daemon, &digest);
     drop(deaf);
-    eventually("it is closed", || descriptors(&daemon) <= before);
+    eventually("it is closed", || daemon.open_descriptors() <= before);
     // Before a request is complete, too.
     let mut early = http::connect(&daemon.socket());
     early.write_all(b"POST /v1/open HTTP/1.1\r\nHost: x\r\n").unwrap();
     early.shutdown(Shutdown::Write).unwrap();
     let mut rest = Vec::new();
     let _ = early.read_to_end(&mut rest);
-    eventually("it is closed", || descriptors(&daemon) <= before);
+    eventually("it is closed", || daemon.open_descriptors() <= before);
 }
 
 #[test]
 fn frames_that_drip_are_not_waited_for() {
     let daemon = TestDaemon::start();
     let digest = add_model(&daemon);
-    let before = descriptors(&daemon);
+    let before = daemon.idle_descriptors();
     let (mut stream, start) = (open(&daemon), Instant::now());
     // A frame of the longest that is taken from clients is announced, and comes byte by byte.
     let mut frame = 4096_u32.to_le_bytes().to_vec();
@@ -221,24 +217,24 @@ fn frames_that_drip_are_not_waited_for() {
     let time = start.elapsed();
     assert!(time > Duration::from_secs(5) && time < Duration::from_secs(30), "{time:?}");
     // As above: the connection itself is kept until the client receives its descriptors or closes its end.
-    eventually("its descriptors are closed", || descriptors(&daemon) <= before + 1);
+    eventually("its descriptors are closed", || daemon.open_descriptors() <= before + 1);
     check_serves_others(&daemon, &digest);
     drop(stream);
-    eventually("its connection is closed", || descriptors(&daemon) <= before);
+    eventually("its connection is closed", || daemon.open_descriptors() <= before);
 }
 
 #[test]
 fn frame_that_is_longer_than_any_of_a_client_is_refused_before_it_comes() {
     let daemon = TestDaemon::start();
     let digest = add_model(&daemon);
-    let before = descriptors(&daemon);
+    let before = daemon.idle_descriptors();
     let mut streams: Vec<_> = (0..4).map(|_| open(&daemon)).collect();
     for stream in &mut streams {
         stream.write_all(&4097_u32.to_le_bytes()).unwrap();
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
     }
-    eventually("its descriptors are closed", || descriptors(&daemon) <= before);
+    eventually("its descriptors are closed", || daemon.open_descriptors() <= before);
     check_serves_others(&daemon, &digest);
 }
 
