@@ -360,3 +360,19 @@ fn admit(ingest: &Ingest, partial: &Partial) -> Result<(), StoreError> {
     announce(ingest, partial.plan(), new.clone());
     ingest.admit(new)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_that_nobody_is_connected_to_is_forgotten() {
+        let transfers = Transfers::default();
+        let used = transfers.connections("used.example");
+        for number in 0..100 {
+            transfers.connections(&format!("host-{number}.example"));
+        }
+        assert!(Arc::ptr_eq(&used, &transfers.connections("USED.example")));
+        assert!(transfers.hosts.lock().unwrap().len() <= 2);
+    }
+}
