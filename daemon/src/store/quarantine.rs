@@ -20,12 +20,18 @@ use super::{Store, StoreError, lock};
 
 /// The blobs that are known not to be there as they should.
 #[derive(Debug, Default)]
-pub(super) struct DamagedBlobs(Mutex<BTreeMap<Digest, Fate>>);
+pub(super) struct DamagedBlobs {
+    /// Held for changes in memory alone.
+    known: Mutex<BTreeMap<Digest, Fate>>,
+    /// Held while a blob is put aside, and while one is forgotten that is there again. Nobody else waits
+    /// for it.
+    moving: Mutex<()>,
+}
 
 /// Why a blob is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It was put aside.
+    /// It was put aside, or is about to be.
     Quarantined,
     /// Somebody else took it away.
     Missing,
@@ -40,7 +46,7 @@ impl DamagedBlobs {
             Vec::new()
         });
         let quarantined = copies.into_iter().map(|(digest, _)| (digest, Fate::Quarantined));
-        Self(Mutex::new(quarantined.collect()))
+        Self { known: Mutex::new(quarantined.collect()), moving: Mutex::default() }
     }
 }
 
@@ -82,31 +88,42 @@ impl Store {
         if found == digest { Ok(None) } else { self.quarantine(digest, &seen) }
     }
 
-    /// The move and its record belong together: a collection that misses the blob must find it
-    /// here, or it would take the model for one that has lost a recipe.
+    /// The record comes before the move: a collection that misses the blob must find it there, or it would
+    /// take the model for one that has lost a recipe.
     fn move_aside(&self, digest: Digest, seen: &FileStatus) -> Result<Option<PathBuf>, StoreError> {
-        let mut damaged = lock(&self.damaged.0);
+        let _alone = lock(&self.damaged.moving);
         // With the time of change: a file system may give the inode's number to the next file.
         let id = |file: &FileStatus| (file.identity(), file.status_changed());
         if self.blob_status(digest)?.as_ref().map(id) != Some(id(seen)) {
             return Ok(None);
         }
+        let before = lock(&self.damaged.known).insert(digest, Fate::Quarantined);
+        let moved = self.rename_aside(digest);
+        if moved.is_err() {
+            let mut known = lock(&self.damaged.known);
+            match before {
+                Some(fate) => known.insert(digest, fate),
+                None => known.remove(&digest),
+            };
+        }
+        moved.map(Some)
+    }
+
+    fn rename_aside(&self, digest: Digest) -> Result<PathBuf, StoreError> {
         let blob = layout::blob(digest);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let mut target = layout::quarantined(digest, now);
-        let mut later = now;
+        let mut time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut target = layout::quarantined(digest, time);
         while !self.disk().publish(&blob, &target)? {
             // It was put aside within this very second before.
-            later = later.saturating_add(1);
-            target = layout::quarantined(digest, later);
+            time = time.saturating_add(1);
+            target = layout::quarantined(digest, time);
         }
-        damaged.insert(digest, Fate::Quarantined);
-        Ok(Some(target))
+        Ok(target)
     }
 
     /// Remembers that a blob which a model needs is not there.
     pub(crate) fn note_missing(&self, digest: Digest) {
-        lock(&self.damaged.0).entry(digest).or_insert(Fate::Missing);
+        lock(&self.damaged.known).entry(digest).or_insert(Fate::Missing);
     }
 
     /// Every blob that is known to be damaged or missing, whether a model needs it or not. Takes
@@ -114,15 +131,24 @@ impl Store {
     /// among them.
     #[must_use]
     pub fn damaged(&self) -> BTreeSet<Digest> {
-        let mut damaged = lock(&self.damaged.0);
-        damaged.retain(|digest, _| !matches!(self.blob_size(*digest), Ok(Some(_))));
-        damaged.keys().copied().collect()
+        let known: Vec<_> = lock(&self.damaged.known).keys().copied().collect();
+        let (there, damaged): (BTreeSet<_>, _) = known.into_iter().partition(|digest| self.has_blob(*digest));
+        if !there.is_empty() {
+            let _alone = lock(&self.damaged.moving);
+            let there: BTreeSet<_> = there.into_iter().filter(|digest| self.has_blob(*digest)).collect();
+            lock(&self.damaged.known).retain(|digest, _| !there.contains(digest));
+        }
+        damaged
+    }
+
+    fn has_blob(&self, digest: Digest) -> bool {
+        matches!(self.blob_size(digest), Ok(Some(_)))
     }
 
     /// Whether a blob that is not there was put aside. Then it was a blob, and the file of this
     /// digest had no recipe that could be lost.
     pub(crate) fn is_quarantined(&self, digest: Digest) -> bool {
-        lock(&self.damaged.0).get(&digest) == Some(&Fate::Quarantined)
+        lock(&self.damaged.known).get(&digest) == Some(&Fate::Quarantined)
     }
 
     /// When the copies of a blob were put aside, in Unix seconds, the newest first.

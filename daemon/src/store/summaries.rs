@@ -43,7 +43,8 @@ pub struct ManifestSummary {
     pub files: Box<[Digest]>,
 }
 
-/// What has been read so far.
+/// What has been read so far. Held while tags are read: whoever waits needs what is being read, and only
+/// those who list all tags wait.
 #[derive(Debug, Default)]
 pub(super) struct Summaries(Mutex<KnownDirectory>);
 
