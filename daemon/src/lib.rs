@@ -1,5 +1,5 @@
-//! The parts of the `blobd` binary: a store of model weights, the registries they come from, the
-//! socket that hands them out, and the command line.
+//! The parts of the `blobd` binary: a store of model weights, the socket that hands them out, and the
+//! command line. The registries they come from are in [`blobd_registry`].
 //!
 //! A model file is split on its way in: every tensor becomes one blob named by its digest, and a
 //! recipe says how to put the file together again. Put one in and find it twice but stored once:
@@ -27,7 +27,7 @@
 //! From the outside in: [`cli`] turns arguments into requests, [`server`] and [`api`] turn
 //! requests into verbs, [`ops`] has one file per verb, [`session`] serves open models;
 //! [`mount`] is a client of all that, which shows models as files;
-//! [`intake`], [`registry`], [`scrub`] and [`gc`] do the work on the [`store`].
+//! [`intake`], [`transfer`], [`scrub`] and [`gc`] do the work on the [`store`].
 
 pub mod api;
 pub mod cli;
@@ -43,7 +43,6 @@ mod log_limit;
 pub mod mount;
 pub mod ops;
 mod permits;
-pub mod registry;
 pub mod scrub;
 pub mod server;
 pub mod session;

@@ -370,9 +370,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::registry::RegistryPolicy;
     use crate::session::{ConnectionLimits, Connections};
     use crate::store::Store;
+    use blobd_registry::RegistryPolicy;
 
     #[test]
     fn reference_in_a_path_may_have_slashes_and_escapes() {

@@ -10,7 +10,7 @@ use super::Global;
 use super::connect::load_config;
 use super::output::{print, print_json, printable};
 use super::prompt::{Echo, ask};
-use crate::registry::credentials::{Credential, CredentialError, RegistryHost, Secret};
+use blobd_registry::credentials::{Credential, CredentialError, RegistryHost, Secret};
 
 /// Keep credentials for a registry
 ///

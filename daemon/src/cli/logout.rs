@@ -8,7 +8,7 @@ use super::Global;
 use super::connect::load_config;
 use super::login::denied;
 use super::output::{print, print_json, printable};
-use crate::registry::credentials::RegistryHost;
+use blobd_registry::credentials::RegistryHost;
 
 /// Forget the credentials for a registry
 ///

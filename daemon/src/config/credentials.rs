@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::Defaults;
-use crate::registry::credentials::{CredentialFile, CredentialPolicy, DockerHelpers, RegistryHost, Secret};
+use blobd_registry::credentials::{CredentialFile, CredentialPolicy, DockerHelpers, RegistryHost, Secret};
 
 /// How credentials of registries are found, and where they may go. `docs/SECURITY.md` says what
 /// each exception costs.

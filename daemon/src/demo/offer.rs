@@ -89,7 +89,7 @@ const TEMPLATE: &str = "{{ if .System }}<|start_header_id|>system<|end_header_id
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::{RegistryClient, RegistryPolicy};
+    use blobd_registry::{RegistryClient, RegistryPolicy};
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn offer_can_be_pulled() {

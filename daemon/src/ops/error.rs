@@ -6,9 +6,9 @@ use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::{Reference, ReferenceError};
 
 use crate::intake::IntakeError;
-use crate::registry::RegistryError;
 use crate::size::human_bytes;
 use crate::store::StoreError;
+use blobd_registry::{FailureKind, RegistryError};
 
 /// A verb's failure.
 #[derive(Debug, thiserror::Error)]
@@ -174,13 +174,13 @@ impl OpError {
         match self {
             Self::Store(error) | Self::Intake { source: IntakeError::Store(error), .. } => store_code(error),
             Self::Intake { source: IntakeError::Source(error), .. } => match registry_error(error) {
-                Some(error) => error.code(),
+                Some(error) => registry_code(error),
                 None => ErrorCode::Internal,
             },
             Self::Intake { .. } | Self::Manifest(_) | Self::Changed { .. } | Self::Shards { .. } => {
                 ErrorCode::InvalidInput
             }
-            Self::Registry(error) => error.code(),
+            Self::Registry(error) => registry_code(error),
             Self::Name { .. }
             | Self::Address { .. }
             | Self::NotAFile { .. }
@@ -284,6 +284,16 @@ pub(super) fn refuse_pinned(target: &Reference) -> Result<(), OpError> {
     match target.digest() {
         Some(_) => Err(OpError::PinnedTarget { name: target.short() }),
         None => Ok(()),
+    }
+}
+
+const fn registry_code(error: &RegistryError) -> ErrorCode {
+    match error.kind() {
+        FailureKind::NotFound => ErrorCode::NotFound,
+        FailureKind::Denied => ErrorCode::Denied,
+        FailureKind::UnusableModel => ErrorCode::InvalidInput,
+        FailureKind::InvalidRequest => ErrorCode::InvalidRequest,
+        FailureKind::Upstream => ErrorCode::Upstream,
     }
 }
 

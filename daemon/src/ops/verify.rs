@@ -17,9 +17,9 @@ use tokio::sync::mpsc::Sender;
 
 use super::OpError;
 use super::repair::Repair;
-use crate::registry::RegistryClient;
 use crate::scrub::Verdict;
 use crate::store::Store;
+use blobd_registry::RegistryClient;
 
 mod reading;
 mod recipe;

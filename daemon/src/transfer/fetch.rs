@@ -19,7 +19,7 @@ use super::schedule::{Claim, Schedule};
 use super::speed::{Meter, Speeds};
 use super::{RateLimit, TransferPolicy, pace};
 use crate::permits::PermitPool;
-use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
+use blobd_registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 
 /// One file being fetched.
 #[derive(Debug)]

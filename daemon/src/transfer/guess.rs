@@ -9,8 +9,8 @@ use blobd_store_format::gguf::{Header, HeaderParser, Progress};
 use blobd_store_format::recipe::Recipe;
 
 use super::{Job, TransferError};
-use crate::registry::RegistryError;
 use crate::store::Store;
+use blobd_registry::RegistryError;
 
 /// A whole head, some of which was only compared.
 #[derive(Debug)]

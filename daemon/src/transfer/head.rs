@@ -4,7 +4,7 @@ use blobd_store_format::gguf::{Header, HeaderParser, Progress};
 use blobd_store_format::split::SplitPlan;
 
 use super::{Job, TransferError};
-use crate::registry::{RegistryError, RemoteStream};
+use blobd_registry::{RegistryError, RemoteStream};
 
 /// How a file is to be split, and what was fetched to know it.
 #[derive(Debug)]

@@ -28,9 +28,9 @@ use tokio::time::timeout;
 
 use crate::intake::announce;
 use crate::permits::{Limits, PermitPool};
-use crate::registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 use crate::store::leases::Lease;
 use crate::store::{Ingest, Partial, PartialFile, Store, StoreError};
+use blobd_registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 
 mod arrival;
 mod error;

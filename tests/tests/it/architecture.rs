@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: [&[&str]; 10] = [
     &["sys", "size", "permits", "log_limit"],
     &["store"],
-    &["registry", "intake", "gc", "scrub"],
+    &["intake", "gc", "scrub"],
     &["transfer"],
     &["ops"],
     &["config", "session", "socket", "limits", "large_models", "state", "client_file"],

@@ -4,7 +4,7 @@ use blobd_store_format::descriptor::{Descriptor, MediaType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
-use crate::registry::{RegistryClient, RegistryPolicy};
+use blobd_registry::{RegistryClient, RegistryPolicy};
 
 const WEIGHTS: &[u8] = b"0123456789";
 

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use blobd_client::protocol::error::ErrorCode;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::index::IndexError;
 use blobd_store_format::manifest::ManifestError;
@@ -332,26 +331,41 @@ pub enum RegistryError {
     },
 }
 
+/// What kind of failure a [`RegistryError`] is: what can be done about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureKind {
+    /// There is no such model, tag or file.
+    NotFound,
+    /// The registry refuses, or the credentials for it cannot be used.
+    Denied,
+    /// What the registry has is no model that can be stored.
+    UnusableModel,
+    /// The name or the configuration is wrong.
+    InvalidRequest,
+    /// The registry, or the way to it, fails.
+    Upstream,
+}
+
 fn later(wait: Option<&Duration>) -> String {
     wait.map_or_else(|| "later".to_owned(), |wait| format!("in {} s", wait.as_secs()))
 }
 
 impl RegistryError {
-    /// What kind of failure this is for the client that asked.
+    /// What kind of failure this is for who asked.
     #[must_use]
-    pub const fn code(&self) -> ErrorCode {
+    pub const fn kind(&self) -> FailureKind {
         match self {
             Self::NotFound { .. }
             | Self::NoSuchTag { .. }
             | Self::FileMissing { .. }
-            | Self::NoSuchFile { .. } => ErrorCode::NotFound,
-            Self::Denied { .. } | Self::Credentials(_) => ErrorCode::Denied,
+            | Self::NoSuchFile { .. } => FailureKind::NotFound,
+            Self::Denied { .. } | Self::Credentials(_) => FailureKind::Denied,
             Self::Manifest { .. }
             | Self::Index { .. }
             | Self::PackedWeights { .. }
-            | Self::Container { .. } => ErrorCode::InvalidInput,
+            | Self::Container { .. } => FailureKind::UnusableModel,
             Self::Host { .. } | Self::Mirror { .. } | Self::Certificates { .. } | Self::PlainHttp { .. } => {
-                ErrorCode::InvalidRequest
+                FailureKind::InvalidRequest
             }
             Self::BlobMissing { .. }
             | Self::WebPage { .. }
@@ -375,7 +389,7 @@ impl RegistryError {
             | Self::NoAddress { .. }
             | Self::Refused { .. }
             | Self::Tls { .. }
-            | Self::Realm { .. } => ErrorCode::Upstream,
+            | Self::Realm { .. } => FailureKind::Upstream,
         }
     }
 

@@ -30,7 +30,7 @@ impl fmt::Debug for Secret {
 }
 
 /// A header that is not printed either; none if the text cannot stand in one.
-pub(in crate::registry) fn hidden_header(text: &str) -> Option<HeaderValue> {
+pub(crate) fn hidden_header(text: &str) -> Option<HeaderValue> {
     let mut header = HeaderValue::try_from(text).ok()?;
     header.set_sensitive(true);
     Some(header)

@@ -13,15 +13,15 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use super::server::{Reply, Server, answer, ok, redirect};
 use super::*;
-use crate::registry::TlsTrouble;
-use crate::registry::zone::Zone;
+use crate::TlsTrouble;
+use crate::zone::Zone;
 
 fn client_for(policy: &RegistryPolicy, proxies: Matcher) -> Result<RegistryClient, RegistryError> {
     RegistryClient::with_limits(policy, limits(), proxies)
 }
 
 fn testdata(name: &str) -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "src/registry/testdata", name].iter().collect()
+    [env!("CARGO_MANIFEST_DIR"), "src/testdata", name].iter().collect()
 }
 
 /// A server with the certificate in `testdata/`; it answers one request.

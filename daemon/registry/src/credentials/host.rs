@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::CredentialError;
-use crate::registry::origin::{Origin, Registry};
+use crate::origin::{Origin, Registry};
 
 /// A registry's host, with its port unless that is 443: what credentials are given for. Names of
 /// the same service count as one.
@@ -14,7 +14,7 @@ pub struct RegistryHost(String);
 impl RegistryHost {
     /// The host of an origin. One that is asked over plain HTTP has its port even if it is 80, so
     /// it never shares credentials with the same host over TLS.
-    pub(in crate::registry) fn of(origin: &Origin) -> Self {
+    pub(crate) fn of(origin: &Origin) -> Self {
         let host = origin.host();
         match (origin.is_https(), origin.port()) {
             (true, 443) => {

@@ -32,7 +32,6 @@ use super::origin::Origin;
 /// Which credentials there are, and which exceptions the user has made for them. By default there
 /// are none.
 #[derive(Clone, Debug, Default)]
-#[non_exhaustive]
 pub struct CredentialPolicy {
     /// blobd's own, which come first.
     pub file: Option<CredentialFile>,

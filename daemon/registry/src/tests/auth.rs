@@ -2,8 +2,8 @@
 
 use super::server::{Reply, Seen, Server, answer, head, ok, redirect};
 use super::*;
-use crate::registry::error::Advice;
-use crate::registry::grant::Grant;
+use crate::error::Advice;
+use crate::grant::Grant;
 
 /// A 401 whose realm is on the server that was asked, or at `realm`.
 fn challenge(seen: &Seen, realm: Option<&str>) -> Reply {

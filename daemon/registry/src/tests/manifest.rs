@@ -5,7 +5,7 @@ use blobd_store_format::manifest::Manifest;
 
 use super::server::{Reply, Server, answer, head, ok};
 use super::*;
-use crate::registry::ACCEPT;
+use crate::ACCEPT;
 
 async fn manifest_from(reply: Vec<u8>) -> Result<Manifest, RegistryError> {
     let server = Server::always(reply).await;

@@ -2,7 +2,7 @@
 
 use super::server::{Reply, Server, answer, head, ok, redirect};
 use super::*;
-use crate::registry::error::RedirectRefusal;
+use crate::error::RedirectRefusal;
 
 async fn fetch_from(reply: impl Fn() -> Reply + Send + Sync + 'static) -> Result<Vec<u8>, RegistryError> {
     let server = Server::start(move |_, _| reply()).await;

@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn helper_is_asked_as_docker_asks_it() {
-        let program = concat!(env!("CARGO_MANIFEST_DIR"), "/src/registry/testdata/docker-credential-fixture");
+        let program = concat!(env!("CARGO_MANIFEST_DIR"), "/src/testdata/docker-credential-fixture");
         let ask = |host: &str| ask_program(Path::new(program), "fixture", &host.parse().unwrap());
         for (host, name) in [("r.example", "me"), ("docker.io", "hub")] {
             let found = ask(host).unwrap();

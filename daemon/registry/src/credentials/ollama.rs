@@ -17,7 +17,7 @@ use super::CredentialError;
 use super::secret::hidden_header;
 
 /// A user's key.
-pub(in crate::registry) struct OllamaKey {
+pub(crate) struct OllamaKey {
     pair: Ed25519KeyPair,
     /// As it stands in `id_ed25519.pub`, decoded.
     public: Vec<u8>,
@@ -31,7 +31,7 @@ impl fmt::Debug for OllamaKey {
 
 impl OllamaKey {
     /// Reads the key; none if there is no file.
-    pub(in crate::registry) fn read(path: &Path) -> Result<Option<Self>, CredentialError> {
+    pub(crate) fn read(path: &Path) -> Result<Option<Self>, CredentialError> {
         let Some(text) = super::read_if_there(path)? else { return Ok(None) };
         let malformed =
             |what: &str| CredentialError::Malformed { path: path.to_owned(), what: what.to_owned() };
@@ -40,7 +40,7 @@ impl OllamaKey {
 
     /// What Ollama's registry wants to see as `Authorization` of a GET of `url`: the public key
     /// and the signature, with no scheme before them.
-    pub(in crate::registry) fn authorization(&self, url: &Uri) -> Option<HeaderValue> {
+    pub(crate) fn authorization(&self, url: &Uri) -> Option<HeaderValue> {
         // Ollama signs the digest of the body in hexadecimal, in base64; a GET has no body.
         let body = STANDARD.encode(Digest::of(b"").to_hex());
         let signature = self.pair.sign(format!("GET,{url},{body}").as_bytes());
@@ -133,7 +133,7 @@ impl<'a> Cursor<'a> {
 }
 
 #[cfg(test)]
-pub(in crate::registry) mod tests {
+pub(crate) mod tests {
     use ring::signature::{ED25519 as VERIFY, UnparsedPublicKey};
 
     use super::*;
@@ -143,7 +143,7 @@ pub(in crate::registry) mod tests {
     const PUBLIC: &str = include_str!("../testdata/id_ed25519.pub");
 
     /// Whether an `Authorization` is by the test key, for a GET of `url`; as a server checks it.
-    pub(in crate::registry) fn is_signed(authorization: &str, url: &str) -> bool {
+    pub(crate) fn is_signed(authorization: &str, url: &str) -> bool {
         let Some((public, signature)) = authorization.split_once(':') else { return false };
         let wire = STANDARD.decode(public).unwrap();
         let signature = STANDARD.decode(signature).unwrap();

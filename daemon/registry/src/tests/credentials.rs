@@ -7,10 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::server::{Reply, Seen, Server, answer, ok, redirect};
 use super::*;
-use crate::registry::credentials::{
-    Credential, CredentialError, CredentialFile, CredentialPolicy, Secret, is_signed,
-};
-use crate::registry::error::Advice;
+use crate::credentials::{Credential, CredentialError, CredentialFile, CredentialPolicy, Secret, is_signed};
+use crate::error::Advice;
 
 /// `me` and `hunter2` as a `Basic` header.
 const BASIC: &str = "Basic bWU6aHVudGVyMg==";
@@ -276,7 +274,7 @@ async fn dockers_credentials_are_used() {
 }
 
 fn ollama_key() -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "src/registry/testdata/id_ed25519"].iter().collect()
+    [env!("CARGO_MANIFEST_DIR"), "src/testdata/id_ed25519"].iter().collect()
 }
 
 /// A registry that checks signatures as Ollama's does.

@@ -1,16 +1,40 @@
-//! The client of model registries: what a reference names, fetched over HTTP.
+//! Where models come from: OCI registries, Ollama's, Hugging Face, and plain files over HTTP.
 //!
-//! It speaks the pull half of the OCI distribution protocol as registry.ollama.ai, hf.co and
-//! plain OCI registries serve it, with the user's credentials where a registry asks for them.
+//! [`RegistryClient`] turns a name into a [`RemoteModel`], and its [`RemoteFile`]s into streams of bytes,
+//! whole or by range, with the user's [`credentials`] where a registry asks for them.
 //!
-//! It promises that a broken or lying server does no harm: every body has a limit that is kept
-//! while reading, every wait ends, credentials and tokens go only to the registry they were given
-//! or made for and to its token service, and no registry can make the daemon speak to a host
-//! nearer to it than the registry itself.
+//! ```
+//! # use std::io::{Read as _, Write as _};
+//! use blobd_registry::{RegistryClient, RegistryPolicy};
+//! # let manifest = r#"{"schemaVersion":2,"config":{"mediaType":"application/vnd.docker.container.image.v1+json","digest":"sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a","size":2},"layers":[{"mediaType":"application/vnd.ollama.image.model","digest":"sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad","size":3}]}"#;
+//! # let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+//! # let address = listener.local_addr()?;
+//! # std::thread::spawn(move || {
+//! #     for stream in listener.incoming() {
+//! #         let mut stream = stream.unwrap();
+//! #         let _request = stream.read(&mut [0; 4096]).unwrap();
+//! #         let length = manifest.len();
+//! #         write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{manifest}").unwrap();
+//! #     }
+//! # });
+//! # tokio::runtime::Runtime::new()?.block_on(async {
+//! // A mirror that listens at `address`.
+//! let mirrors = [("registry.ollama.ai".to_owned(), vec![format!("http://{address}")])];
+//! let policy = RegistryPolicy { mirrors: mirrors.into(), ..RegistryPolicy::default() };
+//! let client = RegistryClient::new(&policy)?;
+//! let manifest = client.manifest(&"llama3:8b".parse()?).await?;
+//! assert_eq!(manifest.layers()[0].size, 3);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
-//! It does not hash blobs: [`BlobStream`] yields as many bytes as the manifest says,
-//! [`RangeStream`] as many as were asked for, and the store's ingest decides whether they are the
-//! right ones. It does not resume a broken transfer.
+//! A broken or hostile server does no harm: every body has a limit that is enforced while reading, every
+//! wait ends, credentials and tokens go only to the registry they were given or made for and to its token
+//! service, and no registry can make this machine connect to a host nearer to it than the registry itself.
+//!
+//! Nothing here hashes or stores files: a stream yields as many bytes as the manifest or the range says, and
+//! the caller decides whether they are the right ones. Nothing resumes a broken transfer.
 
 mod access;
 mod auth;
@@ -49,7 +73,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 
 use self::credentials::CredentialPolicy;
 use self::dial::Transport;
-pub use self::error::{Advice, RealmRefusal, RedirectRefusal, RegistryError};
+pub use self::error::{Advice, FailureKind, RealmRefusal, RedirectRefusal, RegistryError};
 use self::fetch::{Answer, Target, What};
 use self::grant::TokenCache;
 use self::mirrors::{Failures, Mirrors};
@@ -62,7 +86,6 @@ pub use self::zone::Zone;
 
 /// How registries are reached.
 #[derive(Clone, Debug, Default)]
-#[non_exhaustive]
 pub struct RegistryPolicy {
     /// A registry's host and the base URLs used in its place, in this order, such as
     /// `registry.ollama.ai` and `http://127.0.0.1:4711`.
