@@ -32,6 +32,7 @@ pub mod compiler;
 pub mod crash_disk;
 pub mod daemon;
 pub mod faulty_disk;
+pub mod filler;
 pub mod hanging;
 pub mod http;
 pub mod memory;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::filler::Filler;
 use blobd_tests::model::ModelFile;
 use blobd_tests::places::fast_folder;
 use blobd_tests::registry::{FakeRegistry, Fault};
@@ -98,10 +99,10 @@ fn every_write_may_be_the_one_that_fails() {
     let kept = check_blobs(&root);
     let mut failures = 0;
     for free_pages in 0..60 {
-        fill(&root, free_pages);
+        let filler = Filler::but_for(&root, free_pages * 4096);
         let run = import(&ModelFile::dense(2), "new");
         assert!([0, 6].contains(&run.code), "{free_pages} pages: {} {}", run.code, run.stderr);
-        fs::remove_file(root.join("quarantine")).unwrap();
+        drop(filler);
         assert_eq!(staged(&root), [""; 0], "{free_pages} pages");
         if run.code == 0 {
             daemon.command().line("rm new").succeeds();
@@ -124,19 +125,11 @@ fn full_disk_is_emptied_by_rm_and_gc() {
             .run(["import".as_ref(), path.as_os_str(), "--name".as_ref(), name.as_ref()])
             .succeeds();
     }
-    fill(&root, 0);
+    let filler = Filler::but_for(&root, 0);
     daemon.command().line("rm a").succeeds();
     daemon.command().line("gc").succeeds();
     let freed = daemon.command().line("rm b --json").succeeds().json()["freed_bytes"].as_u64().unwrap();
     assert!(freed > 0);
-    fs::remove_file(root.join("quarantine")).unwrap();
+    drop(filler);
     check_empty(&root);
-}
-
-/// Fills the store's file system but for so many pages, with a file of a name that is blobd's own.
-fn fill(root: &std::path::Path, free_pages: u64) {
-    let path = root.join("quarantine");
-    let stat = rustix::fs::statvfs(root).unwrap();
-    let pages = stat.f_bavail.saturating_sub(free_pages);
-    fs::write(path, vec![0; usize::try_from(pages * stat.f_frsize).unwrap()]).unwrap();
 }

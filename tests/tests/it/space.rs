@@ -7,12 +7,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::filler::{Filler, free_bytes};
 use blobd_tests::model::ModelFile;
 use blobd_tests::places::disk_folder;
 use blobd_tests::registry::{FakeRegistry, Fault};
 use blobd_tests::store_dir::{allocated_bytes, check_blobs, check_empty, names, staged};
 use blobd_tests::wait::eventually;
-use rustix::fs::{FallocateFlags, fallocate, statvfs};
 
 use super::no_space::small_daemon;
 
@@ -53,32 +53,6 @@ fn run(program: &str, arguments: &[&str]) -> bool {
     Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
 }
 
-/// What is free, once everything is where it belongs.
-fn free_bytes(root: &Path) -> u64 {
-    rustix::fs::syncfs(File::open(root).unwrap()).unwrap();
-    let stat = statvfs(root).unwrap();
-    stat.f_bavail * stat.f_frsize
-}
-
-/// Takes all that is free but for so many bytes.
-fn fill(root: &Path, but_for: u64) {
-    let file = File::create(root.join("filler")).unwrap();
-    let mut step = 1 << 20;
-    let mut taken = 0;
-    while step >= 4096 {
-        let free = free_bytes(root).saturating_sub(but_for);
-        if free < step || fallocate(&file, FallocateFlags::KEEP_SIZE, taken, step).is_err() {
-            step /= 4;
-        } else {
-            taken += step;
-        }
-    }
-}
-
-fn empty(root: &Path) {
-    fs::remove_file(root.join("filler")).unwrap();
-}
-
 /// About so many MiB in a few dozen tensors.
 fn model(seed: u64, mib: u64) -> ModelFile {
     ModelFile::dense_of(seed, mib, 192)
@@ -96,7 +70,7 @@ fn disk_that_fills_during_an_import_ends_it_and_nothing_else() {
     for (kind, daemon, root) in small_daemons() {
         import(&daemon, &model(1, 4), "kept").succeeds();
         let before = check_blobs(&root);
-        fill(&root, 6 << 20);
+        let filler = Filler::but_for(&root, 6 << 20);
         let error = import(&daemon, &model(2, 16), "large").exits_with(6).error();
         assert!(error.hint.is_some_and(|hint| hint.contains("blobd rm")), "{kind}: {}", error.message);
         assert_eq!(staged(&root), [""; 0], "{kind}");
@@ -104,7 +78,7 @@ fn disk_that_fills_during_an_import_ends_it_and_nothing_else() {
         assert_eq!(daemon.client().models().unwrap().models.len(), 1, "{kind}");
         let exported = daemon.command().line("export kept -o -").succeeds().stdout;
         assert!(exported == model(1, 4).bytes(), "{kind}");
-        empty(&root);
+        drop(filler);
         import(&daemon, &model(2, 16), "large").succeeds();
     }
 }
@@ -119,12 +93,12 @@ fn disk_that_fills_during_a_pull_ends_it_and_nothing_else() {
         let mut command = daemon.command().command();
         let pull = command.args(["pull", "--json", &name]).spawn().unwrap();
         eventually("the pull is under way", || registry.bytes_served() > 1 << 20);
-        fill(&root, 0);
+        let filler = Filler::but_for(&root, 0);
         let output = pull.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(6), "{kind}: {}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(staged(&root), [""; 0], "{kind}");
         assert_eq!(daemon.client().models().unwrap().models.len(), 0, "{kind}");
-        empty(&root);
+        drop(filler);
         registry.clear_faults();
         daemon.command().run(["pull", &name]).succeeds();
         assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == model(1, 8).bytes(), "{kind}");
@@ -139,7 +113,7 @@ fn disk_that_is_full_during_a_collection_is_no_obstacle() {
             import(&daemon, &model(seed, 6), name).succeeds();
         }
         let planned = daemon.command().line("gc --dry-run --json").succeeds().json();
-        fill(&root, 0);
+        let _filler = Filler::but_for(&root, 0);
         let done = daemon.command().line("gc --json").succeeds().json();
         assert_eq!((&done["deleted"], &done["freed_bytes"]), (&planned["deleted"], &planned["freed_bytes"]));
         assert!(done["freed_bytes"].as_u64().unwrap() > 4 << 20, "{kind}");
@@ -189,7 +163,7 @@ fn file_system_gets_what_rm_and_gc_say() {
 fn rm_on_a_full_disk_gives_back_what_it_says() {
     for (kind, daemon, root) in small_daemons() {
         import(&daemon, &model(1, 10), "a").succeeds();
-        fill(&root, 0);
+        let _filler = Filler::but_for(&root, 0);
         import(&daemon, &model(2, 2), "b").exits_with(6);
         let before = free_but_for_the_index(&root);
         let said = daemon.command().line("rm a --json").succeeds().json()["freed_bytes"].as_u64().unwrap();
@@ -212,13 +186,13 @@ fn reserve_is_given_up_on_a_full_disk_and_made_again() {
         assert!(size >= 100 << 10, "{kind}: {size}");
         assert_eq!(doctor_on(&daemon, "reserve"), "ok", "{kind}");
         import(&daemon, &ModelFile::dense(1), "small").succeeds();
-        fill(&root, 0);
+        let filler = Filler::but_for(&root, 0);
         assert_eq!(doctor_on(&daemon, "space"), "warning", "{kind}");
         // What it frees is less than the reserve wants beside it.
         daemon.command().line("rm small").succeeds();
         assert!(!reserve.exists(), "{kind}: it was given up");
         assert_eq!(doctor_on(&daemon, "reserve"), "warning", "{kind}");
-        empty(&root);
+        drop(filler);
         daemon.command().line("gc").succeeds();
         assert_eq!(fs::metadata(&reserve).unwrap().len(), size, "{kind}: it is made again");
         assert_eq!(doctor_on(&daemon, "reserve"), "ok", "{kind}");
@@ -230,7 +204,7 @@ fn model_can_be_put_aside_on_a_full_disk() {
     for (kind, daemon, root) in small_daemons() {
         import(&daemon, &model(1, 4), "m").succeeds();
         let before = check_blobs(&root);
-        fill(&root, 0);
+        let _filler = Filler::but_for(&root, 0);
         daemon.command().line("rm --keep 1h m").succeeds();
         assert_eq!(names(&root.join("trash")).len(), 1, "{kind}");
         daemon.command().line("gc").succeeds();
@@ -245,7 +219,7 @@ fn model_can_be_put_aside_on_a_full_disk() {
 #[test]
 fn imports_at_once_share_a_small_disk() {
     for (kind, daemon, root) in small_daemons() {
-        fill(&root, 14 << 20);
+        let _filler = Filler::but_for(&root, 14 << 20);
         let codes: Vec<i32> = std::thread::scope(|scope| {
             let start = |seed: u64| {
                 let daemon = &daemon;

@@ -1,0 +1,52 @@
+//! Files that take what is free on a small file system.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, fallocate, statvfs, syncfs};
+
+/// A file that takes room until this is dropped. It lies in the store, under a name that is none of blobd's.
+#[derive(Debug)]
+pub struct Filler(PathBuf);
+
+impl Filler {
+    /// Takes all that is free on the file system of `root` but for so many bytes, in whole blocks. Whoever
+    /// writes there meanwhile leaves less.
+    ///
+    /// # Panics
+    /// When the file cannot be made.
+    #[must_use]
+    pub fn but_for(root: &Path, bytes: u64) -> Self {
+        const BLOCK: u64 = 4096;
+        let path = root.join("filler");
+        let file = File::create(&path).unwrap();
+        let (mut step, mut taken) = (1 << 20, 0);
+        while step >= BLOCK {
+            let free = free_bytes(root).saturating_sub(bytes);
+            if free < step || fallocate(&file, FallocateFlags::KEEP_SIZE, taken, step).is_err() {
+                step /= 4;
+            } else {
+                taken += step;
+            }
+        }
+        Self(path)
+    }
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        // A test that has failed may have ended what the path leads through.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// What is free on the file system of `root`, once everything is where it belongs.
+///
+/// # Panics
+/// When the file system cannot be asked.
+#[must_use]
+pub fn free_bytes(root: &Path) -> u64 {
+    syncfs(File::open(root).unwrap()).unwrap();
+    let stat = statvfs(root).unwrap();
+    stat.f_bavail * stat.f_frsize
+}
