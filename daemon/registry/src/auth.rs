@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 
 use hyper::header::WWW_AUTHENTICATE;
 use hyper::{HeaderMap, Uri};
+use percent_encoding::utf8_percent_encode;
 
 use super::credentials::RegistryHost;
 use super::error::RealmRefusal;
-use super::origin::Origin;
+use super::origin::{ESCAPED, Origin};
 
 /// What a refusal asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -185,16 +186,9 @@ fn split_value(text: &str) -> Option<(String, &str)> {
     }
 }
 
-/// `name=value` as it stands in a query (RFC 3986, section 2.1).
+/// `name=value` as it stands in a query.
 fn parameter(name: &str, value: &str) -> String {
-    let mut url = format!("{name}=");
-    for &byte in value.as_bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => url.push(byte.into()),
-            _ => url.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    url
+    format!("{name}={}", utf8_percent_encode(value, ESCAPED))
 }
 
 #[cfg(test)]

@@ -9,11 +9,12 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::HubFile;
 use hyper::header::LINK;
 use hyper::{HeaderMap, Uri};
+use percent_encoding::{AsciiSet, utf8_percent_encode};
 
 use super::error::RegistryError;
 use super::fetch::{Answer, Target};
 use super::mirrors::Failures;
-use super::origin::Registry;
+use super::origin::{ESCAPED, Registry};
 use super::remote::{RemoteFile, RemoteModel};
 use super::tree::{
     Lack, TreeFile, is_commit, parse_refs, parse_tree, path_of_tag, projector, tags, with_shards,
@@ -219,8 +220,6 @@ fn next_page(from: &Uri, headers: &HeaderMap) -> Option<Uri> {
 
 /// A path as a URL has it.
 fn encoded(path: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
-    let encode =
-        |byte: u8| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    path.bytes().map(encode).collect()
+    const PATH: &AsciiSet = &ESCAPED.remove(b'/');
+    utf8_percent_encode(path, PATH).to_string()
 }

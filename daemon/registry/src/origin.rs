@@ -4,8 +4,12 @@ use std::net::IpAddr;
 
 use blobd_store_format::reference::{Reference, Scheme};
 use hyper::Uri;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 
 use super::error::RegistryError;
+
+/// What is escaped in a query and in a part of a path: all but RFC 3986's unreserved characters (section 2.3).
+pub(super) const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Scheme, host and port: what must stay the same for a token to be sent along.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

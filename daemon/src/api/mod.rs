@@ -9,6 +9,7 @@ use blobd_client::protocol::upkeep::PullLimit;
 use blobd_store_format::reference::{Reference, ReferenceError};
 use hyper::body::Incoming;
 use hyper::{Method, Request};
+use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 
 use crate::ops;
@@ -341,27 +342,12 @@ fn bytes_wanted(query: Option<&str>) -> Result<Option<u64>, ErrorBody> {
     bytes.map(Some).ok_or_else(|| ErrorBody::new(ErrorCode::InvalidRequest, message()))
 }
 
-/// The reference that follows in a path.
+/// The reference that follows in a path: `%2F` and the like may stand for what HTTP clients escape.
 fn reference(path: &str, prefix: &str) -> Result<Reference, ErrorBody> {
-    let text = percent_decode(path.strip_prefix(prefix).unwrap_or_default())?;
-    text.parse().map_err(|error: ReferenceError| ErrorBody::new(ErrorCode::InvalidRequest, error))
-}
-
-/// A reference in a path: `%2F` and the like may stand for what HTTP clients escape.
-fn percent_decode(text: &str) -> Result<String, ErrorBody> {
+    let text = path.strip_prefix(prefix).unwrap_or_default();
     let malformed = || ErrorBody::new(ErrorCode::InvalidRequest, format!("{text:?}: malformed escape"));
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes().iter();
-    while let Some(byte) = rest.next() {
-        if *byte != b'%' {
-            bytes.push(*byte);
-            continue;
-        }
-        let mut digit = || char::from(*rest.next()?).to_digit(16);
-        let (high, low) = digit().zip(digit()).ok_or_else(malformed)?;
-        bytes.push(u8::try_from(high * 16 + low).map_err(|_too_big| malformed())?);
-    }
-    String::from_utf8(bytes).map_err(|_not_utf8| malformed())
+    let decoded = percent_decode_str(text).decode_utf8().map_err(|_not_utf8| malformed())?;
+    decoded.parse().map_err(|error: ReferenceError| ErrorBody::new(ErrorCode::InvalidRequest, error))
 }
 
 #[cfg(test)]
