@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::gc;
 use crate::ops::{self, OpError};
 use crate::state::Daemon;
-use crate::sys::give_back_memory;
+use blobd_store::gc;
+use blobd_store::give_back_memory;
 
 /// How soon after a program lets go of removed bytes they are freed.
 const TICK: Duration = Duration::from_secs(1);

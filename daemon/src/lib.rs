@@ -1,5 +1,5 @@
-//! The parts of the `blobd` binary: a store of model weights, the socket that hands them out, and the
-//! command line. The registries they come from are in [`blobd_registry`].
+//! The parts of the `blobd` binary: the socket that hands out the models of a [`blobd_store`], and the command
+//! line. The registries they come from are in [`blobd_registry`].
 //!
 //! A model file is split on its way in: every tensor becomes one blob named by its digest, and a
 //! recipe says how to put the file together again. Put one in and find it twice but stored once:
@@ -7,7 +7,7 @@
 //! ```
 //! use std::sync::Arc;
 //! use blobd::intake::take_gguf;
-//! use blobd::store::{Ingest, Store};
+//! use blobd_store::{Ingest, Store};
 //! use blobd_store_format::gguf::{GgmlType, GgufWriter};
 //!
 //! let root = tempfile::tempdir()?;
@@ -27,14 +27,13 @@
 //! From the outside in: [`cli`] turns arguments into requests, [`server`] and [`api`] turn
 //! requests into verbs, [`ops`] has one file per verb, [`session`] serves open models;
 //! [`mount`] is a client of all that, which shows models as files;
-//! [`intake`], [`transfer`], [`scrub`] and [`gc`] do the work on the [`store`].
+//! [`intake`] and [`transfer`] bring files into the store.
 
 pub mod api;
 pub mod cli;
 mod client_file;
 pub mod config;
 pub mod demo;
-pub mod gc;
 pub mod housekeeping;
 pub mod intake;
 mod large_models;
@@ -43,12 +42,10 @@ mod log_limit;
 pub mod mount;
 pub mod ops;
 mod permits;
-pub mod scrub;
 pub mod server;
 pub mod session;
 pub mod size;
 mod socket;
 pub mod state;
-pub mod store;
 mod sys;
 pub mod transfer;

@@ -14,9 +14,9 @@ use crate::ops::{Answers, Evictor, FetchLimit, LastOpened, OpError, Surroundings
 use crate::permits::{Limits, PermitPool};
 use crate::session::{Peer, Sessions};
 use crate::socket::Closer;
-use crate::store::Store;
 use crate::transfer::{TransferPolicy, Transfers};
 use blobd_registry::{RegistryClient, RegistryError, RegistryPolicy};
+use blobd_store::Store;
 
 /// A daemon without its socket. Embedded in a command or listening, it is the same.
 pub struct Daemon {

@@ -55,6 +55,8 @@ pub mod safetensors;
 pub mod source;
 pub mod split;
 pub mod tensor;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 /// The on-disk format of a store, word for word `docs/STORE-FORMAT.md`.
 #[cfg(doc)]

@@ -19,7 +19,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use blobd::store::disk::{Change, Disk, KernelDisk, Root};
+use blobd_store::disk::{Change, Disk, KernelDisk, Root};
 
 mod dice;
 mod state;

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use blobd::store::disk::{Change, Disk, KernelDisk, Root};
+use blobd_store::disk::{Change, Disk, KernelDisk, Root};
 use rustix::io::Errno;
 
 /// The calls of a [`Disk`].

@@ -7,11 +7,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use blobd::ops::{self, OpError};
-use blobd::store::Store;
 use blobd::transfer::{TransferPolicy, Transfers};
 use blobd_client::protocol::request::{PullParams, VerifyParams};
 use blobd_client::protocol::upkeep::Verified;
 use blobd_registry::{RegistryClient, RegistryPolicy};
+use blobd_store::Store;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;

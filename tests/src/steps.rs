@@ -6,11 +6,11 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use blobd::ops::{self, OpError};
-use blobd::store::{Ingest, Store};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
     GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
 };
+use blobd_store::{Ingest, Store};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::GgmlType;
 use blobd_store_format::reference::Reference;

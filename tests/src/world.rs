@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use blobd::store::Store;
+use blobd_store::Store;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 

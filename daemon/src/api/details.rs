@@ -114,7 +114,7 @@ mod tests {
     use blobd_store_format::digest::Digest;
 
     use super::*;
-    use crate::store::testing;
+    use blobd_store_format::testing;
 
     fn recipe(tensors: usize) -> Arc<Recipe> {
         let names = (0..tensors).map(|number| format!("blk.{number}.\"quoted\""));

@@ -17,7 +17,7 @@ use crate::permits::Permit;
 use crate::session::{Peer, Right};
 use crate::socket::ClientSocket;
 use crate::state::Daemon;
-use crate::store::Store;
+use blobd_store::Store;
 
 mod body;
 mod details;
@@ -357,8 +357,8 @@ mod tests {
 
     use super::*;
     use crate::session::{ConnectionLimits, Connections};
-    use crate::store::Store;
     use blobd_registry::RegistryPolicy;
+    use blobd_store::Store;
 
     #[test]
     fn reference_in_a_path_may_have_slashes_and_escapes() {

@@ -18,7 +18,7 @@ use crate::config::{Config, Defaults};
 use crate::ops::OpError;
 use crate::server::Server;
 use crate::state::Daemon;
-use crate::store::{LockHolder, Store, StoreError};
+use blobd_store::{LockHolder, Store, StoreError};
 
 /// A connection to a daemon, and the daemon itself if it lives in this process.
 #[derive(Debug)]

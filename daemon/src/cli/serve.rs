@@ -14,11 +14,11 @@ use super::connect::{load_config, root};
 use crate::config::Defaults;
 use crate::housekeeping;
 use crate::ops::OpError;
-use crate::scrub::Scrubber;
 use crate::server::{Server, Socket};
 use crate::state::Daemon;
-use crate::store::Store;
 use crate::sys::limit_heaps;
+use blobd_store::Store;
+use blobd_store::scrub::Scrubber;
 
 /// Threads that carry the connections. What they do is short; the second goes on should the first be kept
 /// by the kernel. Blocking work has threads of its own.

@@ -14,7 +14,7 @@ use blobd_store_format::gguf::{GgufError, Header, HeaderParser, Progress};
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::split::{SplitError, SplitPlan};
 
-use crate::store::{Ingest, StoreError};
+use blobd_store::{Ingest, StoreError};
 
 mod facts;
 mod pipeline;

@@ -9,7 +9,7 @@ use blobd_store_format::recipe::Piece;
 use tempfile::TempDir;
 
 use super::*;
-use crate::store::Store;
+use blobd_store::Store;
 
 fn new_store() -> (TempDir, Arc<Store>) {
     let folder = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
 use crate::permits::Permit;
-use crate::store::{Model, StoredFile, StoredForm};
+use blobd_store::{Model, StoredFile, StoredForm};
 
 /// What a client is told of the model that it opens, and what it is passed.
 #[derive(Debug)]

@@ -1,23 +1,48 @@
 //! `gc`: what nothing needs goes.
 
 use blobd_client::protocol::request::GcParams;
-use blobd_client::protocol::response::GcReport;
+use blobd_client::protocol::response::{GcItem, GcReason, GcReport, Kept};
 
 use super::OpError;
-use crate::gc;
-use crate::store::Store;
+use blobd_store::Store;
+use blobd_store::gc::{self, GcPlan, KeptBytes, Litter, Node};
 
 /// Plans a collection and, unless it is a dry run, executes the plan.
 ///
 /// # Errors
-/// [`crate::store::StoreError`] when one manifest, recipe or record in the trash cannot be read;
+/// [`blobd_store::StoreError`] when one manifest, recipe or record in the trash cannot be read;
 /// then nothing is deleted.
 pub fn collect(store: &Store, params: GcParams) -> Result<GcReport, OpError> {
     let plan = if params.dry_run { gc::plan(store)? } else { store.with_reserve(|| gc::collect(store))? };
     Ok(GcReport {
         dry_run: params.dry_run,
-        deleted: plan.items(),
+        deleted: items(&plan),
         freed_bytes: plan.freed_bytes(),
-        kept: plan.kept(store),
+        kept: plan.kept(store).into_iter().map(kept).collect(),
     })
+}
+
+fn items(plan: &GcPlan) -> Vec<GcItem> {
+    plan.litter.iter().map(litter).chain(plan.deletions.iter().copied().map(deletion)).collect()
+}
+
+fn deletion((node, size): (Node, u64)) -> GcItem {
+    let reason = match node {
+        Node::Recipe(_) => GcReason::UnreferencedRecipe,
+        Node::Blob(_) => GcReason::UnreferencedBlob,
+    };
+    GcItem { digest: Some(node.digest()), size, reason }
+}
+
+const fn litter(litter: &Litter) -> GcItem {
+    let (digest, size, reason) = match litter {
+        Litter::Trash { record, bytes } => (Some(*record), *bytes, GcReason::ExpiredTrash),
+        Litter::Partial { file, bytes } => (Some(*file), *bytes, GcReason::AbandonedDownload),
+        Litter::Staging { bytes, .. } => (None, *bytes, GcReason::AbandonedStaging),
+    };
+    GcItem { digest, size, reason }
+}
+
+fn kept(kept: KeptBytes) -> Kept {
+    Kept { bytes: kept.bytes, by: kept.by }
 }

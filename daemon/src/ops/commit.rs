@@ -1,8 +1,8 @@
 //! The last step of whatever adds to the store.
 
 use super::OpError;
-use crate::gc;
-use crate::store::Store;
+use blobd_store::Store;
+use blobd_store::gc;
 
 /// Passes on what a transaction ended with. If it failed half-way, on a full disk for instance,
 /// what had its name already goes again unless something else needs it.

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::OpError;
 use crate::intake::{ModelFacts, TakenFile};
-use crate::store::Ingest;
+use blobd_store::Ingest;
 
 /// One file of the model.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
-use crate::store::{Model, Store, StoreError, StoredFile, StoredForm};
+use blobd_store::{Model, Store, StoreError, StoredFile, StoredForm};
 
 /// The parts of a model that are damaged, for people.
 #[derive(Debug, Default)]

@@ -5,11 +5,11 @@ use std::time::{Duration, UNIX_EPOCH};
 use blobd_client::protocol::upkeep::{Check, CheckStatus, DoctorReport};
 
 use super::{OpError, rfc3339};
-use crate::gc;
-use crate::scrub::{Cursor, unix_seconds};
 use crate::size::human_bytes;
-use crate::store::index::IndexStatus;
-use crate::store::{Eviction, Store, StoreError};
+use blobd_store::gc;
+use blobd_store::index::IndexStatus;
+use blobd_store::scrub::{Cursor, unix_seconds};
+use blobd_store::{Eviction, Store, StoreError};
 
 /// What doctor has to know about the daemon around the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -240,7 +240,7 @@ mod tests {
     fn scrub_after(json: &str) -> String {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
-        std::fs::write(store.path("scrub.json"), json).unwrap();
+        std::fs::write(store.root().join("scrub.json"), json).unwrap();
         scrub(&store).detail
     }
 

@@ -7,8 +7,8 @@ use blobd_store_format::reference::{Reference, ReferenceError};
 
 use crate::intake::IntakeError;
 use crate::size::human_bytes;
-use crate::store::StoreError;
 use blobd_registry::{FailureKind, RegistryError};
+use blobd_store::StoreError;
 
 /// A verb's failure.
 #[derive(Debug, thiserror::Error)]

@@ -9,8 +9,8 @@ use blobd_client::protocol::upkeep::{Eviction, EvictionPlan, Spared};
 use blobd_store_format::reference::Reference;
 
 use super::{OpError, rfc3339};
-use crate::gc;
-use crate::store::{self, MakeRoom, Store, StoreError};
+use blobd_store::gc;
+use blobd_store::{MakeRoom, Store, StoreError};
 
 /// Tells when a model was last opened, if that is known.
 pub type LastOpened = dyn Fn(&Reference) -> Option<SystemTime> + Send + Sync;
@@ -40,7 +40,7 @@ impl Evictor {
 impl MakeRoom for Evictor {
     fn make_room(&self, bytes: u64) -> Result<bool, StoreError> {
         let Some(store) = self.store.upgrade() else { return Ok(false) };
-        if store.space_policy().eviction == store::Eviction::Never {
+        if store.space_policy().eviction == blobd_store::Eviction::Never {
             return Ok(false);
         }
         let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,7 +90,7 @@ fn excess(store: &Store, bytes: u64) -> u64 {
 /// # Errors
 /// [`StoreError`].
 pub fn evict_excess(store: &Store, last_opened: &LastOpened) -> Result<u64, StoreError> {
-    if store.space_policy().eviction == store::Eviction::Never || excess(store, 0) == 0 {
+    if store.space_policy().eviction == blobd_store::Eviction::Never || excess(store, 0) == 0 {
         return Ok(0);
     }
     let low = store.space_policy().low_bytes().unwrap_or(u64::MAX);

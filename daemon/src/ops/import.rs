@@ -17,7 +17,7 @@ use rustix::fs::FileType;
 use super::compose::{Part, compose};
 use super::{OpError, commit::leaving_nothing, error::refuse_pinned};
 use crate::intake::{IntakeError, take_gguf};
-use crate::store::{Ingest, Store, StoreError};
+use blobd_store::{Ingest, Store, StoreError};
 
 /// A file to be imported: read from its start, and inspected before and after that.
 pub trait ImportSource: Read + Send {

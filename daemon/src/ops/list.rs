@@ -7,12 +7,12 @@ use blobd_client::protocol::response::{ModelList, ModelSummary};
 use blobd_store_format::digest::Digest;
 
 use super::{OpError, damage};
-use crate::store::{Store, StoreError, TagSummary};
+use blobd_store::{Store, StoreError, TagSummary};
 
 /// Lists every tag. One whose manifest is damaged is listed with what is wrong, not left out.
 ///
 /// # Errors
-/// [`crate::store::StoreError::Io`].
+/// [`blobd_store::StoreError::Io`].
 pub fn list(store: &Store) -> Result<ModelList, OpError> {
     let has_pins = store.has_pins();
     let pinned = |tag: &TagSummary| has_pins && store.is_pinned(&tag.reference);

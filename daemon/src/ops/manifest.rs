@@ -4,12 +4,12 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
-use crate::store::Store;
+use blobd_store::Store;
 
 /// Reads a model's manifest.
 ///
 /// # Errors
-/// [`crate::store::StoreError`]: there is none, or it is damaged.
+/// [`blobd_store::StoreError`]: there is none, or it is damaged.
 pub fn manifest(store: &Store, reference: &Reference) -> Result<Manifest, OpError> {
     Ok(store.manifest(&store.resolve(reference)?)?)
 }

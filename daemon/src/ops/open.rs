@@ -18,8 +18,8 @@ use blobd_store_format::reference::Reference;
 
 use super::answers::{Answer, Answers};
 use super::{OpError, damage};
-use crate::store::leases::Lease;
-use crate::store::{Model, Store, StoredFile, StoredForm};
+use blobd_store::leases::Lease;
+use blobd_store::{Model, Store, StoredFile, StoredForm};
 
 /// Everything an open session needs.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub struct Located {
 /// keeps the bytes.
 ///
 /// # Errors
-/// [`crate::store::StoreError`]; [`OpError::NotInModel`] for a component or tensor name that the
+/// [`blobd_store::StoreError`]; [`OpError::NotInModel`] for a component or tensor name that the
 /// model lacks; [`OpError::DamagedParts`] when something that is asked for is damaged.
 pub fn open(
     store: &Store,

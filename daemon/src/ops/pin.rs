@@ -4,12 +4,12 @@ use blobd_client::protocol::request::PinParams;
 use blobd_client::protocol::upkeep::Pinned;
 
 use super::OpError;
-use crate::store::Store;
+use blobd_store::Store;
 
 /// Pins a model, or lets it go.
 ///
 /// # Errors
-/// [`crate::store::StoreError`] when there is no such model.
+/// [`blobd_store::StoreError`] when there is no such model.
 pub fn pin(store: &Store, params: &PinParams) -> Result<Pinned, OpError> {
     // No removal comes between the look and the deed.
     let _tags = store.lock_tags();

@@ -10,10 +10,10 @@ use tokio::sync::mpsc::Sender;
 
 use super::OpError;
 use super::pull::{failed, layers, name, resolved};
-use crate::store::Store;
-use crate::store::leases::Lease;
 use crate::transfer::{Job, RateLimit, Transfers};
 use blobd_registry::{RegistryClient, RemoteFile, RemoteModel};
+use blobd_store::Store;
+use blobd_store::leases::Lease;
 
 /// What a plan is made with.
 #[derive(Clone, Copy, Debug)]

@@ -18,9 +18,9 @@ use super::show::read_header;
 use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards, usage};
 use crate::intake::{self, ModelFacts, TakenFile};
 use crate::permits::{Limits, Permit, PermitPool};
-use crate::store::{Ingest, Store, StoreError, StoredForm};
 use crate::transfer::{Flight, Job, RateLimit, Received, TransferError, Transfers};
 use blobd_registry::{RegistryClient, RemoteFile, RemoteModel};
+use blobd_store::{Ingest, Store, StoreError, StoredForm};
 
 /// How many pulls may fetch something at once: of one user, and of all. Each takes some 20 MiB at full speed,
 /// next to nothing when it crawls.

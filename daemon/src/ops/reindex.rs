@@ -3,14 +3,14 @@
 use blobd_client::protocol::upkeep::Reindexed;
 
 use super::OpError;
-use crate::store::Store;
-use crate::store::index::IndexStatus;
+use blobd_store::Store;
+use blobd_store::index::IndexStatus;
 
 /// Compares the index with the disk and mends it. In a command of its own the index is loaded, or
 /// built, for that and closed again.
 ///
 /// # Errors
-/// [`crate::store::StoreError`].
+/// [`blobd_store::StoreError`].
 pub fn reindex(store: &Store) -> Result<Reindexed, OpError> {
     let is_ours = store.index_status() == IndexStatus::Unused;
     if is_ours {

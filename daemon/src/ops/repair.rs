@@ -13,8 +13,8 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use super::verify::{Damage, Finding, Need, Survey, tell};
-use crate::store::{Ingest, StagedWriter, Store, StoreError};
 use blobd_registry::RegistryClient;
+use blobd_store::{Ingest, StagedWriter, Store, StoreError};
 
 mod local;
 mod origin;

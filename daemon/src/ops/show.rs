@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 
 use super::OpError;
 use crate::intake::ModelFacts;
-use crate::store::{Model, Store, StoreError, StoredFile, StoredForm};
+use blobd_store::{Model, Store, StoreError, StoredFile, StoredForm};
 
 /// Describes a model: its files, its tensors, and what the first GGUF header says.
 ///

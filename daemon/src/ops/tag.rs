@@ -6,12 +6,12 @@ use blobd_client::protocol::request::TagParams;
 use blobd_client::protocol::response::Tagged;
 
 use super::{OpError, error::refuse_pinned};
-use crate::store::{Ingest, Store};
+use blobd_store::{Ingest, Store};
 
 /// Points `target` at the manifest of `source`; not a byte of the model is copied.
 ///
 /// # Errors
-/// [`crate::store::StoreError`] when there is no such model or it is not whole.
+/// [`blobd_store::StoreError`] when there is no such model or it is not whole.
 pub fn tag(store: &Arc<Store>, params: &TagParams) -> Result<Tagged, OpError> {
     refuse_pinned(&params.target)?;
     let lease = store.leases().grant(format!("tag {}", params.target.short()));

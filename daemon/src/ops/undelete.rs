@@ -8,14 +8,14 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use super::{OpError, rfc3339};
-use crate::store::leases::Lease;
-use crate::store::{self, Ingest, Store};
+use blobd_store::leases::Lease;
+use blobd_store::{Ingest, Store};
 
 /// Gives a model in the trash its name back; of several of that name the one that was removed last.
 ///
 /// # Errors
 /// [`OpError::NotInTrash`]; [`OpError::NameTaken`] when another model has the name by now;
-/// [`crate::store::StoreError`] when it is not whole any more.
+/// [`blobd_store::StoreError`] when it is not whole any more.
 pub fn undelete(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, OpError> {
     // It takes a block for the manifest and gives back the record's.
     store.with_reserve(|| take_out(store, params))
@@ -53,9 +53,9 @@ fn pin_all(store: &Store, lease: &Lease, manifest: &Manifest) -> Result<(), OpEr
 /// Lists the trash.
 ///
 /// # Errors
-/// [`crate::store::StoreError`].
+/// [`blobd_store::StoreError`].
 pub fn trash(store: &Store) -> Result<TrashList, OpError> {
-    let listed = |trashed: store::TrashedModel| TrashedModel {
+    let listed = |trashed: blobd_store::TrashedModel| TrashedModel {
         name: trashed.reference.short(),
         digest: trashed.manifest.digest(),
         size: trashed.manifest.size(),
@@ -65,7 +65,7 @@ pub fn trash(store: &Store) -> Result<TrashList, OpError> {
     Ok(TrashList { models: store.trash()?.into_iter().map(listed).collect() })
 }
 
-fn find(store: &Store, reference: &Reference) -> Result<store::TrashedModel, OpError> {
+fn find(store: &Store, reference: &Reference) -> Result<blobd_store::TrashedModel, OpError> {
     let pinned = reference.digest();
     let of_that_name = store.trash()?.into_iter().filter(|trashed| {
         trashed.reference.same_model(reference)

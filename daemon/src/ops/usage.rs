@@ -9,9 +9,9 @@ use blobd_store_format::reference::Reference;
 
 use super::OpError;
 use super::list::rfc3339;
-use crate::gc::{GcPlan, Node, Owner, is_held_by_a_program, walk_beside_tags};
-use crate::store::index::{Catalog, Measured, Share, Unreadable};
-use crate::store::{ManifestSummary, Store, StoreError, TagSummary};
+use blobd_store::gc::{GcPlan, Node, Owner, is_held_by_a_program, walk_beside_tags};
+use blobd_store::index::{Catalog, Measured, Share, Unreadable};
+use blobd_store::{ManifestSummary, Store, StoreError, TagSummary};
 
 /// Measures the store by its catalog. Sizes on disk are what the file system has allocated.
 ///
@@ -184,7 +184,7 @@ mod tests {
     use blobd_store_format::manifest::Manifest;
 
     use super::*;
-    use crate::store::Ingest;
+    use blobd_store::Ingest;
 
     #[test]
     fn what_is_missing_is_not_saved() {
@@ -200,7 +200,7 @@ mod tests {
         let manifest = Manifest::compose(config, vec![weights.clone()]).unwrap();
         ingest.commit(&"m".parse().unwrap(), &manifest, None).unwrap();
         assert_eq!(usage(&store, |_| None).unwrap().saved_bytes, 0);
-        std::fs::remove_file(store.path(layout::blob(weights.digest))).unwrap();
+        std::fs::remove_file(store.root().join(layout::blob(weights.digest))).unwrap();
         store.reindex().unwrap();
         let usage = usage(&store, |_| None).unwrap();
         assert_eq!((usage.saved_bytes, usage.logical_bytes), (0, (1 << 20) + 2));

@@ -17,9 +17,9 @@ use tokio::sync::mpsc::Sender;
 
 use super::OpError;
 use super::repair::Repair;
-use crate::scrub::Verdict;
-use crate::store::Store;
 use blobd_registry::RegistryClient;
+use blobd_store::Store;
+use blobd_store::scrub::Verdict;
 
 mod reading;
 mod recipe;
@@ -69,7 +69,7 @@ pub(super) enum Damage {
 /// to `events` any more.
 ///
 /// # Errors
-/// [`crate::store::StoreError::NoSuchModel`]; a damaged manifest of the one model that was named; another
+/// [`blobd_store::StoreError::NoSuchModel`]; a damaged manifest of the one model that was named; another
 /// [`OpError`] when something cannot be looked at. Damage that is found is no error.
 pub fn verify(
     store: &Arc<Store>,

@@ -15,12 +15,12 @@ use tokio::time::timeout;
 use super::SessionGuard;
 use super::connection::{FrameStream, Sent, SessionError, unexpected};
 use super::peer::Peer;
-use crate::gc;
 use crate::large_models::ReadPermit;
 use crate::ops::{self, Answer, Located, OpError};
 use crate::permits::Permit;
 use crate::state::Daemon;
-use crate::store::Store;
+use blobd_store::Store;
+use blobd_store::gc;
 
 /// Serves one open model until its client goes or somebody ends its lease, then frees what only it still
 /// held.

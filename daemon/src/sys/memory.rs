@@ -1,4 +1,4 @@
-//! Giving memory back.
+//! The heap of a process that lives long.
 #![allow(unsafe_code)]
 
 /// Heaps of the C library. By default there are eight for each processor, and what one thread frees in
@@ -21,16 +21,5 @@ pub(crate) fn limit_heaps() {
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, MAX_HEAPS);
         libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_FROM_BYTES);
-    }
-}
-
-/// Gives what is free in the heap back to the system. After gigabytes of recipes have gone through
-/// it, a quarter of a daemon's memory is holes. Takes some milliseconds.
-pub(crate) fn give_back_memory() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: needed because no safe crate has the call; sound because it takes no pointer, only
-    // unmaps pages that hold no allocation, and locks the heap against other threads meanwhile.
-    unsafe {
-        libc::malloc_trim(0);
     }
 }

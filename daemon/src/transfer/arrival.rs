@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::TransferError;
-use crate::store::{Partial, StoreError};
+use blobd_store::{Partial, StoreError};
 
 /// A download that some thread writes and another reads from the front.
 #[derive(Debug)]

@@ -5,8 +5,8 @@ use blobd_store_format::gguf::GgufError;
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::split::SplitError;
 
-use crate::store::StoreError;
 use blobd_registry::RegistryError;
+use blobd_store::StoreError;
 
 /// Why a file could not be transferred.
 #[derive(Debug, thiserror::Error)]

@@ -9,8 +9,8 @@ use blobd_store_format::gguf::{Header, HeaderParser, Progress};
 use blobd_store_format::recipe::Recipe;
 
 use super::{Job, TransferError};
-use crate::store::Store;
 use blobd_registry::RegistryError;
+use blobd_store::Store;
 
 /// A whole head, some of which was only compared.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::split::{Splitter, Target};
 
 use super::arrival::Arrival;
-use crate::store::{Partial, StagedBlob, StagedHash, StoreError};
+use blobd_store::{Partial, StagedBlob, StagedHash, StoreError};
 
 /// What a file turned out to be.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Transfers: a file of a registry becomes blobs, in ranges that come at once and in any order.
 //!
 //! The file's head says how it is split; then every byte is written straight into the file that
-//! becomes its blob ([`crate::store::Partial`]), and the whole is hashed from the front while the
+//! becomes its blob ([`blobd_store::Partial`]), and the whole is hashed from the front while the
 //! rest still comes. It becomes part of the store only when its digest is the one the registry
 //! named. Whatever ends a transfer early, what has arrived stays for the next one.
 //!
@@ -28,9 +28,9 @@ use tokio::time::timeout;
 
 use crate::intake::announce;
 use crate::permits::{Limits, PermitPool};
-use crate::store::leases::Lease;
-use crate::store::{Ingest, Partial, PartialFile, Store, StoreError};
 use blobd_registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
+use blobd_store::leases::Lease;
+use blobd_store::{Ingest, Partial, PartialFile, Store, StoreError};
 
 mod arrival;
 mod error;

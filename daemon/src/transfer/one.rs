@@ -14,8 +14,8 @@ use super::hash::{self, Hashed};
 use super::start::{fetch_head, head_bytes};
 use super::trial::{Candidate, Trial};
 use super::{Job, Received, TransferError, Transfers};
-use crate::store::{Ingest, Store};
 use blobd_registry::RemoteStream;
+use blobd_store::{Ingest, Store};
 
 /// One file on its way.
 pub(super) struct Transfer<'t> {

@@ -8,7 +8,7 @@ use super::fetch::Failures;
 use super::guess::{self, Guess};
 use super::head::{self, Head};
 use super::{Job, TransferError, TransferPolicy};
-use crate::store::{Partial, PartialFile, Store, StoreError};
+use blobd_store::{Partial, PartialFile, Store, StoreError};
 
 /// What is known of a file before its tensors are looked at.
 #[derive(Debug)]

@@ -18,9 +18,9 @@ use blobd_store_format::split::{BlobPlaces, SplitPlan, Target};
 use tokio::task::JoinSet;
 
 use super::{Job, RateLimit, TransferError, pace};
-use crate::store::leases::Lease;
-use crate::store::{Store, StoreError};
 use blobd_registry::{RegistryClient, RegistryError, RemoteFile};
+use blobd_store::leases::Lease;
+use blobd_store::{Store, StoreError};
 
 /// A planned blob that a blob of the store may be.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use blobd::ops::{self, OpError, Surroundings};
-use blobd::store::{Store, StoreError, StoreOptions, StoredFile, StoredForm};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
     GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
@@ -17,6 +16,7 @@ use blobd_client::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
 };
 use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
+use blobd_store::{Store, StoreError, StoreOptions, StoredFile, StoredForm};
 use blobd_store_format::recipe::Piece;
 
 use super::{Verbs, reference};

@@ -4,10 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of `daemon/src`, from the bottom up. Those of one row know each other.
-const LAYERS: [&[&str]; 10] = [
+const LAYERS: [&[&str]; 9] = [
     &["sys", "size", "permits", "log_limit"],
-    &["store"],
-    &["intake", "gc", "scrub"],
+    &["intake"],
     &["transfer"],
     &["ops"],
     &["config", "session", "socket", "limits", "large_models", "state", "client_file"],

@@ -11,7 +11,7 @@ use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use blobd::store::{Durability, Ingest, Store, StoreOptions};
+use blobd_store::{Durability, Ingest, Store, StoreOptions};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
 use blobd_tests::crash_disk::{CrashDisk, Dice, Omission};

@@ -8,9 +8,9 @@
 use std::sync::Arc;
 
 use blobd::ops;
-use blobd::store::{Durability, StoreOptions};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
+use blobd_store::{Durability, StoreOptions};
 use blobd_tests::faulty_disk::{Call, Fault, FaultyDisk};
 use blobd_tests::places::fast_folder;
 use blobd_tests::steps::{LARGE, LARGE_RELATIVE, MANY, NAMES, Step, WHOLE, reference, weights};

@@ -1,6 +1,6 @@
 //! The order of commits, removals and collections, searched exhaustively.
 //!
-//! A small model of what `daemon/src/store` and `daemon/src/gc` do step by step, with everything
+//! A small model of what `daemon/store/src` does step by step, with everything
 //! that others may do between two steps, and power cuts. Each step names the function that it
 //! stands for. The shipped order must be safe in every state that can be reached; of each order
 //! that somebody might find simpler, the search must find how it loses something.

@@ -69,7 +69,7 @@ fn store_that_a_command_holds_is_busy_for_others() {
     let folder = fast_folder();
     let root = folder.path().join("store");
     // As a command without a daemon does: it serves no socket.
-    let _held = blobd::store::Store::open(&root).unwrap();
+    let _held = blobd_store::Store::open(&root).unwrap();
     let error = Blobd::at_root(&root).line("ls --json").exits_with(4).error();
     assert!(error.message.contains(&std::process::id().to_string()) && error.hint.is_some(), "{error}");
 }

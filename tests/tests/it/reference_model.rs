@@ -9,8 +9,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use blobd::store::Ingest;
 use blobd_client::protocol::error::ErrorCode;
+use blobd_store::Ingest;
 use blobd_store_format::manifest::Manifest;
 use blobd_tests::model::{End, ModelFile};
 use blobd_tests::places::fast_folder;

@@ -1,6 +1,6 @@
 //! The trash while others work: what comes back must not be collected on its way.
 
-use blobd::store::Store;
+use blobd_store::Store;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
 use blobd_tests::places::fast_folder;
@@ -16,7 +16,7 @@ fn store_with_a_model(keep_seconds: u64) -> (tempfile::TempDir, InProcess) {
 }
 
 /// Which blobs a collection in progress would still delete.
-fn unprotected(store: &Store, collection: &blobd::store::leases::Collection) -> usize {
+fn unprotected(store: &Store, collection: &blobd_store::leases::Collection) -> usize {
     let blobs = store.blobs().unwrap();
     blobs.into_iter().filter(|blob| collection.delete_unpinned(*blob, || ()).is_some()).count()
 }

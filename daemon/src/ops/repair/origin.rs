@@ -9,8 +9,8 @@ use blobd_store_format::source::PullSource;
 use super::place::{Place, places};
 use super::{Failure, Repair};
 use crate::ops::verify::{FileId, Form, Need, Survey, SurveyedModel};
-use crate::store::StagedWriter;
 use blobd_registry::{RegistryError, RemoteFile};
+use blobd_store::StagedWriter;
 
 impl Repair<'_> {
     /// Asks the origins of all models that need the blob, one after the other; answers with how

@@ -11,8 +11,8 @@ use blobd_store_format::digest::Digest;
 use tokio::sync::mpsc::Sender;
 
 use crate::ops::OpError;
-use crate::scrub::{DiskReader, Step, Verdict};
-use crate::store::{Store, StoreError};
+use blobd_store::scrub::{DiskReader, Step, Verdict};
+use blobd_store::{Store, StoreError};
 
 /// One hashes while the other reads; more would only take from those who have work to do.
 const READERS: usize = 2;
@@ -141,7 +141,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::store::Ingest;
+    use blobd_store::Ingest;
 
     #[test]
     fn all_blobs_are_read_once_and_progress_is_told() {

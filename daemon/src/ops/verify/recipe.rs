@@ -5,8 +5,8 @@ use blobd_store_format::gguf::Header;
 use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::split::{SplitPlan, Target};
 
-use crate::scrub::{DiskReader, Ended, Step};
-use crate::store::Store;
+use blobd_store::Store;
+use blobd_store::scrub::{DiskReader, Ended, Step};
 
 /// What every header begins with; of another kind of file there is no plan to compare with.
 const MAGIC: &[u8] = b"GGUF";
@@ -86,7 +86,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::store::Ingest;
+    use blobd_store::Ingest;
 
     /// A store with the blobs of a small file, and the file's recipe.
     fn stored() -> (TempDir, Arc<Store>, Recipe) {
@@ -149,7 +149,7 @@ mod tests {
     fn recipe_without_its_header_cannot_be_judged() {
         let (_folder, store, recipe) = stored();
         let (header, _) = recipe.header().unwrap();
-        std::fs::remove_file(store.path(blobd_store_format::layout::blob(header))).unwrap();
+        std::fs::remove_file(store.root().join(blobd_store_format::layout::blob(header))).unwrap();
         assert_eq!(mistake_of(&store, &recipe), None);
     }
 }

@@ -14,8 +14,8 @@ use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
 use super::{Damage, Finding, recipe};
-use crate::scrub::{DiskReader, Ended, Fault, Step};
-use crate::store::{Store, StoreError};
+use blobd_store::scrub::{DiskReader, Ended, Fault, Step};
+use blobd_store::{Store, StoreError};
 
 /// Some or all models of a store, as far as they can be read.
 #[derive(Debug, Default)]
@@ -368,7 +368,7 @@ mod tests {
         let length = WEIGHTS_BYTES / blobs;
         let piece = |number: u64| Piece::Blob { blob: blob(number), offset: 0, length };
         let recipe = Recipe::new(Digest::of(WEIGHTS), (0..blobs).map(piece).collect(), Vec::new()).unwrap();
-        fs::write(store.path(layout::recipe(recipe.file())), recipe.to_json()).unwrap();
+        fs::write(store.root().join(layout::recipe(recipe.file())), recipe.to_json()).unwrap();
         (0..models).for_each(|model| add_model(&store, &format!("m{model}"), WEIGHTS_BYTES));
         (folder, store)
     }
@@ -381,7 +381,7 @@ mod tests {
         };
         let weights = file(MediaType::OLLAMA_MODEL, WEIGHTS, weights_bytes);
         let manifest = Manifest::compose(file("config", name.as_bytes(), 2), vec![weights]).unwrap();
-        let path = store.path(layout::manifest(&name.parse().unwrap()));
+        let path = store.root().join(layout::manifest(&name.parse().unwrap()));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, manifest.raw()).unwrap();
     }
@@ -426,7 +426,7 @@ mod tests {
     #[test]
     fn weights_without_a_recipe_are_whole() {
         let (_folder, store) = store_of_relatives(1, 100);
-        fs::remove_file(store.path(layout::recipe(weights().digest))).unwrap();
+        fs::remove_file(store.root().join(layout::recipe(weights().digest))).unwrap();
         let (survey, needs) = Survey::with_needs(&store, &[weights().digest].into()).unwrap();
         assert!(survey.is_whole_weights(&needs[&weights().digest]));
     }
@@ -446,7 +446,7 @@ mod tests {
     #[test]
     fn manifest_that_cannot_be_read_does_not_hide_the_others() {
         let (_folder, store) = store_of_relatives(2, 100);
-        let path = store.path(layout::manifest(&"m0".parse().unwrap()));
+        let path = store.root().join(layout::manifest(&"m0".parse().unwrap()));
         fs::write(path, "damaged").unwrap();
         let mut blobs = BTreeSet::new();
         let survey = Survey::of(&store, None, &mut blobs).unwrap();

@@ -30,7 +30,7 @@ const BLOB_BYTES: u64 = 16;
 impl Generated {
     /// Writes `blobs` blobs and `models` models that share them.
     pub(crate) fn write(root: &Path, blobs: u32, models: u32) -> Outcome<Self> {
-        drop(blobd::store::Store::open(root)?);
+        drop(blobd_store::Store::open(root)?);
         let digests =
             (0..blobs).map(|number| write_blob(root, &content(number))).collect::<Outcome<Vec<_>>>()?;
         let config = write_blob(root, b"{}")?;

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use blobd::gc;
 use blobd::ops::{self, OpError};
-use blobd::store::{Eviction, SpacePolicy, Store, StoreOptions};
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::ImportParams;
+use blobd_store::gc;
+use blobd_store::{Eviction, SpacePolicy, Store, StoreOptions};
 use blobd_tests::model::ModelFile;
 use blobd_tests::places::fast_folder;
 use blobd_tests::store_dir::{check_blobs, staged};

@@ -1,0 +1,147 @@
+//! Blobs by their digest.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use super::root::{FileStatus, open_blob_in};
+use super::{Store, StoreError};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+
+impl Store {
+    /// Opens a blob for one reader: read-only, with a file description of its own, because a
+    /// shared one would share its offset and flags between clients. Nothing of it is read.
+    ///
+    /// # Errors
+    /// [`StoreError::MissingBlob`], [`StoreError::BlobSize`] when it is shorter than
+    /// `least_size` bytes (mapping it would end in SIGBUS), [`StoreError::Io`].
+    pub fn open_blob(&self, digest: Digest, least_size: u64) -> Result<File, StoreError> {
+        // Relative to the open directory: opening a model takes hundreds of these, and the way
+        // from the root would be walked each time.
+        let blobs = self.blobs_directory()?;
+        let (file, status) = match open_blob_in(blobs.file(), &layout::blob_name(digest)) {
+            Ok(opened) => opened,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(StoreError::MissingBlob { digest });
+            }
+            Err(error) => return Err(self.root.failure("open", &layout::blob(digest))(error)),
+        };
+        let found = status.len();
+        if found < least_size {
+            return Err(StoreError::BlobSize { digest, found, expected: least_size });
+        }
+        Ok(file)
+    }
+
+    /// What is in a small blob, or `None` when there is none; of a longer one, one byte more than
+    /// `limit`.
+    ///
+    /// # Errors
+    /// [`StoreError::UnexpectedFile`], [`StoreError::Io`].
+    pub fn read_blob(&self, digest: Digest, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
+        self.root.read_limited(&layout::blob(digest), limit)
+    }
+
+    /// A blob's length, or `None` when there is none. What is no regular file is no blob.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn blob_size(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
+        Ok(self.blob_status(digest)?.filter(FileStatus::is_file).map(|status| status.len()))
+    }
+
+    /// What a blob takes on disk, or `None` when there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn blob_bytes_on_disk(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
+        Ok(self.blob_status(digest)?.map(|status| self.file_system.bytes_on_disk(&status)))
+    }
+
+    /// Every blob there is. Names that no digest gives are left out: they are not blobd's.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn blobs(&self) -> Result<Vec<Digest>, StoreError> {
+        self.digests_in(layout::BLOBS, layout::parse_blob_name)
+    }
+
+    /// What files of these lengths add up to, but for those whose length some blob has: they may
+    /// be there already.
+    pub(super) fn certainly_new(&self, sizes: impl Iterator<Item = u64>) -> Result<u64, StoreError> {
+        // Nobody waits for an index that is being built: until then nothing is certain.
+        let Some(catalog) = self.catalog_unless_building()? else { return Ok(0) };
+        let is_new = |size: &u64| catalog.blobs_of_length(*size) == 0;
+        Ok(sizes.filter(is_new).fold(0, u64::saturating_add))
+    }
+
+    /// Calls `visit` with every blob there is. A million of them need no list of their own.
+    ///
+    /// # Errors
+    /// As for [`Self::blobs`].
+    pub fn each_blob(&self, visit: impl FnMut(Digest)) -> Result<(), StoreError> {
+        self.each_digest_in(layout::BLOBS, layout::parse_blob_name, visit)
+    }
+
+    /// Every file that there is a recipe for.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn recipes(&self) -> Result<Vec<Digest>, StoreError> {
+        self.digests_in(layout::RECIPES, layout::parse_recipe_name)
+    }
+
+    /// Every manifest whose origin is on record.
+    pub(crate) fn origins(&self) -> Result<Vec<Digest>, StoreError> {
+        self.digests_in(layout::ORIGINS, layout::parse_recipe_name)
+    }
+
+    fn digests_in(
+        &self,
+        directory: &str,
+        parse: impl Fn(&str) -> Option<Digest>,
+    ) -> Result<Vec<Digest>, StoreError> {
+        let mut digests = Vec::new();
+        self.each_digest_in(directory, parse, |digest| digests.push(digest))?;
+        Ok(digests)
+    }
+
+    fn each_digest_in(
+        &self,
+        directory: &str,
+        parse: impl Fn(&str) -> Option<Digest>,
+        visit: impl FnMut(Digest),
+    ) -> Result<(), StoreError> {
+        let mut visit = visit;
+        let listed = match self.root.find_directory(Path::new(directory))? {
+            Some(listed) => listed,
+            // Nothing depends on it, and it is made when it is needed.
+            None if directory == layout::ORIGINS => return Ok(()),
+            None => return Err(StoreError::MissingDirectory { path: self.root.full(directory) }),
+        };
+        for entry in listed.entries()? {
+            let name = entry?.name;
+            name.to_str().and_then(&parse).into_iter().for_each(&mut visit);
+        }
+        Ok(())
+    }
+
+    /// What the file system says about a blob's name; nothing if there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub(crate) fn blob_status(&self, digest: Digest) -> Result<Option<FileStatus>, StoreError> {
+        self.blobs_directory()?.status(layout::blob_name(digest))
+    }
+
+    /// Makes a blob read-only again.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn make_blob_read_only(&self, digest: Digest) -> Result<(), StoreError> {
+        let path = layout::blob(digest);
+        let file = self.disk().set_mode_of(&path, 0o444)?;
+        self.disk().sync_file(&path, &file)
+    }
+}

@@ -1,0 +1,278 @@
+//! Eviction: whole models go, the one that was used longest ago first, until enough is free.
+//!
+//! Never one that is pinned, open or mapped, and never one that could not be pulled again unless
+//! the policy says so. If all that may go were not enough, nothing goes; nor if what they need could
+//! not be collected after them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::SystemTime;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
+
+use super::execute::is_held_by_a_program;
+use super::mark::mark;
+use super::{Node, Owned, Owner, collect_condemned, needs, walk};
+use crate::sys::give_back_memory;
+use crate::{Eviction, Store, StoreError};
+
+/// What would be evicted, as a value.
+#[derive(Clone, Debug, Default)]
+pub struct EvictionPlan {
+    /// The models that go, in this order.
+    pub victims: Vec<Victim>,
+    /// The models that stay whatever happens, and why.
+    pub spared: Vec<(Reference, &'static str)>,
+    /// What the plan frees on disk.
+    pub freed_bytes: u64,
+}
+
+/// A model that is to go.
+#[derive(Clone, Debug)]
+pub struct Victim {
+    /// Its tag.
+    pub reference: Reference,
+    /// The digest of the manifest that the tag points to.
+    pub manifest: Digest,
+    /// When it was last used.
+    pub last_used: SystemTime,
+    /// What goes with it and with those before it.
+    pub freed_bytes: u64,
+}
+
+/// A model that may go, with the numbers of what it needs.
+#[derive(Clone)]
+struct Candidate {
+    victim: Victim,
+    needs: Box<[usize]>,
+}
+
+/// A blob or recipe and how many need it.
+type Counted = (Node, u32);
+
+/// Who needs what. A node has a number, so that ten thousand models which need hundreds of blobs
+/// each take megabytes.
+#[derive(Default)]
+struct Users {
+    numbers: HashMap<Node, usize>,
+    counted: Vec<Counted>,
+}
+
+impl Users {
+    /// One more needs these; returns their numbers.
+    fn add(&mut self, nodes: impl IntoIterator<Item = Node>) -> Box<[usize]> {
+        let Self { numbers, counted } = self;
+        let number = |node| {
+            let number = *numbers.entry(node).or_insert(counted.len());
+            match counted.get_mut(number) {
+                Some((_, count)) => *count = count.saturating_add(1),
+                None => counted.push((node, 1)),
+            }
+            number
+        };
+        nodes.into_iter().map(number).collect()
+    }
+}
+
+/// Plans to free as many bytes as the first of `goals` that can be reached. Nothing is planned if
+/// none can. What nothing needs has been collected before, and does not count.
+/// `last_used` tells when a model was last opened.
+///
+/// # Errors
+/// As for [`super::plan`]: the collection that frees what the victims needed would refuse.
+pub fn plan_eviction(
+    store: &Store,
+    goals: &[u64],
+    last_used: &dyn Fn(&Reference) -> Option<SystemTime>,
+) -> Result<EvictionPlan, StoreError> {
+    // What a collection deletes meanwhile would look like damage.
+    let _alone = store.lock_collections();
+    let mut users = Users::default();
+    let mut candidates = candidates(store, &mut users, last_used)?;
+    let pinned = store.leases().pinned();
+    let Users { counted, .. } = users;
+    candidates.sort_by(|a, b| a.victim.order().cmp(&b.victim.order()));
+    let (mut evictable, mut plan) = (Vec::new(), EvictionPlan::default());
+    for candidate in candidates {
+        match reason_to_spare(store, &candidate, &counted, &pinned) {
+            Some(reason) => plan.spared.push((candidate.victim.reference, reason)),
+            None => evictable.push(candidate),
+        }
+    }
+    for goal in goals {
+        if let Some(victims) = choose(store, &evictable, counted.clone(), *goal)? {
+            plan.victims = victims;
+            break;
+        }
+    }
+    give_back_memory();
+    plan.freed_bytes = plan.victims.last().map_or(0, |victim| victim.freed_bytes);
+    Ok(plan)
+}
+
+/// Evicts what the plan lists, but for what has come into use since; returns what that freed.
+///
+/// # Errors
+/// As for [`super::plan`]; then no model has gone. [`StoreError::Io`] when one cannot be removed;
+/// what those before it needed is condemned, so it goes all the same.
+pub fn evict(store: &Store, plan: &EvictionPlan) -> Result<u64, StoreError> {
+    if plan.victims.is_empty() {
+        return Ok(0);
+    }
+    check_collectable(store)?;
+    plan.victims.iter().try_for_each(|victim| evict_one(store, victim))?;
+    Ok(collect_condemned(store)?.freed_bytes())
+}
+
+/// A collection that refuses would keep every byte of the models that have gone by then.
+fn check_collectable(store: &Store) -> Result<(), StoreError> {
+    let _alone = store.lock_collections();
+    mark(store, Vec::new(), SystemTime::UNIX_EPOCH).map(drop)
+}
+
+fn evict_one(store: &Store, victim: &Victim) -> Result<(), StoreError> {
+    let _tags = store.lock_tags();
+    let unchanged = store.manifest(&victim.reference).ok().filter(|now| now.digest() == victim.manifest);
+    let Some(manifest) = unchanged else { return Ok(()) };
+    let leased = store.leases().pinned().contains(&victim.manifest);
+    if leased || store.is_pinned(&victim.reference) {
+        return Ok(());
+    }
+    let needed = needs(store, &manifest)?;
+    tracing::info!("evicting {} to make room", victim.reference.short());
+    let removed = store.remove_tag(&victim.reference);
+    // At once, and whatever came of it: nobody else knows what this tag has needed.
+    store.condemn(needed.into_iter().map(Node::digest));
+    removed
+}
+
+/// The models that may go. What others keep too, such as a session, the trash or an unfinished download,
+/// is counted among the users and frees nothing.
+fn candidates(
+    store: &Store,
+    users: &mut Users,
+    last_used: &dyn Fn(&Reference) -> Option<SystemTime>,
+) -> Result<Vec<Candidate>, StoreError> {
+    let mut candidates = Vec::new();
+    walk(store, SystemTime::now(), &mut |owned| {
+        let Owned { owner: Owner::Tag(reference), manifest: Some(manifest), .. } = owned.clone() else {
+            users.add(owned.nodes(store)?);
+            return Ok(());
+        };
+        let modified = match store.modified(&reference) {
+            Err(StoreError::NoSuchModel { .. }) => return Ok(()),
+            modified => modified?,
+        };
+        let needs = users.add(owned.nodes(store)?);
+        let opened = last_used(&reference).or_else(|| store.last_use(manifest));
+        let last_used = opened.map_or(modified, |opened| opened.max(modified));
+        candidates
+            .push(Candidate { victim: Victim { reference, manifest, last_used, freed_bytes: 0 }, needs });
+        Ok(())
+    })?;
+    Ok(candidates)
+}
+
+impl Victim {
+    /// Who was used longest ago goes first.
+    const fn order(&self) -> (SystemTime, &Reference) {
+        (self.last_used, &self.reference)
+    }
+}
+
+fn reason_to_spare(
+    store: &Store,
+    Candidate { victim, needs }: &Candidate,
+    counted: &[Counted],
+    pinned: &BTreeSet<Digest>,
+) -> Option<&'static str> {
+    let policy = store.space_policy().eviction;
+    if store.is_pinned(&victim.reference) {
+        return Some("pinned");
+    }
+    if pinned.contains(&victim.manifest) {
+        return Some("open");
+    }
+    let can_be_pulled = store.origin(victim.manifest).is_some_and(|origin| is_pullable(&origin));
+    if policy != Eviction::All && !can_be_pulled {
+        return Some("cannot be pulled again");
+    }
+    // What a session has pinned is another model's that shares it, and stays without this one.
+    // What this process itself reads to verify it, it lets go of when it is to be evicted.
+    let nodes = needs.iter().filter_map(|number| counted.get(*number));
+    let mut unexplained = nodes.filter_map(|(node, _)| match node {
+        Node::Blob(digest) if !pinned.contains(digest) => Some(*digest),
+        _ => None,
+    });
+    unexplained.any(|digest| is_held_by_a_program(store, digest)).then_some("mapped by a running program")
+}
+
+/// An origin is a source, or `import` and a file's name.
+pub(crate) fn is_pullable(origin: &str) -> bool {
+    origin.parse::<PullSource>().is_ok()
+}
+
+/// The least recently used that together free enough; `None` if all do not.
+fn choose(
+    store: &Store,
+    evictable: &[Candidate],
+    mut counted: Vec<Counted>,
+    needed_bytes: u64,
+) -> Result<Option<Vec<Victim>>, StoreError> {
+    let (mut chosen, mut freed) = (Vec::new(), 0u64);
+    for candidate in evictable {
+        if freed >= needed_bytes {
+            break;
+        }
+        for number in &candidate.needs {
+            let Some((node, count)) = counted.get_mut(*number) else { continue };
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                freed = freed.saturating_add(node.bytes_on_disk(store)?.unwrap_or_default());
+            }
+        }
+        let mut candidate = candidate.clone();
+        candidate.victim.freed_bytes = freed;
+        chosen.push(candidate);
+    }
+    if freed < needed_bytes {
+        return Ok(None);
+    }
+    spare_the_useless(store, &mut chosen, counted, needed_bytes)?;
+    Ok(Some(chosen.into_iter().map(|candidate| candidate.victim).collect()))
+}
+
+/// A model all of whose bytes others share frees nothing: those that the goal is reached without
+/// stay, the ones used last first.
+fn spare_the_useless(
+    store: &Store,
+    chosen: &mut Vec<Candidate>,
+    mut counted: Vec<Counted>,
+    needed_bytes: u64,
+) -> Result<(), StoreError> {
+    let mut freed = chosen.last().map_or(0, |last| last.victim.freed_bytes);
+    for index in (0..chosen.len()).rev() {
+        let Some(candidate) = chosen.get(index) else { continue };
+        let mut own = 0u64;
+        for (node, count) in candidate.needs.iter().filter_map(|number| counted.get(*number)) {
+            if *count == 0 {
+                own = own.saturating_add(node.bytes_on_disk(store)?.unwrap_or_default());
+            }
+        }
+        if freed.saturating_sub(own) < needed_bytes {
+            continue;
+        }
+        freed = freed.saturating_sub(own);
+        for number in &candidate.needs {
+            if let Some((_, count)) = counted.get_mut(*number) {
+                *count = count.saturating_add(1);
+            }
+        }
+        chosen.remove(index);
+        for later in chosen.iter_mut().skip(index) {
+            later.victim.freed_bytes = later.victim.freed_bytes.saturating_sub(own);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! Reads recipes ahead of the mark phase, on all processors.
+//!
+//! Ten thousand recipes are a gigabyte of JSON. The mark phase asks for them one after the
+//! other, in an order that is known before; meanwhile the next ones are read and checked.
+
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::outline::RecipeOutline;
+
+use crate::{Store, StoreError};
+
+/// What the recipe of a file keeps alive, if there is one.
+type Outline = Result<Option<RecipeOutline>, StoreError>;
+
+/// The recipes that are being read.
+pub(super) struct ReadAhead<'a> {
+    store: &'a Store,
+    files: &'a [Digest],
+    next: usize,
+    readers: Vec<Receiver<Outline>>,
+}
+
+/// Fewer are read faster than a thread starts.
+const FILES_PER_READER: usize = 16;
+const MAX_READERS: usize = 4;
+/// How far each reader is ahead: some 10 KiB each.
+const DEPTH: usize = 8;
+
+/// Calls `work` while the recipes of `files` are read in this order.
+pub(super) fn with_read_ahead<T>(
+    store: &Store,
+    files: &[Digest],
+    work: impl FnOnce(&mut ReadAhead<'_>) -> T,
+) -> T {
+    let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let count = (files.len() / FILES_PER_READER).min(processors).min(MAX_READERS);
+    thread::scope(|scope| {
+        let start = |first: usize| {
+            let (sender, receiver) = sync_channel(DEPTH);
+            let read = move || {
+                for file in files.iter().skip(first).step_by(count) {
+                    // An error ends the mark phase, and nobody listens any more.
+                    if sender.send(store.recipe_outline(*file)).is_err() {
+                        break;
+                    }
+                }
+            };
+            // Without a thread the recipes are read when they are asked for.
+            let _ = thread::Builder::new().name("recipes".to_owned()).spawn_scoped(scope, read);
+            receiver
+        };
+        let readers = (0..count).map(start).collect();
+        let mut ahead = ReadAhead { store, files, next: 0, readers };
+        let done = work(&mut ahead);
+        drop(ahead);
+        done
+    })
+}
+
+impl ReadAhead<'_> {
+    /// The recipe of `file`, which is read now if it is not the next in order.
+    pub(super) fn outline(&mut self, file: Digest) -> Outline {
+        if self.readers.is_empty() || self.files.get(self.next) != Some(&file) {
+            return self.store.recipe_outline(file);
+        }
+        let reader = self.readers.get(self.next % self.readers.len());
+        self.next += 1;
+        let read = reader.and_then(|reader| reader.recv().ok());
+        read.unwrap_or_else(|| self.store.recipe_outline(file))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_store_format::layout;
+    use blobd_store_format::recipe::{Piece, Recipe};
+
+    use super::*;
+
+    fn store_with_recipes(count: u8) -> (tempfile::TempDir, Store, Vec<Digest>) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path().join("store")).unwrap();
+        let write = |number: u8| {
+            let piece = Piece::Blob { blob: Digest::of(&[number]), offset: 0, length: 1 };
+            let recipe = Recipe::new(Digest::of(&[number, 0]), vec![piece], vec![]).unwrap();
+            std::fs::write(store.path(layout::recipe(recipe.file())), recipe.to_json()).unwrap();
+            recipe.file()
+        };
+        let files = (0..count).map(write).collect();
+        (folder, store, files)
+    }
+
+    #[test]
+    fn recipes_are_the_same_in_whatever_order_they_are_asked_for() {
+        let (_folder, store, files) = store_with_recipes(100);
+        let absent = Digest::of(b"no recipe");
+        for asked in [
+            files.clone(),
+            files.iter().rev().copied().collect(),
+            files.iter().flat_map(|file| [*file, absent, *file]).collect(),
+            files[..3].to_vec(),
+        ] {
+            with_read_ahead(&store, &files, |ahead| {
+                for file in asked {
+                    let outline = ahead.outline(file).unwrap();
+                    assert_eq!(outline, store.recipe_outline(file).unwrap());
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn damaged_recipe_is_an_error_where_it_is_asked_for() {
+        let (_folder, store, files) = store_with_recipes(50);
+        std::fs::write(store.path(layout::recipe(files[40])), "damaged").unwrap();
+        with_read_ahead(&store, &files, |ahead| {
+            for (number, file) in files.iter().enumerate() {
+                assert_eq!(ahead.outline(*file).is_ok(), number != 40);
+            }
+        });
+    }
+}

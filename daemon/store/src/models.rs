@@ -1,0 +1,245 @@
+//! Models as they are stored: a manifest, and for each of its files a blob or a recipe.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::recipe::Recipe;
+use blobd_store_format::reference::Reference;
+
+use super::leases::Lease;
+use super::{Store, StoreError};
+
+/// A model that can be opened.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Its tag.
+    pub reference: Reference,
+    /// What its registry says about it.
+    pub manifest: Manifest,
+    /// Its files, the configuration first.
+    pub files: Vec<StoredFile>,
+}
+
+/// One file of a model.
+#[derive(Clone, Debug)]
+pub struct StoredFile {
+    /// What the manifest says about it.
+    pub descriptor: Descriptor,
+    /// How it is stored.
+    pub form: StoredForm,
+}
+
+/// How a file is stored.
+#[derive(Clone, Debug)]
+pub enum StoredForm {
+    /// As one blob, named by the file's own digest.
+    Blob,
+    /// In parts.
+    Recipe(Arc<Recipe>),
+}
+
+impl Model {
+    /// Every blob the model needs and the least length it must have in bytes.
+    pub fn blob_sizes(&self) -> impl Iterator<Item = (Digest, u64)> + '_ {
+        self.files.iter().flat_map(StoredFile::blob_sizes)
+    }
+
+    /// Whether both are of one manifest and stored in the same parts.
+    fn is_stored_as(&self, other: &Self) -> bool {
+        self.manifest.digest() == other.manifest.digest()
+            && self.files.len() == other.files.len()
+            && self.files.iter().zip(&other.files).all(|(file, other)| file.is_stored_as(other))
+    }
+}
+
+impl StoredFile {
+    fn is_stored_as(&self, other: &Self) -> bool {
+        match (&self.form, &other.form) {
+            (StoredForm::Blob, StoredForm::Blob) => self.descriptor.digest == other.descriptor.digest,
+            // Recipes are remembered: most often both have the very same, and nothing is compared.
+            (StoredForm::Recipe(recipe), StoredForm::Recipe(other)) => {
+                Arc::ptr_eq(recipe, other) || recipe == other
+            }
+            _ => false,
+        }
+    }
+
+    /// Every blob the file needs and the least length it must have in bytes.
+    #[must_use]
+    pub fn blob_sizes(&self) -> Vec<(Digest, u64)> {
+        match &self.form {
+            StoredForm::Blob => vec![(self.descriptor.digest, self.descriptor.size)],
+            StoredForm::Recipe(recipe) => recipe.blob_sizes().into_iter().collect(),
+        }
+    }
+}
+
+impl Store {
+    /// A model with all its recipes. Its blobs are not looked at.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchModel`], or a damaged manifest or recipe.
+    pub fn model(&self, reference: &Reference) -> Result<Model, StoreError> {
+        let reference = self.resolve(reference)?;
+        let manifest = self.manifest(&reference)?;
+        let files = manifest.files().map(|file| self.stored_file(file)).collect::<Result<_, _>>()?;
+        Ok(Model { reference, manifest, files })
+    }
+
+    /// How long the recipes of a model are in all, in bytes of text, and its manifest's digest. None of them
+    /// is read.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchModel`], or a damaged manifest.
+    pub fn recipes_length(&self, reference: &Reference) -> Result<(Digest, u64), StoreError> {
+        let manifest = self.manifest(&self.resolve(reference)?)?;
+        let mut sum = 0u64;
+        for file in manifest.digests() {
+            let recipe = self.root.status(&layout::recipe(file))?;
+            sum = sum.saturating_add(recipe.map_or(0, |status| status.len()));
+        }
+        Ok((manifest.digest(), sum))
+    }
+
+    /// How long the headers of a model's files are in all, in bytes. Reads its recipes.
+    ///
+    /// # Errors
+    /// As for [`Self::model`].
+    pub fn header_bytes(&self, reference: &Reference) -> Result<u64, StoreError> {
+        let model = self.model(reference)?;
+        let size = |file: &StoredFile| match &file.form {
+            StoredForm::Recipe(recipe) => recipe.header().map(|(_, size)| size),
+            StoredForm::Blob => None,
+        };
+        Ok(model.files.iter().filter_map(size).fold(0, u64::saturating_add))
+    }
+
+    /// A model whose files and blobs `lease` pins. Its tag named it when all were pinned, so
+    /// nothing of it can have been collected: a model that is removed meanwhile is not found,
+    /// instead of found with holes.
+    ///
+    /// # Errors
+    /// As for [`Self::model`].
+    pub fn leased_model(&self, reference: &Reference, lease: &Lease) -> Result<Model, StoreError> {
+        let mut model = self.model(reference)?;
+        loop {
+            // The manifest's own digest says which model is in use.
+            let manifest = model.manifest.digest();
+            let files = std::iter::once(manifest).chain(model.manifest.digests());
+            lease.pin_model(manifest, files.chain(model.blob_sizes().map(|(digest, _)| digest)));
+            let now = self.model(reference)?;
+            if now.is_stored_as(&model) {
+                return Ok(now);
+            }
+            model = now;
+        }
+    }
+
+    /// How a file is stored, or would be: a file without a recipe is a blob.
+    ///
+    /// # Errors
+    /// A damaged recipe, [`StoreError::Io`].
+    pub fn stored_file(&self, file: &Descriptor) -> Result<StoredFile, StoreError> {
+        let recipe = self.recipe(file.digest)?;
+        // Whoever writes a file from its recipe stops where the manifest says that it ends.
+        if let Some(found) = recipe.as_ref().map(|recipe| recipe.size()).filter(|size| *size != file.size) {
+            let path = self.root.full(layout::recipe(file.digest));
+            return Err(StoreError::RecipeSize { path, found, expected: file.size });
+        }
+        let form = recipe.map_or(StoredForm::Blob, StoredForm::Recipe);
+        Ok(StoredFile { descriptor: file.clone(), form })
+    }
+
+    /// The same by what is on disk now, whatever is remembered. `None` if the recipe there is
+    /// damaged, which is as good as none: a commit of the file replaces it.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn stored_file_now(&self, file: &Descriptor) -> Result<Option<StoredFile>, StoreError> {
+        self.forget_recipe(file.digest);
+        match self.stored_file(file) {
+            Err(
+                StoreError::Recipe { .. } | StoreError::WrongRecipe { .. } | StoreError::RecipeSize { .. },
+            ) => Ok(None),
+            stored => stored.map(Some),
+        }
+    }
+
+    /// The recipe of the file with this digest, if it was split.
+    ///
+    /// # Errors
+    /// [`StoreError::Recipe`] when it is damaged, [`StoreError::Io`].
+    pub fn recipe(&self, file: Digest) -> Result<Option<Arc<Recipe>>, StoreError> {
+        if let Some(recipe) = self.recipes.find(file) {
+            return Ok(Some(recipe));
+        }
+        let reading = self.recipes.begin(file);
+        let Some(opened) = self.find_recipe_file(file)? else { return Ok(None) };
+        let permit = self.recipe_permit(file, &opened)?;
+        // Who had the permit before may have read the same recipe.
+        if let Some(recipe) = permit.as_ref().and_then(|_permit| self.recipes.find(file)) {
+            return Ok(Some(recipe));
+        }
+        let path = layout::recipe(file);
+        let json = self.root.read_opened(opened, &path, Recipe::MAX_BYTES)?;
+        let path = || self.root.full(&path);
+        let recipe = Recipe::parse(&json).map_err(|source| StoreError::Recipe { path: path(), source })?;
+        if recipe.file() != file {
+            return Err(StoreError::WrongRecipe { path: path(), found: recipe.file() });
+        }
+        Ok(Some(reading.keep(recipe)))
+    }
+
+    /// Whether every blob of a file is there at its full length.
+    ///
+    /// # Errors
+    /// A damaged recipe, [`StoreError::Io`].
+    pub fn has_file(&self, file: &Descriptor) -> Result<bool, StoreError> {
+        self.check_file(file).map(|missing| missing.is_none())
+    }
+
+    /// Drops a recipe that lacks blobs or is damaged where the file is there whole: one whose
+    /// removal a power cut has undone would hide it.
+    pub(super) fn drop_useless_recipe(&self, file: &Descriptor) -> Result<(), StoreError> {
+        let is_whole = self.blob_size(file.digest)? == Some(file.size);
+        if !is_whole || self.stored_file_now(file)?.is_some() && self.check_file(file)?.is_none() {
+            return Ok(());
+        }
+        let _change = self.begin_change();
+        let freed = self.remove_recipe_file(file.digest)?;
+        self.note_recipe_removed(file.digest, freed.unwrap_or_default());
+        // Before a tag needs the file: another power cut would bring it back once more.
+        self.disk().sync_dir(Path::new(layout::RECIPES))
+    }
+
+    /// What a file lacks, if anything.
+    pub(super) fn check_file(&self, file: &Descriptor) -> Result<Option<StoreError>, StoreError> {
+        let stored = match self.stored_file(file) {
+            Err(mismatch @ StoreError::RecipeSize { .. }) => return Ok(Some(mismatch)),
+            stored => stored?,
+        };
+        // On disk: what the cache remembers may have been collected.
+        if matches!(stored.form, StoredForm::Recipe(_)) && self.recipe_bytes(file.digest)?.is_none() {
+            return Ok(Some(StoreError::MissingBlob { digest: file.digest }));
+        }
+        for (digest, expected) in stored.blob_sizes() {
+            match self.blob_size(digest)? {
+                None => return Ok(Some(StoreError::MissingBlob { digest })),
+                Some(found) if found != expected => {
+                    return Ok(Some(StoreError::BlobSize { digest, found, expected }));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Forgets a recipe that is about to be removed.
+    pub(crate) fn forget_recipe(&self, file: Digest) {
+        self.recipes.forget(file);
+    }
+}

@@ -1,0 +1,343 @@
+//! What has arrived stays, whoever dies.
+
+use std::fs::{self, OpenOptions};
+
+use blobd_store_format::split::SplitPlan;
+use tempfile::TempDir;
+
+use super::*;
+use crate::Ingest;
+
+const SIZE: u64 = 1000;
+
+struct Download {
+    _folder: TempDir,
+    store: Arc<Store>,
+    content: Vec<u8>,
+}
+
+impl Download {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        Self { _folder: folder, store, content: (0..SIZE).map(|byte| (byte % 251) as u8).collect() }
+    }
+
+    fn digest(&self) -> Digest {
+        Digest::of(&self.content)
+    }
+
+    fn session(&self) -> Partial {
+        let ingest = Ingest::begin(&self.store, self.store.leases().grant("a test")).unwrap();
+        let partial = PartialFile::open(&self.store, self.digest(), SIZE).unwrap();
+        partial.follow(SplitPlan::whole(SIZE), ingest.staging()).unwrap()
+    }
+
+    fn write(&self, partial: &Partial, range: std::ops::Range<usize>) {
+        partial.write(range.start as u64, &self.content[range]).unwrap();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.store.path(layout::partial(self.digest())).join(name)
+    }
+
+    /// As if the machine had been started again since.
+    fn reboot(&self) {
+        let mut journal = fs::read(self.path(JOURNAL)).unwrap();
+        let records = journal::parse(&journal, self.digest(), SIZE);
+        journal.truncate(journal::HEAD_BYTES);
+        for record in records {
+            let record = match record {
+                Record::Session { plan, .. } => Record::Session { boot: [7; 16], plan },
+                other => other,
+            };
+            journal.extend(record.encode());
+        }
+        fs::write(self.path(JOURNAL), journal).unwrap();
+    }
+}
+
+fn only(range: Range<u64>) -> Vec<Range<u64>> {
+    std::iter::once(range).collect()
+}
+
+#[test]
+fn what_a_killed_session_had_is_there_and_is_read_back() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 600..800);
+    download.write(&partial, 0..300);
+    // Killed: nothing is ended in order.
+    drop(partial);
+    let again = download.session();
+    assert_eq!(again.missing(), [300..600, 800..1000]);
+    assert_eq!(again.arrived_bytes(), 500);
+    let mut back = vec![0; 300];
+    again.read(0, &mut back).unwrap();
+    assert_eq!(back, download.content[..300]);
+    let home = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
+    assert_eq!(home.head(SIZE), download.content[..300]);
+    assert_eq!(home.head(10), download.content[..10]);
+}
+
+#[test]
+fn after_a_power_cut_only_what_the_disk_has_counts() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..300);
+    download.write(&partial, 300..600);
+    drop(partial);
+    download.reboot();
+    assert_eq!(download.session().missing(), only(600..1000));
+    download.reboot();
+    let file = OpenOptions::new().write(true).open(download.path("0")).unwrap();
+    file.write_all_at(&[0xff; 4], 450).unwrap();
+    assert_eq!(download.session().missing(), only(300..1000));
+}
+
+#[test]
+fn what_a_disk_that_was_unplugged_has_lost_has_to_arrive_again() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..500);
+    download.write(&partial, 700..900);
+    drop(partial);
+    // The journal was written out, the file was not, and the machine was not started again.
+    OpenOptions::new().write(true).open(download.path("0")).unwrap().set_len(400).unwrap();
+    let again = download.session();
+    assert_eq!(again.missing(), only(400..1000));
+    let mut back = vec![0; 400];
+    again.read(0, &mut back).unwrap();
+    assert_eq!(back, download.content[..400]);
+    download.write(&again, 400..1000);
+    let mut whole = vec![0; 1000];
+    again.read(0, &mut whole).unwrap();
+    assert_eq!(whole, download.content);
+}
+
+#[test]
+fn torn_journal_loses_only_its_end() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..300);
+    download.write(&partial, 300..600);
+    drop(partial);
+    let journal = OpenOptions::new().write(true).open(download.path(JOURNAL)).unwrap();
+    journal.set_len(journal.metadata().unwrap().len() - 1).unwrap();
+    let again = download.session();
+    assert_eq!(again.missing(), only(300..1000));
+    download.write(&again, 900..1000);
+    drop(again);
+    assert_eq!(download.session().missing(), only(300..900));
+}
+
+#[test]
+fn journal_of_another_file_size_or_garbage_is_begun_anew() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..300);
+    drop(partial);
+    fs::write(download.path(JOURNAL), "no journal").unwrap();
+    let again = download.session();
+    assert_eq!(again.missing(), only(0..1000));
+    assert!(!download.path("0").exists());
+}
+
+#[test]
+fn another_plan_starts_over() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..300);
+    drop(partial);
+    let ingest = Ingest::begin(&download.store, download.store.leases().grant("a test")).unwrap();
+    let other = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
+    let mut writer = blobd_store_format::gguf::GgufWriter::default();
+    writer.tensor("t", blobd_store_format::gguf::GgmlType::F32, &[4]).unwrap();
+    let header = blobd_store_format::gguf::Header::parse(&writer.header().unwrap()).unwrap();
+    let plan = SplitPlan::new(&header, SIZE).unwrap();
+    assert_eq!(other.follow(plan, ingest.staging()).unwrap().arrived_bytes(), 0);
+}
+
+#[test]
+fn blob_that_has_its_final_name_already_is_read_from_there() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..1000);
+    partial.note_digests(&[download.digest()]).unwrap();
+    drop(partial);
+    fs::rename(download.path("0"), download.store.path(layout::blob(download.digest()))).unwrap();
+    let again = download.session();
+    assert_eq!(again.missing(), []);
+    let mut back = vec![0; 1000];
+    again.read(0, &mut back).unwrap();
+    assert_eq!(back, download.content);
+    // And if it was collected meanwhile, it has to arrive again.
+    drop(again);
+    fs::remove_file(download.store.path(layout::blob(download.digest()))).unwrap();
+    assert_eq!(download.session().missing(), only(0..1000));
+}
+
+/// As btrfs may leave it when the power fails after a rename.
+#[test]
+fn published_blob_that_has_kept_its_name_here_is_read_and_not_written_to() {
+    use std::os::unix::fs::PermissionsExt as _;
+    for is_noted in [true, false] {
+        let download = Download::new();
+        let partial = download.session();
+        download.write(&partial, 0..1000);
+        if is_noted {
+            partial.note_digests(&[download.digest()]).unwrap();
+        }
+        drop(partial);
+        let blob = download.store.path(layout::blob(download.digest()));
+        fs::hard_link(download.path("0"), &blob).unwrap();
+        fs::set_permissions(&blob, fs::Permissions::from_mode(0o444)).unwrap();
+        let again = download.session();
+        let missing = if is_noted { Vec::new() } else { only(0..1000) };
+        assert_eq!(again.missing(), missing);
+        assert!(!download.path("0").exists());
+        again.write(0, &[0; 1000]).unwrap();
+        assert_eq!(fs::read(&blob).unwrap(), download.content);
+        assert_eq!(fs::metadata(&blob).unwrap().permissions().mode() & 0o7777, 0o444);
+    }
+}
+
+#[test]
+fn downloads_count_as_used_and_are_removed_whole() {
+    let download = Download::new();
+    let before = download.store.used_bytes();
+    let partial = download.session();
+    download.write(&partial, 0..300);
+    assert!(download.store.used_bytes() >= before + 4096);
+    drop(partial);
+    let listed = download.store.partials().unwrap();
+    assert_eq!(listed.len(), 1);
+    assert_eq!(listed[0].file, download.digest());
+    assert!(download.store.remove_partial(download.digest()).unwrap() >= 4096);
+    assert_eq!(download.store.partials().unwrap(), []);
+    assert_eq!(download.store.used_bytes(), before);
+}
+
+/// They may have been hashed already; nothing would show that they have changed since.
+#[test]
+fn bytes_that_have_arrived_are_not_overwritten() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 200..400);
+    let lies = vec![255; 600];
+    partial.write(0, &lies).unwrap();
+    let mut back = vec![0; 600];
+    partial.read(0, &mut back).unwrap();
+    assert_eq!(back[200..400], download.content[200..400]);
+    assert_eq!((&back[..200], &back[400..]), (&lies[..200], &lies[..200]));
+    partial.replace(100, &download.content[100..300]).unwrap();
+    partial.read(0, &mut back).unwrap();
+    assert_eq!(back[100..400], download.content[100..400]);
+}
+
+/// With a plan from bytes that are lost, all the rest would be given up.
+#[test]
+fn head_of_before_a_reboot_is_not_believed() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..300);
+    drop(partial);
+    download.reboot();
+    let home = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
+    assert_eq!((home.head(SIZE), home.claimed_bytes()), (Vec::new(), 300));
+}
+
+#[test]
+fn file_that_was_sealed_before_a_power_cut_can_be_mended() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..1000);
+    drop(partial);
+    fs::remove_file(download.path("0")).unwrap();
+    fs::write(download.path("0"), [0; 1000]).unwrap();
+    fs::set_permissions(download.path("0"), std::os::unix::fs::PermissionsExt::from_mode(0o444)).unwrap();
+    download.reboot();
+    let again = download.session();
+    assert_eq!(again.missing(), only(0..1000));
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&fs::metadata(download.path("0")).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    download.write(&again, 0..1000);
+}
+
+#[test]
+fn what_others_are_at_is_not_removed() {
+    let download = Download::new();
+    download.write(&download.session(), 0..100);
+    let leases = download.store.leases();
+    let (own, other) = (leases.grant("a pull that failed"), leases.grant("another"));
+    own.pin(download.digest());
+    other.pin(download.digest());
+    let forget = || download.store.forget_partials([download.digest()]);
+    own.release();
+    forget();
+    assert_eq!(download.session().missing(), only(100..1000));
+    other.release();
+    forget();
+    assert_eq!(download.session().missing(), only(0..1000));
+}
+
+#[test]
+fn blobs_that_a_download_has_brought_are_known() {
+    let download = Download::new();
+    let blob = Digest::of(b"a tensor");
+    let partial = download.session();
+    partial.note_digests(&[blob]).unwrap();
+    assert_eq!(download.store.blobs_of_partial(download.digest()).unwrap(), BTreeSet::from([blob]));
+}
+
+/// Where a blob lies in the file is looked up, not searched for among all segments: of four times as many
+/// tensors it would take sixteen times as long.
+#[test]
+fn going_on_with_a_file_of_many_tensors_takes_as_long_for_each() {
+    let (few, many) = (resume_time(8_000), resume_time(32_000));
+    println!("8,000 tensors: {few:?}, 32,000: {many:?}");
+    assert!(many < few * 10 + Duration::from_millis(500), "{few:?} and {many:?}");
+}
+
+/// The shortest of three tries to go on with a download of so many tensors.
+fn resume_time(tensors: u64) -> Duration {
+    use blobd_store_format::gguf::{GgmlType, GgufWriter, Header};
+    let mut writer = GgufWriter::new();
+    for number in 0..tensors {
+        writer.tensor(&format!("t{number}"), GgmlType::F32, &[64]).unwrap();
+    }
+    let header = Header::parse(&writer.header().unwrap()).unwrap();
+    let size = header.data_offset() + tensors * 256;
+    let plan = SplitPlan::new(&header, size).unwrap();
+    assert!(plan.blobs().len() as u64 > tensors);
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+    let resume = || {
+        let ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
+        let partial = PartialFile::open(&store, Digest::of(b"large"), size).unwrap();
+        let started = std::time::Instant::now();
+        let partial = partial.follow(plan.clone(), ingest.staging()).unwrap();
+        let took = started.elapsed();
+        partial.write(0, &[1]).unwrap();
+        took
+    };
+    resume();
+    (0..3).map(|_| resume()).min().unwrap()
+}
+
+#[test]
+fn room_that_takes_long_to_find_keeps_no_reader_waiting() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..100);
+    // As while a blob's file is made.
+    let _beginning = lock(&partial.beginning);
+    let mut back = vec![0; 100];
+    partial.read(0, &mut back).unwrap();
+    assert_eq!(back, download.content[..100]);
+    assert_eq!((partial.arrived_bytes(), partial.end_of_run(0)), (100, 100));
+    // What is begun is written on, too.
+    download.write(&partial, 100..200);
+    assert_eq!(partial.missing(), only(200..1000));
+}

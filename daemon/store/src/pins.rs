@@ -1,0 +1,52 @@
+//! Pins that people set: models that eviction and removal leave alone. Each is an empty file under
+//! `pins/`, at the place that its tag has under `manifests/`.
+
+use std::path::Path;
+
+use blobd_store_format::layout;
+use blobd_store_format::reference::Reference;
+
+use super::{Store, StoreError};
+
+impl Store {
+    /// Whether a model is pinned; if that cannot be told, it is. The reference is a stored tag's.
+    #[must_use]
+    pub fn is_pinned(&self, reference: &Reference) -> bool {
+        self.root.status(&layout::pin(reference)).map_or(true, |status| status.is_some())
+    }
+
+    /// Whether any model may be pinned.
+    #[must_use]
+    pub fn has_pins(&self) -> bool {
+        let pins = self.root.find_directory(Path::new(layout::PINS));
+        pins.map_or(true, |pins| pins.is_some_and(|pins| !pins.is_empty()))
+    }
+
+    /// Pins a model, durably.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn pin(&self, reference: &Reference) -> Result<(), StoreError> {
+        let path = layout::pin(reference);
+        let Some(directory) = path.parent() else { return Ok(()) };
+        self.create_directories(directory)?;
+        let file = self.disk().open_or_create(&path, 0o644)?;
+        self.disk().sync_file(&path, &file)?;
+        self.disk().sync_dir(directory)
+    }
+
+    /// Lets a model go again, durably; says whether it was pinned.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn unpin(&self, reference: &Reference) -> Result<bool, StoreError> {
+        let path = layout::pin(reference);
+        let was_pinned = self.disk().remove_file(&path)?.is_some();
+        // Also if it was gone: whoever removed it may have died before it came to a sync.
+        let directory = path.parent().map(|directory| self.root.status(directory)).transpose()?.flatten();
+        if directory.is_some_and(|directory| directory.is_dir()) {
+            self.sync_and_prune(&path)?;
+        }
+        Ok(was_pinned)
+    }
+}

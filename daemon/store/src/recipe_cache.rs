@@ -1,0 +1,211 @@
+//! Parsed recipes in memory.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::recipe::Recipe;
+
+use super::lock;
+
+/// The recipes used last, so that opening a model again reads nothing, and all that are in use, so that
+/// none is in memory twice.
+#[derive(Debug, Default)]
+pub(super) struct RecipeCache {
+    recipes: Mutex<Recipes>,
+    /// The permit to read a large recipe; there is one. It protects no data: it bounds the memory that
+    /// readers take, so it may be held while the disk is read.
+    large: Mutex<()>,
+}
+
+/// Recipes from this size on are read one at a time: text and parsed form of the largest take 40 MiB, and
+/// a hundred requests may want them at once.
+const LARGE_FROM_BYTES: u64 = 1 << 20;
+
+#[derive(Debug, Default)]
+struct Recipes {
+    /// The last used comes first.
+    recent: VecDeque<(Digest, Arc<Recipe>)>,
+    /// Those that are too large for the above, or no longer among them, while somebody uses them.
+    in_use: BTreeMap<Digest, Weak<Recipe>>,
+    /// Those that are being read from disk.
+    readings: BTreeMap<Digest, Readings>,
+}
+
+/// The readings of one recipe that are under way.
+#[derive(Debug, Default)]
+struct Readings {
+    count: usize,
+    /// How often the recipe was forgotten since the first of them began.
+    generation: u64,
+}
+
+/// A recipe is being read from disk, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Reading<'c> {
+    cache: &'c RecipeCache,
+    file: Digest,
+    generation: u64,
+}
+
+impl RecipeCache {
+    /// Tensors and pieces over all recipes that are kept though nobody uses them: some 40 MiB at the most.
+    const MAX_ENTRIES: usize = 1 << 17;
+
+    pub(super) fn find(&self, file: Digest) -> Option<Arc<Recipe>> {
+        lock(&self.recipes).find(file)
+    }
+
+    /// Waits for the permit to read a recipe of `bytes` bytes, if it is so large that it takes one. To be
+    /// held until the recipe is parsed.
+    pub(super) fn permit(&self, bytes: u64) -> Option<MutexGuard<'_, ()>> {
+        (bytes >= LARGE_FROM_BYTES).then(|| lock(&self.large))
+    }
+
+    /// To be called before the recipe of `file` is read.
+    pub(super) fn begin(&self, file: Digest) -> Reading<'_> {
+        let mut recipes = lock(&self.recipes);
+        let readings = recipes.readings.entry(file).or_default();
+        readings.count += 1;
+        Reading { cache: self, file, generation: readings.generation }
+    }
+
+    /// Forgets a recipe that is about to be removed. What is being read of it now is not kept.
+    pub(super) fn forget(&self, file: Digest) {
+        let mut recipes = lock(&self.recipes);
+        if let Some(readings) = recipes.readings.get_mut(&file) {
+            readings.generation += 1;
+        }
+        recipes.recent.retain(|(digest, _)| *digest != file);
+        recipes.in_use.remove(&file);
+    }
+}
+
+impl Reading<'_> {
+    /// Keeps what was read, unless it was forgotten meanwhile. Returns the recipe to use, which is another
+    /// reader's if that was faster.
+    pub(super) fn keep(self, recipe: Recipe) -> Arc<Recipe> {
+        let recipe = Arc::new(recipe);
+        let mut recipes = lock(&self.cache.recipes);
+        let generation = recipes.readings.get(&self.file).map(|readings| readings.generation);
+        if generation != Some(self.generation) {
+            return recipe;
+        }
+        if let Some(kept) = recipes.find(self.file) {
+            return kept;
+        }
+        recipes.keep(self.file, &recipe);
+        recipe
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        let mut recipes = lock(&self.cache.recipes);
+        if let Some(readings) = recipes.readings.get_mut(&self.file) {
+            readings.count -= 1;
+            if readings.count == 0 {
+                recipes.readings.remove(&self.file);
+            }
+        }
+    }
+}
+
+impl Recipes {
+    fn find(&mut self, file: Digest) -> Option<Arc<Recipe>> {
+        if let Some(place) = self.recent.iter().position(|(digest, _)| *digest == file) {
+            let found = self.recent.remove(place)?;
+            let recipe = Arc::clone(&found.1);
+            self.recent.push_front(found);
+            return Some(recipe);
+        }
+        self.in_use.get(&file).and_then(Weak::upgrade)
+    }
+
+    fn keep(&mut self, file: Digest, recipe: &Arc<Recipe>) {
+        self.in_use.retain(|_, recipe| recipe.strong_count() > 0);
+        if entries(recipe) > RecipeCache::MAX_ENTRIES {
+            self.in_use.insert(file, Arc::downgrade(recipe));
+            return;
+        }
+        self.recent.push_front((file, Arc::clone(recipe)));
+        while self.recent.iter().map(|(_, recipe)| entries(recipe)).sum::<usize>() > RecipeCache::MAX_ENTRIES
+        {
+            let Some((file, recipe)) = self.recent.pop_back() else { break };
+            self.in_use.insert(file, Arc::downgrade(&recipe));
+        }
+    }
+}
+
+fn entries(recipe: &Recipe) -> usize {
+    recipe.tensors().len() + recipe.pieces().len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blobd_store_format::testing;
+
+    fn recipe(file: Digest, tensors: usize) -> Recipe {
+        testing::recipe(file, (0..tensors).map(|number| format!("t{number}")))
+    }
+
+    fn read(cache: &RecipeCache, file: Digest, tensors: usize) -> Arc<Recipe> {
+        cache.begin(file).keep(recipe(file, tensors))
+    }
+
+    fn is_found(cache: &RecipeCache, file: Digest, recipe: &Arc<Recipe>) -> bool {
+        cache.find(file).is_some_and(|found| Arc::ptr_eq(&found, recipe))
+    }
+
+    #[test]
+    fn recipe_is_kept_though_others_are_forgotten_while_it_is_read() {
+        let (cache, file, other) = (RecipeCache::default(), Digest::of(b"file"), Digest::of(b"other"));
+        for tensors in [1, RecipeCache::MAX_ENTRIES] {
+            let reading = cache.begin(file);
+            cache.forget(other);
+            let recipe = reading.keep(recipe(file, tensors));
+            assert!(is_found(&cache, file, &recipe), "{tensors} tensors");
+            cache.forget(file);
+            assert!(cache.find(file).is_none());
+        }
+    }
+
+    #[test]
+    fn recipe_that_is_forgotten_while_it_is_read_is_not_kept() {
+        let (cache, file) = (RecipeCache::default(), Digest::of(b"file"));
+        let first = cache.begin(file);
+        cache.forget(file);
+        let second = cache.begin(file);
+        let before = first.keep(recipe(file, 1));
+        assert!(cache.find(file).is_none());
+        let after = second.keep(recipe(file, 1));
+        assert!(is_found(&cache, file, &after) && !Arc::ptr_eq(&before, &after));
+        assert!(lock(&cache.recipes).readings.is_empty());
+    }
+
+    #[test]
+    fn two_who_read_a_recipe_at_once_use_the_same() {
+        let (cache, file) = (RecipeCache::default(), Digest::of(b"file"));
+        for tensors in [1, RecipeCache::MAX_ENTRIES] {
+            let (first, second) = (cache.begin(file), cache.begin(file));
+            let first = first.keep(recipe(file, tensors));
+            let second = second.keep(recipe(file, tensors));
+            assert!(Arc::ptr_eq(&first, &second), "{tensors} tensors");
+            assert!(lock(&cache.recipes).recent.len() <= 1);
+            cache.forget(file);
+        }
+    }
+
+    #[test]
+    fn recipe_in_use_is_found_though_it_is_large_or_crowded_out() {
+        let cache = RecipeCache::default();
+        let (small, large, last) = (Digest::of(b"small"), Digest::of(b"large"), Digest::of(b"last"));
+        let (few, most) = (read(&cache, small, 10), read(&cache, large, RecipeCache::MAX_ENTRIES));
+        drop(read(&cache, last, RecipeCache::MAX_ENTRIES - 1));
+        assert!(is_found(&cache, small, &few) && is_found(&cache, large, &most));
+        assert!(cache.find(last).is_some(), "it is small enough to be kept though nobody uses it");
+        drop((few, most));
+        assert!(cache.find(small).is_none() && cache.find(large).is_none());
+    }
+}

@@ -1,0 +1,226 @@
+//! How far the scrubber is: a file in the store's root, so that a restart goes on.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use serde::{Deserialize, Serialize};
+
+use crate::{Store, StoreError};
+
+/// A pass over all blobs, in the order of their digests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, from = "Raw")]
+pub struct Cursor {
+    /// When the pass began that is running or was the last, Unix seconds.
+    pub began: u64,
+    /// Whether it is running: begun and not ended. Times do not tell, for clocks are set.
+    pub running: bool,
+    /// The last blob that it has read; none at its start and after its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last: Option<Digest>,
+    /// How many blobs it has read.
+    pub blobs: u64,
+    /// How many bytes.
+    pub bytes: u64,
+    /// When the last complete pass ended, Unix seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<u64>,
+}
+
+/// What the file says.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Raw {
+    began: u64,
+    running: Option<bool>,
+    last: Option<Digest>,
+    blobs: u64,
+    bytes: u64,
+    ended: Option<u64>,
+}
+
+/// The last second of the year 9999, behind which no date can be written.
+const LAST_SECOND: u64 = 253_402_300_799;
+
+/// Of a file that names a time which is none nothing is believed.
+impl From<Raw> for Cursor {
+    fn from(raw: Raw) -> Self {
+        if raw.began.max(raw.ended.unwrap_or_default()) > LAST_SECOND {
+            return Self::default();
+        }
+        // A file that does not say it is of an earlier blobd.
+        let running = raw.running.unwrap_or(raw.last.is_some());
+        let Raw { began, last, blobs, bytes, ended, .. } = raw;
+        Self { began, running, last: last.filter(|_| running), blobs, bytes, ended }
+    }
+}
+
+impl Cursor {
+    /// What the store remembers; a cursor at the start if that is nothing or damaged.
+    #[must_use]
+    pub fn load(store: &Store) -> Self {
+        let json = store.scrub_record().unwrap_or_else(|error| {
+            tracing::warn!("{error}; the scrub starts anew");
+            None
+        });
+        let parsed = json.map(|json| serde_json::from_slice(&json));
+        parsed
+            .transpose()
+            .unwrap_or_else(|error| {
+                tracing::warn!("{}: {error}; the scrub starts anew", layout::SCRUB_FILE);
+                None
+            })
+            .unwrap_or_default()
+    }
+
+    /// Has the store remember.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn save(&self, store: &Store) -> Result<(), StoreError> {
+        let encode = |error: serde_json::Error| StoreError::io("encode", layout::SCRUB_FILE)(error.into());
+        store.set_scrub_record(&serde_json::to_vec(self).map_err(encode)?)
+    }
+
+    /// How long to wait at `now` before a pass is to begin or to go on. `period` is the time from
+    /// the beginning of one pass to that of the next.
+    #[must_use]
+    pub fn due_in(&self, now: u64, period: Duration) -> Duration {
+        // Begun in the future: the clock was wrong, then or now.
+        if self.running || self.began > now {
+            return Duration::ZERO;
+        }
+        Duration::from_secs(self.began.saturating_add(period.as_secs()).saturating_sub(now))
+    }
+
+    /// Begins a pass, unless one is running.
+    pub fn begin(&mut self, now: u64) {
+        if !self.running {
+            *self = Self { began: now, running: true, ended: self.ended, ..Self::default() };
+        }
+    }
+
+    /// Enters a blob that has been read.
+    pub fn advance(&mut self, digest: Digest, bytes: u64) {
+        self.last = Some(digest);
+        self.blobs = self.blobs.saturating_add(1);
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    /// Ends the pass.
+    pub fn end(&mut self, now: u64) {
+        (self.running, self.last, self.ended) = (false, None, Some(now));
+    }
+
+    /// When the last complete pass ended, unless that is said to be after `now`: then the clock
+    /// was wrong, and nobody knows.
+    #[must_use]
+    pub fn ended_by(&self, now: u64) -> Option<u64> {
+        self.ended.filter(|ended| *ended <= now)
+    }
+}
+
+/// Seconds since 1970, by the machine's clock.
+#[must_use]
+pub fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(86400);
+
+    #[test]
+    fn cursor_reads_back_as_it_was_saved() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        assert_eq!(Cursor::load(&store), Cursor::default());
+        let mut cursor = Cursor::default();
+        cursor.begin(1000);
+        cursor.advance(Digest::of(b"x"), 7);
+        cursor.save(&store).unwrap();
+        assert_eq!(Cursor::load(&store), cursor);
+        assert!(!store.path("scrub.json.new").exists());
+        std::fs::write(store.path("scrub.json"), "{\"last\":7").unwrap();
+        assert_eq!(Cursor::load(&store), Cursor::default());
+    }
+
+    #[test]
+    fn pass_that_was_interrupted_goes_on_at_once() {
+        let mut cursor = Cursor::default();
+        cursor.begin(1000);
+        assert_eq!(cursor.due_in(1001, DAY), Duration::ZERO, "in front of the first blob");
+        cursor.advance(Digest::of(b"x"), 7);
+        let before = cursor;
+        cursor.begin(2000);
+        assert_eq!(cursor, before);
+        assert_eq!(cursor.due_in(1001, DAY), Duration::ZERO);
+    }
+
+    #[test]
+    fn next_pass_begins_a_period_after_the_last_one_did() {
+        let mut cursor = Cursor::default();
+        assert_eq!(cursor.due_in(1_000_000, DAY), Duration::ZERO);
+        cursor.begin(1_000_000);
+        cursor.end(1_000_500);
+        assert_eq!(cursor.due_in(1_000_600, DAY), DAY - Duration::from_secs(600));
+        assert_eq!(cursor.due_in(2_000_000, DAY), Duration::ZERO);
+        assert_eq!(cursor.due_in(999_000, DAY), Duration::ZERO, "the clock was set back");
+        cursor.begin(2_000_000);
+        assert_eq!((cursor.blobs, cursor.ended), (0, Some(1_000_500)));
+    }
+
+    #[test]
+    fn pass_goes_on_and_ends_whatever_the_clock_says() {
+        // A pass ended in 2100, by a clock that was wrong.
+        let mut cursor = Cursor { began: 1_000_000, ended: Some(4_102_444_800), ..Cursor::default() };
+        assert_eq!(cursor.ended_by(2_000_000), None);
+        cursor.begin(2_000_000);
+        cursor.advance(Digest::of(b"x"), 7);
+        assert_eq!(cursor.due_in(2_000_001, DAY), Duration::ZERO);
+        cursor.begin(2_000_001);
+        assert_eq!(cursor.blobs, 1, "it is the same pass");
+        cursor.end(2_000_002);
+        assert_eq!(cursor.ended_by(2_000_002), Some(2_000_002));
+        // One that begins and ends within a second is over.
+        cursor.begin(3_000_000);
+        cursor.end(3_000_000);
+        assert_eq!(cursor.due_in(3_000_000, DAY), DAY);
+        // One that began in the future is followed by another.
+        cursor.begin(4_102_444_800);
+        cursor.end(4_000_000);
+        assert_eq!(cursor.due_in(4_000_000, DAY), Duration::ZERO);
+        cursor.begin(4_000_000);
+        assert_eq!(cursor.began, 4_000_000);
+    }
+
+    #[test]
+    fn times_that_are_none_make_no_cursor() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        for json in [
+            r#"{"began":18446744073709551615}"#,
+            r#"{"began":1,"ended":253402300800,"blobs":7}"#,
+            r#"{"began":-1,"blobs":7}"#,
+            r#"{"began":1e300}"#,
+            r#"{"began":"yesterday"}"#,
+            r#"{"last":"x"}"#,
+            "[]",
+            "",
+        ] {
+            std::fs::write(store.path("scrub.json"), json).unwrap();
+            assert_eq!(Cursor::load(&store), Cursor::default(), "{json}");
+        }
+        let last = Digest::of(b"x");
+        std::fs::write(store.path("scrub.json"), format!(r#"{{"began":5,"last":"{last}","blobs":3}}"#))
+            .unwrap();
+        assert_eq!(
+            Cursor::load(&store),
+            Cursor { began: 5, running: true, last: Some(last), blobs: 3, ..Cursor::default() },
+            "an earlier blobd did not say that it runs"
+        );
+    }
+}

@@ -1,0 +1,143 @@
+//! The scrubber on a store in this process.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use tempfile::TempDir;
+
+use super::*;
+use crate::Ingest;
+
+const FAST: ScrubPolicy =
+    ScrubPolicy { bytes_per_second: u64::MAX, period: Duration::from_secs(86400), max_pressure_percent: 100 };
+
+/// A store of small blobs, and their digests in the order of a pass.
+fn store_of(count: u8) -> (TempDir, Arc<Store>, Vec<Digest>) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+    let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
+    let mut digests: Vec<_> = (0..count).map(|byte| ingest.add_bytes(&[byte; 5000]).unwrap()).collect();
+    ingest.commit_blobs().unwrap();
+    digests.sort();
+    (folder, store, digests)
+}
+
+fn spoil(store: &Store, digest: Digest) {
+    let path = store.path(layout::blob(digest));
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    fs::write(&path, b"spoilt").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).unwrap();
+}
+
+fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "not within a minute: {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn pass_finds_what_is_damaged_and_ends() {
+    let (_folder, store, digests) = store_of(20);
+    spoil(&store, digests[3]);
+    spoil(&store, digests[17]);
+    let scrubber = Scrubber::start(Arc::clone(&store), FAST, || false).unwrap();
+    eventually("the pass ends", || Cursor::load(&store).ended.is_some());
+    drop(scrubber);
+    let cursor = Cursor::load(&store);
+    assert_eq!((cursor.blobs, cursor.last), (20, None));
+    assert!(cursor.bytes >= 18 * 5000);
+    assert_eq!(store.damaged(), [digests[3], digests[17]].into());
+}
+
+#[test]
+fn restart_goes_on_behind_the_last_blob() {
+    let (_folder, store, digests) = store_of(20);
+    spoil(&store, digests[3]);
+    spoil(&store, digests[17]);
+    let mut cursor = Cursor::default();
+    cursor.begin(unix_seconds());
+    cursor.advance(digests[9], 5000);
+    cursor.save(&store).unwrap();
+    let _scrubber = Scrubber::start(Arc::clone(&store), FAST, || false).unwrap();
+    eventually("the pass ends", || Cursor::load(&store).ended.is_some());
+    assert_eq!(store.damaged(), [digests[17]].into());
+    assert_eq!(Cursor::load(&store).blobs, 11);
+}
+
+#[test]
+fn pass_that_is_stopped_saves_where_it_was() {
+    let (_folder, store, digests) = store_of(20);
+    let slow = ScrubPolicy { bytes_per_second: 100_000, ..FAST };
+    let scrubber = Scrubber::start(Arc::clone(&store), slow, || false).unwrap();
+    thread::sleep(Duration::from_millis(200));
+    let stopping = Instant::now();
+    drop(scrubber);
+    assert!(stopping.elapsed() < Duration::from_secs(10));
+    let cursor = Cursor::load(&store);
+    let done = usize::try_from(cursor.blobs).unwrap();
+    assert!(done < 20 && cursor.ended.is_none(), "{cursor:?}");
+    assert_eq!(cursor.last, done.checked_sub(1).map(|last| digests[last]));
+}
+
+#[test]
+fn nothing_is_read_while_the_daemon_is_busy() {
+    let (_folder, store, digests) = store_of(3);
+    spoil(&store, digests[0]);
+    let busy = Arc::new(AtomicBool::new(true));
+    let is_busy = Arc::clone(&busy);
+    let asked = Arc::new(AtomicBool::new(false));
+    let was_asked = Arc::clone(&asked);
+    let scrubber = Scrubber::start(Arc::clone(&store), FAST, move || {
+        was_asked.store(true, Ordering::Relaxed);
+        is_busy.load(Ordering::Relaxed)
+    });
+    eventually("the scrubber looks", || asked.load(Ordering::Relaxed));
+    assert!(store.damaged().is_empty());
+    busy.store(false, Ordering::Relaxed);
+    eventually("the damage is found", || store.damaged() == [digests[0]].into());
+    drop(scrubber);
+}
+
+#[test]
+fn rate_of_zero_is_no_scrubber() {
+    let (_folder, store, _) = store_of(1);
+    let off = ScrubPolicy { bytes_per_second: 0, ..FAST };
+    let scrubber = Scrubber::start(Arc::clone(&store), off, || false).unwrap();
+    assert!(scrubber.thread.is_none());
+    drop(scrubber);
+    assert!(!store.path(layout::SCRUB_FILE).exists());
+}
+
+#[test]
+fn blobs_that_vanish_are_passed_over() {
+    let (_folder, store, digests) = store_of(10);
+    let store_of_gate = Arc::clone(&store);
+    let last = digests[9];
+    // The first time it is asked, before the first byte is read, but after the list is made.
+    let scrubber = Scrubber::start(Arc::clone(&store), FAST, move || {
+        let _ = fs::remove_file(store_of_gate.path(layout::blob(last)));
+        false
+    });
+    eventually("the pass ends", || Cursor::load(&store).ended.is_some());
+    drop(scrubber);
+    assert!(store.damaged().is_empty());
+}
+
+#[test]
+fn blob_that_can_never_be_judged_is_passed_over_in_the_end() {
+    let shortage = || Err(StoreError::errno("read", "/b")(rustix::io::Errno::NOMEM));
+    let (one, other) = (Digest::of(b"1"), Digest::of(b"2"));
+    let mut patience = Patience::default();
+    assert!(patience.judge(one, shortage()).is_err());
+    assert!(patience.judge(other, shortage()).is_err());
+    assert!(patience.judge(one, shortage()).is_err());
+    assert!(patience.judge(one, shortage()).is_err());
+    assert!(matches!(patience.judge(one, shortage()), Ok(Verdict::Unreadable { .. })));
+    assert!(patience.judge(one, shortage()).is_err(), "of the next pass");
+    assert!(patience.judge(one, Ok(Verdict::Good)).is_ok());
+}

@@ -1,0 +1,255 @@
+//! Whatever way its bytes come and in whatever mode: no file gets its name before its content is
+//! durable, and an error of each write would have been reported.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsRawFd as _;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use blobd_store_format::split::SplitPlan;
+
+use super::*;
+use crate::disk::{Change, Disk, KernelDisk, Root};
+use crate::{Ingest, Partial, PartialFile, Store, StoreOptions};
+
+const MODES: [Durability; 3] = [Durability::Auto, Durability::Fsync, Durability::Syncfs];
+
+/// The kernel's disk, with a list of what is written and not synced.
+#[derive(Debug, Default)]
+struct Watched(Mutex<Books>);
+
+#[derive(Debug, Default)]
+struct Books {
+    /// The descriptors that have written to a file since it was synced through them; none of them
+    /// is known of what a process wrote that has died.
+    unsynced: BTreeMap<PathBuf, BTreeSet<i32>>,
+    published: usize,
+    file_syncs: usize,
+    file_system_syncs: usize,
+    violations: Vec<String>,
+}
+
+impl Watched {
+    /// Who wrote is gone: its descriptors cannot be synced any more.
+    fn process_dies(&self) {
+        lock(&self.0).unsynced.values_mut().for_each(BTreeSet::clear);
+    }
+
+    fn changed(&self, path: &Path, file: &File) {
+        if path.ends_with("journal") {
+            return;
+        }
+        lock(&self.0).unsynced.entry(path.to_path_buf()).or_default().insert(file.as_raw_fd());
+    }
+
+    /// Asserts that there were no violations.
+    fn published(&self) -> usize {
+        let books = lock(&self.0);
+        assert_eq!(books.violations, [""; 0]);
+        books.published
+    }
+}
+
+impl Disk for Watched {
+    fn create_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
+        KernelDisk.create_dir(root, path)
+    }
+    fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File> {
+        lock(&self.0).unsynced.remove(path);
+        KernelDisk.create_file(root, path, mode)
+    }
+    fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File> {
+        KernelDisk.open_file(root, path, change)
+    }
+    fn reserve(&self, path: &Path, file: &File, size: u64) -> io::Result<()> {
+        KernelDisk.reserve(path, file, size)
+    }
+    fn write_at(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.changed(path, file);
+        KernelDisk.write_at(path, file, bytes, offset)
+    }
+    fn set_mode(&self, path: &Path, file: &File, mode: u32) -> io::Result<()> {
+        // Which descriptor is synced after it does not matter.
+        lock(&self.0).unsynced.entry(path.to_path_buf()).or_default();
+        KernelDisk.set_mode(path, file, mode)
+    }
+    fn sync_file(&self, path: &Path, file: &File) -> io::Result<()> {
+        let mut books = lock(&self.0);
+        books.file_syncs += 1;
+        if let Some(writers) = books.unsynced.get_mut(path) {
+            writers.remove(&file.as_raw_fd());
+            if writers.is_empty() {
+                books.unsynced.remove(path);
+            }
+        }
+        KernelDisk.sync_file(path, file)
+    }
+    fn sync_dir(&self, path: &Path, directory: &File) -> io::Result<()> {
+        KernelDisk.sync_dir(path, directory)
+    }
+    fn sync_file_system(&self, directory: &File) -> io::Result<()> {
+        let mut books = lock(&self.0);
+        books.file_system_syncs += 1;
+        books.unsynced.clear();
+        KernelDisk.sync_file_system(directory)
+    }
+    fn rename(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
+        KernelDisk.rename(root, from, to)
+    }
+    fn publish(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
+        let mut books = lock(&self.0);
+        books.published += 1;
+        if let Some(writers) = books.unsynced.remove(from) {
+            books.violations.push(format!("{} is not synced through {writers:?}", from.display()));
+        }
+        KernelDisk.publish(root, from, to)
+    }
+    fn remove_file(&self, root: &Root, path: &Path) -> io::Result<()> {
+        lock(&self.0).unsynced.remove(path);
+        KernelDisk.remove_file(root, path)
+    }
+    fn remove_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
+        KernelDisk.remove_dir(root, path)
+    }
+}
+
+struct Rig {
+    _folder: tempfile::TempDir,
+    disk: Arc<Watched>,
+    store: Arc<Store>,
+}
+
+impl Rig {
+    fn new(durability: Durability) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Arc::new(Watched::default());
+        let options = StoreOptions { disk: disk.clone(), durability, ..StoreOptions::default() };
+        let store = Arc::new(Store::open_with(folder.path().join("store"), options).unwrap());
+        Self { _folder: folder, disk, store }
+    }
+
+    fn begin(&self) -> Ingest {
+        Ingest::begin(&self.store, self.store.leases().grant("a test")).unwrap()
+    }
+
+    fn count(&self, of: impl Fn(&Books) -> usize) -> usize {
+        of(&lock(&self.disk.0))
+    }
+
+    /// Stages blobs half by half: all first halves, then all second ones.
+    fn add_interleaved(&self, ingest: &mut Ingest, count: u32) {
+        let half = |blob: u32| [blob.to_le_bytes(); 8].concat();
+        let stage = |_| ingest.staging().stage(64).unwrap();
+        let mut writers: Vec<_> = (0..count).map(stage).collect();
+        for offset in [0, 32] {
+            for (blob, writer) in (0..).zip(&mut writers) {
+                writer.write_at(offset, &half(blob)).unwrap();
+            }
+        }
+        for writer in writers {
+            ingest.add_blob(writer.finish().unwrap()).unwrap();
+        }
+    }
+
+    fn session(&self, ingest: &Ingest, content: &[u8]) -> Partial {
+        let (file, size) = (Digest::of(content), content.len() as u64);
+        let partial = PartialFile::open(&self.store, file, size).unwrap();
+        partial.follow(SplitPlan::whole(size), ingest.staging()).unwrap()
+    }
+}
+
+fn finish(partial: &Partial, mut ingest: Ingest, content: &[u8]) {
+    let mut hash = partial.hash(0).unwrap();
+    hash.update(0, content).unwrap();
+    ingest.add_blob(hash.finish().unwrap()).unwrap();
+    ingest.commit_blobs().unwrap();
+}
+
+#[test]
+fn staged_blobs_are_durable_before_they_have_their_names() {
+    for durability in MODES {
+        for count in [1, 3, 30, 150] {
+            let rig = Rig::new(durability);
+            let mut ingest = rig.begin();
+            rig.add_interleaved(&mut ingest, count);
+            ingest.commit_blobs().unwrap();
+            assert_eq!(rig.disk.published(), count as usize, "{durability:?}");
+        }
+    }
+}
+
+#[test]
+fn pulled_file_is_durable_before_it_has_its_name() {
+    for durability in MODES {
+        let rig = Rig::new(durability);
+        let (ingest, content) = (rig.begin(), [7; 3000]);
+        let partial = rig.session(&ingest, &content);
+        partial.write(1000, &content[1000..]).unwrap();
+        partial.write(0, &content[..1000]).unwrap();
+        finish(&partial, ingest, &content);
+        assert_eq!(rig.disk.published(), 1, "{durability:?}");
+    }
+}
+
+#[test]
+fn what_a_process_left_that_died_is_durable_before_it_has_its_name() {
+    for durability in MODES {
+        for rest in [0_usize, 1000] {
+            let rig = Rig::new(durability);
+            let content = [7; 3000];
+            let partial = rig.session(&rig.begin(), &content);
+            partial.write(rest as u64, &content[rest..]).unwrap();
+            drop(partial);
+            rig.disk.process_dies();
+            let ingest = rig.begin();
+            let partial = rig.session(&ingest, &content);
+            partial.write(0, &content[..rest]).unwrap();
+            finish(&partial, ingest, &content);
+            assert_eq!(rig.disk.published(), 1, "{durability:?}");
+        }
+    }
+}
+
+/// `syncfs` reports what failed since the transaction began, whoever wrote it; an `fsync` through a
+/// new descriptor may not.
+#[test]
+fn few_blobs_whose_descriptors_were_closed_are_synced_with_the_file_system() {
+    let rig = Rig::new(Durability::Auto);
+    let mut ingest = rig.begin();
+    let mut first = ingest.staging().stage(1).unwrap();
+    first.write_at(0, b"x").unwrap();
+    let others: Vec<_> = (0..80).map(|_| ingest.staging().stage(1).unwrap()).collect();
+    ingest.add_blob(first.finish().unwrap()).unwrap();
+    drop(others);
+    ingest.commit_blobs().unwrap();
+    assert_eq!((rig.disk.published(), rig.count(|books| books.file_system_syncs)), (1, 1));
+}
+
+#[test]
+fn blob_that_was_sealed_when_it_was_closed_is_not_synced_again() {
+    let rig = Rig::new(Durability::Fsync);
+    let mut ingest = rig.begin();
+    let before = rig.count(|books| books.file_syncs);
+    for blob in 0..200_u32 {
+        ingest.add_bytes(&blob.to_le_bytes()).unwrap();
+    }
+    ingest.commit_blobs().unwrap();
+    assert_eq!(rig.disk.published(), 200);
+    assert_eq!(rig.count(|books| books.file_syncs) - before, 200);
+}
+
+#[test]
+fn file_that_is_begun_anew_is_not_written_through_the_old_descriptor() {
+    for durability in MODES {
+        let rig = Rig::new(durability);
+        let (ingest, content) = (rig.begin(), [7; 3000]);
+        let partial = rig.session(&ingest, &content);
+        partial.write(0, &[1; 3000]).unwrap();
+        partial.discard().unwrap();
+        partial.write(0, &content).unwrap();
+        finish(&partial, ingest, &content);
+        let blob = rig.store.path(layout::blob(Digest::of(&content)));
+        assert_eq!(std::fs::read(blob).unwrap(), content);
+    }
+}

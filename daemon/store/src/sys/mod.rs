@@ -1,0 +1,9 @@
+//! Kernel calls that no safe crate wraps; the crate's only `unsafe`.
+
+mod lease;
+mod memory;
+mod writeback;
+
+pub(crate) use lease::is_in_use;
+pub use memory::give_back_memory;
+pub(crate) use writeback::start_writeback;

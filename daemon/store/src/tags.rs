@@ -1,0 +1,217 @@
+//! Tags: the names under `manifests/` and the manifests that they hold.
+//!
+//! The files are read each time: they are the truth, and there are few.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::reference::Reference;
+use serde::{Deserialize, Serialize};
+
+use super::root::Directory;
+use super::staging::{Room, Staging};
+use super::{Store, StoreError};
+
+/// What is under `manifests/`.
+#[derive(Clone, Debug, Default)]
+pub struct Tags {
+    /// Every tag, in order.
+    pub references: Vec<Reference>,
+    /// Files whose place is not a model's name. They may be manifests that someone moved, so a
+    /// collection must not ignore them.
+    pub foreign: Vec<PathBuf>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Origin {
+    origin: String,
+}
+
+/// Where a manifest came from, with room for the file that will say so.
+#[derive(Debug)]
+pub(super) struct OriginRecord {
+    json: Vec<u8>,
+    room: Room,
+}
+
+impl OriginRecord {
+    pub(super) fn new(staging: &Staging, origin: &str) -> Result<Self, StoreError> {
+        let json = serde_json::to_vec(&Origin { origin: origin.to_owned() })
+            .map_err(|error| StoreError::io("encode", layout::ORIGINS)(error.into()))?;
+        Ok(Self { room: staging.room(json.len() as u64, || Ok(()))?, json })
+    }
+}
+
+impl Store {
+    /// Lists all tags.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn tags(&self) -> Result<Tags, StoreError> {
+        let mut tags = Tags::default();
+        tags.collect(&self.existing_directory(layout::MANIFESTS)?, Path::new(""), 0)?;
+        tags.references.sort();
+        Ok(tags)
+    }
+
+    /// The tag as it is stored: the same but for upper and lower case.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchModel`], [`StoreError::Io`].
+    pub fn resolve(&self, reference: &Reference) -> Result<Reference, StoreError> {
+        let no_such_model = || StoreError::NoSuchModel { name: reference.short() };
+        let stored = self.stored_case(reference)?.ok_or_else(no_such_model)?;
+        let pinned_elsewhere = match reference.digest() {
+            Some(digest) => self.manifest(&stored)?.digest() != digest,
+            None => false,
+        };
+        if pinned_elsewhere { Err(no_such_model()) } else { Ok(stored) }
+    }
+
+    /// The manifest that a tag points to.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchModel`], [`StoreError::Manifest`] when it is damaged,
+    /// [`StoreError::Io`].
+    pub fn manifest(&self, reference: &Reference) -> Result<Manifest, StoreError> {
+        let raw = self.raw_manifest(reference)?;
+        Manifest::parse(raw).map_err(|source| {
+            let path = self.root.full(layout::manifest(reference));
+            StoreError::Manifest { path, source }
+        })
+    }
+
+    /// What is under a tag, whether it is a manifest or not; of a longer file no more than shows that
+    /// it is too long.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchModel`], [`StoreError::Io`].
+    pub fn raw_manifest(&self, reference: &Reference) -> Result<Vec<u8>, StoreError> {
+        let raw = self.root.read_limited(&layout::manifest(reference), Manifest::MAX_BYTES)?;
+        raw.ok_or_else(|| StoreError::NoSuchModel { name: reference.short() })
+    }
+
+    /// When a tag was last set.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchModel`], [`StoreError::Io`].
+    pub fn modified(&self, reference: &Reference) -> Result<SystemTime, StoreError> {
+        let status = self.root.status(&layout::manifest(reference))?;
+        let modified = status.map(|status| status.modified());
+        modified.ok_or_else(|| StoreError::NoSuchModel { name: reference.short() })
+    }
+
+    /// Where the model with this manifest came from, if that is on record.
+    #[must_use]
+    pub fn origin(&self, manifest: Digest) -> Option<String> {
+        const MAX_BYTES: u64 = 64 << 10;
+        let json = self.root.read_limited(&layout::origin(manifest), MAX_BYTES).ok()??;
+        Some(serde_json::from_slice::<Origin>(&json).ok()?.origin)
+    }
+
+    /// Removes a tag, durably: only after this may anything that it kept be deleted.
+    pub fn remove_tag(&self, reference: &Reference) -> Result<(), StoreError> {
+        let path = layout::manifest(reference);
+        if self.remove_record(&path)?.is_none() {
+            return Err(StoreError::NoSuchModel { name: reference.short() });
+        }
+        self.sync_and_prune(&path)
+    }
+
+    /// Makes the removal of a file durable that had a tag's place, and removes the directories
+    /// above it that are empty now.
+    pub(super) fn sync_and_prune(&self, path: &Path) -> Result<(), StoreError> {
+        let directories = path.ancestors().skip(1).take(3);
+        for (level, directory) in directories.enumerate() {
+            if level == 0 {
+                self.disk().sync_dir(directory)?;
+            }
+            // Fails while other models share it, which is just what is wanted.
+            if !self.disk().remove_dir(directory)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Points a tag at a manifest, durably. The caller has made sure that the model is whole.
+    pub(super) fn write_tag(
+        &self,
+        temporary: &Path,
+        reference: &Reference,
+        manifest: &Manifest,
+        room: Option<Room>,
+    ) -> Result<(), StoreError> {
+        let target = layout::manifest(reference);
+        let Some(directory) = target.parent() else { return Ok(()) };
+        self.create_directories(directory)?;
+        self.write_record(temporary, &target, manifest.raw(), room)?;
+        self.disk().sync_dir(directory)
+    }
+
+    /// Records where a manifest came from, durably, unless that is on record already.
+    pub(super) fn write_origin(
+        &self,
+        temporary: &Path,
+        manifest: Digest,
+        OriginRecord { json, room }: OriginRecord,
+    ) -> Result<(), StoreError> {
+        let (target, directory) = (layout::origin(manifest), Path::new(layout::ORIGINS));
+        self.create_directories(directory)?;
+        // If it is there, whoever recorded it may have died before its name was durable.
+        if self.root.status(&target)?.is_none() {
+            self.write_record(temporary, &target, &json, Some(room))?;
+        }
+        self.disk().sync_dir(directory)
+    }
+
+    /// Removes the record of where a manifest came from.
+    pub(crate) fn remove_origin(&self, manifest: Digest) -> Result<(), StoreError> {
+        self.remove_record(&layout::origin(manifest)).map(drop)
+    }
+
+    /// The stored tag that names the same model.
+    pub(super) fn stored_case(&self, reference: &Reference) -> Result<Option<Reference>, StoreError> {
+        if self.root.status(&layout::manifest(reference))?.is_some_and(|status| status.is_file()) {
+            let parts = [reference.host(), reference.namespace(), reference.model(), reference.tag()];
+            return Ok(Reference::from_parts(parts[0], parts[1], parts[2], parts[3]).ok());
+        }
+        Ok(self.tags()?.references.into_iter().find(|stored| stored.same_model(reference)))
+    }
+}
+
+/// Directories between `manifests/` and a tag.
+const DEPTH: usize = 3;
+
+impl Tags {
+    /// Adds what is in a directory that lies at `place` below `manifests/`. One that has just been
+    /// removed with its last tag has nothing in it.
+    fn collect(&mut self, directory: &Directory, place: &Path, depth: usize) -> Result<(), StoreError> {
+        for entry in directory.entries()? {
+            let entry = entry?;
+            let place = place.join(&entry.name);
+            if entry.is_dir() && depth < DEPTH {
+                if let Some(below) = directory.find_directory(&entry.name)? {
+                    self.collect(&below, &place, depth + 1)?;
+                }
+                continue;
+            }
+            match reference_of(&place) {
+                Some(reference) if !entry.is_dir() => self.references.push(reference),
+                _ => self.foreign.push(directory.path().join(&entry.name)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The tag at a place below `manifests/`.
+pub(super) fn reference_of(place: &Path) -> Option<Reference> {
+    let mut parts = place.iter().map(|part| part.to_str());
+    let mut next = || parts.next().flatten();
+    let reference = Reference::from_parts(next()?, next()?, next()?, next()?).ok()?;
+    parts.next().is_none().then_some(reference)
+}

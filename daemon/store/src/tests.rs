@@ -1,0 +1,548 @@
+//! The store's promises, one by one, on a real directory.
+
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
+use std::sync::Arc;
+use std::thread;
+
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::recipe::{Piece, Recipe};
+use blobd_store_format::reference::Reference;
+use blobd_store_format::testing;
+use tempfile::TempDir;
+
+use super::*;
+
+fn new_store() -> (TempDir, Arc<Store>) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+    (folder, store)
+}
+
+fn name(text: &str) -> Reference {
+    text.parse().unwrap()
+}
+
+fn begin(store: &Arc<Store>) -> Ingest {
+    Ingest::begin(store, store.leases().grant("a test")).unwrap()
+}
+
+fn file(bytes: &[u8]) -> Descriptor {
+    Descriptor {
+        media_type: MediaType::new("text/plain"),
+        digest: Digest::of(bytes),
+        size: bytes.len() as u64,
+    }
+}
+
+/// The manifest of a model of whole files, the first of them its configuration.
+fn manifest(files: &[&[u8]]) -> Manifest {
+    let layers = files[1..].iter().map(|bytes| file(bytes)).collect();
+    Manifest::compose(file(files[0]), layers).unwrap()
+}
+
+/// Stores a model of whole files.
+fn add(store: &Arc<Store>, reference: &str, files: &[&[u8]]) -> Committed {
+    let mut ingest = begin(store);
+    for bytes in files {
+        ingest.add_bytes(bytes).unwrap();
+    }
+    ingest.commit(&name(reference), &manifest(files), Some("a test")).unwrap()
+}
+
+fn blob_path(store: &Store, bytes: &[u8]) -> PathBuf {
+    store.path(layout::blob(Digest::of(bytes)))
+}
+
+fn entries(path: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn new_store_has_an_identity_that_stays() {
+    let (folder, store) = new_store();
+    let read = || fs::read_to_string(folder.path().join("store/store.json")).unwrap();
+    let first = read();
+    assert!(first.contains("\"format\":1") && first.len() > 40, "{first}");
+    drop(store);
+    Store::open(folder.path().join("store")).unwrap();
+    assert_eq!(read(), first);
+    let (other, _store) = new_store();
+    assert_ne!(fs::read_to_string(other.path().join("store/store.json")).unwrap(), first);
+}
+
+#[test]
+fn one_process_has_the_store_and_says_who_it_is() {
+    let (folder, store) = new_store();
+    store.announce(Some(Path::new("/run/x.sock")));
+    let error = Store::open(folder.path().join("store")).unwrap_err();
+    let StoreError::Locked { holder, .. } = error else { panic!("{error}") };
+    let socket = Some(PathBuf::from("/run/x.sock"));
+    assert_eq!(*holder, LockHolder { pid: std::process::id(), socket });
+    store.announce(None);
+    drop(store);
+    Store::open(folder.path().join("store")).unwrap();
+}
+
+#[test]
+fn lock_file_of_any_content_is_no_obstacle() {
+    let (folder, store) = new_store();
+    fs::write(folder.path().join("store/lock"), "{\"pid\":\"what?\"").unwrap();
+    let error = Store::open(folder.path().join("store")).unwrap_err();
+    assert!(matches!(error, StoreError::Locked { .. }), "{error}");
+    drop(store);
+    Store::open(folder.path().join("store")).unwrap();
+}
+
+#[test]
+fn newer_format_is_refused_before_anything_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("store.json"), r#"{"format":2,"id":"x"}"#).unwrap();
+    let error = Store::open(folder.path()).unwrap_err();
+    assert!(matches!(error, StoreError::NewerFormat { found: 2, .. }), "{error}");
+    assert_eq!(entries(folder.path()), ["store.json"]);
+}
+
+#[test]
+fn directory_of_other_files_is_not_made_a_store() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("thesis.tex"), "").unwrap();
+    let error = Store::open(folder.path()).unwrap_err();
+    assert!(matches!(error, StoreError::NotAStore { .. }), "{error}");
+    assert_eq!(entries(folder.path()), ["thesis.tex"]);
+}
+
+#[test]
+fn creation_that_was_interrupted_is_taken_up_again() {
+    let folder = tempfile::tempdir().unwrap();
+    for left in ["lock", "store.json.new"] {
+        fs::write(folder.path().join(left), "{").unwrap();
+    }
+    Store::open(folder.path()).unwrap();
+    assert!(!folder.path().join("store.json.new").exists());
+}
+
+#[test]
+fn what_dead_transactions_staged_is_swept_and_nothing_else() {
+    let (folder, store) = new_store();
+    add(&store, "m", &[b"config", b"layer"]);
+    drop(store);
+    let (root, outside) = (folder.path().join("store"), folder.path().join("outside"));
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("precious"), "x").unwrap();
+    fs::create_dir(root.join("staging/4711-0")).unwrap();
+    fs::write(root.join("staging/4711-0/0"), "half a blob").unwrap();
+    fs::write(root.join("staging/stray"), "").unwrap();
+    symlink(&outside, root.join("staging/link")).unwrap();
+    let store = Store::open(&root).unwrap();
+    assert_eq!(entries(&root.join("staging")), [""; 0]);
+    assert_eq!(entries(&outside), ["precious"]);
+    assert_eq!(store.blobs().unwrap().len(), 2);
+}
+
+#[test]
+fn committed_blob_is_read_only_under_its_digest() {
+    let (_folder, store) = new_store();
+    let committed = add(&store, "m", &[b"config", b"layer"]);
+    assert_eq!(committed, Committed { new_bytes: 11, new_blob_count: 2, reused_bytes: 0 });
+    for bytes in [&b"config"[..], b"layer"] {
+        assert_eq!(fs::read(blob_path(&store, bytes)).unwrap(), bytes);
+        assert_eq!(fs::metadata(blob_path(&store, bytes)).unwrap().mode() & 0o7777, 0o444);
+    }
+    assert_eq!(entries(&store.path(layout::STAGING)), [""; 0]);
+    assert_eq!(store.manifest(&name("m")).unwrap(), manifest(&[b"config", b"layer"]));
+    assert_eq!(store.origin(manifest(&[b"config", b"layer"]).digest()).as_deref(), Some("a test"));
+}
+
+/// From eight new blobs on, one `syncfs` takes the place of an `fsync` each.
+#[test]
+fn many_blobs_are_committed_like_few() {
+    let (_folder, store) = new_store();
+    let files: Vec<Vec<u8>> = (0..20).map(|n| vec![n; 100]).collect();
+    let files: Vec<&[u8]> = files.iter().map(Vec::as_slice).collect();
+    assert_eq!(add(&store, "m", &files).new_blob_count, 20);
+    assert!(files.iter().all(|bytes| fs::read(blob_path(&store, bytes)).unwrap() == *bytes));
+}
+
+#[test]
+fn ingest_that_is_dropped_leaves_nothing() {
+    let (_folder, store) = new_store();
+    let mut ingest = begin(&store);
+    ingest.add_bytes(b"never committed").unwrap();
+    let unfinished = ingest.staging().stage(100).unwrap();
+    assert_eq!(store.leases().pinned().len(), 1);
+    drop(ingest);
+    drop(unfinished);
+    assert_eq!(entries(&store.path(layout::STAGING)), [""; 0]);
+    assert!(store.blobs().unwrap().is_empty() && store.leases().pinned().is_empty());
+}
+
+#[test]
+fn tag_never_points_at_a_model_that_is_not_whole() {
+    let (_folder, store) = new_store();
+    let mut ingest = begin(&store);
+    ingest.add_bytes(b"config").unwrap();
+    let error = ingest.commit(&name("m"), &manifest(&[b"config", b"layer"]), None).unwrap_err();
+    assert!(matches!(error, StoreError::MissingBlob { digest } if digest == Digest::of(b"layer")), "{error}");
+    assert!(store.tags().unwrap().references.is_empty());
+}
+
+#[test]
+fn recipe_counts_only_with_all_its_blobs() {
+    let (_folder, store) = new_store();
+    let whole = b"headtensor";
+    let piece = |bytes: &[u8]| Piece::Blob { blob: Digest::of(bytes), offset: 0, length: bytes.len() as u64 };
+    let pieces = vec![piece(b"head"), piece(b"tensor")];
+    let recipe = Recipe::new(Digest::of(whole), pieces, Vec::new()).unwrap();
+    let mut ingest = begin(&store);
+    ingest.add_bytes(b"config").unwrap();
+    ingest.add_bytes(b"head").unwrap();
+    ingest.add_recipe(recipe.clone());
+    let error = ingest.commit(&name("m"), &manifest(&[b"config", whole]), None).unwrap_err();
+    assert!(
+        matches!(error, StoreError::MissingBlob { digest } if digest == Digest::of(b"tensor")),
+        "{error}"
+    );
+    assert!(store.tags().unwrap().references.is_empty());
+    let mut ingest = begin(&store);
+    for bytes in [&b"config"[..], b"head", b"tensor"] {
+        ingest.add_bytes(bytes).unwrap();
+    }
+    ingest.add_recipe(recipe);
+    ingest.commit(&name("m"), &manifest(&[b"config", whole]), None).unwrap();
+    assert!(store.has_file(&file(whole)).unwrap());
+    assert!(!store.path(layout::blob(Digest::of(whole))).exists(), "the file itself is not stored");
+}
+
+#[test]
+fn leased_model_is_pinned_down_to_its_last_blob() {
+    let (_folder, store) = new_store();
+    let (whole, piece) = (b"headtensor", |bytes: &[u8]| Piece::Blob {
+        blob: Digest::of(bytes),
+        offset: 0,
+        length: bytes.len() as u64,
+    });
+    let mut ingest = begin(&store);
+    for bytes in [&b"config"[..], b"head", b"tensor"] {
+        ingest.add_bytes(bytes).unwrap();
+    }
+    let pieces = vec![piece(b"head"), piece(b"tensor")];
+    ingest.add_recipe(Recipe::new(Digest::of(whole), pieces, Vec::new()).unwrap());
+    let manifest = manifest(&[b"config", whole]);
+    ingest.commit(&name("m"), &manifest, None).unwrap();
+    let lease = store.leases().grant("a reader");
+    store.leased_model(&name("m"), &lease).unwrap();
+    let files = [&b"config"[..], b"head", b"tensor", whole].map(Digest::of);
+    let expected = files.into_iter().chain([manifest.digest()]).collect();
+    assert_eq!(store.leases().pinned(), expected);
+    drop(lease);
+    assert!(store.leases().pinned().is_empty());
+}
+
+#[test]
+fn blob_that_is_there_is_neither_written_nor_replaced() {
+    let (_folder, store) = new_store();
+    add(&store, "m", &[b"config", b"layer"]);
+    let inode = || fs::metadata(blob_path(&store, b"layer")).unwrap().ino();
+    let before = inode();
+    let committed = add(&store, "n", &[b"other", b"layer"]);
+    assert_eq!(committed, Committed { new_bytes: 5, new_blob_count: 1, reused_bytes: 5 });
+    assert_eq!(inode(), before, "maps of it stay shared");
+}
+
+#[test]
+fn same_bytes_twice_in_one_ingest_are_one_blob() {
+    let (_folder, store) = new_store();
+    let mut ingest = begin(&store);
+    for _ in 0..3 {
+        ingest.add_bytes(b"again").unwrap();
+    }
+    let committed = ingest.commit(&name("m"), &manifest(&[b"again", b"again"]), None).unwrap();
+    assert_eq!(committed, Committed { new_bytes: 5, new_blob_count: 1, reused_bytes: 10 });
+}
+
+#[test]
+fn two_ingests_of_the_same_bytes_both_commit() {
+    let (_folder, store) = new_store();
+    let (mut first, mut second) = (begin(&store), begin(&store));
+    for ingest in [&mut first, &mut second] {
+        ingest.add_bytes(b"config").unwrap();
+        ingest.add_bytes(b"layer").unwrap();
+    }
+    first.commit(&name("a"), &manifest(&[b"config", b"layer"]), None).unwrap();
+    let inode = fs::metadata(blob_path(&store, b"layer")).unwrap().ino();
+    second.commit(&name("b"), &manifest(&[b"config", b"layer"]), None).unwrap();
+    assert_eq!(fs::metadata(blob_path(&store, b"layer")).unwrap().ino(), inode, "the first stays");
+    assert_eq!((store.tags().unwrap().references.len(), store.blobs().unwrap().len()), (2, 2));
+}
+
+#[test]
+fn blob_of_the_wrong_length_is_replaced_and_its_readers_keep_the_old_file() {
+    let (_folder, store) = new_store();
+    let path = blob_path(&store, b"layer");
+    fs::write(&path, "lay").unwrap();
+    let reader = File::open(&path).unwrap();
+    add(&store, "m", &[b"config", b"layer"]);
+    assert_eq!(fs::read(&path).unwrap(), b"layer");
+    assert_eq!(std::io::read_to_string(reader).unwrap(), "lay");
+}
+
+#[test]
+fn opened_blob_has_an_offset_of_its_own_and_cannot_be_written() {
+    let (_folder, store) = new_store();
+    add(&store, "m", &[b"config", b"layer"]);
+    let open = || store.open_blob(Digest::of(b"layer"), 5).unwrap();
+    let (mut first, mut second) = (open(), open());
+    let mut bytes = String::new();
+    first.read_to_string(&mut bytes).unwrap();
+    assert_eq!(second.read_to_string(&mut bytes).unwrap(), 5);
+    assert!(first.write_at(b"x", 0).is_err() && first.set_len(0).is_err());
+}
+
+#[test]
+fn blob_that_is_missing_short_or_a_link_is_not_opened() {
+    let (folder, store) = new_store();
+    add(&store, "m", &[b"config", b"layer"]);
+    let digest = Digest::of(b"layer");
+    let error = store.open_blob(digest, 6).unwrap_err();
+    assert!(matches!(error, StoreError::BlobSize { found: 5, expected: 6, .. }), "{error}");
+    let (path, elsewhere) = (blob_path(&store, b"layer"), folder.path().join("elsewhere"));
+    fs::rename(&path, &elsewhere).unwrap();
+    assert!(matches!(store.open_blob(digest, 0), Err(StoreError::MissingBlob { .. })));
+    symlink(&elsewhere, &path).unwrap();
+    let followed = store.open_blob(digest, 0);
+    assert!(matches!(followed, Err(StoreError::UnexpectedFile { .. })), "a link is followed");
+}
+
+#[test]
+fn files_that_no_digest_names_are_no_blobs() {
+    let (_folder, store) = new_store();
+    for foreign in ["README", "sha256-00", ".sha256-x", "sha512-00"] {
+        fs::write(store.path(layout::BLOBS).join(foreign), "").unwrap();
+    }
+    assert!(store.blobs().unwrap().is_empty());
+}
+
+#[test]
+fn tags_are_one_whatever_their_case() {
+    let (_folder, store) = new_store();
+    add(&store, "Me/Llama:8B", &[b"1", b"one"]);
+    add(&store, "me/llama:8b", &[b"2", b"two"]);
+    let tags = store.tags().unwrap();
+    assert_eq!(tags.references, [name("Me/Llama:8B")]);
+    assert_eq!(store.resolve(&name("ME/LLAMA:8b")).unwrap(), name("Me/Llama:8B"));
+    assert_eq!(store.manifest(&tags.references[0]).unwrap(), manifest(&[b"2", b"two"]));
+    assert!(matches!(store.resolve(&name("me/llama:7b")), Err(StoreError::NoSuchModel { .. })));
+}
+
+#[test]
+fn tag_that_vanishes_is_no_failure_of_the_disk() {
+    let (_folder, store) = new_store();
+    for result in [store.modified(&name("m")).map(drop), store.manifest(&name("m")).map(drop)] {
+        assert!(matches!(result, Err(StoreError::NoSuchModel { .. })));
+    }
+}
+
+#[test]
+fn files_that_are_no_tags_are_listed_as_foreign() {
+    let (_folder, store) = new_store();
+    add(&store, "m", &[b"1", b"one"]);
+    let manifests = store.path(layout::MANIFESTS);
+    let library = manifests.join("registry.ollama.ai/library");
+    // A directory in a tag's place may have taken a tag's place, whatever is in it.
+    let foreign = [manifests.join("stray"), library.join("m/latest~"), library.join("m/deep")];
+    fs::create_dir(&foreign[2]).unwrap();
+    foreign[..2].iter().for_each(|path| fs::write(path, "").unwrap());
+    let tags = store.tags().unwrap();
+    assert_eq!(tags.references, [name("m")]);
+    assert!(tags.foreign.len() == 3 && foreign.iter().all(|path| tags.foreign.contains(path)));
+}
+
+#[test]
+fn removed_tag_takes_its_empty_directories_along_and_no_others() {
+    let (_folder, store) = new_store();
+    for tag in ["m:a", "m:b", "me/n"] {
+        add(&store, tag, &[b"1", b"one"]);
+    }
+    let manifests = store.path(layout::MANIFESTS);
+    store.remove_tag(&name("m:a")).unwrap();
+    assert_eq!(entries(&manifests.join("registry.ollama.ai/library/m")), ["b"]);
+    store.remove_tag(&name("m:b")).unwrap();
+    assert_eq!(entries(&manifests.join("registry.ollama.ai")), ["me"]);
+    store.remove_tag(&name("me/n")).unwrap();
+    assert_eq!(entries(&manifests), [""; 0]);
+    assert!(matches!(store.remove_tag(&name("me/n")), Err(StoreError::NoSuchModel { .. })));
+}
+
+#[test]
+fn damaged_manifest_is_named() {
+    let (_folder, store) = new_store();
+    add(&store, "m", &[b"1", b"one"]);
+    let path = store.path(layout::manifest(&name("m")));
+    let too_long = " ".repeat(usize::try_from(Manifest::MAX_BYTES).unwrap() + 1);
+    for content in ["", "{}", "null", &too_long] {
+        fs::write(&path, content).unwrap();
+        let error = store.manifest(&name("m")).unwrap_err();
+        assert!(matches!(&error, StoreError::Manifest { path: named, .. } if *named == path), "{error}");
+    }
+}
+
+#[test]
+fn recipe_is_read_once_and_forgotten_when_told() {
+    let (_folder, store) = new_store();
+    let recipe = Recipe::new(Digest::of(b"file"), vec![Piece::Zeros { zeros: 5 }], Vec::new()).unwrap();
+    let path = store.path(layout::recipe(recipe.file()));
+    fs::write(&path, recipe.to_json()).unwrap();
+    assert_eq!(*store.recipe(recipe.file()).unwrap().unwrap(), recipe);
+    fs::write(&path, "damaged since").unwrap();
+    assert!(store.recipe(recipe.file()).unwrap().is_some());
+    store.forget_recipe(recipe.file());
+    assert!(matches!(store.recipe(recipe.file()), Err(StoreError::Recipe { .. })));
+}
+
+#[test]
+fn large_recipe_that_many_ask_for_at_once_is_in_memory_once() {
+    let (_folder, store) = new_store();
+    let names = (0..8192).map(|number| format!("{number:0100}"));
+    let recipe = testing::recipe(Digest::of(b"file"), names);
+    let json = recipe.to_json();
+    assert!(json.len() > 1 << 20);
+    fs::write(store.path(layout::recipe(recipe.file())), json).unwrap();
+    let read = || store.recipe(recipe.file()).unwrap().unwrap();
+    let all: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(read)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(all.iter().all(|other| Arc::ptr_eq(other, &all[0])));
+}
+
+#[test]
+fn recipe_of_another_file_is_refused() {
+    let (_folder, store) = new_store();
+    let recipe = Recipe::new(Digest::of(b"file"), vec![Piece::Zeros { zeros: 5 }], Vec::new()).unwrap();
+    fs::write(store.path(layout::recipe(Digest::of(b"another"))), recipe.to_json()).unwrap();
+    let error = store.recipe(Digest::of(b"another")).unwrap_err();
+    assert!(matches!(error, StoreError::WrongRecipe { .. }), "{error}");
+}
+
+#[test]
+fn transaction_in_progress_is_never_litter() {
+    let (_folder, store) = new_store();
+    let ingest = begin(&store);
+    let directory = ingest.staging().directory().to_path_buf();
+    assert_eq!(store.abandoned_staging().unwrap(), []);
+    // Also if it was found before it was known whose it is.
+    store.remove_abandoned(directory.file_name().unwrap()).unwrap();
+    assert!(store.path(directory).is_dir());
+}
+
+#[test]
+fn directory_that_becomes_a_store_is_closed_to_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("store");
+    fs::create_dir(&root).unwrap();
+    fs::set_permissions(&root, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    drop(Store::open(&root).unwrap());
+    assert_eq!(fs::metadata(&root).unwrap().mode() & 0o777, 0o700);
+    // What its owner decides later holds.
+    fs::set_permissions(&root, std::os::unix::fs::PermissionsExt::from_mode(0o750)).unwrap();
+    drop(Store::open(&root).unwrap());
+    assert_eq!(fs::metadata(&root).unwrap().mode() & 0o777, 0o750);
+}
+
+#[test]
+fn writing_to_staging_that_is_gone_is_an_error() {
+    let (_folder, store) = new_store();
+    let mut ingest = begin(&store);
+    fs::remove_dir_all(store.path(layout::STAGING)).unwrap();
+    assert!(matches!(ingest.add_bytes(b"x"), Err(StoreError::Io { .. })));
+    // The next transaction makes it again.
+    assert!(begin(&store).add_bytes(b"x").is_ok());
+}
+
+#[test]
+fn staged_file_cannot_be_opened_by_others_before_it_is_complete() {
+    let (_folder, store) = new_store();
+    let mut ingest = begin(&store);
+    let mut writer = ingest.staging().stage(4).unwrap();
+    writer.write_at(0, b"half").unwrap();
+    let txn = entries(&store.path(layout::STAGING)).pop().unwrap();
+    let path = store.path(layout::STAGING).join(txn).join("0");
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    ingest.add_blob(writer.finish().unwrap()).unwrap();
+    ingest.commit_blobs().unwrap();
+    assert_eq!(fs::metadata(blob_path(&store, b"half")).unwrap().mode() & 0o777, 0o444);
+}
+
+/// What lies below the places that the quota counts, measured from outside.
+fn measured(store: &Store) -> u64 {
+    let places = ["blobs", "recipes", "manifests", "origins", "trash"];
+    places.into_iter().map(|place| store.root.tree_bytes(Path::new(place))).sum()
+}
+
+fn limited_store(quota_bytes: u64) -> (TempDir, Arc<Store>) {
+    let folder = tempfile::tempdir().unwrap();
+    let space =
+        SpacePolicy { quota_bytes: Some(quota_bytes), min_free_bytes: Some(0), ..SpacePolicy::default() };
+    let options = StoreOptions { space, ..StoreOptions::default() };
+    let store = Arc::new(Store::open_with(folder.path().join("store"), options).unwrap());
+    (folder, store)
+}
+
+#[test]
+fn quota_counts_manifests_and_what_is_kept_beside_them() {
+    let (folder, store) = limited_store(1 << 30);
+    assert_eq!(store.used_bytes(), 0);
+    let files: [&[u8]; 2] = [b"{}", b"weights"];
+    let check = |what: &str| assert_eq!(store.used_bytes(), measured(&store), "{what}");
+    add(&store, "m:a", &files);
+    check("a manifest and its origin");
+    add(&store, "m:b", &files);
+    check("a further name");
+    add(&store, "m:b", &[b"{}", &[7; 9000]]);
+    check("a replaced manifest");
+    let keep = std::time::Duration::from_secs(60);
+    store.add_to_trash(&name("m:a"), &manifest(&files), keep).unwrap();
+    store.remove_tag(&name("m:a")).unwrap();
+    check("trash");
+    assert!(measured(&store) > store.root.tree_bytes(Path::new(layout::BLOBS)));
+    let trashed = store.trash().unwrap().remove(0);
+    begin(&store).commit_if::<StoreError>(&trashed.reference, &trashed.manifest, |_| Ok(())).unwrap();
+    store.remove_from_trash(trashed.record).unwrap();
+    check("a model that came back");
+    store.remove_tag(&name("m:a")).unwrap();
+    store.remove_tag(&name("m:b")).unwrap();
+    crate::gc::collect(&store).unwrap();
+    assert_eq!((store.used_bytes(), measured(&store)), (0, 0));
+    add(&store, "m:a", &files);
+    let used = store.used_bytes();
+    drop(store);
+    let space = SpacePolicy { quota_bytes: Some(1 << 30), ..SpacePolicy::default() };
+    let options = StoreOptions { space, ..StoreOptions::default() };
+    let store = Store::open_with(folder.path().join("store"), options).unwrap();
+    assert_eq!(store.used_bytes(), used, "counted at the start");
+}
+
+#[test]
+fn manifest_that_the_quota_has_no_room_for_is_refused() {
+    let (_folder, store) = limited_store(1 << 30);
+    let files: [&[u8]; 2] = [b"{}", b"weights"];
+    add(&store, "m:a", &files);
+    let used = store.used_bytes();
+    let (folder, tight) = limited_store(used);
+    add(&tight, "m:a", &files);
+    let refused = begin(&tight).commit(&name("m:b"), &manifest(&files), None);
+    assert!(matches!(refused, Err(StoreError::Quota { .. })), "{refused:?}");
+    assert_eq!(tight.tags().unwrap().references, [name("m:a")]);
+    assert_eq!(tight.used_bytes(), used);
+    assert_eq!(entries(&folder.path().join("store/staging")), [""; 0]);
+    // A model comes back whatever the books say: what it was is still counted.
+    tight.add_to_trash(&name("m:a"), &manifest(&files), std::time::Duration::from_secs(60)).unwrap();
+    tight.remove_tag(&name("m:a")).unwrap();
+    begin(&tight).commit_if::<StoreError>(&name("m:a"), &manifest(&files), |_| Ok(())).unwrap();
+}

@@ -1,0 +1,214 @@
+//! The trash: models that `rm --keep` has put aside. A record holds the manifest, byte for byte,
+//! and keeps alive what the manifest needs until it expires.
+//!
+//! A record is named by the digest of its own content, so that damage shows. As with a manifest,
+//! one that cannot be read stops collections.
+//!
+//! A record that says that it will be made in the future was made by a clock that was wrong. It is
+//! taken for one that is made when it is first seen, so that it neither stays for years nor goes
+//! before its time.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::reference::Reference;
+use serde::{Deserialize, Serialize};
+
+use super::{Store, StoreError, lock};
+
+/// A model in the trash.
+#[derive(Clone, Debug)]
+pub struct TrashedModel {
+    /// The record's name.
+    pub record: Digest,
+    /// The tag that it had.
+    pub reference: Reference,
+    /// What the tag pointed to.
+    pub manifest: Manifest,
+    /// When it was put there.
+    pub removed: SystemTime,
+    /// From when on it may be collected.
+    pub expires: SystemTime,
+}
+
+impl TrashedModel {
+    /// Whether its time is over at `now`.
+    #[must_use]
+    pub fn is_expired(&self, now: SystemTime) -> bool {
+        self.expires <= now
+    }
+}
+
+/// When records were first seen that are of the future. Forgotten by a restart, which keeps them longer.
+#[derive(Debug, Default)]
+pub(super) struct FutureRecords(Mutex<BTreeMap<Digest, SystemTime>>);
+
+impl FutureRecords {
+    /// From when on a record may be collected that says when it was made and when it expires.
+    fn expiry(
+        &self,
+        record: Digest,
+        removed: SystemTime,
+        expires: SystemTime,
+        now: SystemTime,
+    ) -> SystemTime {
+        if removed <= now {
+            return expires;
+        }
+        let mut seen = lock(&self.0);
+        let seen = seen.entry(record).or_insert(now);
+        *seen = now.min(*seen);
+        let keep = expires.duration_since(removed).unwrap_or_default();
+        seen.checked_add(keep).map_or(expires, |corrected| corrected.min(expires))
+    }
+
+    fn forget(&self, record: Digest) {
+        lock(&self.0).remove(&record);
+    }
+}
+
+/// Times are nanoseconds since 1970: of two removals within a second, one was the last.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    reference: Reference,
+    manifest: String,
+    removed: u64,
+    expires: u64,
+}
+
+impl Store {
+    /// Puts a model into the trash, durably. Its tag may be removed after that.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn add_to_trash(
+        &self,
+        reference: &Reference,
+        manifest: &Manifest,
+        keep: Duration,
+    ) -> Result<SystemTime, StoreError> {
+        let removed = SystemTime::now();
+        // A time that cannot be written down is never.
+        let expires = time(unix_nanos(removed.checked_add(keep).unwrap_or(time(u64::MAX))));
+        let record = Record {
+            reference: reference.clone(),
+            // JSON is UTF-8, and a manifest has been parsed.
+            manifest: String::from_utf8_lossy(manifest.raw()).into_owned(),
+            removed: unix_nanos(removed),
+            expires: unix_nanos(expires),
+        };
+        let directory = Path::new(layout::TRASH);
+        let encode = |error: serde_json::Error| StoreError::io("encode", directory)(error.into());
+        let json = serde_json::to_vec(&record).map_err(encode)?;
+        self.create_directories(directory)?;
+        self.create_directories(Path::new(layout::STAGING))?;
+        let target = layout::trashed(Digest::of(&json));
+        let temporary = Path::new(layout::STAGING).join(self.new_transaction());
+        let added = self.write_record(&temporary, &target, &json, None).inspect_err(|_| {
+            // If it cannot be removed now, `gc` or the next start does it.
+            let _ = self.disk().remove_file(&temporary);
+        });
+        if let Some(name) = temporary.file_name().and_then(|name| name.to_str()) {
+            self.end_transaction(name);
+        }
+        added?;
+        self.disk().sync_dir(directory)?;
+        Ok(expires)
+    }
+
+    /// What is in the trash, the expired included, by name.
+    ///
+    /// # Errors
+    /// [`StoreError::Trash`] for a record that cannot be read, [`StoreError::ForeignFile`] for a
+    /// file that is none, [`StoreError::Io`].
+    pub fn trash(&self) -> Result<Vec<TrashedModel>, StoreError> {
+        let Some(directory) = self.root.find_directory(Path::new(layout::TRASH))? else {
+            return Ok(Vec::new());
+        };
+        let mut models = Vec::new();
+        for entry in directory.entries()? {
+            let name = entry?.name;
+            match name.to_str().and_then(layout::parse_recipe_name) {
+                Some(record) => models.extend(self.trashed(record)?),
+                None => return Err(StoreError::ForeignFile { path: directory.path().join(name) }),
+            }
+        }
+        models.sort_by(|a, b| (&a.reference, a.removed).cmp(&(&b.reference, b.removed)));
+        Ok(models)
+    }
+
+    /// Removes a record, durably: only after this may anything that it kept be deleted.
+    pub fn remove_from_trash(&self, record: Digest) -> Result<Option<u64>, StoreError> {
+        let freed = self.remove_record(&layout::trashed(record))?;
+        self.disk().sync_dir(Path::new(layout::TRASH))?;
+        self.future_records.forget(record);
+        Ok(freed)
+    }
+
+    /// What a record takes on disk.
+    pub(crate) fn trashed_bytes(&self, record: Digest) -> Result<u64, StoreError> {
+        self.root.allocated_bytes(&layout::trashed(record))
+    }
+
+    /// `None` when it has just been removed.
+    fn trashed(&self, record: Digest) -> Result<Option<TrashedModel>, StoreError> {
+        // A manifest as a JSON string: each of its bytes becomes six at the most.
+        const MAX_BYTES: u64 = Manifest::MAX_BYTES * 6 + 4096;
+        let path = layout::trashed(record);
+        let Some(json) = self.root.read_limited(&path, MAX_BYTES)? else { return Ok(None) };
+        let damaged = |what: String| StoreError::Trash { path: self.root.full(&path), what };
+        if Digest::of(&json) != record {
+            return Err(damaged("its content is not what it was written with".to_owned()));
+        }
+        let parsed: Record = serde_json::from_slice(&json).map_err(|error| damaged(error.to_string()))?;
+        let manifest =
+            Manifest::parse(parsed.manifest.into_bytes()).map_err(|error| damaged(error.to_string()))?;
+        let (removed, expires) = (time(parsed.removed), time(parsed.expires));
+        let expires = self.future_records.expiry(record, removed, expires, SystemTime::now());
+        Ok(Some(TrashedModel { record, reference: parsed.reference, manifest, removed, expires }))
+    }
+}
+
+fn unix_nanos(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn time(unix_nanos: u64) -> SystemTime {
+    UNIX_EPOCH.checked_add(Duration::from_nanos(unix_nanos)).unwrap_or(UNIX_EPOCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(86400);
+
+    #[test]
+    fn record_of_the_future_is_kept_as_long_as_it_says_from_when_it_is_seen() {
+        let (records, record) = (FutureRecords::default(), Digest::of(b"record"));
+        let now = UNIX_EPOCH + 20_000 * DAY;
+        let expiry = |removed, expires, now| records.expiry(record, removed, expires, now);
+        assert_eq!(expiry(now, now + 7 * DAY, now), now + 7 * DAY);
+        let (removed, expires) = (now + 30_000 * DAY, now + 30_007 * DAY);
+        assert_eq!(expiry(removed, expires, now), now + 7 * DAY);
+        assert_eq!(expiry(removed, expires, now + DAY), now + 7 * DAY, "it was seen a day ago");
+        assert_eq!(expiry(removed, expires, now - DAY), now + 6 * DAY, "the clock was set back again");
+        assert_eq!(expiry(removed, expires, removed), expires, "it was right after all");
+    }
+
+    #[test]
+    fn times_of_a_record_do_not_overflow() {
+        let (records, record) = (FutureRecords::default(), Digest::of(b"record"));
+        let now = UNIX_EPOCH + 20_000 * DAY;
+        let end = time(u64::MAX);
+        for (removed, expires) in [(end, end), (end, UNIX_EPOCH), (UNIX_EPOCH, end), (now + DAY, end)] {
+            assert!(records.expiry(record, removed, expires, now) <= expires);
+        }
+    }
+}
