@@ -55,7 +55,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn blob_bytes_on_disk(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
+    pub(crate) fn blob_bytes_on_disk(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
         Ok(self.blob_status(digest)?.map(|status| self.file_system.bytes_on_disk(&status)))
     }
 

@@ -193,7 +193,7 @@ impl Lease {
 
     /// Pins what a model needs, `manifest` being its manifest's digest. What the lease had pinned of a model
     /// before is let go. As for [`Self::pin_all`], what is being deleted is waited for.
-    pub fn pin_model(&self, manifest: Digest, digests: impl IntoIterator<Item = Digest>) {
+    pub(crate) fn pin_model(&self, manifest: Digest, digests: impl IntoIterator<Item = Digest>) {
         let digests: BTreeSet<Digest> = digests.into_iter().collect();
         let mut table = self.leases.lock_unless_deleting(&digests);
         let Table { pins, models, since_collection, .. } = &mut *table;

@@ -41,7 +41,7 @@ impl Store {
 
     /// Whether there is a recipe of this name. Nothing of it is read.
     #[must_use]
-    pub fn has_recipe(&self, file: Digest) -> bool {
+    pub(crate) fn has_recipe(&self, file: Digest) -> bool {
         self.recipe_bytes(file).is_ok_and(|bytes| bytes.is_some())
     }
 

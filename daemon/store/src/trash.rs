@@ -39,7 +39,7 @@ pub struct TrashedModel {
 impl TrashedModel {
     /// Whether its time is over at `now`.
     #[must_use]
-    pub fn is_expired(&self, now: SystemTime) -> bool {
+    pub(crate) fn is_expired(&self, now: SystemTime) -> bool {
         self.expires <= now
     }
 }

@@ -119,7 +119,7 @@ impl Catalog {
     /// How many blobs have this length in bytes. Where there is none, a tensor of that length is
     /// certainly new.
     #[must_use]
-    pub fn blobs_of_length(&self, length: u64) -> u64 {
+    pub(crate) fn blobs_of_length(&self, length: u64) -> u64 {
         self.lengths.get(&length).copied().unwrap_or_default().into()
     }
 
@@ -141,17 +141,6 @@ impl Catalog {
             digests
         };
         Some(RecipeFacts { bytes_on_disk: row.bytes_on_disk, needs: row.needs.as_deref().map(named) })
-    }
-
-    /// The recipes that name a blob, in order. Looks at all of them.
-    #[must_use]
-    pub fn recipes_with(&self, blob: Digest) -> Vec<Digest> {
-        let Some(id) = self.place(blob) else { return Vec::new() };
-        let names = |row: &RecipeRow| row.needs.as_ref().is_some_and(|needs| needs.contains(&id));
-        let mut files: Vec<_> =
-            self.recipes.iter().filter(|(_, row)| names(row)).map(|(file, _)| *file).collect();
-        files.sort_unstable();
-        files
     }
 
     /// Starts to measure what models take.

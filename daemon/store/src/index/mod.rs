@@ -231,13 +231,13 @@ impl Store {
 
     /// To be called before names in `blobs/` or `recipes/` change, and held until the changes
     /// are noted.
-    pub fn begin_change(&self) -> Change {
+    pub(crate) fn begin_change(&self) -> Change {
         self.index().begin_change()
     }
 
     /// Notes that a blob may have appeared, vanished or been replaced. Never fails: an index that
     /// misses something is mended by `reindex`.
-    pub fn note_blob(&self, digest: Digest) {
+    pub(crate) fn note_blob(&self, digest: Digest) {
         let look =
             |shared: &Shared| scan::blob_facts(&scan::blobs_in(&shared.root)?, shared.file_system, digest);
         self.index().note(Name::Blob(digest), look, |state, facts| {
@@ -293,7 +293,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Io`] when the disk cannot be read.
-    pub fn catalog_unless_building(&self) -> Result<Option<CatalogGuard<'_>>, StoreError> {
+    pub(crate) fn catalog_unless_building(&self) -> Result<Option<CatalogGuard<'_>>, StoreError> {
         let stage = lock(&self.index().0.state).stage;
         if stage == Stage::Unbuilt {
             self.index().0.refresh()?;

@@ -305,18 +305,6 @@ impl Partial {
         Ok(())
     }
 
-    /// Gives up all that has arrived.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
-    pub fn discard(&self) -> Result<(), StoreError> {
-        let mut state = lock(&self.state);
-        (state.arrived, state.stored) = (Extents::default(), BTreeMap::new());
-        state.begun.clear();
-        drop(state);
-        self.begin_anew()
-    }
-
     fn parts<'b>(&self, offset: u64, bytes: &'b [u8]) -> Result<Vec<Part<'b>>, StoreError> {
         let end = offset.saturating_add(bytes.len() as u64);
         let (digest, expected) = (self.home.file, self.home.size);
@@ -444,7 +432,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn partials(&self) -> Result<Vec<PartialDownload>, StoreError> {
+    pub(crate) fn partials(&self) -> Result<Vec<PartialDownload>, StoreError> {
         let described = self.partial_files()?.into_iter().map(|file| {
             let directory = layout::partial(file);
             let changed = |path: &Path| Some(self.root.status(path).ok()??.modified());
@@ -505,7 +493,7 @@ impl PartialDownload {
     /// Whether nobody has gone on with it for a week. One from the future may have been added to a
     /// moment ago.
     #[must_use]
-    pub fn is_abandoned(&self, now: SystemTime) -> bool {
+    pub(crate) fn is_abandoned(&self, now: SystemTime) -> bool {
         const KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
         self.last_used.is_some_and(|last| now.duration_since(last).is_ok_and(|age| age > KEPT))
     }

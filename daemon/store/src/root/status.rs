@@ -85,14 +85,14 @@ impl FileStatus {
     /// When its content was changed last, in seconds and nanoseconds since 1970.
     #[must_use]
     #[allow(clippy::unnecessary_fallible_conversions, reason = "its width depends on the architecture")]
-    pub fn content_changed(&self) -> (i64, i64) {
+    pub(crate) fn content_changed(&self) -> (i64, i64) {
         (self.0.st_mtime, i64::try_from(self.0.st_mtime_nsec).unwrap_or_default())
     }
 
     /// When anything of it was changed last, in seconds and nanoseconds since 1970.
     #[must_use]
     #[allow(clippy::unnecessary_fallible_conversions, reason = "its width depends on the architecture")]
-    pub fn status_changed(&self) -> (i64, i64) {
+    pub(crate) fn status_changed(&self) -> (i64, i64) {
         (self.0.st_ctime, i64::try_from(self.0.st_ctime_nsec).unwrap_or_default())
     }
 

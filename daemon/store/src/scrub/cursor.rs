@@ -86,7 +86,7 @@ impl Cursor {
     /// How long to wait at `now` before a pass is to begin or to go on. `period` is the time from
     /// the beginning of one pass to that of the next.
     #[must_use]
-    pub fn due_in(&self, now: u64, period: Duration) -> Duration {
+    pub(crate) fn due_in(&self, now: u64, period: Duration) -> Duration {
         // Begun in the future: the clock was wrong, then or now.
         if self.running || self.began > now {
             return Duration::ZERO;
