@@ -76,7 +76,7 @@ impl Store {
     /// Reads a blob and puts it aside if it is not what its name says. Answers with its new place.
     ///
     /// # Errors
-    /// Those of [`Self::quarantine`], and [`StoreError::Io`] when it cannot be read.
+    /// [`StoreError::Io`] when it cannot be read, or not moved; it is still in its place then.
     pub fn set_aside_if_damaged(&self, digest: Digest) -> Result<Option<PathBuf>, StoreError> {
         let mut file = match self.open_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(None),

@@ -5,8 +5,8 @@
 //! Nothing is deleted on their word, nothing waits for them but `df` and `reindex`, and losing
 //! or damaging the copy costs a rebuild in the background.
 //!
-//! Whoever changes `blobs/` or `recipes/` holds a [`Change`] meanwhile ([`Store::begin_change`])
-//! and says afterwards which name it was ([`Store::note_blob`], [`Store::note_recipe`]). What it
+//! Whoever changes `blobs/` or `recipes/` holds a [`Change`] meanwhile (`Store::begin_change`)
+//! and says afterwards which name it was (`Store::note_blob`, `Store::note_recipe`). What it
 //! says is not believed: the disk is asked about that name, without any lock, and what was asked last is
 //! entered; so the order in which two changes are noted does not matter. What somebody else puts there is noticed by the time of change that
 //! the kernel gives the directories, unless it happens while a change is under way.
