@@ -9,12 +9,13 @@ use std::time::Duration;
 use serde::Deserialize;
 
 pub use self::credentials::CredentialsConfig;
-use crate::size;
-use crate::transfer::TransferPolicy;
 use blobd_registry::RegistryPolicy;
 use blobd_registry::credentials::CredentialFile;
 use blobd_store::scrub::ScrubPolicy;
 use blobd_store::{Durability, Eviction, SpacePolicy, StoreOptions};
+
+use crate::size;
+use crate::transfer::TransferPolicy;
 
 /// The configuration file's content. Everything in it is optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

@@ -6,10 +6,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::ops::{self, OpError};
-use crate::state::Daemon;
 use blobd_store::gc;
 use blobd_store::give_back_memory;
+
+use crate::ops::{self, OpError};
+use crate::state::Daemon;
 
 /// How soon after a program lets go of removed bytes they are freed.
 const TICK: Duration = Duration::from_secs(1);

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use blobd_registry::{RegistryClient, RegistryError, RegistryPolicy};
+use blobd_store::Store;
 use blobd_store_format::reference::Reference;
 use tokio::task::spawn_blocking;
 
@@ -15,8 +17,6 @@ use crate::permits::{Limits, PermitPool};
 use crate::session::{Peer, Sessions};
 use crate::socket::Closer;
 use crate::transfer::{TransferPolicy, Transfers};
-use blobd_registry::{RegistryClient, RegistryError, RegistryPolicy};
-use blobd_store::Store;
 
 /// A daemon without its socket. Embedded in a command or listening, it is the same.
 pub struct Daemon {

@@ -112,9 +112,9 @@ fn head(details: &ModelDetails) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use blobd_store_format::digest::Digest;
+    use blobd_store_format::testing;
 
     use super::*;
-    use blobd_store_format::testing;
 
     fn recipe(tensors: usize) -> Arc<Recipe> {
         let names = (0..tensors).map(|number| format!("blk.{number}.\"quoted\""));

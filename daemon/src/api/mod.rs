@@ -6,6 +6,7 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{GcParams, LimitParams, PullParams, ReleaseParams, VerifyParams};
 use blobd_client::protocol::response::Version;
 use blobd_client::protocol::upkeep::PullLimit;
+use blobd_store::Store;
 use blobd_store_format::reference::{Reference, ReferenceError};
 use hyper::body::Incoming;
 use hyper::{Method, Request};
@@ -17,7 +18,6 @@ use crate::permits::Permit;
 use crate::session::{Peer, Right};
 use crate::socket::ClientSocket;
 use crate::state::Daemon;
-use blobd_store::Store;
 
 mod body;
 mod details;
@@ -355,10 +355,11 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
-    use super::*;
-    use crate::session::{ConnectionLimits, Connections};
     use blobd_registry::RegistryPolicy;
     use blobd_store::Store;
+
+    use super::*;
+    use crate::session::{ConnectionLimits, Connections};
 
     #[test]
     fn reference_in_a_path_may_have_slashes_and_escapes() {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use blobd_client::client::{Client, default_sockets};
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_store::{LockHolder, Store, StoreError};
 use tokio::runtime::Runtime;
 
 use super::Global;
@@ -18,7 +19,6 @@ use crate::config::{Config, Defaults};
 use crate::ops::OpError;
 use crate::server::Server;
 use crate::state::Daemon;
-use blobd_store::{LockHolder, Store, StoreError};
 
 /// A connection to a daemon, and the daemon itself if it lives in this process.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal as _, Read as _};
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_registry::credentials::{Credential, CredentialError, RegistryHost, Secret};
 use clap::Args;
 use serde::Serialize;
 
@@ -10,7 +11,6 @@ use super::Global;
 use super::connect::load_config;
 use super::output::{print, print_json, printable};
 use super::prompt::{Echo, ask};
-use blobd_registry::credentials::{Credential, CredentialError, RegistryHost, Secret};
 
 /// Keep credentials for a registry
 ///

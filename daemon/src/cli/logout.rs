@@ -1,6 +1,7 @@
 //! `blobd logout`
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_registry::credentials::RegistryHost;
 use clap::Args;
 use serde::Serialize;
 
@@ -8,7 +9,6 @@ use super::Global;
 use super::connect::load_config;
 use super::login::denied;
 use super::output::{print, print_json, printable};
-use blobd_registry::credentials::RegistryHost;
 
 /// Forget the credentials for a registry
 ///

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_store::Store;
+use blobd_store::scrub::Scrubber;
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -17,8 +19,6 @@ use crate::ops::OpError;
 use crate::server::{Server, Socket};
 use crate::state::Daemon;
 use crate::sys::limit_heaps;
-use blobd_store::Store;
-use blobd_store::scrub::Scrubber;
 
 /// Threads that carry the connections. What they do is short; the second goes on should the first be kept
 /// by the kernel. Blocking work has threads of its own.

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use blobd_registry::credentials::{CredentialFile, CredentialPolicy, DockerHelpers, RegistryHost, Secret};
 use serde::Deserialize;
 
 use super::Defaults;
-use blobd_registry::credentials::{CredentialFile, CredentialPolicy, DockerHelpers, RegistryHost, Secret};
 
 /// How credentials of registries are found, and where they may go. `docs/SECURITY.md` says what
 /// each exception costs.

@@ -88,8 +88,9 @@ const TEMPLATE: &str = "{{ if .System }}<|start_header_id|>system<|end_header_id
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use blobd_registry::{RegistryClient, RegistryPolicy};
+
+    use super::*;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn offer_can_be_pulled() {

@@ -7,11 +7,11 @@ use std::io::Read;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
+use blobd_store::{Ingest, StagedFile, StagedHash, Staging};
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::split::{Part, SplitPlan, Splitter, Target};
 
 use super::{CHUNK_BYTES, IntakeError, fill};
-use blobd_store::{Ingest, StagedFile, StagedHash, Staging};
 
 /// One buffer in each thread's hands and one waiting for each.
 const CHUNK_COUNT: usize = 6;

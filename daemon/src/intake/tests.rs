@@ -3,13 +3,13 @@
 use std::fs;
 use std::sync::Arc;
 
+use blobd_store::Store;
 use blobd_store_format::gguf::{GgmlType, GgufWriter};
 use blobd_store_format::layout;
 use blobd_store_format::recipe::Piece;
 use tempfile::TempDir;
 
 use super::*;
-use blobd_store::Store;
 
 fn new_store() -> (TempDir, Arc<Store>) {
     let folder = tempfile::tempdir().unwrap();

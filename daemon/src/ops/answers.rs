@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
+use blobd_store::{Model, StoredFile, StoredForm};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
 use crate::permits::Permit;
-use blobd_store::{Model, StoredFile, StoredForm};
 
 /// What a client is told of the model that it opens, and what it is passed.
 #[derive(Debug)]

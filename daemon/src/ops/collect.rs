@@ -2,10 +2,10 @@
 
 use blobd_client::protocol::request::GcParams;
 use blobd_client::protocol::response::{GcItem, GcReason, GcReport, Kept};
-
-use super::OpError;
 use blobd_store::Store;
 use blobd_store::gc::{self, GcPlan, KeptBytes, Litter, Node};
+
+use super::OpError;
 
 /// Plans a collection and, unless it is a dry run, executes the plan.
 ///

@@ -1,8 +1,9 @@
 //! The last step of whatever adds to the store.
 
-use super::OpError;
 use blobd_store::Store;
 use blobd_store::gc;
+
+use super::OpError;
 
 /// Passes on what a transaction ended with. If it failed half-way, on a full disk for instance,
 /// what had its name already goes again unless something else needs it.

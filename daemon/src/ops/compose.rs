@@ -1,5 +1,6 @@
 //! The manifest of a model that no registry has published: the one that Ollama would write.
 
+use blobd_store::Ingest;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::{Manifest, ManifestError};
@@ -7,7 +8,6 @@ use serde::Serialize;
 
 use super::OpError;
 use crate::intake::{ModelFacts, TakenFile};
-use blobd_store::Ingest;
 
 /// One file of the model.
 #[derive(Clone, Debug)]

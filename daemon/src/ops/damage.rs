@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use blobd_store::{Model, Store, StoreError, StoredFile, StoredForm};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
-use blobd_store::{Model, Store, StoreError, StoredFile, StoredForm};
 
 /// The parts of a model that are damaged, for people.
 #[derive(Debug, Default)]

@@ -3,13 +3,13 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use blobd_client::protocol::upkeep::{Check, CheckStatus, DoctorReport};
-
-use super::{OpError, rfc3339};
-use crate::size::human_bytes;
 use blobd_store::gc;
 use blobd_store::index::IndexStatus;
 use blobd_store::scrub::{Cursor, unix_seconds};
 use blobd_store::{Eviction, Store, StoreError};
+
+use super::{OpError, rfc3339};
+use crate::size::human_bytes;
 
 /// What doctor has to know about the daemon around the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

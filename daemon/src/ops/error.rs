@@ -2,13 +2,13 @@
 
 use blobd_client::protocol::MAX_OPEN_LAYERS;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_registry::{FailureKind, RegistryError};
+use blobd_store::StoreError;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::{Reference, ReferenceError};
 
 use crate::intake::IntakeError;
 use crate::size::human_bytes;
-use blobd_registry::{FailureKind, RegistryError};
-use blobd_store::StoreError;
 
 /// A verb's failure.
 #[derive(Debug, thiserror::Error)]

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use blobd_client::protocol::upkeep::{Eviction, EvictionPlan, Spared};
+use blobd_store::gc;
+use blobd_store::{MakeRoom, Store, StoreError};
 use blobd_store_format::reference::Reference;
 
 use super::{OpError, rfc3339};
-use blobd_store::gc;
-use blobd_store::{MakeRoom, Store, StoreError};
 
 /// Tells when a model was last opened, if that is known.
 pub type LastOpened = dyn Fn(&Reference) -> Option<SystemTime> + Send + Sync;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
+use blobd_store::{Ingest, Store, StoreError};
 use blobd_store_format::file_type::is_file_type_name;
 use blobd_store_format::reference::Reference;
 use rustix::fs::FileType;
@@ -17,7 +18,6 @@ use rustix::fs::FileType;
 use super::compose::{Part, compose};
 use super::{OpError, commit::leaving_nothing, error::refuse_pinned};
 use crate::intake::{IntakeError, take_gguf};
-use blobd_store::{Ingest, Store, StoreError};
 
 /// A file to be imported: read from its start, and inspected before and after that.
 pub trait ImportSource: Read + Send {

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blobd_client::protocol::response::{ModelList, ModelSummary};
+use blobd_store::{Store, StoreError, TagSummary};
 use blobd_store_format::digest::Digest;
 
 use super::{OpError, damage};
-use blobd_store::{Store, StoreError, TagSummary};
 
 /// Lists every tag. One whose manifest is damaged is listed with what is wrong, not left out.
 ///

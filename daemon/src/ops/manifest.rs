@@ -1,10 +1,10 @@
 //! `GET /v1/manifests/…`: what a model's registry says about it, byte for byte.
 
+use blobd_store::Store;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
-use blobd_store::Store;
 
 /// Reads a model's manifest.
 ///

@@ -11,6 +11,8 @@ use blobd_client::protocol::frame::Frame;
 use blobd_client::protocol::request::{ExpertSelection, FileSelection, OpenParams, TensorSelection};
 use blobd_client::protocol::response::{HeaderLocation, OpenHead, OpenLayer, OpenPiece, TensorLocation};
 use blobd_client::protocol::{MAX_FDS_PER_BATCH, MAX_OPEN_LAYERS, frame};
+use blobd_store::leases::Lease;
+use blobd_store::{Model, Store, StoredFile, StoredForm};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::expert::separate_expert;
 use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
@@ -18,8 +20,6 @@ use blobd_store_format::reference::Reference;
 
 use super::answers::{Answer, Answers};
 use super::{OpError, damage};
-use blobd_store::leases::Lease;
-use blobd_store::{Model, Store, StoredFile, StoredForm};
 
 /// Everything an open session needs.
 #[derive(Debug)]

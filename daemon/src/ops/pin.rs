@@ -2,9 +2,9 @@
 
 use blobd_client::protocol::request::PinParams;
 use blobd_client::protocol::upkeep::Pinned;
+use blobd_store::Store;
 
 use super::OpError;
-use blobd_store::Store;
 
 /// Pins a model, or lets it go.
 ///

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PlannedFile, PullPlan};
+use blobd_registry::{RegistryClient, RemoteFile, RemoteModel};
+use blobd_store::Store;
+use blobd_store::leases::Lease;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use super::OpError;
 use super::pull::{failed, layers, name, resolved};
 use crate::transfer::{Job, RateLimit, Transfers};
-use blobd_registry::{RegistryClient, RemoteFile, RemoteModel};
-use blobd_store::Store;
-use blobd_store::leases::Lease;
 
 /// What a plan is made with.
 #[derive(Clone, Copy, Debug)]

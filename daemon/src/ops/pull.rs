@@ -5,6 +5,8 @@ use std::sync::Arc;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
+use blobd_registry::{RegistryClient, RemoteFile, RemoteModel};
+use blobd_store::{Ingest, Store, StoreError, StoredForm};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
@@ -19,8 +21,6 @@ use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards, usag
 use crate::intake::{self, ModelFacts, TakenFile};
 use crate::permits::{Limits, Permit, PermitPool};
 use crate::transfer::{Flight, Job, RateLimit, Received, TransferError, Transfers};
-use blobd_registry::{RegistryClient, RemoteFile, RemoteModel};
-use blobd_store::{Ingest, Store, StoreError, StoredForm};
 
 /// How many pulls may fetch something at once: of one user, and of all. Each takes some 20 MiB at full speed,
 /// next to nothing when it crawls.

@@ -1,10 +1,10 @@
 //! `reindex`: the index is compared with the disk and mended.
 
 use blobd_client::protocol::upkeep::Reindexed;
-
-use super::OpError;
 use blobd_store::Store;
 use blobd_store::index::IndexStatus;
+
+use super::OpError;
 
 /// Compares the index with the disk and mends it. In a command of its own the index is loaded, or
 /// built, for that and closed again.

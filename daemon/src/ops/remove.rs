@@ -5,12 +5,12 @@ use std::time::{Duration, SystemTime};
 
 use blobd_client::protocol::request::RemoveParams;
 use blobd_client::protocol::response::{Kept, Removed};
+use blobd_store::gc::{self, Node};
+use blobd_store::{Store, StoreError};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
 use super::{OpError, rfc3339};
-use blobd_store::gc::{self, Node};
-use blobd_store::{Store, StoreError};
 
 /// Drops the names and frees what nothing else needs. What another model, the trash, a session or
 /// a program that has mapped it needs stays and is reported with who needs it. With `keep_seconds`

@@ -8,13 +8,13 @@
 use std::sync::Arc;
 
 use blobd_client::protocol::upkeep::{CorruptBlob, VerifyEvent, VerifyProgress};
+use blobd_registry::RegistryClient;
+use blobd_store::{Ingest, StagedWriter, Store, StoreError};
 use blobd_store_format::digest::Digest;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use super::verify::{Damage, Finding, Need, Survey, tell};
-use blobd_registry::RegistryClient;
-use blobd_store::{Ingest, StagedWriter, Store, StoreError};
 
 mod local;
 mod origin;

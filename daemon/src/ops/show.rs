@@ -5,6 +5,7 @@ use std::io::Read as _;
 use std::sync::Arc;
 
 use blobd_client::protocol::response::{LayerSummary, ModelDetails, Stored};
+use blobd_store::{Model, Store, StoreError, StoredFile, StoredForm};
 use blobd_store_format::gguf::{Header, MetadataValue};
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
@@ -12,7 +13,6 @@ use serde_json::{Value as Json, json};
 
 use super::OpError;
 use crate::intake::ModelFacts;
-use blobd_store::{Model, Store, StoreError, StoredFile, StoredForm};
 
 /// Describes a model: its files, its tensors, and what the first GGUF header says.
 ///

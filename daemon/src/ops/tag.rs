@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use blobd_client::protocol::request::TagParams;
 use blobd_client::protocol::response::Tagged;
+use blobd_store::{Ingest, Store};
 
 use super::{OpError, error::refuse_pinned};
-use blobd_store::{Ingest, Store};
 
 /// Points `target` at the manifest of `source`; not a byte of the model is copied.
 ///

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use blobd_client::protocol::request::UndeleteParams;
 use blobd_client::protocol::upkeep::{TrashList, TrashedModel, Undeleted};
+use blobd_store::leases::Lease;
+use blobd_store::{Ingest, Store};
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use super::{OpError, rfc3339};
-use blobd_store::leases::Lease;
-use blobd_store::{Ingest, Store};
 
 /// Gives a model in the trash its name back; of several of that name the one that was removed last.
 ///

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use blobd_client::protocol::response::{DiskUsage, ModelUsage};
+use blobd_store::gc::{GcPlan, Node, Owner, is_held_by_a_program, walk_beside_tags};
+use blobd_store::index::{Catalog, Measured, Share, Unreadable};
+use blobd_store::{ManifestSummary, Store, StoreError, TagSummary};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
 use super::list::rfc3339;
-use blobd_store::gc::{GcPlan, Node, Owner, is_held_by_a_program, walk_beside_tags};
-use blobd_store::index::{Catalog, Measured, Share, Unreadable};
-use blobd_store::{ManifestSummary, Store, StoreError, TagSummary};
 
 /// Measures the store by its catalog. Sizes on disk are what the file system has allocated.
 ///
@@ -179,12 +179,12 @@ fn unneeded(store: &Store, measured: &Measured) -> Result<Unneeded, StoreError> 
 
 #[cfg(test)]
 mod tests {
+    use blobd_store::Ingest;
     use blobd_store_format::descriptor::{Descriptor, MediaType};
     use blobd_store_format::layout;
     use blobd_store_format::manifest::Manifest;
 
     use super::*;
-    use blobd_store::Ingest;
 
     #[test]
     fn what_is_missing_is_not_saved() {

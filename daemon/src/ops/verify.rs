@@ -11,15 +11,15 @@ use std::sync::Arc;
 
 use blobd_client::protocol::request::VerifyParams;
 use blobd_client::protocol::upkeep::{CorruptBlob, Verified, VerifyEvent, VerifyProgress};
+use blobd_registry::RegistryClient;
+use blobd_store::Store;
+use blobd_store::scrub::Verdict;
 use blobd_store_format::digest::Digest;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use super::OpError;
 use super::repair::Repair;
-use blobd_registry::RegistryClient;
-use blobd_store::Store;
-use blobd_store::scrub::Verdict;
 
 mod reading;
 mod recipe;

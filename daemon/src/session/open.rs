@@ -9,6 +9,8 @@ use std::time::Duration;
 use blobd_client::protocol::MAX_FDS_PER_BATCH;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::frame::Frame;
+use blobd_store::Store;
+use blobd_store::gc;
 use blobd_store_format::reference::Reference;
 use tokio::time::timeout;
 
@@ -19,8 +21,6 @@ use crate::large_models::ReadPermit;
 use crate::ops::{self, Answer, Located, OpError};
 use crate::permits::Permit;
 use crate::state::Daemon;
-use blobd_store::Store;
-use blobd_store::gc;
 
 /// Serves one open model until its client goes or somebody ends its lease, then frees what only it still
 /// held.

@@ -3,8 +3,9 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::TransferError;
 use blobd_store::{Partial, StoreError};
+
+use super::TransferError;
 
 /// A download that some thread writes and another reads from the front.
 #[derive(Debug)]

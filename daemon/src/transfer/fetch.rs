@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use blobd_registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 use bytes::Bytes;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
@@ -19,7 +20,6 @@ use super::schedule::{Claim, Schedule};
 use super::speed::{Meter, Speeds};
 use super::{RateLimit, TransferPolicy, pace};
 use crate::permits::PermitPool;
-use blobd_registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 
 /// One file being fetched.
 #[derive(Debug)]

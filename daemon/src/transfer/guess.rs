@@ -5,12 +5,12 @@
 //! tensors on trial ([`super::trial`]), the digest of the whole file decides: if it is another than
 //! the one that was named, the head is fetched after all.
 
+use blobd_registry::RegistryError;
+use blobd_store::Store;
 use blobd_store_format::gguf::{Header, HeaderParser, Progress};
 use blobd_store_format::recipe::Recipe;
 
 use super::{Job, TransferError};
-use blobd_registry::RegistryError;
-use blobd_store::Store;
 
 /// A whole head, some of which was only compared.
 #[derive(Debug)]

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
+use blobd_store::{Partial, StagedBlob, StagedHash, StoreError};
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::split::{Splitter, Target};
 
 use super::arrival::Arrival;
-use blobd_store::{Partial, StagedBlob, StagedHash, StoreError};
 
 /// What a file turned out to be.
 #[derive(Debug)]

@@ -1,10 +1,10 @@
 //! The first bytes of a file, which say how it is split.
 
+use blobd_registry::{RegistryError, RemoteStream};
 use blobd_store_format::gguf::{Header, HeaderParser, Progress};
 use blobd_store_format::split::SplitPlan;
 
 use super::{Job, TransferError};
-use blobd_registry::{RegistryError, RemoteStream};
 
 /// How a file is to be split, and what was fetched to know it.
 #[derive(Debug)]

@@ -18,6 +18,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use blobd_registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
+use blobd_store::leases::Lease;
+use blobd_store::{Ingest, Partial, PartialFile, Store, StoreError};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::Header;
@@ -28,9 +31,6 @@ use tokio::time::timeout;
 
 use crate::intake::announce;
 use crate::permits::{Limits, PermitPool};
-use blobd_registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
-use blobd_store::leases::Lease;
-use blobd_store::{Ingest, Partial, PartialFile, Store, StoreError};
 
 mod arrival;
 mod error;

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::thread;
 
+use blobd_registry::RemoteStream;
+use blobd_store::{Ingest, Store};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::split::BlobContent;
 use tokio::sync::mpsc;
@@ -14,8 +16,6 @@ use super::hash::{self, Hashed};
 use super::start::{fetch_head, head_bytes};
 use super::trial::{Candidate, Trial};
 use super::{Job, Received, TransferError, Transfers};
-use blobd_registry::RemoteStream;
-use blobd_store::{Ingest, Store};
 
 /// One file on its way.
 pub(super) struct Transfer<'t> {

@@ -1,5 +1,6 @@
 //! Where a transfer starts: with the head, which is there already, guessed or fetched.
 
+use blobd_store::{Partial, PartialFile, Store, StoreError};
 use blobd_store_format::gguf::Header;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::split::SplitPlan;
@@ -8,7 +9,6 @@ use super::fetch::Failures;
 use super::guess::{self, Guess};
 use super::head::{self, Head};
 use super::{Job, TransferError, TransferPolicy};
-use blobd_store::{Partial, PartialFile, Store, StoreError};
 
 /// What is known of a file before its tensors are looked at.
 #[derive(Debug)]

@@ -10,6 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
+use blobd_registry::{RegistryClient, RegistryError, RemoteFile};
+use blobd_store::leases::Lease;
+use blobd_store::{Store, StoreError};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::recipe::{Recipe, TensorEntry};
@@ -18,9 +21,6 @@ use blobd_store_format::split::{BlobPlaces, SplitPlan, Target};
 use tokio::task::JoinSet;
 
 use super::{Job, RateLimit, TransferError, pace};
-use blobd_registry::{RegistryClient, RegistryError, RemoteFile};
-use blobd_store::leases::Lease;
-use blobd_store::{Store, StoreError};
 
 /// A planned blob that a blob of the store may be.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,14 +2,23 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
 
-use super::root::{FileStatus, open_blob_in};
-use super::{Store, StoreError};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 
+use super::root::{FileStatus, open_blob_in};
+use super::{Store, StoreError};
+
 impl Store {
+    /// Where the blobs lie, as the kernel names them in `/proc`.
+    #[expect(clippy::disallowed_methods, reason = "a descriptor of this process")]
+    pub(crate) fn blobs_location(&self) -> Option<PathBuf> {
+        let blobs = self.blobs_directory().ok()?.file();
+        std::fs::read_link(format!("/proc/self/fd/{}", blobs.as_raw_fd())).ok()
+    }
+
     /// Opens a blob for one reader: read-only, with a file description of its own, because a
     /// shared one would share its offset and flags between clients. Nothing of it is read.
     ///

@@ -3,7 +3,7 @@
 //!
 //! A file under its final name is complete, durable and has the digest in its name. A tag points only at a
 //! model that is whole ([`Ingest::commit`]). What a lease protects is not collected ([`leases`], [`gc`]).
-//! Damaged blobs are found and moved away, never used ([`scrub`]).
+//! Damaged blobs are found and moved away, never used ([`scrub`]). `docs/STORE-FORMAT.md` is the form on disk.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -32,8 +32,6 @@
 //! assert_eq!(std::io::read_to_string(blob)?, "the weights");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-//!
-//! The form on disk is `docs/STORE-FORMAT.md`.
 
 // Files of the store are reached through its root alone, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
@@ -41,7 +39,6 @@
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -322,13 +319,6 @@ impl Store {
     pub(crate) fn set_scrub_record(&self, content: &[u8]) -> Result<(), StoreError> {
         let path = Path::new(layout::SCRUB_FILE);
         self.disk.replace_file(&path.with_extension("json.new"), path, content, 0o644)
-    }
-
-    /// Where the blobs lie, as the kernel names them in `/proc`.
-    #[expect(clippy::disallowed_methods, reason = "a descriptor of this process")]
-    pub(crate) fn blobs_location(&self) -> Option<PathBuf> {
-        let blobs = self.blobs_directory().ok()?.file();
-        std::fs::read_link(format!("/proc/self/fd/{}", blobs.as_raw_fd())).ok()
     }
 
     /// How large the file system is, in bytes.

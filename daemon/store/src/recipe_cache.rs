@@ -143,8 +143,9 @@ fn entries(recipe: &Recipe) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use blobd_store_format::testing;
+
+    use super::*;
 
     fn recipe(file: Digest, tensors: usize) -> Recipe {
         testing::recipe(file, (0..tensors).map(|number| format!("t{number}")))

@@ -1,10 +1,10 @@
 use std::io::Write;
 
+use blobd_registry::{RegistryClient, RegistryPolicy};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
-use blobd_registry::{RegistryClient, RegistryPolicy};
 
 const WEIGHTS: &[u8] = b"0123456789";
 

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
+use blobd_store::{StagedWriter, StoreError};
 use blobd_store_format::digest::Digest;
 
 use super::place::{Place, places};
 use super::{Failure, Repair};
 use crate::ops::verify::Need;
-use blobd_store::{StagedWriter, StoreError};
 
 /// How much is copied at once, in bytes.
 const CHUNK_BYTES: u64 = 1 << 20;

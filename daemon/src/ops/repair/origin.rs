@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use blobd_registry::{RegistryError, RemoteFile};
+use blobd_store::StagedWriter;
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::source::PullSource;
@@ -9,8 +11,6 @@ use blobd_store_format::source::PullSource;
 use super::place::{Place, places};
 use super::{Failure, Repair};
 use crate::ops::verify::{FileId, Form, Need, Survey, SurveyedModel};
-use blobd_registry::{RegistryError, RemoteFile};
-use blobd_store::StagedWriter;
 
 impl Repair<'_> {
     /// Asks the origins of all models that need the blob, one after the other; answers with how

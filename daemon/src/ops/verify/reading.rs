@@ -7,12 +7,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use blobd_client::protocol::upkeep::{VerifyEvent, VerifyProgress};
+use blobd_store::scrub::{DiskReader, Step, Verdict};
+use blobd_store::{Store, StoreError};
 use blobd_store_format::digest::Digest;
 use tokio::sync::mpsc::Sender;
 
 use crate::ops::OpError;
-use blobd_store::scrub::{DiskReader, Step, Verdict};
-use blobd_store::{Store, StoreError};
 
 /// One hashes while the other reads; more would only take from those who have work to do.
 const READERS: usize = 2;
@@ -138,10 +138,10 @@ impl<'r> Reading<'r> {
 mod tests {
     use std::sync::Arc;
 
+    use blobd_store::Ingest;
     use tokio::sync::mpsc;
 
     use super::*;
-    use blobd_store::Ingest;
 
     #[test]
     fn all_blobs_are_read_once_and_progress_is_told() {

@@ -82,11 +82,11 @@ fn parts(plan: &SplitPlan, recipe: &Recipe) -> Option<(Vec<Digest>, Vec<Vec<u8>>
 mod tests {
     use std::sync::Arc;
 
+    use blobd_store::Ingest;
     use blobd_store_format::gguf::{GgmlType, GgufWriter};
     use tempfile::TempDir;
 
     use super::*;
-    use blobd_store::Ingest;
 
     /// A store with the blobs of a small file, and the file's recipe.
     fn stored() -> (TempDir, Arc<Store>, Recipe) {

@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
+use blobd_store::scrub::{DiskReader, Ended, Fault, Step};
+use blobd_store::{Store, StoreError};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
@@ -14,8 +16,6 @@ use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
 use super::{Damage, Finding, recipe};
-use blobd_store::scrub::{DiskReader, Ended, Fault, Step};
-use blobd_store::{Store, StoreError};
 
 /// Some or all models of a store, as far as they can be read.
 #[derive(Debug, Default)]
