@@ -1,17 +1,17 @@
-//! Files that take what is free on a small file system.
+//! Fills a small file system.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, fallocate, statvfs, syncfs};
 
-/// A file that takes room until this is dropped. It lies in the store, under a name that is none of blobd's.
+/// A file that takes up space until this is dropped. It is in the store's directory; blobd does not use its name.
 #[derive(Debug)]
 pub struct Filler(PathBuf);
 
 impl Filler {
-    /// Takes all that is free on the file system of `root` but for so many bytes, in whole blocks. Whoever
-    /// writes there meanwhile leaves less.
+    /// Takes all free space on the file system of `root` except so many bytes, in whole blocks. If others
+    /// write there meanwhile, less stays free.
     ///
     /// # Panics
     /// When the file cannot be made.

@@ -351,7 +351,7 @@ fn later(wait: Option<&Duration>) -> String {
 }
 
 impl RegistryError {
-    /// What kind of failure this is for who asked.
+    /// The kind of failure, which says what can be done about it.
     #[must_use]
     pub const fn kind(&self) -> FailureKind {
         match self {

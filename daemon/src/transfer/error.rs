@@ -1,12 +1,11 @@
 //! Why a transfer fails.
 
+use blobd_registry::RegistryError;
+use blobd_store::StoreError;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::GgufError;
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::split::SplitError;
-
-use blobd_registry::RegistryError;
-use blobd_store::StoreError;
 
 /// Why a file could not be transferred.
 #[derive(Debug, thiserror::Error)]

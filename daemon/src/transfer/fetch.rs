@@ -36,7 +36,7 @@ pub(super) struct Fetch {
     schedule: Mutex<Schedule>,
     /// Rung when a range is anybody's again, or all is done.
     changed: Notify,
-    /// Rung when no more is wanted.
+    /// Notified when the download is to stop.
     stopped: Notify,
     received: AtomicU64,
     /// The same of all transfers.
@@ -104,7 +104,8 @@ impl Fetch {
     }
 
     /// Fetches all that is scheduled. `whole` is a stream of the rest of the file that is there
-    /// already, and where it is. When it has ended, nothing holds the download any more.
+    /// already, and where it is. After it returns, no task holds the
+    /// download any more.
     pub(super) async fn run(
         self: Arc<Self>,
         whole: Option<(RemoteStream, u64)>,

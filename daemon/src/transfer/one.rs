@@ -60,7 +60,8 @@ impl Transfer<'_> {
             let hashed = hash::hash(arrival, &mut look);
             arrival.end();
             fetch.stop();
-            // It was cancelled if the runtime is shutting down. The thread that writes ends after it.
+            // An error means that the runtime is shutting down. The writer thread ends when the task's senders
+            // are dropped.
             let _ = job.handle.block_on(task);
             hashed
         });

@@ -180,7 +180,7 @@ impl Store {
         let reading = self.recipes.begin(file);
         let Some(opened) = self.find_recipe_file(file)? else { return Ok(None) };
         let permit = self.recipe_permit(file, &opened)?;
-        // Who had the permit before may have read the same recipe.
+        // The previous holder of the permit may have read the same recipe.
         if let Some(recipe) = permit.as_ref().and_then(|_permit| self.recipes.find(file)) {
             return Ok(Some(recipe));
         }

@@ -23,8 +23,8 @@ use super::{Store, StoreError, lock};
 pub(super) struct DamagedBlobs {
     /// Held for changes in memory alone.
     known: Mutex<BTreeMap<Digest, Fate>>,
-    /// Held while a blob is put aside, and while one is forgotten that is there again. Nobody else waits
-    /// for it.
+    /// Held while a blob is moved to quarantine, and while the record of a blob that is back is removed.
+    /// No other operation takes it.
     moving: Mutex<()>,
 }
 

@@ -82,8 +82,8 @@ impl RecipeCache {
 }
 
 impl Reading<'_> {
-    /// Keeps what was read, unless it was forgotten meanwhile. Returns the recipe to use, which is another
-    /// reader's if that was faster.
+    /// Keeps what was read, unless it was forgotten meanwhile. Returns the recipe to use: the copy of
+    /// another reader if that one finished first.
     pub(super) fn keep(self, recipe: Recipe) -> Arc<Recipe> {
         let recipe = Arc::new(recipe);
         let mut recipes = lock(&self.cache.recipes);

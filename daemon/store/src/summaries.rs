@@ -43,8 +43,8 @@ pub struct ManifestSummary {
     pub files: Box<[Digest]>,
 }
 
-/// What has been read so far. Held while tags are read: whoever waits needs what is being read, and only
-/// those who list all tags wait.
+/// What has been read so far. The lock is held while tags are read from disk: only listing all tags takes
+/// it, and a caller that waits needs the same data.
 #[derive(Debug, Default)]
 pub(super) struct Summaries(Mutex<KnownDirectory>);
 

@@ -91,7 +91,7 @@ impl Litter {
     }
 }
 
-/// What nothing needs and stays, and who holds it.
+/// Bytes that nothing needs and that stay because a process holds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptBytes {
     /// What it takes on disk.
