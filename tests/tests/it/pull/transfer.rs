@@ -8,7 +8,7 @@ use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::registry::{FakeRegistry, Fault, Manner};
 use blobd_tests::store_dir::{check_blobs, staged};
-use blobd_tests::wait::eventually;
+use blobd_tests::wait::{eventually, eventually_some};
 use serde_json::Value as Json;
 
 use super::{offer, registry_with};
@@ -172,8 +172,8 @@ fn killed_daemon_goes_on_where_it_was_and_progress_never_falls() {
     assert!(served < size + size / 20 + KILLS * range, "{served} of {size}");
 }
 
-/// The server falls silent in the middle of every range, so that nothing is on its way when the daemon is
-/// killed.
+/// The server falls silent in the middle of every range. What had come when the daemon was killed, as it said
+/// itself, does not come again.
 #[test]
 fn what_has_come_of_unfinished_ranges_outlives_a_kill() {
     let (mut daemon, model) = (TestDaemon::start(), large(1));
@@ -183,17 +183,19 @@ fn what_has_come_of_unfinished_ranges_outlives_a_kill() {
     let mut command = daemon.command().command();
     let mut pull = command.args(["pull", &name, "--json"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(pull.stdout.take().unwrap()).lines();
-    eventually("what came of several ranges is noted", || {
+    let noted = eventually_some("what came of several ranges is noted", || {
         let line = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
-        completed(&[line]).iter().any(|bytes| *bytes > MIB && *bytes == registry.bytes_served())
+        completed(&[line]).into_iter().find(|bytes| *bytes > MIB)
     });
     daemon.kill();
     pull.wait().unwrap();
     daemon.restart();
+    // In sockets, or written and not told.
+    let lost = registry.bytes_served().saturating_sub(noted);
     registry.clear_faults();
     pull_rest(&daemon, &registry, &model);
     let (served, size) = (registry.bytes_served(), model.bytes().len() as u64);
-    assert!(served < size + 4096, "{served} of {size}");
+    assert!(served < size + lost + 4096, "{served} of {size}, {lost} lost");
 }
 
 fn pull_rest(daemon: &TestDaemon, registry: &FakeRegistry, model: &ModelFile) {
