@@ -1,8 +1,4 @@
-//! Intake: a file that arrives in order becomes staged blobs.
-//!
-//! The bytes pass once, through three threads: one reads and hashes the whole file, one writes
-//! its parts, one hashes them. Six buffers of [`CHUNK_BYTES`] travel between them, which bounds
-//! the memory whatever the file's size. Import and pull differ only in where the bytes come from.
+//! GGUF files that are read from their start become staged blobs.
 
 // Files of the store are reached through its root alone, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
@@ -14,16 +10,11 @@ use blobd_store_format::gguf::{GgufError, Header, HeaderParser, Progress};
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::split::{SplitError, SplitPlan};
 
-use blobd_store::{Ingest, StoreError};
+use blobd_store::{Assembler, Ingest, StoreError};
 
 mod facts;
-mod pipeline;
 
 pub use facts::{ModelFacts, Shard};
-
-/// How much is read and written at once. Writes of this size and alignment let the page cache
-/// build 2 MiB folios, which makes the first touch of a mapped blob ten times cheaper.
-pub const CHUNK_BYTES: usize = 4 << 20;
 
 /// A file that has been taken in; its blobs and its recipe are part of the ingest.
 #[derive(Clone, Debug)]
@@ -53,9 +44,17 @@ pub fn take_gguf(
     ingest.admit(plan.blobs().iter().map(|blob| blob.size))?;
     let facts = ModelFacts::of(&header);
     let mut source = Cursor::new(header.bytes()).chain(Cursor::new(surplus)).chain(source);
-    let parts = pipeline::split(ingest, &mut source, &plan, progress)?;
-    ingest.add_recipe(plan.recipe(parts.file, &parts.blobs, parts.literals)?);
-    Ok(TakenFile { digest: parts.file, size, facts: Some(facts) })
+    let mut read = |offset: u64, buffer: &mut [u8]| {
+        let end = offset.saturating_add(buffer.len() as u64);
+        fill(&mut source, buffer, offset, size)?;
+        progress(end);
+        Ok::<_, IntakeError>(())
+    };
+    let assembler = Assembler::new(ingest.staging(), plan);
+    let file = assembler.store_in_order(&mut read, &mut |blob| ingest.add_blob(blob).map(drop))?;
+    let digest = file.digest;
+    assembler.recipe(file)?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
+    Ok(TakenFile { digest, size, facts: Some(facts) })
 }
 
 /// The file itself was announced when the transaction began; now its parts are known, and that
@@ -65,31 +64,6 @@ pub(crate) fn announce(ingest: &Ingest, plan: &SplitPlan, blobs: impl Iterator<I
     const RECIPE_BYTES_PER_TENSOR: u64 = 512;
     let recipe = RECIPE_BYTES_PER_TENSOR.saturating_mul(plan.tensors().len() as u64);
     ingest.staging().expect_instead(plan.file_size(), blobs.chain([recipe]));
-}
-
-/// Takes in a file of `size` bytes as one blob.
-///
-/// # Errors
-/// [`IntakeError`]; the ingest is then only good to be dropped.
-pub fn take_whole(
-    ingest: &mut Ingest,
-    source: &mut dyn Read,
-    size: u64,
-    progress: &mut dyn FnMut(u64),
-) -> Result<TakenFile, IntakeError> {
-    ingest.admit([size].into_iter())?;
-    let mut writer = ingest.staging().stage(size)?;
-    let mut buffer = vec![0; CHUNK_BYTES.min(usize::try_from(size).unwrap_or(CHUNK_BYTES))];
-    let mut offset = 0;
-    while offset < size {
-        let end = size.min(offset + CHUNK_BYTES as u64);
-        let chunk = fill(source, &mut buffer, offset..end, size)?;
-        writer.write_at(offset, chunk)?;
-        offset = end;
-        progress(offset);
-    }
-    let digest = ingest.add_blob(writer.finish()?)?;
-    Ok(TakenFile { digest, size, facts: None })
 }
 
 /// Why a file cannot be taken in.
@@ -141,7 +115,9 @@ fn read_head(source: &mut dyn Read, size: u64) -> Result<Head, IntakeError> {
     let mut read = 0;
     loop {
         let end = size.min(read + STEP_BYTES as u64);
-        let bytes = fill(source, &mut step, read..end, size)?;
+        let length = usize::try_from(end - read).unwrap_or(STEP_BYTES);
+        let bytes = step.get_mut(..length).unwrap_or_default();
+        fill(source, bytes, read, size)?;
         let progress = parser.push(bytes)?;
         if progress == Progress::Done || end == size {
             let header = parser.finish()?;
@@ -153,27 +129,18 @@ fn read_head(source: &mut dyn Read, size: u64) -> Result<Head, IntakeError> {
     }
 }
 
-/// Reads the bytes of `range` of a file of `size` bytes to the start of `buffer`.
-fn fill<'b>(
-    source: &mut dyn Read,
-    buffer: &'b mut [u8],
-    range: std::ops::Range<u64>,
-    size: u64,
-) -> Result<&'b [u8], IntakeError> {
-    let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX).min(buffer.len());
-    let (wanted, _) = buffer.split_at_mut(length);
+/// Fills `buffer` with the bytes at `offset` of a file of `size` bytes.
+fn fill(source: &mut dyn Read, buffer: &mut [u8], offset: u64, size: u64) -> Result<(), IntakeError> {
     let mut filled = 0;
-    while let Some(rest) = wanted.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+    while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         match source.read(rest) {
-            Ok(0) => {
-                return Err(IntakeError::Truncated { found: range.start + filled as u64, expected: size });
-            }
+            Ok(0) => return Err(IntakeError::Truncated { found: offset + filled as u64, expected: size }),
             Ok(read) => filled += read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(IntakeError::Source(error)),
         }
     }
-    Ok(wanted)
+    Ok(())
 }
 
 #[cfg(test)]

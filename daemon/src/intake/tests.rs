@@ -3,7 +3,7 @@
 use std::fs;
 use std::sync::Arc;
 
-use blobd_store::Store;
+use blobd_store::{CHUNK_BYTES, Store};
 use blobd_store_format::gguf::{GgmlType, GgufWriter};
 use blobd_store_format::layout;
 use blobd_store_format::recipe::Piece;
@@ -219,26 +219,4 @@ fn facts_tell_what_the_header_says() {
         (Some("llama"), Some("Q4_K_M"))
     );
     assert_eq!((facts.parameters, facts.tensor_count, facts.shard.map(|shard| shard.count)), (8, 1, Some(2)));
-}
-
-#[test]
-fn whole_file_is_one_blob() {
-    for length in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1] {
-        let (_folder, store) = new_store();
-        let (bytes, mut ingest, mut heard) = (noise(length), begin(&store), 0);
-        let size = length as u64;
-        let taken = take_whole(&mut ingest, &mut bytes.as_slice(), size, &mut |done| heard = done).unwrap();
-        assert_eq!((taken.digest, taken.size, heard), (Digest::of(&bytes), size, size));
-        assert_eq!(taken.facts, None);
-    }
-}
-
-#[test]
-fn whole_file_that_ends_early_is_refused() {
-    let (_folder, store) = new_store();
-    let mut ingest = begin(&store);
-    let error = take_whole(&mut ingest, &mut &b"short"[..], 6, &mut |_| ()).unwrap_err();
-    assert!(matches!(error, IntakeError::Truncated { found: 5, expected: 6 }), "{error}");
-    drop(ingest);
-    check_nothing_staged(&store);
 }

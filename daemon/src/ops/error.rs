@@ -272,7 +272,8 @@ fn store_code(error: &StoreError) -> ErrorCode {
         | StoreError::Trash { .. }
         | StoreError::ForeignFile { .. }
         | StoreError::MissingBlob { .. }
-        | StoreError::BlobSize { .. } => ErrorCode::Corrupt,
+        | StoreError::BlobSize { .. }
+        | StoreError::FileSize { .. } => ErrorCode::Corrupt,
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::sync::mpsc::Sender;
 use super::compose::{Part, compose};
 use super::show::read_header;
 use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards, usage};
-use crate::intake::{self, ModelFacts, TakenFile};
+use crate::intake::ModelFacts;
 use crate::permits::{Limits, Permit, PermitPool};
 use crate::transfer::{Flight, Job, RateLimit, Received, TransferError, Transfers};
 
@@ -262,15 +262,15 @@ impl Incoming<'_> {
         let file = job.file;
         let bytes = self.pull.transfers.read_small(job).map_err(|error| failed(file, error))?;
         self.downloaded_bytes += bytes.len() as u64;
-        let taken = intake::take_whole(&mut self.ingest, &mut &*bytes, file.size(), &mut |_| {});
-        let TakenFile { digest, size, facts } =
-            taken.map_err(|source| OpError::Intake { name: file.label(), source })?;
+        let size = bytes.len() as u64;
+        self.ingest.admit(std::iter::once(size))?;
+        let digest = self.ingest.add_bytes(&bytes)?;
         if let Some(expected) = file.digest().filter(|expected| *expected != digest) {
             return Err(OpError::DigestMismatch { what: file.label(), found: digest, expected });
         }
         self.tell(file, size, Some(0));
         let media_type = file.media_type().clone();
-        Ok(Held { file: Descriptor { media_type, digest, size }, facts })
+        Ok(Held { file: Descriptor { media_type, digest, size }, facts: None })
     }
 
     /// What is missing may have to be stored; then room for all of it is made at once.

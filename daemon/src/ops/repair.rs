@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use blobd_client::protocol::upkeep::{CorruptBlob, VerifyEvent, VerifyProgress};
 use blobd_registry::RegistryClient;
-use blobd_store::{Ingest, StagedWriter, Store, StoreError};
+use blobd_store::{BlobWriter, Ingest, Store, StoreError};
 use blobd_store_format::digest::Digest;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
@@ -87,13 +87,13 @@ impl<'r> Repair<'r> {
         &self,
         digest: Digest,
         size: u64,
-        fill: impl FnOnce(&mut StagedWriter) -> Result<(), Failure>,
+        fill: impl FnOnce(&mut BlobWriter) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let failed = |error: StoreError| error.to_string();
         let lease = self.store.leases().grant(format!("repair of blob {}", digest.short()));
         lease.pin(digest);
         let mut ingest = Ingest::begin(self.store, lease).map_err(failed)?;
-        let mut writer = ingest.staging().stage(size).map_err(failed)?;
+        let mut writer = ingest.staging().stage(size);
         fill(&mut writer)?;
         let staged = writer.finish().map_err(failed)?;
         if staged.digest != digest {

@@ -3,14 +3,14 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use blobd_store::{Partial, StoreError};
+use blobd_store::{Assembler, StoreError};
 
 use super::TransferError;
 
 /// A download that some thread writes and another reads from the front.
 #[derive(Debug)]
 pub(super) struct Arrival {
-    partial: Partial,
+    assembler: Assembler,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -24,17 +24,17 @@ struct State {
 }
 
 impl Arrival {
-    pub(super) fn new(partial: Partial) -> Arc<Self> {
-        Arc::new(Self { partial, state: Mutex::default(), changed: Condvar::new() })
+    pub(super) fn new(assembler: Assembler) -> Arc<Self> {
+        Arc::new(Self { assembler, state: Mutex::default(), changed: Condvar::new() })
     }
 
-    pub(super) const fn partial(&self) -> &Partial {
-        &self.partial
+    pub(super) const fn assembler(&self) -> &Assembler {
+        &self.assembler
     }
 
     /// Writes bytes that have come.
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        self.partial.write(offset, bytes)?;
+        self.assembler.write(offset, bytes)?;
         drop(self.lock());
         self.changed.notify_all();
         Ok(())
@@ -73,7 +73,7 @@ impl Arrival {
         const NOW_AND_THEN: Duration = Duration::from_millis(100);
         let mut state = self.lock();
         loop {
-            let end = self.partial.end_of_run(offset);
+            let end = self.assembler.end_of_run(offset);
             if end > offset {
                 return Some(end);
             }

@@ -71,7 +71,7 @@ impl Fetch {
         (connections, uid): (Arc<PermitPool>, u32),
         received_by_all: Arc<AtomicU64>,
     ) -> Arc<Self> {
-        let schedule = Mutex::new(Schedule::new(arrival.partial().missing(), NEAR_BYTES));
+        let schedule = Mutex::new(Schedule::new(arrival.assembler().missing(), NEAR_BYTES));
         let (received, workers) = (AtomicU64::new(0), AtomicUsize::new(0));
         let (changed, stopped) = (Notify::new(), Notify::new());
         Arc::new(Self {
@@ -313,7 +313,7 @@ impl Fetch {
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
         let mut pieces = Pieces::new(position);
-        let before = self.arrival.partial().arrived_bytes();
+        let before = self.arrival.assembler().arrived_bytes();
         loop {
             let next = pieces.next_of(&mut stream).await;
             let is_over = !matches!(&next, Ok(Some(_)));
@@ -330,9 +330,9 @@ impl Fetch {
             self.count(count).await;
             if let Err(error) = next {
                 // From a server without ranges all comes again; what is not new is no progress.
-                *came = self.arrival.partial().arrived_bytes().saturating_sub(before);
+                *came = self.arrival.assembler().arrived_bytes().saturating_sub(before);
                 if self.file.is_resumable() {
-                    self.lock().reopen(self.arrival.partial().missing());
+                    self.lock().reopen(self.arrival.assembler().missing());
                 }
                 return Err(error);
             }
@@ -451,7 +451,7 @@ pub(super) fn write_pieces(arrival: &Arrival, mut pieces: mpsc::Receiver<Piece>)
         }
     }
     // Whoever waits for what nobody will bring waits no more.
-    if !arrival.partial().missing().is_empty() {
+    if !arrival.assembler().missing().is_empty() {
         arrival.fail(super::TransferError::Incomplete);
     }
 }

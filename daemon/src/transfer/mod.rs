@@ -1,7 +1,7 @@
 //! Transfers: a file of a registry becomes blobs, in ranges that come at once and in any order.
 //!
 //! The file's head says how it is split; then every byte is written straight into the file that
-//! becomes its blob ([`blobd_store::Partial`]), and the whole is hashed from the front while the
+//! becomes its blob ([`blobd_store::Assembler`]), and the whole is hashed from the front while the
 //! rest still comes. It becomes part of the store only when its digest is the one the registry
 //! named. Whatever ends a transfer early, what has arrived stays for the next one.
 //!
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use blobd_registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
 use blobd_store::leases::Lease;
-use blobd_store::{Ingest, Partial, PartialFile, Store, StoreError};
+use blobd_store::{Assembler, Ingest, PartialFile, Store, StoreError};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::Header;
@@ -37,7 +37,6 @@ mod error;
 mod fetch;
 mod flights;
 mod guess;
-mod hash;
 mod head;
 mod one;
 mod pace;
@@ -268,8 +267,8 @@ impl Transfers {
             loop {
                 let hashed = transfer.run()?;
                 match job.file.digest() {
-                    Some(expected) if expected != hashed.file => {
-                        if transfer.doubt(hashed.file, expected)? == Doubt::All {
+                    Some(expected) if expected != hashed.file.digest => {
+                        if transfer.doubt(hashed.file.digest, expected)? == Doubt::All {
                             break;
                         }
                     }
@@ -296,25 +295,25 @@ impl Transfers {
         let near = relatives.first().filter(|_| may_guess).map(|relative| &**relative);
         let Start { head: Head { plan, header, whole }, bytes, fetched, is_guess } =
             Start::of(job, &self.policy, ingest.store(), &home, near)?;
-        let partial = home.follow(plan, ingest.staging())?;
-        for (blob, digest) in partial.stored() {
+        let assembler = home.follow(plan, ingest.staging())?;
+        for (blob, digest) in assembler.stored() {
             // Pinned before the look that counts: until then a collection could take it.
             ingest.lease().pin(digest);
             if ingest.store().blob_size(digest)?.is_none() {
-                partial.forget_stored(blob);
+                assembler.forget_stored(blob);
             }
         }
-        let resumed_bytes = partial.arrived_bytes();
+        let resumed_bytes = assembler.arrived_bytes();
         // Who sends everything at once cannot be asked for samples.
         let trial =
-            if whole.is_some() { Trial::default() } else { self.trial(ingest, job, &relatives, &partial)? };
-        admit(ingest, &partial)?;
-        start::write_head(&partial, &bytes)?;
+            if whole.is_some() { Trial::default() } else { self.trial(ingest, job, &relatives, &assembler)? };
+        admit(ingest, &assembler)?;
+        start::write_head(&assembler, &bytes)?;
         let media_type = job.file.media_type().clone();
         let file = Descriptor { media_type, digest: job.file.identity(), size };
         let received = Received { file, header, downloaded_bytes: fetched, resumed_bytes, reused_bytes: 0 };
         let whole = whole.map(|stream| (stream, bytes.len() as u64));
-        let arrival = Arrival::new(partial);
+        let arrival = Arrival::new(assembler);
         let cleared = Vec::new();
         Ok(Transfer { transfers: self, flight, job, arrival, whole, is_guess, trial, cleared, received })
     }
@@ -325,17 +324,17 @@ impl Transfers {
         ingest: &Ingest,
         job: &Job<'_>,
         relatives: &[Arc<Recipe>],
-        partial: &Partial,
+        assembler: &Assembler,
     ) -> Result<Trial, TransferError> {
         let store = ingest.store();
         // What does not agree is given up at once: it may have to make room for this file.
         let lease = store.leases().grant(format!("comparison with {}", job.file.label()));
-        let mut candidates = trial::candidates(store, &lease, relatives, partial.plan())?;
-        candidates.retain(|candidate| partial.is_untouched(candidate.blob));
-        let trial = Trial::of(job, store, partial.plan(), candidates)?;
+        let mut candidates = trial::candidates(store, &lease, relatives, assembler.plan())?;
+        candidates.retain(|candidate| assembler.is_untouched(candidate.blob));
+        let trial = Trial::of(job, store, assembler.plan(), candidates)?;
         for suspect in trial.suspects() {
             ingest.lease().pin(suspect.digest);
-            partial.take_stored(suspect.blob, suspect.digest);
+            assembler.take_stored(suspect.blob, suspect.digest);
         }
         Ok(trial)
     }
@@ -354,10 +353,10 @@ impl Transfers {
 }
 
 /// Room for the blobs that are neither on trial nor begun; those that are begun have theirs.
-fn admit(ingest: &Ingest, partial: &Partial) -> Result<(), StoreError> {
-    let blobs = partial.plan().blobs().iter().enumerate();
-    let new = blobs.filter(|(blob, _)| partial.is_untouched(*blob)).map(|(_, planned)| planned.size);
-    announce(ingest, partial.plan(), new.clone());
+fn admit(ingest: &Ingest, assembler: &Assembler) -> Result<(), StoreError> {
+    let blobs = assembler.plan().blobs().iter().enumerate();
+    let new = blobs.filter(|(blob, _)| assembler.is_untouched(*blob)).map(|(_, planned)| planned.size);
+    announce(ingest, assembler.plan(), new.clone());
     ingest.admit(new)
 }
 

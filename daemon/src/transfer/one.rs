@@ -4,15 +4,13 @@ use std::sync::Arc;
 use std::thread;
 
 use blobd_registry::RemoteStream;
-use blobd_store::{Ingest, Store};
+use blobd_store::{HashedFile, Ingest, StagedBlob, Store};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::split::BlobContent;
 use tokio::sync::mpsc;
 
 use super::arrival::Arrival;
 use super::fetch::{Fetch, write_pieces};
 use super::flights::Flight;
-use super::hash::{self, Hashed};
 use super::start::{fetch_head, head_bytes};
 use super::trial::{Candidate, Trial};
 use super::{Job, Received, TransferError, Transfers};
@@ -34,11 +32,19 @@ pub(super) struct Transfer<'t> {
     pub(super) received: Received,
 }
 
+/// A file that has arrived.
+pub(super) struct Hashed {
+    pub(super) file: HashedFile,
+    /// Its blobs that are not in the store.
+    staged: Vec<StagedBlob>,
+}
+
 impl Transfer<'_> {
     /// Fetches what is missing and hashes all of it meanwhile.
     pub(super) fn run(&mut self) -> Result<Hashed, TransferError> {
         const PIECES_WAITING: usize = 4;
         let (job, arrival, flight) = (self.job, &self.arrival, self.flight);
+        let assembler = arrival.assembler();
         let fetch = Fetch::new(
             (job.registry.clone(), job.file.clone()),
             Arc::clone(arrival),
@@ -48,8 +54,8 @@ impl Transfer<'_> {
             Arc::clone(&self.transfers.received),
         );
         let (to_writer, pieces) = mpsc::channel(PIECES_WAITING);
-        let mut look = |hashed| {
-            let arrived = arrival.partial().arrived_bytes();
+        let look = |hashed| {
+            let arrived = assembler.arrived_bytes();
             flight.note(arrived, hashed);
             (job.look)(arrived)
         };
@@ -57,13 +63,21 @@ impl Transfer<'_> {
         let hashed = thread::scope(|scope| {
             scope.spawn(|| write_pieces(arrival, pieces));
             let task = job.handle.spawn(Arc::clone(&fetch).run(self.whole.take(), to_writer));
-            let hashed = hash::hash(arrival, &mut look);
+            let mut staged = Vec::new();
+            let mut sink = |blob| {
+                staged.push(blob);
+                Ok(())
+            };
+            let mut wait = |offset| {
+                if look(offset) { arrival.wait_for(offset, || look(offset)) } else { None }
+            };
+            let file = assembler.hash_as_it_arrives(&mut wait, &mut sink);
             arrival.end();
             fetch.stop();
             // An error means that the runtime is shutting down. The writer thread ends when the task's senders
             // are dropped.
             let _ = job.handle.block_on(task);
-            hashed
+            file.map(|file| file.map(|file| Hashed { file, staged }))
         });
         self.received.downloaded_bytes += fetch.received_bytes();
         match hashed? {
@@ -83,7 +97,7 @@ impl Transfer<'_> {
         let suspects = self.trial.next_suspects();
         if !suspects.is_empty() {
             tracing::debug!("{expected}: {} tensors of a relative are not its own", suspects.len());
-            suspects.iter().for_each(|suspect| self.arrival.partial().forget_stored(suspect.blob));
+            suspects.iter().for_each(|suspect| self.arrival.assembler().forget_stored(suspect.blob));
             self.cleared.extend(suspects);
             return Ok(Doubt::Some);
         }
@@ -98,18 +112,18 @@ impl Transfer<'_> {
         let mut bytes = Vec::new();
         let head = fetch_head(self.job, &self.transfers.policy, &mut bytes)?;
         self.received.downloaded_bytes += bytes.len() as u64;
-        let partial = self.arrival.partial();
-        if head.plan != *partial.plan() {
+        let assembler = self.arrival.assembler();
+        if head.plan != *assembler.plan() {
             return Ok(Some(Doubt::All));
         }
         bytes.truncate(head_bytes(&head.plan));
         let mut guessed = vec![0; bytes.len()];
-        partial.read(0, &mut guessed)?;
+        assembler.read(0, &mut guessed)?;
         if guessed == bytes {
             return Ok(None);
         }
-        partial.forget_stored(0);
-        partial.replace(0, &bytes)?;
+        assembler.forget_stored(0);
+        assembler.replace(0, &bytes)?;
         self.received.header = head.header;
         Ok(Some(Doubt::Some))
     }
@@ -127,20 +141,18 @@ impl Transfer<'_> {
     }
 
     pub(super) fn finish(mut self, ingest: &mut Ingest, hashed: Hashed) -> Result<Received, TransferError> {
-        let partial = self.arrival.partial();
-        partial.note_digests(&hashed.blobs)?;
-        self.set_aside_damaged(ingest.store(), &hashed.blobs)?;
-        for blob in hashed.staged {
+        let Hashed { file, staged } = hashed;
+        let (assembler, digest) = (self.arrival.assembler(), file.digest);
+        assembler.note_digests(&file.blobs)?;
+        self.set_aside_damaged(ingest.store(), &file.blobs)?;
+        for blob in staged {
             ingest.add_blob(blob)?;
         }
-        let plan = partial.plan();
-        if plan.blobs().iter().all(|blob| blob.content != BlobContent::File) {
-            ingest.add_recipe(plan.recipe(hashed.file, &hashed.blobs, hashed.literals)?);
-        }
+        assembler.recipe(file)?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
         ingest.note_partial(self.job.file.identity());
         ingest.publish()?;
         self.received.reused_bytes = self.trial.bytes();
-        self.received.file.digest = hashed.file;
+        self.received.file.digest = digest;
         Ok(self.received)
     }
 }

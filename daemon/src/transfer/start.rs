@@ -1,6 +1,6 @@
 //! Where a transfer starts: with the head, which is there already, guessed or fetched.
 
-use blobd_store::{Partial, PartialFile, Store, StoreError};
+use blobd_store::{Assembler, PartialFile, Store, StoreError};
 use blobd_store_format::gguf::Header;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::split::SplitPlan;
@@ -99,11 +99,11 @@ pub(super) fn fetch_head(
 }
 
 /// Writes what of the file's first bytes is missing.
-pub(super) fn write_head(partial: &Partial, bytes: &[u8]) -> Result<(), StoreError> {
-    for gap in partial.missing().into_iter().filter(|gap| gap.start < bytes.len() as u64) {
+pub(super) fn write_head(assembler: &Assembler, bytes: &[u8]) -> Result<(), StoreError> {
+    for gap in assembler.missing().into_iter().filter(|gap| gap.start < bytes.len() as u64) {
         let place = usize::try_from(gap.start).unwrap_or_default();
         let end = usize::try_from(gap.end).unwrap_or(usize::MAX).min(bytes.len());
-        partial.write(gap.start, bytes.get(place..end).unwrap_or_default())?;
+        assembler.write(gap.start, bytes.get(place..end).unwrap_or_default())?;
     }
     Ok(())
 }

@@ -184,6 +184,14 @@ pub enum StoreError {
         /// The length on record.
         expected: u64,
     },
+    /// A file that is being stored has not the length that was announced.
+    #[error("file ends at byte {found}, {expected} expected")]
+    FileSize {
+        /// Where it ends.
+        found: u64,
+        /// Where it should.
+        expected: u64,
+    },
     /// No model of that name.
     #[error("model {name}: not in the store")]
     NoSuchModel {

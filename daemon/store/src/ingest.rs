@@ -16,8 +16,8 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
+use super::assembler::StagedBlob;
 use super::leases::Lease;
-use super::staged::StagedBlob;
 use super::staging::{Room, Staging};
 use super::tags::OriginRecord;
 use super::{Store, StoreError};
@@ -195,10 +195,8 @@ impl Ingest {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn add_bytes(&mut self, bytes: &[u8]) -> Result<Digest, StoreError> {
-        let mut writer = self.staging.stage(bytes.len() as u64)?;
-        if !bytes.is_empty() {
-            writer.write_at(0, bytes)?;
-        }
+        let mut writer = self.staging.stage(bytes.len() as u64);
+        writer.append(bytes)?;
         self.add_blob(writer.finish()?)
     }
 

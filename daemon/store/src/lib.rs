@@ -48,6 +48,7 @@ use blobd_store_format::layout;
 use blobd_store_format::recipe::Recipe;
 use rustix::fs::FileType;
 
+mod assembler;
 mod blobs;
 mod condemned;
 mod directories;
@@ -62,7 +63,6 @@ pub mod leases;
 mod models;
 mod outlines;
 mod own_reads;
-mod partial;
 mod pins;
 mod quarantine;
 mod recipe_cache;
@@ -71,22 +71,23 @@ mod root;
 pub mod scrub;
 mod seal;
 mod space;
-mod staged;
 mod staging;
 mod summaries;
 mod sys;
 mod tags;
 mod trash;
 
+pub use assembler::{
+    Assembler, BlobSink, BlobWriter, CHUNK_BYTES, HashedFile, PartialDownload, PartialFile, ReadAt,
+    StagedBlob,
+};
 pub use error::StoreError;
 pub use filesystem::{Durability, FileSystem};
 pub use home::{FORMAT, LockHolder};
 pub use ingest::{Committed, Ingest};
 pub use models::{Model, StoredFile, StoredForm};
-pub use partial::{Extents, Partial, PartialDownload, PartialFile};
 pub use root::FileStatus;
 pub use space::{Eviction, SpacePolicy};
-pub use staged::{StagedBlob, StagedFile, StagedHash, StagedWriter};
 pub use staging::Staging;
 pub use summaries::{ManifestSummary, TagSummary};
 pub use sys::give_back_memory;

@@ -17,9 +17,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use super::assembler::StagedBlob;
 use super::disk::GuardedDisk;
 use super::filesystem::Durability;
-use super::staged::StagedBlob;
 use super::{StoreError, lock};
 
 /// The mode of a blob.

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use blobd_store_format::layout;
 
+use super::assembler::{BlobWriter, StagedBlob};
 use super::disk::GuardedDisk;
 use super::root::OPEN_DIRECTORY;
 use super::seal::{DurableBlob, WrittenFiles};
-use super::staged::{StagedBlob, StagedWriter};
 use super::{Store, StoreError};
 
 /// A transaction's directory. Its clones may be used by several threads; with the last of them
@@ -50,11 +50,6 @@ impl Room {
     pub(super) fn stays_in_partial(mut self) {
         self.is_partial = true;
         self.store.space().stays_in_partial(self.bytes);
-    }
-
-    /// Opens a file of the store for reading.
-    pub(super) fn open_file(&self, path: &Path) -> Result<File, StoreError> {
-        self.store.root.open_file(path)
     }
 
     /// The file has its final name, and takes `bytes` on disk from now on.
@@ -122,21 +117,20 @@ impl Staging {
         self.expect(sizes.into_iter().map(|size| space.on_disk(size)).fold(0, u64::saturating_add));
     }
 
-    /// Starts a blob of `size` bytes, for which the file system sets room aside.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`], a full disk among them; [`StoreError::NoRoom`], [`StoreError::Quota`].
-    pub fn stage(&self, size: u64) -> Result<StagedWriter, StoreError> {
+    /// Starts a blob of `size` bytes that is written in order.
+    #[must_use]
+    pub fn stage(&self, size: u64) -> BlobWriter {
+        BlobWriter::new(self.clone(), size)
+    }
+
+    /// A name for a file in the transaction's directory that no other file of it has.
+    pub(super) fn next_path(&self) -> PathBuf {
         let number = self.0.next_file.fetch_add(1, Ordering::Relaxed);
-        let path = self.0.directory.join(number.to_string());
-        let file = self.disk().create_file(&path, 0o600)?;
-        let reserve = || if size == 0 { Ok(()) } else { self.disk().reserve(&path, &file, size) };
-        let room = self.room(size, reserve).inspect_err(|_| {
-            // Empty, and it goes with the directory at the latest.
-            let _ = self.disk().remove_file(&path);
-        })?;
-        self.written().add(&path, file)?;
-        Ok(StagedWriter::new(self.clone(), path, room, size))
+        self.0.directory.join(number.to_string())
+    }
+
+    pub(super) fn store(&self) -> &Arc<Store> {
+        &self.0.store
     }
 
     pub(super) fn disk(&self) -> &GuardedDisk {

@@ -174,7 +174,8 @@ fn ingest_that_is_dropped_leaves_nothing() {
     let (_folder, store) = new_store();
     let mut ingest = begin(&store);
     ingest.add_bytes(b"never committed").unwrap();
-    let unfinished = ingest.staging().stage(100).unwrap();
+    let mut unfinished = ingest.staging().stage(100);
+    unfinished.append(b"some of it").unwrap();
     assert_eq!(store.leases().pinned().len(), 1);
     drop(ingest);
     drop(unfinished);
@@ -469,8 +470,8 @@ fn writing_to_staging_that_is_gone_is_an_error() {
 fn staged_file_cannot_be_opened_by_others_before_it_is_complete() {
     let (_folder, store) = new_store();
     let mut ingest = begin(&store);
-    let mut writer = ingest.staging().stage(4).unwrap();
-    writer.write_at(0, b"half").unwrap();
+    let mut writer = ingest.staging().stage(4);
+    writer.append(b"half").unwrap();
     let txn = entries(&store.path(layout::STAGING)).pop().unwrap();
     let path = store.path(layout::STAGING).join(txn).join("0");
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);

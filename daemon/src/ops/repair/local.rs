@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
-use blobd_store::{StagedWriter, StoreError};
+use blobd_store::{BlobWriter, StoreError};
 use blobd_store_format::digest::Digest;
 
 use super::place::{Place, places};
@@ -58,7 +58,7 @@ impl Repair<'_> {
     }
 }
 
-fn copy(file: &File, place: Place, writer: &mut StagedWriter) -> Result<(), Failure> {
+fn copy(file: &File, place: Place, writer: &mut BlobWriter) -> Result<(), Failure> {
     let mut done = 0;
     let mut buffer = Vec::new();
     while done < place.length {
@@ -66,8 +66,7 @@ fn copy(file: &File, place: Place, writer: &mut StagedWriter) -> Result<(), Fail
         buffer.resize(usize::try_from(step).unwrap_or_default(), 0);
         let read = file.read_exact_at(&mut buffer, place.offset_in_file.saturating_add(done));
         read.map_err(|error| error.to_string())?;
-        let written = writer.write_at(place.offset_in_blob.saturating_add(done), &buffer);
-        written.map_err(|error: StoreError| error.to_string())?;
+        writer.append(&buffer).map_err(|error: StoreError| error.to_string())?;
         done = done.saturating_add(step);
     }
     Ok(())

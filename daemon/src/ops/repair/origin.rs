@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use blobd_registry::{RegistryError, RemoteFile};
-use blobd_store::StagedWriter;
+use blobd_store::BlobWriter;
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::source::PullSource;
@@ -94,7 +94,7 @@ struct Fetch<'f> {
 impl Fetch<'_> {
     /// Fetches all places, in the order of the blob, so that it is hashed as it comes.
     fn run(&self, digest: Digest, need: &Need, places: &[Place], received: &mut u64) -> Result<(), Failure> {
-        let fill = |writer: &mut StagedWriter| {
+        let fill = |writer: &mut BlobWriter| {
             let located = self.repair.registry.locate(self.origin, self.file);
             let remote = self.while_wanted(located)?;
             let nonempty = places.iter().filter(|place| place.length > 0);
@@ -111,21 +111,18 @@ impl Fetch<'_> {
         &self,
         remote: &RemoteFile,
         place: Place,
-        writer: &mut StagedWriter,
+        writer: &mut BlobWriter,
         received: &mut u64,
     ) -> Result<(), Failure> {
         let range = place.offset_in_file..place.end_in_file();
         let stream = self.repair.registry.open_range(remote, range);
         let mut stream = self.while_wanted(stream)?;
-        let mut offset = place.offset_in_blob;
         let taken = loop {
             match self.while_wanted(stream.next()) {
                 Ok(Some(bytes)) => {
-                    let written = writer.write_at(offset, &bytes);
-                    if let Err(error) = written {
+                    if let Err(error) = writer.append(&bytes) {
                         break Err(error.to_string());
                     }
-                    offset = offset.saturating_add(bytes.len() as u64);
                 }
                 Ok(None) => break Ok(()),
                 Err(failure) => break Err(failure),

@@ -11,7 +11,7 @@ use blobd_store_format::split::SplitPlan;
 
 use super::*;
 use crate::disk::{Change, Disk, KernelDisk, Root};
-use crate::{Ingest, Partial, PartialFile, Store, StoreOptions};
+use crate::{Assembler, Ingest, PartialFile, Store, StoreOptions};
 
 const MODES: [Durability; 3] = [Durability::Auto, Durability::Fsync, Durability::Syncfs];
 
@@ -140,11 +140,11 @@ impl Rig {
     /// Stages blobs half by half: all first halves, then all second ones.
     fn add_interleaved(&self, ingest: &mut Ingest, count: u32) {
         let half = |blob: u32| [blob.to_le_bytes(); 8].concat();
-        let stage = |_| ingest.staging().stage(64).unwrap();
+        let stage = |_| ingest.staging().stage(64);
         let mut writers: Vec<_> = (0..count).map(stage).collect();
-        for offset in [0, 32] {
+        for _ in 0..2 {
             for (blob, writer) in (0..).zip(&mut writers) {
-                writer.write_at(offset, &half(blob)).unwrap();
+                writer.append(&half(blob)).unwrap();
             }
         }
         for writer in writers {
@@ -152,17 +152,16 @@ impl Rig {
         }
     }
 
-    fn session(&self, ingest: &Ingest, content: &[u8]) -> Partial {
+    fn session(&self, ingest: &Ingest, content: &[u8]) -> Assembler {
         let (file, size) = (Digest::of(content), content.len() as u64);
         let partial = PartialFile::open(&self.store, file, size).unwrap();
         partial.follow(SplitPlan::whole(size), ingest.staging()).unwrap()
     }
 }
 
-fn finish(partial: &Partial, mut ingest: Ingest, content: &[u8]) {
-    let mut hash = partial.hash(0).unwrap();
-    hash.update(0, content).unwrap();
-    ingest.add_blob(hash.finish().unwrap()).unwrap();
+fn finish(file: &Assembler, mut ingest: Ingest) {
+    let mut sink = |blob| ingest.add_blob(blob).map(drop);
+    file.hash_as_it_arrives(&mut |offset| Some(file.end_of_run(offset)), &mut sink).unwrap().unwrap();
     ingest.commit_blobs().unwrap();
 }
 
@@ -187,7 +186,7 @@ fn pulled_file_is_durable_before_it_has_its_name() {
         let partial = rig.session(&ingest, &content);
         partial.write(1000, &content[1000..]).unwrap();
         partial.write(0, &content[..1000]).unwrap();
-        finish(&partial, ingest, &content);
+        finish(&partial, ingest);
         assert_eq!(rig.disk.published(), 1, "{durability:?}");
     }
 }
@@ -205,7 +204,7 @@ fn what_a_process_left_that_died_is_durable_before_it_has_its_name() {
             let ingest = rig.begin();
             let partial = rig.session(&ingest, &content);
             partial.write(0, &content[..rest]).unwrap();
-            finish(&partial, ingest, &content);
+            finish(&partial, ingest);
             assert_eq!(rig.disk.published(), 1, "{durability:?}");
         }
     }
@@ -217,9 +216,13 @@ fn what_a_process_left_that_died_is_durable_before_it_has_its_name() {
 fn few_blobs_whose_descriptors_were_closed_are_synced_with_the_file_system() {
     let rig = Rig::new(Durability::Auto);
     let mut ingest = rig.begin();
-    let mut first = ingest.staging().stage(1).unwrap();
-    first.write_at(0, b"x").unwrap();
-    let others: Vec<_> = (0..80).map(|_| ingest.staging().stage(1).unwrap()).collect();
+    let begin = |_| {
+        let mut writer = ingest.staging().stage(1);
+        writer.append(b"x").unwrap();
+        writer
+    };
+    let first = begin(0);
+    let others: Vec<_> = (0..80).map(begin).collect();
     ingest.add_blob(first.finish().unwrap()).unwrap();
     drop(others);
     ingest.commit_blobs().unwrap();
@@ -249,7 +252,7 @@ fn file_that_is_begun_anew_is_not_written_through_the_old_descriptor() {
         rig.store.remove_partial(Digest::of(&content)).unwrap();
         let partial = rig.session(&ingest, &content);
         partial.write(0, &content).unwrap();
-        finish(&partial, ingest, &content);
+        finish(&partial, ingest);
         let blob = rig.store.path(layout::blob(Digest::of(&content)));
         assert_eq!(std::fs::read(blob).unwrap(), content);
     }

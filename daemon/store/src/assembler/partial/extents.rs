@@ -1,92 +1,57 @@
 //! Sets of byte ranges.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Which bytes of a file are there: ranges that neither overlap nor touch.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Extents {
-    /// The ranges' starts and ends.
-    ranges: BTreeMap<u64, u64>,
-    /// How many bytes they have: asked for with every piece that arrives.
+use rangemap::RangeSet;
+
+/// Which bytes of a file are there.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Extents {
+    ranges: RangeSet<u64>,
+    /// How many bytes they have: asked for with every range that arrives.
     total: u64,
 }
 
 impl Extents {
     /// Adds a range; what of it is in the set already changes nothing.
-    pub fn insert(&mut self, range: Range<u64>) {
-        let Range { mut start, mut end } = range;
-        if start >= end {
-            return;
+    pub(crate) fn insert(&mut self, range: Range<u64>) {
+        let added = self.gaps(range.clone()).iter().map(length).fold(0, u64::saturating_add);
+        self.total = self.total.saturating_add(added);
+        // The set panics on an empty range.
+        if !range.is_empty() {
+            self.ranges.insert(range);
         }
-        // From the last one that may touch it back to the first.
-        while let Some((&first, &last)) = self.ranges.range(..=end).next_back() {
-            if last < start {
-                break;
-            }
-            (start, end) = (start.min(first), end.max(last));
-            self.take(first);
-        }
-        self.put(start, end);
     }
 
     /// Takes a range out of the set.
-    pub fn remove(&mut self, range: Range<u64>) {
-        while let Some((&first, &last)) = self.ranges.range(..range.end).next_back() {
-            if last <= range.start || range.is_empty() {
-                break;
-            }
-            self.take(first);
-            if last > range.end {
-                self.put(range.end, last);
-            }
-            if first < range.start {
-                self.put(first, range.start);
-            }
+    pub(crate) fn remove(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
         }
-    }
-
-    fn put(&mut self, start: u64, end: u64) {
-        self.ranges.insert(start, end);
-        self.total = self.total.saturating_add(end.saturating_sub(start));
-    }
-
-    fn take(&mut self, start: u64) {
-        if let Some(end) = self.ranges.remove(&start) {
-            self.total = self.total.saturating_sub(end.saturating_sub(start));
-        }
+        let missing = self.gaps(range.clone()).iter().map(length).fold(0, u64::saturating_add);
+        self.total = self.total.saturating_sub(length(&range).saturating_sub(missing));
+        self.ranges.remove(range);
     }
 
     /// Where the run of bytes that are there ends which begins at `offset`; `offset` itself when
     /// the byte there is missing.
-    #[must_use]
-    pub fn end_of_run(&self, offset: u64) -> u64 {
-        let before = self.ranges.range(..=offset).next_back();
-        before.map_or(offset, |(_, end)| (*end).max(offset))
+    pub(crate) fn end_of_run(&self, offset: u64) -> u64 {
+        self.ranges.get(&offset).map_or(offset, |run| run.end)
     }
 
     /// What of `range` is missing, in order.
-    #[must_use]
-    pub fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let mut gaps = Vec::new();
-        let mut position = self.end_of_run(range.start);
-        for (&start, &end) in self.ranges.range(range.start..range.end) {
-            if start > position {
-                gaps.push(position..start);
-            }
-            position = position.max(end);
-        }
-        if position < range.end {
-            gaps.push(position..range.end);
-        }
-        gaps
+    pub(crate) fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        if range.is_empty() { Vec::new() } else { self.ranges.gaps(&range).collect() }
     }
 
     /// How many bytes are there.
-    #[must_use]
-    pub const fn total(&self) -> u64 {
+    pub(crate) const fn total(&self) -> u64 {
         self.total
     }
+}
+
+fn length(range: &Range<u64>) -> u64 {
+    range.end.saturating_sub(range.start)
 }
 
 #[cfg(test)]

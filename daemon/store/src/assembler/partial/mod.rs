@@ -8,27 +8,27 @@
 //!
 //! As long as a file has its directory here, what the store has of it is not collected.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
-use blobd_store_format::split::{BlobPlaces, Part, Segment, SplitPlan, Target};
+use blobd_store_format::split::{BlobPlaces, Segment, SplitPlan};
 
-use super::staged::StagedHash;
-use super::staging::{Room, Staging};
-use super::{Store, StoreError, lock};
+use super::Assembler;
+use crate::{Staging, Store, StoreError};
 
 mod extents;
 mod journal;
 mod recover;
 
-pub use extents::Extents;
+pub(super) use extents::Extents;
 use journal::Record;
 use recover::{Claims, Session};
 
@@ -104,17 +104,19 @@ impl PartialFile {
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn follow(self, plan: SplitPlan, staging: Staging) -> Result<Partial, StoreError> {
+    pub fn follow(self, plan: SplitPlan, staging: Staging) -> Result<Assembler, StoreError> {
         let session = Session::by(&plan);
         let claims = Claims::of(&self.records, &session);
-        let mut partial = Partial::new(self, plan, staging)?;
+        let partial = PartialDirectory::create(self, BlobPlaces::of(&plan))?;
         if claims.is_empty() {
-            partial.begin_anew()?;
-        } else {
-            partial.recover(&claims)?;
+            partial.begin_anew(&staging)?;
         }
-        partial.append(session.record())?;
-        Ok(partial)
+        let assembler = Assembler::in_directory(staging, plan, Some(partial));
+        if let Some(partial) = &assembler.partial {
+            assembler.recover(partial, &claims)?;
+            partial.append(session.record())?;
+        }
+        Ok(assembler)
     }
 
     fn path_of(&self, blob: usize) -> PathBuf {
@@ -122,33 +124,17 @@ impl PartialFile {
     }
 }
 
-/// A download in progress: its bytes come in any order, from any thread.
+/// The directory of a download in progress, which notes what arrives.
 #[derive(Debug)]
-pub struct Partial {
+pub(super) struct PartialDirectory {
     home: PartialFile,
-    staging: Staging,
-    plan: SplitPlan,
     places: BlobPlaces,
     journal: File,
-    /// Held while a blob's file is made and room for it is found, which may take long: two who write the
-    /// same blob must not both begin it. Who reads waits for nobody.
-    beginning: Mutex<()>,
-    /// Held for changes in memory alone.
-    state: Mutex<State>,
+    end_of_journal: AtomicU64,
 }
 
-#[derive(Debug)]
-struct State {
-    end_of_journal: u64,
-    arrived: Extents,
-    /// Planned blobs whose bytes are read from the store.
-    stored: BTreeMap<usize, Digest>,
-    /// Planned blobs that have a file here.
-    begun: BTreeSet<usize>,
-}
-
-impl Partial {
-    fn new(home: PartialFile, plan: SplitPlan, staging: Staging) -> Result<Self, StoreError> {
+impl PartialDirectory {
+    fn create(home: PartialFile, places: BlobPlaces) -> Result<Self, StoreError> {
         let disk = home.store.disk();
         home.store.create_directories(Path::new(layout::PARTIAL))?;
         disk.create_dir(&home.directory)?;
@@ -157,147 +143,39 @@ impl Partial {
         let end_of_journal = (journal::HEAD_BYTES + home.records.len() * journal::RECORD_BYTES) as u64;
         // A torn record may have sound ones behind it, which are none of what follows.
         journal.set_len(end_of_journal).map_err(home.store.root.failure("shorten", &path))?;
-        let state = State {
-            end_of_journal,
-            arrived: Extents::default(),
-            stored: BTreeMap::new(),
-            begun: BTreeSet::new(),
-        };
-        let (places, beginning) = (BlobPlaces::of(&plan), Mutex::default());
-        Ok(Self { home, staging, plan, places, journal, beginning, state: Mutex::new(state) })
+        Ok(Self { home, places, journal, end_of_journal: AtomicU64::new(end_of_journal) })
     }
 
-    /// How the file is split.
-    #[must_use]
-    pub const fn plan(&self) -> &SplitPlan {
-        &self.plan
+    /// Where a planned blob has its file.
+    pub(super) fn path_of(&self, blob: usize) -> PathBuf {
+        self.home.path_of(blob)
     }
 
-    /// Takes bytes of the file: they are written to where they will stay, and noted. Those that have
-    /// arrived before stay as they are: they may have been hashed already.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`], [`StoreError::NoRoom`], [`StoreError::Quota`]; [`StoreError::BlobSize`]
-    /// for bytes beyond the end.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        let gaps = lock(&self.state).arrived.gaps(offset..offset.saturating_add(bytes.len() as u64));
-        for gap in gaps {
-            // Within `bytes`, whose length is a `usize`.
-            let within = |place: u64| usize::try_from(place.saturating_sub(offset)).unwrap_or(usize::MAX);
-            self.write_new(gap.start, bytes.get(within(gap.start)..within(gap.end)).unwrap_or_default())?;
-        }
-        Ok(())
+    /// Where bytes are that belong to no blob, at their offsets in the file.
+    pub(super) fn literals_path(&self) -> PathBuf {
+        self.home.directory.join(LITERALS)
     }
 
-    /// Takes bytes in place of those that have arrived. Nobody may be hashing the file.
-    ///
-    /// # Errors
-    /// Those of [`Self::write`].
-    pub fn replace(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        lock(&self.state).arrived.remove(offset..offset.saturating_add(bytes.len() as u64));
-        self.write(offset, bytes)
+    pub(super) fn write_literal(&self, offset_in_file: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        let (disk, path) = (self.home.store.disk(), self.literals_path());
+        let file = disk.open_or_create(&path, 0o600)?;
+        disk.write_at(&path, &file, bytes, offset_in_file)
     }
 
-    fn write_new(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        let mut position = offset;
-        for part in self.parts(offset, bytes)? {
-            self.write_part(position, &part)?;
-            position = position.saturating_add(part.bytes.len() as u64);
-        }
+    /// Where a planned blob's bytes are in the file.
+    pub(super) fn ranges(&self, plan: &SplitPlan, blob: usize) -> impl Iterator<Item = Range<u64>> {
+        let range =
+            |segment: &Segment| segment.offset_in_file..segment.offset_in_file.saturating_add(segment.length);
+        self.places.segments(plan, blob).map(range)
+    }
+
+    /// Notes that bytes of the file have been written.
+    pub(super) fn note_arrived(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        self.append(Record::Arrived { offset, length, crc: crc32fast::hash(bytes) })?;
-        lock(&self.state).arrived.insert(offset..offset.saturating_add(u64::from(length)));
-        Ok(())
+        self.append(Record::Arrived { offset, length, crc: crc32fast::hash(bytes) })
     }
 
-    /// Fills `buffer` with bytes of the file that have arrived or are read from the store.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
-    pub fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), StoreError> {
-        let targets = self.parts(offset, buffer)?.into_iter().map(|part| (part.target, part.bytes.len()));
-        let mut done = 0;
-        for (target, length) in targets.collect::<Vec<_>>() {
-            let (path, offset_there) = self.source(target, offset.saturating_add(done as u64));
-            let part = buffer.get_mut(done..done + length).unwrap_or_default();
-            let root = &self.home.store.root;
-            let file = root.open_file(&path)?;
-            file.read_exact_at(part, offset_there).map_err(root.failure("read", &path))?;
-            done += length;
-        }
-        Ok(())
-    }
-
-    /// What has still to arrive, in order.
-    #[must_use]
-    pub fn missing(&self) -> Vec<Range<u64>> {
-        lock(&self.state).arrived.gaps(0..self.home.size)
-    }
-
-    /// Where the run ends of bytes that can be read from `offset` on.
-    #[must_use]
-    pub fn end_of_run(&self, offset: u64) -> u64 {
-        lock(&self.state).arrived.end_of_run(offset)
-    }
-
-    /// How many bytes need not arrive any more.
-    #[must_use]
-    pub fn arrived_bytes(&self) -> u64 {
-        lock(&self.state).arrived.total()
-    }
-
-    /// Whether nothing of a planned blob has arrived yet.
-    #[must_use]
-    pub fn is_untouched(&self, blob: usize) -> bool {
-        let state = lock(&self.state);
-        !state.begun.contains(&blob) && !state.stored.contains_key(&blob)
-    }
-
-    /// From now on a planned blob is read from the store, where it has this digest. The caller has
-    /// it pinned.
-    pub fn take_stored(&self, blob: usize, digest: Digest) {
-        let mut state = lock(&self.state);
-        state.stored.insert(blob, digest);
-        for range in self.ranges(blob) {
-            state.arrived.insert(range);
-        }
-    }
-
-    /// No more: it has to arrive after all.
-    pub fn forget_stored(&self, blob: usize) {
-        let mut state = lock(&self.state);
-        if state.stored.remove(&blob).is_some() {
-            for range in self.ranges(blob) {
-                state.arrived.remove(range);
-            }
-        }
-    }
-
-    /// The planned blobs that are read from the store.
-    #[must_use]
-    pub fn stored(&self) -> BTreeMap<usize, Digest> {
-        lock(&self.state).stored.clone()
-    }
-
-    /// The digest in the making of a planned blob that has a file here; none for one that is read
-    /// from the store.
-    #[must_use]
-    pub fn hash(&self, blob: usize) -> Option<StagedHash> {
-        let size = self.plan.blobs().get(blob)?.size;
-        if size > 0 && !self.has_begun(blob) {
-            return None;
-        }
-        let store = &self.home.store;
-        let room = Room::of_partial(store, store.space().on_disk(size));
-        Some(StagedHash::of(self.home.path_of(blob), room, size))
-    }
-
-    /// Notes that planned blobs have these digests, before their files go to their final places: a
-    /// crash on the way loses nothing then.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
-    pub fn note_digests(&self, digests: &[Digest]) -> Result<(), StoreError> {
+    pub(super) fn note_digests(&self, digests: &[Digest]) -> Result<(), StoreError> {
         for (blob, digest) in digests.iter().enumerate() {
             let blob = u32::try_from(blob).unwrap_or(u32::MAX);
             self.append(Record::Stored { blob, digest: *digest })?;
@@ -305,98 +183,22 @@ impl Partial {
         Ok(())
     }
 
-    fn parts<'b>(&self, offset: u64, bytes: &'b [u8]) -> Result<Vec<Part<'b>>, StoreError> {
-        let end = offset.saturating_add(bytes.len() as u64);
-        let (digest, expected) = (self.home.file, self.home.size);
-        self.plan.parts(offset, bytes).map_err(|_too_long| StoreError::BlobSize {
-            digest,
-            found: end,
-            expected,
-        })
-    }
-
-    /// Where bytes are read from that lie at `offset_in_file`.
-    fn source(&self, target: Target, offset_in_file: u64) -> (PathBuf, u64) {
-        match target {
-            Target::Literal { .. } => (self.home.directory.join(LITERALS), offset_in_file),
-            Target::Blob { blob, offset_in_blob } => match lock(&self.state).stored.get(&blob) {
-                Some(digest) => (layout::blob(*digest), offset_in_blob),
-                None => (self.home.path_of(blob), offset_in_blob),
-            },
-        }
-    }
-
-    fn write_part(&self, offset_in_file: u64, part: &Part<'_>) -> Result<(), StoreError> {
-        let disk = self.home.store.disk();
-        match part.target {
-            Target::Blob { blob, offset_in_blob } => {
-                let file = self.file_of(blob)?;
-                disk.write_at(&self.home.path_of(blob), &file, part.bytes, offset_in_blob)
-            }
-            Target::Literal { .. } => {
-                let path = self.home.directory.join(LITERALS);
-                let file = disk.open_or_create(&path, 0o600)?;
-                disk.write_at(&path, &file, part.bytes, offset_in_file)
-            }
-        }
-    }
-
-    /// The file of a planned blob, for writing. A new one has its room set aside.
-    fn file_of(&self, blob: usize) -> Result<Arc<File>, StoreError> {
-        let path = self.home.path_of(blob);
-        if self.has_begun(blob) {
-            return self.staging.written().writer(&path);
-        }
-        let _alone = lock(&self.beginning);
-        if self.has_begun(blob) {
-            return self.staging.written().writer(&path);
-        }
-        let size = self.plan.blobs().get(blob).map_or(0, |planned| planned.size);
-        let disk = self.home.store.disk();
-        disk.remove_file(&path)?;
-        let file = disk.create_file(&path, 0o600)?;
-        let room = self.staging.room(size, || disk.reserve(&path, &file, size));
-        let room = room.inspect_err(|_| {
-            // Empty, and nothing of it is noted.
-            let _ = disk.remove_file(&path);
-        })?;
-        room.stays_in_partial();
-        let file = self.staging.written().add(&path, file)?;
-        lock(&self.state).begun.insert(blob);
-        Ok(file)
-    }
-
-    fn has_begun(&self, blob: usize) -> bool {
-        lock(&self.state).begun.contains(&blob)
-    }
-
-    /// Where a planned blob's bytes are in the file.
-    fn ranges(&self, blob: usize) -> impl Iterator<Item = Range<u64>> {
-        let range =
-            |segment: &Segment| segment.offset_in_file..segment.offset_in_file.saturating_add(segment.length);
-        self.places.segments(&self.plan, blob).map(range)
-    }
-
     /// Writes a record behind the others. A place that stays empty because its write fails ends the
     /// journal there for the next session, which then fetches more again than it would have to.
     fn append(&self, record: Record) -> Result<(), StoreError> {
-        let place = {
-            let mut state = lock(&self.state);
-            let next = state.end_of_journal.saturating_add(journal::RECORD_BYTES as u64);
-            std::mem::replace(&mut state.end_of_journal, next)
-        };
+        let place = self.end_of_journal.fetch_add(journal::RECORD_BYTES as u64, Ordering::Relaxed);
         let path = self.home.directory.join(JOURNAL);
         self.home.store.disk().write_at(&path, &self.journal, &record.encode(), place)
     }
 
     /// Empties the directory and begins a journal.
-    fn begin_anew(&self) -> Result<(), StoreError> {
+    fn begin_anew(&self, staging: &Staging) -> Result<(), StoreError> {
         let (disk, directory) = (self.home.store.disk(), &self.home.directory);
         if let Some(listed) = self.home.store.root.find_directory(directory)? {
             for entry in listed.entries()? {
                 let path = directory.join(entry?.name);
                 if !path.ends_with(JOURNAL) {
-                    self.staging.written().forget(&path);
+                    staging.written().forget(&path);
                     disk.remove_file(&path)?;
                 }
             }
@@ -405,7 +207,7 @@ impl Partial {
         let path = directory.join(JOURNAL);
         self.journal.set_len(0).map_err(self.home.store.root.failure("shorten", &path))?;
         disk.write_at(&path, &self.journal, &journal::head(self.home.file, self.home.size), 0)?;
-        lock(&self.state).end_of_journal = journal::HEAD_BYTES as u64;
+        self.end_of_journal.store(journal::HEAD_BYTES as u64, Ordering::Relaxed);
         Ok(())
     }
 }

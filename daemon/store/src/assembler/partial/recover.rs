@@ -1,17 +1,18 @@
 //! Going on where an earlier session has stopped.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::split::{SplitPlan, Target};
 use rustix::fs::{Advice, fadvise};
 
 use super::journal::Record;
-use super::{Extents, Partial};
-use crate::{StoreError, lock};
+use super::{Extents, PartialDirectory};
+use crate::assembler::Assembler;
+use crate::{Staging, StoreError, lock};
 
 /// While what a session has written is what the disk has, and means the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,57 +74,75 @@ impl Claims {
     }
 }
 
-impl Partial {
+impl Assembler {
     /// Takes over what of the claims is true.
-    pub(super) fn recover(&mut self, claims: &Claims) -> Result<(), StoreError> {
+    pub(super) fn recover(&self, partial: &PartialDirectory, claims: &Claims) -> Result<(), StoreError> {
         let mut there = Extents::default();
         claims.certain.iter().for_each(|range| there.insert(range.clone()));
-        let mut present = BTreeSet::new();
-        for blob in self.present_files() {
-            if self.reopen(blob)? {
-                present.insert(blob);
+        let mut files = BTreeMap::new();
+        for blob in partial.present_files(self.plan()) {
+            if partial.reopen(blob, &self.staging)? {
+                files.insert(blob, partial.path_of(blob));
             }
         }
-        lock(&self.state).begun = present;
+        lock(&self.state).files = files.clone();
         for (range, crc) in &claims.doubtful {
             if self.has(range, *crc) {
                 there.insert(range.clone());
             } else {
                 // A later session may have fetched it again; then it has a record of its own.
-                tracing::debug!("bytes {range:?} of {} were lost", self.home.file);
+                tracing::debug!("bytes {range:?} of {} were lost", partial.home.file);
             }
         }
-        for (blob, planned) in self.plan.blobs().iter().enumerate() {
-            if lock(&self.state).begun.contains(&blob) {
+        let mut stored = BTreeMap::new();
+        for (blob, planned) in self.plan().blobs().iter().enumerate() {
+            if files.contains_key(&blob) {
                 continue;
             }
-            self.ranges(blob).for_each(|range| there.remove(range));
+            partial.ranges(self.plan(), blob).for_each(|range| there.remove(range));
             if let Some(digest) = claims.stored.get(&blob)
-                && self.home.store.blob_size(*digest)? == Some(planned.size)
+                && partial.home.store.blob_size(*digest)? == Some(planned.size)
             {
-                lock(&self.state).stored.insert(blob, *digest);
-                self.ranges(blob).for_each(|range| there.insert(range));
+                stored.insert(blob, *digest);
+                partial.ranges(self.plan(), blob).for_each(|range| there.insert(range));
             }
         }
-        there.remove(self.home.size..u64::MAX);
-        self.remove_cut_off(&mut there)?;
-        lock(&self.state).arrived = there;
+        there.remove(partial.home.size..u64::MAX);
+        partial.remove_cut_off(self.plan(), &files, &mut there)?;
+        let mut state = lock(&self.state);
+        (state.arrived, state.stored) = (there, stored);
         Ok(())
     }
 
+    fn has(&self, range: &Range<u64>, crc: u32) -> bool {
+        let length = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+        if range.end > self.plan().file_size() || length > MAX_RECORD_BYTES {
+            return false;
+        }
+        let mut content = vec![0; length];
+        self.read(range.start, &mut content).is_ok() && crc32fast::hash(&content) == crc
+    }
+}
+
+impl PartialDirectory {
     /// Removes what lies beyond the ends of the files that are here. A disk that lost its power, or was
     /// unplugged, while the machine went on may have a journal that claims more.
-    fn remove_cut_off(&self, there: &mut Extents) -> Result<(), StoreError> {
+    fn remove_cut_off(
+        &self,
+        plan: &SplitPlan,
+        files: &BTreeMap<usize, PathBuf>,
+        there: &mut Extents,
+    ) -> Result<(), StoreError> {
         let length = |path: &Path| {
             let status = self.home.store.root.status(path)?;
             Ok::<_, StoreError>(status.map_or(0, |status| status.len()))
         };
-        let literals = length(&self.home.directory.join(super::LITERALS))?;
+        let literals = length(&self.literals_path())?;
         let mut blobs = BTreeMap::new();
-        for blob in lock(&self.state).begun.clone() {
-            blobs.insert(blob, length(&self.home.path_of(blob))?);
+        for (blob, path) in files {
+            blobs.insert(*blob, length(path)?);
         }
-        for segment in self.plan.segments() {
+        for segment in plan.segments() {
             let start = segment.offset_in_file;
             let (file_length, start_there) = match segment.target {
                 Target::Blob { blob, offset_in_blob } => match blobs.get(&blob) {
@@ -141,17 +160,13 @@ impl Partial {
         Ok(())
     }
 
-    fn present_files(&self) -> Vec<usize> {
-        let is_there = |blob: &usize| {
-            let found = self.home.store.root.status(&self.home.path_of(*blob));
-            found.is_ok_and(|found| found.is_some_and(|found| found.is_file()))
-        };
-        (0..self.plan.blobs().len()).filter(is_there).collect()
+    fn present_files(&self, plan: &SplitPlan) -> Vec<usize> {
+        (0..plan.blobs().len()).filter(|blob| self.home.has_begun(*blob)).collect()
     }
 
     /// Opens the file of a planned blob to go on with it; false if it has been published.
-    fn reopen(&self, blob: usize) -> Result<bool, StoreError> {
-        let (store, path) = (&self.home.store, self.home.path_of(blob));
+    fn reopen(&self, blob: usize, staging: &Staging) -> Result<bool, StoreError> {
+        let (store, path) = (&self.home.store, self.path_of(blob));
         // One that was about to be published is read-only, and may lack something all the same.
         match store.disk().set_mode_of(&path, 0o600) {
             Ok(_file) => {}
@@ -163,26 +178,17 @@ impl Partial {
             }
             Err(error) => return Err(error),
         }
-        forget_cached(&*self.staging.written().writer(&path)?);
+        forget_cached(&*staging.written().writer(&path)?);
         Ok(true)
     }
 
     fn has_further_names(&self, path: &Path) -> Result<bool, StoreError> {
         Ok(self.home.store.root.status(path)?.is_some_and(|status| status.is_file() && status.links() > 1))
     }
-
-    fn has(&self, range: &Range<u64>, crc: u32) -> bool {
-        let length = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
-        if range.end > self.home.size || length > MAX_RECORD_BYTES {
-            return false;
-        }
-        let mut content = vec![0; length];
-        self.read(range.start, &mut content).is_ok() && crc32fast::hash(&content) == crc
-    }
 }
 
 /// The most bytes that one record is about: what one write takes.
-pub(crate) const MAX_RECORD_BYTES: usize = 16 << 20;
+const MAX_RECORD_BYTES: usize = 16 << 20;
 
 /// Of what earlier sessions wrote, a write-back may have failed that was reported to them, or to
 /// nobody; the kernel keeps such a page as if it were on disk. It drops it here, so that what is

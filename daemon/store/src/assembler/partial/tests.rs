@@ -1,12 +1,13 @@
 //! What has arrived stays, whoever dies.
 
 use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt as _;
 
 use blobd_store_format::split::SplitPlan;
 use tempfile::TempDir;
 
 use super::*;
-use crate::Ingest;
+use crate::{Ingest, lock};
 
 const SIZE: u64 = 1000;
 
@@ -27,13 +28,13 @@ impl Download {
         Digest::of(&self.content)
     }
 
-    fn session(&self) -> Partial {
+    fn session(&self) -> Assembler {
         let ingest = Ingest::begin(&self.store, self.store.leases().grant("a test")).unwrap();
         let partial = PartialFile::open(&self.store, self.digest(), SIZE).unwrap();
         partial.follow(SplitPlan::whole(SIZE), ingest.staging()).unwrap()
     }
 
-    fn write(&self, partial: &Partial, range: std::ops::Range<usize>) {
+    fn write(&self, partial: &Assembler, range: std::ops::Range<usize>) {
         partial.write(range.start as u64, &self.content[range]).unwrap();
     }
 
@@ -332,7 +333,7 @@ fn room_that_takes_long_to_find_keeps_no_reader_waiting() {
     let partial = download.session();
     download.write(&partial, 0..100);
     // As while a blob's file is made.
-    let _beginning = lock(&partial.beginning);
+    let _beginning = lock(&partial.creating);
     let mut back = vec![0; 100];
     partial.read(0, &mut back).unwrap();
     assert_eq!(back, download.content[..100]);

@@ -1,0 +1,46 @@
+//! One blob, written from its start to its end by one thread.
+
+use blobd_sha256::Sha256;
+use blobd_store_format::digest::Digest;
+use blobd_store_format::split::SplitPlan;
+
+use super::{Assembler, StagedBlob};
+use crate::{Staging, StoreError};
+
+/// A blob that is being written in order. Its digest comes out at the end.
+#[derive(Debug)]
+pub struct BlobWriter {
+    assembler: Assembler,
+    hash: Sha256,
+    written: u64,
+}
+
+impl BlobWriter {
+    pub(crate) fn new(staging: Staging, size: u64) -> Self {
+        let assembler = Assembler::new(staging, SplitPlan::whole(size));
+        Self { assembler, hash: Sha256::new(), written: 0 }
+    }
+
+    /// Writes and hashes the next bytes.
+    ///
+    /// # Errors
+    /// Those of [`Assembler::write`].
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.assembler.write(self.written, bytes)?;
+        self.hash.update(bytes);
+        self.written = self.written.saturating_add(bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Ends the blob.
+    ///
+    /// # Errors
+    /// [`StoreError::FileSize`] when bytes are missing.
+    pub fn finish(self) -> Result<StagedBlob, StoreError> {
+        let expected = self.assembler.plan().file_size();
+        if self.written != expected {
+            return Err(StoreError::FileSize { found: self.written, expected });
+        }
+        self.assembler.staged_blob(0, Digest::from_bytes(self.hash.finish()))
+    }
+}

@@ -1,0 +1,161 @@
+//! The digest of a file and those of its blobs, in one pass from its first byte to its last.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt as _;
+
+use blobd_sha256::{Sha256, update_both};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::split::{BlobContent, Part, Target};
+
+use super::{Assembler, HashedFile, StagedBlob};
+use crate::StoreError;
+
+/// Takes blobs as they are completely hashed.
+pub type BlobSink<'s> = dyn FnMut(StagedBlob) -> Result<(), StoreError> + Send + 's;
+
+/// Hashes a file that an assembler has written, or reads from the store.
+pub(super) struct FileHasher<'a> {
+    assembler: &'a Assembler,
+    file: Sha256,
+    position: u64,
+    /// Those that have begun and are not complete: one, or as many as there are expert groups whose members
+    /// are interleaved.
+    open: BTreeMap<usize, BlobHash>,
+    digests: Vec<Option<Digest>>,
+    literals: Vec<Vec<u8>>,
+}
+
+/// The digest of a blob in the making. The members of an expert group may lie in the file in any order: what
+/// comes ahead of its turn is read back from the blob's file.
+#[derive(Default)]
+struct BlobHash {
+    hash: Sha256,
+    hashed: u64,
+    /// Offsets and lengths of what came ahead.
+    ahead: BTreeMap<u64, u64>,
+}
+
+impl<'a> FileHasher<'a> {
+    /// What is read from the store has its digest already: if it is not what the file needs, the digest of
+    /// the whole file shows it.
+    pub(super) fn new(assembler: &'a Assembler) -> Self {
+        let (plan, stored) = (assembler.plan(), assembler.stored());
+        Self {
+            assembler,
+            file: Sha256::new(),
+            position: 0,
+            open: BTreeMap::new(),
+            digests: (0..plan.blobs().len()).map(|blob| stored.get(&blob).copied()).collect(),
+            literals: vec![Vec::new(); plan.literal_count()],
+        }
+    }
+
+    /// Takes the next bytes, which are in their blobs' files.
+    pub(super) fn push(&mut self, bytes: &[u8], sink: &mut BlobSink<'_>) -> Result<(), StoreError> {
+        let parts = self.assembler.parts(self.position, bytes)?;
+        self.position = self.position.saturating_add(bytes.len() as u64);
+        parts.iter().try_for_each(|part| self.push_part(part, sink))
+    }
+
+    fn push_part(&mut self, part: &Part<'_>, sink: &mut BlobSink<'_>) -> Result<(), StoreError> {
+        match part.target {
+            Target::Blob { blob, offset_in_blob } if self.is_hashed_apart(blob) => {
+                self.push_to_blob(blob, offset_in_blob, part.bytes, sink)
+            }
+            Target::Blob { .. } => {
+                self.file.update(part.bytes);
+                Ok(())
+            }
+            Target::Literal { literal } => {
+                self.file.update(part.bytes);
+                if let Some(literal) = self.literals.get_mut(literal) {
+                    literal.extend_from_slice(part.bytes);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Not if its digest is known, and not if it is the whole file.
+    fn is_hashed_apart(&self, blob: usize) -> bool {
+        let content = self.assembler.plan().blobs().get(blob).map(|planned| planned.content);
+        content != Some(BlobContent::File) && self.digests.get(blob) == Some(&None)
+    }
+
+    fn push_to_blob(
+        &mut self,
+        blob: usize,
+        offset: u64,
+        bytes: &[u8],
+        sink: &mut BlobSink<'_>,
+    ) -> Result<(), StoreError> {
+        let open = self.open.entry(blob).or_default();
+        if offset == open.hashed {
+            update_both(&mut self.file, bytes, &mut open.hash, bytes);
+            open.hashed = open.hashed.saturating_add(bytes.len() as u64);
+            open.catch_up(self.assembler, blob)?;
+        } else {
+            self.file.update(bytes);
+            open.ahead.insert(offset, bytes.len() as u64);
+        }
+        let size = self.assembler.plan().blobs().get(blob).map(|planned| planned.size);
+        if Some(open.hashed) == size
+            && let Some(complete) = self.open.remove(&blob)
+        {
+            self.complete(blob, Digest::from_bytes(complete.hash.finish()), sink)?;
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, blob: usize, digest: Digest, sink: &mut BlobSink<'_>) -> Result<(), StoreError> {
+        if let Some(place) = self.digests.get_mut(blob) {
+            *place = Some(digest);
+        }
+        sink(self.assembler.staged_blob(blob, digest)?)
+    }
+
+    /// Ends the file.
+    ///
+    /// # Errors
+    /// [`StoreError::FileSize`] when bytes are missing.
+    pub(super) fn finish(mut self, sink: &mut BlobSink<'_>) -> Result<HashedFile, StoreError> {
+        let expected = self.assembler.plan().file_size();
+        if self.position != expected {
+            return Err(StoreError::FileSize { found: self.position, expected });
+        }
+        let digest = Digest::from_bytes(std::mem::take(&mut self.file).finish());
+        let is_whole =
+            self.assembler.plan().blobs().first().is_some_and(|blob| blob.content == BlobContent::File);
+        if is_whole && self.digests.first() == Some(&None) {
+            self.complete(0, digest, sink)?;
+        }
+        // The plan's segments fill every blob, so each has a digest now.
+        let blobs = self.digests.into_iter().flatten().collect();
+        Ok(HashedFile { digest, blobs, literals: self.literals })
+    }
+}
+
+impl BlobHash {
+    /// Hashes what came ahead and is next now.
+    fn catch_up(&mut self, assembler: &Assembler, blob: usize) -> Result<(), StoreError> {
+        const READ_BACK_BYTES: u64 = 1 << 20;
+        let Some(mut length) = self.ahead.remove(&self.hashed) else { return Ok(()) };
+        let path = assembler.path_of(blob)?;
+        let file = assembler.store().root.open_file(&path)?;
+        let mut buffer = Vec::new();
+        loop {
+            while length > 0 {
+                let step = length.min(READ_BACK_BYTES);
+                buffer.resize(usize::try_from(step).unwrap_or_default(), 0);
+                file.read_exact_at(&mut buffer, self.hashed).map_err(StoreError::io("read back", &path))?;
+                self.hash.update(&buffer);
+                self.hashed = self.hashed.saturating_add(step);
+                length -= step;
+            }
+            match self.ahead.remove(&self.hashed) {
+                Some(next) => length = next,
+                None => return Ok(()),
+            }
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! A file while it is being stored: from ranges of its bytes to blobs with their digests.
+//!
+//! An [`Assembler`] follows a [`SplitPlan`], which may be that of a file in one piece. Every byte is
+//! written once, to the file that becomes its blob, in ranges of any order and from any thread. The file is
+//! hashed from its start, its own digest and those of its blobs in one pass (`hash`). Imports, pulls and
+//! repairs differ in where the ranges come from.
+//!
+//! The files lie in `staging/` and go with the transaction, or in `partial/` ([`PartialFile`]), where a
+//! later transaction finds what has arrived.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use blobd_store_format::recipe::{Recipe, RecipeError};
+use blobd_store_format::split::{BlobContent, Part, SplitPlan, Target};
+
+use super::staging::{Room, Staging};
+use super::{Store, StoreError, lock};
+
+mod blob_writer;
+mod hash;
+mod partial;
+mod pipeline;
+#[cfg(test)]
+mod tests;
+
+pub use blob_writer::BlobWriter;
+pub use hash::BlobSink;
+pub use partial::{PartialDownload, PartialFile};
+pub use pipeline::{CHUNK_BYTES, ReadAt};
+
+use partial::{Extents, PartialDirectory};
+
+/// A file that is being stored.
+#[derive(Debug)]
+pub struct Assembler {
+    staging: Staging,
+    plan: SplitPlan,
+    /// None if the files are of no use to a later transaction.
+    partial: Option<PartialDirectory>,
+    /// Held while a blob's file is made and space is reserved for it, which may take long: two who write the
+    /// same blob must not both create it. Readers wait for nobody.
+    creating: Mutex<()>,
+    /// Held for changes in memory alone.
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    arrived: Extents,
+    /// Planned blobs whose bytes are read from the store.
+    stored: BTreeMap<usize, Digest>,
+    /// Planned blobs that have a file here.
+    files: BTreeMap<usize, PathBuf>,
+    /// The space reserved for files in `staging/`.
+    rooms: BTreeMap<usize, Room>,
+}
+
+/// A blob that is completely written: content hashed, not yet durable.
+#[derive(Debug)]
+pub struct StagedBlob {
+    /// Where it lies in the store.
+    pub(super) path: PathBuf,
+    /// The SHA-256 of its bytes.
+    pub digest: Digest,
+    /// How many they are.
+    pub size: u64,
+    /// What it takes of the disk, until it is gone or published.
+    pub(super) room: Room,
+}
+
+/// What a file turned out to be.
+#[derive(Clone, Debug)]
+pub struct HashedFile {
+    /// The SHA-256 of the whole file.
+    pub digest: Digest,
+    /// The digests of the planned blobs, in order.
+    pub blobs: Vec<Digest>,
+    /// The bytes that lie in no blob.
+    literals: Vec<Vec<u8>>,
+}
+
+impl Assembler {
+    /// Assembles a file by `plan` in the transaction's directory.
+    #[must_use]
+    pub fn new(staging: Staging, plan: SplitPlan) -> Self {
+        Self::in_directory(staging, plan, None)
+    }
+
+    fn in_directory(staging: Staging, plan: SplitPlan, partial: Option<PartialDirectory>) -> Self {
+        Self { staging, plan, partial, creating: Mutex::default(), state: Mutex::default() }
+    }
+
+    /// How the file is split.
+    #[must_use]
+    pub const fn plan(&self) -> &SplitPlan {
+        &self.plan
+    }
+
+    /// Writes bytes of the file to where they stay. Bytes that have arrived before are not replaced: they may
+    /// have been hashed already.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`], [`StoreError::NoRoom`], [`StoreError::Quota`]; [`StoreError::FileSize`] for bytes
+    /// beyond the end.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        let gaps = lock(&self.state).arrived.gaps(offset..offset.saturating_add(bytes.len() as u64));
+        for gap in gaps {
+            // Within `bytes`, whose length is a `usize`.
+            let within = |place: u64| usize::try_from(place.saturating_sub(offset)).unwrap_or(usize::MAX);
+            self.write_new(gap.start, bytes.get(within(gap.start)..within(gap.end)).unwrap_or_default())?;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes in place of those that have arrived. Nobody may be hashing the file.
+    ///
+    /// # Errors
+    /// Those of [`Self::write`].
+    pub fn replace(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        lock(&self.state).arrived.remove(offset..offset.saturating_add(bytes.len() as u64));
+        self.write(offset, bytes)
+    }
+
+    fn write_new(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        let mut position = offset;
+        for part in self.parts(offset, bytes)? {
+            self.write_part(position, &part)?;
+            position = position.saturating_add(part.bytes.len() as u64);
+        }
+        if let Some(partial) = &self.partial {
+            partial.note_arrived(offset, bytes)?;
+        }
+        lock(&self.state).arrived.insert(offset..position);
+        Ok(())
+    }
+
+    fn write_part(&self, offset_in_file: u64, part: &Part<'_>) -> Result<(), StoreError> {
+        match (part.target, &self.partial) {
+            (Target::Blob { blob, offset_in_blob }, _) => {
+                let (path, file) = self.file_of(blob)?;
+                self.staging.disk().write_at(&path, &file, part.bytes, offset_in_blob)
+            }
+            (Target::Literal { .. }, Some(partial)) => partial.write_literal(offset_in_file, part.bytes),
+            // Whoever hashes the file collects them.
+            (Target::Literal { .. }, None) => Ok(()),
+        }
+    }
+
+    /// Fills `buffer` with bytes of the file that have arrived or are read from the store.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), StoreError> {
+        let targets = self.parts(offset, buffer)?.into_iter().map(|part| (part.target, part.bytes.len()));
+        let mut done = 0;
+        for (target, length) in targets.collect::<Vec<_>>() {
+            let (path, offset_there) = self.source(target, offset.saturating_add(done as u64))?;
+            let part = buffer.get_mut(done..done + length).unwrap_or_default();
+            let root = &self.store().root;
+            let file = root.open_file(&path)?;
+            file.read_exact_at(part, offset_there).map_err(root.failure("read", &path))?;
+            done += length;
+        }
+        Ok(())
+    }
+
+    /// Which ranges have not arrived, in order.
+    #[must_use]
+    pub fn missing(&self) -> Vec<Range<u64>> {
+        lock(&self.state).arrived.gaps(0..self.plan.file_size())
+    }
+
+    /// Where the run ends of bytes that can be read from `offset` on.
+    #[must_use]
+    pub fn end_of_run(&self, offset: u64) -> u64 {
+        lock(&self.state).arrived.end_of_run(offset)
+    }
+
+    /// How many bytes have arrived or are read from the store.
+    #[must_use]
+    pub fn arrived_bytes(&self) -> u64 {
+        lock(&self.state).arrived.total()
+    }
+
+    /// Whether nothing of a planned blob has arrived yet.
+    #[must_use]
+    pub fn is_untouched(&self, blob: usize) -> bool {
+        let state = lock(&self.state);
+        !state.files.contains_key(&blob) && !state.stored.contains_key(&blob)
+    }
+
+    /// From now on a planned blob of a download is read from the store, where it has this digest. The caller
+    /// has it pinned.
+    pub fn take_stored(&self, blob: usize, digest: Digest) {
+        let mut state = lock(&self.state);
+        state.stored.insert(blob, digest);
+        for range in self.ranges(blob) {
+            state.arrived.insert(range);
+        }
+    }
+
+    /// Undoes [`Self::take_stored`]: the blob has to arrive.
+    pub fn forget_stored(&self, blob: usize) {
+        let mut state = lock(&self.state);
+        if state.stored.remove(&blob).is_some() {
+            for range in self.ranges(blob) {
+                state.arrived.remove(range);
+            }
+        }
+    }
+
+    /// The planned blobs that are read from the store.
+    #[must_use]
+    pub fn stored(&self) -> BTreeMap<usize, Digest> {
+        lock(&self.state).stored.clone()
+    }
+
+    /// Notes in a download's journal that planned blobs have these digests, before their files get their
+    /// final names: a crash on the way loses nothing then.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`].
+    pub fn note_digests(&self, digests: &[Digest]) -> Result<(), StoreError> {
+        self.partial.as_ref().map_or(Ok(()), |partial| partial.note_digests(digests))
+    }
+
+    /// The recipe of a file that was split; none for one in a single blob.
+    ///
+    /// # Errors
+    /// [`RecipeError`].
+    pub fn recipe(&self, file: HashedFile) -> Result<Option<Recipe>, RecipeError> {
+        let HashedFile { digest, blobs, literals } = file;
+        if self.plan.blobs().iter().any(|blob| blob.content == BlobContent::File) {
+            return Ok(None);
+        }
+        self.plan.recipe(digest, &blobs, literals).map(Some)
+    }
+
+    /// The blob in a file that is completely written and has been hashed.
+    fn staged_blob(&self, blob: usize, digest: Digest) -> Result<StagedBlob, StoreError> {
+        let size = self.plan.blobs().get(blob).map_or(0, |planned| planned.size);
+        let begun = lock(&self.state).files.get(&blob).cloned();
+        // A file that was closed is not opened again: that it was closed decides how it is synced.
+        let path = begun.map_or_else(|| self.file_of(blob).map(|(path, _empty)| path), Ok)?;
+        if self.partial.is_none() {
+            self.staging.written().complete(&path);
+        }
+        let room = lock(&self.state).rooms.remove(&blob);
+        let room = room.unwrap_or_else(|| Room::of_partial(self.store(), self.store().space().on_disk(size)));
+        Ok(StagedBlob { path, digest, size, room })
+    }
+
+    fn parts<'b>(&self, offset: u64, bytes: &'b [u8]) -> Result<Vec<Part<'b>>, StoreError> {
+        self.plan.parts(offset, bytes).map_err(|_too_long| StoreError::FileSize {
+            found: offset.saturating_add(bytes.len() as u64),
+            expected: self.plan.file_size(),
+        })
+    }
+
+    /// Where bytes are read from that lie at `offset_in_file`.
+    fn source(&self, target: Target, offset_in_file: u64) -> Result<(PathBuf, u64), StoreError> {
+        match (target, &self.partial) {
+            (Target::Blob { blob, offset_in_blob }, _) => {
+                let stored = lock(&self.state).stored.get(&blob).copied();
+                let path = stored.map_or_else(|| self.path_of(blob), |digest| Ok(layout::blob(digest)));
+                Ok((path?, offset_in_blob))
+            }
+            (Target::Literal { .. }, Some(partial)) => Ok((partial.literals_path(), offset_in_file)),
+            (Target::Literal { .. }, None) => Err(self.not_arrived()),
+        }
+    }
+
+    fn path_of(&self, blob: usize) -> Result<PathBuf, StoreError> {
+        lock(&self.state).files.get(&blob).cloned().ok_or_else(|| self.not_arrived())
+    }
+
+    fn not_arrived(&self) -> StoreError {
+        StoreError::FileSize { found: self.arrived_bytes(), expected: self.plan.file_size() }
+    }
+
+    /// The file of a planned blob, for writing. Space is reserved for a new one.
+    fn file_of(&self, blob: usize) -> Result<(PathBuf, Arc<File>), StoreError> {
+        if let Some(begun) = self.begun_file(blob)? {
+            return Ok(begun);
+        }
+        let _alone = lock(&self.creating);
+        if let Some(begun) = self.begun_file(blob)? {
+            return Ok(begun);
+        }
+        let path = match &self.partial {
+            Some(partial) => partial.path_of(blob),
+            None => self.staging.next_path(),
+        };
+        let size = self.plan.blobs().get(blob).map_or(0, |planned| planned.size);
+        let (file, room) = self.create(&path, size)?;
+        let mut state = lock(&self.state);
+        match &self.partial {
+            Some(_) => room.stays_in_partial(),
+            None => drop(state.rooms.insert(blob, room)),
+        }
+        state.files.insert(blob, path.clone());
+        Ok((path, file))
+    }
+
+    fn begun_file(&self, blob: usize) -> Result<Option<(PathBuf, Arc<File>)>, StoreError> {
+        let Some(path) = lock(&self.state).files.get(&blob).cloned() else { return Ok(None) };
+        let file = self.staging.written().writer(&path)?;
+        Ok(Some((path, file)))
+    }
+
+    fn create(&self, path: &Path, size: u64) -> Result<(Arc<File>, Room), StoreError> {
+        let disk = self.staging.disk();
+        if self.partial.is_some() {
+            disk.remove_file(path)?;
+        }
+        let file = disk.create_file(path, 0o600)?;
+        let reserve = || if size == 0 { Ok(()) } else { disk.reserve(path, &file, size) };
+        let room = self.staging.room(size, reserve).inspect_err(|_| {
+            // Empty, and nothing of it is noted.
+            let _ = disk.remove_file(path);
+        })?;
+        Ok((self.staging.written().add(path, file)?, room))
+    }
+
+    /// Where a planned blob's bytes are in the file.
+    fn ranges(&self, blob: usize) -> impl Iterator<Item = Range<u64>> {
+        self.partial.iter().flat_map(move |partial| partial.ranges(&self.plan, blob))
+    }
+
+    fn store(&self) -> &Arc<Store> {
+        self.staging.store()
+    }
+}
