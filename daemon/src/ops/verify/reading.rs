@@ -1,21 +1,23 @@
 //! Reading many blobs at once, as fast as the disk goes.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use blobd_client::protocol::upkeep::{VerifyEvent, VerifyProgress};
-use blobd_store::scrub::{DiskReader, Step, Verdict};
+use blobd_store::scrub::{Step, Verdict, check_in_pairs};
 use blobd_store::{Store, StoreError};
 use blobd_store_format::digest::Digest;
 use tokio::sync::mpsc::Sender;
 
 use crate::ops::OpError;
 
-/// One hashes while the other reads; more would only take from those who have work to do.
-const READERS: usize = 2;
+/// One hashes while the other reads; four are as fast as the fastest disks, and more would only take from those
+/// who have work to do.
+const READERS: RangeInclusive<usize> = 2..=4;
 /// Progress is told no more often.
 const BETWEEN_EVENTS: Duration = Duration::from_millis(100);
 
@@ -23,6 +25,7 @@ const BETWEEN_EVENTS: Duration = Duration::from_millis(100);
 pub(super) struct Reading<'r> {
     store: &'r Store,
     events: &'r Sender<VerifyEvent>,
+    /// With their sizes, sorted.
     blobs: Vec<(Digest, u64)>,
     next: AtomicUsize,
     total: u64,
@@ -86,7 +89,9 @@ impl<'r> Reading<'r> {
     /// [`OpError`] when a blob cannot be looked at, or when nobody listens any more.
     pub(super) fn run(&self) -> Result<Read, OpError> {
         let readers = thread::scope(|scope| {
-            let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(|| self.work())).collect();
+            let count = thread::available_parallelism().map_or(*READERS.start(), usize::from);
+            let count = count.clamp(*READERS.start(), *READERS.end());
+            let readers: Vec<_> = (0..count).map(|_| scope.spawn(|| self.work())).collect();
             readers.into_iter().map(thread::ScopedJoinHandle::join).collect::<Vec<_>>()
         });
         let mut read = Read::default();
@@ -101,16 +106,22 @@ impl<'r> Reading<'r> {
     }
 
     fn work(&self) -> Result<Read, StoreError> {
-        let mut reader = DiskReader::default();
         let mut read = Read::default();
-        while let Some((digest, bytes)) = self.blobs.get(self.next.fetch_add(1, Ordering::Relaxed)) {
-            let checked = reader.check(self.store, *digest, &mut |next| self.step(next));
-            match checked.inspect_err(|_| self.failed.store(true, Ordering::Relaxed))? {
-                Verdict::Unfinished => break,
-                verdict => read.add(*digest, *bytes, verdict),
-            }
-        }
+        let mut next = || {
+            let (digest, _bytes) = self.blobs.get(self.next.fetch_add(1, Ordering::Relaxed))?;
+            Some(*digest)
+        };
+        let checked =
+            check_in_pairs(self.store, &mut next, &mut |bytes| self.step(bytes), &mut |digest, verdict| {
+                read.add(digest, self.size_of(digest), verdict);
+            });
+        checked.inspect_err(|_| self.failed.store(true, Ordering::Relaxed))?;
         Ok(read)
+    }
+
+    fn size_of(&self, digest: Digest) -> u64 {
+        let found = self.blobs.binary_search_by_key(&digest, |(digest, _)| *digest).ok();
+        found.and_then(|place| self.blobs.get(place)).map_or(0, |(_, bytes)| *bytes)
     }
 
     fn step(&self, bytes: u64) -> Step {

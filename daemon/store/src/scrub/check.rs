@@ -229,7 +229,7 @@ fn is_unlinked(file: &File) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.nlink() == 0)
 }
 
-fn verdict_on_mode(seen: &FileStatus) -> Verdict {
+pub(super) fn verdict_on_mode(seen: &FileStatus) -> Verdict {
     match seen.permissions() {
         MODE => Verdict::Good,
         mode => Verdict::Writable { mode },

@@ -20,6 +20,7 @@ mod check;
 mod cursor;
 mod fault;
 mod pace;
+mod pairs;
 mod read;
 mod throttle;
 
@@ -27,6 +28,7 @@ pub use check::Verdict;
 pub use cursor::{Cursor, unix_seconds};
 pub use fault::Fault;
 pub use pace::{Pace, io_pressure};
+pub use pairs::check_in_pairs;
 pub use read::{DiskReader, Ended, Gate, Step};
 pub use throttle::{StopSignal, Throttle};
 

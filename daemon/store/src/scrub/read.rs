@@ -5,10 +5,10 @@
 //! asks for `O_DIRECT`; where the file system refuses that, it has the kernel drop what it has
 //! cached of the file before, and after, which works for pages that nobody has mapped.
 
+use std::borrow::Borrow;
 use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
-use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use rustix::fs::{Advice, AtFlags, OFlags, StatxFlags, fadvise, fcntl_getfl, fcntl_setfl, statx};
@@ -49,7 +49,7 @@ pub enum Ended {
 /// Reads files from the disk, one after the other, through one buffer.
 #[derive(Debug, Default)]
 pub struct DiskReader {
-    buffer: Vec<u8>,
+    buffer: Buffer,
 }
 
 impl DiskReader {
@@ -63,88 +63,110 @@ impl DiskReader {
         gate: &mut Gate<'_>,
         sink: &mut dyn FnMut(&[u8]),
     ) -> io::Result<Ended> {
-        match Direct::of(file) {
-            Some(direct) => match self.pass(file, direct.alignment, gate, sink)? {
-                Passed::Ended(ended) => Ok(ended),
-                // Refused at its first read: nothing has been handed out.
-                Passed::Refused => self.read_buffered(file, gate, sink),
-            },
-            None => self.read_buffered(file, gate, sink),
-        }
-    }
-
-    fn read_buffered(
-        &mut self,
-        file: &File,
-        gate: &mut Gate<'_>,
-        sink: &mut dyn FnMut(&[u8]),
-    ) -> io::Result<Ended> {
-        if let Ok(flags) = fcntl_getfl(file) {
-            // It was never set, or refused: then this cannot fail in a way that matters.
-            let _ = fcntl_setfl(file, flags - OFlags::DIRECT);
-        }
-        drop_cached(file);
-        let passed = self.pass(file, 1, gate, sink);
-        drop_cached(file);
-        match passed? {
-            Passed::Ended(ended) => Ok(ended),
-            Passed::Refused => Err(Errno::INVAL.into()),
-        }
-    }
-
-    fn pass(
-        &mut self,
-        file: &File,
-        alignment: usize,
-        gate: &mut Gate<'_>,
-        sink: &mut dyn FnMut(&[u8]),
-    ) -> io::Result<Passed> {
-        let part = self.aligned(alignment);
-        let buffer = self.buffer.get_mut(part).unwrap_or_default();
-        let mut offset = 0;
+        let mut file = DiskFile::open(file);
         loop {
-            let metadata = file.metadata()?;
-            let left = metadata.len().saturating_sub(offset);
-            if metadata.nlink() == 0 {
-                return Ok(Passed::Ended(Ended::Unlinked));
+            match file.next(&mut self.buffer, gate)? {
+                Next::Chunk(bytes) => sink(bytes),
+                Next::Ended(ended) => return Ok(ended),
             }
-            match gate(left.min(CHUNK_BYTES as u64)) {
-                Step::Go if left > 0 => {}
-                Step::Go => return Ok(Passed::Ended(Ended::Complete)),
-                Step::Wait => continue,
-                Step::Stop => return Ok(Passed::Ended(Ended::Stopped)),
-            }
-            let count = match file.read_at(buffer, offset) {
-                Err(error) if offset == 0 && Errno::from_io_error(&error) == Some(Errno::INVAL) => {
-                    return Ok(Passed::Refused);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                read => whole_units(read?, alignment, left),
-            };
-            if count == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            sink(buffer.get(..count).unwrap_or_default());
-            offset = offset.saturating_add(count as u64);
         }
-    }
-
-    /// The part of the buffer that starts at a multiple of `alignment` in memory.
-    fn aligned(&mut self, alignment: usize) -> Range<usize> {
-        let length = CHUNK_BYTES.next_multiple_of(alignment);
-        if self.buffer.len() < length + alignment {
-            // Memory that the kernel has zeroed; `resize` would write the zeros itself.
-            self.buffer = vec![0; length + alignment];
-        }
-        let start = self.buffer.as_ptr().align_offset(alignment);
-        start..start + length
     }
 }
 
-enum Passed {
+/// A buffer for one chunk, aligned in memory as the disk wants it.
+#[derive(Debug, Default)]
+pub(super) struct Buffer(Vec<u8>);
+
+impl Buffer {
+    fn aligned(&mut self, alignment: usize) -> &mut [u8] {
+        let length = CHUNK_BYTES.next_multiple_of(alignment);
+        if self.0.len() < length + alignment {
+            // Memory that the kernel has zeroed; `resize` would write the zeros itself.
+            self.0 = vec![0; length + alignment];
+        }
+        let start = self.0.as_ptr().align_offset(alignment);
+        self.0.get_mut(start..start + length).unwrap_or_default()
+    }
+}
+
+/// A file that is being read from the disk, a chunk at a time.
+#[derive(Debug)]
+pub(super) struct DiskFile<F: Borrow<File>> {
+    file: F,
+    offset: u64,
+    /// Of offsets, lengths and memory, in bytes; none if the file is read through the page cache.
+    direct_alignment: Option<usize>,
+}
+
+/// What comes next of a file.
+#[derive(Debug)]
+pub(super) enum Next<'b> {
+    Chunk(&'b [u8]),
     Ended(Ended),
-    /// The file system does not read in this way.
-    Refused,
+}
+
+impl<F: Borrow<File>> DiskFile<F> {
+    /// Begins at the start of a file.
+    pub(super) fn open(file: F) -> Self {
+        let direct_alignment = direct_alignment(file.borrow());
+        if direct_alignment.is_none() {
+            drop_cached(file.borrow());
+        }
+        Self { file, offset: 0, direct_alignment }
+    }
+
+    /// Reads the next chunk, if `gate` lets it.
+    pub(super) fn next<'b>(&mut self, buffer: &'b mut Buffer, gate: &mut Gate<'_>) -> io::Result<Next<'b>> {
+        let count = loop {
+            let metadata = self.file.borrow().metadata()?;
+            let left = metadata.len().saturating_sub(self.offset);
+            if metadata.nlink() == 0 {
+                return Ok(Next::Ended(Ended::Unlinked));
+            }
+            match gate(left.min(CHUNK_BYTES as u64)) {
+                Step::Go if left > 0 => {}
+                Step::Go => return Ok(Next::Ended(Ended::Complete)),
+                Step::Wait => continue,
+                Step::Stop => return Ok(Next::Ended(Ended::Stopped)),
+            }
+            let alignment = self.direct_alignment.unwrap_or(1);
+            match self.file.borrow().read_at(buffer.aligned(alignment), self.offset) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if self.is_refused(&error) => self.read_through_page_cache(),
+                read => break whole_units(read?, alignment, left),
+            }
+        };
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.offset = self.offset.saturating_add(count as u64);
+        let alignment = self.direct_alignment.unwrap_or(1);
+        Ok(Next::Chunk(buffer.aligned(alignment).get(..count).unwrap_or_default()))
+    }
+
+    /// Some file systems allow `O_DIRECT` and refuse the first read.
+    fn is_refused(&self, error: &io::Error) -> bool {
+        let is_first = self.direct_alignment.is_some() && self.offset == 0;
+        is_first && Errno::from_io_error(error) == Some(Errno::INVAL)
+    }
+
+    fn read_through_page_cache(&mut self) {
+        let file = self.file.borrow();
+        if let Ok(flags) = fcntl_getfl(file) {
+            // If it fails, the next read is refused again, and that error is returned.
+            let _ = fcntl_setfl(file, flags - OFlags::DIRECT);
+        }
+        drop_cached(file);
+        self.direct_alignment = None;
+    }
+}
+
+impl<F: Borrow<File>> Drop for DiskFile<F> {
+    fn drop(&mut self) {
+        if self.direct_alignment.is_none() {
+            drop_cached(self.file.borrow());
+        }
+    }
 }
 
 /// Of a read that ended early, inside the file, what leaves the next offset aligned. Only the end
@@ -153,30 +175,23 @@ const fn whole_units(count: usize, alignment: usize, left: u64) -> usize {
     if count as u64 >= left { count } else { count - count % alignment }
 }
 
-/// A file whose reads go to the disk.
-struct Direct {
-    /// Of offsets, lengths and memory, in bytes; a power of two.
-    alignment: usize,
-}
-
-impl Direct {
-    fn of(file: &File) -> Option<Self> {
-        let told = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
-        let told = told.filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
-        let alignment = match told {
-            Some(stat) if stat.stx_dio_offset_align == 0 => return None,
-            Some(stat) => usize::try_from(stat.stx_dio_offset_align.max(stat.stx_dio_mem_align)).ok()?,
-            None => USUAL_ALIGNMENT,
-        };
-        // Never less than usual: some kernels tell what the disk takes and not what they take.
-        let alignment = alignment.max(USUAL_ALIGNMENT);
-        if !alignment.is_power_of_two() || alignment > CHUNK_BYTES {
-            return None;
-        }
-        let flags = fcntl_getfl(file).ok()?;
-        fcntl_setfl(file, flags | OFlags::DIRECT).ok()?;
-        Some(Self { alignment })
+/// Has reads of a file go to the disk, if the file system lets it; returns which alignment they need.
+fn direct_alignment(file: &File) -> Option<usize> {
+    let told = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+    let told = told.filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+    let alignment = match told {
+        Some(stat) if stat.stx_dio_offset_align == 0 => return None,
+        Some(stat) => usize::try_from(stat.stx_dio_offset_align.max(stat.stx_dio_mem_align)).ok()?,
+        None => USUAL_ALIGNMENT,
+    };
+    // Never less than usual: some kernels tell what the disk takes and not what they take.
+    let alignment = alignment.max(USUAL_ALIGNMENT);
+    if !alignment.is_power_of_two() || alignment > CHUNK_BYTES {
+        return None;
     }
+    let flags = fcntl_getfl(file).ok()?;
+    fcntl_setfl(file, flags | OFlags::DIRECT).ok()?;
+    Some(alignment)
 }
 
 /// Only advice: a kernel that does not take it leaves the reader with what is cached.

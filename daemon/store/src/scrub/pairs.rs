@@ -1,0 +1,211 @@
+//! Many blobs, two at a time: two digests cost little more than one (`blobd_sha256`).
+
+use std::fs::File;
+
+use blobd_sha256::{Sha256, update_both};
+use blobd_store_format::digest::Digest;
+
+use super::check::verdict_on_mode;
+use super::read::{Buffer, DiskFile, Next};
+use super::{DiskReader, Ended, Gate, Verdict};
+use crate::own_reads::OwnRead;
+use crate::{FileStatus, Store, StoreError};
+
+/// Checks the blobs that `next` returns, until it returns none or `gate` stops it, and tells `verdict` of each.
+///
+/// What is right at the first reading, as nearly all of them are, is read beside another one. The others
+/// are checked one by one at the end ([`DiskReader::check`]), which reads them again.
+///
+/// # Errors
+/// Those of [`DiskReader::check`].
+pub fn check_in_pairs(
+    store: &Store,
+    next: &mut dyn FnMut() -> Option<Digest>,
+    gate: &mut Gate<'_>,
+    verdict: &mut dyn FnMut(Digest, Verdict),
+) -> Result<(), StoreError> {
+    let (mut lanes, mut unclear) = (Lanes::default(), Vec::new());
+    while lanes.fill(store, next, &mut unclear) {
+        for (digest, outcome) in lanes.step(store, gate) {
+            match outcome {
+                Outcome::Right(right) => verdict(digest, right),
+                Outcome::Unclear => unclear.push(digest),
+                Outcome::Stopped => return Ok(()),
+            }
+        }
+    }
+    let mut reader = DiskReader::default();
+    for digest in unclear {
+        match reader.check(store, digest, gate)? {
+            Verdict::Unfinished => return Ok(()),
+            other => verdict(digest, other),
+        }
+    }
+    Ok(())
+}
+
+/// A blob that is being read.
+struct Lane<'s> {
+    digest: Digest,
+    seen: FileStatus,
+    file: DiskFile<File>,
+    hash: Sha256,
+    _reading: OwnRead<'s>,
+}
+
+#[derive(Default)]
+struct Lanes<'s> {
+    lanes: [Option<Lane<'s>>; 2],
+    buffers: [Buffer; 2],
+}
+
+/// How the reading of a blob ended.
+enum Outcome {
+    Right(Verdict),
+    /// Wrong, gone, wanted by a collection, or not to be read.
+    Unclear,
+    Stopped,
+}
+
+impl<'s> Lane<'s> {
+    /// Nothing if it has to be looked at more closely.
+    fn open(store: &'s Store, digest: Digest) -> Option<Self> {
+        let seen = store.blob_status(digest).ok().flatten().filter(FileStatus::is_file)?;
+        let reading = store.note_own_read_unless_barred(digest)?;
+        let file = DiskFile::open(store.open_blob(digest, 0).ok()?);
+        Some(Self { digest, seen, file, hash: Sha256::new(), _reading: reading })
+    }
+
+    fn next<'b>(
+        &mut self,
+        store: &Store,
+        buffer: &'b mut Buffer,
+        gate: &mut Gate<'_>,
+    ) -> Result<&'b [u8], Outcome> {
+        if store.is_own_read_barred(self.digest) || store.is_condemned(self.digest) {
+            return Err(Outcome::Unclear);
+        }
+        match self.file.next(buffer, gate) {
+            Ok(Next::Chunk(bytes)) => Ok(bytes),
+            Ok(Next::Ended(Ended::Complete)) => {
+                let found = Digest::from_bytes(std::mem::take(&mut self.hash).finish());
+                Err(if found == self.digest {
+                    Outcome::Right(verdict_on_mode(&self.seen))
+                } else {
+                    Outcome::Unclear
+                })
+            }
+            Ok(Next::Ended(Ended::Stopped)) => Err(Outcome::Stopped),
+            Ok(Next::Ended(Ended::Unlinked)) | Err(_) => Err(Outcome::Unclear),
+        }
+    }
+}
+
+impl<'s> Lanes<'s> {
+    /// Opens blobs until there are two; false when there are none any more.
+    fn fill(
+        &mut self,
+        store: &'s Store,
+        next: &mut dyn FnMut() -> Option<Digest>,
+        unclear: &mut Vec<Digest>,
+    ) -> bool {
+        for lane in &mut self.lanes {
+            while lane.is_none()
+                && let Some(digest) = next()
+            {
+                *lane = Lane::open(store, digest);
+                if lane.is_none() {
+                    unclear.push(digest);
+                }
+            }
+        }
+        self.lanes.iter().any(Option::is_some)
+    }
+
+    /// Reads and hashes a chunk of each; returns those that have ended.
+    fn step(&mut self, store: &Store, gate: &mut Gate<'_>) -> Vec<(Digest, Outcome)> {
+        let mut ended = Vec::new();
+        let mut read = self.lanes.each_mut().map(|_lane| None);
+        for ((lane, buffer), read) in self.lanes.iter_mut().zip(&mut self.buffers).zip(&mut read) {
+            match lane.as_mut().map(|lane| lane.next(store, buffer, gate)) {
+                Some(Ok(bytes)) => *read = Some(bytes),
+                Some(Err(outcome)) => ended.extend(lane.take().map(|lane| (lane.digest, outcome))),
+                None => {}
+            }
+        }
+        let hashes = self.lanes.each_mut().map(|lane| lane.as_mut().map(|lane| &mut lane.hash));
+        match (hashes, read) {
+            ([Some(first), Some(second)], [Some(first_bytes), Some(second_bytes)]) => {
+                update_both(first, first_bytes, second, second_bytes);
+            }
+            ([Some(hash), _], [Some(bytes), _]) | ([_, Some(hash)], [_, Some(bytes)]) => hash.update(bytes),
+            _ => {}
+        }
+        ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::Ingest;
+    use crate::scrub::Step;
+
+    /// Sizes that end in different chunks, and blobs of nothing.
+    const SIZES: [usize; 7] = [0, 3, 5 << 20, 64, (1 << 20) + 1, 1 << 20, 70_000];
+
+    fn store_of_blobs() -> (tempfile::TempDir, Arc<Store>, Vec<Digest>) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
+        let digests = SIZES.iter().map(|size| ingest.add_bytes(&vec![7; *size]).unwrap()).collect();
+        ingest.commit_blobs().unwrap();
+        (folder, store, digests)
+    }
+
+    fn check_all(store: &Store, digests: &[Digest], gate: &mut Gate<'_>) -> BTreeMap<Digest, Verdict> {
+        let (mut left, mut verdicts) = (digests.iter().copied(), BTreeMap::new());
+        let mut tell = |digest, verdict| assert_eq!(verdicts.insert(digest, verdict), None);
+        check_in_pairs(store, &mut || left.next(), gate, &mut tell).unwrap();
+        verdicts
+    }
+
+    #[test]
+    fn every_blob_has_the_verdict_that_it_has_alone() {
+        let (_folder, store, mut digests) = store_of_blobs();
+        let path = store.path(blobd_store_format::layout::blob(digests[4]));
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, vec![8; SIZES[4]]).unwrap();
+        digests.insert(2, Digest::of(b"missing"));
+        let verdicts = check_all(&store, &digests, &mut |_| Step::Go);
+        assert_eq!(verdicts.len(), digests.len());
+        for (place, digest) in digests.iter().enumerate() {
+            match (place, &verdicts[digest]) {
+                (2, Verdict::Gone) | (5, Verdict::Bad { set_aside: Ok(()), .. }) => {}
+                (place, verdict) => assert_eq!(*verdict, Verdict::Good, "{place}"),
+            }
+        }
+    }
+
+    #[test]
+    fn stop_ends_it_in_the_middle() {
+        let (_folder, store, digests) = store_of_blobs();
+        let mut chunks = 0;
+        let mut gate = |_| {
+            chunks += 1;
+            if chunks < 5 { Step::Go } else { Step::Stop }
+        };
+        assert!(check_all(&store, &digests, &mut gate).len() < digests.len() - 1);
+    }
+
+    #[test]
+    fn blob_that_is_condemned_is_read_all_the_same() {
+        let (_folder, store, digests) = store_of_blobs();
+        store.condemn([digests[2]]);
+        assert_eq!(check_all(&store, &digests[2..3], &mut |_| Step::Go)[&digests[2]], Verdict::Good);
+    }
+}
