@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 mod balloon;
 mod generated;
+mod hash;
 mod import;
 mod measure;
 mod mount;
@@ -17,6 +18,7 @@ mod pull;
 mod scale;
 mod server;
 mod touch;
+mod verify;
 
 /// What is measured, and where.
 #[derive(Clone, Debug)]
@@ -40,15 +42,21 @@ pub(crate) struct Setup {
 
 type Measurement = fn(&Setup) -> measure::Outcome<()>;
 
-const MEASUREMENTS: [(&str, Measurement); 4] =
-    [("import", import::run), ("pull", pull::run), ("open", open::run), ("touch", touch::run)];
+const MEASUREMENTS: [(&str, Measurement); 6] = [
+    ("hash", hash::run),
+    ("import", import::run),
+    ("pull", pull::run),
+    ("verify", verify::run),
+    ("open", open::run),
+    ("touch", touch::run),
+];
 
 /// Only where they are asked for: one takes a million inodes and some minutes, the other mounts and
 /// empties the page cache, which needs root.
 const ON_DEMAND: [(&str, Measurement); 2] = [("scale", scale::run), ("mount", mount::run)];
 
 const USAGE: &str = "--disk=DIR, --tmpfs=DIR, --blocks=N, --rounds=N, --blobs=N, --models=N or \
-                     --only=import|pull|open|touch|scale|mount";
+                     --only=hash|import|pull|verify|open|touch|scale|mount";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let setup = Setup::from_args(std::env::args().skip(1))?;
