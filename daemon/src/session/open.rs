@@ -85,14 +85,15 @@ async fn hold(
     peer: &Peer,
     model: &Reference,
 ) -> Result<SessionGuard, SessionError> {
+    let bytes = passing.answer.blobs.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
+    // Listed before the client has anything: whoever asks afterwards sees it.
+    let listed = daemon.sessions.begin(peer, model.clone(), bytes);
     for part in &passing.answer.frames {
         passing.stream.send(part, &[]).await?;
     }
-    let bytes = passing.answer.blobs.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
     // From here on the stream is all that is left: a session may last for days.
     let stream = pass_all(daemon, passing).await?;
     drop(until_passed);
-    let listed = daemon.sessions.begin(peer, model.clone(), bytes);
     tokio::select! {
         () = stream.closed() => {}
         // One request may end a thousand.
