@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::command::Blobd;
 use crate::places::{disk_folder, fast_folder};
 use crate::programs;
-use crate::wait::{eventually, eventually_some};
+use crate::wait::{DEADLINE, eventually, eventually_some};
 
 /// `blobd serve` with a temporary root and socket; killed when dropped.
 #[derive(Debug)]
@@ -101,6 +101,9 @@ impl TestDaemon {
         let mut command = Command::new(words.next().expect("a program"));
         command.args(words);
         self.embedded().prepare(&mut command);
+        if self.config.is_none() {
+            command.env("BLOBD_CONFIG", self.default_config());
+        }
         command.arg("serve").arg("--socket").arg(self.socket());
         let child = command.stdout(Stdio::null()).stderr(log).spawn().expect("the daemon starts");
         self.child = Some(child);
@@ -168,6 +171,30 @@ impl TestDaemon {
         self.child.as_ref().expect("the daemon is running").id()
     }
 
+    /// The configuration of a daemon that has none of its own: no background scrub. That might find damage
+    /// before the command under test does.
+    fn default_config(&self) -> PathBuf {
+        let path = self.folder.path().join("daemon.toml");
+        fs::write(&path, "[scrub]\nrate_bytes_per_second = 0\n").expect("a configuration file");
+        path
+    }
+
+    /// Waits until it has no more than `most` descriptors open, by [`Self::open_descriptors`].
+    ///
+    /// # Panics
+    /// When that does not happen; the message lists what is open.
+    pub fn wait_for_descriptors(&self, most: usize) {
+        let start = Instant::now();
+        loop {
+            let open = self.open_files();
+            if open.len() <= most {
+                return;
+            }
+            assert!(start.elapsed() < DEADLINE, "more than {most} descriptors are open: {open:#?}");
+            sleep(Duration::from_millis(5));
+        }
+    }
+
     /// How many descriptors it has open, but for those of its index, which a thread opens at any time, and for
     /// the directory `blobs`, which stays open once it was needed.
     ///
@@ -175,11 +202,15 @@ impl TestDaemon {
     /// When it is not running.
     #[must_use]
     pub fn open_descriptors(&self) -> usize {
+        self.open_files().len()
+    }
+
+    fn open_files(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("a running process");
         let (index, blobs) = (self.root.join("index"), self.root.join("blobs"));
         // One that is closed meanwhile has no target any more.
         let targets = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
-        targets.filter(|target| !target.starts_with(&index) && *target != blobs).count()
+        targets.filter(|target| !target.starts_with(&index) && *target != blobs).collect()
     }
 
     /// How many descriptors it has open when it serves nobody. Waits until all connections that tests have

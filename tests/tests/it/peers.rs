@@ -103,7 +103,7 @@ fn client_that_never_acknowledges_is_dropped_and_keeps_nobody_waiting() {
     for stream in &mut silent {
         drain(stream);
     }
-    eventually("all descriptors are closed", || daemon.open_descriptors() <= before);
+    daemon.wait_for_descriptors(before);
     drop(silent);
     check_no_lease(&daemon);
 }
@@ -161,7 +161,7 @@ fn client_that_goes_in_the_middle_leaves_nothing() {
         read_to_first_batch(&mut open(&daemon));
     }
     check_serves_others(&daemon);
-    eventually("all descriptors are closed", || daemon.open_descriptors() <= before);
+    daemon.wait_for_descriptors(before);
     check_no_lease(&daemon);
 }
 
@@ -225,7 +225,7 @@ fn import_needs_exactly_one_file() {
     send_all(&stream, &one, &[fd; 60]).unwrap();
     assert_eq!(drain(&mut stream), [], "sixty");
     check_empty(daemon.root());
-    eventually("all descriptors are closed", || daemon.open_descriptors() <= before);
+    daemon.wait_for_descriptors(before);
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn import_whose_client_goes_before_it_sends_a_file_is_forgotten() {
     for _ in 0..20 {
         drop(import(&daemon));
     }
-    eventually("all descriptors are closed", || daemon.open_descriptors() <= before);
+    daemon.wait_for_descriptors(before);
     assert_eq!(staged(daemon.root()), [""; 0]);
     check_empty(daemon.root());
 }

@@ -181,22 +181,22 @@ fn connection_that_is_half_shut_ends_and_leaves_nothing() {
     check_serves_others(&daemon, &digest);
     // Of a client that still has descriptors in its queue the daemon keeps the connection, and nothing else:
     // they count as sent by the daemon's user until they are received or the client closes its end.
-    eventually("all but these are closed", || daemon.open_descriptors() <= before + held.len());
+    daemon.wait_for_descriptors(before + held.len());
     eventually("no session is left", || daemon.client().sessions().unwrap().sessions.is_empty());
     drop(held);
-    eventually("all are closed", || daemon.open_descriptors() <= before);
+    daemon.wait_for_descriptors(before);
     let deaf = open(&daemon);
     deaf.shutdown(Shutdown::Read).unwrap();
     check_serves_others(&daemon, &digest);
     drop(deaf);
-    eventually("it is closed", || daemon.open_descriptors() <= before);
+    daemon.wait_for_descriptors(before);
     // Before a request is complete, too.
     let mut early = http::connect(&daemon.socket());
     early.write_all(b"POST /v1/open HTTP/1.1\r\nHost: x\r\n").unwrap();
     early.shutdown(Shutdown::Write).unwrap();
     let mut rest = Vec::new();
     let _ = early.read_to_end(&mut rest);
-    eventually("it is closed", || daemon.open_descriptors() <= before);
+    daemon.wait_for_descriptors(before);
 }
 
 #[test]
@@ -217,10 +217,10 @@ fn frames_that_drip_are_not_waited_for() {
     let time = start.elapsed();
     assert!(time > Duration::from_secs(5) && time < Duration::from_secs(30), "{time:?}");
     // As above: the connection itself is kept until the client receives its descriptors or closes its end.
-    eventually("its descriptors are closed", || daemon.open_descriptors() <= before + 1);
+    daemon.wait_for_descriptors(before + 1);
     check_serves_others(&daemon, &digest);
     drop(stream);
-    eventually("its connection is closed", || daemon.open_descriptors() <= before);
+    daemon.wait_for_descriptors(before);
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn frame_that_is_longer_than_any_of_a_client_is_refused_before_it_comes() {
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
     }
-    eventually("its descriptors are closed", || daemon.open_descriptors() <= before);
+    daemon.wait_for_descriptors(before);
     check_serves_others(&daemon, &digest);
 }
 

@@ -23,16 +23,8 @@ use serde_json::Value as Json;
 /// A tensor of the first block, of 4 KiB and more.
 const TENSOR: &str = "blk.0.ffn_up.weight";
 
-/// A daemon that does not look for damage by itself: it might find it before whoever is told to look.
-fn daemon_without_scrub() -> TestDaemon {
-    let folder = fast_folder();
-    let config = folder.path().join("config.toml");
-    fs::write(&config, "[scrub]\nrate_bytes_per_second = 0\n").unwrap();
-    TestDaemon::start_under(&["env", &format!("BLOBD_CONFIG={}", config.display())], folder)
-}
-
 fn daemon_with(model: &ModelFile) -> TestDaemon {
-    let daemon = daemon_without_scrub();
+    let daemon = TestDaemon::start();
     import(&daemon, model, "m");
     daemon
 }

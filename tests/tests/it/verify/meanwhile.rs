@@ -44,7 +44,7 @@ fn verify_meanwhile(daemon: &TestDaemon, arguments: &[&str]) -> Vec<Json> {
 
 #[test]
 fn models_that_come_and_go_are_no_damage() {
-    let daemon = super::daemon_without_scrub();
+    let daemon = TestDaemon::start();
     import(&daemon, &ModelFile::dense(1), "m");
     let reported = verify_meanwhile(&daemon, &[]);
     assert_eq!(reported, [Json::Null; 0]);
@@ -55,7 +55,7 @@ fn models_that_come_and_go_are_no_damage() {
 
 #[test]
 fn damage_is_found_while_models_come_and_go() {
-    let daemon = super::daemon_without_scrub();
+    let daemon = TestDaemon::start();
     import(&daemon, &ModelFile::dense(1), "m");
     let digest = tensor_digest(&daemon.command(), "m", super::TENSOR);
     flip_byte(&blobd_tests::store_dir::blob_path(daemon.root(), &digest), 77);

@@ -29,7 +29,7 @@ impl Pulled {
         registry
             .add_model("library/tiny:latest", b"{}", &[(MODEL, &model.bytes()), (TEMPLATE, PROMPT)])
             .unwrap();
-        let (daemon, name) = (super::daemon_without_scrub(), registry.name("library/tiny:latest"));
+        let (daemon, name) = (TestDaemon::start(), registry.name("library/tiny:latest"));
         daemon.command().run(["pull", &name]).succeeds();
         Self { registry, daemon, name, model }
     }
