@@ -2,20 +2,19 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs::{self, File, Permissions};
-use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::image::{self, Image, Refusal};
+use crate::memory::{memory_file, place_of, reopened, seal};
 use crate::next;
 use crate::sys::{
-    EINVAL, ENOENT, ENOTDIR, ENXIO, EROFS, F_ADD_SEALS, F_SEAL_FORM, F_SEAL_FUTURE_WRITE, F_SEAL_WRITE,
-    Iovec, MFD_ALLOW_SEALING, MFD_CLOEXEC, O_ACCMODE, O_CLOEXEC, O_DIRECTORY, O_PATH, O_TRUNC, SEEK_CUR,
-    SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET, SYS_MEMFD_SECRET, errno, fcntl, memfd_create, set_errno,
+    EINVAL, ENOENT, ENOTDIR, ENXIO, EROFS, Iovec, O_ACCMODE, O_CLOEXEC, O_DIRECTORY, O_PATH, O_TRUNC,
+    SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET, SYS_MEMFD_SECRET, errno, set_errno,
 };
 
 /// The directory that is not there.
@@ -144,36 +143,6 @@ fn unopenable() -> Option<File> {
     c_int::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// An empty file in memory; `None` is a failure, with `errno` set.
-pub(crate) fn memory_file(name: &CStr) -> Option<File> {
-    // SAFETY: Needed to make a file without a place. The name is a C string.
-    let fd = unsafe { memfd_create(name.as_ptr(), MFD_CLOEXEC | MFD_ALLOW_SEALING) };
-    // SAFETY: Needed to own it: it was made just now.
-    (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
-}
-
-/// Ends all writing to a memory file that is mapped nowhere, and gives a descriptor to read it.
-pub(crate) fn sealed(file: &File) -> io::Result<OwnedFd> {
-    let sealed = seal(file).then(|| reopened(file, O_CLOEXEC)).flatten();
-    sealed.ok_or_else(io::Error::last_os_error)
-}
-
-fn seal(file: &File) -> bool {
-    // The second is for Linux before 5.1. It asks more, and waits some milliseconds for pages to settle.
-    [F_SEAL_FUTURE_WRITE, F_SEAL_WRITE].into_iter().any(|write| {
-        // SAFETY: Needed because std has no name for it. Takes numbers.
-        unsafe { fcntl(file.as_raw_fd(), F_ADD_SEALS, F_SEAL_FORM | write) == 0 }
-    })
-}
-
-/// Another descriptor of a file, with flags of its own; `None` is a failure, with `errno` set.
-fn reopened(file: &File, flags: c_int) -> Option<OwnedFd> {
-    // SAFETY: Needed because std would come back to our own `open`. The path is a C string.
-    let fd = unsafe { next::open64(place_of(file.as_raw_fd()).as_ptr().cast(), flags, 0) };
-    // SAFETY: Needed to own it: it was made just now.
-    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
 /// Whether a descriptor that was opened for reading would give a stand-in's zeros, be it of this process
 /// or of one that left it open for this program.
 pub(crate) fn is_stand_in(fd: c_int) -> bool {
@@ -195,35 +164,6 @@ fn spare(image: &Image) -> Option<OwnedFd> {
     let shown = file.try_clone();
     image.spare.put(file);
     shown.ok().map(OwnedFd::from)
-}
-
-/// A place for a stand-in. Without a lock: a child that is forked meanwhile must not find it locked.
-pub(crate) struct Spare(AtomicI32);
-
-impl Default for Spare {
-    fn default() -> Self {
-        Self(AtomicI32::new(-1))
-    }
-}
-
-impl Spare {
-    fn take(&self) -> Option<File> {
-        let fd = self.0.swap(-1, Ordering::AcqRel);
-        // SAFETY: Needed to own it again: `put` gave it up, and it is taken once.
-        (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
-    }
-
-    /// The one that was put last stays.
-    fn put(&self, file: File) {
-        let before = self.0.swap(file.into_raw_fd(), Ordering::AcqRel);
-        // SAFETY: As in `take`.
-        drop((before >= 0).then(|| unsafe { OwnedFd::from_raw_fd(before) }));
-    }
-}
-
-/// The path of a descriptor, as a C string.
-pub(crate) fn place_of(fd: c_int) -> Vec<u8> {
-    format!("/proc/self/fd/{fd}\0").into_bytes()
 }
 
 /// Whether there can be a descriptor of a model.
@@ -335,12 +275,8 @@ pub(crate) struct Substitute {
 impl Substitute {
     /// For a function that looks at a path. `None` for a path that is none of ours, `Some(None)` when
     /// it is and cannot be had: `errno` says why.
-    ///
-    /// # Safety
-    /// `path` must be null or a C string.
-    pub(crate) unsafe fn of(path: *const c_char) -> Option<Option<Self>> {
-        // SAFETY: The caller's promise.
-        match unsafe { classify(path) } {
+    pub(crate) fn of(path: Path) -> Option<Option<Self>> {
+        match path {
             Path::Other => None,
             Path::Folder => Some(Some(Self { path: b"/\0".to_vec(), _fd: None })),
             Path::Model(model) => Some(match find_image(&model) {

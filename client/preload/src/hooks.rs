@@ -11,7 +11,7 @@ use crate::sys::{
     AT_FDCWD, EACCES, EBADF, EINVAL, ENOTSUP, EROFS, Iovec, MAP_FAILED, O_CLOEXEC, SYS_STATX, W_OK, X_OK,
     errno, set_errno, strdup,
 };
-use crate::{next, streams};
+use crate::{fork, next, streams};
 
 /// Defines hooks: names that are exported with one body.
 macro_rules! hooks {
@@ -34,7 +34,7 @@ macro_rules! hooks {
 /// Calls on with another path if this one is a model's.
 macro_rules! with_path {
     ($path:ident, $call:expr, $instead:expr) => {
-        match Substitute::of($path) {
+        match Substitute::of(classify($path)) {
             None => $call,
             Some(None) => -1,
             Some(Some(substitute)) => {
@@ -128,7 +128,7 @@ hooks! {
         with_path!(path, next::faccessat(dir, path, mode, flags), may(path, mode))
     }
     realpath (path: *const c_char, out: *mut c_char) -> *mut c_char {
-        match Substitute::of(path) {
+        match Substitute::of(classify(path)) {
             None => next::realpath(path, out),
             Some(None) => ptr::null_mut(),
             Some(Some(_there)) => resolved(path, out),
@@ -226,12 +226,25 @@ hooks! {
         number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long
     ) -> c_long {
         // libuv calls this one by its number.
-        match Substitute::of(if number == SYS_STATX { b as *const c_char } else { ptr::null() }) {
+        match Substitute::of(classify(if number == SYS_STATX { b as *const c_char } else { ptr::null() })) {
             None => next::syscall(number, a, b, c, d, e, f),
             Some(None) => -1,
             Some(Some(instead)) => next::syscall(number, a, instead.as_ptr() as c_long, 0, d, e, f),
         }
     }
+}
+
+/// Looks at a path. From the first one of ours on, forks take the locks of this library.
+///
+/// # Safety
+/// `path` must be null or a C string.
+unsafe fn classify(path: *const c_char) -> Path {
+    // SAFETY: The caller's promise.
+    let path = unsafe { files::classify(path) };
+    if matches!(path, Path::Model(_)) {
+        fork::prepare();
+    }
+    path
 }
 
 /// `open` of a path of ours; `None` if it is none.
@@ -240,7 +253,7 @@ hooks! {
 /// `path` must be null or a C string.
 unsafe fn open_any(path: *const c_char, flags: c_int) -> Option<c_int> {
     // SAFETY: The caller's promise.
-    match unsafe { files::classify(path) } {
+    match unsafe { classify(path) } {
         Path::Other => None,
         Path::Folder => {
             set_errno(EACCES);
@@ -256,7 +269,7 @@ unsafe fn open_any(path: *const c_char, flags: c_int) -> Option<c_int> {
 /// `path` and `mode` must be C strings.
 unsafe fn open_stream(path: *const c_char, mode: *const c_char) -> Option<*mut c_void> {
     // SAFETY: The caller's promise.
-    let path = unsafe { files::classify(path) };
+    let path = unsafe { classify(path) };
     match path {
         Path::Other => None,
         Path::Folder => {

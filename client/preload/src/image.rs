@@ -12,14 +12,14 @@ use std::process::id;
 use std::ptr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::files::{self, Spare};
+use crate::memory::{Spare, memory_file, sealed};
+use crate::next;
 use crate::sys::{
     EACCES, EINVAL, EIO, ENOMEM, Iovec, MADV_POPULATE_READ, MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED,
     MAP_FIXED_NOREPLACE, MAP_NORESERVE, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, MAP_TYPE, MREMAP_FIXED,
     MREMAP_MAYMOVE, MSG_CMSG_CLOEXEC, Message, PROT_READ, PROT_WRITE, SCM_RIGHTS, SOL_SOCKET, errno, madvise,
     mprotect, mremap, munmap, page_size, recvmsg,
 };
-use crate::{fork, next};
 
 /// The environment variable that names the socket of `blobd exec`.
 const SOCKET_VARIABLE: &str = "BLOBD_EXEC_SOCKET";
@@ -60,7 +60,6 @@ impl From<io::Error> for Refusal {
 /// The image behind a path, from memory if it was asked for before.
 pub(crate) fn find(path: &[u8]) -> Result<Arc<Image>, Refusal> {
     static ANSWERED: Condvar = Condvar::new();
-    fork::prepare();
     let mut images = images();
     loop {
         match images.get_or_insert_default().get(path) {
@@ -301,10 +300,10 @@ impl Image {
             return Ok(());
         }
         let pages = self.pages(offset, length)?;
-        let file = files::memory_file(c"blobd-copied").ok_or_else(io::Error::last_os_error)?;
+        let file = memory_file(c"blobd-copied").ok_or_else(io::Error::last_os_error)?;
         file.set_len(pages.len() as u64)?;
         write_mapped(&file, usize::try_from(length).map_err(|_long| invalid())?, fill)?;
-        self.map_pages(pages, &files::sealed(&file)?, 0)
+        self.map_pages(pages, &sealed(&file)?, 0)
     }
 
     /// The whole pages of a part of the image.

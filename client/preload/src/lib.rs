@@ -19,6 +19,7 @@ mod files;
 mod fork;
 mod hooks;
 mod image;
+mod memory;
 mod next;
 mod reopen;
 mod streams;
