@@ -32,6 +32,7 @@
 //! stored, whatever type is asked for.
 
 mod error;
+mod inference;
 mod quantization;
 mod table;
 
@@ -102,7 +103,7 @@ impl ManifestWeights {
         let index = read_json(&model, MODEL_INDEX)?;
         let indexed = |key: &str| index.as_ref().and_then(|index| index.get(key));
         let quantization = quant_type
-            .or_else(|| quantization::of_separate_layers(&tensors))
+            .or_else(|| inference::of_separate_layers(&tensors))
             .or_else(|| indexed("quantization").and_then(Json::as_str).map(str::to_owned))
             .filter(|name| !name.is_empty())
             .map(|name| name.to_uppercase());
@@ -183,7 +184,7 @@ impl ManifestWeights {
         let weight = self.tensors.get(name).filter(|_| self.is_quantized(name))?;
         let scale = self.tensors.get(&table::scale_name(name))?;
         let has_bias = self.tensors.contains_key(&table::bias_name(name));
-        let guess = || quantization::infer(weight, scale, has_bias, self.quantization());
+        let guess = || inference::infer(weight, scale, has_bias, self.quantization());
         let said = weight.quantization.clone();
         let quant_type = said.quant_type.or_else(|| guess().quant_type);
         Some(Quantization { quant_type, group_size: said.group_size.or_else(|| guess().group_size) })
