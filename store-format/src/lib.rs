@@ -43,6 +43,7 @@ pub mod descriptor;
 pub mod digest;
 pub mod expert;
 pub mod file_type;
+mod ggml_type;
 pub mod gguf;
 pub mod index;
 pub mod layout;

@@ -15,7 +15,6 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-use crate::split::SplitPlan;
 
 /// How one file is put together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,6 +103,12 @@ impl Recipe {
     /// The longest recipe read: one of as many tensors as a header may have, with names as long
     /// as they may be, stays below it.
     pub const MAX_BYTES: u64 = 128 << 20;
+    /// The longest stretch between tensors that becomes a literal: as base64 it stays a readable
+    /// part of a JSON recipe, and it covers the padding of any page size.
+    pub const MAX_LITERAL_BYTES: u64 = 64 << 10;
+    /// The most bytes of all literals together. What is more goes to filler blobs, so that
+    /// a hostile file can make neither a recipe of gigabytes nor a reader hold them in memory.
+    pub const MAX_LITERALS_BYTES: u64 = 16 << 20;
 
     /// Checks the parts of a recipe and joins them.
     ///
@@ -320,8 +325,8 @@ pub(crate) fn check_pieces(pieces: &[Piece]) -> Result<Extents, RecipeError> {
         extents.size = extents.size.checked_add(length).ok_or_else(refused)?;
         if !matches!(piece, Piece::Blob { .. }) {
             padding = padding.saturating_add(length);
-            check_padding(index, length, SplitPlan::MAX_LITERAL_BYTES)?;
-            check_padding(index, padding, SplitPlan::MAX_LITERALS_BYTES)?;
+            check_padding(index, length, Recipe::MAX_LITERAL_BYTES)?;
+            check_padding(index, padding, Recipe::MAX_LITERALS_BYTES)?;
         }
         if let Piece::Blob { blob, offset, .. } = piece {
             let end = offset.checked_add(length).ok_or_else(refused)?;
@@ -428,10 +433,10 @@ mod tests {
             let pieces = zeros.iter().map(|zeros| Piece::Zeros { zeros: *zeros }).collect();
             Recipe::new(Digest::of(b"a file"), pieces, Vec::new())
         };
-        let most = SplitPlan::MAX_LITERAL_BYTES;
+        let most = Recipe::MAX_LITERAL_BYTES;
         assert!(of(&[most]).is_ok());
         assert!(matches!(of(&[8, most + 1]), Err(RecipeError::Padding { index: 1, .. })));
-        let count = usize::try_from(SplitPlan::MAX_LITERALS_BYTES / most).unwrap();
+        let count = usize::try_from(Recipe::MAX_LITERALS_BYTES / most).unwrap();
         assert!(of(&vec![most; count]).is_ok());
         assert!(matches!(of(&vec![most; count + 1]), Err(RecipeError::Padding { .. })));
     }

@@ -3,7 +3,7 @@
 //! The one owner of "a tensor's bytes are its shape times its type": every [`TensorInfo`] has
 //! passed that arithmetic without overflow. Whether the bytes are there is [`crate::split`]'s.
 
-use crate::gguf::GgmlType;
+use crate::ggml_type::GgmlType;
 
 /// Name, type, shape and place of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

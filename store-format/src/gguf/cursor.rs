@@ -3,8 +3,8 @@
 //! This is the only place that turns header bytes into numbers and ranges. "More bytes are
 //! needed" is an answer like any other, and no field is waited for that cannot fit a header.
 
+use super::MAX_HEADER_BYTES;
 use super::error::GgufError;
-use super::header::Header;
 
 /// The order of the bytes in every number of a file, its tensors' included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ impl<'a> Cursor<'a> {
             .checked_mul(size)
             .and_then(|length| usize::try_from(length).ok())
             .and_then(|length| self.position.checked_add(length))
-            .filter(|end| *end as u64 <= Header::MAX_BYTES)
+            .filter(|end| *end as u64 <= MAX_HEADER_BYTES)
             .ok_or_else(|| self.too_long(count, size).into())
     }
 

@@ -1,8 +1,7 @@
 //! Why bytes are not a GGUF header that blobd takes.
 
-use super::header::Header;
-use super::value::ValueType;
-use super::{ALIGNMENT_KEY, MAX_ALIGNMENT};
+use super::value_type::ValueType;
+use super::{ALIGNMENT_KEY, MAX_ALIGNMENT, MAX_HEADER_BYTES};
 use crate::tensor::TensorError;
 
 /// Why a GGUF header is refused. Offsets are in bytes from the start of the file; names and keys
@@ -44,7 +43,7 @@ pub enum GgufError {
     #[error(
         "gguf: {count} items of at least {size} bytes at byte {offset}, \
          a header may have {} bytes in all",
-        Header::MAX_BYTES
+        MAX_HEADER_BYTES
     )]
     TooLong {
         /// Where the items would start.

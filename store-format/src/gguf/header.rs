@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use super::MAX_HEADER_BYTES;
 use super::cursor::{ByteOrder, Cursor};
-use super::error::GgufError;
-use super::ggml_type::GgmlType;
-use super::parser::HeaderParser;
-use super::value::{MetadataValue, ValueType};
+use super::value::MetadataValue;
+use super::value_type::ValueType;
+use crate::ggml_type::GgmlType;
 use crate::tensor::{Shape, TensorInfo};
 
 /// The metadata and the tensor table of a GGUF file, with the exact bytes they were read from.
@@ -28,25 +28,14 @@ pub struct Tensors<'a> {
 }
 
 impl Header {
-    /// The longest header read, in bytes. The largest real one, of gemma-4 with its 262,144
-    /// tokens and 514,906 merges, has 15.8 MB.
-    pub const MAX_BYTES: u64 = 32 << 20;
+    /// The longest header read, in bytes.
+    pub const MAX_BYTES: u64 = MAX_HEADER_BYTES;
     /// The most tensors read. Large models have about 1,000; the most that any is known to need,
     /// Kimi K2 with its experts unpacked, is 70,000.
     pub const MAX_TENSORS: u64 = 131_072;
     /// The most metadata keys read. Files have some dozens; the public test file for this has
     /// 32,768.
     pub const MAX_KEYS: u64 = 131_072;
-
-    /// Reads the header at the start of `bytes`; what follows it is ignored.
-    ///
-    /// # Errors
-    /// [`GgufError`] when the bytes are no such header or end inside it.
-    pub fn parse(bytes: &[u8]) -> Result<Self, GgufError> {
-        let mut parser = HeaderParser::new();
-        parser.push(bytes)?;
-        parser.finish()
-    }
 
     /// The byte order of the header and of the tensors' numbers.
     #[must_use]

@@ -8,10 +8,11 @@ use std::fmt;
 
 use super::cursor::{ByteOrder, Cursor, Stop};
 use super::error::{GgufError, printable};
-use super::ggml_type::GgmlType;
 use super::header::{Header, MetadataRecord, Preamble, Span, TensorRecord};
-use super::value::{MetadataValue, ValueType};
+use super::value::MetadataValue;
+use super::value_type::ValueType;
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT};
+use crate::ggml_type::GgmlType;
 use crate::tensor::{Shape, TensorError, TensorInfo, check_name, size_bytes};
 
 /// Takes a file's bytes from its start and finds the header. It never reads by itself.
@@ -34,6 +35,18 @@ pub enum Progress {
     NeedMore,
     /// The header is complete; nothing that is pushed now matters.
     Done,
+}
+
+impl Header {
+    /// Reads the header at the start of `bytes`; what follows it is ignored.
+    ///
+    /// # Errors
+    /// [`GgufError`] when the bytes are no such header or end inside it.
+    pub fn parse(bytes: &[u8]) -> Result<Self, GgufError> {
+        let mut parser = HeaderParser::new();
+        parser.push(bytes)?;
+        parser.finish()
+    }
 }
 
 impl HeaderParser {

@@ -2,10 +2,10 @@
 
 use super::cursor::ByteOrder;
 use super::error::{GgufError, printable};
-use super::ggml_type::GgmlType;
 use super::header::Header;
 use super::value::Value;
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
+use crate::ggml_type::GgmlType;
 use crate::tensor::{Shape, TensorError, check_name, size_bytes};
 
 /// Collects metadata and tensors and makes the header of a GGUF file. The caller writes the

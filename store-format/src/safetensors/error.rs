@@ -1,6 +1,6 @@
 //! Why the header of a safetensors file is refused.
 
-use super::{Dtype, Header};
+use super::{Dtype, MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_TENSORS};
 
 /// Why the header of a safetensors file is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -15,7 +15,7 @@ pub enum SafetensorsError {
         expected: u64,
     },
     /// The header says of itself that it is longer than any.
-    #[error("safetensors: header of {found} bytes, at most {} allowed", Header::MAX_BYTES)]
+    #[error("safetensors: header of {found} bytes, at most {MAX_HEADER_BYTES} allowed")]
     HeaderLength {
         /// Its length in bytes.
         found: u64,
@@ -28,7 +28,7 @@ pub enum SafetensorsError {
         reason: String,
     },
     /// More tensors than any file has.
-    #[error("safetensors: more than {} tensors", Header::MAX_TENSORS)]
+    #[error("safetensors: more than {MAX_TENSORS} tensors")]
     TooManyTensors,
     /// A name that is too long, empty, or would harm a terminal.
     #[error("safetensors: tensor name of {length} bytes: {problem}")]
@@ -47,7 +47,7 @@ pub enum SafetensorsError {
         found: String,
     },
     /// More dimensions than any tensor has.
-    #[error("safetensors: tensor {name:?}: {found} dimensions, at most {} allowed", Header::MAX_DIMENSIONS)]
+    #[error("safetensors: tensor {name:?}: {found} dimensions, at most {MAX_DIMENSIONS} allowed")]
     Rank {
         /// The tensor's name.
         name: String,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::json::{RawHeader, RawTensor, TOO_MANY};
-use super::{Dtype, SafetensorsError};
+use super::{Dtype, MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_TENSORS, SafetensorsError};
 
 /// A checked header.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,11 +28,11 @@ pub struct Tensor {
 
 impl Header {
     /// The longest header read, in bytes: the limit of the `safetensors` library.
-    pub const MAX_BYTES: u64 = 100 << 20;
+    pub const MAX_BYTES: u64 = MAX_HEADER_BYTES;
     /// The most tensors of a file: as many as a GGUF file may have.
-    pub const MAX_TENSORS: usize = 131_072;
+    pub const MAX_TENSORS: usize = MAX_TENSORS;
     /// The most dimensions of a tensor. Weights have five at most, those of a video model's patches.
-    pub const MAX_DIMENSIONS: usize = 16;
+    pub const MAX_DIMENSIONS: usize = MAX_DIMENSIONS;
     /// The longest name of a tensor, in bytes.
     pub const MAX_NAME_BYTES: usize = 1024;
     /// How many bytes at the start of a file say how long its header is.

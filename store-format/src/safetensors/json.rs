@@ -10,7 +10,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 
-use super::Header;
+use super::MAX_TENSORS;
 
 /// A header's JSON.
 #[derive(Debug, Default)]
@@ -58,7 +58,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
             }
             if name == METADATA {
                 header.metadata = map.next_value::<Metadata>()?.0;
-            } else if header.tensors.len() < Header::MAX_TENSORS {
+            } else if header.tensors.len() < MAX_TENSORS {
                 header.tensors.push((name, map.next_value()?));
             } else {
                 return Err(de::Error::custom(TOO_MANY));

@@ -36,3 +36,10 @@ pub use self::error::SafetensorsError;
 pub use self::float::convert;
 pub use self::header::{Header, Tensor};
 pub use self::writer::HeaderWriter;
+
+/// The longest header read, in bytes.
+const MAX_HEADER_BYTES: u64 = 100 << 20;
+/// The most tensors of a file.
+const MAX_TENSORS: usize = 131_072;
+/// The most dimensions of a tensor.
+const MAX_DIMENSIONS: usize = 16;

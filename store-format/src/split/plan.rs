@@ -92,13 +92,6 @@ pub struct PlannedTensor {
 }
 
 impl SplitPlan {
-    /// The longest stretch between tensors that becomes a literal: as base64 it stays a readable
-    /// part of a JSON recipe, and it covers the padding of any page size.
-    pub const MAX_LITERAL_BYTES: u64 = 64 << 10;
-    /// The most bytes of all literals together. What is more goes to filler blobs, so that
-    /// a hostile file can make neither a recipe of gigabytes nor a reader hold them in memory.
-    pub const MAX_LITERALS_BYTES: u64 = 16 << 20;
-
     /// Plans how to split a file of `file_size` bytes that starts with `header`.
     ///
     /// # Errors
@@ -319,7 +312,7 @@ impl Builder {
         if size == 0 {
             return;
         }
-        if size > SplitPlan::MAX_LITERAL_BYTES || literals_size > SplitPlan::MAX_LITERALS_BYTES {
+        if size > Recipe::MAX_LITERAL_BYTES || literals_size > Recipe::MAX_LITERALS_BYTES {
             let blob = self.add_blob(size, BlobContent::Filler);
             return self.push_segment(size, Target::Blob { blob, offset_in_blob: 0 });
         }

@@ -236,24 +236,24 @@ fn missing_final_padding_is_accepted() {
 fn trailing_bytes_and_gaps_become_literals_up_to_the_limit_and_blobs_beyond() {
     let header = header(&[("a", I8, &[32], 32)]);
     let with_tail = |tail| plan(&header, 64 + tail).unwrap();
-    assert_eq!(with_tail(SplitPlan::MAX_LITERAL_BYTES).literal_count(), 2);
-    let beyond = with_tail(SplitPlan::MAX_LITERAL_BYTES + 1);
+    assert_eq!(with_tail(Recipe::MAX_LITERAL_BYTES).literal_count(), 2);
+    let beyond = with_tail(Recipe::MAX_LITERAL_BYTES + 1);
     assert_eq!(beyond.literal_count(), 1);
-    let filler = PlannedBlob { size: SplitPlan::MAX_LITERAL_BYTES + 1, content: BlobContent::Filler };
+    let filler = PlannedBlob { size: Recipe::MAX_LITERAL_BYTES + 1, content: BlobContent::Filler };
     assert_eq!(beyond.blobs().last(), Some(&filler));
 }
 
 #[test]
 fn literals_together_stay_below_their_limit() {
     let names: Vec<String> = (0..300).map(|index| index.to_string()).collect();
-    let gap = SplitPlan::MAX_LITERAL_BYTES;
+    let gap = Recipe::MAX_LITERAL_BYTES;
     let rows: Vec<Row<'_>> = names
         .iter()
         .zip(1..)
         .map(|(name, place)| (&**name, I8, &[32][..], place * (gap + 32) - 32))
         .collect();
     let plan = plan(&header(&rows), 300 * (gap + 32)).unwrap();
-    assert_eq!(plan.literal_count() as u64, SplitPlan::MAX_LITERALS_BYTES / gap);
+    assert_eq!(plan.literal_count() as u64, Recipe::MAX_LITERALS_BYTES / gap);
     assert_eq!(plan.blobs().iter().filter(|blob| blob.content == BlobContent::Filler).count(), 300 - 256);
 }
 

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use blobd_store_format::recipe::{Piece, Recipe, seal};
-use blobd_store_format::split::SplitPlan;
 use blobd_tests::command;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
@@ -135,7 +134,7 @@ fn plant(daemon: &TestDaemon, zeros: u64) {
 #[test]
 fn planted_recipe_is_not_followed_beyond_the_size_that_the_manifest_names() {
     for (zeros, reason) in
-        [(SplitPlan::MAX_LITERAL_BYTES, "the manifest says"), (1 << 50, "bytes of zeros and literals")]
+        [(Recipe::MAX_LITERAL_BYTES, "the manifest says"), (1 << 50, "bytes of zeros and literals")]
     {
         let mut daemon = daemon_with(&ModelFile::dense(1));
         daemon.stop();
