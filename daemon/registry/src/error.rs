@@ -9,7 +9,8 @@ use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::Reference;
 
 use super::credentials::CredentialError;
-use super::trouble::TlsTrouble;
+use super::origin::InvalidHost;
+use super::tls_trouble::TlsTrouble;
 use super::zone::Zone;
 
 /// Why a registry's answer could not be had or cannot be used.
@@ -350,6 +351,12 @@ fn later(wait: Option<&Duration>) -> String {
     wait.map_or_else(|| "later".to_owned(), |wait| format!("in {} s", wait.as_secs()))
 }
 
+impl From<InvalidHost> for RegistryError {
+    fn from(InvalidHost { host }: InvalidHost) -> Self {
+        Self::Host { host }
+    }
+}
+
 impl RegistryError {
     /// The kind of failure, which says what can be done about it.
     #[must_use]
@@ -500,8 +507,13 @@ pub enum RedirectRefusal {
     #[error("it leads from https to http; is this network behind a login page?")]
     Downgrade,
     /// More in a row than any registry needs.
-    #[error("it is one too many; at most {} are followed", super::fetch::MAX_REDIRECTS)]
+    #[error("it is one too many; at most {} are followed", Self::MAX_REDIRECTS)]
     TooMany,
+}
+
+impl RedirectRefusal {
+    /// The most redirects followed in a row. hf.co needs three.
+    pub const MAX_REDIRECTS: usize = 5;
 }
 
 /// Why a token service is not asked, or its answer is not used.

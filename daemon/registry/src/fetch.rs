@@ -25,9 +25,6 @@ use super::redirect;
 use super::stream::read_document;
 use super::zone::Zone;
 
-/// The most redirects followed in a row. hf.co needs three.
-pub(super) const MAX_REDIRECTS: usize = 5;
-
 /// What to get, and what to say when it cannot be had.
 #[derive(Debug)]
 pub(super) struct Target<'a> {
@@ -265,7 +262,7 @@ impl Shared {
             None => (None, Advice::LogIn { host: RegistryHost::of(target.origin).to_string() }),
         };
         let mut url = target.url.clone();
-        for hop in 0..=MAX_REDIRECTS {
+        for hop in 0..=RedirectRefusal::MAX_REDIRECTS {
             let mut request = request(&url);
             for (name, value) in [(ACCEPT, &target.accept), (AUTHORIZATION, &token), (RANGE, &target.range)] {
                 if let Some(value) = value {

@@ -19,7 +19,7 @@ use super::remote::{RemoteFile, RemoteModel};
 use super::tree::{
     Lack, TreeFile, is_commit, parse_refs, parse_tree, path_of_tag, projector, tags, with_shards,
 };
-use super::web::WebFile;
+use super::web_file::WebFile;
 use super::{RegistryClient, redirect, tags::nearest};
 
 /// A repository at one commit.

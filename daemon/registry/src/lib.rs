@@ -53,9 +53,11 @@ mod stream;
 mod tags;
 #[cfg(test)]
 mod tests;
+mod tls_trouble;
 mod tree;
 mod trouble;
 mod web;
+mod web_file;
 mod zone;
 
 use std::collections::BTreeMap;
@@ -81,7 +83,7 @@ use self::origin::Registry;
 pub use self::range::{Part, RangeStream};
 pub use self::remote::{RemoteFile, RemoteModel, RemoteStream};
 pub use self::stream::BlobStream;
-pub use self::trouble::TlsTrouble;
+pub use self::tls_trouble::TlsTrouble;
 pub use self::zone::Zone;
 
 /// How registries are reached.
@@ -270,7 +272,8 @@ impl RegistryClient {
         let target = Target::new(registry, reference, &path, What::Blob(file.digest), None)?;
         let answer = self.shared.get(&target).await?;
         let page = answer.web_page();
-        BlobStream::open(answer, file, &self.shared.limits).map_err(|error| page.unwrap_or(error))
+        BlobStream::open(answer.host(), answer.into_body(), file, &self.shared.limits)
+            .map_err(|error| page.unwrap_or(error))
     }
 
     async fn get_manifest(

@@ -6,8 +6,6 @@ use blobd_store_format::reference::{Reference, Scheme};
 use hyper::Uri;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 
-use super::error::RegistryError;
-
 /// What is escaped in a query and in a part of a path: all but RFC 3986's unreserved characters (section 2.3).
 pub(super) const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
@@ -72,6 +70,12 @@ pub(super) fn host_of(uri: &Uri) -> String {
     authority.rsplit_once('@').map_or(authority, |(_user, host)| host).to_owned()
 }
 
+/// A host that makes no URL.
+#[derive(Debug)]
+pub(super) struct InvalidHost {
+    pub(super) host: String,
+}
+
 /// A registry as the user or the configuration names it.
 #[derive(Clone, Debug)]
 pub(super) struct Registry {
@@ -81,13 +85,13 @@ pub(super) struct Registry {
 
 impl Registry {
     /// The registry of a reference, spoken to by `scheme`.
-    pub(super) fn named(reference: &Reference, scheme: Scheme) -> Result<Self, RegistryError> {
+    pub(super) fn named(reference: &Reference, scheme: Scheme) -> Result<Self, InvalidHost> {
         let (_, host) = *API_HOSTS
             .iter()
             .find(|(name, _)| name.eq_ignore_ascii_case(reference.host()))
             .unwrap_or(&("", reference.host()));
         Self::at(&format!("{}://{host}", scheme.as_str()))
-            .ok_or_else(|| RegistryError::Host { host: reference.host().to_owned() })
+            .ok_or_else(|| InvalidHost { host: reference.host().to_owned() })
     }
 
     /// The registry at a base URL, which may have a path but no query.
@@ -104,14 +108,14 @@ impl Registry {
     }
 
     /// The URL of `path` under this registry's `/v2/`.
-    pub(super) fn url(&self, path: &str) -> Result<Uri, RegistryError> {
+    pub(super) fn url(&self, path: &str) -> Result<Uri, InvalidHost> {
         self.url_at(&format!("/v2/{path}"))
     }
 
     /// The URL of a path with a leading `/`, and of a query if it has one, under the base.
-    pub(super) fn url_at(&self, path: &str) -> Result<Uri, RegistryError> {
+    pub(super) fn url_at(&self, path: &str) -> Result<Uri, InvalidHost> {
         let url = format!("{}{path}", self.base);
-        url.parse().map_err(|_invalid| RegistryError::Host { host: self.origin.host.clone() })
+        url.parse().map_err(|_invalid| InvalidHost { host: self.origin.host.clone() })
     }
 }
 
@@ -158,7 +162,7 @@ mod tests {
         let registry = Registry::named(&"lan:5000/a/b".parse().unwrap(), Scheme::Http).unwrap();
         assert_eq!(registry.url("x").unwrap(), "http://lan:5000/v2/x");
         let reference = "a:b:c/d/e".parse().unwrap();
-        assert!(matches!(Registry::named(&reference, Scheme::Https), Err(RegistryError::Host { .. })));
+        assert!(matches!(Registry::named(&reference, Scheme::Https), Err(InvalidHost { .. })));
     }
 
     #[test]

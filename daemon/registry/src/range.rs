@@ -71,14 +71,14 @@ impl RegistryClient {
         check(&answer)?;
         let page = answer.web_page();
         if !answer.is_partial() {
-            let stream = BlobStream::open(answer, file, &self.shared.limits);
+            let stream = BlobStream::open(answer.host(), answer.into_body(), file, &self.shared.limits);
             return stream.map(Part::Whole).map_err(|error| page.unwrap_or(error));
         }
         check_part(&answer, file.digest, &expected)?;
         let length = range.end.saturating_sub(range.start);
         let part = Descriptor { size: length, ..file.clone() };
         let expected = Some(expected);
-        let stream = BlobStream::open(answer, &part, &self.shared.limits)
+        let stream = BlobStream::open(answer.host(), answer.into_body(), &part, &self.shared.limits)
             .map_err(|error| of_part(error, expected.as_deref()))?;
         Ok(Part::Range(RangeStream { stream, skip: 0, left: length, received: 0, expected }))
     }

@@ -10,7 +10,7 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use bytes::Bytes;
 
-use super::web::WebFile;
+use super::web_file::WebFile;
 use super::{BlobStream, Part, RangeStream, RegistryClient, RegistryError};
 
 /// What a source turned out to be.

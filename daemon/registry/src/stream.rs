@@ -11,7 +11,6 @@ use tokio::time::{Instant, timeout};
 
 use super::Limits;
 use super::error::RegistryError;
-use super::fetch::Answer;
 use super::trouble::innermost;
 
 /// The bytes of one file as they arrive. They are counted, not hashed: whoever stores them must
@@ -27,10 +26,13 @@ pub struct BlobStream {
 }
 
 impl BlobStream {
-    /// Takes the body of an answer that has not announced another length.
-    pub(super) fn open(answer: Answer, file: &Descriptor, limits: &Limits) -> Result<Self, RegistryError> {
-        let host = answer.host();
-        let body = answer.into_body();
+    /// Takes the body of an answer of `host` that has not announced another length.
+    pub(super) fn open(
+        host: String,
+        body: Incoming,
+        file: &Descriptor,
+        limits: &Limits,
+    ) -> Result<Self, RegistryError> {
         let stream = Self {
             host,
             digest: file.digest,

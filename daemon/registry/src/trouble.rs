@@ -8,6 +8,7 @@ use hyper_util::client::legacy;
 use rustls::{CertificateError, InvalidMessage};
 
 use super::error::RegistryError;
+use super::tls_trouble::TlsTrouble;
 use super::zone::Zone;
 
 /// A name has no address that may be connected to.
@@ -19,42 +20,6 @@ pub(super) struct TooNear(pub(super) Zone);
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct NoAddress(pub(super) String);
-
-/// Why a server's certificate is not accepted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TlsTrouble {
-    /// Its time is over.
-    #[error("its certificate has expired; this machine's clock says {today}: is that right?")]
-    Expired {
-        /// The machine's date.
-        today: String,
-    },
-    /// Its time is still to come.
-    #[error("its certificate is not valid yet; this machine's clock says {today}: is that right?")]
-    NotYetValid {
-        /// The machine's date.
-        today: String,
-    },
-    /// Nobody whom this machine trusts has signed it.
-    #[error(
-        "its certificate is from an issuer that this machine does not trust; if a proxy or your own \
-         authority signs here, name its certificate in ca_files"
-    )]
-    UnknownIssuer,
-    /// It is another host's.
-    #[error("its certificate is for another name; is this network behind a login page?")]
-    OtherName,
-    /// What it answers is no TLS.
-    #[error(
-        "it does not speak TLS; if it is a registry over plain HTTP, name it in insecure_registries or put \
-         http:// before its name"
-    )]
-    NotTls,
-    /// Something else.
-    #[error("TLS failed: {0}")]
-    Other(String),
-}
 
 /// What a request ended in that never got an answer.
 pub(super) fn unreachable(host: String, error: &legacy::Error) -> RegistryError {
