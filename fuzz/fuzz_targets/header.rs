@@ -9,6 +9,7 @@
 use std::mem::discriminant;
 
 use blobd_store_format::gguf::{GgufError, Header, HeaderParser, Progress};
+use blobd_store_format::recipe::Recipe;
 use blobd_store_format::split::{SplitPlan, Target};
 use libfuzzer_sys::fuzz_target;
 
@@ -74,7 +75,7 @@ fn assert_covers(plan: &SplitPlan, header: &Header, file_size: u64) {
             Target::Blob { blob, offset_in_blob } => filled[blob].push((offset_in_blob, segment.length)),
             Target::Literal { literal } => {
                 assert_eq!(literal, literals, "literals are numbered in file order");
-                assert!(segment.length <= SplitPlan::MAX_LITERAL_BYTES);
+                assert!(segment.length <= Recipe::MAX_LITERAL_BYTES);
                 literals += 1;
             }
         }
