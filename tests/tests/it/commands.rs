@@ -160,7 +160,7 @@ fn names_that_could_lead_out_of_the_store_are_usage_errors() {
     }
     check_empty(daemon.root());
     let beside: Vec<_> = blobd_tests::store_dir::names(daemon.scratch());
-    assert_eq!(beside, ["blobd.sock", "log", "m.gguf", "store"]);
+    assert_eq!(beside, ["blobd.sock", "daemon.toml", "log", "m.gguf", "store"]);
 }
 
 #[test]
