@@ -12,6 +12,7 @@ use fuser::{
     INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, Request,
     SessionACL,
 };
+use rustix::mount::{UnmountFlags, unmount};
 
 /// What a file does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +60,8 @@ pub struct HangingFiles {
     folder: PathBuf,
     given: AtomicU64,
     waiting: Arc<Mutex<Waiting>>,
-    session: Option<BackgroundSession>,
+    /// Answers requests until its channel is closed.
+    _session: BackgroundSession,
 }
 
 /// Requests that nobody answers.
@@ -103,7 +105,7 @@ impl HangingFiles {
         let mut config = Config::default();
         config.acl = SessionACL::All;
         let session = fuser::spawn_mount(files, folder, &config).expect("root can mount");
-        Some(Self { folder: folder.to_path_buf(), given: AtomicU64::new(0), waiting, session: Some(session) })
+        Some(Self { folder: folder.to_path_buf(), given: AtomicU64::new(0), waiting, _session: session })
     }
 
     /// Another file that hangs in this way.
@@ -132,9 +134,10 @@ impl HangingFiles {
 impl Drop for HangingFiles {
     fn drop(&mut self) {
         self.let_go();
-        if let Some(session) = self.session.take() {
-            // Whoever still has a file open keeps the mount from going; it ends with this process.
-            let _ = session.umount_and_join();
+        // A daemon that still has a file open would make a plain unmount fail with EBUSY, and the mount
+        // would stay after the tests: detached, it goes with the last descriptor.
+        if let Err(error) = unmount(&self.folder, UnmountFlags::DETACH) {
+            eprintln!("{}: {error}", self.folder.display());
         }
     }
 }
