@@ -7,6 +7,8 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::recipe::RecipeError;
 
+use super::lock_file::LockHolder;
+
 /// A failure of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -59,19 +61,21 @@ pub enum StoreError {
         /// The store.
         root: PathBuf,
         /// Who has it.
-        holder: Box<super::LockHolder>,
+        holder: Box<LockHolder>,
     },
     /// Written by a later blobd.
     #[error(
-        "store {}: format {found} is newer than this blobd supports ({}); upgrade blobd or choose another --root",
-        root.display(),
-        super::FORMAT
+        "store {}: format {found} is newer than this blobd supports ({supported}); upgrade blobd or choose \
+         another --root",
+        root.display()
     )]
     NewerFormat {
         /// The store.
         root: PathBuf,
         /// Its format.
         found: u32,
+        /// The newest format that this code reads.
+        supported: u32,
     },
     /// `store.json` is no JSON of the known form.
     #[error("{}: not a blobd store file: {source}", path.display())]

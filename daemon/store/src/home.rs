@@ -2,9 +2,8 @@
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read as _};
-use std::os::unix::fs::{DirBuilderExt as _, FileExt as _};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
 
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::layout;
@@ -13,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::StoreError;
 use super::disk::{Change, Disk as _, GuardedDisk, KernelDisk};
+use super::lock_file::read_holder;
 use super::root::Root;
 
 /// What every store has from the beginning.
@@ -23,26 +23,6 @@ const ESSENTIAL: [&str; 3] = [layout::BLOBS, layout::RECIPES, layout::MANIFESTS]
 
 /// The format this code writes, and the newest it reads.
 pub const FORMAT: u32 = 1;
-
-/// What the lock file says about the process that has the store open.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LockHolder {
-    /// The process; 0 if it has not said so yet.
-    pub pid: u32,
-    /// The socket it serves, if it is a daemon.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub socket: Option<PathBuf>,
-}
-
-impl std::fmt::Display for LockHolder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.pid {
-            0 => f.write_str("another process")?,
-            pid => write!(f, "process {pid}")?,
-        }
-        self.socket.as_ref().map_or(Ok(()), |socket| write!(f, ", which serves {}", socket.display()))
-    }
-}
 
 #[derive(Serialize, Deserialize)]
 struct StoreFile {
@@ -130,7 +110,11 @@ fn find_store(root: &Root) -> Result<Option<StoreFile>, StoreError> {
     let file: StoreFile = serde_json::from_slice(&json)
         .map_err(|source| StoreError::StoreFile { path: root.full(layout::STORE_FILE), source })?;
     if file.format > FORMAT {
-        return Err(StoreError::NewerFormat { root: root.path().to_path_buf(), found: file.format });
+        return Err(StoreError::NewerFormat {
+            root: root.path().to_path_buf(),
+            found: file.format,
+            supported: FORMAT,
+        });
     }
     Ok(Some(file))
 }
@@ -232,7 +216,7 @@ fn take_lock(root: &Root, disk: &GuardedDisk) -> Result<Option<File>, StoreError
     match rustix::fs::flock(&file, operation) {
         Ok(()) => Ok(Some(file)),
         Err(Errno::WOULDBLOCK) => {
-            Err(StoreError::Locked { root: root.path().to_path_buf(), holder: Box::new(holder(&file)) })
+            Err(StoreError::Locked { root: root.path().to_path_buf(), holder: Box::new(read_holder(&file)) })
         }
         Err(errno) => Err(StoreError::errno("lock", root.full(path))(errno)),
     }
@@ -259,33 +243,4 @@ fn read_only_reason(error: &io::Error) -> Option<&'static str> {
         Errno::ACCESS | Errno::PERM => Some("its lock file cannot be written to: permission denied"),
         _ => None,
     }
-}
-
-/// What the lock file says. Its holder may be writing that this very moment.
-fn holder(file: &File) -> LockHolder {
-    const TRIES: u32 = 20;
-    const PAUSE: Duration = Duration::from_millis(10);
-    for _ in 0..TRIES {
-        let mut json = vec![0; HOLDER_BYTES];
-        let read = file.read_at(&mut json, 0).unwrap_or_default();
-        if let Ok(holder) = serde_json::from_slice(json.get(..read).unwrap_or_default()) {
-            return holder;
-        }
-        std::thread::sleep(PAUSE);
-    }
-    LockHolder::default()
-}
-
-/// Long enough for the path of a socket.
-const HOLDER_BYTES: usize = 4096;
-
-/// Writes who has the store into its lock file: over what is there, so that a reader finds a whole
-/// record, and on a full disk too.
-pub(super) fn write_holder(file: &File, holder: &LockHolder) -> io::Result<()> {
-    let mut json = serde_json::to_vec(holder)?;
-    let length = file.metadata()?.len();
-    // Blanks after a JSON value belong to nothing.
-    let before = usize::try_from(length).unwrap_or(HOLDER_BYTES).min(HOLDER_BYTES);
-    json.resize(json.len().max(before), b' ');
-    file.write_all_at(&json, 0)
 }

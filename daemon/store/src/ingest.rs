@@ -16,9 +16,10 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
-use super::assembler::StagedBlob;
 use super::leases::Lease;
-use super::staging::{Room, Staging};
+use super::reservation::Reservation;
+use super::seal::StagedBlob;
+use super::staging::Staging;
 use super::tags::OriginRecord;
 use super::{Store, StoreError};
 
@@ -108,8 +109,8 @@ pub struct Committed {
 /// What a commit writes beside blobs and recipes.
 struct Records {
     origin: Option<OriginRecord>,
-    /// Room for the manifest.
-    tag: Option<Room>,
+    /// Space for the manifest.
+    tag: Option<Reservation>,
 }
 
 impl Ingest {
@@ -224,7 +225,7 @@ impl Ingest {
     ) -> Result<Committed, StoreError> {
         // Before any lock is taken: to make room, models may have to go.
         let origin = origin.map(|origin| OriginRecord::new(&self.staging, origin)).transpose()?;
-        let tag = self.staging.room(manifest.raw().len() as u64, || Ok(()))?;
+        let tag = self.staging.reserve_space(manifest.raw().len() as u64, || Ok(()))?;
         self.commit_records(reference, manifest, Records { origin, tag: Some(tag) }, |_present| Ok(()))
     }
 
@@ -317,10 +318,10 @@ impl Ingest {
         let _change = store.begin_change();
         for (file, recipe) in &self.recipes {
             let (target, json) = (layout::recipe(*file), recipe.to_json());
-            let mut room = self.staging.room(json.len() as u64, || Ok(()))?;
+            let mut reservation = self.staging.reserve_space(json.len() as u64, || Ok(()))?;
             let replaced = store.file_bytes(&target)?.unwrap_or_default();
             store.disk().replace_file(&temporary, &target, &json, 0o444)?;
-            store.note_recipe_added(recipe, replaced, &mut room)?;
+            store.note_recipe_added(recipe, replaced, &mut reservation)?;
         }
         store.disk().sync_dir(Path::new(layout::RECIPES))
     }

@@ -45,9 +45,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
-use blobd_store_format::recipe::Recipe;
 use rustix::fs::FileType;
 
+mod accounting;
 mod assembler;
 mod blobs;
 mod condemned;
@@ -60,12 +60,14 @@ mod home;
 pub mod index;
 mod ingest;
 pub mod leases;
+mod lock_file;
 mod models;
 mod outlines;
 mod own_reads;
 mod pins;
 mod quarantine;
 mod recipe_cache;
+mod reservation;
 mod reserve;
 mod root;
 pub mod scrub;
@@ -79,14 +81,15 @@ mod trash;
 
 pub use assembler::{
     Assembler, BlobSink, BlobWriter, CHUNK_BYTES, HashedFile, PartialDownload, PartialFile, ReadAt,
-    StagedBlob,
 };
 pub use error::StoreError;
 pub use filesystem::{Durability, FileSystem};
-pub use home::{FORMAT, LockHolder};
+pub use home::FORMAT;
 pub use ingest::{Committed, Ingest};
+pub use lock_file::LockHolder;
 pub use models::{Model, StoredFile, StoredForm};
 pub use root::FileStatus;
+pub use seal::StagedBlob;
 pub use space::{Eviction, SpacePolicy};
 pub use staging::Staging;
 pub use summaries::{ManifestSummary, TagSummary};
@@ -99,7 +102,6 @@ use disk::{Disk, GuardedDisk, KernelDisk};
 use leases::Leases;
 use root::{Directory, Entry, OPEN_DIRECTORY, Root};
 use space::Space;
-use staging::Room;
 
 /// How a store is opened.
 #[derive(Clone, Debug)]
@@ -228,7 +230,7 @@ impl Store {
     pub fn announce(&self, socket: Option<&Path>) {
         let Some(lock) = self.lock.as_ref().filter(|_| self.read_only_reason().is_none()) else { return };
         let holder = LockHolder { pid: std::process::id(), socket: socket.map(Path::to_path_buf) };
-        if let Err(error) = home::write_holder(lock, &holder) {
+        if let Err(error) = lock_file::write_holder(lock, &holder) {
             let path = self.root.full(layout::LOCK_FILE);
             tracing::warn!("{}: cannot note who holds the store: {error}", path.display());
         }
@@ -436,89 +438,6 @@ impl Store {
             }
             tries += 1;
         }
-    }
-
-    /// Enters a blob that has just been published into the books.
-    fn note_blob_added(&self, digest: Digest, room: &mut Room) -> Result<(), StoreError> {
-        self.note_blob(digest);
-        room.settle(self.blob_bytes_on_disk(digest)?.unwrap_or_default());
-        Ok(())
-    }
-
-    /// The same for one that is gone and took `bytes` on disk.
-    pub(crate) fn note_blob_removed(&self, digest: Digest, bytes: u64) {
-        self.note_blob(digest);
-        self.space.freed(bytes);
-    }
-
-    /// Enters a recipe that has just been published and replaced one of `replaced` bytes on disk.
-    fn note_recipe_added(&self, recipe: &Recipe, replaced: u64, room: &mut Room) -> Result<(), StoreError> {
-        self.forget_recipe(recipe.file());
-        self.note_recipe(recipe.file());
-        self.space.freed(replaced);
-        room.settle(self.file_bytes(&layout::recipe(recipe.file()))?.unwrap_or_default());
-        Ok(())
-    }
-
-    /// The same for one that is gone.
-    pub(crate) fn note_recipe_removed(&self, file: Digest, bytes: u64) {
-        self.forget_recipe(file);
-        self.note_recipe(file);
-        self.space.freed(bytes);
-    }
-
-    /// What a file takes on disk, or `None` when it is not there.
-    fn file_bytes(&self, path: &Path) -> Result<Option<u64>, StoreError> {
-        Ok(self.root.status(path)?.map(|status| self.file_system.bytes_on_disk(&status)))
-    }
-
-    /// What a recipe takes on disk, or `None` when there is none.
-    pub(crate) fn recipe_bytes(&self, file: Digest) -> Result<Option<u64>, StoreError> {
-        self.file_bytes(&layout::recipe(file))
-    }
-
-    /// Removes a blob's file; says what it took on disk, or `None` when there was none. The caller
-    /// holds a change, and notes the removal.
-    pub(crate) fn remove_blob_file(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
-        let bytes = self.blob_bytes_on_disk(digest)?;
-        Ok(self.disk.remove_file(&layout::blob(digest))?.and(bytes))
-    }
-
-    /// The same for a recipe.
-    pub(crate) fn remove_recipe_file(&self, file: Digest) -> Result<Option<u64>, StoreError> {
-        let bytes = self.recipe_bytes(file)?;
-        let removed = self.disk.remove_file(&layout::recipe(file));
-        self.forget_recipe(file);
-        Ok(removed?.and(bytes))
-    }
-
-    /// Writes a manifest or what is kept beside it, takes it out of `room` if any was taken, and
-    /// enters it into the books. The caller makes the name durable.
-    fn write_record(
-        &self,
-        temporary: &Path,
-        target: &Path,
-        content: &[u8],
-        room: Option<Room>,
-    ) -> Result<(), StoreError> {
-        let replaced = self.file_bytes(target)?.unwrap_or_default();
-        self.disk().replace_file(temporary, target, content, 0o644)?;
-        self.space.freed(replaced);
-        let bytes = self.file_bytes(target)?.unwrap_or_default();
-        match room {
-            Some(mut room) => room.settle(bytes),
-            None => self.space.stored(0, bytes),
-        }
-        Ok(())
-    }
-
-    /// Removes what [`Self::write_record`] has written; returns what that frees, or `None` when it
-    /// was not there.
-    fn remove_record(&self, path: &Path) -> Result<Option<u64>, StoreError> {
-        let bytes = self.file_bytes(path)?;
-        let removed = self.disk().remove_file(path)?.and(bytes);
-        self.space.freed(removed.unwrap_or_default());
-        Ok(removed)
     }
 
     /// A name for a transaction's directory, which counts as in use from now on.

@@ -17,9 +17,11 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use super::assembler::StagedBlob;
+use blobd_store_format::digest::Digest;
+
 use super::disk::GuardedDisk;
 use super::filesystem::Durability;
+use super::reservation::Reservation;
 use super::{StoreError, lock};
 
 /// The mode of a blob.
@@ -55,6 +57,19 @@ struct OpenFile {
     last_use: u64,
     /// Nothing more is written to it.
     is_complete: bool,
+}
+
+/// A blob that is completely written: content hashed, not yet durable.
+#[derive(Debug)]
+pub struct StagedBlob {
+    /// Where it lies in the store.
+    pub(super) path: PathBuf,
+    /// The SHA-256 of its bytes.
+    pub digest: Digest,
+    /// How many they are.
+    pub size: u64,
+    /// The space it takes, until it is removed or published.
+    pub(super) reservation: Reservation,
 }
 
 /// A blob whose content is durable and read-only: it may get its name.

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use blobd_store_format::layout;
 
-use super::assembler::{BlobWriter, StagedBlob};
 use super::disk::GuardedDisk;
+use super::reservation::Reservation;
 use super::root::OPEN_DIRECTORY;
-use super::seal::{DurableBlob, WrittenFiles};
+use super::seal::{DurableBlob, StagedBlob, WrittenFiles};
 use super::{Store, StoreError};
 
 /// A transaction's directory. Its clones may be used by several threads; with the last of them
@@ -29,46 +29,6 @@ struct Inner {
     promised: AtomicU64,
     /// What the transaction may still take at the most, as far as that is known.
     expected: AtomicU64,
-}
-
-/// Room that a file has taken of the disk; given back when it is dropped.
-#[derive(Debug)]
-pub(super) struct Room {
-    store: Arc<Store>,
-    bytes: u64,
-    /// The file lies in `partial/` and not in `staging/`: it may outlive this process.
-    is_partial: bool,
-}
-
-impl Room {
-    /// That of a file in `partial/`.
-    pub(super) fn of_partial(store: &Arc<Store>, bytes: u64) -> Self {
-        Self { store: Arc::clone(store), bytes, is_partial: true }
-    }
-
-    /// The file lies in `partial/`, whatever becomes of the transaction.
-    pub(super) fn stays_in_partial(mut self) {
-        self.is_partial = true;
-        self.store.space().stays_in_partial(self.bytes);
-    }
-
-    /// The file has its final name, and takes `bytes` on disk from now on.
-    pub(super) fn settle(&mut self, bytes: u64) {
-        let room = std::mem::take(&mut self.bytes);
-        if self.is_partial {
-            self.store.space().stored_from_partial(room, bytes);
-        } else {
-            self.store.space().stored(room, bytes);
-        }
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        if !self.is_partial {
-            self.store.space().unstage(self.bytes);
-        }
-    }
 }
 
 impl Staging {
@@ -115,12 +75,6 @@ impl Staging {
         let space = self.0.store.space();
         spend(&self.0.expected, announced);
         self.expect(sizes.into_iter().map(|size| space.on_disk(size)).fold(0, u64::saturating_add));
-    }
-
-    /// Starts a blob of `size` bytes that is written in order.
-    #[must_use]
-    pub fn stage(&self, size: u64) -> BlobWriter {
-        BlobWriter::new(self.clone(), size)
     }
 
     /// A name for a file in the transaction's directory that no other file of it has.
@@ -175,16 +129,16 @@ impl Staging {
             self.disk().rename(&blob.path, &target)?;
             store.note_blob_removed(blob.digest, replaced);
         }
-        store.note_blob_added(blob.digest, &mut blob.room)
+        store.note_blob_added(blob.digest, &mut blob.reservation)
     }
 
-    /// Takes room for a file of `size` bytes, if need be by evicting models; `reserve` has the
+    /// Reserves space for a file of `size` bytes, if need be by evicting models; `reserve` has the
     /// file system set it aside.
-    pub(super) fn room(
+    pub(super) fn reserve_space(
         &self,
         size: u64,
         reserve: impl Fn() -> Result<(), StoreError>,
-    ) -> Result<Room, StoreError> {
+    ) -> Result<Reservation, StoreError> {
         let store = &self.0.store;
         let bytes = store.space().on_disk(size);
         let promised = spend(&self.0.promised, bytes);
@@ -196,7 +150,7 @@ impl Staging {
         if taken.is_err() {
             self.0.promised.fetch_add(promised, Ordering::Relaxed);
         }
-        taken.map(|()| Room { store: Arc::clone(store), bytes, is_partial: false })
+        taken.map(|()| Reservation::of_staged(store, bytes))
     }
 }
 

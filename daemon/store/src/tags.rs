@@ -11,8 +11,9 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
+use super::reservation::Reservation;
 use super::root::Directory;
-use super::staging::{Room, Staging};
+use super::staging::Staging;
 use super::{Store, StoreError};
 
 /// What is under `manifests/`.
@@ -30,18 +31,18 @@ struct Origin {
     origin: String,
 }
 
-/// Where a manifest came from, with room for the file that will say so.
+/// Where a manifest came from, with space reserved for the file that will say so.
 #[derive(Debug)]
 pub(super) struct OriginRecord {
     json: Vec<u8>,
-    room: Room,
+    reservation: Reservation,
 }
 
 impl OriginRecord {
     pub(super) fn new(staging: &Staging, origin: &str) -> Result<Self, StoreError> {
         let json = serde_json::to_vec(&Origin { origin: origin.to_owned() })
             .map_err(|error| StoreError::io("encode", layout::ORIGINS)(error.into()))?;
-        Ok(Self { room: staging.room(json.len() as u64, || Ok(()))?, json })
+        Ok(Self { reservation: staging.reserve_space(json.len() as u64, || Ok(()))?, json })
     }
 }
 
@@ -143,12 +144,12 @@ impl Store {
         temporary: &Path,
         reference: &Reference,
         manifest: &Manifest,
-        room: Option<Room>,
+        reservation: Option<Reservation>,
     ) -> Result<(), StoreError> {
         let target = layout::manifest(reference);
         let Some(directory) = target.parent() else { return Ok(()) };
         self.create_directories(directory)?;
-        self.write_record(temporary, &target, manifest.raw(), room)?;
+        self.write_record(temporary, &target, manifest.raw(), reservation)?;
         self.disk().sync_dir(directory)
     }
 
@@ -157,13 +158,13 @@ impl Store {
         &self,
         temporary: &Path,
         manifest: Digest,
-        OriginRecord { json, room }: OriginRecord,
+        OriginRecord { json, reservation }: OriginRecord,
     ) -> Result<(), StoreError> {
         let (target, directory) = (layout::origin(manifest), Path::new(layout::ORIGINS));
         self.create_directories(directory)?;
         // If it is there, whoever recorded it may have died before its name was durable.
         if self.root.status(&target)?.is_none() {
-            self.write_record(temporary, &target, &json, Some(room))?;
+            self.write_record(temporary, &target, &json, Some(reservation))?;
         }
         self.disk().sync_dir(directory)
     }

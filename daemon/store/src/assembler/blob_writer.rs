@@ -4,7 +4,8 @@ use blobd_sha256::Sha256;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::split::SplitPlan;
 
-use super::{Assembler, StagedBlob};
+use super::Assembler;
+use crate::seal::StagedBlob;
 use crate::{Staging, StoreError};
 
 /// A blob that is being written in order. Its digest comes out at the end.
@@ -15,12 +16,16 @@ pub struct BlobWriter {
     written: u64,
 }
 
-impl BlobWriter {
-    pub(crate) fn new(staging: Staging, size: u64) -> Self {
-        let assembler = Assembler::new(staging, SplitPlan::whole(size));
-        Self { assembler, hash: Sha256::new(), written: 0 }
+impl Staging {
+    /// Starts a blob of `size` bytes that is written in order.
+    #[must_use]
+    pub fn stage(&self, size: u64) -> BlobWriter {
+        let assembler = Assembler::new(self.clone(), SplitPlan::whole(size));
+        BlobWriter { assembler, hash: Sha256::new(), written: 0 }
     }
+}
 
+impl BlobWriter {
     /// Writes and hashes the next bytes.
     ///
     /// # Errors

@@ -7,8 +7,9 @@ use blobd_sha256::{Sha256, update_both};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::split::{BlobContent, Part, Target};
 
-use super::{Assembler, HashedFile, StagedBlob};
+use super::{Assembler, HashedFile};
 use crate::StoreError;
+use crate::seal::StagedBlob;
 
 /// Takes blobs as they are completely hashed.
 pub type BlobSink<'s> = dyn FnMut(StagedBlob) -> Result<(), StoreError> + Send + 's;

@@ -20,7 +20,9 @@ use blobd_store_format::layout;
 use blobd_store_format::recipe::{Recipe, RecipeError};
 use blobd_store_format::split::{BlobContent, Part, SplitPlan, Target};
 
-use super::staging::{Room, Staging};
+use super::reservation::Reservation;
+use super::seal::StagedBlob;
+use super::staging::Staging;
 use super::{Store, StoreError, lock};
 
 mod blob_writer;
@@ -59,20 +61,7 @@ struct State {
     /// Planned blobs that have a file here.
     files: BTreeMap<usize, PathBuf>,
     /// The space reserved for files in `staging/`.
-    rooms: BTreeMap<usize, Room>,
-}
-
-/// A blob that is completely written: content hashed, not yet durable.
-#[derive(Debug)]
-pub struct StagedBlob {
-    /// Where it lies in the store.
-    pub(super) path: PathBuf,
-    /// The SHA-256 of its bytes.
-    pub digest: Digest,
-    /// How many they are.
-    pub size: u64,
-    /// What it takes of the disk, until it is gone or published.
-    pub(super) room: Room,
+    reservations: BTreeMap<usize, Reservation>,
 }
 
 /// What a file turned out to be.
@@ -252,9 +241,10 @@ impl Assembler {
         if self.partial.is_none() {
             self.staging.written().complete(&path);
         }
-        let room = lock(&self.state).rooms.remove(&blob);
-        let room = room.unwrap_or_else(|| Room::of_partial(self.store(), self.store().space().on_disk(size)));
-        Ok(StagedBlob { path, digest, size, room })
+        let reservation = lock(&self.state).reservations.remove(&blob);
+        let of_partial = || Reservation::of_partial(self.store(), self.store().space().on_disk(size));
+        let reservation = reservation.unwrap_or_else(of_partial);
+        Ok(StagedBlob { path, digest, size, reservation })
     }
 
     fn parts<'b>(&self, offset: u64, bytes: &'b [u8]) -> Result<Vec<Part<'b>>, StoreError> {
@@ -299,11 +289,11 @@ impl Assembler {
             None => self.staging.next_path(),
         };
         let size = self.plan.blobs().get(blob).map_or(0, |planned| planned.size);
-        let (file, room) = self.create(&path, size)?;
+        let (file, reservation) = self.create(&path, size)?;
         let mut state = lock(&self.state);
         match &self.partial {
-            Some(_) => room.stays_in_partial(),
-            None => drop(state.rooms.insert(blob, room)),
+            Some(_) => reservation.stays_in_partial(),
+            None => drop(state.reservations.insert(blob, reservation)),
         }
         state.files.insert(blob, path.clone());
         Ok((path, file))
@@ -315,18 +305,18 @@ impl Assembler {
         Ok(Some((path, file)))
     }
 
-    fn create(&self, path: &Path, size: u64) -> Result<(Arc<File>, Room), StoreError> {
+    fn create(&self, path: &Path, size: u64) -> Result<(Arc<File>, Reservation), StoreError> {
         let disk = self.staging.disk();
         if self.partial.is_some() {
             disk.remove_file(path)?;
         }
         let file = disk.create_file(path, 0o600)?;
         let reserve = || if size == 0 { Ok(()) } else { disk.reserve(path, &file, size) };
-        let room = self.staging.room(size, reserve).inspect_err(|_| {
+        let reservation = self.staging.reserve_space(size, reserve).inspect_err(|_| {
             // Empty, and nothing of it is noted.
             let _ = disk.remove_file(path);
         })?;
-        Ok((self.staging.written().add(path, file)?, room))
+        Ok((self.staging.written().add(path, file)?, reservation))
     }
 
     /// Where a planned blob's bytes are in the file.

@@ -11,7 +11,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 
-use super::execute::is_held_by_a_program;
+use super::held::is_held_by_a_program;
 use super::mark::mark;
 use super::{Node, Owned, Owner, collect_condemned, needs, walk};
 use crate::sys::give_back_memory;

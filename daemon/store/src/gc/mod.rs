@@ -14,6 +14,7 @@ use crate::{Store, StoreError};
 
 mod evict;
 mod execute;
+mod held;
 mod holders;
 mod mark;
 mod plan;
@@ -21,13 +22,13 @@ mod read_ahead;
 mod walk;
 
 pub use evict::{EvictionPlan, Victim, evict, plan_eviction};
+pub use held::is_held_by_a_program;
 pub use holders::holders;
 pub use mark::needs;
 pub use plan::UNKNOWN_HOLDER;
 pub use plan::{GcPlan, KeptBytes, Litter, Node};
 pub use walk::{Owned, Owner, Visit, walk, walk_beside_tags};
 
-pub use execute::is_held_by_a_program;
 use execute::{execute, forget_origins};
 use mark::mark;
 

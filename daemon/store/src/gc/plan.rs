@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use blobd_store_format::digest::Digest;
 
-use super::execute::is_held_by_a_program;
+use super::held::is_held_by_a_program;
 use super::holders;
 use crate::{Store, StoreError};
 

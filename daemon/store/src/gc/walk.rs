@@ -6,10 +6,10 @@ use std::time::SystemTime;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::outline::RecipeOutline;
 use blobd_store_format::reach::reachable;
 use blobd_store_format::reference::Reference;
 
-use super::mark::{each_model, references, roots_of};
 use super::plan::Node;
 use crate::{Store, StoreError};
 
@@ -110,4 +110,57 @@ fn trash_and_downloads(store: &Store, now: SystemTime, visit: &mut Visit<'_>) ->
 
 fn of_manifest(owner: Owner, manifest: &Manifest) -> Owned {
     Owned { owner, manifest: Some(manifest.digest()), roots: roots_of(manifest) }
+}
+
+/// Calls `visit` with every tag and its manifest.
+///
+/// # Errors
+/// What no collection goes on after: a file under `manifests/` that is no manifest, a manifest
+/// that cannot be read, a file of a model that is missing; those of `visit`.
+fn each_model(
+    store: &Store,
+    mut visit: impl FnMut(Reference, Manifest) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    let tags = store.tags()?;
+    if let Some(path) = tags.foreign.into_iter().next() {
+        return Err(StoreError::ForeignFile { path });
+    }
+    for reference in tags.references {
+        match store.manifest(&reference) {
+            Ok(manifest) => {
+                check_complete(store, &reference, &manifest)?;
+                visit(reference, manifest)?;
+            }
+            // Removed since it was listed, by its owner.
+            Err(StoreError::NoSuchModel { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// A file that has neither blob nor recipe may have had a recipe, and nobody knows which blobs
+/// that would have named. One that was put aside was a blob.
+fn check_complete(store: &Store, reference: &Reference, manifest: &Manifest) -> Result<(), StoreError> {
+    for digest in manifest.digests() {
+        let is_there = store.has_recipe(digest) || store.blob_size(digest)?.is_some();
+        if !is_there && !store.is_quarantined(digest) {
+            return Err(StoreError::Incomplete { name: reference.short(), digest });
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn roots_of(manifest: &Manifest) -> Vec<Node> {
+    let digests = manifest.digests();
+    digests.into_iter().flat_map(|digest| [Node::Blob(digest), Node::Recipe(digest)]).collect()
+}
+
+pub(super) fn references(
+    node: Node,
+    outline: impl FnOnce(Digest) -> Result<Option<RecipeOutline>, StoreError>,
+) -> Result<Vec<Node>, StoreError> {
+    let Node::Recipe(file) = node else { return Ok(Vec::new()) };
+    let Some(outline) = outline(file)? else { return Ok(Vec::new()) };
+    Ok(outline.digests().iter().copied().map(Node::Blob).collect())
 }

@@ -1,0 +1,105 @@
+//! What is counted when files of the store appear and go: their bytes in the ledger, their digests in the
+//! index.
+
+use std::path::Path;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use blobd_store_format::recipe::Recipe;
+
+use super::reservation::Reservation;
+use super::{Store, StoreError};
+
+impl Store {
+    /// Counts a blob that has just been published, and notes it in the index.
+    pub(crate) fn note_blob_added(
+        &self,
+        digest: Digest,
+        reservation: &mut Reservation,
+    ) -> Result<(), StoreError> {
+        self.note_blob(digest);
+        reservation.settle(self.blob_bytes_on_disk(digest)?.unwrap_or_default());
+        Ok(())
+    }
+
+    /// The same for one that is gone and took `bytes` on disk.
+    pub(crate) fn note_blob_removed(&self, digest: Digest, bytes: u64) {
+        self.note_blob(digest);
+        self.space.freed(bytes);
+    }
+
+    /// The same for a recipe that has replaced one of `replaced` bytes on disk.
+    pub(crate) fn note_recipe_added(
+        &self,
+        recipe: &Recipe,
+        replaced: u64,
+        reservation: &mut Reservation,
+    ) -> Result<(), StoreError> {
+        self.forget_recipe(recipe.file());
+        self.note_recipe(recipe.file());
+        self.space.freed(replaced);
+        reservation.settle(self.file_bytes(&layout::recipe(recipe.file()))?.unwrap_or_default());
+        Ok(())
+    }
+
+    /// The same for one that is gone.
+    pub(crate) fn note_recipe_removed(&self, file: Digest, bytes: u64) {
+        self.forget_recipe(file);
+        self.note_recipe(file);
+        self.space.freed(bytes);
+    }
+
+    /// What a file takes on disk, or `None` when it is not there.
+    pub(crate) fn file_bytes(&self, path: &Path) -> Result<Option<u64>, StoreError> {
+        Ok(self.root.status(path)?.map(|status| self.file_system.bytes_on_disk(&status)))
+    }
+
+    /// What a recipe takes on disk, or `None` when there is none.
+    pub(crate) fn recipe_bytes(&self, file: Digest) -> Result<Option<u64>, StoreError> {
+        self.file_bytes(&layout::recipe(file))
+    }
+
+    /// Removes a blob's file; says what it took on disk, or `None` when there was none. The caller
+    /// holds a change, and notes the removal.
+    pub(crate) fn remove_blob_file(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
+        let bytes = self.blob_bytes_on_disk(digest)?;
+        Ok(self.disk.remove_file(&layout::blob(digest))?.and(bytes))
+    }
+
+    /// The same for a recipe.
+    pub(crate) fn remove_recipe_file(&self, file: Digest) -> Result<Option<u64>, StoreError> {
+        let bytes = self.recipe_bytes(file)?;
+        let removed = self.disk.remove_file(&layout::recipe(file));
+        self.forget_recipe(file);
+        Ok(removed?.and(bytes))
+    }
+
+    /// Writes a manifest or a record beside it and counts its bytes, against `reservation` if there is one.
+    /// The caller makes the name durable.
+    pub(crate) fn write_record(
+        &self,
+        temporary: &Path,
+        target: &Path,
+        content: &[u8],
+        reservation: Option<Reservation>,
+    ) -> Result<(), StoreError> {
+        let replaced = self.file_bytes(target)?.unwrap_or_default();
+        self.disk().replace_file(temporary, target, content, 0o644)?;
+        self.space.freed(replaced);
+        let bytes = self.file_bytes(target)?.unwrap_or_default();
+        match reservation {
+            Some(mut reservation) => reservation.settle(bytes),
+            None => self.space.stored(0, bytes),
+        }
+        Ok(())
+    }
+
+    /// Removes what [`Self::write_record`] has written; returns what that frees, or `None` when it
+    /// was not there.
+    pub(crate) fn remove_record(&self, path: &Path) -> Result<Option<u64>, StoreError> {
+        let bytes = self.file_bytes(path)?;
+        let removed = self.disk().remove_file(path)?.and(bytes);
+        self.space.freed(removed.unwrap_or_default());
+        Ok(removed)
+    }
+}
