@@ -1,41 +1,12 @@
-//! Models whose tables take much memory: read by one request at a time, counted once, used by all that
-//! need them.
+//! The large models that requests use: the memory of each is counted once, however many requests use it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
 
-use blobd_client::protocol::error::ErrorBody;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::reference::Reference;
 use tokio::sync::MutexGuard;
-use tokio::time::{Instant, timeout};
 
-use crate::ops::OpError;
 use crate::permits::Permit;
-use crate::state::Daemon;
-
-/// Models with less text in their recipes, and fewer bytes in their headers if those are read, are not
-/// counted. Headers with a vocabulary have up to 10 MiB.
-const LARGE_FROM_BYTES: u64 = 1 << 20;
-
-/// Memory that a model takes for each byte of its recipes: their text, and what it is parsed into.
-const BYTES_PER_RECIPE_BYTE: u64 = 2;
-
-/// How long a request waits for memory before it looks whether another has read the model meanwhile.
-const LOOK_INTERVAL: Duration = Duration::from_millis(250);
-
-/// How long it waits in all.
-const PATIENCE: Duration = Duration::from_secs(12);
-
-/// What of a model a request reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reads {
-    /// Its recipes.
-    Recipes,
-    /// The headers of its files too.
-    Headers,
-}
 
 /// The large models that requests use now.
 #[derive(Debug, Default)]
@@ -61,7 +32,7 @@ impl ReadPermit {
 
     /// Waits until no other request reads the same model. Whoever comes after the first finds what that
     /// has read.
-    async fn turn(&self) -> Option<MutexGuard<'_, ()>> {
+    pub(crate) async fn turn(&self) -> Option<MutexGuard<'_, ()>> {
         match &self.0 {
             Some(counted) => Some(counted.turn.lock().await),
             None => None,
@@ -69,89 +40,24 @@ impl ReadPermit {
     }
 }
 
-/// Does `work`, which reads the model `reference`, for the user `uid`. The permit is for what it has
-/// read, and is held for as long as that is used. While a large model is read, `then` is awaited before the
-/// next request may read it: it counts what the work has made.
-pub(crate) async fn read_model<T: Send + 'static>(
-    daemon: &Arc<Daemon>,
-    uid: u32,
-    reference: &Reference,
-    reads: Reads,
-    work: impl Fn(&Daemon) -> Result<T, OpError> + Clone + Send + 'static,
-    then: impl AsyncFnOnce(&T) -> Result<(), ErrorBody>,
-) -> Result<(T, ReadPermit), ErrorBody> {
-    let (named, read) = (reference.clone(), work.clone());
-    // Most models are small, and nothing but this is needed.
-    let read_if_small = move |daemon: &Daemon| {
-        let (_, bytes) = weight(daemon, &named, reads)?;
-        if bytes < LARGE_FROM_BYTES { read(daemon).map(Some) } else { Ok(None) }
-    };
-    if let Some(done) = daemon.disk_work(uid, read_if_small).await.map_err(|error| error.body())? {
-        return Ok((done, ReadPermit::default()));
-    }
-    let permit = daemon.large_models.permit(daemon, uid, reference, reads).await?;
-    let turn = permit.turn().await;
-    let done = daemon.disk_work(uid, work).await.map_err(|error| error.body())?;
-    then(&done).await?;
-    drop(turn);
-    Ok((done, permit))
-}
-
-/// The digest of a model's manifest, and how many bytes of text or header are read.
-fn weight(daemon: &Daemon, reference: &Reference, reads: Reads) -> Result<(Digest, u64), OpError> {
-    let (manifest, bytes) = daemon.store.recipes_length(reference)?;
-    if reads == Reads::Recipes || bytes >= LARGE_FROM_BYTES {
-        return Ok((manifest, bytes));
-    }
-    Ok((manifest, bytes.saturating_add(daemon.store.header_bytes(reference)?)))
-}
-
 impl LargeModels {
-    /// Permits the user `uid` to read a model, as soon as there is memory for it.
-    ///
-    /// # Errors
-    /// `busy` when there is none in time; those of reading the model's manifest.
-    async fn permit(
-        &self,
-        daemon: &Arc<Daemon>,
-        uid: u32,
-        reference: &Reference,
-        reads: Reads,
-    ) -> Result<ReadPermit, ErrorBody> {
-        let start = Instant::now();
-        loop {
-            let named = reference.clone();
-            let look = move |daemon: &Daemon| weight(daemon, &named, reads);
-            let (manifest, bytes) = daemon.disk_work(uid, look).await.map_err(|error| error.body())?;
-            if bytes < LARGE_FROM_BYTES {
-                return Ok(ReadPermit(None));
-            }
-            if let Some(counted) = self.find(manifest) {
-                return Ok(ReadPermit(Some(counted)));
-            }
-            let bytes = usize::try_from(bytes.saturating_mul(BYTES_PER_RECIPE_BYTE)).unwrap_or(usize::MAX);
-            match timeout(LOOK_INTERVAL, daemon.limits.memory_for(uid, bytes)).await {
-                Ok(memory) => return Ok(ReadPermit(self.keep(manifest, memory?))),
-                Err(_elapsed) if start.elapsed() < PATIENCE => {}
-                Err(_elapsed) => return Err(crate::limits::too_much_unread(uid)),
-            }
-        }
+    /// A model that a request has counted.
+    pub(crate) fn find(&self, manifest: Digest) -> Option<ReadPermit> {
+        let counted = self.lock().get(&manifest).and_then(Weak::upgrade);
+        counted.map(|counted| ReadPermit(Some(counted)))
     }
 
-    fn find(&self, manifest: Digest) -> Option<Arc<Counted>> {
-        self.lock().get(&manifest).and_then(Weak::upgrade)
-    }
-
-    /// Counts a model, or gives the memory back if another request has counted it meanwhile.
-    fn keep(&self, manifest: Digest, memory: Option<Permit>) -> Option<Arc<Counted>> {
+    /// Counts a model, or releases the memory if another request has counted it meanwhile.
+    pub(crate) fn count(&self, manifest: Digest, memory: Permit) -> ReadPermit {
         let mut models = self.lock();
         models.retain(|_, counted| counted.strong_count() > 0);
-        if let Some(counted) = models.get(&manifest).and_then(Weak::upgrade) {
-            return Some(counted);
-        }
-        let counted = Arc::new(Counted { _memory: memory?, turn: tokio::sync::Mutex::new(()) });
-        models.insert(manifest, Arc::downgrade(&counted));
-        Some(counted)
+        let known = models.get(&manifest).and_then(Weak::upgrade);
+        let counted = known.unwrap_or_else(|| {
+            let counted = Arc::new(Counted { _memory: memory, turn: tokio::sync::Mutex::new(()) });
+            models.insert(manifest, Arc::downgrade(&counted));
+            counted
+        });
+        ReadPermit(Some(counted))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Digest, Weak<Counted>>> {

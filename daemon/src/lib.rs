@@ -29,6 +29,7 @@
 //! [`mount`] is a client of all that, which shows models as files;
 //! [`intake`] and [`transfer`] bring files into the store.
 
+mod admission;
 pub mod api;
 pub mod cli;
 mod client_file;
@@ -40,10 +41,13 @@ mod large_models;
 mod limits;
 mod log_limit;
 pub mod mount;
+mod open_sessions;
 pub mod ops;
 mod permits;
+mod principal;
+mod read_model;
 pub mod server;
-pub mod session;
+mod session;
 pub mod size;
 mod socket;
 pub mod state;

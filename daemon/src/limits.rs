@@ -11,9 +11,9 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use rustix::process::{Resource, getrlimit};
 use tokio::time::timeout;
 
+use crate::admission::ConnectionLimits;
 use crate::log_limit::LogLimit;
 use crate::permits::{Limits, Permit, PermitPool};
-use crate::session::ConnectionLimits;
 
 /// Requests that work on the disk or build a response, each on a thread of its own. More at a time make
 /// none of them faster, and the others wait without a thread.

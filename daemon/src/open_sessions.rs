@@ -1,5 +1,4 @@
-//! Sessions: the peers of upgraded connections. The connection is the lease; when it closes, for
-//! whatever reason, the lease ends.
+//! The table of open sessions: which process has which model open.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,19 +9,7 @@ use blobd_store_format::reference::Reference;
 use tokio::sync::{Notify, watch};
 
 use crate::ops::rfc3339;
-
-mod admission;
-mod connection;
-mod import;
-mod open;
-mod peer;
-
-pub(crate) use admission::{ConnectionLimits, ConnectionPermit, Connections};
-pub(crate) use connection::FrameStream;
-pub(crate) use import::serve_import;
-pub(crate) use open::{OpenPermits, serve_open};
-use peer::UserNames;
-pub use peer::{Peer, Right};
+use crate::principal::{Peer, Right, UserNames};
 
 /// Who has what open.
 #[derive(Clone, Debug, Default)]

@@ -5,16 +5,16 @@ use std::fs;
 
 /// The process at the other end of a connection, as the kernel names it: that of `connect`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub(crate) struct Peer {
     /// Its process, or 0 where the kernel does not tell.
-    pub pid: i32,
+    pub(crate) pid: i32,
     /// Its user.
-    pub uid: u32,
+    pub(crate) uid: u32,
 }
 
 /// What a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Right {
+pub(crate) enum Right {
     /// List and open models.
     Read,
     /// Add models.
@@ -28,14 +28,14 @@ impl Peer {
     ///
     /// # Errors
     /// Those of `getsockopt`.
-    pub fn of(stream: &tokio::net::UnixStream) -> std::io::Result<Self> {
+    pub(crate) fn of(stream: &tokio::net::UnixStream) -> std::io::Result<Self> {
         let credentials = stream.peer_cred()?;
         Ok(Self { pid: credentials.pid().unwrap_or_default(), uid: credentials.uid() })
     }
 
     /// The name of its command, as `ps` shows it; `None` once it has ended.
     #[must_use]
-    pub fn command(&self) -> Option<String> {
+    pub(crate) fn command(&self) -> Option<String> {
         let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).ok()?;
         Some(name.trim_end().chars().filter(|c| !c.is_control()).collect())
     }
@@ -43,7 +43,7 @@ impl Peer {
     /// Whether the peer may do what a request needs. Who can connect at all is decided by the
     /// socket's mode: they may read and pull. The daemon's own user and root may do everything.
     #[must_use]
-    pub fn may(&self, right: Right) -> bool {
+    pub(crate) fn may(&self, right: Right) -> bool {
         let own_uid = rustix::process::geteuid().as_raw();
         match right {
             Right::Read | Right::Pull => true,
@@ -53,7 +53,7 @@ impl Peer {
 
     /// How `rm` and the log name the peer.
     #[must_use]
-    pub fn description(&self) -> String {
+    pub(crate) fn description(&self) -> String {
         match self.command() {
             Some(command) => format!("process {} ({command})", self.pid),
             None => format!("process {}", self.pid),
@@ -63,11 +63,11 @@ impl Peer {
 
 /// The names of users, as `/etc/passwd` has them.
 #[derive(Debug, Default)]
-pub(super) struct UserNames(BTreeMap<u32, String>);
+pub(crate) struct UserNames(BTreeMap<u32, String>);
 
 impl UserNames {
     /// Reads the file; no names if it cannot be read.
-    pub(super) fn read() -> Self {
+    pub(crate) fn read() -> Self {
         Self::parse(&fs::read_to_string("/etc/passwd").unwrap_or_default())
     }
 
@@ -84,7 +84,7 @@ impl UserNames {
     }
 
     /// A user's name, if there is one.
-    pub(super) fn name_of(&self, uid: u32) -> Option<String> {
+    pub(crate) fn name_of(&self, uid: u32) -> Option<String> {
         self.0.get(&uid).cloned()
     }
 }

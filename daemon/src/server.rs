@@ -10,8 +10,9 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioTimer;
 use tokio::net::{UnixListener, UnixStream};
 
+use crate::admission::Connections;
 use crate::api;
-use crate::session::{Connections, Peer};
+use crate::principal::Peer;
 use crate::socket::{ClientSocket, HttpIo};
 use crate::state::Daemon;
 

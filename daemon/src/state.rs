@@ -12,9 +12,10 @@ use tokio::task::spawn_blocking;
 
 use crate::large_models::LargeModels;
 use crate::limits::RequestLimits;
+use crate::open_sessions::Sessions;
 use crate::ops::{Answers, Evictor, FetchLimit, LastOpened, OpError, Surroundings};
 use crate::permits::{Limits, PermitPool};
-use crate::session::{Peer, Sessions};
+use crate::principal::Peer;
 use crate::socket::Closer;
 use crate::transfer::{TransferPolicy, Transfers};
 

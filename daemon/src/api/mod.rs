@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use crate::ops;
 use crate::permits::Permit;
-use crate::session::{Peer, Right};
+use crate::principal::{Peer, Right};
 use crate::socket::ClientSocket;
 use crate::state::Daemon;
 
@@ -359,7 +359,7 @@ mod tests {
     use blobd_store::Store;
 
     use super::*;
-    use crate::session::{ConnectionLimits, Connections};
+    use crate::admission::{ConnectionLimits, Connections};
 
     #[test]
     fn reference_in_a_path_may_have_slashes_and_escapes() {

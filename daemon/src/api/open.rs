@@ -10,10 +10,11 @@ use hyper::body::Incoming;
 use super::Caller;
 use super::body::{Answer, read_json};
 use super::upgrade::Upgrade;
-use crate::large_models::{Reads, read_model};
 use crate::ops::{self, Located};
 use crate::permits::Exhausted;
-use crate::session::{OpenPermits, Peer, serve_import, serve_open};
+use crate::principal::Peer;
+use crate::read_model::{Reads, read_model};
+use crate::session::{OpenPermits, serve_import, serve_open};
 use crate::state::Daemon;
 
 /// Opens a model, and passes it after the upgrade.

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 
 use super::Caller;
 use super::body::{Answer, raw_answer};
+use crate::open_sessions::SessionSelector;
 use crate::ops::OpError;
-use crate::session::SessionSelector;
 use crate::state::Daemon;
 
 /// How long the answer waits for the leases to end. They end in any case; what was removed is freed

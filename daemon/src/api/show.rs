@@ -6,8 +6,8 @@ use blobd_store_format::reference::Reference;
 use super::Caller;
 use super::body::{Answer, details_answer, raw_answer};
 use super::details::{DetailsStream, STREAM_BYTES};
-use crate::large_models::{Reads, read_model};
 use crate::ops;
+use crate::read_model::{Reads, read_model};
 use crate::state::Daemon;
 
 /// Describes a model. A small one is answered in one piece.

@@ -26,10 +26,12 @@ mod remove;
 mod repair;
 mod shards;
 mod show;
+mod survey;
 mod tag;
 mod undelete;
 mod usage;
 mod verify;
+mod verify_progress;
 
 pub use answers::{Answer, Answers};
 pub use collect::collect;

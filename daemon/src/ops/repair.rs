@@ -14,7 +14,8 @@ use blobd_store_format::digest::Digest;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
-use super::verify::{Damage, Finding, Need, Survey, tell};
+use super::survey::{Damage, Finding, Need, Survey};
+use super::verify_progress::send_progress;
 
 mod local;
 mod origin;
@@ -52,7 +53,7 @@ impl<'r> Repair<'r> {
         mut entry: CorruptBlob,
     ) -> CorruptBlob {
         let status = format!("repairing {}", finding.digest.short());
-        tell(self.events, VerifyProgress { status, ..VerifyProgress::default() });
+        send_progress(self.events, VerifyProgress { status, ..VerifyProgress::default() });
         let mended = match (&finding.damage, need) {
             (Damage::Lost, Some(need)) => self.replace(survey, finding.digest, need),
             (Damage::Lost, None) => Err("no model needs it".to_owned()),

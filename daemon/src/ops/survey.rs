@@ -15,11 +15,44 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
-use super::{Damage, Finding, recipe};
+mod recipe;
+
+/// Something that is not as it should be.
+#[derive(Clone, Debug)]
+pub(super) struct Finding {
+    /// What it should be.
+    pub(super) digest: Digest,
+    /// In what way it is not.
+    pub(super) damage: Damage,
+    /// The same for people.
+    pub(super) reason: String,
+}
+
+/// What kind of damage it is, and so what can be done about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Damage {
+    /// A blob is in quarantine or missing: its bytes are to be had elsewhere.
+    Lost,
+    /// A damaged blob could not be put aside, and so cannot be replaced.
+    InTheWay,
+    /// A blob's mode lets its owner write to it.
+    Writable,
+    /// A blob cannot be read, and nobody knows whether it is damaged.
+    Unreadable,
+    /// A blob reads right, but not always.
+    Unreliable,
+    /// The recipe of the file with this digest is not what it should be.
+    Recipe,
+    /// A model's manifest is none; the digest is that of what is there.
+    Manifest {
+        /// The model.
+        model: String,
+    },
+}
 
 /// Some or all models of a store, as far as they can be read.
 #[derive(Debug, Default)]
-pub(in crate::ops) struct Survey {
+pub(super) struct Survey {
     models: Vec<SurveyedModel>,
     files: BTreeMap<FileId, SurveyedFile>,
     /// Manifests and recipes that are not what they should be.
@@ -28,20 +61,20 @@ pub(in crate::ops) struct Survey {
 
 /// One model.
 #[derive(Debug)]
-pub(in crate::ops) struct SurveyedModel {
+pub(super) struct SurveyedModel {
     /// Its name.
-    pub(in crate::ops) name: String,
+    pub(super) name: String,
     /// Its manifest's digest.
-    pub(in crate::ops) manifest: Digest,
+    pub(super) manifest: Digest,
 }
 
 /// A file as manifests name it. Two that do not agree on its length cannot both be right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::ops) struct FileId {
+pub(super) struct FileId {
     /// Its digest.
-    pub(in crate::ops) digest: Digest,
+    pub(super) digest: Digest,
     /// Its length in bytes.
-    pub(in crate::ops) size: u64,
+    pub(super) size: u64,
 }
 
 /// One file, however many models have it.
@@ -57,7 +90,7 @@ struct SurveyedFile {
 
 /// How a file is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::ops) enum Form {
+pub(super) enum Form {
     /// As one blob, or its recipe is lost.
     Whole,
     /// In parts.
@@ -68,11 +101,11 @@ pub(in crate::ops) enum Form {
 
 /// What the models need of a blob.
 #[derive(Clone, Debug, Default)]
-pub(in crate::ops) struct Need {
+pub(super) struct Need {
     /// Its length in bytes.
-    pub(in crate::ops) size: u64,
+    pub(super) size: u64,
     /// The files that it is part of, or is.
-    pub(in crate::ops) files: Vec<FileId>,
+    pub(super) files: Vec<FileId>,
 }
 
 /// What the models need of some blobs.
@@ -241,20 +274,20 @@ impl Survey {
     }
 
     /// The models that have a file.
-    pub(in crate::ops) fn models_of(&self, file: FileId) -> impl Iterator<Item = &SurveyedModel> {
+    pub(super) fn models_of(&self, file: FileId) -> impl Iterator<Item = &SurveyedModel> {
         let models = self.files.get(&file).map(|file| file.models.as_slice()).unwrap_or_default();
         models.iter().filter_map(|model| self.models.get(*model))
     }
 
     /// What a manifest says about a file, and how it is stored.
-    pub(in crate::ops) fn file(&self, id: FileId) -> Option<(Descriptor, Form)> {
+    pub(super) fn file(&self, id: FileId) -> Option<(Descriptor, Form)> {
         let file = self.files.get(&id)?;
         let FileId { digest, size } = id;
         Some((Descriptor { media_type: file.media_type.clone(), digest, size }, file.form))
     }
 
     /// Whether a blob is a file of weights that lies there whole, or has lost its recipe.
-    pub(in crate::ops) fn is_whole_weights(&self, need: &Need) -> bool {
+    pub(super) fn is_whole_weights(&self, need: &Need) -> bool {
         let mut files = need.files.iter().filter_map(|file| self.files.get(file));
         files.any(|file| file.is_weights && file.form == Form::Whole)
     }

@@ -20,49 +20,14 @@ use tokio::sync::mpsc::Sender;
 
 use super::OpError;
 use super::repair::Repair;
+use super::survey::{Damage, Finding, Needs, Survey};
+use super::verify_progress::send_progress;
 
 mod reading;
-mod recipe;
 mod report;
-mod survey;
 
 use reading::{Read, Reading};
 use report::Report;
-use survey::Needs;
-pub(super) use survey::{FileId, Form, Need, Survey, SurveyedModel};
-
-/// Something that is not as it should be.
-#[derive(Clone, Debug)]
-pub(super) struct Finding {
-    /// What it should be.
-    pub(super) digest: Digest,
-    /// In what way it is not.
-    pub(super) damage: Damage,
-    /// The same for people.
-    pub(super) reason: String,
-}
-
-/// What kind of damage it is, and so what can be done about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Damage {
-    /// A blob is in quarantine or missing: its bytes are to be had elsewhere.
-    Lost,
-    /// A damaged blob could not be put aside, and so cannot be replaced.
-    InTheWay,
-    /// A blob's mode lets its owner write to it.
-    Writable,
-    /// A blob cannot be read, and nobody knows whether it is damaged.
-    Unreadable,
-    /// A blob reads right, but not always.
-    Unreliable,
-    /// The recipe of the file with this digest is not what it should be.
-    Recipe,
-    /// A model's manifest is none; the digest is that of what is there.
-    Manifest {
-        /// The model.
-        model: String,
-    },
-}
 
 /// Verifies one model or everything there is, and mends what is damaged if told to. Blocks the
 /// calling thread; a repair's network runs on the runtime of `handle`. Stops when nobody listens
@@ -78,7 +43,10 @@ pub fn verify(
     params: &VerifyParams,
     events: &Sender<VerifyEvent>,
 ) -> Result<Verified, OpError> {
-    tell(events, VerifyProgress { status: "reading recipes".to_owned(), ..VerifyProgress::default() });
+    send_progress(
+        events,
+        VerifyProgress { status: "reading recipes".to_owned(), ..VerifyProgress::default() },
+    );
     let mut blobs = BTreeSet::new();
     let mut survey = Survey::of(store, params.reference.as_ref(), &mut blobs)?;
     if params.reference.is_none() {
@@ -95,11 +63,6 @@ pub fn verify(
     let again = |missing| Reading::new(store, missing, events).run();
     judge(store, suspects, survey.into_findings(), &again, repair.as_ref(), &mut verified)?;
     Ok(verified)
-}
-
-/// Progress is dropped when the client does not keep up; the next line says more anyway.
-pub(super) fn tell(events: &Sender<VerifyEvent>, progress: VerifyProgress) {
-    let _ = events.try_send(VerifyEvent::Progress(progress));
 }
 
 fn finding(store: &Store, digest: Digest, verdict: Verdict) -> Option<Finding> {

@@ -15,10 +15,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
 use super::connection::{FrameStream, SessionError};
-use super::peer::Peer;
 use crate::client_file::{CLIENT_TIMEOUT, ClientFile, Refusal};
 use crate::ops::{self, OpError};
 use crate::permits::Permit;
+use crate::principal::Peer;
 use crate::state::{Daemon, WorkLimits};
 
 /// How often the client hears how far its import is.

@@ -14,12 +14,12 @@ use blobd_store::gc;
 use blobd_store_format::reference::Reference;
 use tokio::time::timeout;
 
-use super::SessionGuard;
 use super::connection::{FrameStream, Sent, SessionError, unexpected};
-use super::peer::Peer;
 use crate::large_models::ReadPermit;
+use crate::open_sessions::SessionGuard;
 use crate::ops::{self, Answer, Located, OpError};
 use crate::permits::Permit;
+use crate::principal::Peer;
 use crate::state::Daemon;
 
 /// Serves one open model until its client goes or somebody ends its lease, then frees what only it still

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use blobd_client::protocol::connection::receive_message;
 use tokio::net::UnixStream;
 
-use crate::session::ConnectionPermit;
+use crate::admission::ConnectionPermit;
 use crate::sys::set_takes_descriptors;
 
 mod closer;

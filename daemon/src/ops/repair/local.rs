@@ -9,7 +9,7 @@ use blobd_store_format::digest::Digest;
 
 use super::place::{Place, places};
 use super::{Failure, Repair};
-use crate::ops::verify::Need;
+use crate::ops::survey::Need;
 
 /// How much is copied at once, in bytes.
 const CHUNK_BYTES: u64 = 1 << 20;

@@ -10,7 +10,7 @@ use blobd_store_format::source::PullSource;
 
 use super::place::{Place, places};
 use super::{Failure, Repair};
-use crate::ops::verify::{FileId, Form, Need, Survey, SurveyedModel};
+use crate::ops::survey::{FileId, Form, Need, Survey, SurveyedModel};
 
 impl Repair<'_> {
     /// Asks the origins of all models that need the blob, one after the other; answers with how

@@ -14,6 +14,7 @@ use blobd_store_format::digest::Digest;
 use tokio::sync::mpsc::Sender;
 
 use crate::ops::OpError;
+use crate::ops::verify_progress::send_progress;
 
 /// One hashes while the other reads; four are as fast as the fastest disks, and more would only take from those
 /// who have work to do.
@@ -141,7 +142,7 @@ impl<'r> Reading<'r> {
         }
         *told = Some(Instant::now());
         let (total, completed) = (self.total, completed.min(self.total));
-        super::tell(self.events, VerifyProgress { status: "reading blobs".to_owned(), total, completed });
+        send_progress(self.events, VerifyProgress { status: "reading blobs".to_owned(), total, completed });
     }
 }
 

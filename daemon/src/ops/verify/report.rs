@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 use blobd_client::protocol::upkeep::CorruptBlob;
 
-use super::survey::{Need, Survey};
-use super::{Damage, Finding};
+use crate::ops::survey::{Damage, Finding, Need, Survey};
 
 /// The report travels as one line, of which a client takes 1 MiB.
 const MAX_REPORT_BYTES: usize = 900 << 10;
