@@ -122,6 +122,17 @@ impl TestDaemon {
         assert_eq!(status.signal(), Some(9), "{}", self.log());
     }
 
+    /// Kills the daemon and starts it again while the kernel still ends the first process.
+    ///
+    /// # Panics
+    /// When it is not running, or does not answer afterwards.
+    pub fn kill_and_restart_at_once(&mut self) {
+        let mut killed = self.child.take().expect("the daemon is running");
+        killed.kill().expect("a child can be killed");
+        self.restart();
+        killed.wait().expect("a child can be waited for");
+    }
+
     /// Kills the daemon if it has not ended by itself.
     pub fn kill_if_running(&mut self) {
         if let Some(mut child) = self.child.take() {

@@ -7,6 +7,8 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use blobd_client::client::{Client, default_sockets};
 use blobd_client::error::ClientError;
@@ -97,9 +99,32 @@ fn is_away(error: &ClientError) -> bool {
     matches!(error, ClientError::NotRunning { .. })
 }
 
+/// Opens the store. While another process holds it, this tries again for two seconds, unless `can_reach` it:
+/// a command holds a store for moments, and the kernel takes some time to end a process that was killed.
+pub(crate) fn open_store(
+    root: &Path,
+    config: &Config,
+    can_reach: impl Fn(&LockHolder) -> bool,
+) -> Result<Store, StoreError> {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    const PAUSE: Duration = Duration::from_millis(20);
+    let start = Instant::now();
+    loop {
+        match Store::open_with(root, config.store_options()) {
+            Err(StoreError::Locked { holder, .. }) if start.elapsed() < PATIENCE && !can_reach(&holder) => {
+                thread::sleep(PAUSE);
+            }
+            opened => return opened,
+        }
+    }
+}
+
 /// Serves the store in this process; if a daemon has it, talks to that instead.
 fn embedded(root: &Path, config: &Config) -> Result<Connected, ErrorBody> {
-    let store = match Store::open_with(root, config.store_options()) {
+    let serves = |holder: &LockHolder| {
+        holder.socket.as_ref().is_some_and(|socket| UnixStream::connect(socket).is_ok())
+    };
+    let store = match open_store(root, config, serves) {
         Ok(store) => store,
         Err(StoreError::Locked { holder, .. }) => return connect_to_holder(root, &holder),
         Err(error) => return Err(OpError::from(error).body()),

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_store::Store;
 use blobd_store::scrub::Scrubber;
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Global;
-use super::connect::{load_config, root};
+use super::connect::{load_config, open_store, root};
 use crate::config::Defaults;
 use crate::housekeeping;
 use crate::ops::OpError;
@@ -42,8 +41,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let root = root(global, &config);
     let socket = global.socket.clone().or_else(|| config.socket.clone());
     let socket = socket.unwrap_or_else(|| Defaults::of_user().socket);
-    let store = Store::open_with(&root, config.store_options());
-    let store = store.map_err(|error| OpError::from(error).body())?;
+    let store = open_store(&root, &config, |_holder| false).map_err(|error| OpError::from(error).body())?;
     let policy = config.registry_policy();
     let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
     let daemon = Daemon::new(store, &policy);

@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
@@ -72,6 +74,28 @@ fn store_that_a_command_holds_is_busy_for_others() {
     let _held = blobd_store::Store::open(&root).unwrap();
     let error = Blobd::at_root(&root).line("ls --json").exits_with(4).error();
     assert!(error.message.contains(&std::process::id().to_string()) && error.hint.is_some(), "{error}");
+}
+
+#[test]
+fn store_that_a_command_holds_for_a_moment_is_waited_for() {
+    let folder = fast_folder();
+    let root = folder.path().join("store");
+    let held = blobd_store::Store::open(&root).unwrap();
+    thread::scope(|scope| {
+        let listing = scope.spawn(|| Blobd::at_root(&root).line("ls --json"));
+        thread::sleep(Duration::from_millis(200));
+        drop(held);
+        listing.join().unwrap().succeeds();
+    });
+}
+
+#[test]
+fn daemon_starts_while_the_one_that_was_killed_before_it_ends() {
+    let mut daemon = TestDaemon::start();
+    for _ in 0..3 {
+        daemon.kill_and_restart_at_once();
+        daemon.command().line("ls").succeeds();
+    }
 }
 
 #[test]
