@@ -16,6 +16,10 @@ lint:
     cargo fmt --all --check
     cargo clippy --workspace --all-targets -- -D warnings
 
+# Print crates, modules and which uses which; fails if modules use each other in a circle
+structure:
+    cargo run --quiet --package blobd-tests --bin structure
+
 # Put all sources into form
 fmt:
     cargo fmt --all

@@ -1,7 +1,6 @@
 //! The integration tests: one binary, one module per area.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod architecture;
 mod commands;
 mod concurrent;
 mod conformance;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::timings::float;
 use crate::watch::Usage;
 use crate::witness::{Measured, VERBS};
 
@@ -111,11 +112,6 @@ pub(crate) fn of_log(attack: &str, lines: usize, time: Duration) -> Check {
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 pub(crate) fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "small numbers")]
-pub(crate) fn float(number: u64) -> f64 {
-    number as f64
 }
 
 fn count(number: usize) -> f64 {

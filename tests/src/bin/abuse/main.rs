@@ -15,6 +15,7 @@ mod arena;
 mod attacker;
 mod attacks;
 mod bounds;
+mod ground;
 mod janitor;
 mod needs;
 mod play;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value as Json, json};
 
 use crate::Setup;
-use crate::attacker::Tally;
 use crate::bounds::{Check, Held, mib};
+use crate::ground::Tally;
 use crate::timings::Timings;
 use crate::witness::{CONTROL, Measured, VERBS};
 

@@ -57,3 +57,8 @@ mod tests {
         assert!(Timings::default().median().is_nan());
     }
 }
+
+#[expect(clippy::cast_precision_loss, reason = "small numbers")]
+pub(crate) fn float(number: u64) -> f64 {
+    number as f64
+}

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::bounds::float;
+use crate::timings::float;
 
 /// How often the process is looked at. Peaks of memory in between are seen all the same: the kernel
 /// keeps them.

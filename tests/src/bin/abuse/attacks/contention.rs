@@ -10,7 +10,7 @@ use blobd_tests::model::ModelFile;
 use super::{Begin, REMOVABLE};
 use crate::Outcome;
 use crate::arena::MODEL;
-use crate::attacker::Ground;
+use crate::ground::Ground;
 
 const OPENERS: usize = 4;
 const IMPORTERS: usize = 4;

@@ -13,7 +13,7 @@ use blobd_tests::registry::FakeRegistry;
 
 use super::Begin;
 use crate::Outcome;
-use crate::attacker::{Ground, pass_file};
+use crate::ground::{Ground, pass_file};
 
 const PULLS: usize = 12;
 /// How long each client lives.

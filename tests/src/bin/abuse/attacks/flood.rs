@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Begin;
 use crate::Outcome;
 use crate::arena::MODEL;
-use crate::attacker::Ground;
+use crate::ground::Ground;
 
 const CONNECTIONS: usize = 1000;
 /// From one flood to the next.

@@ -11,8 +11,9 @@ use blobd_client::protocol::response::SessionSummary;
 use super::Begin;
 use crate::Outcome;
 use crate::arena::{Arena, MODEL};
-use crate::attacker::{Ground, Tally};
-use crate::bounds::{Check, float};
+use crate::bounds::Check;
+use crate::ground::{Ground, Tally};
+use crate::timings::float;
 
 const NAME: &str = "leases";
 const LEASES: usize = 1024;

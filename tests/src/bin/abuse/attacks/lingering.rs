@@ -13,7 +13,7 @@ use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size, set_s
 
 use super::Begin;
 use crate::Outcome;
-use crate::attacker::{Ground, request};
+use crate::ground::{Ground, request};
 
 /// How long a close may block.
 const LINGER: Duration = Duration::from_secs(12);
@@ -74,7 +74,7 @@ fn pass(ground: &Ground, place: Place, socket: &TcpStream) -> Outcome<()> {
         Place::BeforeClose => ("", "G"),
         Place::Frame => {
             let stream = ground.upgrade("/v1/import", r#"{"file_name":"socket.gguf"}"#)?;
-            return crate::attacker::pass_file(&stream, socket.as_fd());
+            return crate::ground::pass_file(&stream, socket.as_fd());
         }
     };
     let mut stream: UnixStream = ground.connect()?;

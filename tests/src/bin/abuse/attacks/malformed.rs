@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Begin;
 use crate::Outcome;
 use crate::arena::MODEL;
-use crate::attacker::Ground;
+use crate::ground::Ground;
 
 const THREADS: usize = 4;
 /// From one session of a thread to its next: 200 per second together.

@@ -2,8 +2,8 @@
 
 use crate::Outcome;
 use crate::arena::Arena;
-use crate::attacker::{Ground, Tally};
 use crate::bounds::Check;
+use crate::ground::{Ground, Tally};
 
 mod contention;
 mod crawl;

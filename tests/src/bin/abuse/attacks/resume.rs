@@ -8,7 +8,7 @@ use blobd_tests::registry::FakeRegistry;
 
 use super::{Begin, REMOVABLE};
 use crate::Outcome;
-use crate::attacker::Ground;
+use crate::ground::Ground;
 
 const TENSORS: u64 = 16_384;
 /// The least that a tensor takes with its padding.

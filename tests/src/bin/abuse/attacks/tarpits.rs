@@ -11,7 +11,7 @@ use blobd_tests::registry::{FakeRegistry, Fault};
 
 use super::Begin;
 use crate::Outcome;
-use crate::attacker::Ground;
+use crate::ground::Ground;
 
 /// Servers that never answer, and as many that answer slowly.
 const SERVERS: usize = 4;

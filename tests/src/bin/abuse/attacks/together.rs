@@ -2,7 +2,7 @@
 
 use super::{ATTACKS, Begin, find};
 use crate::Outcome;
-use crate::attacker::Ground;
+use crate::ground::Ground;
 
 const NAME: &str = "together";
 

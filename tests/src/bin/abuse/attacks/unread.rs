@@ -7,7 +7,7 @@ use blobd_tests::raw_gguf::{RawGguf, id};
 
 use super::Begin;
 use crate::Outcome;
-use crate::attacker::{Ground, request};
+use crate::ground::{Ground, request};
 
 /// The limit of the format's parser. The header has 5 MB.
 const TENSORS: u64 = 131_072;

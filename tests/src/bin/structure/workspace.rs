@@ -1,0 +1,94 @@
+//! The packages of the workspace, as `cargo metadata` tells them.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::Deserialize;
+
+/// A package of the workspace.
+#[derive(Debug)]
+pub(crate) struct Package {
+    pub(crate) name: String,
+    /// Its folder in the workspace.
+    pub(crate) directory: String,
+    /// The packages of the workspace that its library and binaries use.
+    pub(crate) uses: Vec<String>,
+    /// Its library and binaries.
+    pub(crate) targets: Vec<Target>,
+}
+
+/// A library or binary.
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// `library`, or the name of the binary.
+    pub(crate) name: String,
+    /// The file of its root module.
+    pub(crate) root: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<RawPackage>,
+    workspace_root: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct RawPackage {
+    name: String,
+    manifest_path: PathBuf,
+    dependencies: Vec<RawDependency>,
+    targets: Vec<RawTarget>,
+}
+
+#[derive(Deserialize)]
+struct RawDependency {
+    name: String,
+    /// Absent for what a build needs; `dev` for what tests need.
+    kind: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct RawTarget {
+    name: String,
+    kind: Vec<String>,
+    src_path: PathBuf,
+}
+
+/// All packages of the workspace that the current directory is in, by name.
+pub(crate) fn packages() -> Result<Vec<Package>, Box<dyn Error>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo).args(["metadata", "--no-deps", "--format-version", "1"]).output()?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into());
+    }
+    let metadata: Metadata = serde_json::from_slice(&output.stdout)?;
+    let members: Vec<&str> = metadata.packages.iter().map(|package| package.name.as_str()).collect();
+    let described = |package| describe(package, &members, &metadata.workspace_root);
+    let mut packages: Vec<Package> = metadata.packages.iter().map(described).collect();
+    packages.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(packages)
+}
+
+fn describe(package: &RawPackage, members: &[&str], workspace: &Path) -> Package {
+    let uses = package.dependencies.iter().filter(|dependency| dependency.kind.is_none());
+    let uses = uses.map(|dependency| dependency.name.clone());
+    let directory = package.manifest_path.parent().unwrap_or(workspace);
+    let directory = directory.strip_prefix(workspace).unwrap_or(directory);
+    Package {
+        name: package.name.clone(),
+        directory: directory.display().to_string(),
+        uses: uses.filter(|name| members.contains(&name.as_str())).collect(),
+        targets: package.targets.iter().filter_map(target).collect(),
+    }
+}
+
+fn target(target: &RawTarget) -> Option<Target> {
+    let is = |wanted: &[&str]| target.kind.iter().any(|kind| wanted.contains(&kind.as_str()));
+    let name = match () {
+        () if is(&["lib", "cdylib", "staticlib"]) => "library".to_owned(),
+        () if is(&["bin"]) => target.name.clone(),
+        () => return None,
+    };
+    Some(Target { name, root: target.src_path.clone() })
+}
