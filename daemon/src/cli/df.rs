@@ -8,14 +8,14 @@ use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{Table, human_bytes, print, print_json, terminal_width};
 
-/// Show where the bytes go
+/// Show how much disk space models take and how much sharing saves
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd df
   blobd df -v                                  one row per model
   blobd df --json | jq .saved_bytes")]
 pub(super) struct Params {
-    /// One row per model: what it alone keeps, and what it shares
+    /// One row per model: the bytes that only it uses, and those that it shares
     #[arg(short, long)]
     verbose: bool,
 }

@@ -8,10 +8,10 @@ use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{Table, print, print_json, printable, terminal_width};
 
-/// Say what is wrong with the set-up and how to mend it
+/// Check the set-up, and say how to fix what is wrong
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  blobd doctor                                 exits with 1 if something does not work
+  blobd doctor                                 exit code 1 if a check fails
   blobd doctor --json | jq '.checks[] | select(.status != \"ok\")'")]
 pub(super) struct Params {}
 

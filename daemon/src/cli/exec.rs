@@ -28,10 +28,10 @@ use tokio::sync::oneshot;
 use super::connect::connect;
 use super::{Global, usage};
 
-/// Run a program that finds every model as the file /blobd/REF.gguf, without a copy
+/// Run a program that can open every model as /blobd/REF.gguf, without a copy
 ///
-/// The file is the model's weights with an alignment of one page; its bytes are those in the store,
-/// mapped in place. For programs that are linked dynamically: llama.cpp, Python, Node. A projector is
+/// The file is a GGUF file with the model's weights, aligned to pages; its bytes are mapped from the store
+/// in place. Works with dynamically linked programs: llama.cpp, Python, Node. A model's projector is
 /// /blobd/REF+projector.gguf.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:

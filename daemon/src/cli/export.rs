@@ -36,10 +36,10 @@ pub(super) struct Params {
     /// The model
     #[arg(value_name = "REF")]
     reference: Reference,
-    /// The file or directory to write, - for standard output
+    /// The file or directory to write to; - for standard output
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
-    /// Which part: model, projector, adapter, template, params, license, config
+    /// The part to export: model, projector, adapter, template, params, license, config
     #[arg(long, default_value = "model", value_name = "NAME")]
     component: String,
 }

@@ -16,13 +16,13 @@ use crate::size::parse_size;
 #[command(after_help = "Examples:
   blobd gc --dry-run                           the plan; nothing is deleted
   blobd gc
-  blobd gc --plan-eviction                     which models would go to keep to the quota
-  blobd gc --plan-eviction=20GiB               which would go to free so much")]
+  blobd gc --plan-eviction                     models that would be evicted to meet the quota
+  blobd gc --plan-eviction=20GiB               models that would be evicted to free 20 GiB")]
 pub(super) struct Params {
     /// Print the plan and delete nothing
     #[arg(long)]
     dry_run: bool,
-    /// Print which models eviction would take, and delete nothing
+    /// Print which models would be evicted, and delete nothing
     #[arg(
         long,
         value_name = "SIZE",

@@ -16,7 +16,7 @@ use super::output::{human_bytes, print, print_json};
 use super::progress::Bar;
 use super::{Global, usage};
 
-/// Take in GGUF files that are on this machine
+/// Store GGUF files of this machine as models
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd import llama-3-8b-Q4_K_M.gguf               becomes llama-3-8b:Q4_K_M
@@ -26,7 +26,7 @@ pub(super) struct Params {
     /// The files
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// The model's name; made from the file's if absent
+    /// The model's name; derived from the file name if omitted
     #[arg(long, value_name = "REF")]
     name: Option<Reference>,
 }

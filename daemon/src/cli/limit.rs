@@ -9,17 +9,17 @@ use super::output::{human_bytes, print, print_json};
 use super::{Global, usage};
 use crate::size::parse_size;
 
-/// Show or set how fast all pulls of the daemon may be together
+/// Show or set the rate limit of all pulls of the daemon together
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  blobd limit                                  what it is
-  blobd limit 20MB                             per second; pulls that run keep to it at once
-  blobd limit off                              as fast as it goes
+  blobd limit                                  show the limit
+  blobd limit 20MB                             20 MB per second; applies to running pulls at once
+  blobd limit off                              no limit
 
-It holds until the daemon ends; limit_rate under [transfer] in the configuration is what it
-starts with. `blobd pull --limit-rate` is for one pull.")]
+The limit lasts until the daemon stops. It starts with limit_rate under [transfer] in the
+configuration. `blobd pull --limit-rate` limits a single pull.")]
 pub(super) struct Params {
-    /// Bytes per second, such as 20MB, or off; only shown if absent
+    /// Bytes per second, such as 20MB, or off; if omitted, the limit is shown
     #[arg(value_name = "RATE", value_parser = parse_rate)]
     rate: Option<Rate>,
 }

@@ -12,10 +12,10 @@ use super::connect::load_config;
 use super::output::{print, print_json, printable};
 use super::prompt::{Echo, ask};
 
-/// Keep credentials for a registry
+/// Save credentials for a registry
 ///
-/// They are kept for the user who runs this, and used by that user's commands and by a daemon that
-/// runs as that user. A registry gets them when it asks for them, at a pull; nothing is sent now.
+/// They are saved for the current user, and used by that user's commands and by a daemon that runs as
+/// that user. They are sent when the registry asks for them during a pull; nothing is sent now.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd login hf.co                                    asks for a token
@@ -23,16 +23,16 @@ use super::prompt::{Echo, ask};
   blobd login ghcr.io -u me --password-stdin < secret
   blobd login hf.co --token-stdin < ~/token")]
 pub(super) struct Params {
-    /// The registry, with its port unless that is 443
+    /// The registry's host, with its port unless that is 443
     #[arg(value_name = "HOST")]
     host: String,
-    /// The name there
+    /// The user name
     #[arg(short, long, value_name = "USER", conflicts_with = "token_stdin")]
     user: Option<String>,
     /// Read the password from standard input
     #[arg(long, requires = "user", conflicts_with = "token_stdin")]
     password_stdin: bool,
-    /// Read a token from standard input that is sent as it is, without a name
+    /// Read a token, sent without a user name, from standard input
     #[arg(long)]
     token_stdin: bool,
 }

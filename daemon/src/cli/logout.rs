@@ -10,16 +10,16 @@ use super::connect::load_config;
 use super::login::denied;
 use super::output::{print, print_json, printable};
 
-/// Forget the credentials for a registry
+/// Delete the saved credentials for a registry
 ///
-/// Those that `blobd login` has kept. A daemon that has just used them may do so for five minutes
-/// more. What is kept for Docker, Hugging Face or Ollama stays.
+/// Deletes what `blobd login` has saved. A running daemon may use them for up to five more minutes.
+/// Credentials of Docker, Hugging Face and Ollama are not touched.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd logout hf.co
   blobd logout registry.example.org:5000")]
 pub(super) struct Params {
-    /// The registry, as at `blobd login`
+    /// The registry, as given to `blobd login`
     #[arg(value_name = "HOST")]
     host: String,
 }

@@ -10,15 +10,15 @@ use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{Table, human_bytes, print, print_json, printable, terminal_width};
 
-/// List the models there are
+/// List the models
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd ls
-  blobd ls llama                               those whose name contains llama
-  blobd ls --trash                             what `blobd undelete` can bring back
+  blobd ls llama                               models whose name contains llama
+  blobd ls --trash                             models that `blobd undelete` can restore
   blobd ls --json | jq -r '.models[].name'")]
 pub(super) struct Params {
-    /// Only models whose name contains this
+    /// List only models whose name contains this text
     #[arg(value_name = "TEXT")]
     filter: Option<String>,
     /// List the models in the trash

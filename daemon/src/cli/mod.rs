@@ -45,8 +45,8 @@ mod warm;
 #[command(name = "blobd", version, max_term_width = 100, disable_help_subcommand = true)]
 #[command(after_help = "Examples:
   blobd pull llama3:8b                 fetch a model; needs no set-up and no daemon
-  blobd import model-Q4_K_M.gguf       take in a file you have
-  blobd serve                          hand models out over a socket
+  blobd import model-Q4_K_M.gguf       store a file of this machine
+  blobd serve                          serve models to programs over a socket
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 busy or locked, 5 corrupt data found,
 6 no space, 7 denied, 130 stopped by Ctrl-C during a pull.")]
@@ -60,17 +60,17 @@ struct Cli {
 /// What every command takes.
 #[derive(Clone, Debug, Args)]
 pub struct Global {
-    /// The store's directory; without a daemon the command opens it itself [env: BLOBD_ROOT]
-    #[arg(long, global = true, value_name = "DIR")]
+    /// The store's directory, which the command opens itself if no daemon has it [env: BLOBD_ROOT]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "DIR")]
     root: Option<PathBuf>,
     /// The daemon's socket [env: BLOBD_SOCKET]
-    #[arg(long, global = true, value_name = "PATH")]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "PATH")]
     socket: Option<PathBuf>,
     /// The configuration file [env: BLOBD_CONFIG]
-    #[arg(long, global = true, value_name = "PATH")]
+    #[arg(long, global = true, help_heading = "Global options", value_name = "PATH")]
     config: Option<PathBuf>,
-    /// Print one JSON document (NDJSON while something is in progress)
-    #[arg(long, global = true)]
+    /// Print one JSON document (one object per line while work is in progress)
+    #[arg(long, global = true, help_heading = "Global options")]
     json: bool,
 }
 

@@ -14,7 +14,7 @@ use super::output::{print, print_json, printable};
 use super::serve::{raise_descriptor_limit, start_log};
 use crate::mount::{self, Audience, Mount};
 
-/// Show every model as an ordinary file, for programs that only know paths
+/// Mount the models as ordinary files, for programs that take a path
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd mount /mnt/models &

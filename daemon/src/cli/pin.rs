@@ -22,7 +22,7 @@ pub(super) struct PinArgs {
     references: Vec<Reference>,
 }
 
-/// Let pinned models go again; nothing is removed by it
+/// Allow pinned models to be evicted and removed again; removes nothing
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd unpin llama3:8b")]

@@ -14,11 +14,11 @@ use super::connect::{client_error, connect};
 use super::output::{Table, human_bytes, print, print_json, terminal_width};
 use super::{Global, residency};
 
-/// List who has what open, and how much of it is in memory
+/// List the processes that have models open, and how much of each model is in memory
 #[derive(Debug, Args)]
 #[command(
-    after_help = "IN MEMORY is what the page cache has of the whole model, whoever read it. The kernel tells that
-to the store's owner and root alone; others see a dash.
+    after_help = "IN MEMORY is how much of the whole model is in the page cache. The kernel reports that only to the
+store's owner and to root; other users see a dash.
 
 Examples:
   blobd ps

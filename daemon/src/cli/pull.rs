@@ -17,7 +17,7 @@ use super::progress::Bar;
 use super::{Global, pull_plan, usage};
 use crate::size::parse_size;
 
-/// Fetch models from their registries, or GGUF files from where they are
+/// Fetch models from registries, or GGUF files from Hugging Face or any URL
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd pull llama3:8b
@@ -25,22 +25,22 @@ use crate::size::parse_size;
   blobd pull llama3:8b-instruct-q4_K_S --dry-run
   blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
   blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf
-  blobd pull docker.io/smollm2                   Docker Model Runner's, in docker.io/ai
+  blobd pull docker.io/smollm2                   a model of Docker Model Runner, in docker.io/ai
   blobd pull https://example.org/models/tiny.gguf --name tiny
   blobd pull llama3:8b@sha256:365c0bd3c000a25d28ddbf732fe1c6add414de7275464c4e4d1c3b5fcb5d8ad1
 
-Ctrl-C stops it, with exit code 130. What has arrived is kept: the same command goes on.")]
+Ctrl-C stops the pull with exit code 130. What was downloaded is kept, and the same command resumes.")]
 pub(super) struct Params {
     /// [host/][namespace/]model[:tag][@sha256:…], hf.co/USER/REPO/FILE.gguf or https://HOST/PATH/FILE.gguf
     #[arg(required = true, value_name = "REF")]
     sources: Vec<PullSource>,
-    /// What to call the model instead
+    /// Store the model under this name instead
     #[arg(long, value_name = "REF")]
     name: Option<Reference>,
-    /// The most that may come over the network per second, such as 20MB
+    /// Download at most this many bytes per second, such as 20MB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     limit_rate: Option<u64>,
-    /// Only say what would move, and why not more
+    /// Show what would be downloaded and what would be reused
     #[arg(long)]
     dry_run: bool,
 }

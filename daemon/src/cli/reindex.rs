@@ -7,7 +7,7 @@ use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{print, print_json};
 
-/// Compare the index with the disk and mend it
+/// Compare the index with the disk and correct it
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd reindex                                after files were put into the store by hand

@@ -10,15 +10,15 @@ use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{Table, human_bytes, print, print_json, terminal_width};
 
-/// End the leases of a process, or of all that have a model open
+/// End the leases of a process, or all leases of a model
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A program whose lease has ended keeps what it has mapped, and its maps stay valid. The model may be
-removed or evicted then. You may end leases of your own processes; those of other users take the rights of
-an administrator. A number is a process; a model with a number as its name is NAME:latest.
+    after_help = "A program keeps its maps when its lease ends, and they stay valid; but the model may then be removed
+or evicted. Ending leases of other users' processes requires administrator rights. A number means a
+process: write NAME:latest for a model whose name is a number.
 
 Examples:
-  blobd ps                             who has what open
+  blobd ps                             list processes and the models that they have open
   blobd release 4711                   end the leases of process 4711
   blobd release llama3:8b              end all leases of a model
   blobd release 4711 --json | jq '.released[].model'"

@@ -16,13 +16,13 @@ use super::output::{human_bytes, print, print_json, printable};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd rm llama3:8b
-  blobd rm --keep 7d llama3:8b                 `blobd undelete` brings it back for a week
+  blobd rm --keep 7d llama3:8b                 `blobd undelete` can restore it for a week
   blobd rm llama3:8b llama3:70b --json | jq .freed_bytes")]
 pub(super) struct Params {
     /// The models
     #[arg(required = true, value_name = "REF")]
     references: Vec<Reference>,
-    /// Put the models into the trash for so long (7d, 12h) instead of freeing them
+    /// Move the models to the trash for this time (7d, 12h) instead of freeing their space
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     keep: Option<Duration>,
 }

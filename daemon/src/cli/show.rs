@@ -26,7 +26,7 @@ pub(super) struct Params {
     /// List the metadata
     #[arg(long)]
     metadata: bool,
-    /// Show instead how much is in memory: of every stack of experts, and of the rest
+    /// Show how much is in memory instead, for each stack of experts and for the rest
     #[arg(long, conflicts_with_all = ["tensors", "metadata"])]
     residency: bool,
 }

@@ -9,7 +9,7 @@ use super::Global;
 use super::connect::{client_error, connect};
 use super::output::{print, print_json, printable};
 
-/// Give a model a further name
+/// Give a model another name
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd tag llama3:8b mine/assistant:v1")]
@@ -17,7 +17,7 @@ pub(super) struct Params {
     /// The model
     #[arg(value_name = "SRC")]
     source: Reference,
-    /// Its further name; what it named before is let go
+    /// The new name; a model that has it now loses it
     #[arg(value_name = "DST")]
     target: Reference,
 }

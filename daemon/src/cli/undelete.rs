@@ -15,9 +15,9 @@ use super::output::{print, print_json, printable};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd undelete llama3:8b
-  blobd ls --trash                             what can be taken out")]
+  blobd ls --trash                             list the models in the trash")]
 pub(super) struct Params {
-    /// The models, by the names that they had
+    /// The models, by the names that they had before
     #[arg(required = true, value_name = "REF")]
     references: Vec<Reference>,
 }

@@ -15,19 +15,19 @@ use super::progress::Bar;
 #[derive(Debug, Args)]
 #[command(
     long_about = "Read everything from the disk and compare it with its digest\n\nA blob that reads wrong twice is \
-moved to quarantine/ in the store's directory; programs that have it mapped keep it. Exit code 5 says that something \
-is damaged and was not repaired."
+moved to quarantine/ in the store's directory; programs that have it mapped keep it. Exit code 5 means that \
+damage was found and not repaired."
 )]
 #[command(after_help = "Examples:
-  blobd verify                                 all there is
-  blobd verify llama3:8b                       what this model needs
-  blobd verify --repair                        and fetch again just the tensors that are damaged
+  blobd verify                                 the whole store
+  blobd verify llama3:8b                       the blobs of this model
+  blobd verify --repair                        downloads only the tensors that are damaged
   blobd verify --json | jq -r '.corrupt[].digest'")]
 pub(super) struct Params {
-    /// [host/][namespace/]model[:tag]; everything there is if left out
+    /// The model to verify; the whole store if omitted
     #[arg(value_name = "REF")]
     reference: Option<Reference>,
-    /// Mend what is damaged: from the store itself, or from the registry it came from
+    /// Repair damaged blobs, from the store itself or from the registry that they came from
     #[arg(long)]
     repair: bool,
 }

@@ -32,16 +32,16 @@ Examples:
   blobd warm llama3:8b
   blobd warm llava:7b --component projector
   blobd warm z-image --component text_encoder/
-  blobd warm mixtral:8x7b --lock 20GiB          holds it until Ctrl-C"
+  blobd warm mixtral:8x7b --lock 20GiB          until Ctrl-C"
 )]
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "REF")]
     reference: Reference,
-    /// Only this part: model, projector, adapter, or the start of layers' names with a slash
+    /// Read only this part: model, projector, adapter, or a prefix of layer names that ends in a slash
     #[arg(long, value_name = "NAME")]
     component: Option<String>,
-    /// Keep so much of it in memory, from its start, for as long as the command runs
+    /// Lock this many bytes, from the model's start, in memory until the command ends
     #[arg(long, value_name = "BUDGET", value_parser = parse_size)]
     lock: Option<u64>,
 }
