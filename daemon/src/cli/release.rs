@@ -13,8 +13,8 @@ use super::output::{Table, human_bytes, print, print_json, terminal_width};
 /// End the leases of a process, or all leases of a model
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A program keeps its maps when its lease ends, and they stay valid; but the model may then be removed
-or evicted. Ending leases of other users' processes requires administrator rights. A number means a
+    after_help = "A program keeps its maps when its lease ends, and they stay valid; but the model may then be
+removed. Ending leases of other users' processes requires administrator rights. A number means a
 process: write NAME:latest for a model whose name is a number.
 
 Examples:

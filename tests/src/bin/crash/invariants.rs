@@ -18,7 +18,6 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -217,12 +216,8 @@ fn bytes_on_disk(root: &Path) -> Outcome<u64> {
     Ok(blocks * 512)
 }
 
-/// I6, if this blobd has an index to rebuild.
+/// I6.
 fn check_index(blobd: &Blobd) -> Outcome<()> {
-    static HAS_INDEX: OnceLock<bool> = OnceLock::new();
-    if !HAS_INDEX.get_or_init(|| blobd.line("reindex --help").code == 0) {
-        return Ok(());
-    }
     let answer = blobd.line("reindex --json").succeeds().json();
     ensure(answer["differences"] == 0, || format!("I6: the index is not what is on disk: {answer}"))
 }

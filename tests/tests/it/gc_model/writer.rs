@@ -10,8 +10,8 @@ pub(super) enum Job {
     Import(Manifest, Tag),
     /// `ops::tag` of any tag to any other.
     Tag,
-    /// `rm --keep` of any tag. Planned: a lease, the record in the trash by the same commit as
-    /// any tag, then the tag goes.
+    /// `rm --keep` of any tag: takes a lease, commits the record in the trash like a tag, then removes the
+    /// tag.
     Keep,
 }
 
