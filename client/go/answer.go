@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// The daemon is not believed: numbers that refer to each other are compared here once. What remains
-// to be checked is whether the files behind the descriptors are long enough, when one is mapped.
+// The daemon is not trusted: numbers that refer to each other are compared here once. Whether the
+// files behind the descriptors are long enough is checked when one is mapped.
 const (
 	maxLayers = 4096
 	// A GGUF file has 131,072 tensors at most; a model may have several.
@@ -16,41 +16,41 @@ const (
 	maxFds = maxTensors + 2*maxLayers
 )
 
-// Version says what the daemon is and which store it serves.
+// Version describes the daemon and the store that it serves.
 type Version struct {
-	// Version is the daemon's.
+	// Version is the daemon's version.
 	Version string `json:"version"`
-	// Protocol is the newest protocol that it speaks.
+	// Protocol is the newest protocol version that it supports.
 	Protocol uint32 `json:"protocol"`
-	// Root is the store that it serves.
+	// Root is the directory of the store that it serves.
 	Root string `json:"root"`
-	// Pid is its process.
+	// Pid is its process ID.
 	Pid int `json:"pid"`
 }
 
-// ModelSummary is one model in the list of those there are.
+// ModelSummary is one model in the list of models.
 type ModelSummary struct {
 	// Name is the shortest name that is still unique.
 	Name string `json:"name"`
 	// Digest is the manifest's digest: the model's ID.
 	Digest string `json:"digest"`
-	// Size is what its files add up to, in bytes, as if nothing were shared.
+	// Size is the sum of its files in bytes, as if nothing were shared.
 	Size uint64 `json:"size"`
 	// Modified is when the tag was last set, RFC 3339 in UTC.
 	Modified string `json:"modified"`
-	// Pinned says whether eviction leaves it alone.
+	// Pinned says whether it is protected from eviction and removal.
 	Pinned bool `json:"pinned"`
-	// Origin is where it came from, if that is known.
+	// Origin is where it was obtained from, if that is known.
 	Origin string `json:"origin"`
-	// Damage is what is wrong with it; what is not damaged can be opened.
+	// Damage describes damaged parts; the other parts can be opened.
 	Damage string `json:"damage"`
 }
 
-// ModelDetails is one model in depth.
+// ModelDetails describes one model in full.
 type ModelDetails struct {
 	// Name is the shortest name that is still unique.
 	Name string `json:"name"`
-	// Digest is the manifest's.
+	// Digest is the manifest's digest.
 	Digest string `json:"digest"`
 	// Architecture is general.architecture, if the model has it.
 	Architecture string `json:"architecture"`
@@ -72,34 +72,34 @@ type TensorEntry struct {
 	Type string `json:"type"`
 	// Shape has its dimensions in GGUF order, the fastest first.
 	Shape []uint64 `json:"shape"`
-	// Digest is that of the blob that holds it.
+	// Digest is the digest of the blob that holds it.
 	Digest string `json:"digest"`
-	// Offset is where in the blob its bytes start.
+	// Offset is where its bytes start in the blob.
 	Offset uint64 `json:"offset"`
-	// Size is how many bytes it has.
+	// Size is its length in bytes.
 	Size uint64 `json:"size"`
 }
 
 // Layer is one file of an open model.
 type Layer struct {
-	// MediaType is what it is.
+	// MediaType is its media type.
 	MediaType string `json:"media_type"`
-	// Digest is that of the whole file.
+	// Digest is the digest of the whole file.
 	Digest string `json:"digest"`
 	// Size is its length in bytes.
 	Size uint64 `json:"size"`
-	// Name is what it is called where it comes from, if that says.
+	// Name is its name in its source, if that gives one.
 	Name string `json:"name"`
 	// Fd is the number of the descriptor that is the whole file, if it is stored whole.
 	Fd *uint64 `json:"fd"`
-	// Header is where its GGUF header is, if it is a split file.
+	// Header is the location of its GGUF header, if it is a split file.
 	Header *Header `json:"header"`
 
-	// PieceCount is how many pieces of it are to come; none, as nobody asks for them here.
+	// PieceCount is how many pieces of it follow: 0, because this client does not request pieces.
 	PieceCount uint64 `json:"piece_count"`
 }
 
-// Header is where the header of a split GGUF file is: the first Size bytes behind descriptor Fd.
+// Header locates the header of a split GGUF file: the first Size bytes of descriptor Fd.
 type Header struct {
 	// Fd is the descriptor's number.
 	Fd uint64 `json:"fd"`
@@ -107,18 +107,18 @@ type Header struct {
 	Size uint64 `json:"size"`
 }
 
-// Component is the part that the file plays: model, projector, template, params, license, …
+// Component is the role of the file: model, projector, template, params, license, …
 func (l Layer) Component() string { return component(l.MediaType) }
 
-// Experts says how the experts of a stack lie: expert i is the Stride bytes from i*Stride on.
+// Experts is the layout of a stack of experts: expert i is the Stride bytes from i*Stride on.
 type Experts struct {
-	// Count is how many there are.
+	// Count is the number of experts.
 	Count uint64 `json:"count"`
-	// Stride is the length of one in bytes.
+	// Stride is the length of one expert in bytes.
 	Stride uint64 `json:"stride"`
 }
 
-// Tensor says what a tensor of an open model is and where its bytes are. Nothing is mapped for it.
+// Tensor describes a tensor of an open model and the location of its bytes. It is not mapped yet.
 type Tensor struct {
 	// Name is its name in its file.
 	Name string `json:"name"`
@@ -126,20 +126,20 @@ type Tensor struct {
 	Type string `json:"type"`
 	// Shape has its dimensions in GGUF order, the fastest first.
 	Shape []uint64 `json:"shape"`
-	// Layer is the number of the file that it is in.
+	// Layer is the number of the file that contains it.
 	Layer uint64 `json:"layer"`
-	// Size is how many bytes it has.
+	// Size is its length in bytes.
 	Size uint64 `json:"size"`
 	// Fd is the number of its descriptor; nil if it has no bytes.
 	Fd *uint64 `json:"fd"`
-	// Offset is where its bytes start, behind that descriptor.
+	// Offset is where its bytes start in that descriptor's file.
 	Offset uint64 `json:"offset"`
-	// Experts says how to find each expert, if it is a stack of them.
+	// Experts is the layout of its experts, if it is a stack.
 	Experts *Experts `json:"experts"`
 }
 
-// ExpertRange is the start and end of one expert in bytes from the tensor's start, without mapping
-// anything. The error is ErrNoExpert if the tensor is no stack or has not that many.
+// ExpertRange is the start and end of one expert in bytes from the tensor's start. It maps nothing.
+// The error is ErrNoExpert if the tensor is not a stack or has no expert with this number.
 func (t Tensor) ExpertRange(index uint64) (start, end uint64, err error) {
 	if t.Experts == nil || index >= t.Experts.Count {
 		var count uint64
@@ -152,7 +152,7 @@ func (t Tensor) ExpertRange(index uint64) (start, end uint64, err error) {
 	return index * t.Experts.Stride, (index + 1) * t.Experts.Stride, nil
 }
 
-// head is the first frame of an open answer.
+// head is the first frame of the response to an open.
 type head struct {
 	Name        *string `json:"name"`
 	Digest      *string `json:"digest"`
@@ -217,7 +217,7 @@ const ollamaPrefix = "application/vnd.ollama.image."
 
 var modelPackPrefixes = []string{"application/vnd.cncf.model.", "application/vnd.cnai.model."}
 
-// component is the part that a file of this media type plays in its model.
+// component is the role of a file of this media type in its model.
 func component(mediaType string) string {
 	switch mediaType {
 	case "application/vnd.docker.container.image.v1+json", "application/vnd.oci.image.config.v1+json",

@@ -18,25 +18,26 @@ const SocketVariable = "BLOBD_SOCKET"
 // SystemSocket is the socket of the system's daemon.
 const SystemSocket = "/run/blobd/blobd.sock"
 
-// Client is a daemon that can be asked. Its zero value is the default daemon. Every request is a
-// connection of its own and nothing is kept between them, so a Client can be shared by goroutines
-// and outlives a restart of the daemon: after one, just open the model again.
+// Client sends requests to a daemon. Its zero value uses the default daemon. Every request makes its
+// own connection and nothing is kept between requests, so goroutines can share a Client, and it stays
+// valid after a restart of the daemon: open the model again then.
 type Client struct {
-	// Socket is where the daemon listens. If empty, what BLOBD_SOCKET names, or else the first of
-	// DefaultSockets that can be reached.
+	// Socket is the daemon's socket. If empty, the socket is the one that BLOBD_SOCKET names, or else
+	// the first of DefaultSockets that accepts a connection.
 	Socket string
-	// Timeout is how long to wait for the daemon to take or send the next bytes; if 0, for ever.
+	// Timeout is how long to wait for the daemon to take or send the next bytes; if 0, there is no limit.
 	Timeout time.Duration
 }
 
-// Selection says what of a model to open. Its zero value is everything.
+// Selection says which parts of a model to open. Its zero value is the whole model.
 type Selection struct {
-	// Component keeps only the files that play this part (model, projector, template, params, …);
+	// Component selects only the files with this role (model, projector, template, params, …);
 	// one that the model lacks is an error.
 	Component string
-	// Prefix keeps only the tensors whose name starts so.
+	// Prefix selects only the tensors whose name starts with it.
 	Prefix string
-	// Names keeps only these tensors; one that the model lacks is an error. Empty but not nil, none.
+	// Names selects only these tensors; one that the model lacks is an error. Nil selects all, an
+	// empty slice none.
 	Names []string
 }
 
@@ -45,13 +46,13 @@ func Open(reference string) (*Model, error) {
 	return (&Client{}).Open(reference)
 }
 
-// Open opens a model with all its tensors; it is in use until it is closed. The error has
+// Open opens a model with all its tensors. The model is in use until it is closed. The error has
 // CodeNotFound if there is no such model.
 func (c *Client) Open(reference string) (*Model, error) {
 	return c.OpenSelection(reference, Selection{})
 }
 
-// OpenSelection opens some of a model.
+// OpenSelection opens the selected parts of a model.
 func (c *Client) OpenSelection(reference string, selection Selection) (*Model, error) {
 	params, err := openParams(reference, selection)
 	if err != nil {
@@ -70,13 +71,13 @@ func (c *Client) OpenSelection(reference string, selection Selection) (*Model, e
 	return model, nil
 }
 
-// Version says what the daemon is.
+// Version describes the daemon.
 func (c *Client) Version() (Version, error) {
 	var version Version
 	return version, c.query("/v1/version", &version)
 }
 
-// Models lists the models there are, by name.
+// Models lists all models, sorted by name.
 func (c *Client) Models() ([]ModelSummary, error) {
 	var list struct {
 		Models []ModelSummary `json:"models"`
@@ -88,7 +89,7 @@ func (c *Client) Models() ([]ModelSummary, error) {
 	return list.Models, err
 }
 
-// Model is one model in depth.
+// Model describes one model in full.
 func (c *Client) Model(reference string) (ModelDetails, error) {
 	var details ModelDetails
 	path := url.URL{Path: reference}
@@ -132,8 +133,8 @@ func (c *Client) connect() (*wire, error) {
 	return nil, fail(ErrNotRunning, "blobd daemon: nothing listens on %s; start it with `blobd serve`", where)
 }
 
-// DefaultSockets are the sockets tried when none is named, in this order: the system's, then the
-// user's.
+// DefaultSockets are the sockets that are tried if none is given, in this order: the system's, then
+// the user's.
 func DefaultSockets() []string {
 	sockets := []string{SystemSocket}
 	if runtime := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(runtime) {

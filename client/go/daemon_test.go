@@ -22,7 +22,7 @@ var dense = []spec{
 
 var stacked = []spec{tensorOf("blk.0.ffn_up_exps.weight", "Q8_0", 64, 32, 4), tensorOf("output_norm.weight", "F32", 64)}
 
-// TestDaemon drives a real daemon, the same one in all parts.
+// TestDaemon uses a real daemon, the same one in all subtests.
 func TestDaemon(t *testing.T) {
 	d := startDaemon(t)
 	d.importModel("dense", dense)
@@ -236,7 +236,7 @@ func descriptors(t *testing.T, d *daemon) {
 	}
 }
 
-// limitFiles lets this process have so many more files open, until the test ends.
+// limitFiles lets this process open this many more files, until the test ends.
 func limitFiles(t *testing.T, more int) {
 	t.Helper()
 	var before syscall.Rlimit
@@ -299,7 +299,7 @@ func daemonAway(t *testing.T, d *daemon) {
 }
 
 func TestMain(m *testing.M) {
-	// A daemon of the machine's is none of the tests' business.
+	// The tests must not use a daemon that already runs on the machine.
 	os.Unsetenv(SocketVariable)
 	os.Exit(m.Run())
 }

@@ -7,10 +7,9 @@
 //	defer model.Close()
 //	weights, err := model.Map("blk.0.attn_q.weight") // a []byte of the page cache
 //
-// A model is in use until it is closed. What was mapped stays valid after that, when the daemon
-// stops and when the model is removed. Memory is read-only: writing to it kills the program. Only
-// the standard library is needed, without cgo; nothing here starts a goroutine or keeps global
-// state.
+// A model is in use until it is closed. Mappings stay valid after that, when the daemon stops and
+// when the model is removed. Mapped memory is read-only: writing to it kills the program. The package
+// needs only the standard library and no cgo, starts no goroutine and keeps no global state.
 //
 // docs/PROTOCOL.md in blobd's repository is the protocol's specification.
 package blobd

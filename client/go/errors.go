@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// Code says what kind a failure is, in the protocol's words. Programs decide by it, or by the Err
-// values; texts are for people.
+// Code is the kind of an error, as the protocol names it. Programs should decide by it, or by the
+// Err values; texts are for people.
 type Code string
 
 // The codes of protocol version 1.
@@ -23,43 +23,43 @@ const (
 	CodeInternal       Code = "internal"
 )
 
-// What can go wrong beside what the daemon answers; to be found with errors.Is.
+// Errors other than the daemon's error responses; test for them with errors.Is.
 var (
-	// ErrNotRunning: there is no socket, or nobody behind it.
+	// ErrNotRunning: there is no socket, or no daemon listens on it.
 	ErrNotRunning = errors.New("daemon not running")
-	// ErrConnect: the socket is there and cannot be connected to.
+	// ErrConnect: the socket exists, but connecting to it failed.
 	ErrConnect = errors.New("cannot connect")
-	// ErrClosed: the daemon went away before its answer was complete.
+	// ErrClosed: the daemon closed the connection before its response was complete.
 	ErrClosed = errors.New("connection closed")
-	// ErrTimedOut: the daemon took or sent nothing for longer than the client's timeout.
+	// ErrTimedOut: the daemon neither received nor sent bytes within the client's timeout.
 	ErrTimedOut = errors.New("timed out")
-	// ErrConnection: the socket failed in the middle of an exchange.
+	// ErrConnection: the socket failed during a request.
 	ErrConnection = errors.New("connection failed")
-	// ErrProtocol: what came is not the protocol.
+	// ErrProtocol: the received data does not follow the protocol.
 	ErrProtocol = errors.New("protocol violated")
-	// ErrFdsLost: descriptors did not fit this process's limit.
+	// ErrFdsLost: descriptors were lost because of this process's limit of open files.
 	ErrFdsLost = errors.New("descriptors lost")
 	// ErrNoTensor: no tensor with this name was opened.
 	ErrNoTensor = errors.New("no such tensor")
-	// ErrNoLayer: no such layer, or not of the kind asked for.
+	// ErrNoLayer: there is no such layer, or it is not of the requested kind.
 	ErrNoLayer = errors.New("no such layer")
-	// ErrNoExpert: the tensor is no stack of experts, or has not that many.
+	// ErrNoExpert: the tensor is not a stack of experts, or has no expert with this number.
 	ErrNoExpert = errors.New("no such expert")
-	// ErrShort: the file behind a descriptor is shorter than the table says.
+	// ErrShort: a descriptor's file is shorter than the tensor table says.
 	ErrShort = errors.New("file too short")
-	// ErrMap: the kernel does not map a file.
+	// ErrMap: a file cannot be mapped.
 	ErrMap = errors.New("cannot map")
 	// ErrSessionClosed: the model was closed by this program.
 	ErrSessionClosed = errors.New("model closed")
 )
 
-// DaemonError is the daemon's answer that a request failed.
+// DaemonError is the daemon's error response.
 type DaemonError struct {
-	// Code is what kind of failure it is.
+	// Code is the kind of the error.
 	Code Code
 	// Message says what is wrong.
 	Message string
-	// Hint says what to do about it, if the daemon knows.
+	// Hint says what to do about it; it may be empty.
 	Hint string
 }
 
@@ -71,7 +71,7 @@ func (e *DaemonError) Error() string {
 	return e.Message + "; " + e.Hint
 }
 
-// CodeOf is the code of a failure: the daemon's own if it told one.
+// CodeOf is the code of an error: the daemon's own if it is an error response.
 func CodeOf(err error) Code {
 	var daemon *DaemonError
 	var known *failure
@@ -114,14 +114,14 @@ func violated(format string, arguments ...any) error {
 	return fail(ErrProtocol, "blobd daemon: %s; are client and daemon of the same version?", problem)
 }
 
-// envelope is a failure as answers and frames have it.
+// envelope is an error as responses and frames contain it.
 type envelope struct {
 	Code    *string `json:"code"`
 	Message *string `json:"message"`
 	Hint    string  `json:"hint"`
 }
 
-// asError is the daemon's error, whose code counts as internal if it is none that is known.
+// asError is the daemon's error; an unknown code becomes internal.
 func (e *envelope) asError() error {
 	if e == nil || e.Code == nil || e.Message == nil {
 		return violated("error without code or message")

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// expectFailure runs an action on a daemon that does this. It must fail in this way, with this in its
-// text, and leave no descriptor over.
+// expectFailure runs an action against a fake daemon with this script. It must fail with this error
+// and this text, and leak no descriptor.
 func expectFailure(t *testing.T, kind error, part string, script func(*peer), action func(*Client) error) {
 	t.Helper()
 	client := fakeDaemon(t, script)
@@ -26,7 +26,7 @@ func expectFailure(t *testing.T, kind error, part string, script func(*peer), ac
 		t.Errorf("%v, expected %v with %q", err, kind, part)
 	}
 	for try := 0; openFds(t) > before; try++ {
-		// The fake's own end goes with its goroutine.
+		// The fake daemon's end is closed when its goroutine ends.
 		if try == 200 {
 			t.Fatalf("%d descriptors more", openFds(t)-before)
 		}
@@ -294,7 +294,7 @@ func TestBatchesThatBreakTheirPromiseAreRefusedAndLeakNothing(t *testing.T) {
 	}
 }
 
-// lying opens a model whose one file is behind this descriptor.
+// lying opens a model whose only file is this descriptor's.
 func lying(t *testing.T, fd int, tensors ...string) *Model {
 	t.Helper()
 	client := fakeDaemon(t, func(p *peer) {
@@ -341,7 +341,7 @@ func TestWhatIsNoFileIsNotMapped(t *testing.T) {
 func TestTensorsAreCutToTheirSize(t *testing.T) {
 	model := lying(t, fileOf(100), entry(t, map[string]any{"size": 4}), entry(t, map[string]any{"size": 8}),
 		entry(t, map[string]any{"name": "empty", "fd": nil, "size": 0, "shape": []int{0}}))
-	// The first of two with one name.
+	// The first of two tensors with one name.
 	if data, err := model.Map("t"); err != nil || len(data) != 4 || cap(data) != 4 {
 		t.Error(len(data), err)
 	}

@@ -5,10 +5,10 @@ import (
 	"syscall"
 )
 
-// blob is a descriptor from the daemon, mapped when first needed: once, read-only and shared, so that
-// its pages are the page cache's own. The length is the kernel's (fstat), never the daemon's word, so
-// no byte lies behind the end of the file, where touching it would kill the program. What is trusted
-// is that the daemon does not shrink a file that it has handed out.
+// blob is a descriptor from the daemon. It is mapped once, when first needed, read-only and shared, so
+// its pages are those of the page cache. The length comes from the kernel (fstat) and not from the
+// daemon, so no byte is beyond the end of the file, where access would kill the program. The daemon is
+// trusted not to shrink a file that it has handed out.
 type blob struct {
 	number int
 	fd     int // -1 once it is closed.
@@ -16,7 +16,7 @@ type blob struct {
 	mapped bool
 }
 
-// hugePageBytes is what one entry of the second page-table level covers.
+// hugePageBytes is the size that one entry of the second page-table level covers.
 const hugePageBytes = 2 << 20
 
 func (b *blob) slice(offset, size uint64) ([]byte, error) {
@@ -53,7 +53,7 @@ func (b *blob) mapWhole() error {
 		b.data = data
 	}
 	if len(b.data) >= hugePageBytes {
-		// A kernel without huge pages refuses this without harm.
+		// Harmless if it fails: the kernel may lack huge pages.
 		_ = syscall.Madvise(b.data, syscall.MADV_HUGEPAGE)
 	}
 	b.mapped = true

@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// Model is a model held open. Everything it needs has arrived when it exists; from then on it asks
-// the daemon for nothing but digests. It can be used by several goroutines.
+// Model is an open model. It has received everything it needs; only TensorDigests sends another
+// request to the daemon. It can be used by several goroutines.
 type Model struct {
 	head    head
 	tensors []Tensor
@@ -31,11 +31,11 @@ func (m *Model) Digest() string { return *m.head.Digest }
 // Layers are the model's files, the configuration first. They must not be changed.
 func (m *Model) Layers() []Layer { return m.head.Layers }
 
-// Tensors are those asked for, layer by layer in file order. They must not be changed.
+// Tensors are the selected tensors, layer by layer in file order. They must not be changed.
 func (m *Model) Tensors() []Tensor { return m.tensors }
 
 // Tensor is the tensor with this name. If several layers have one, such as a model and its draft
-// model, the first; Tensors has all.
+// model, it is the first; Tensors has all.
 func (m *Model) Tensor(name string) (Tensor, error) {
 	place, ok := m.byName[name]
 	if !ok {
@@ -53,15 +53,15 @@ func (m *Model) Map(name string) ([]byte, error) {
 	return m.MapTensor(tensor)
 }
 
-// MapTensor gives a tensor's bytes, without a copy. Tensors that share a blob share its map. They
-// are read-only: writing to them kills the program. They stay valid until Unmap, also when the model
-// is closed.
+// MapTensor returns a tensor's bytes, without a copy. Tensors that share a blob share its mapping. The
+// bytes are read-only: writing to them kills the program. They stay valid until Unmap, even after the
+// model is closed.
 func (m *Model) MapTensor(tensor Tensor) ([]byte, error) {
 	return m.slice(tensor.Fd, tensor.Offset, tensor.Size)
 }
 
-// Expert maps one expert of a stack; see MapTensor. The error is ErrNoExpert if the tensor is no
-// stack of that many.
+// Expert maps one expert of a stack; see MapTensor. The error is ErrNoExpert if the tensor is not a
+// stack or has no expert with this number.
 func (m *Model) Expert(name string, index uint64) ([]byte, error) {
 	tensor, err := m.Tensor(name)
 	if err != nil {
@@ -108,8 +108,8 @@ func (m *Model) LayerBytes(number int) ([]byte, error) {
 	return m.slice(layer.Fd, 0, layer.Size)
 }
 
-// Text is the text of the first layer that plays this part (template, params, license, …); found is
-// false if no layer does.
+// Text is the text of the first layer with this role (template, params, license, …); found is false
+// if there is none.
 func (m *Model) Text(component string) (text string, found bool, err error) {
 	for number, layer := range m.head.Layers {
 		if layer.Component() != component {
@@ -124,10 +124,10 @@ func (m *Model) Text(component string) (text string, found bool, err error) {
 	return "", false, nil
 }
 
-// TensorDigests gives the digest of the blob that holds each tensor, by the tensor's name. It asks
-// the daemon. Of several tensors with one name and different digests none is there.
+// TensorDigests returns the digest of the blob that holds each tensor, by the tensor's name. It sends a
+// request to the daemon. If several tensors have one name and different digests, the name is omitted.
 func (m *Model) TensorDigests() (map[string]string, error) {
-	// With the manifest's digest, so that a name that has moved on is an error, not another model.
+	// With the manifest's digest, so that a name that now belongs to another model is an error.
 	details, err := m.client.Model(m.Name() + "@" + m.Digest())
 	if err != nil {
 		return nil, err
@@ -146,8 +146,9 @@ func (m *Model) TensorDigests() (map[string]string, error) {
 	return digests, nil
 }
 
-// Fd is a descriptor, for an engine that maps or reads for itself; number n of the table. It belongs
-// to the model, which must not be closed or forgotten before, and is close-on-exec. False if there is no such number, or if it is closed: when a
+// Fd is the descriptor with this number in the tensor table, for an engine that does its own mapping
+// or reading. It is close-on-exec and belongs to the model, which must stay open and referenced while
+// it is used. The result is false if there is no such number, or if the descriptor is closed: when a
 // model has more descriptors than half of what this process may have open, each is mapped on arrival
 // and closed.
 func (m *Model) Fd(number uint64) (int, bool) {
@@ -159,8 +160,8 @@ func (m *Model) Fd(number uint64) (int, bool) {
 	return m.blobs[number].fd, true
 }
 
-// Close ends the lease and closes the descriptors. What was mapped stays. It can be called twice; a
-// model that is forgotten is closed by the garbage collector.
+// Close ends the lease and closes the descriptors. Mappings stay valid. It can be called twice. The
+// garbage collector closes a model that is no longer referenced.
 func (m *Model) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -175,9 +176,9 @@ func (m *Model) Close() error {
 	return m.lease.Close()
 }
 
-// Unmap closes the model and gives its memory back. No slice that it gave out may be used
-// afterwards: that kills the program. Without it, maps last as long as the program; they take
-// addresses, and no memory that the system could not have back.
+// Unmap closes the model and unmaps its memory. Its slices must not be used afterwards: that kills
+// the program. Without Unmap, mappings last as long as the program; they use addresses, but no memory
+// that the system cannot reclaim.
 func (m *Model) Unmap() error {
 	err := m.Close()
 	m.mu.Lock()
@@ -212,7 +213,7 @@ func (m *Model) layer(number int) (Layer, error) {
 	return m.head.Layers[number], nil
 }
 
-// receive asks for a model and receives all of the answer; the connection becomes the lease.
+// receive requests a model and receives the whole response; the connection becomes the lease.
 func receive(w *wire, params map[string]any) (*Model, error) {
 	if err := w.upgrade("/v1/open", params); err != nil {
 		return nil, err
@@ -240,7 +241,7 @@ func receive(w *wire, params map[string]any) (*Model, error) {
 	if model.blobs, err = receiveBlobs(w, *model.head.FdCount); err != nil {
 		return nil, err
 	}
-	closeAll(w.fds) // Those that came unasked.
+	closeAll(w.fds) // Unexpected descriptors.
 	runtime.SetFinalizer(model, func(m *Model) { m.Close() })
 	return model, nil
 }
@@ -256,7 +257,7 @@ func receiveTensors(w *wire, head *head) ([]Tensor, error) {
 		if err := parse(content, &part, "tensors"); err != nil {
 			return nil, err
 		}
-		// A part is never empty, so that a list of parts has an end.
+		// A part is never empty, so the loop ends.
 		left := *head.TensorCount - uint64(len(tensors))
 		if len(part) == 0 || uint64(len(part)) > left {
 			return nil, violated("%d tensors in one frame, 1 to %d expected", len(part), left)

@@ -17,14 +17,14 @@ import (
 	"time"
 )
 
-// spec is a tensor of a made-up file.
+// spec is a tensor of a generated file.
 type spec struct {
 	name, kind string
 	shape      []uint64
 	data       []byte
 }
 
-// Number of a ggml type, elements of a block, bytes of a block.
+// ID of a ggml type, elements per block, bytes per block.
 var kinds = map[string][3]uint64{"F32": {0, 1, 4}, "F16": {1, 1, 2}, "Q8_0": {8, 32, 34}}
 
 func tensorOf(name, kind string, shape ...uint64) spec {
@@ -33,7 +33,7 @@ func tensorOf(name, kind string, shape ...uint64) spec {
 		elements *= length
 	}
 	data := make([]byte, elements/kinds[kind][1]*kinds[kind][2])
-	// Bytes that look random and are the same for the same name.
+	// Pseudo-random bytes that depend only on the name.
 	for place := 0; place < len(data); place += sha256.Size {
 		sum := sha256.Sum256([]byte(fmt.Sprint(name, place)))
 		copy(data[place:], sum[:])
@@ -74,7 +74,7 @@ func writeText(to *bytes.Buffer, text string) {
 	to.WriteString(text)
 }
 
-// daemon is `blobd serve` with a store of its own.
+// daemon is `blobd serve` with its own store.
 type daemon struct {
 	t       *testing.T
 	program string
@@ -124,7 +124,7 @@ func (d *daemon) start() {
 	d.t.Fatal("the daemon does not start")
 }
 
-// stop kills it as a crash would.
+// stop kills it, like a crash.
 func (d *daemon) stop() {
 	d.process.Process.Kill()
 	d.process.Wait()
@@ -161,7 +161,7 @@ func (d *daemon) sessionCount() int {
 	return len(list.Sessions)
 }
 
-// peer is the daemon's end of a connection, with the means to break every rule.
+// peer is the daemon's end of a connection; it can break every rule of the protocol.
 type peer struct {
 	conn    *net.UnixConn
 	request []byte
@@ -169,7 +169,7 @@ type peer struct {
 
 const upgraded = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: blobd-fd/1\r\n\r\n"
 
-// fakeDaemon answers every connection by a script, until the test ends.
+// fakeDaemon runs a script on every connection, until the test ends.
 func fakeDaemon(t *testing.T, script func(*peer)) *Client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
@@ -222,7 +222,7 @@ func (p *peer) frame(text string, fds ...int) {
 	p.conn.WriteMsgUnix(data, rights, nil)
 }
 
-// fdsFrame sends as many descriptors of a file of 64 bytes as came, promising others.
+// fdsFrame sends `came` descriptors of a file of 64 bytes in a frame that announces `count`.
 func (p *peer) fdsFrame(first, count, came int) {
 	fds := make([]int, came)
 	for place := range fds {
@@ -243,10 +243,10 @@ func (p *peer) head(tensors, fds int, layers ...string) {
 		strings.Join(layers, ","), tensors, fds))
 }
 
-// waitForClose holds the lease until the client ends it.
+// waitForClose keeps the connection open until the client closes it.
 func (p *peer) waitForClose() { io.Copy(io.Discard, p.conn) }
 
-// fileOf is a descriptor of a file of so many bytes that is in no folder.
+// fileOf is a descriptor of an unlinked file of this size.
 func fileOf(length int) int {
 	file, err := os.CreateTemp("", "blobd-go-")
 	if err != nil {

@@ -17,21 +17,21 @@ import (
 )
 
 const (
-	// maxFrameBytes is the longest JSON of a frame.
+	// maxFrameBytes limits the JSON of a frame.
 	maxFrameBytes = 1 << 20
-	// maxFdsPerBatch is how many descriptors are attached to one frame, and unacknowledged, at most.
+	// maxFdsPerBatch limits the descriptors attached to one frame, and unacknowledged.
 	maxFdsPerBatch = 64
-	// maxHeadBytes is the longest answer head read.
+	// maxHeadBytes limits the head of a response.
 	maxHeadBytes = 16 << 10
-	// maxBodyBytes is the longest body kept: details of a model with 131,072 tensors are below it.
+	// maxBodyBytes limits the body of a response: details of a model with 131,072 tensors are below it.
 	maxBodyBytes = 256 << 20
-	// receiveBytes is what one system call may bring: the tables of an ordinary model in one or two.
+	// receiveBytes is the buffer of one system call: the tables of an ordinary model need one or two.
 	receiveBytes = 64 << 10
 )
 
-// wire is a connection, and what it has brought that nobody has looked at yet. Everything is
-// received with recvmsg, from the first byte of an answer on: after an upgrade, frames with
-// descriptors follow its head without a pause, and a plain read would lose them without an error.
+// wire is a connection with its received but unread bytes and descriptors. Everything is received
+// with recvmsg, from the first byte of a response on: after an upgrade, frames with descriptors follow
+// its head immediately, and a plain read would lose them without an error.
 type wire struct {
 	conn    *net.UnixConn
 	timeout time.Duration
@@ -47,7 +47,7 @@ func newWire(conn *net.UnixConn, timeout time.Duration) *wire {
 	return w
 }
 
-// close closes the connection and the descriptors that nobody has taken.
+// close closes the connection and the descriptors that were received and not used.
 func (w *wire) close() {
 	w.conn.Close()
 	closeAll(w.fds)
@@ -60,14 +60,14 @@ func closeAll(fds []int) {
 	}
 }
 
-// receiver is what the buffer of a wire is filled from.
+// receiver fills the buffer of a wire.
 type receiver struct{ *wire }
 
 func (r receiver) Read(into []byte) (int, error) {
 	if r.timeout > 0 {
 		r.conn.SetReadDeadline(time.Now().Add(r.timeout))
 	}
-	// The net package asks for close-on-exec.
+	// The net package sets close-on-exec.
 	count, controlCount, flags, _, err := r.conn.ReadMsgUnix(into, r.control)
 	if err != nil {
 		return 0, connectionError(err)
@@ -91,7 +91,7 @@ func (w *wire) keepFds(control []byte) error {
 		return violated("control message is malformed: %v", err)
 	}
 	for _, message := range messages {
-		// Others than descriptors are none of ours.
+		// Control messages other than descriptors are ignored.
 		if fds, err := syscall.ParseUnixRights(&message); err == nil {
 			w.fds = append(w.fds, fds...)
 		}
@@ -108,14 +108,14 @@ func (w *wire) send(data []byte) error {
 	}
 	_, err := w.conn.Write(data)
 	if errors.Is(err, syscall.EPIPE) {
-		// A daemon that refuses early closes early; its answer is there to be read.
+		// A daemon that refuses early also closes early; its response can still be read.
 		return nil
 	}
 	return connectionError(err)
 }
 
-// frame is the content of the next frame, which has to be of this kind; the daemon's error is
-// returned as one.
+// frame is the content of the next frame, which must be of this kind. An error frame is returned as
+// an error.
 func (w *wire) frame(kind string) (json.RawMessage, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(w.in, head[:]); err != nil {
@@ -156,7 +156,7 @@ func errorIn(content []byte) error {
 	return known.asError()
 }
 
-// batch receives and acknowledges the next descriptors, which belong to the caller from then on.
+// batch receives and acknowledges the next descriptors. The caller owns them from then on.
 func (w *wire) batch(received, fdCount uint64) ([]int, error) {
 	content, err := w.frame("fds")
 	if err != nil {
@@ -186,7 +186,7 @@ func (w *wire) batch(received, fdCount uint64) ([]int, error) {
 	return fds, nil
 }
 
-// query is the body of what `GET path` answers.
+// query is the body of the response to `GET path`.
 func (w *wire) query(path string) ([]byte, error) {
 	request := fmt.Sprintf("GET %s HTTP/1.1\r\nhost: blobd\r\nconnection: close\r\n\r\n", path)
 	if err := w.send([]byte(request)); err != nil {
@@ -195,7 +195,7 @@ func (w *wire) query(path string) ([]byte, error) {
 	return w.answer(http.StatusOK)
 }
 
-// upgrade sends `POST path` and reads the answer's head; from then on the connection carries frames.
+// upgrade sends `POST path` and reads the response's head; from then on the connection carries frames.
 func (w *wire) upgrade(path string, params any) error {
 	body, err := json.Marshal(params)
 	if err != nil {
@@ -211,13 +211,13 @@ func (w *wire) upgrade(path string, params any) error {
 	return err
 }
 
-// answer is the body of an answer with this status; for any other, the daemon's error is returned.
+// answer is the body of a response with this status; for another status it returns the daemon's error.
 func (w *wire) answer(expected int) ([]byte, error) {
 	head, err := w.head()
 	if err != nil {
 		return nil, err
 	}
-	// The head comes first and alone, so that nothing of the frames behind it is taken.
+	// The head is read first and alone, so that no byte of the frames after it is consumed.
 	whole := bufio.NewReader(io.MultiReader(bytes.NewReader(head), w.in))
 	response, err := http.ReadResponse(whole, nil)
 	if err != nil {
@@ -243,7 +243,7 @@ func (w *wire) answer(expected int) ([]byte, error) {
 	return nil, violated("answer has status %d, %d expected", response.StatusCode, expected)
 }
 
-// head is the head of an answer with the empty line that ends it.
+// head is the head of a response with the empty line that ends it.
 func (w *wire) head() ([]byte, error) {
 	var head []byte
 	for !bytes.HasSuffix(head, []byte("\r\n\r\n")) {
@@ -276,7 +276,7 @@ func readBody(response *http.Response) ([]byte, error) {
 	return body, nil
 }
 
-// bodyError tells malformed chunks from a connection that failed.
+// bodyError distinguishes malformed chunks from a failed connection.
 func bodyError(err error) error {
 	var known *failure
 	if errors.As(err, &known) || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -285,7 +285,7 @@ func bodyError(err error) error {
 	return violated("answer's body is malformed: %v", err)
 }
 
-// parse reads JSON; what it is, is for the error.
+// parse reads JSON; what names it in errors.
 func parse(text []byte, into any, what string) error {
 	if err := json.Unmarshal(text, into); err != nil {
 		return violated("%s is not the JSON expected: %v", what, err)
@@ -293,8 +293,8 @@ func parse(text []byte, into any, what string) error {
 	return nil
 }
 
-// connectionError is the failure of a socket in this package's words; failures that are already in
-// them stay as they are.
+// connectionError turns an error of a socket into one of this package; errors that already are of this
+// package stay unchanged.
 func connectionError(err error) error {
 	var known *failure
 	switch {
