@@ -1,4 +1,4 @@
-"""One GGUF in address space: valid, equal, without a copy."""
+"""The contiguous GGUF is valid, has the same tensors, and is not copied."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ except ImportError:
 
 def independent_reading(data: memoryview) -> Tuple[int, int, Dict[str, Tuple[Tuple[int, ...], int, int]]]:
     """Alignment, start of the data section, and tensors, by the rules that engines follow: the data
-    section starts at the next multiple of the alignment, and each tensor where the one before, padded,
-    ends. Knows only the keys that the tests' writer writes."""
+    section starts at the next multiple of the alignment, and each tensor at the padded end of the one
+    before. Supports only the keys that `support.gguf` writes."""
     place = 0
 
     def read(form: str) -> Any:
@@ -75,7 +75,7 @@ def independent_reading(data: memoryview) -> Tuple[int, int, Dict[str, Tuple[Tup
 
 class Contiguous(DaemonTest):
     def check(self, reference: str, written: List[Any]) -> int:
-        """Every tensor is there by the format's rules; how many bytes were copied."""
+        """Checks every tensor by the format's rules; returns how many bytes were copied."""
         model = self.open(reference)
         with model.contiguous() as whole:
             alignment, start, tensors = independent_reading(whole.buffer)
@@ -99,7 +99,7 @@ class Contiguous(DaemonTest):
         self.assertEqual(self.check("stacked", STACKED), 0)
 
     def test_experts_between_pages_are_copied_and_counted(self) -> None:
-        # 8192 bytes each start at pages; of 256 bytes each only the first does.
+        # Experts of 8192 bytes start at page boundaries; of those of 256 bytes only the first does.
         self.assertEqual(self.check("separate", SEPARATE), 3 * 256)
 
     def test_pages_are_the_blobs(self) -> None:
@@ -175,7 +175,7 @@ class Contiguous(DaemonTest):
 
 
 class LyingTables(unittest.TestCase):
-    """A daemon whose table does not fit its header or its files."""
+    """A fake daemon whose table does not match its header or its files."""
 
     def contiguous(self, header: bytes, length: int = 64, **fields: Any) -> blobd.ContiguousGguf:
         def script(peer: FakePeer) -> None:
@@ -228,7 +228,7 @@ class Headers(unittest.TestCase):
                     self.assertEqual([info.offset for info in after.tensors], offsets)
                     for old, new in zip(before.tensors, after.tensors):
                         self.assertEqual((old.name, old.shape, old.type_id), (new.name, new.shape, new.type_id))
-                    # The writer puts the alignment second, or it is added at the end.
+                    # `support.gguf` writes the alignment second; if it is missing, the client adds it at the end.
                     known = gguf(DENSE, alignment or 4096, order)
                     self.assertIn(before.metadata[-200:], rewritten)
                     self.assertEqual(gguf_format.parse(memoryview(known)).key_count, after.key_count)

@@ -32,7 +32,7 @@ DENSE = [
     tensor("output.weight", "F32", 64, 10000),
 ]
 STACKED = [tensor("blk.0.ffn_up_exps.weight", "Q8_0", 64, 32, 4), tensor("output_norm.weight", "F32", 64)]
-# Two pages are 8192 bytes, which one of these groups has for an expert; the other packs small ones.
+# The experts of one group are 8192 bytes, which is two pages; those of the other are small.
 SEPARATE = [tensor(f"blk.0.ffn_up.{expert}.weight", "F32", 64, 32) for expert in range(4)]
 SEPARATE += [tensor(f"blk.0.ffn_down.{expert}.weight", "F32", 16, 4) for expert in range(4)]
 TEMPLATE = "{{ .Prompt }} — and so on"
@@ -252,7 +252,7 @@ class Sessions(DaemonTest):
     def test_too_small_a_limit_is_an_error_that_says_so(self) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         before = open_fds()
-        # Room for the connection and some descriptors, not for all.
+        # Enough for the connection and some descriptors, not for all.
         resource.setrlimit(resource.RLIMIT_NOFILE, (before + 3, hard))
         self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         with self.assertRaises(blobd.FdsLostError) as caught:

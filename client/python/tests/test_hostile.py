@@ -1,4 +1,4 @@
-"""The client against daemons that are away, break off or lie."""
+"""The client with daemons that do not run, close the connection or send wrong data."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Script = Callable[[FakePeer], None]
 
 
 def ask(script: Script, action: Callable[[blobd.Client], Any]) -> Any:
-    """What happens with a daemon that does this; no descriptor may be left over."""
+    """The result of an action against a fake daemon that runs this script."""
     with FakeDaemon(script) as fake:
         return action(blobd.Client(fake.socket, timeout=5))
 
 
 def open_with(*frames: Dict[str, Any], tensors: int = 0, fds: int = 0, layers: Any = None) -> Script:
-    """A daemon that sends a head and then these frames."""
+    """A script that sends a head and then these frames."""
 
     def script(peer: FakePeer) -> None:
         peer.head(tensors, fds, layers)
@@ -88,7 +88,7 @@ class FailureTest(unittest.TestCase):
             ask(script, action or (lambda client: client.version()))
         self.assertIn(part, str(caught.exception))
         for _ in range(100):
-            # The fake's own end goes with its thread.
+            # The fake daemon's end is closed when its thread ends.
             if open_fds() <= before:
                 break
             threading.Event().wait(0.01)
@@ -305,14 +305,14 @@ class Opens(FailureTest):
 
         before = open_fds()
         with FakeDaemon(script) as fake, blobd.Client(fake.socket).open("m"):
-            # The fake daemon is this process too: its own copy must be closed before they are counted.
+            # The fake daemon is in this process: its copy must be closed before they are counted.
             self.assertTrue(sent.wait(60))
             # The listener and both ends of the connection.
             self.assertLessEqual(open_fds(), before + 3)
 
 
 class LyingSizes(unittest.TestCase):
-    """Numbers that only the files behind the descriptors show to be wrong."""
+    """Wrong numbers that are detected only by the descriptors' files."""
 
     def open(self, file: int, tensors: Optional[List[Any]] = None, /, **fields: Any) -> blobd.OpenModel:
         known = [entry(**fields)] if tensors is None else tensors

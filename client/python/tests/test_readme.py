@@ -1,4 +1,4 @@
-"""The examples of the documents run."""
+"""The examples in the documents run."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@
         print(model.tensor("blk.0.attn_q.weight").type, bytes(weights[:8]))
         print(model.text("template"))
 
-A model is in use until it is closed; what was mapped stays valid after that, when the daemon stops
-and when the model is removed. Only the standard library is needed. Nothing here starts a thread or
-keeps global state.
+A model is in use until it is closed. Mappings stay valid after that, when the daemon stops and when
+the model is removed. The package needs only the standard library, starts no thread and keeps no
+global state.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ def open(
 
 
 def models() -> List[ModelSummary]:
-    """The models that the default daemon has."""
+    """The models of the default daemon."""
     return Client().models()
 
 
 def version() -> Version:
-    """What the default daemon is."""
+    """The version and store of the default daemon."""
     return Client().version()

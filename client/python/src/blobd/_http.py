@@ -1,4 +1,4 @@
-"""As much of HTTP/1.1 as a client of the daemon needs: one request on one connection."""
+"""The part of HTTP/1.1 that a client of the daemon needs: one request on one connection."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from .answer import Fields, read_error
 from .errors import ProtocolError
 
 MAX_HEAD_BYTES = 16 << 10
-"""The longest answer head read."""
+"""The longest response head that is read."""
 MAX_BODY_BYTES = 256 << 20
-"""The longest body kept: details of a model with 131,072 tensors are below it."""
+"""The longest body that is read: details of a model with 131,072 tensors are below it."""
 # The longest line that introduces a chunk.
 _MAX_LINE_BYTES = 1024
 
 UPGRADE = "blobd-fd/1"
-"""What `open` asks to go on with."""
+"""The protocol that `open` upgrades to."""
 
 
 def query(wire: Wire, path: str) -> object:
-    """What `GET path` answers."""
+    """The body of the response to `GET path`, parsed."""
     wire.send(f"GET {path} HTTP/1.1\r\nhost: blobd\r\nconnection: close\r\n\r\n".encode())
     return parse_json(_expect_status(wire, 200), "answer")
 
 
 def upgrade(wire: Wire, path: str, params: Mapping[str, object]) -> None:
-    """Sends `POST path` and reads the answer's head; from then on the connection carries frames."""
+    """Sends `POST path` and reads the response's head; from then on the connection carries frames."""
     body = json.dumps(params).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: blobd\r\nconnection: upgrade\r\nupgrade: {UPGRADE}\r\n"
@@ -38,7 +38,7 @@ def upgrade(wire: Wire, path: str, params: Mapping[str, object]) -> None:
 
 
 def _expect_status(wire: Wire, expected: int) -> bytes:
-    """The body of an answer with this status; for any other, the daemon's error is raised."""
+    """The body of a response with this status; for another status, raises the daemon's error."""
     lines = wire.take_through(b"\r\n\r\n", MAX_HEAD_BYTES, "head").decode("latin-1").split("\r\n")
     words = lines[0].split(" ", 2)
     if len(words) < 2 or not words[0].startswith("HTTP/1.") or not _is_number(words[1]):
@@ -85,7 +85,7 @@ def _chunks(wire: Wire) -> bytes:
         if length < 0:
             raise ProtocolError("answer's chunks are malformed")
         if length == 0:
-            return bytes(body)  # Trailers go with the connection, which is closed after this.
+            return bytes(body)  # Trailers are not read: the connection is closed after this.
         body += _bounded(wire, length, len(body))
         if wire.take(2) != b"\r\n":
             raise ProtocolError("answer's chunks are malformed")

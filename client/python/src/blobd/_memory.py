@@ -1,14 +1,14 @@
 """Blobs in this process's memory.
 
-A blob is mapped once, read-only and shared: its pages are the page cache's own, one copy for all
+A blob is mapped once, read-only and shared: its pages are those of the page cache, one copy for all
 processes and models that use it. The `mmap` module would keep a copy of each descriptor open, which
-a model with thousands of tensors does not afford, and cannot place a map at an address of the
-caller's choice; so this asks the C library through `ctypes`.
+is too much for a model with thousands of tensors, and cannot place a mapping at a chosen address. So
+this module calls the C library through `ctypes`.
 
-What keeps it sound: the length is the kernel's own (`fstat`), never the daemon's word, so no byte
-lies behind the end of the file, where touching it would kill the process; memory is given back only
-when the last `memoryview`, array or tensor made of it is gone. What is trusted is that the daemon
-does not shrink a file that it has handed out.
+This is memory-safe for two reasons. The length comes from the kernel (`fstat`) and not from the
+daemon, so no byte is beyond the end of the file, where access would kill the process. Memory is
+unmapped only when the last `memoryview`, array or tensor made of it is gone. The daemon is trusted
+not to shrink a file that it has handed out.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from typing import Optional
 from .errors import MapError, ModelError, SessionClosedError, ShortError
 
 PAGE_BYTES = mmap.PAGESIZE
-"""What maps are made of."""
+"""The size of a page."""
 
-# What one entry of the second page-table level covers on x86-64 and, with pages of 4 KiB, on AArch64.
+# The size that one entry of the second page-table level covers, on x86-64 and, with pages of 4 KiB,
+# on AArch64.
 _HUGE_PAGE_BYTES = 2 << 20
-# The `mmap` module lacks these; the value is that of all architectures that Python has wheels for.
+# The `mmap` module lacks these. All architectures that Python has wheels for use these values.
 _MAP_FIXED = 0x10
 _PROT_NONE = 0
 _MADV_HUGEPAGE = 14
@@ -71,7 +72,7 @@ class Blob:
         return view[offset : offset + size]
 
     def map_into(self, reservation: Reservation, start: int, offset: int, size: int) -> None:
-        """Puts `size` bytes from `offset` on into a reservation; places are multiples of a page."""
+        """Maps `size` bytes from `offset` on into a reservation; offsets are multiples of a page."""
         with self._lock:
             if self._fd is None:
                 raise ModelError(
@@ -81,15 +82,15 @@ class Blob:
             reservation.map(start, self._fd, offset, size)
 
     def map_and_close(self) -> None:
-        """Maps the blob now, and does without its descriptor."""
+        """Maps the blob now and closes its descriptor."""
         try:
             self._mapped()
         finally:
             self.close()
 
     def close(self) -> None:
-        """Closes the descriptor; the map stays."""
-        # Not while another thread maps it: its number would mean another file by then.
+        """Closes the descriptor; the mapping stays."""
+        # Not while another thread maps it: the number could already be another file's.
         with self._lock:
             fd, self._fd = self._fd, None
             if fd is not None:
@@ -126,10 +127,9 @@ class Blob:
 
 
 class Reservation:
-    """A range of addresses that belongs to nobody else, to be filled page by page.
+    """A reserved range of addresses, to be filled page by page.
 
-    Filling it in is the caller's: whatever is not filled in cannot be touched. It is given back if
-    it is never finished.
+    Pages that the caller does not fill cannot be accessed. Call `release` if it is not finished.
     """
 
     def __init__(self, size: int) -> None:
@@ -140,9 +140,9 @@ class Reservation:
             raise MapError(f"{size} bytes of address space: {error}; see `ulimit -v`") from error
 
     def map(self, start: int, fd: int, offset: int, size: int) -> None:
-        """Puts `size` bytes of a file at `start`, both multiples of a page.
+        """Maps `size` bytes of a file at `start`, both multiples of a page.
 
-        The file must have them: the caller has compared them with `fstat`.
+        The caller must have checked with `fstat` that the file has these bytes.
         """
         self._check(start, size)
         try:
@@ -160,15 +160,15 @@ class Reservation:
         _protect(address, size, mmap.PROT_READ)
 
     def finish(self, length: int) -> memoryview:
-        """The first `length` bytes, read-only; they belong to the view from then on."""
+        """The first `length` bytes, read-only. The view owns the range from then on."""
         return _own(self.address, self.size, length)
 
     def release(self) -> None:
-        """Gives an unfinished range back."""
+        """Unmaps an unfinished range."""
         _libc.munmap(self.address, self.size)
 
     def _check(self, start: int, size: int) -> None:
-        # A mistake here would overwrite memory of others.
+        # A mistake here would overwrite other memory of the process.
         if start % PAGE_BYTES or start < 0 or size <= 0 or start + _whole_pages(size) > self.size:
             raise ValueError(f"{size} bytes at {start} are not pages of {self.size} reserved bytes")
 
@@ -180,10 +180,10 @@ def max_open_files() -> int:
 
 
 def _own(address: int, mapped: int, length: Optional[int] = None) -> memoryview:
-    """A read-only view of mapped memory, which is unmapped when the last view of it is gone."""
+    """A read-only view of mapped memory, which is unmapped when its last view is gone."""
     length = mapped if length is None else length
     array = (ctypes.c_ubyte * length).from_address(address)
-    # Not at exit: other threads may still read.
+    # Not at exit: other threads may still read it.
     weakref.finalize(array, _libc.munmap, address, mapped).atexit = False
     return memoryview(array).cast("B").toreadonly()
 
@@ -196,13 +196,13 @@ def _place(fd: int, size: int) -> int:
     if address % _HUGE_PAGE_BYTES:
         _libc.munmap(address, size)
         address = _place_into_reservation(fd, size)
-    # A kernel without huge pages refuses this without harm.
+    # Harmless if it fails: the kernel may lack huge pages.
     _libc.madvise(address, size, _MADV_HUGEPAGE)
     return address
 
 
 def _place_into_reservation(fd: int, size: int) -> int:
-    """Reserves 2 MiB more than needed, maps at the boundary inside, and gives the rest back."""
+    """Reserves 2 MiB more than needed, maps at the boundary inside, and unmaps the rest."""
     reserved = _whole_pages(size) + _HUGE_PAGE_BYTES
     base = _mmap(None, reserved, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     address = -(-base // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES

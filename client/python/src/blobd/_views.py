@@ -9,7 +9,7 @@ from typing import Any, Dict, Tuple
 from .answer import Tensor
 from .errors import ModelError, ProtocolError
 
-# Type, NumPy's name for it, PyTorch's. NumPy has no bfloat16: its view shows the bits.
+# The ggml type, NumPy's name and PyTorch's name. NumPy has no bfloat16: its view shows the bits.
 _NATIVE: Dict[str, Tuple[str, str]] = {
     "F32": ("f4", "float32"),
     "F16": ("f2", "float16"),
@@ -43,7 +43,7 @@ def torch_view(tensor: Tensor, data: memoryview, order: str) -> Any:
 
 
 def _view_shape(tensor: Tensor, item_bytes: int) -> Tuple[int, ...]:
-    """The slowest dimension first; of a quantised type, the fastest is a row's bytes."""
+    """The slowest dimension first; for a quantised type, the fastest is a row's length in bytes."""
     slowest_first = tensor.shape[::-1]
     if tensor.type in _NATIVE:
         if prod(slowest_first) * item_bytes != tensor.size:

@@ -1,9 +1,9 @@
 """Bytes, frames and descriptors on a connection to the daemon.
 
-Everything is received with `recvmsg`, from the first byte of an answer on: after an upgrade, frames
-with descriptors follow its head without a pause, and a plain `recv` would lose them without an
-error. Descriptors that nobody takes are closed with the connection. The daemon is not trusted with
-this process's memory: frames, lines and waiting descriptors have limits.
+Everything is received with `recvmsg`, from the first byte of a response on: after an upgrade, frames
+with descriptors follow its head immediately, and a plain `recv` would lose them without an error.
+Unused descriptors are closed with the connection. Frames, lines and waiting descriptors have limits,
+so that a daemon cannot fill this process's memory.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_FDS_PER_BATCH = 64
 """The most descriptors attached to one frame, and unacknowledged."""
 
-# What one system call may bring: the tables of an ordinary model in one or two.
+# The buffer of one system call: the tables of an ordinary model need one or two.
 _RECEIVE_BYTES = 64 << 10
 _ANCILLARY_BYTES = socket.CMSG_LEN(MAX_FDS_PER_BATCH * array.array("i").itemsize)
 
 
 class Wire:
-    """A connected socket, and what it has brought that nobody has looked at yet."""
+    """A connected socket with its received but unread bytes and descriptors."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
@@ -41,7 +41,7 @@ class Wire:
         try:
             self._stream.sendall(data)
         except BrokenPipeError:
-            # A daemon that refuses early closes early; its answer is there to be read.
+            # A daemon that refuses early also closes early; its response can still be read.
             pass
         except OSError as error:
             raise _failure(error) from error
@@ -53,7 +53,7 @@ class Wire:
         return self._cut(length)
 
     def take_through(self, end: bytes, limit: int, what: str) -> bytes:
-        """The next bytes up to and with `end`, which are `what` and at most `limit`."""
+        """The next bytes up to and including `end`, at most `limit`; `what` names them in errors."""
         searched = 0
         while True:
             found = self._bytes.find(end, searched, limit)
@@ -65,7 +65,7 @@ class Wire:
             self._receive()
 
     def frame(self) -> Tuple[str, object]:
-        """The kind and the content of the next frame; the daemon's error is raised."""
+        """The kind and the content of the next frame; raises the error of an error frame."""
         (length,) = struct.unpack("<I", self.take(4))
         if length > MAX_FRAME_BYTES:
             raise ProtocolError(f"frame of {length} bytes announced, at most {MAX_FRAME_BYTES} allowed")
@@ -78,14 +78,14 @@ class Wire:
         return kind, content
 
     def expect(self, kind: str) -> object:
-        """The content of the next frame, which has to be of this kind."""
+        """The content of the next frame, which must be of this kind."""
         found, content = self.frame()
         if found != kind:
             raise ProtocolError(f"frame {found!r} came, {kind!r} expected")
         return content
 
     def batch(self, received: int, fd_count: int) -> List[int]:
-        """Receives and acknowledges the next descriptors, which belong to the caller from then on."""
+        """Receives and acknowledges the next descriptors. The caller owns them from then on."""
         fields = Fields("fds", self.expect("fds"))
         first, count = fields.number("first"), fields.number("count")
         if first != received or not 0 < count <= min(fd_count - received, MAX_FDS_PER_BATCH):
@@ -98,13 +98,13 @@ class Wire:
         return fds
 
     def detach(self) -> socket.socket:
-        """The socket alone, which is the lease; descriptors that came unasked are closed."""
+        """The socket alone, which is the lease; unexpected descriptors are closed."""
         close_all(self._fds)
         self._fds = []
         return self._stream
 
     def close(self) -> None:
-        """Closes the connection and the descriptors that nobody has taken."""
+        """Closes the connection and the unused descriptors."""
         close_all(self._fds)
         self._fds = []
         self._stream.close()
@@ -132,7 +132,7 @@ class Wire:
 
 
 def _fds_in(ancillary: List[Tuple[int, int, bytes]]) -> List[int]:
-    # Not `socket.recv_fds`: it drops its flags (as of Python 3.13), and with them close-on-exec.
+    # Not `socket.recv_fds`: it ignores its flags (as of Python 3.13), and with them close-on-exec.
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -141,7 +141,7 @@ def _fds_in(ancillary: List[Tuple[int, int, bytes]]) -> List[int]:
 
 
 def parse_json(text: bytes, what: str) -> object:
-    """JSON in UTF-8; `what` it is, for the error."""
+    """Parses JSON in UTF-8; `what` names it in errors."""
     try:
         parsed: object = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -151,7 +151,7 @@ def parse_json(text: bytes, what: str) -> object:
 
 
 def close_all(fds: List[int]) -> None:
-    """Closes descriptors."""
+    """Closes these descriptors."""
     for fd in fds:
         os.close(fd)
 

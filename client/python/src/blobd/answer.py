@@ -1,9 +1,8 @@
-"""What the daemon answers, checked.
+"""The daemon's responses, validated.
 
-The daemon is not believed: every field has its type and range checked here once, and numbers that
-refer to each other are compared. What remains to be checked is whether the files behind the
-descriptors are long enough; that happens when one is mapped. Unknown fields are ignored, as the
-protocol wants it.
+The daemon is not trusted: every field has its type and range checked here once, and numbers that
+refer to each other are compared. Whether the files behind the descriptors are long enough is checked
+when one is mapped. Unknown fields are ignored, as the protocol requires.
 """
 
 from __future__ import annotations
@@ -23,51 +22,51 @@ MAX_FDS = MAX_TENSORS + 2 * MAX_LAYERS
 
 @dataclass(frozen=True)
 class Version:
-    """What the daemon is and which store it serves."""
+    """The daemon and the store that it serves."""
 
     version: str
     """The daemon's version."""
     protocol: int
-    """The newest protocol that it speaks."""
+    """The newest protocol version that it supports."""
     root: str
-    """The store that it serves."""
+    """The directory of the store that it serves."""
     pid: int
-    """Its process."""
+    """Its process ID."""
 
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """One model in the list of those there are."""
+    """One model in the list of models."""
 
     name: str
     """The shortest name that is still unique."""
     digest: str
     """The manifest's digest: the model's ID."""
     size: int
-    """What its files add up to, in bytes, as if nothing were shared."""
+    """The sum of its files in bytes, as if nothing were shared."""
     modified: str
     """When the tag was last set, RFC 3339 in UTC."""
     pinned: bool
-    """Whether eviction leaves it alone."""
+    """Whether it is protected from eviction and removal."""
     origin: Optional[str]
-    """Where it came from."""
+    """Where it was obtained from, if that is known."""
     damage: Optional[str]
-    """What is wrong with it; what is not damaged can be opened."""
+    """Describes damaged parts; the other parts can be opened."""
 
 
 @dataclass(frozen=True)
 class Experts:
-    """How the experts of a stack lie: expert `i` is the `stride` bytes from `i * stride` on."""
+    """The layout of a stack of experts: expert `i` is the `stride` bytes from `i * stride` on."""
 
     count: int
-    """How many there are."""
+    """The number of experts."""
     stride: int
-    """The length of one in bytes."""
+    """The length of one expert in bytes."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of an open model: what it is and where its bytes are. Nothing is mapped for it."""
+    """A tensor of an open model and the location of its bytes. It is not mapped yet."""
 
     name: str
     """Its name in its file."""
@@ -76,20 +75,20 @@ class Tensor:
     shape: Tuple[int, ...]
     """Its dimensions in GGUF order, the fastest first."""
     layer: int
-    """The number of the file that it is in."""
+    """The number of the file that contains it."""
     size: int
-    """How many bytes it has."""
+    """Its length in bytes."""
     fd: Optional[int]
     """The number of its descriptor; `None` if it has no bytes."""
     offset: int
-    """Where its bytes start, behind that descriptor."""
+    """Where its bytes start in that descriptor's file."""
     experts: Optional[Experts]
-    """How to find each expert, if it is a stack of them."""
+    """The layout of its experts, if it is a stack."""
 
     def expert_range(self, index: int) -> Tuple[int, int]:
-        """Start and end of one expert in bytes from the tensor's start, without mapping anything.
+        """Start and end of one expert in bytes from the tensor's start. Maps nothing.
 
-        Raises `IndexError` if the tensor is no stack or has not that many.
+        Raises `IndexError` if the tensor is not a stack or has no expert with this number.
         """
         if self.experts is None or not 0 <= index < self.experts.count:
             count = self.experts.count if self.experts else 0
@@ -103,13 +102,13 @@ class Layer:
     """One file of an open model."""
 
     media_type: str
-    """What it is."""
+    """Its media type."""
     digest: str
     """The digest of the whole file."""
     size: int
     """Its length in bytes."""
     name: Optional[str]
-    """What it is called where it comes from, if that says."""
+    """Its name in its source, if that gives one."""
     fd: Optional[int]
     """The number of the descriptor that is the whole file, if it is stored whole."""
     header_fd: Optional[int]
@@ -119,13 +118,13 @@ class Layer:
 
     @property
     def component(self) -> str:
-        """The part that it plays: `model`, `projector`, `template`, `params`, `license`, …"""
+        """Its role: `model`, `projector`, `template`, `params`, `license`, …"""
         return component(self.media_type)
 
 
 @dataclass(frozen=True)
 class Head:
-    """The first frame of an open answer."""
+    """The first frame of the response to an open."""
 
     name: str
     digest: str
@@ -155,7 +154,7 @@ _COMPONENTS = {
 
 
 def component(media_type: str) -> str:
-    """The part that a file of this media type plays in its model."""
+    """The role of a file of this media type in its model."""
     known = _COMPONENTS.get(media_type)
     if known is not None:
         return known
@@ -183,7 +182,7 @@ def as_list(value: Any, what: str) -> List[object]:
 
 
 class Fields:
-    """The fields of a JSON object, read with their types; `what` is the object's name in errors."""
+    """The fields of a JSON object, read with type checks; `what` is the object's name in errors."""
 
     def __init__(self, what: str, value: object) -> None:
         self.what = what
@@ -234,19 +233,19 @@ _KIND_NAMES: Dict[type, str] = {str: "text", int: "number", list: "list", bool: 
 
 
 def read_error(value: object) -> DaemonError:
-    """The error in an answer or a frame."""
+    """The error in a response or a frame."""
     fields = value if isinstance(value, Fields) else Fields("error", value)
     return daemon_error(fields.text("code"), fields.text("message"), fields.optional_text("hint"))
 
 
 def read_version(value: object) -> Version:
-    """The answer to `GET /v1/version`."""
+    """The response to `GET /v1/version`."""
     fields = Fields("version", value)
     return Version(fields.text("version"), fields.number("protocol"), fields.text("root"), fields.number("pid"))
 
 
 def read_models(value: object) -> List[ModelSummary]:
-    """The answer to `GET /v1/models`."""
+    """The response to `GET /v1/models`."""
     return [_read_summary(Fields("model", model)) for model in Fields("models", value).items("models")]
 
 

@@ -1,7 +1,7 @@
 """The client: one method per verb.
 
-Every request is a connection of its own and nothing is kept between them, so a `Client` can be
-shared by threads and outlives a restart of the daemon: after one, just open the model again.
+Every request makes its own connection and nothing is kept between requests, so threads can share a
+`Client`, and it stays valid after a restart of the daemon: open the model again then.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Path = Union[str, "os.PathLike[str]"]
 
 
 class Client:
-    """A daemon that can be asked.
+    """Sends requests to a daemon.
 
-    `socket` is where it listens; without it, what `BLOBD_SOCKET` names, or else the first of
-    `default_sockets` that can be reached. `timeout` is how many seconds to wait for the daemon to
-    take or send the next bytes; without it, for ever.
+    `socket` is the daemon's socket; without it, the one that `BLOBD_SOCKET` names, or else the first
+    of `default_sockets` that accepts a connection. `timeout` is how many seconds to wait for the
+    daemon to take or send the next bytes; without it, there is no limit.
     """
 
     def __init__(self, socket: Optional[Path] = None, *, timeout: Optional[float] = None) -> None:
@@ -38,17 +38,17 @@ class Client:
         self._timeout = timeout
 
     def version(self) -> Version:
-        """What the daemon is and which store it serves."""
+        """The daemon's version and the store that it serves."""
         return read_version(self._query("/v1/version"))
 
     def models(self) -> List[ModelSummary]:
-        """The models there are, by name."""
+        """All models, sorted by name."""
         return read_models(self._query("/v1/models"))
 
     def model(self, reference: str) -> Dict[str, Any]:
-        """One model in depth, as the protocol describes it: metadata, layers, tensors with digests.
+        """One model in full, as the protocol describes it: metadata, layers, tensors with digests.
 
-        Raises `NotFoundError` if there is none with this name.
+        Raises `NotFoundError` if there is no model with this name.
         """
         return as_object(self._query("/v1/models/" + quote(reference, safe="/:@")), "answer")
 
@@ -60,12 +60,12 @@ class Client:
         prefix: Optional[str] = None,
         names: Optional[Iterable[str]] = None,
     ) -> OpenModel:
-        """Opens a model; it is in use until the `OpenModel` is closed or forgotten.
+        """Opens a model; it is in use until the `OpenModel` is closed or no longer referenced.
 
-        All tensors by default; with `component` only the files that play this part (`model`,
-        `projector`, `template`, …), with `prefix` only tensors whose name starts so, with `names`
-        only these, which may be none. Raises `NotFoundError` if the model, the component or one of
-        the names does not exist.
+        By default with all tensors. `component` selects only the files with this role (`model`,
+        `projector`, `template`, …), `prefix` only tensors whose name starts with it, `names` only
+        these tensors; an empty list selects none. Raises `NotFoundError` if the model, the component
+        or one of the names does not exist.
         """
         params: Dict[str, object] = {"reference": reference, "tensors": _selection(prefix, names)}
         if component is not None:
@@ -79,7 +79,7 @@ class Client:
             raise
 
     def _digests_of(self, name: str, digest: str) -> Dict[str, Any]:
-        # With the manifest's digest, so that a name that has moved on is an error, not another model.
+        # With the manifest's digest, so that a name that now belongs to another model is an error.
         return self.model(f"{name}@{digest}")
 
     def _query(self, path: str) -> object:
@@ -114,7 +114,7 @@ class Client:
 
 
 def default_sockets() -> List[str]:
-    """The sockets tried when none is named, in this order: the system's, then the user's."""
+    """The sockets that are tried if none is given, in this order: the system's, then the user's."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     return [SYSTEM_SOCKET, *([os.path.join(runtime, "blobd/blobd.sock")] if os.path.isabs(runtime) else [])]
 

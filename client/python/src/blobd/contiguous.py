@@ -1,12 +1,12 @@
 """One contiguous GGUF out of many blobs, in address space.
 
-A range of addresses is reserved. Its first pages hold a header that is the file's but for the
-tensors' offsets and `general.alignment`; behind them each blob is mapped at a page, so that memory
-is the page cache's own, shared with everyone who uses the blobs. What is copied is the header and
-tensors that do not start at a page of their blob, such as small experts packed together.
+A range of addresses is reserved. Its first pages hold the file's header with other tensor offsets
+and another `general.alignment`. After them each blob is mapped at a page boundary, so the memory is
+the page cache's and is shared with all processes that use the blobs. Only the header is copied, and
+tensors that do not start at a page boundary of their blob, such as small experts packed together.
 
-A last page that a tensor fills in part ends in zeros, or in what follows the tensor in its blob: it
-is padding, which readers of GGUF skip.
+If a tensor does not fill its last page, the rest of the page is zeros, or the bytes that follow the
+tensor in its blob. It is padding, which readers of GGUF skip.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 ALIGNMENT = max(4096, PAGE_BYTES)
-"""What the tensors of a contiguous GGUF are aligned to, so that each has pages of its own."""
+"""The alignment of tensors in a contiguous GGUF, so that each has its own pages."""
 
-# Half of what a process on x86-64 can address: more is no model but a lie.
+# Half of what a process on x86-64 can address: no real model is larger.
 _MAX_BYTES = 1 << 46
 
 
 class ContiguousGguf:
-    """A GGUF in one range of addresses; a context manager that gives the range back.
+    """A GGUF in one range of addresses; a context manager that releases the range.
 
-    Views of `buffer`, NumPy arrays over it for instance, keep the memory after that; an engine that
+    Views of `buffer`, for instance NumPy arrays, keep the memory mapped after that; an engine that
     has only `address` must be done with it before.
     """
 
@@ -43,26 +43,26 @@ class ContiguousGguf:
 
     @property
     def buffer(self) -> memoryview:
-        """All of it, read-only."""
+        """The whole GGUF, read-only."""
         if self._buffer is None:
             raise SessionClosedError("contiguous gguf: closed; make another one")
         return self._buffer
 
     @property
     def address(self) -> int:
-        """Where in memory it starts, for an engine that takes a pointer."""
+        """Its start in memory, for an engine that takes a pointer."""
         if self._buffer is None:
             raise SessionClosedError("contiguous gguf: closed; make another one")
         return self._address
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
+        """Its length in bytes."""
         return self._plan.size
 
     @property
     def header_bytes(self) -> int:
-        """How many of them are the header, which is this process's own memory."""
+        """The length of the header, which is in this process's own memory."""
         return len(self._plan.header)
 
     @property
@@ -74,11 +74,11 @@ class ContiguousGguf:
         return self.size
 
     def __buffer__(self, flags: int) -> memoryview:
-        # Asked for since Python 3.12; before that, programs use `buffer`.
+        # Called since Python 3.12; before that, programs use `buffer`.
         return self.buffer
 
     def close(self) -> None:
-        """Gives the memory back once no view of it is left. Fine twice."""
+        """Releases the memory, which is unmapped with its last view. May be called twice."""
         self._buffer = None
 
     def __enter__(self) -> ContiguousGguf:
@@ -95,21 +95,21 @@ class ContiguousGguf:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor goes."""
+    """The location of a tensor."""
 
     tensor: Tensor
     start: int
-    """Its first byte, from the start of the whole."""
+    """The offset of its first byte in the contiguous GGUF."""
 
     @property
     def is_mapped(self) -> bool:
-        """Whether its blob's pages can be used: only if it starts at one."""
+        """Whether its blob's pages can be mapped: only if it starts at a page boundary."""
         return self.tensor.offset % PAGE_BYTES == 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What goes where."""
+    """The header and the location of each tensor."""
 
     header: bytes
     places: Tuple[Place, ...]
@@ -132,10 +132,10 @@ def assemble(header: memoryview, tensors: Sequence[Tensor], blobs: Sequence[Blob
 
 
 def plan(header: Header, tensors: Sequence[Tensor]) -> Plan:
-    """The header rewritten, and the place of each tensor that has bytes.
+    """The rewritten header, and the location of each tensor that has bytes.
 
     Tensors follow each other in the order of the header, each padded to the alignment and without
-    further gaps: readers that compute the offsets come to the same ones.
+    other gaps, so readers that compute the offsets get the same ones.
     """
     ordered = _in_order(header.tensors, tensors)
     offsets: List[int] = []

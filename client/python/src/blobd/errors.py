@@ -1,7 +1,7 @@
-"""What can go wrong between a client and its daemon.
+"""The errors of the client.
 
-Every error is a `BlobdError` and has a `code` of the protocol. Programs decide by class or code;
-the text is for people and says what to do next.
+Every error is a `BlobdError` and has a `code` of the protocol. Programs should decide by class or
+code; the text is for people and says what to do next.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ CODES = frozenset(
         "internal",
     }
 )
-"""The codes of protocol version 1; one that is not among them counts as `internal`."""
+"""The codes of protocol version 1; any other code counts as `internal`."""
 
 
 class BlobdError(Exception):
     """Why a request failed, or why an open model cannot be read."""
 
     code: str = "internal"
-    """What kind of failure it is, in the protocol's words."""
+    """The kind of the error, as the protocol names it."""
 
 
 class DaemonError(BlobdError):
-    """The daemon answered with an error."""
+    """The daemon's error response."""
 
     def __init__(self, code: str, message: str, hint: Optional[str] = None) -> None:
         super().__init__(f"{message}; {hint}" if hint else message)
@@ -42,7 +42,7 @@ class DaemonError(BlobdError):
         self.hint = hint
 
     def __reduce__(self) -> tuple[type[DaemonError], tuple[str, str, Optional[str]]]:
-        # Exceptions travel between processes by their arguments.
+        # Exceptions are pickled by their arguments.
         return type(self), (self.code, self.message, self.hint)
 
 
@@ -51,19 +51,19 @@ class NotFoundError(DaemonError):
 
 
 class BusyError(DaemonError):
-    """Something else holds what is needed."""
+    """Another operation holds what is needed."""
 
 
 class CorruptError(DaemonError):
-    """Stored data is not what it should be."""
+    """Stored data is damaged."""
 
 
 class DeniedError(DaemonError):
-    """The caller may not do this."""
+    """The caller is not allowed to do this."""
 
 
 class NotRunningError(BlobdError):
-    """There is no socket, or nobody behind it."""
+    """There is no socket, or no daemon listens on it."""
 
     def __init__(self, socket: str) -> None:
         super().__init__(f"blobd daemon: nothing listens on {socket}; start it with `blobd serve`")
@@ -74,29 +74,29 @@ class NotRunningError(BlobdError):
 
 
 class ConnectError(BlobdError):
-    """The socket is there and cannot be connected to, for instance without permission."""
+    """The socket exists, but connecting to it failed, for instance without permission."""
 
 
 class ConnectionFailedError(BlobdError):
-    """The socket failed in the middle of an exchange."""
+    """The socket failed during a request."""
 
 
 class ClosedError(BlobdError):
-    """The daemon went away before its answer was complete."""
+    """The daemon closed the connection before its response was complete."""
 
     def __init__(self) -> None:
         super().__init__("blobd daemon: closed the connection before its answer was complete; see its log")
 
 
 class TimedOutError(BlobdError):
-    """The daemon took or sent nothing for longer than the client's timeout."""
+    """The daemon neither received nor sent bytes within the client's timeout."""
 
     def __init__(self) -> None:
         super().__init__("blobd daemon: silent for longer than the timeout; try again or allow it longer")
 
 
 class ProtocolError(BlobdError):
-    """What came is not the protocol."""
+    """The received data does not follow the protocol."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"blobd daemon: {problem}; are client and daemon of the same version?")
@@ -107,7 +107,7 @@ class ProtocolError(BlobdError):
 
 
 class FdsLostError(BlobdError):
-    """The kernel dropped descriptors that do not fit this process's limit."""
+    """Descriptors were lost because of this process's limit of open files."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -117,7 +117,7 @@ class FdsLostError(BlobdError):
 
 
 class ModelError(BlobdError):
-    """An open model cannot be read as asked."""
+    """An open model cannot be read as requested."""
 
 
 class NoTensorError(ModelError, KeyError):
@@ -126,12 +126,12 @@ class NoTensorError(ModelError, KeyError):
     code = "not_found"
 
     def __str__(self) -> str:
-        # A `KeyError` shows its text in quotes.
+        # `KeyError` would put its text in quotes.
         return str(self.args[0])
 
 
 class ShortError(ModelError):
-    """The file behind a descriptor is shorter than the table says."""
+    """A descriptor's file is shorter than the tensor table says."""
 
     code = "corrupt"
 
@@ -141,7 +141,7 @@ class SessionClosedError(ModelError):
 
 
 class MapError(ModelError):
-    """The kernel does not map a file."""
+    """A file cannot be mapped."""
 
 
 class GgufError(ModelError):
@@ -159,5 +159,5 @@ _CLASS_OF_CODE: Dict[str, Type[DaemonError]] = {
 
 
 def daemon_error(code: str, message: str, hint: Optional[str]) -> DaemonError:
-    """The error for what the daemon said, of the class that goes with its code."""
+    """An error response as an exception of the class for its code."""
     return _CLASS_OF_CODE.get(code, DaemonError)(code, message, hint)

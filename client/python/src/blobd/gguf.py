@@ -1,8 +1,8 @@
-"""As much of the GGUF format as it takes to give a header's tensors new places.
+"""The part of the GGUF format that is needed to change the tensor offsets in a header.
 
 A header is a count of tensors and of metadata, the metadata, and the tensors' names, shapes, types
-and offsets. Metadata stays as it is, byte for byte, but for `general.alignment`. The parser reads
-through a cursor that knows its end, without recursion, and makes room only for what is there.
+and offsets. Metadata stays unchanged, byte for byte, except `general.alignment`. The parser reads
+through a bounded cursor, without recursion, and allocates only for bytes that exist.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import List, Literal, Optional, Sequence, Tuple
 from .errors import GgufError
 
 MAX_HEADER_BYTES = 33 << 20
-"""The longest header read: what blobd stores, with its padding."""
+"""The longest header that is read: blobd's limit plus padding."""
 MAX_TENSORS = 131_072
-"""The most tensors read; blobd stores no more."""
+"""The most tensors that are read; blobd stores no more."""
 MAX_KEYS = 131_072
-"""The most metadata keys read; blobd stores no more."""
+"""The most metadata keys that are read; blobd stores no more."""
 MAX_DIMENSIONS = 4
 """The most dimensions that a tensor has."""
 DEFAULT_ALIGNMENT = 32
-"""What tensors are aligned to if the metadata does not say."""
+"""The alignment of tensors if the metadata does not give one."""
 
 _ALIGNMENT_KEY = b"general.alignment"
 _UINT32 = 4
 _STRING = 8
 _ARRAY = 9
-# The bytes of a value of each type that has a fixed size.
+# The size of a value, for each type that has a fixed size.
 _FIXED_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 
 
@@ -43,33 +43,33 @@ class TensorInfo:
     type_id: int
     """The number of its ggml type."""
     offset: int
-    """Where it starts, from the start of the data section."""
+    """Its start, relative to the start of the data section."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """A header: the metadata's bytes, and the tensors."""
+    """A header: the bytes of the metadata, and the tensors."""
 
     version: int
-    """The version of the format: 2 or 3, which differ in name only."""
+    """The version of the format, 2 or 3; this module treats both alike."""
     order: str
     """The byte order of its numbers, `<` or `>`."""
     key_count: int
-    """How many metadata keys there are."""
+    """The number of metadata keys."""
     metadata: bytes
     """All metadata, as it is in the file."""
     alignment_place: Optional[int]
-    """Where in `metadata` the value of `general.alignment` starts, if it is there."""
+    """The offset of the value of `general.alignment` in `metadata`, if it is present."""
     alignment: int
-    """What the tensors are aligned to."""
+    """The alignment of the tensors."""
     tensors: Tuple[TensorInfo, ...]
     """The tensors, in the order of the file's table."""
     length: int
-    """How many bytes the header has, without its padding."""
+    """The length of the header without its padding."""
 
     def rewritten(self, alignment: int, offsets: Sequence[int]) -> bytes:
-        """The header of a file with the same content, this alignment and these tensor offsets, with
-        the padding up to its data section."""
+        """The header of a file with the same content, but this alignment and these tensor offsets,
+        including the padding up to its data section."""
         key_count, metadata = self.key_count, bytearray(self.metadata)
         value = struct.pack(self.order + "I", alignment)
         if self.alignment_place is None:
@@ -95,9 +95,9 @@ class Header:
 def parse(data: memoryview) -> Header:
     """Reads the header at the start of `data`; what follows it is ignored.
 
-    Raises `GgufError` if the bytes are no such header or end inside it.
+    Raises `GgufError` if the bytes are not a GGUF header or end inside it.
     """
-    # A copy: picking bytes out of `bytes` is several times faster, and it is metadata only.
+    # A copy: slicing `bytes` is several times faster, and this is only metadata.
     cursor = _Cursor(bytes(data[:MAX_HEADER_BYTES]))
     if cursor.take(4) != b"GGUF":
         raise GgufError("gguf: the first four bytes are not GGUF; it is no GGUF file")
@@ -126,7 +126,7 @@ def parse(data: memoryview) -> Header:
 
 
 def _skip_key(cursor: _Cursor) -> Optional[int]:
-    """Skips a key and its value; the place of the value if the key is the alignment's."""
+    """Skips a key and its value; returns the value's offset if the key is the alignment's."""
     key, kind = cursor.string(), cursor.u32()
     place = cursor.place
     if kind == _STRING:
@@ -147,7 +147,7 @@ def _skip_array(cursor: _Cursor) -> None:
     if kind == _STRING:
         cursor.skip_strings(count)
     else:
-        # Arrays of arrays are not in the sizes: blobd stores no such file, and engines read none.
+        # Arrays of arrays have no size here: blobd stores no such file, and engines read none.
         cursor.skip(count * _fixed_size(kind, cursor))
 
 
@@ -167,7 +167,7 @@ def _read_tensor(cursor: _Cursor) -> TensorInfo:
 
 
 class _Cursor:
-    """Reads bytes from front to back and never behind their end."""
+    """Reads bytes in order and never beyond their end."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -175,7 +175,7 @@ class _Cursor:
         self.order = "<"
 
     def choose_order(self) -> None:
-        """Tells the byte order by the version that comes next, a small number."""
+        """Detects the byte order from the version that comes next, which is a small number."""
         if self._data[self.place : self.place + 2] == b"\0\0":
             self.order = ">"
 
@@ -208,7 +208,7 @@ class _Cursor:
         return self.take(self.u64())
 
     def skip_strings(self, count: int) -> None:
-        """Skips that many strings; vocabularies have hundreds of thousands, so with few calls."""
+        """Skips that many strings, with few calls: vocabularies have hundreds of thousands."""
         data, place, length = self._data, self.place, len(self._data)
         read = struct.Struct(self.order + "Q").unpack_from
         while count > 0 and place + 8 <= length:

@@ -1,8 +1,8 @@
-"""A model that is open: its tensors in memory, its files as bytes.
+"""An open model: its tensors in memory, its files as bytes.
 
-Everything an `OpenModel` needs has arrived when it exists; from then on it asks the daemon for
-nothing but digests. It holds the connection, and with it the lease: while it is open, the daemon
-shows the model as in use and evicts nothing of it.
+An `OpenModel` has received everything it needs; only `tensor_digests` sends another request to the
+daemon. It holds the connection, which is the lease: while it is open, the daemon lists the model as
+in use and evicts nothing of it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 Details = Callable[[str, str], Dict[str, Any]]
-"""Asks for a model in depth, by name and manifest digest."""
+"""Requests the details of a model, by name and manifest digest."""
 
 
 class OpenModel(Mapping[str, memoryview]):
-    """A model held open; `close`, the end of a `with` block or forgetting it ends the lease.
+    """An open model; `close`, the end of a `with` block or its garbage collection ends the lease.
 
-    It is a mapping: `model["output.weight"]` is that tensor's bytes, read-only, without a copy. What
-    was mapped stays valid when the model is closed, when the daemon stops, and when the model is
-    removed from the store. Writing to such memory by other means, such as `ctypes`, kills the
-    process.
+    It is a `Mapping`: `model["output.weight"]` is that tensor's bytes, read-only, without a copy.
+    Mapped memory stays valid when the model is closed, when the daemon stops, and when the model is
+    removed from the store. Writing to it by other means, such as `ctypes`, kills the process.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class OpenModel(Mapping[str, memoryview]):
     ) -> None:
         self._head = head
         self._tensors = tuple(tensors)
-        # In reverse, so that the first of several with one name is the one that stays.
+        # In reverse, so that the first of several with one name is kept.
         self._by_name = {tensor.name: tensor for tensor in reversed(tensors)}
         self._blobs = blobs
         self._details = details
@@ -63,17 +62,17 @@ class OpenModel(Mapping[str, memoryview]):
 
     @property
     def tensors(self) -> Tuple[Tensor, ...]:
-        """The tensors asked for, layer by layer in file order. Nothing is mapped for this."""
+        """The selected tensors, layer by layer in file order. They are not mapped yet."""
         return self._tensors
 
     @property
     def closed(self) -> bool:
-        """Whether the lease has been given back."""
+        """Whether the lease has ended."""
         return not self._release.alive
 
     def tensor(self, name: str) -> Tensor:
         """The tensor with this name. If several layers have one, such as a model and its draft
-        model, the first; `tensors` has all."""
+        model, it is the first; `tensors` has all."""
         try:
             return self._by_name[name]
         except KeyError:
@@ -92,7 +91,7 @@ class OpenModel(Mapping[str, memoryview]):
         return name in self._by_name
 
     def __eq__(self, other: object) -> bool:
-        # As an object: comparing two models byte by byte would read all of both.
+        # By identity: comparing two models byte by byte would read all of both.
         return self is other
 
     def __hash__(self) -> int:
@@ -103,12 +102,12 @@ class OpenModel(Mapping[str, memoryview]):
         return f"<blobd.OpenModel {self.name}: {len(self._tensors)} tensors{state}>"
 
     def map(self, tensor: Union[str, Tensor]) -> memoryview:
-        """A tensor's bytes, read-only. Tensors that share a blob share its map."""
+        """A tensor's bytes, read-only. Tensors that share a blob share its mapping."""
         tensor = self._resolve(tensor)
         return self._slice(tensor.fd, tensor.offset, tensor.size)
 
     def expert(self, tensor: Union[str, Tensor], index: int) -> memoryview:
-        """One expert of a stack, read-only. `IndexError` if the tensor is no stack of that many."""
+        """One expert of a stack, read-only. `IndexError` if there is no such expert."""
         tensor = self._resolve(tensor)
         start, end = tensor.expert_range(index)
         return self._slice(tensor.fd, tensor.offset + start, end - start)
@@ -116,7 +115,7 @@ class OpenModel(Mapping[str, memoryview]):
     def numpy(self, tensor: Union[str, Tensor]) -> Any:
         """A read-only NumPy view without a copy, the slowest dimension first.
 
-        Quantised types, which NumPy does not have, come as rows of `uint8`, BF16 as `uint16`.
+        Quantised types, which NumPy lacks, become rows of `uint8`, BF16 becomes `uint16`.
         """
         tensor = self._resolve(tensor)
         return _views.numpy_view(tensor, self.map(tensor), self._byte_order(tensor.layer))
@@ -124,15 +123,15 @@ class OpenModel(Mapping[str, memoryview]):
     def torch(self, tensor: Union[str, Tensor]) -> Any:
         """A PyTorch view without a copy, the slowest dimension first; quantised types as `uint8` rows.
 
-        PyTorch has no read-only tensors and warns of that once: writing to this one kills the
-        process. Clone it to change it.
+        PyTorch has no read-only tensors and warns about that once: writing to this one kills the
+        process. Clone it before you change it.
         """
         tensor = self._resolve(tensor)
         return _views.torch_view(tensor, self.map(tensor), self._byte_order(tensor.layer))
 
     def header(self, layer: Optional[int] = None) -> memoryview:
-        """The header of a split GGUF file: all bytes before its data section. Without a number, of
-        the first file that has one."""
+        """The header of a split GGUF file: all bytes before its data section. Without a number, that
+        of the first file that has one."""
         number = self._gguf_layer() if layer is None else layer
         header = self._layer(number)
         if header.header_fd is None:
@@ -147,8 +146,8 @@ class OpenModel(Mapping[str, memoryview]):
         return self._slice(whole.fd, 0, whole.size)
 
     def text(self, component: str) -> Optional[str]:
-        """The text of the first layer that plays this part (`template`, `params`, `license`, …), or
-        `None` if no layer does."""
+        """The text of the first layer with this role (`template`, `params`, `license`, …), or `None`
+        if there is none."""
         for number, layer in enumerate(self.layers):
             if layer.component == component:
                 try:
@@ -158,9 +157,9 @@ class OpenModel(Mapping[str, memoryview]):
         return None
 
     def tensor_digests(self) -> Dict[str, str]:
-        """The digest of the blob that holds each tensor, by the tensor's name. Asks the daemon.
+        """The digest of the blob that holds each tensor, by the tensor's name. Sends a request.
 
-        Of several tensors with one name and different digests none is there.
+        If several tensors have one name and different digests, the name is omitted.
         """
         digests: Dict[str, str] = {}
         clashing: Set[str] = set()
@@ -174,10 +173,10 @@ class OpenModel(Mapping[str, memoryview]):
     def contiguous(self, layer: Optional[int] = None) -> ContiguousGguf:
         """A split file as one GGUF in one range of addresses, for engines that take a buffer.
 
-        Use it in a `with` block. It is a valid GGUF with the file's metadata and tensors, not the
-        file bit for bit: its tensors start at pages and `general.alignment` says so. Pages are
-        those of the blobs; tensors that do not start at a page of theirs are copied. Without a
-        number, the first split file.
+        Use it in a `with` block. It is a valid GGUF with the file's metadata and tensors, but not the
+        file bit for bit: its tensors start at page boundaries, and `general.alignment` is the page
+        size. Its pages are those of the blobs; tensors that do not start at a page boundary of their
+        blob are copied. Without a number, the first split file is used.
         """
         number = self._gguf_layer() if layer is None else layer
         self._check_open()
@@ -185,7 +184,7 @@ class OpenModel(Mapping[str, memoryview]):
         return assemble(self.header(number), in_layer, self._blobs)
 
     def fd(self, number: int) -> Optional[int]:
-        """A descriptor, for an engine that maps or reads for itself; number `n` of the table.
+        """The descriptor with this number in the tensor table, for an engine that maps or reads itself.
 
         It belongs to the model. `None` if it is closed: when a model has more descriptors than half
         of what this process may have open (`ulimit -n`), each is mapped on arrival and closed.
@@ -193,7 +192,7 @@ class OpenModel(Mapping[str, memoryview]):
         return self._blob(number).fd
 
     def close(self) -> None:
-        """Ends the lease and closes the descriptors; what was mapped stays. Fine twice."""
+        """Ends the lease and closes the descriptors; mappings stay. May be called twice."""
         self._release()
 
     def __enter__(self) -> OpenModel:
@@ -235,14 +234,14 @@ class OpenModel(Mapping[str, memoryview]):
         raise ModelError(f"model {self.name}: no GGUF header; none of its files opened is a split GGUF file")
 
     def _byte_order(self, layer: int) -> str:
-        """`<` or `>`: a GGUF file of big-endian numbers has a version that reads as a huge one."""
+        """`<` or `>`: in a big-endian file the first two bytes of the version are zero."""
         if self._layer(layer).header_fd is None:
             return "<"
         return ">" if bytes(self.header(layer)[4:6]) == b"\0\0" else "<"
 
 
 def receive(wire: Wire, details: Details) -> OpenModel:
-    """Receives all of an open answer; the connection becomes the lease."""
+    """Receives the whole response to an open; the connection becomes the lease."""
     head = read_head(wire.expect("open"))
     tensors: List[Tensor] = []
     while len(tensors) < head.tensor_count:
