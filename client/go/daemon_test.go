@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 var dense = []spec{
@@ -185,9 +184,10 @@ func sessionUntilClose(t *testing.T, d *daemon) {
 	if err != nil || d.sessionCount() != 1 {
 		t.Fatal(err)
 	}
-	if err := errors.Join(model.Close(), model.Close()); err != nil || d.sessionCount() != 0 {
+	if err := errors.Join(model.Close(), model.Close()); err != nil {
 		t.Error(err)
 	}
+	d.waitForNoSession(func() {})
 	if !bytes.Equal(data, dense[4].data) {
 		t.Error("the map changed")
 	}
@@ -206,14 +206,7 @@ func forgottenModel(t *testing.T, d *daemon) {
 	if _, err := d.client().Open("dense"); err != nil {
 		t.Fatal(err)
 	}
-	for range make([]int, 100) {
-		runtime.GC()
-		if d.sessionCount() == 0 {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Error("the session goes on")
+	d.waitForNoSession(runtime.GC)
 }
 
 func descriptors(t *testing.T, d *daemon) {

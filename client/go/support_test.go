@@ -161,6 +161,19 @@ func (d *daemon) sessionCount() int {
 	return len(list.Sessions)
 }
 
+// waitForNoSession waits until the daemon has ended all sessions, which it does shortly after a client
+// closes its connection. It calls f before each check.
+func (d *daemon) waitForNoSession(f func()) {
+	d.t.Helper()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		f()
+		if d.sessionCount() == 0 {
+			return
+		}
+	}
+	d.t.Fatal("the session did not end")
+}
+
 // peer is the daemon's end of a connection; it can break every rule of the protocol.
 type peer struct {
 	conn    *net.UnixConn

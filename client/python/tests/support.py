@@ -151,6 +151,13 @@ class Daemon:
         """The sessions that `blobd ps` lists."""
         return list(json.loads(self.command("ps", "--json"))["sessions"])
 
+    def wait_for_no_session(self) -> None:
+        """Waits until the daemon has ended all sessions, which it does shortly after a client closes."""
+        deadline = time.monotonic() + 60
+        while self.sessions():
+            assert time.monotonic() < deadline, "the session did not end"
+            time.sleep(0.01)
+
     def _environment(self) -> Dict[str, str]:
         places = {"HOME": str(self.folder), "XDG_CONFIG_HOME": str(self.folder)}
         return {**os.environ, **places, "BLOBD_SOCKET": self.socket}

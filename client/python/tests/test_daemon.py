@@ -196,7 +196,7 @@ class Sessions(DaemonTest):
             self.assertEqual([session["pid"] for session in self.daemon.sessions()], [os.getpid()])
             view = model["output.weight"]
         self.assertTrue(model.closed)
-        self.assertEqual(self.daemon.sessions(), [])
+        self.daemon.wait_for_no_session()
         self.assertEqual(bytes(view), DENSE[-1][3])
         model.close()
         with self.assertRaises(blobd.SessionClosedError):
@@ -206,7 +206,7 @@ class Sessions(DaemonTest):
         model = self.client.open("dense")
         del model
         gc.collect()
-        self.assertEqual(self.daemon.sessions(), [])
+        self.daemon.wait_for_no_session()
 
     def test_nothing_is_leaked(self) -> None:
         self.client.open("dense").close()
