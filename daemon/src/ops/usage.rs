@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use blobd_client::protocol::response::{DiskUsage, ModelUsage};
 use blobd_store::gc::{GcPlan, Node, Owner, is_held_by_a_program, walk_beside_tags};
-use blobd_store::index::{Catalog, Measured, Share, Unreadable};
+use blobd_store::index::{Catalog, ModelShare, UnreadableRecipe, Usage, UsageCounter};
 use blobd_store::{ManifestSummary, Store, StoreError, TagSummary};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
@@ -85,7 +85,7 @@ impl Model {
     }
 
     /// What there is of it would take alone. What it lacks is not saved.
-    fn unshared_bytes(&self, share: Share) -> u64 {
+    fn unshared_bytes(&self, share: ModelShare) -> u64 {
         let there = share.unique_bytes.saturating_add(share.shared_bytes);
         if share.is_partial { self.manifest().size.min(there) } else { self.manifest().size }
     }
@@ -93,7 +93,7 @@ impl Model {
     fn usage(
         &self,
         store: &Store,
-        share: Share,
+        share: ModelShare,
         last_opened: &impl Fn(&Reference) -> Option<String>,
     ) -> ModelUsage {
         let before = || store.last_use(self.manifest().digest).map(rfc3339);
@@ -108,7 +108,7 @@ impl Model {
 }
 
 struct Totals {
-    measured: Measured,
+    measured: Usage,
     physical_bytes: u64,
     blob_count: u64,
 }
@@ -125,19 +125,19 @@ fn measure(store: &Store, models: &[Model]) -> Result<Totals, StoreError> {
         }
         Ok(())
     })?;
-    let sum = |catalog: &Catalog| -> Result<Totals, Unreadable> {
-        let mut tally = catalog.tally();
-        models.iter().try_for_each(|model| tally.add(&model.manifest().files))?;
-        trash.iter().try_for_each(|files| tally.add_trashed(files))?;
-        tally.keep(pinned.iter().copied());
+    let sum = |catalog: &Catalog| -> Result<Totals, UnreadableRecipe> {
+        let mut counter = UsageCounter::new(catalog);
+        models.iter().try_for_each(|model| counter.add(&model.manifest().files))?;
+        trash.iter().try_for_each(|files| counter.add_trashed(files))?;
+        counter.keep(pinned.iter().copied());
         for node in &downloads {
             match node {
-                Node::Blob(blob) => tally.keep_for_download(*blob, false),
-                Node::Recipe(file) => tally.keep_for_download(*file, true),
+                Node::Blob(blob) => counter.keep_for_download(*blob, false),
+                Node::Recipe(file) => counter.keep_for_download(*file, true),
             }
         }
         let (physical_bytes, blob_count) = (catalog.used_bytes(), catalog.blob_count());
-        Ok(Totals { measured: tally.finish(), physical_bytes, blob_count })
+        Ok(Totals { measured: counter.finish(), physical_bytes, blob_count })
     };
     loop {
         // The catalog is let go of before the recipe is looked at again.
@@ -165,7 +165,7 @@ struct Unneeded {
 }
 
 /// What `gc` would free, and what it would leave because a program has it open or mapped.
-fn unneeded(store: &Store, measured: &Measured) -> Result<Unneeded, StoreError> {
+fn unneeded(store: &Store, measured: &Usage) -> Result<Unneeded, StoreError> {
     let litter = GcPlan::default().with_litter(store, SystemTime::now())?.freed_bytes();
     let mut unneeded =
         Unneeded { reclaimable_bytes: litter.saturating_add(measured.unneeded_recipe_bytes), held_bytes: 0 };

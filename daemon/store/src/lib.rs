@@ -137,7 +137,7 @@ pub struct Store {
     file_system: FileSystem,
     durability: Durability,
     space: Space,
-    index: index::StoreIndex,
+    index: Arc<index::StoreIndex>,
     summaries: summaries::Summaries,
     room_maker: OnceLock<Box<dyn MakeRoom>>,
     /// `blobs/`, open since it was first needed.
@@ -408,10 +408,6 @@ impl Store {
             counted.into_iter().for_each(|bytes| self.space.count(bytes));
         }
         &self.space
-    }
-
-    const fn index(&self) -> &index::StoreIndex {
-        &self.index
     }
 
     const fn durability(&self) -> Durability {

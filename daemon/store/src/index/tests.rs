@@ -1,231 +1,24 @@
-//! The catalog against a plain model of it, the copy in every state that a directory can be in,
-//! and the two while somebody imports.
+//! The index of a store: its database in every state that a directory can be in, and while somebody imports.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::recipe::{Piece, Recipe};
-use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::cache::{Index, MemoryIndex, Table};
-use super::catalog::{BlobFacts, Catalog, RecipeFacts};
-use super::{IndexStatus, Name, State, pages};
+use super::IndexStatus;
+use super::facts::BlobFacts;
 use crate::{Ingest, Store, lock};
 
-/// An event as the store would note it.
-#[derive(Clone, Debug)]
-enum Event {
-    Blob(u8, Option<u8>),
-    Recipe(u8, Option<Vec<u8>>),
-    UnreadableRecipe(u8),
-}
+mod catalog;
 
-fn event() -> impl Strategy<Value = Event> {
-    prop_oneof![
-        (0u8..200, prop::option::of(any::<u8>())).prop_map(|(blob, length)| Event::Blob(blob, length)),
-        (0u8..20, prop::option::of(prop::collection::vec(0u8..200, 0..40)))
-            .prop_map(|(file, needs)| Event::Recipe(file, needs)),
-        (0u8..20).prop_map(Event::UnreadableRecipe),
-    ]
-}
-
-fn blob(number: u8) -> Digest {
-    Digest::of(&[b'b', number])
-}
-
-fn file(number: u8) -> Digest {
-    Digest::of(&[b'f', number])
-}
-
-/// What a catalog should say.
-#[derive(Default)]
-struct Model {
-    blobs: BTreeMap<Digest, BlobFacts>,
-    recipes: BTreeMap<Digest, RecipeFacts>,
-}
-
-impl Model {
-    fn apply(&mut self, catalog: &mut Catalog, event: &Event) {
-        match event {
-            Event::Blob(number, length) => {
-                let facts = length.map(|length| BlobFacts { length: length.into(), bytes_on_disk: 512 });
-                self.set_blob(catalog, blob(*number), facts);
-            }
-            Event::Recipe(number, needs) => {
-                let facts = needs.as_ref().map(|needs| {
-                    let mut needs: Vec<_> = needs.iter().map(|number| blob(*number)).collect();
-                    needs.sort_unstable();
-                    needs.dedup();
-                    RecipeFacts { bytes_on_disk: 4096, needs: Some(needs) }
-                });
-                self.set_recipe(catalog, file(*number), facts.as_ref());
-            }
-            Event::UnreadableRecipe(number) => {
-                let facts = RecipeFacts { bytes_on_disk: 8192, needs: None };
-                self.set_recipe(catalog, file(*number), Some(&facts));
-            }
-        }
-    }
-
-    fn set_blob(&mut self, catalog: &mut Catalog, digest: Digest, facts: Option<BlobFacts>) {
-        let old = match facts {
-            Some(facts) => self.blobs.insert(digest, facts),
-            None => self.blobs.remove(&digest),
-        };
-        assert_eq!(catalog.set_blob(digest, facts), old != facts);
-    }
-
-    fn set_recipe(&mut self, catalog: &mut Catalog, digest: Digest, facts: Option<&RecipeFacts>) {
-        let old = match facts {
-            Some(facts) => self.recipes.insert(digest, facts.clone()),
-            None => self.recipes.remove(&digest),
-        };
-        assert_eq!(catalog.set_recipe(digest, facts.cloned()), old.as_ref() != facts);
-    }
-
-    fn check(&self, catalog: &Catalog) {
-        let on_disk = self.blobs.values().map(|facts| facts.bytes_on_disk);
-        let recipes = self.recipes.values().map(|facts| facts.bytes_on_disk);
-        assert_eq!(catalog.used_bytes(), on_disk.chain(recipes).sum::<u64>());
-        assert_eq!(catalog.blob_count(), self.blobs.len() as u64);
-        assert_eq!(catalog.recipe_count(), self.recipes.len() as u64);
-        for number in 0..200 {
-            assert_eq!(catalog.blob(blob(number)), self.blobs.get(&blob(number)).copied());
-        }
-        for number in 0..20 {
-            assert_eq!(catalog.recipe(file(number)).as_ref(), self.recipes.get(&file(number)));
-        }
-        for length in 0..=255 {
-            let count = self.blobs.values().filter(|facts| facts.length == length).count();
-            assert_eq!(catalog.blobs_of_length(length), count as u64);
-        }
-    }
-}
-
-/// Writes what has changed, as the keeper does.
-fn write(catalog: &mut Catalog, index: &mut MemoryIndex) {
-    let changes = catalog.take_changes();
-    let pages = changes.pages.into_iter().map(|number| pages::page_edit(catalog, number));
-    let recipes = changes.recipes.into_iter().flat_map(|file| pages::recipe_edits(catalog, file));
-    for edit in pages.chain(recipes) {
-        edit.apply(index).unwrap();
-    }
-}
-
-proptest! {
-    #[test]
-    fn catalog_and_its_copy_say_what_the_events_said(
-        events in prop::collection::vec(event(), 0..200),
-        write_every in 1usize..50,
-    ) {
-        let (mut model, mut catalog, mut index) = (Model::default(), Catalog::default(), MemoryIndex::default());
-        for (number, event) in events.iter().enumerate() {
-            model.apply(&mut catalog, event);
-            if number % write_every == 0 {
-                write(&mut catalog, &mut index);
-            }
-        }
-        model.check(&catalog);
-        write(&mut catalog, &mut index);
-        let mut loaded = pages::read(&index).unwrap();
-        model.check(&loaded);
-        // What was loaded goes on as if it had never been away.
-        for event in &events {
-            model.apply(&mut loaded, event);
-        }
-        model.check(&loaded);
-    }
-}
-
-#[test]
-fn rows_that_nothing_needs_are_used_again() {
-    let mut catalog = Catalog::default();
-    for round in 0..10u8 {
-        for number in 0..100 {
-            let digest = Digest::of(&[round, number]);
-            catalog.set_blob(digest, Some(BlobFacts { length: 1, bytes_on_disk: 512 }));
-        }
-        for number in 0..100 {
-            catalog.set_blob(Digest::of(&[round, number]), None);
-        }
-    }
-    assert_eq!((catalog.row_count(), catalog.used_bytes(), catalog.blob_count()), (100, 0, 0));
-}
-
-#[test]
-fn recipe_of_many_blobs_is_kept_in_chunks_and_removed_whole() {
-    let (mut catalog, mut index) = (Catalog::default(), MemoryIndex::default());
-    let mut needs: Vec<Digest> = (0..2500u32).map(|number| Digest::of(&number.to_le_bytes())).collect();
-    needs.sort_unstable();
-    let facts = RecipeFacts { bytes_on_disk: 4096, needs: Some(needs) };
-    catalog.set_recipe(file(1), Some(facts.clone()));
-    write(&mut catalog, &mut index);
-    let mut chunks = 0;
-    index
-        .scan(Table::Recipes, &mut |_, value| {
-            assert!(value.len() <= 4096, "{} bytes", value.len());
-            chunks += 1;
-            Ok(())
-        })
-        .unwrap();
-    assert_eq!(chunks, 3);
-    assert_eq!(pages::read(&index).unwrap().recipe(file(1)), Some(facts));
-    catalog.set_recipe(file(1), None);
-    write(&mut catalog, &mut index);
-    assert_eq!(pages::read(&index).unwrap().recipe_count(), 0);
-    index.scan(Table::Recipes, &mut |key, _| panic!("{key:?} is left")).unwrap();
-}
-
-#[test]
-fn copy_that_names_no_rows_or_has_gaps_is_refused() {
-    let entries: [(Table, Vec<u8>, Vec<u8>); 5] = [
-        (Table::Blobs, vec![0, 0, 0, 1], vec![]),
-        (Table::Blobs, vec![0], vec![]),
-        (Table::Blobs, vec![0, 0, 0, 0], vec![2; 48]),
-        (Table::Recipes, [&[7; 32][..], &[0; 4]].concat(), [&[0; 8][..], &[1], &[9, 0, 0, 0]].concat()),
-        (Table::Recipes, [&[7; 32][..], &[0, 0, 0, 1]].concat(), vec![]),
-    ];
-    for (table, key, value) in entries {
-        let mut index = MemoryIndex::default();
-        index.put(table, &key, &value).unwrap();
-        let error = pages::read(&index).err().unwrap().to_string();
-        assert!(error.contains("malformed"), "{error}");
-    }
-}
-
-#[test]
-fn tally_counts_each_blob_once_for_each_model() {
-    let mut catalog = Catalog::default();
-    let size = |bytes| Some(BlobFacts { length: bytes, bytes_on_disk: bytes });
-    for (number, bytes) in [(1, 1), (2, 10), (3, 100), (4, 1000), (5, 10_000), (6, 100_000)] {
-        catalog.set_blob(blob(number), size(bytes));
-    }
-    let recipe = |needs: &[u8]| {
-        let mut needs: Vec<_> = needs.iter().map(|number| blob(*number)).collect();
-        needs.sort_unstable();
-        Some(RecipeFacts { bytes_on_disk: 0, needs: Some(needs) })
-    };
-    catalog.set_recipe(file(1), recipe(&[1, 2]));
-    catalog.set_recipe(file(2), recipe(&[2, 3]));
-    let mut tally = catalog.tally();
-    tally.add(&[file(1), file(1), blob(1)]).unwrap();
-    tally.add(&[file(2)]).unwrap();
-    tally.add_trashed(&[blob(3), blob(4)]).unwrap();
-    tally.keep([blob(5), blob(1)]);
-    let measured = tally.finish();
-    let shares: Vec<_> =
-        measured.models.iter().map(|share| (share.unique_bytes, share.shared_bytes)).collect();
-    assert_eq!(shares, [(1, 10), (0, 110)]);
-    assert_eq!((measured.needed_bytes, measured.trash_bytes), (111, 1000));
-    assert_eq!(measured.unneeded_blobs, [(blob(6), 100_000)]);
-}
+const DIGEST: Digest = Digest::from_bytes([1; 32]);
 
 struct Fixture {
     folder: TempDir,
@@ -325,8 +118,7 @@ fn closed_index_is_loaded_and_not_rebuilt() {
     fixture.with_index(|store| {
         assert!(store.last_use(Digest::of(b"some manifest")).is_some());
         assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
-        let state = lock(&store.index().0.state);
-        assert!(state.noted.is_none() && !state.is_suspect, "it is believed without a scan");
+        assert!(!lock(&store.index.state).is_suspect, "it is believed without a scan");
     });
 }
 
@@ -519,55 +311,68 @@ fn index_with_a_link_in_it_is_begun_anew_and_nothing_is_written_through_it() {
     assert!(database.symlink_metadata().unwrap().is_file(), "a new one is in its place");
 }
 
-/// Of two who look at one name at once, what the later one saw is entered, and both find it afterwards.
 #[test]
-fn look_at_the_disk_holds_no_lock_and_the_last_that_began_counts() {
+fn index_is_not_locked_while_the_disk_is_asked() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("store")).unwrap();
     drop(store.catalog().unwrap());
-    let (index, digest) = (store.index(), blob(1));
-    let facts = |length| Some(BlobFacts { length, bytes_on_disk: 512 });
-    let enter = |state: &mut State, facts| {
-        state.catalog.set_blob(digest, facts);
+    let facts = Some(BlobFacts { length: 1, bytes_on_disk: 512 });
+    let read = || {
+        assert!(store.catalog_now().unwrap().blob(DIGEST).is_none(), "no lock is held");
+        Ok(facts)
     };
-    let length = || store.catalog_now().unwrap().blob(digest).map(|facts| facts.length);
-    let look = |shared: &super::Shared| {
-        assert!(shared.state.try_lock().is_ok(), "no lock is held");
-        index.note(Name::Blob(digest), |_| Ok(facts(2)), enter);
-        assert_eq!(length(), Some(2));
-        Ok(facts(1))
-    };
-    index.note(Name::Blob(digest), look, enter);
-    assert_eq!(length(), Some(2), "what is older does not replace it");
-    index.note(Name::Blob(digest), |_| Ok(None), enter);
-    assert_eq!(length(), None);
+    let is_news = store.index.look(DIGEST, read, |catalog, facts| catalog.set_blob(DIGEST, facts));
+    assert!(is_news.unwrap());
+    assert_eq!(store.catalog_now().unwrap().blob(DIGEST), facts);
 }
 
 #[test]
-fn whoever_notes_a_change_waits_for_a_later_look_at_the_same_name() {
+fn of_two_who_ask_the_disk_about_one_name_the_later_one_is_entered_last() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("store")).unwrap();
     drop(store.catalog().unwrap());
-    let (index, digest) = (store.index(), blob(1));
-    let enter = |state: &mut State, facts| {
-        state.catalog.set_blob(digest, facts);
-    };
-    let later = |_: &super::Shared| {
-        thread::sleep(Duration::from_millis(50));
-        Ok(Some(BlobFacts { length: 2, bytes_on_disk: 512 }))
+    let asked = AtomicU64::new(0);
+    // What is read is the number of the reader, who takes the longer the earlier he comes.
+    let look = || {
+        let read = || {
+            let number = asked.fetch_add(1, Ordering::SeqCst) + 1;
+            thread::sleep(Duration::from_millis(20 / number));
+            Ok(Some(BlobFacts { length: number, bytes_on_disk: 512 }))
+        };
+        store.index.look(DIGEST, read, |catalog, facts| catalog.set_blob(DIGEST, facts)).unwrap()
     };
     thread::scope(|scope| {
-        let first = |_: &super::Shared| {
-            let begun = || lock(&index.0.state).looks.last.get(&Name::Blob(digest)).copied();
-            let own = begun();
-            scope.spawn(|| index.note(Name::Blob(digest), later, enter));
-            while begun() == own {
-                thread::yield_now();
-            }
-            Ok(None)
-        };
-        index.note(Name::Blob(digest), first, enter);
-        let found = store.catalog_now().unwrap().blob(digest);
-        assert_eq!(found.map(|facts| facts.length), Some(2));
+        for _ in 0..4 {
+            scope.spawn(look);
+        }
+    });
+    assert_eq!(store.catalog_now().unwrap().blob(DIGEST).unwrap().length, 4);
+}
+
+#[test]
+fn what_changes_while_the_index_is_loaded_is_in_the_catalog() {
+    let fixture = Fixture::new();
+    fixture.with_index(|_| ());
+    for round in 0..5 {
+        let store = fixture.open();
+        store.start_index();
+        fixture.add(&store, 100 + round * 100..110 + round * 100);
+        let found = store.reindex().unwrap();
+        assert_eq!((found.blob_count, found.count), (fixture.blob_count(), 0));
+        store.stop_index();
+    }
+}
+
+#[test]
+fn uses_are_kept_when_the_index_is_closed() {
+    let fixture = Fixture::new();
+    let (first, second) = (Digest::of(b"one"), Digest::of(b"two"));
+    fixture.with_index(|store| store.note_use(first));
+    fixture.with_index(|store| {
+        store.note_use(second);
+        assert!(store.reindex().is_ok(), "the database is written anew");
+    });
+    fixture.with_index(|store| {
+        assert!(store.last_use(first).unwrap() <= store.last_use(second).unwrap());
     });
 }

@@ -1,0 +1,246 @@
+//! What models take on disk, alone and together, counted over the catalog.
+
+use std::collections::HashMap;
+
+use blobd_store_format::digest::Digest;
+
+use super::catalog::{Catalog, RecipeRow, RowState};
+
+/// A count in progress: models are added one by one.
+#[derive(Debug)]
+pub struct UsageCounter<'c> {
+    catalog: &'c Catalog,
+    /// One per row of the catalog.
+    blobs: Vec<Users>,
+    recipes: HashMap<Digest, Users>,
+    models: Vec<ModelShare>,
+}
+
+/// What all models that were added take together, and each of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// One per model, in the order in which they were added.
+    pub models: Vec<ModelShare>,
+    /// What is needed by any of them in bytes on disk.
+    pub needed_bytes: u64,
+    /// What only the trash needs in bytes on disk.
+    pub trash_bytes: u64,
+    /// What only unfinished downloads need in bytes on disk, of what is under its own name already.
+    pub download_bytes: u64,
+    /// The recipes that nothing needs, in bytes on disk.
+    pub unneeded_recipe_bytes: u64,
+    /// The blobs that nothing needs, with their bytes on disk.
+    pub unneeded_blobs: Vec<(Digest, u64)>,
+}
+
+/// One model's part in bytes on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModelShare {
+    /// What no other model needs.
+    pub unique_bytes: u64,
+    /// What others need too. While models are added, all that this one needs.
+    pub shared_bytes: u64,
+    /// Whether a file or blob of it is missing.
+    pub is_partial: bool,
+}
+
+/// A recipe cannot be read, so nobody knows what its file needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnreadableRecipe {
+    /// The file.
+    pub file: Digest,
+}
+
+/// Who needs a blob or recipe: the number of a model, from 1 on, or one of the constants below. A
+/// million of these take 8 MB.
+#[derive(Clone, Copy, Debug, Default)]
+struct Users {
+    user: u32,
+    /// The model that was counted last, so that none counts it twice.
+    last: u32,
+}
+
+const NOBODY: u32 = 0;
+/// Several models do.
+const SEVERAL: u32 = u32::MAX;
+/// No model does, and it stays.
+const KEPT: u32 = u32::MAX - 1;
+/// The models in the trash, which are all one to the others.
+const TRASH: u32 = u32::MAX - 2;
+/// An unfinished download.
+const DOWNLOAD: u32 = u32::MAX - 3;
+
+impl<'c> UsageCounter<'c> {
+    /// Begins a count.
+    #[must_use]
+    pub fn new(catalog: &'c Catalog) -> Self {
+        let blobs = vec![Users::default(); catalog.rows().len()];
+        Self { catalog, blobs, recipes: HashMap::new(), models: Vec::new() }
+    }
+
+    /// Adds a model that is made of `files`. A file that is there neither as a blob nor as a
+    /// recipe counts nothing.
+    ///
+    /// # Errors
+    /// [`UnreadableRecipe`]; the count is of no use then.
+    pub fn add(&mut self, files: &[Digest]) -> Result<(), UnreadableRecipe> {
+        let model = u32::try_from(self.models.len() + 1).unwrap_or(DOWNLOAD - 1);
+        let share = self.count(files, model)?;
+        self.models.push(share);
+        Ok(())
+    }
+
+    /// Adds a model in the trash. What a model needs too is shared between the two.
+    ///
+    /// # Errors
+    /// As for [`Self::add`].
+    pub fn add_trashed(&mut self, files: &[Digest]) -> Result<(), UnreadableRecipe> {
+        self.count(files, TRASH).map(drop)
+    }
+
+    /// Notes that blobs and recipes of these names stay although no model may need them.
+    pub fn keep(&mut self, digests: impl IntoIterator<Item = Digest>) {
+        for digest in digests {
+            self.keep_blob(self.catalog.find(digest), KEPT);
+            self.keep_recipe(digest, KEPT);
+        }
+    }
+
+    /// Notes that an unfinished download keeps a blob of this name, or the recipe and what it needs.
+    pub fn keep_for_download(&mut self, digest: Digest, is_recipe: bool) {
+        if !is_recipe {
+            self.keep_blob(self.catalog.find(digest), DOWNLOAD);
+            return;
+        }
+        self.keep_recipe(digest, DOWNLOAD);
+        let needs = self.catalog.recipes().get(&digest).and_then(|row| row.needs.as_deref());
+        for number in needs.unwrap_or_default() {
+            self.keep_blob(Some(*number), DOWNLOAD);
+        }
+    }
+
+    /// The sums.
+    #[must_use]
+    pub fn finish(self) -> Usage {
+        let mut usage = Usage { models: self.models, ..Usage::default() };
+        let present = self.catalog.rows().iter().zip(&self.blobs);
+        for (row, users) in present.filter(|(row, _)| row.state == RowState::Present) {
+            match users.user {
+                NOBODY => usage.unneeded_blobs.push((row.digest, row.bytes_on_disk)),
+                user => usage.enter(user, row.bytes_on_disk),
+            }
+        }
+        for (file, row) in self.catalog.recipes() {
+            match self.recipes.get(file).map_or(NOBODY, |users| users.user) {
+                NOBODY => usage.unneeded_recipe_bytes += row.bytes_on_disk,
+                user => usage.enter(user, row.bytes_on_disk),
+            }
+        }
+        for share in &mut usage.models {
+            share.shared_bytes = share.shared_bytes.saturating_sub(share.unique_bytes);
+        }
+        usage
+    }
+
+    fn keep_blob(&mut self, number: Option<u32>, keeper: u32) {
+        if let Some(users) = number.and_then(|number| self.blobs.get_mut(number as usize)) {
+            users.keep(keeper);
+        }
+    }
+
+    fn keep_recipe(&mut self, file: Digest, keeper: u32) {
+        if self.catalog.recipes().contains_key(&file) {
+            self.recipes.entry(file).or_default().keep(keeper);
+        }
+    }
+
+    /// What `files` add to a model.
+    fn count(&mut self, files: &[Digest], model: u32) -> Result<ModelShare, UnreadableRecipe> {
+        let mut share = ModelShare::default();
+        for file in files {
+            let blob = self.count_blob(self.catalog.find(*file), model);
+            match self.catalog.recipes().get(file) {
+                // A split file needs no blob of its own name.
+                Some(row) => {
+                    share.add(ModelShare { is_partial: false, ..blob });
+                    share.add(self.count_recipe(*file, row, model)?);
+                }
+                None => share.add(blob),
+            }
+        }
+        Ok(share)
+    }
+
+    fn count_recipe(
+        &mut self,
+        file: Digest,
+        row: &RecipeRow,
+        model: u32,
+    ) -> Result<ModelShare, UnreadableRecipe> {
+        let numbers = row.needs.as_deref().ok_or(UnreadableRecipe { file })?;
+        let mut share = ModelShare::default();
+        if self.recipes.entry(file).or_default().add(model) {
+            share.shared_bytes = row.bytes_on_disk;
+            for number in numbers {
+                share.add(self.count_blob(Some(*number), model));
+            }
+        }
+        Ok(share)
+    }
+
+    /// What a blob adds to a model.
+    fn count_blob(&mut self, number: Option<u32>, model: u32) -> ModelShare {
+        let entry = number.and_then(|number| {
+            let number = number as usize;
+            self.blobs.get_mut(number).zip(self.catalog.rows().get(number))
+        });
+        let Some((users, row)) = entry else {
+            return ModelShare { is_partial: true, ..ModelShare::default() };
+        };
+        let shared_bytes = if users.add(model) { row.bytes_on_disk } else { 0 };
+        ModelShare { unique_bytes: 0, shared_bytes, is_partial: row.state != RowState::Present }
+    }
+}
+
+impl Usage {
+    /// Enters what somebody needs.
+    fn enter(&mut self, user: u32, bytes: u64) {
+        match user {
+            NOBODY | KEPT => {}
+            DOWNLOAD => self.download_bytes += bytes,
+            TRASH => self.trash_bytes += bytes,
+            user => {
+                self.needed_bytes += bytes;
+                if let Some(share) = self.models.get_mut((user - 1) as usize) {
+                    share.unique_bytes += bytes;
+                }
+            }
+        }
+    }
+}
+
+impl ModelShare {
+    fn add(&mut self, part: Self) {
+        self.shared_bytes = self.shared_bytes.saturating_add(part.shared_bytes);
+        self.is_partial |= part.is_partial;
+    }
+}
+
+impl Users {
+    /// Notes a model; says whether it was not noted before.
+    const fn add(&mut self, model: u32) -> bool {
+        if self.last == model {
+            return false;
+        }
+        self.last = model;
+        self.user = if self.user == NOBODY || self.user == KEPT { model } else { SEVERAL };
+        true
+    }
+
+    /// Notes that it stays, for who keeps it, if nothing needs it more than that.
+    const fn keep(&mut self, keeper: u32) {
+        if self.user == NOBODY || self.user == KEPT {
+            self.user = keeper;
+        }
+    }
+}

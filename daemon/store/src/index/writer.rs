@@ -1,0 +1,220 @@
+//! The thread that keeps the database: loads it or has the catalog built from the disk, then writes what
+//! changes, and marks the database as complete when it is closed.
+//!
+//! Whatever goes wrong with the database, a panic or a hang of sled included, ends with a catalog that is
+//! in memory alone.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use super::catalog::Catalog;
+use super::database::{self, Database, IndexError, Uses};
+use super::encoding::{Edit, next_edits};
+use super::marker::{self, Marker};
+use super::state::{Stage, State, StoreIndex, Writer};
+use crate::sys::give_back_memory;
+use crate::{StoreError, lock};
+
+/// How long loading the database may take.
+const LOAD_LIMIT: Duration = Duration::from_secs(10);
+/// How long a stop waits for changes of the store that are under way.
+const SETTLE_LIMIT: Duration = Duration::from_secs(2);
+/// How long a stop waits for the last writes.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+/// Changes that come within this time are written together.
+const GATHER: Duration = Duration::from_millis(100);
+/// Pages, and recipes, written before the state is looked at again.
+const BATCH: usize = 64;
+/// The uses that are kept: more than there are models, so that only those of removed ones are forgotten.
+const MAX_USES: usize = 1 << 16;
+
+impl StoreIndex {
+    /// Starts the thread.
+    pub(super) fn start(self: &Arc<Self>) {
+        let marker = {
+            let mut has_marker = lock(&self.has_marker);
+            *has_marker = false;
+            Marker::take(&self.root)
+        };
+        {
+            let mut state = lock(&self.state);
+            state.writer = Writer::Running { busy_since: None, is_stopping: false };
+            if state.stage == Stage::Unbuilt {
+                state.stage = Stage::Loading;
+            }
+        }
+        let index = Arc::clone(self);
+        let spawned = thread::Builder::new().name("index".to_owned()).spawn(move || index.run(marker));
+        if let Err(error) = spawned {
+            self.fail(format!("cannot start its thread: {error}"));
+        }
+    }
+
+    /// Ends the thread, with everything written if that takes but a few seconds.
+    pub(super) fn stop(&self) {
+        let mut state = lock(&self.state);
+        if state.stage == Stage::Ready && state.is_running() {
+            state = self.wait_while(state, SETTLE_LIMIT, |state| state.changes > 0);
+            if let Writer::Running { is_stopping, .. } = &mut state.writer {
+                *is_stopping = true;
+            }
+            self.changed.notify_all();
+            state = self.wait_while(state, STOP_LIMIT, State::is_running);
+        }
+        // Without a marker, what is on disk is not believed.
+        state.writer = Writer::Absent;
+        self.changed.notify_all();
+    }
+
+    fn run(&self, marker: Option<Marker>) {
+        // What a panic may have left half changed is the database, which is given up.
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            let database = self.open(marker)?;
+            // Somebody may wait for the catalog; nobody waits for the database.
+            let _ = rustix::process::nice(5);
+            while let Some(edits) = self.next_edits() {
+                edits.into_iter().try_for_each(|edit| database.apply(edit))?;
+            }
+            self.close(database)
+        }));
+        if let Err(error) = ended.unwrap_or(Err(IndexError::Panicked)) {
+            self.fail(error.to_string());
+        }
+    }
+
+    /// Goes on without a database.
+    fn fail(&self, reason: String) {
+        tracing::error!("index: {reason}; it is kept in memory until the daemon is started again");
+        let mut state = lock(&self.state);
+        if state.is_running() {
+            state.writer = Writer::Failed(reason);
+        }
+        if matches!(state.stage, Stage::Loading | Stage::Building) {
+            // Whoever waits for the catalog builds it without the thread.
+            state.stage = Stage::Unbuilt;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Loads the database, or builds the catalog from the disk and begins a new one.
+    fn open(&self, marker: Option<Marker>) -> Result<Database, IndexError> {
+        if lock(&self.state).stage == Stage::Loading {
+            match self.load(marker) {
+                Ok(database) => return Ok(database),
+                Err(error) => tracing::info!("index: rebuilt from disk: {error}"),
+            }
+            let mut state = lock(&self.state);
+            (state.stage, state.noted) = (Stage::Unbuilt, Vec::new());
+        }
+        self.refresh()?;
+        {
+            let mut state = lock(&self.state);
+            state.catalog.mark_all_unwritten();
+            state.set_busy(true);
+            let (blobs, recipes) = (state.catalog.blob_count(), state.catalog.recipe_count());
+            tracing::info!("index: complete with {blobs} blobs and {recipes} recipes");
+        }
+        Database::create(&self.root)
+    }
+
+    fn load(&self, marker: Option<Marker>) -> Result<Database, IndexError> {
+        let marker = marker.ok_or(IndexError::NotClean)?;
+        // A change since the start makes the marker wrong, which the next line finds.
+        lock(&self.state).directories = Some(marker.directories().clone());
+        marker.check_store(&self.root)?;
+        let (root, expected) = (self.root.clone(), marker);
+        let loaded = within(LOAD_LIMIT, move || {
+            let database = Database::existing(&root)?;
+            let (catalog, uses) = database.read()?;
+            expected.check_content(&catalog)?;
+            Ok((database, catalog, uses))
+        });
+        let (database, catalog, uses) = loaded.inspect_err(|error| {
+            tracing::warn!("index: {error}");
+            if let Err(error) = database::put_aside(&self.root) {
+                tracing::warn!("index: cannot be put aside: {error}");
+            }
+        })?;
+        for (manifest, last) in uses {
+            self.note_use(manifest, last);
+        }
+        self.adopt(catalog);
+        give_back_memory();
+        tracing::info!("index: loaded without a rebuild");
+        Ok(database)
+    }
+
+    /// Takes a catalog that was loaded, and what has changed meanwhile.
+    fn adopt(&self, catalog: Catalog) {
+        let noted = {
+            let mut state = lock(&self.state);
+            (state.catalog, state.stage) = (catalog, Stage::Building);
+            std::mem::take(&mut state.noted)
+        };
+        noted.into_iter().for_each(|name| self.note(name));
+        lock(&self.state).stage = Stage::Ready;
+        self.changed.notify_all();
+    }
+
+    /// Waits for changes of the catalog; `None` if the thread is to end.
+    fn next_edits(&self) -> Option<Vec<Edit>> {
+        let mut state = lock(&self.state);
+        while state.is_running() {
+            let edits = next_edits(&mut state.catalog, BATCH);
+            state.set_busy(!edits.is_empty());
+            if !edits.is_empty() {
+                return Some(edits);
+            }
+            if state.is_stopping() {
+                return None;
+            }
+            let is_idle = |state: &mut State| !state.catalog.has_unwritten() && !state.is_stopping();
+            state = self.changed.wait_while(state, is_idle).unwrap_or_else(PoisonError::into_inner);
+            state = self.wait_while(state, GATHER, |state| !state.is_stopping());
+        }
+        None
+    }
+
+    /// Lets go of the database, and marks it as complete if nothing has changed meanwhile.
+    fn close(&self, database: Database) -> Result<(), IndexError> {
+        database.set_uses(&self.recent_uses())?;
+        database.close()?;
+        self.look_for_others();
+        let mut has_marker = lock(&self.has_marker);
+        // From here on, whoever changes something waits and removes the marker.
+        let marker = marker::store_id(&self.root).and_then(|store| lock(&self.state).marker(store));
+        if let Some(marker) = marker {
+            marker.write(&self.root)?;
+            *has_marker = true;
+        }
+        drop(has_marker);
+        lock(&self.state).writer = Writer::Absent;
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// The latest uses, as many as are kept.
+    fn recent_uses(&self) -> Uses {
+        let mut uses: Vec<_> = lock(&self.uses).iter().map(|(manifest, last)| (*last, *manifest)).collect();
+        uses.sort_unstable_by(|a, b| b.cmp(a));
+        uses.into_iter().take(MAX_USES).map(|(last, manifest)| (manifest, last)).collect()
+    }
+}
+
+/// Runs what may hang or panic on a thread of its own, and gives up on it after `limit`.
+fn within<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> Result<T, IndexError> + Send + 'static,
+) -> Result<T, IndexError> {
+    let (sender, receiver) = mpsc::channel();
+    // Nobody receives any more if this took too long.
+    let run = move || drop(sender.send(work()));
+    let spawned = thread::Builder::new().name("index-load".to_owned()).spawn(run);
+    spawned.map_err(StoreError::io("start the thread for", "index"))?;
+    receiver.recv_timeout(limit).unwrap_or_else(|error| match error {
+        mpsc::RecvTimeoutError::Timeout => Err(IndexError::TooSlow(limit)),
+        mpsc::RecvTimeoutError::Disconnected => Err(IndexError::Panicked),
+    })
+}
