@@ -11,10 +11,7 @@ use super::{Store, StoreError, root};
 impl Store {
     /// One of the directories that every store has.
     pub(super) fn existing_directory(&self, name: &str) -> Result<Directory, StoreError> {
-        let path = || self.root.full(name);
-        self.root
-            .find_directory(Path::new(name))?
-            .ok_or_else(|| StoreError::MissingDirectory { path: path() })
+        self.root.existing_directory(name)
     }
 
     /// Makes sure that the directories without which nobody knows what is needed are there. A collection

@@ -132,6 +132,15 @@ impl Root {
         Ok(opened.map(|file| Directory::new(file, self.full(relative))))
     }
 
+    /// Opens a directory that must be there.
+    ///
+    /// # Errors
+    /// [`StoreError::MissingDirectory`]; as for [`Self::find_directory`].
+    pub(crate) fn existing_directory(&self, relative: impl AsRef<Path>) -> Result<Directory, StoreError> {
+        let opened = self.find_directory(relative.as_ref())?;
+        opened.ok_or_else(|| StoreError::MissingDirectory { path: self.full(relative) })
+    }
+
     /// What the file system says about a name; `None` if nothing has it. A symbolic link is not
     /// followed.
     ///

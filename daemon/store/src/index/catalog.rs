@@ -90,27 +90,23 @@ impl Catalog {
     }
 
     /// How many recipes there are.
-    #[must_use]
-    pub fn recipe_count(&self) -> u64 {
+    pub(super) fn recipe_count(&self) -> u64 {
         self.recipes.len() as u64
     }
 
     /// How many blobs have this length in bytes. Where there is none, a tensor of that length is
     /// certainly new.
-    #[must_use]
     pub(crate) fn blobs_of_length(&self, length: u64) -> u64 {
         self.lengths.get(&length).copied().unwrap_or_default().into()
     }
 
-    /// What is known of a blob, if there is one.
-    #[must_use]
-    pub fn blob(&self, digest: Digest) -> Option<BlobFacts> {
+    #[cfg(test)]
+    pub(super) fn blob(&self, digest: Digest) -> Option<BlobFacts> {
         self.row(self.find(digest)?)?.facts()
     }
 
     /// What is known of a file's recipe, if there is one.
-    #[must_use]
-    pub fn recipe(&self, file: Digest) -> Option<RecipeFacts> {
+    pub(super) fn recipe(&self, file: Digest) -> Option<RecipeFacts> {
         let row = self.recipes.get(&file)?;
         let named = |numbers: &[u32]| {
             let rows = numbers.iter().filter_map(|number| self.row(*number));

@@ -18,7 +18,6 @@ use blobd_store_format::layout;
 
 use super::catalog::Catalog;
 use super::encoding::{Decoder, Edit, chunk_key};
-use super::facts::directory;
 use crate::StoreError;
 use crate::disk::{GuardedDisk, KernelDisk, Root};
 use crate::root::{Directory, describe};
@@ -66,7 +65,7 @@ const MODE: u32 = 0o700;
 impl Database {
     /// Opens the one that was written before.
     pub(super) fn existing(root: &Root) -> Result<Self, IndexError> {
-        Self::open(directory(root, path())?)
+        Self::open(root.existing_directory(path())?)
     }
 
     /// Makes an empty one in place of what is there.
@@ -223,14 +222,14 @@ fn make_empty(root: &Root) -> Result<Directory, StoreError> {
         // Whatever the umask is.
         root.set_directory_mode(path, MODE)?;
     }
-    directory(root, path)
+    root.existing_directory(path)
 }
 
 /// Renames `index` to `index.bad-<unix seconds>`, in place of an older one, for whoever wants to know what
 /// was wrong with it.
 pub(super) fn put_aside(root: &Root) -> Result<(), StoreError> {
     const BAD: &str = "index.bad-";
-    for entry in directory(root, "")?.entries()? {
+    for entry in root.existing_directory("")?.entries()? {
         let name = entry?.name;
         if name.to_string_lossy().starts_with(BAD)
             && let Err(error) = remove_older(root, Path::new(&name))

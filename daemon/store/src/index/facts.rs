@@ -1,7 +1,5 @@
 //! What the disk says about one blob or recipe.
 
-use std::path::Path;
-
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 
@@ -12,20 +10,20 @@ use crate::{FileSystem, StoreError};
 
 /// What a blob is on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlobFacts {
+pub(super) struct BlobFacts {
     /// Its length in bytes.
-    pub length: u64,
+    pub(super) length: u64,
     /// What it takes on disk in bytes.
-    pub bytes_on_disk: u64,
+    pub(super) bytes_on_disk: u64,
 }
 
 /// What a recipe is on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RecipeFacts {
+pub(super) struct RecipeFacts {
     /// What its own file takes on disk in bytes.
-    pub bytes_on_disk: u64,
+    pub(super) bytes_on_disk: u64,
     /// The blobs that it names, each once and in order; `None` when it cannot be read.
-    pub needs: Option<Vec<Digest>>,
+    pub(super) needs: Option<Vec<Digest>>,
 }
 
 impl BlobFacts {
@@ -64,13 +62,4 @@ impl RecipeFacts {
         };
         Ok(Some(Self { bytes_on_disk: file_system.bytes_on_disk(&status), needs }))
     }
-}
-
-/// Opens a directory that every store has.
-///
-/// # Errors
-/// [`StoreError::MissingDirectory`], [`StoreError::Io`].
-pub(super) fn directory(root: &Root, path: impl AsRef<Path>) -> Result<Directory, StoreError> {
-    let path = path.as_ref();
-    root.find_directory(path)?.ok_or_else(|| StoreError::MissingDirectory { path: root.full(path) })
 }

@@ -99,11 +99,6 @@ impl Marker {
         let expected = (self.blob_count, self.recipe_count);
         if found == expected { Ok(()) } else { Err(IndexError::Incomplete { found, expected }) }
     }
-
-    /// When the directories were changed last.
-    pub(super) const fn directories(&self) -> &Stamps {
-        &self.directories
-    }
 }
 
 /// Removes the marker, durably, if it is there.

@@ -42,7 +42,6 @@ mod usage;
 mod writer;
 
 pub use catalog::Catalog;
-pub use facts::{BlobFacts, RecipeFacts};
 pub(crate) use state::{Change, StoreIndex};
 pub use usage::{ModelShare, UnreadableRecipe, Usage, UsageCounter};
 

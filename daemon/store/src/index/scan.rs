@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 
-use super::facts::directory;
 use super::state::{Stage, StoreIndex};
 use crate::root::Directory;
 use crate::sys::give_back_memory;
@@ -61,7 +60,7 @@ impl StoreIndex {
     }
 
     fn scan_blobs(&self) -> Result<u64, StoreError> {
-        let blobs = directory(&self.root, layout::BLOBS)?;
+        let blobs = self.root.existing_directory(layout::BLOBS)?;
         let mut differences = 0;
         let mut look = |digest| {
             differences += u64::from(self.look_at_blob(&blobs, digest)?);
@@ -75,7 +74,7 @@ impl StoreIndex {
 
     fn scan_recipes(&self) -> Result<u64, StoreError> {
         let mut files = Vec::new();
-        list(&directory(&self.root, layout::RECIPES)?, layout::parse_recipe_name, |listed| {
+        list(&self.root.existing_directory(layout::RECIPES)?, layout::parse_recipe_name, |listed| {
             files.extend(listed);
             Ok(())
         })?;

@@ -8,7 +8,7 @@ use blobd_store_format::layout;
 
 use super::catalog::Catalog;
 use super::database::Uses;
-use super::facts::{BlobFacts, RecipeFacts, directory};
+use super::facts::{BlobFacts, RecipeFacts};
 use super::marker::{self, Marker, Stamps};
 use crate::disk::Root;
 use crate::root::Directory;
@@ -38,13 +38,13 @@ pub(super) struct State {
     pub(super) catalog: Catalog,
     pub(super) stage: Stage,
     pub(super) writer: Writer,
-    /// What was noted while the database is loaded.
+    /// What has been noted while the database is loaded.
     pub(super) noted: Vec<Name>,
     /// Changes of the store's own that are under way.
     pub(super) changes: usize,
     /// How `blobs/` and `recipes/` were after the last change that is known of.
-    pub(super) directories: Option<Stamps>,
-    /// The number of the look at them, and of the last one that has begun.
+    directories: Option<Stamps>,
+    /// Looks at them are numbered: the one that this is of, and the last one that has begun.
     stamped: (u64, u64),
     /// Somebody else has changed them.
     pub(super) is_suspect: bool,
@@ -124,7 +124,7 @@ impl StoreIndex {
         let number = lock(&self.state).stamped.1;
         let now = Stamps::of(&self.root);
         let mut state = lock(&self.state);
-        // A change of our own that has begun meanwhile tells nothing.
+        // After a change of our own that has begun meanwhile, the two cannot be compared.
         if state.stage == Stage::Ready && state.changes == 0 && state.stamped == (number, number) {
             state.is_suspect |= now.is_none() || now != state.directories;
         }
@@ -157,7 +157,8 @@ impl StoreIndex {
         }
         let looked = match name {
             Name::Blob(digest) => {
-                directory(&self.root, layout::BLOBS).and_then(|blobs| self.look_at_blob(&blobs, digest))
+                let blobs = self.root.existing_directory(layout::BLOBS);
+                blobs.and_then(|blobs| self.look_at_blob(&blobs, digest))
             }
             Name::Recipe(file) => self.look_at_recipe(file),
         };

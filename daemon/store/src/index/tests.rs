@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 use super::IndexStatus;
 use super::facts::BlobFacts;
+use super::writer::MAX_USES;
 use crate::{Ingest, Store, lock};
 
 mod catalog;
@@ -318,7 +319,7 @@ fn index_is_not_locked_while_the_disk_is_asked() {
     drop(store.catalog().unwrap());
     let facts = Some(BlobFacts { length: 1, bytes_on_disk: 512 });
     let read = || {
-        assert!(store.catalog_now().unwrap().blob(DIGEST).is_none(), "no lock is held");
+        assert!(store.index.state.try_lock().is_ok() && store.index.uses.try_lock().is_ok());
         Ok(facts)
     };
     let is_news = store.index.look(DIGEST, read, |catalog, facts| catalog.set_blob(DIGEST, facts));
@@ -332,7 +333,7 @@ fn of_two_who_ask_the_disk_about_one_name_the_later_one_is_entered_last() {
     let store = Store::open(folder.path().join("store")).unwrap();
     drop(store.catalog().unwrap());
     let asked = AtomicU64::new(0);
-    // What is read is the number of the reader, who takes the longer the earlier he comes.
+    // What is read is the number of the reader, and the first one takes the longest.
     let look = || {
         let read = || {
             let number = asked.fetch_add(1, Ordering::SeqCst) + 1;
@@ -375,4 +376,17 @@ fn uses_are_kept_when_the_index_is_closed() {
     fixture.with_index(|store| {
         assert!(store.last_use(first).unwrap() <= store.last_use(second).unwrap());
     });
+}
+
+#[test]
+fn oldest_uses_are_forgotten_when_there_are_too_many() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path().join("store")).unwrap();
+    let count = MAX_USES as u64 + 10;
+    (0..count).for_each(|second| store.index.note_use(Digest::of(&second.to_le_bytes()), second));
+    let kept = store.index.recent_uses();
+    assert_eq!(
+        (kept.len(), kept.values().min(), kept.values().max()),
+        (MAX_USES, Some(&10), Some(&(count - 1)))
+    );
 }

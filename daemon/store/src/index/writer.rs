@@ -28,7 +28,7 @@ const GATHER: Duration = Duration::from_millis(100);
 /// Pages, and recipes, written before the state is looked at again.
 const BATCH: usize = 64;
 /// The uses that are kept: more than there are models, so that only those of removed ones are forgotten.
-const MAX_USES: usize = 1 << 16;
+pub(super) const MAX_USES: usize = 1 << 16;
 
 impl StoreIndex {
     /// Starts the thread.
@@ -121,8 +121,8 @@ impl StoreIndex {
 
     fn load(&self, marker: Option<Marker>) -> Result<Database, IndexError> {
         let marker = marker.ok_or(IndexError::NotClean)?;
-        // A change since the start makes the marker wrong, which the next line finds.
-        lock(&self.state).directories = Some(marker.directories().clone());
+        // Before the marker is compared with them: what changes later is noticed afterwards.
+        self.stamp_directories();
         marker.check_store(&self.root)?;
         let (root, expected) = (self.root.clone(), marker);
         let loaded = within(LOAD_LIMIT, move || {
@@ -179,6 +179,10 @@ impl StoreIndex {
 
     /// Lets go of the database, and marks it as complete if nothing has changed meanwhile.
     fn close(&self, database: Database) -> Result<(), IndexError> {
+        if !lock(&self.state).is_running() {
+            // It has been given up.
+            return Ok(());
+        }
         database.set_uses(&self.recent_uses())?;
         database.close()?;
         self.look_for_others();
@@ -196,7 +200,7 @@ impl StoreIndex {
     }
 
     /// The latest uses, as many as are kept.
-    fn recent_uses(&self) -> Uses {
+    pub(super) fn recent_uses(&self) -> Uses {
         let mut uses: Vec<_> = lock(&self.uses).iter().map(|(manifest, last)| (*last, *manifest)).collect();
         uses.sort_unstable_by(|a, b| b.cmp(a));
         uses.into_iter().take(MAX_USES).map(|(last, manifest)| (manifest, last)).collect()
