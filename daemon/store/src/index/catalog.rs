@@ -160,12 +160,12 @@ impl Catalog {
         true
     }
 
-    /// Begins a comparison with the disk: no blob has been looked at.
+    /// Begins a comparison with the disk: no blob has been compared.
     pub(super) fn start_scan(&mut self) {
         self.rows.iter_mut().for_each(|row| row.is_seen = false);
     }
 
-    /// The blobs that nobody has looked at since.
+    /// The blobs that have not been compared since.
     pub(super) fn unseen(&self) -> Vec<Digest> {
         let unseen = self.rows.iter().filter(|row| row.state == RowState::Present && !row.is_seen);
         unseen.map(|row| row.digest).collect()

@@ -145,8 +145,8 @@ impl Store {
     /// be read.
     pub fn catalog(&self) -> Result<CatalogGuard<'_>, StoreError> {
         drop(self.index.built()?);
-        self.index.look_for_others();
-        if lock(&self.index.state).is_suspect {
+        self.index.detect_foreign_changes();
+        if lock(&self.index.state).is_stale {
             // Once: somebody who changes it all the time must not keep us here.
             self.index.refresh()?;
         }

@@ -1,4 +1,4 @@
-//! Comparing the catalog with the disk, and mending it, name by name: nobody waits for a cold disk.
+//! Comparing the catalog with the disk, and mending it, name by name, so that nobody waits for a cold disk.
 
 use std::collections::HashSet;
 
@@ -14,8 +14,7 @@ use crate::{StoreError, lock};
 const LISTED_AT_ONCE: usize = 1 << 16;
 
 impl StoreIndex {
-    /// Makes the catalog say what the disk says, unless it does so already by the time this
-    /// comes to it.
+    /// Makes the catalog say what the disk says, unless another thread has just done so.
     ///
     /// # Errors
     /// [`StoreError::Io`]; the catalog is as complete as it was.
@@ -23,7 +22,7 @@ impl StoreIndex {
         let _alone = lock(&self.scans);
         let is_current = {
             let state = lock(&self.state);
-            state.stage == Stage::Ready && !state.is_suspect
+            state.stage == Stage::Ready && !state.is_stale
         };
         if is_current { Ok(()) } else { self.scan().map(drop) }
     }
@@ -49,7 +48,7 @@ impl StoreIndex {
             let mut state = lock(&self.state);
             if found.is_ok() {
                 state.stage = Stage::Ready;
-                state.is_suspect = false;
+                state.is_stale = false;
             } else if state.stage == Stage::Building {
                 state.stage = Stage::Unbuilt;
             }
@@ -62,13 +61,13 @@ impl StoreIndex {
     fn scan_blobs(&self) -> Result<u64, StoreError> {
         let blobs = self.root.existing_directory(layout::BLOBS)?;
         let mut differences = 0;
-        let mut look = |digest| {
-            differences += u64::from(self.look_at_blob(&blobs, digest)?);
+        let mut update = |digest| {
+            differences += u64::from(self.update_blob(&blobs, digest)?);
             Ok(())
         };
-        list(&blobs, layout::parse_blob_name, |listed| listed.into_iter().try_for_each(&mut look))?;
+        list(&blobs, layout::parse_blob_name, |listed| listed.into_iter().try_for_each(&mut update))?;
         let unlisted = lock(&self.state).catalog.unseen();
-        unlisted.into_iter().try_for_each(look)?;
+        unlisted.into_iter().try_for_each(update)?;
         Ok(differences)
     }
 
@@ -81,7 +80,7 @@ impl StoreIndex {
         let names: HashSet<Digest> = files.iter().copied().collect();
         let is_unlisted = |file: &&Digest| !names.contains(*file);
         files.extend(lock(&self.state).catalog.recipes().keys().filter(is_unlisted));
-        files.into_iter().try_fold(0, |count, file| Ok(count + u64::from(self.look_at_recipe(file)?)))
+        files.into_iter().try_fold(0, |count, file| Ok(count + u64::from(self.update_recipe(file)?)))
     }
 }
 

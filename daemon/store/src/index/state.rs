@@ -28,7 +28,7 @@ pub(crate) struct StoreIndex {
     pub(super) scans: Mutex<()>,
     /// Held while the disk is asked about a name and what it says is entered, so that of two answers the
     /// later one is entered last. Names share locks by their first byte.
-    looks: [Mutex<()>; 64],
+    entry_locks: [Mutex<()>; 64],
     /// Whether there may be an `index/CLEAN`. Held while it is written or removed.
     pub(super) has_marker: Mutex<bool>,
 }
@@ -44,10 +44,10 @@ pub(super) struct State {
     pub(super) changes: usize,
     /// How `blobs/` and `recipes/` were after the last change that is known of.
     directories: Option<Stamps>,
-    /// Looks at them are numbered: the one that this is of, and the last one that has begun.
+    /// Readings of their times are numbered: which one this is, and the last one that has begun.
     stamped: (u64, u64),
-    /// Somebody else has changed them.
-    pub(super) is_suspect: bool,
+    /// Somebody else has changed them, so the catalog must be compared with the disk.
+    pub(super) is_stale: bool,
 }
 
 /// How far the catalog is.
@@ -102,13 +102,13 @@ impl StoreIndex {
             changed: Condvar::new(),
             uses: Mutex::default(),
             scans: Mutex::default(),
-            looks: std::array::from_fn(|_| Mutex::default()),
+            entry_locks: std::array::from_fn(|_| Mutex::default()),
             has_marker: Mutex::new(true),
         })
     }
 
     pub(super) fn begin_change(self: &Arc<Self>) -> Change {
-        self.look_for_others();
+        self.detect_foreign_changes();
         lock(&self.state).changes += 1;
         let mut has_marker = lock(&self.has_marker);
         if *has_marker && let Err(error) = marker::remove(&self.root) {
@@ -119,18 +119,18 @@ impl StoreIndex {
         Change(Arc::clone(self))
     }
 
-    /// Looks whether somebody else has changed the directories since the last change of our own.
-    pub(super) fn look_for_others(&self) {
+    /// Finds out whether somebody else has changed the directories since the last change of our own.
+    pub(super) fn detect_foreign_changes(&self) {
         let number = lock(&self.state).stamped.1;
         let now = Stamps::of(&self.root);
         let mut state = lock(&self.state);
         // After a change of our own that has begun meanwhile, the two cannot be compared.
         if state.stage == Stage::Ready && state.changes == 0 && state.stamped == (number, number) {
-            state.is_suspect |= now.is_none() || now != state.directories;
+            state.is_stale |= now.is_none() || now != state.directories;
         }
     }
 
-    /// Remembers how the directories are now. Of two looks at once the later one counts.
+    /// Records the times of the directories as they are now. Of two readings at once the later one counts.
     pub(super) fn stamp_directories(&self) {
         let number = {
             let mut state = lock(&self.state);
@@ -155,40 +155,41 @@ impl StoreIndex {
                 Stage::Building | Stage::Ready => {}
             }
         }
-        let looked = match name {
+        let updated = match name {
             Name::Blob(digest) => {
                 let blobs = self.root.existing_directory(layout::BLOBS);
-                blobs.and_then(|blobs| self.look_at_blob(&blobs, digest))
+                blobs.and_then(|blobs| self.update_blob(&blobs, digest))
             }
-            Name::Recipe(file) => self.look_at_recipe(file),
+            Name::Recipe(file) => self.update_recipe(file),
         };
-        if let Err(error) = looked {
+        if let Err(error) = updated {
             tracing::warn!("{error}; the index will be compared with the disk");
-            lock(&self.state).is_suspect = true;
+            lock(&self.state).is_stale = true;
         }
         self.changed.notify_all();
     }
 
     /// Enters what the disk says about a blob; says whether that is news.
-    pub(super) fn look_at_blob(&self, blobs: &Directory, digest: Digest) -> Result<bool, StoreError> {
+    pub(super) fn update_blob(&self, blobs: &Directory, digest: Digest) -> Result<bool, StoreError> {
         let read = || BlobFacts::read(blobs, self.file_system, digest);
-        self.look(digest, read, |catalog, facts| catalog.set_blob(digest, facts))
+        self.update_entry(digest, read, |catalog, facts| catalog.set_blob(digest, facts))
     }
 
     /// The same for a recipe.
-    pub(super) fn look_at_recipe(&self, file: Digest) -> Result<bool, StoreError> {
+    pub(super) fn update_recipe(&self, file: Digest) -> Result<bool, StoreError> {
         let read = || RecipeFacts::read(&self.root, self.file_system, file);
-        self.look(file, read, |catalog, facts| catalog.set_recipe(file, facts))
+        self.update_entry(file, read, |catalog, facts| catalog.set_recipe(file, facts))
     }
 
-    pub(super) fn look<F>(
+    /// `read` asks the disk, `enter` says whether the answer is news.
+    pub(super) fn update_entry<F>(
         &self,
         name: Digest,
         read: impl FnOnce() -> Result<F, StoreError>,
         enter: impl FnOnce(&mut Catalog, F) -> bool,
     ) -> Result<bool, StoreError> {
         let [first, ..] = name.as_bytes();
-        let _alone = self.looks.get(usize::from(first % 64)).map(lock);
+        let _alone = self.entry_locks.get(usize::from(first % 64)).map(lock);
         let facts = read()?;
         Ok(enter(&mut lock(&self.state).catalog, facts))
     }
@@ -233,7 +234,7 @@ impl State {
     /// may lack something.
     pub(super) fn marker(&self, store: String) -> Option<Marker> {
         let is_complete = self.is_running() && !self.catalog.has_unwritten();
-        let is_settled = self.changes == 0 && !self.is_suspect;
+        let is_settled = self.changes == 0 && !self.is_stale;
         let directories = self.directories.clone().filter(|_| is_complete && is_settled)?;
         Some(Marker::new(store, &self.catalog, directories))
     }

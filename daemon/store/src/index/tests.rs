@@ -119,7 +119,7 @@ fn closed_index_is_loaded_and_not_rebuilt() {
     fixture.with_index(|store| {
         assert!(store.last_use(Digest::of(b"some manifest")).is_some());
         assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
-        assert!(!lock(&store.index.state).is_suspect, "it is believed without a scan");
+        assert!(!lock(&store.index.state).is_stale, "it is believed without a scan");
     });
 }
 
@@ -322,7 +322,7 @@ fn index_is_not_locked_while_the_disk_is_asked() {
         assert!(store.index.state.try_lock().is_ok() && store.index.uses.try_lock().is_ok());
         Ok(facts)
     };
-    let is_news = store.index.look(DIGEST, read, |catalog, facts| catalog.set_blob(DIGEST, facts));
+    let is_news = store.index.update_entry(DIGEST, read, |catalog, facts| catalog.set_blob(DIGEST, facts));
     assert!(is_news.unwrap());
     assert_eq!(store.catalog_now().unwrap().blob(DIGEST), facts);
 }
@@ -334,17 +334,17 @@ fn of_two_who_ask_the_disk_about_one_name_the_later_one_is_entered_last() {
     drop(store.catalog().unwrap());
     let asked = AtomicU64::new(0);
     // What is read is the number of the reader, and the first one takes the longest.
-    let look = || {
+    let update = || {
         let read = || {
             let number = asked.fetch_add(1, Ordering::SeqCst) + 1;
             thread::sleep(Duration::from_millis(20 / number));
             Ok(Some(BlobFacts { length: number, bytes_on_disk: 512 }))
         };
-        store.index.look(DIGEST, read, |catalog, facts| catalog.set_blob(DIGEST, facts)).unwrap()
+        store.index.update_entry(DIGEST, read, |catalog, facts| catalog.set_blob(DIGEST, facts)).unwrap()
     };
     thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(look);
+            scope.spawn(update);
         }
     });
     assert_eq!(store.catalog_now().unwrap().blob(DIGEST).unwrap().length, 4);

@@ -25,7 +25,7 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(2);
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 /// Changes that come within this time are written together.
 const GATHER: Duration = Duration::from_millis(100);
-/// Pages, and recipes, written before the state is looked at again.
+/// Pages, and recipes, written at a time.
 const BATCH: usize = 64;
 /// The uses that are kept: more than there are models, so that only those of removed ones are forgotten.
 pub(super) const MAX_USES: usize = 1 << 16;
@@ -125,7 +125,7 @@ impl StoreIndex {
         self.stamp_directories();
         marker.check_store(&self.root)?;
         let (root, expected) = (self.root.clone(), marker);
-        let loaded = within(LOAD_LIMIT, move || {
+        let loaded = with_time_limit(LOAD_LIMIT, move || {
             let database = Database::existing(&root)?;
             let (catalog, uses) = database.read()?;
             expected.check_content(&catalog)?;
@@ -185,7 +185,7 @@ impl StoreIndex {
         }
         database.set_uses(&self.recent_uses())?;
         database.close()?;
-        self.look_for_others();
+        self.detect_foreign_changes();
         let mut has_marker = lock(&self.has_marker);
         // From here on, whoever changes something waits and removes the marker.
         let marker = marker::store_id(&self.root).and_then(|store| lock(&self.state).marker(store));
@@ -208,7 +208,7 @@ impl StoreIndex {
 }
 
 /// Runs what may hang or panic on a thread of its own, and gives up on it after `limit`.
-fn within<T: Send + 'static>(
+fn with_time_limit<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> Result<T, IndexError> + Send + 'static,
 ) -> Result<T, IndexError> {
