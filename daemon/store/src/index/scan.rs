@@ -34,6 +34,8 @@ impl StoreIndex {
     }
 
     fn scan(&self) -> Result<u64, StoreError> {
+        // A database that is closed meanwhile is not marked if others have changed something by now.
+        self.detect_foreign_changes();
         // Before the listing: what others do from now on is noticed afterwards.
         self.stamp_directories();
         {
