@@ -49,30 +49,17 @@ fn profile_dir() -> PathBuf {
     if is_below { directory.parent().unwrap_or(directory) } else { directory }.to_path_buf()
 }
 
+/// Whether no source of the binary is newer. Cargo lists the sources of the workspace beside it, in the form
+/// of a makefile's rule.
 fn is_fresh(binary: &Path) -> bool {
     let Some(built) = modified(binary) else { return false };
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let sources = ["daemon/src", "client/src", "client/preload/src", "store-format/src"];
-    sources.iter().all(|folder| newest_below(&workspace.join(folder)).is_none_or(|newest| newest <= built))
-}
-
-fn newest_below(folder: &Path) -> Option<SystemTime> {
-    let mut unvisited = vec![folder.to_path_buf()];
-    let mut newest = None;
-    while let Some(folder) = unvisited.pop() {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            let path = entry.path();
-            // Unit tests are no part of the binary.
-            if path.file_stem().is_some_and(|name| name == "tests") {
-                continue;
-            }
-            newest = newest.max(if path.is_dir() { None } else { modified(&path) });
-            if path.is_dir() {
-                unvisited.push(path);
-            }
-        }
-    }
-    newest
+    let Ok(rule) = fs::read_to_string(binary.with_extension("d")) else { return false };
+    let sources = rule.split_once(": ").map_or("", |(_binary, sources)| sources);
+    // A space within a path is escaped.
+    let sources = sources.trim_end().replace("\\ ", "\0");
+    let is_older =
+        |source: &str| modified(Path::new(&source.replace('\0', " "))).is_some_and(|newest| newest <= built);
+    sources.split(' ').all(is_older)
 }
 
 fn modified(path: &Path) -> Option<SystemTime> {
