@@ -46,6 +46,11 @@ impl Timings {
     }
 }
 
+#[expect(clippy::cast_precision_loss, reason = "small numbers")]
+pub(crate) fn float(number: u64) -> f64 {
+    number as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,9 +61,4 @@ mod tests {
         assert!((timings.min(), timings.median(), timings.max()) == (1.0, 2.0, 3.0));
         assert!(Timings::default().median().is_nan());
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "small numbers")]
-pub(crate) fn float(number: u64) -> f64 {
-    number as f64
 }
