@@ -3,23 +3,13 @@
 use std::fs;
 use std::sync::Arc;
 
+use blobd_store::testing::{begin, new_store};
 use blobd_store::{CHUNK_BYTES, Store};
 use blobd_store_format::gguf::{GgmlType, GgufWriter};
 use blobd_store_format::layout;
 use blobd_store_format::recipe::Piece;
-use tempfile::TempDir;
 
 use super::*;
-
-fn new_store() -> (TempDir, Arc<Store>) {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
-    (folder, store)
-}
-
-fn begin(store: &Arc<Store>) -> Ingest {
-    Ingest::begin(store, store.leases().grant("a test")).unwrap()
-}
 
 fn noise(length: usize) -> Vec<u8> {
     let byte = |place: usize| u8::try_from(((place * 31 % 251) ^ (place >> 11)) & 0xff).unwrap();

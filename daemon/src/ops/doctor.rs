@@ -219,12 +219,13 @@ fn descriptors() -> Check {
 
 #[cfg(test)]
 mod tests {
+    use blobd_store::testing::new_store;
+
     use super::*;
 
     #[test]
     fn doctor_does_not_wait_for_a_collection() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path().join("store")).unwrap();
+        let (_folder, store) = new_store();
         let metadata = || {
             let report = doctor(&store, Surroundings::default()).unwrap();
             report.checks.into_iter().find(|check| check.name == "metadata").unwrap()
@@ -238,8 +239,7 @@ mod tests {
     }
 
     fn scrub_after(json: &str) -> String {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path()).unwrap();
+        let (_folder, store) = new_store();
         std::fs::write(store.root().join("scrub.json"), json).unwrap();
         scrub(&store).detail
     }

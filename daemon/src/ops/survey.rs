@@ -385,6 +385,7 @@ fn recipe_bytes(store: &Store, reader: &mut DiskReader, file: Digest) -> io::Res
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::sync::Arc;
 
     use blobd_store_format::recipe::Piece;
     use tempfile::TempDir;
@@ -395,9 +396,8 @@ mod tests {
     const WEIGHTS_BYTES: u64 = 500;
 
     /// A store in which many models share a split file of many blobs, and a template.
-    fn store_of_relatives(models: usize, blobs: u64) -> (TempDir, Store) {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path().join("store")).unwrap();
+    fn store_of_relatives(models: usize, blobs: u64) -> (TempDir, Arc<Store>) {
+        let (folder, store) = blobd_store::testing::new_store();
         let length = WEIGHTS_BYTES / blobs;
         let piece = |number: u64| Piece::Blob { blob: blob(number), offset: 0, length };
         let recipe = Recipe::new(Digest::of(WEIGHTS), (0..blobs).map(piece).collect(), Vec::new()).unwrap();

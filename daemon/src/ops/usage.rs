@@ -179,7 +179,7 @@ fn unneeded(store: &Store, measured: &Usage) -> Result<Unneeded, StoreError> {
 
 #[cfg(test)]
 mod tests {
-    use blobd_store::Ingest;
+    use blobd_store::testing::{begin, new_store};
     use blobd_store_format::descriptor::{Descriptor, MediaType};
     use blobd_store_format::layout;
     use blobd_store_format::manifest::Manifest;
@@ -188,9 +188,8 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_not_saved() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
-        let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
+        let (_folder, store) = new_store();
+        let mut ingest = begin(&store);
         let mut file = |bytes: &[u8]| Descriptor {
             media_type: MediaType::new("text/plain"),
             digest: ingest.add_bytes(bytes).unwrap(),

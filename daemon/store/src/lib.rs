@@ -77,6 +77,8 @@ mod staging;
 mod summaries;
 mod sys;
 mod tags;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod trash;
 
 pub use assembler::{

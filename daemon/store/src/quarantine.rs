@@ -201,24 +201,8 @@ mod tests {
     use std::fs;
     use std::sync::Arc;
 
-    use tempfile::TempDir;
-
     use super::*;
-    use crate::Ingest;
-
-    fn store_with(bytes: &[u8]) -> (TempDir, Arc<Store>, Digest) {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
-        let digest = add(&store, bytes);
-        (folder, store, digest)
-    }
-
-    fn add(store: &Arc<Store>, bytes: &[u8]) -> Digest {
-        let mut ingest = Ingest::begin(store, store.leases().grant("a test")).unwrap();
-        let digest = ingest.add_bytes(bytes).unwrap();
-        ingest.commit_blobs().unwrap();
-        digest
-    }
+    use crate::testing::{add_blobs, store_with};
 
     fn quarantine(store: &Store, digest: Digest) -> Option<PathBuf> {
         let seen = store.blob_status(digest).unwrap().unwrap();
@@ -246,7 +230,7 @@ mod tests {
         let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
         assert_eq!(store.damaged(), [digest].into());
         assert!(store.is_quarantined(digest));
-        add(&store, b"weights");
+        add_blobs(&store, [b"weights"]);
         assert!(store.damaged().is_empty());
         assert_eq!(store.quarantined_copies(digest).unwrap().len(), 1, "it is the administrator's");
     }
@@ -255,7 +239,7 @@ mod tests {
     fn blob_can_be_put_aside_twice_within_a_second() {
         let (_folder, store, digest) = store_with(b"weights");
         let first = quarantine(&store, digest).unwrap();
-        add(&store, b"weights");
+        add_blobs(&store, [b"weights"]);
         assert_ne!(quarantine(&store, digest).unwrap(), first);
         assert_eq!(store.quarantined_copies(digest).unwrap().len(), 2);
     }
@@ -268,7 +252,7 @@ mod tests {
         let _mapped = store.open_blob(digest, 0).unwrap();
         fs::remove_file(store.path(layout::blob(digest))).unwrap();
         assert_eq!(store.quarantine(digest, &seen).unwrap(), None);
-        add(&store, b"weights");
+        add_blobs(&store, [b"weights"]);
         assert_eq!(store.quarantine(digest, &seen).unwrap(), None);
         assert!(store.blob_size(digest).unwrap().is_some() && store.damaged().is_empty());
     }

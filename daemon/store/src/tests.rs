@@ -14,19 +14,10 @@ use blobd_store_format::testing;
 use tempfile::TempDir;
 
 use super::*;
-
-fn new_store() -> (TempDir, Arc<Store>) {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
-    (folder, store)
-}
+use crate::testing::{begin, new_store, new_store_with};
 
 fn name(text: &str) -> Reference {
     text.parse().unwrap()
-}
-
-fn begin(store: &Arc<Store>) -> Ingest {
-    Ingest::begin(store, store.leases().grant("a test")).unwrap()
 }
 
 fn file(bytes: &[u8]) -> Descriptor {
@@ -487,12 +478,9 @@ fn measured(store: &Store) -> u64 {
 }
 
 fn limited_store(quota_bytes: u64) -> (TempDir, Arc<Store>) {
-    let folder = tempfile::tempdir().unwrap();
     let space =
         SpacePolicy { quota_bytes: Some(quota_bytes), min_free_bytes: Some(0), ..SpacePolicy::default() };
-    let options = StoreOptions { space, ..StoreOptions::default() };
-    let store = Arc::new(Store::open_with(folder.path().join("store"), options).unwrap());
-    (folder, store)
+    new_store_with(StoreOptions { space, ..StoreOptions::default() })
 }
 
 #[test]

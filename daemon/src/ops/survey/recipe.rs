@@ -82,7 +82,7 @@ fn parts(plan: &SplitPlan, recipe: &Recipe) -> Option<(Vec<Digest>, Vec<Vec<u8>>
 mod tests {
     use std::sync::Arc;
 
-    use blobd_store::Ingest;
+    use blobd_store::testing::{add_blobs, new_store};
     use blobd_store_format::gguf::{GgmlType, GgufWriter};
     use tempfile::TempDir;
 
@@ -90,16 +90,13 @@ mod tests {
 
     /// A store with the blobs of a small file, and the file's recipe.
     fn stored() -> (TempDir, Arc<Store>, Recipe) {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let (folder, store) = new_store();
         let mut writer = GgufWriter::new();
         writer.tensor("a", GgmlType::F32, &[6]).unwrap();
         writer.tensor("b", GgmlType::F32, &[6]).unwrap();
         let header = writer.header().unwrap();
         let file = [&header[..], &[1; 24], &[0; 8], &[2; 24], b"tail"].concat();
-        let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
-        let blobs = [&header[..], &[1; 24], &[2; 24]].map(|bytes| ingest.add_bytes(bytes).unwrap());
-        ingest.commit_blobs().unwrap();
+        let blobs = add_blobs(&store, [&header[..], &[1; 24], &[2; 24]]);
         let plan = SplitPlan::new(&Header::parse(&file).unwrap(), file.len() as u64).unwrap();
         let recipe = plan.recipe(Digest::of(&file), &blobs, vec![vec![0; 8], b"tail".to_vec()]).unwrap();
         (folder, store, recipe)

@@ -148,20 +148,16 @@ impl<'r> Reading<'r> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use blobd_store::Ingest;
+    use blobd_store::testing::{add_blobs, new_store};
     use tokio::sync::mpsc;
 
     use super::*;
 
     #[test]
     fn all_blobs_are_read_once_and_progress_is_told() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
-        let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
-        let mut blobs: BTreeSet<_> = (0..50).map(|byte| ingest.add_bytes(&[byte; 3000]).unwrap()).collect();
-        ingest.commit_blobs().unwrap();
+        let (_folder, store) = new_store();
+        let mut blobs: BTreeSet<_> =
+            add_blobs(&store, (0..50).map(|byte| [byte; 3000])).into_iter().collect();
         let missing = Digest::of(b"missing");
         blobs.insert(missing);
         let (events, mut told) = mpsc::channel(64);

@@ -1,22 +1,9 @@
 //! Files assembled in any order have the digests of their bytes.
 
-use std::sync::Arc;
-
 use blobd_store_format::gguf::{GgmlType, GgufWriter, Header};
-use tempfile::TempDir;
 
 use super::*;
-use crate::Ingest;
-
-fn new_store() -> (TempDir, Arc<Store>) {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
-    (folder, store)
-}
-
-fn begin(store: &Arc<Store>) -> Ingest {
-    Ingest::begin(store, store.leases().grant("a test")).unwrap()
-}
+use crate::testing::{begin, new_store};
 
 /// A GGUF file whose four experts lie in it in this order, and its plan.
 fn expert_group(order: [usize; 4]) -> (Vec<u8>, SplitPlan) {

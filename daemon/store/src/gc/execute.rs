@@ -129,18 +129,16 @@ fn forgettable_origins(store: &Store) -> Result<Vec<Digest>, StoreError> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::sync::Arc;
 
     use blobd_store_format::layout;
 
     use super::super::{collect, collect_condemned};
     use super::*;
-    use crate::Ingest;
+    use crate::testing::{new_store, store_with};
 
     #[test]
     fn origin_of_a_commit_in_flight_is_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let (_folder, store) = new_store();
         let (in_flight, forgotten) = (Digest::of(b"in flight"), Digest::of(b"forgotten"));
         for manifest in [in_flight, forgotten] {
             fs::write(store.path(layout::origin(manifest)), "{}").unwrap();
@@ -157,11 +155,7 @@ mod tests {
 
     #[test]
     fn blob_that_is_being_verified_is_kept_until_that_is_over() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
-        let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
-        let digest = ingest.add_bytes(b"weights").unwrap();
-        ingest.commit_blobs().unwrap();
+        let (_folder, store, digest) = store_with(b"weights");
         let reading = store.note_own_read(digest);
         let done = collect(&store).unwrap();
         assert_eq!((done.freed_bytes(), done.held.len()), (0, 1));

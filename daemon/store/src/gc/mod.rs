@@ -150,11 +150,7 @@ mod tests {
 
     #[test]
     fn what_is_condemned_stays_so_while_collections_refuse() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = std::sync::Arc::new(Store::open(folder.path().join("store")).unwrap());
-        let mut ingest = crate::Ingest::begin(&store, store.leases().grant("a test")).unwrap();
-        let blob = ingest.add_bytes(b"of a model that was evicted").unwrap();
-        ingest.commit_blobs().unwrap();
+        let (_folder, store, blob) = crate::testing::store_with(b"of a model that was evicted");
         let foreign = store.path("manifests/notes.txt");
         std::fs::write(&foreign, "of the administrator").unwrap();
         store.condemn([blob]);

@@ -74,14 +74,15 @@ impl ReadAhead<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use blobd_store_format::layout;
     use blobd_store_format::recipe::{Piece, Recipe};
 
     use super::*;
 
-    fn store_with_recipes(count: u8) -> (tempfile::TempDir, Store, Vec<Digest>) {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path().join("store")).unwrap();
+    fn store_with_recipes(count: u8) -> (tempfile::TempDir, Arc<Store>, Vec<Digest>) {
+        let (folder, store) = crate::testing::new_store();
         let write = |number: u8| {
             let piece = Piece::Blob { blob: Digest::of(&[number]), offset: 0, length: 1 };
             let recipe = Recipe::new(Digest::of(&[number, 0]), vec![piece], vec![]).unwrap();

@@ -258,26 +258,9 @@ mod tests {
     use std::sync::Arc;
 
     use rustix::io::Errno;
-    use tempfile::TempDir;
 
     use super::*;
-    use crate::Ingest;
-
-    fn store_with(bytes: &[u8]) -> (TempDir, Arc<Store>, Digest) {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
-        let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
-        let digest = ingest.add_bytes(bytes).unwrap();
-        ingest.commit_blobs().unwrap();
-        (folder, store, digest)
-    }
-
-    fn overwrite(store: &Store, digest: Digest, bytes: &[u8]) {
-        let path = store.path(blobd_store_format::layout::blob(digest));
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        fs::write(&path, bytes).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).unwrap();
-    }
+    use crate::testing::{overwrite_blob, store_with};
 
     fn check(store: &Store, digest: Digest) -> Verdict {
         DiskReader::default().check(store, digest, &mut |_| Step::Go).unwrap()
@@ -296,7 +279,7 @@ mod tests {
             [(&b"veights"[..], "its 7 bytes"), (b"weigh", "its 5 bytes"), (b"", "its 0 bytes")]
         {
             let (_folder, store, digest) = store_with(b"weights");
-            overwrite(&store, digest, bytes);
+            overwrite_blob(&store, digest, bytes);
             let Verdict::Bad { reason, set_aside } = check(&store, digest) else { panic!("{what}") };
             assert!(reason.starts_with(what), "{reason}");
             assert_eq!(set_aside, Ok(()));
@@ -308,13 +291,13 @@ mod tests {
     #[test]
     fn blob_that_reads_wrong_and_then_right_stays() {
         let (_folder, store, digest) = store_with(b"weights");
-        overwrite(&store, digest, b"veights");
+        overwrite_blob(&store, digest, b"veights");
         let mut asked = 0;
         let mut gate = |_| {
             asked += 1;
             // Behind the end of the first reading.
             if asked == 3 {
-                overwrite(&store, digest, b"weights");
+                overwrite_blob(&store, digest, b"weights");
             }
             Step::Go
         };
@@ -438,7 +421,7 @@ mod tests {
     #[test]
     fn collections_without_end_do_not_keep_a_blob_from_being_checked() {
         let (_folder, store, digest) = store_with(b"weights");
-        overwrite(&store, digest, b"veights");
+        overwrite_blob(&store, digest, b"veights");
         let mut barred = None;
         let verdict = DiskReader::default().check(&store, digest, &mut |_| {
             // A new one begins each time the reader waits for the end of one.
@@ -451,7 +434,7 @@ mod tests {
     #[test]
     fn check_that_is_stopped_says_nothing() {
         let (_folder, store, digest) = store_with(b"weights");
-        overwrite(&store, digest, b"veights");
+        overwrite_blob(&store, digest, b"veights");
         let verdict = DiskReader::default().check(&store, digest, &mut |_| Step::Stop).unwrap();
         assert_eq!(verdict, Verdict::Unfinished);
         assert!(store.damaged().is_empty());

@@ -152,18 +152,15 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::Ingest;
     use crate::scrub::Step;
+    use crate::testing::{add_blobs, new_store};
 
     /// Sizes that end in different chunks, and blobs of nothing.
     const SIZES: [usize; 7] = [0, 3, 5 << 20, 64, (1 << 20) + 1, 1 << 20, 70_000];
 
     fn store_of_blobs() -> (tempfile::TempDir, Arc<Store>, Vec<Digest>) {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
-        let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
-        let digests = SIZES.iter().map(|size| ingest.add_bytes(&vec![7; *size]).unwrap()).collect();
-        ingest.commit_blobs().unwrap();
+        let (folder, store) = new_store();
+        let digests = add_blobs(&store, SIZES.map(|size| vec![7; size]));
         (folder, store, digests)
     }
 

@@ -1,7 +1,6 @@
 //! The scrubber on a store in this process.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use blobd_store_format::digest::Digest;
@@ -9,27 +8,21 @@ use blobd_store_format::layout;
 use tempfile::TempDir;
 
 use super::*;
-use crate::Ingest;
+use crate::testing::{add_blobs, new_store, overwrite_blob};
 
 const FAST: ScrubPolicy =
     ScrubPolicy { bytes_per_second: u64::MAX, period: Duration::from_secs(86400), max_pressure_percent: 100 };
 
 /// A store of small blobs, and their digests in the order of a pass.
 fn store_of(count: u8) -> (TempDir, Arc<Store>, Vec<Digest>) {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
-    let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
-    let mut digests: Vec<_> = (0..count).map(|byte| ingest.add_bytes(&[byte; 5000]).unwrap()).collect();
-    ingest.commit_blobs().unwrap();
+    let (folder, store) = new_store();
+    let mut digests = add_blobs(&store, (0..count).map(|byte| [byte; 5000]));
     digests.sort();
     (folder, store, digests)
 }
 
 fn spoil(store: &Store, digest: Digest) {
-    let path = store.path(layout::blob(digest));
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-    fs::write(&path, b"spoilt").unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).unwrap();
+    overwrite_blob(store, digest, b"spoilt");
 }
 
 fn eventually(what: &str, condition: impl Fn() -> bool) {

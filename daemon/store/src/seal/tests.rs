@@ -11,6 +11,7 @@ use blobd_store_format::split::SplitPlan;
 
 use super::*;
 use crate::disk::{Change, Disk, KernelDisk, Root};
+use crate::testing::{begin, new_store_with};
 use crate::{Assembler, Ingest, PartialFile, Store, StoreOptions};
 
 const MODES: [Durability; 3] = [Durability::Auto, Durability::Fsync, Durability::Syncfs];
@@ -122,15 +123,14 @@ struct Rig {
 
 impl Rig {
     fn new(durability: Durability) -> Self {
-        let folder = tempfile::tempdir().unwrap();
         let disk = Arc::new(Watched::default());
         let options = StoreOptions { disk: disk.clone(), durability, ..StoreOptions::default() };
-        let store = Arc::new(Store::open_with(folder.path().join("store"), options).unwrap());
+        let (folder, store) = new_store_with(options);
         Self { _folder: folder, disk, store }
     }
 
     fn begin(&self) -> Ingest {
-        Ingest::begin(&self.store, self.store.leases().grant("a test")).unwrap()
+        begin(&self.store)
     }
 
     fn count(&self, of: impl Fn(&Books) -> usize) -> usize {

@@ -7,7 +7,8 @@ use blobd_store_format::split::SplitPlan;
 use tempfile::TempDir;
 
 use super::*;
-use crate::{Ingest, lock};
+use crate::lock;
+use crate::testing::{begin, new_store};
 
 const SIZE: u64 = 1000;
 
@@ -19,8 +20,7 @@ struct Download {
 
 impl Download {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let (folder, store) = new_store();
         Self { _folder: folder, store, content: (0..SIZE).map(|byte| (byte % 251) as u8).collect() }
     }
 
@@ -29,7 +29,7 @@ impl Download {
     }
 
     fn session(&self) -> Assembler {
-        let ingest = Ingest::begin(&self.store, self.store.leases().grant("a test")).unwrap();
+        let ingest = begin(&self.store);
         let partial = PartialFile::open(&self.store, self.digest(), SIZE).unwrap();
         partial.follow(SplitPlan::whole(SIZE), ingest.staging()).unwrap()
     }
@@ -150,7 +150,7 @@ fn another_plan_starts_over() {
     let partial = download.session();
     download.write(&partial, 0..300);
     drop(partial);
-    let ingest = Ingest::begin(&download.store, download.store.leases().grant("a test")).unwrap();
+    let ingest = begin(&download.store);
     let other = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
     let mut writer = blobd_store_format::gguf::GgufWriter::default();
     writer.tensor("t", blobd_store_format::gguf::GgmlType::F32, &[4]).unwrap();
@@ -312,10 +312,9 @@ fn resume_time(tensors: u64) -> Duration {
     let size = header.data_offset() + tensors * 256;
     let plan = SplitPlan::new(&header, size).unwrap();
     assert!(plan.blobs().len() as u64 > tensors);
-    let folder = tempfile::tempdir().unwrap();
-    let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+    let (_folder, store) = new_store();
     let resume = || {
-        let ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
+        let ingest = begin(&store);
         let partial = PartialFile::open(&store, Digest::of(b"large"), size).unwrap();
         let started = std::time::Instant::now();
         let partial = partial.follow(plan.clone(), ingest.staging()).unwrap();
