@@ -6,7 +6,8 @@ use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect};
-use super::output::{Table, human_bytes, print, print_json, terminal_width};
+use crate::output::{Table, print, print_json, terminal_width};
+use crate::size::human_bytes;
 
 /// Show how much disk space models take and how much sharing saves
 #[derive(Debug, Args)]

@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect};
-use super::output::{Table, print, print_json, printable, terminal_width};
+use crate::output::{Table, print, print_json, printable, terminal_width};
 
 /// Check the set-up, and say how to fix what is wrong
 #[derive(Debug, Args)]

@@ -19,9 +19,10 @@ use serde::Serialize;
 use self::output_file::{OutputFile, TemporaryName};
 use super::connect::{client_error, connect};
 use super::interrupt::on_end;
-use super::output::{human_bytes, print, print_json};
 use super::progress::Bar;
 use super::{Global, usage};
+use crate::output::{print, print_json};
+use crate::size::human_bytes;
 
 mod output_file;
 

@@ -12,9 +12,10 @@ use clap::Args;
 use serde::Serialize;
 
 use super::connect::{client_error, connect};
-use super::output::{human_bytes, print, print_json};
 use super::progress::Bar;
 use super::{Global, usage};
+use crate::output::{print, print_json};
+use crate::size::human_bytes;
 
 /// Store GGUF files of this machine as models
 #[derive(Debug, Args)]

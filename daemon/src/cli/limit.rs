@@ -5,8 +5,9 @@ use blobd_client::protocol::request::LimitParams;
 use clap::Args;
 
 use super::connect::{client_error, connect};
-use super::output::{human_bytes, print, print_json};
 use super::{Global, usage};
+use crate::output::{print, print_json};
+use crate::size::human_bytes;
 use crate::size::parse_size;
 
 /// Show or set the rate limit of all pulls of the daemon together

@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use super::Global;
 use super::connect::load_config;
-use super::output::{print, print_json, printable};
 use super::prompt::{Echo, ask};
+use crate::output::{print, print_json, printable};
 
 /// Save credentials for a registry
 ///

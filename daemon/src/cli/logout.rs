@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::Global;
 use super::connect::load_config;
 use super::login::denied;
-use super::output::{print, print_json, printable};
+use crate::output::{print, print_json, printable};
 
 /// Delete the saved credentials for a registry
 ///

@@ -8,7 +8,8 @@ use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect};
-use super::output::{Table, human_bytes, print, print_json, printable, terminal_width};
+use crate::output::{Table, print, print_json, printable, terminal_width};
+use crate::size::human_bytes;
 
 /// List the models
 #[derive(Debug, Args)]

@@ -7,6 +7,7 @@ use blobd_client::protocol::error::{ErrorAnswer, ErrorBody, ErrorCode};
 use clap::{Args, Parser, Subcommand};
 
 use crate::client_file;
+use crate::output::printable;
 
 mod connect;
 mod demo;
@@ -22,7 +23,6 @@ mod login;
 mod logout;
 mod ls;
 mod mount;
-pub mod output;
 mod pin;
 mod progress;
 mod prompt;
@@ -181,9 +181,9 @@ fn report(global: &Global, error: &ErrorBody) {
         eprintln!("{}", serde_json::to_string(&answer).unwrap_or_default());
         return;
     }
-    eprintln!("blobd: {}", output::printable(&error.message));
+    eprintln!("blobd: {}", printable(&error.message));
     if let Some(hint) = &error.hint {
-        eprintln!("hint: {}", output::printable(hint));
+        eprintln!("hint: {}", printable(hint));
     }
 }
 

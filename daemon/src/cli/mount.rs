@@ -10,9 +10,9 @@ use serde::Serialize;
 use super::Global;
 use super::connect::connect;
 use super::interrupt::StopSignals;
-use super::output::{print, print_json, printable};
 use super::serve::{raise_descriptor_limit, start_log};
 use crate::mount::{self, Audience, Mount};
+use crate::output::{print, print_json, printable};
 
 /// Mount the models as ordinary files, for programs that take a path
 #[derive(Debug, Args)]

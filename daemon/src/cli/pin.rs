@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::Global;
 use super::connect::{client_error, connect};
-use super::output::{print, print_json, printable};
+use crate::output::{print, print_json, printable};
 
 /// Keep models from being evicted or removed
 #[derive(Debug, Args)]

@@ -2,7 +2,8 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::output::{human_bytes, printable};
+use crate::output::printable;
+use crate::size::human_bytes;
 
 /// A bar that shows nothing when standard error is no terminal or JSON was asked for.
 pub(crate) struct Bar {

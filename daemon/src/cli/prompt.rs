@@ -23,7 +23,7 @@ pub(super) fn ask(question: &str, echo: Echo) -> Result<String, ErrorBody> {
         let hint = "give -u USER --password-stdin, or --token-stdin";
         return Err(super::usage("standard input: not a terminal, nobody to ask").with_hint(hint));
     }
-    eprint!("{}", super::output::printable(question));
+    eprint!("{}", crate::output::printable(question));
     // It has to be seen before the answer; a terminal that is gone shows in the read.
     let _ = io::stderr().flush();
     let line = match echo {

@@ -11,8 +11,9 @@ use clap::Args;
 use serde::Serialize;
 
 use super::connect::{client_error, connect};
-use super::output::{Table, human_bytes, print, print_json, terminal_width};
 use super::{Global, residency};
+use crate::output::{Table, print, print_json, terminal_width};
+use crate::size::human_bytes;
 
 /// List the processes that have models open, and how much of each model is in memory
 #[derive(Debug, Args)]

@@ -12,9 +12,10 @@ use clap::Args;
 
 use super::connect::{Connected, client_error, connect};
 use super::interrupt::on_interrupt;
-use super::output::{human_bytes, print, print_json};
 use super::progress::Bar;
 use super::{Global, pull_plan, usage};
+use crate::output::{print, print_json};
+use crate::size::human_bytes;
 use crate::size::parse_size;
 
 /// Fetch models from registries, or GGUF files from Hugging Face or any URL

@@ -2,7 +2,8 @@
 
 use blobd_client::protocol::response::PullPlan;
 
-use super::output::{Table, human_bytes, printable, terminal_width};
+use crate::output::{Table, printable, terminal_width};
+use crate::size::human_bytes;
 
 /// What would move, file by file, and why not more.
 pub(super) fn render(plan: &PullPlan) -> String {

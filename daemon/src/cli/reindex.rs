@@ -5,7 +5,7 @@ use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect};
-use super::output::{print, print_json};
+use crate::output::{print, print_json};
 
 /// Compare the index with the disk and correct it
 #[derive(Debug, Args)]

@@ -15,7 +15,8 @@ use serde::Serialize;
 
 use super::Global;
 use super::connect::{client_error, connect};
-use super::output::{Table, human_bytes, print, print_json, terminal_width};
+use crate::output::{Table, print, print_json, terminal_width};
+use crate::size::human_bytes;
 
 /// A part of a model.
 #[derive(Debug, Default, Serialize)]

@@ -10,7 +10,8 @@ use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect};
-use super::output::{human_bytes, print, print_json, printable};
+use crate::output::{print, print_json, printable};
+use crate::size::human_bytes;
 
 /// Remove models and free what nothing else needs
 #[derive(Debug, Args)]

@@ -6,8 +6,9 @@ use blobd_store_format::reference::Reference;
 use clap::Args;
 
 use super::connect::{client_error, connect};
-use super::output::{Table, human_bytes, print, print_json, terminal_width};
 use super::{Global, residency};
+use crate::output::{Table, print, print_json, terminal_width};
+use crate::size::human_bytes;
 
 /// Show one model in depth
 #[derive(Debug, Args)]
@@ -55,7 +56,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 
 fn overview(details: &ModelDetails) -> String {
     let unknown = || "-".to_owned();
-    let mut table = Table::new(&["name", &super::output::printable(&details.name)], &[]);
+    let mut table = Table::new(&["name", &crate::output::printable(&details.name)], &[]);
     table.row(["digest".to_owned(), details.digest.to_string()]);
     table.row(["architecture".to_owned(), details.architecture.clone().unwrap_or_else(unknown)]);
     table.row(["parameters".to_owned(), details.parameters.to_string()]);

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect};
-use super::output::{print, print_json, printable};
+use crate::output::{print, print_json, printable};
 
 /// Give a model another name
 #[derive(Debug, Args)]

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::Global;
 use super::connect::{client_error, connect};
-use super::output::{print, print_json, printable};
+use crate::output::{print, print_json, printable};
 
 /// Take models out of the trash
 #[derive(Debug, Args)]

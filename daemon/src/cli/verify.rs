@@ -8,8 +8,9 @@ use clap::Args;
 
 use super::Global;
 use super::connect::{client_error, connect};
-use super::output::{Table, human_bytes, print, print_json, terminal_width};
 use super::progress::Bar;
+use crate::output::{Table, print, print_json, terminal_width};
+use crate::size::human_bytes;
 
 /// Read everything from the disk and compare it with its digest
 #[derive(Debug, Args)]

@@ -17,9 +17,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Global;
 use super::connect::{client_error, connect};
-use super::output::{human_bytes, print, print_json};
 use super::progress::Bar;
 use super::residency::blobs;
+use crate::output::{print, print_json};
+use crate::size::human_bytes;
 use crate::size::parse_size;
 
 /// Read a model into memory ahead of its use
@@ -153,7 +154,7 @@ fn unreadable(model: &OpenModel, error: &io::Error) -> ErrorBody {
 fn sentence(warmed: &Warmed) -> String {
     let Warmed { bytes, seconds, bytes_per_second, .. } = warmed;
     let speed = format!("{seconds:.1} s, {}/s", human_bytes(*bytes_per_second));
-    let name = super::output::printable(&warmed.name);
+    let name = crate::output::printable(&warmed.name);
     let read = match warmed.cold_bytes {
         None => format!("{name}: {} read in {speed}", human_bytes(*bytes)),
         Some(0) => format!("{name}: {} were in memory already", human_bytes(*bytes)),

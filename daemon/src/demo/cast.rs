@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
+use blobd_fixtures::model::{self, Dimensions, Experts};
 use blobd_store_format::digest::Digest;
 
 use super::error::DemoError;
-use super::models::{Dimensions, Experts, SyntheticModel};
 use super::stage::{Stage, digest_of_file};
-use crate::cli::output::{Table, human_bytes};
+use crate::output::Table;
+use crate::size::human_bytes;
 
 /// The model that is pulled.
 pub(super) const BASE: &str = "llama3:8b";
@@ -46,10 +47,10 @@ pub(super) struct ModelFile {
 impl Cast {
     /// Makes the files.
     pub(super) fn make(stage: &Stage) -> Result<Self, DemoError> {
-        let base = SyntheticModel::llama("Demo Llama 3 8B", Dimensions::SMALL_LLAMA);
+        let base = model::ModelFile::llama("Demo Llama 3 8B", Dimensions::SMALL_LLAMA);
         let tuned = fine_tune(base.clone());
         let mixture =
-            |experts| SyntheticModel::mixtral("Demo Mixtral 8x7B", Dimensions::SMALL_MIXTRAL, experts);
+            |experts| model::ModelFile::mixtral("Demo Mixtral 8x7B", Dimensions::SMALL_MIXTRAL, experts);
         let (stacked, separate) = (mixture(Experts::Stacked), mixture(Experts::Separate));
         let make = |reference, model, is_relative, remark| {
             stage.check_interrupted()?;
@@ -82,14 +83,14 @@ impl ModelFile {
     fn make(
         stage: &Stage,
         reference: &'static str,
-        model: &SyntheticModel,
+        model: &model::ModelFile,
         is_relative: bool,
         remark: &'static str,
     ) -> Result<Self, DemoError> {
         let path = stage.path(&format!("{}.gguf", reference.replace(':', "-")));
-        let size = model.write_to(&path)?;
+        let size = model.write_file(&path)?;
         let digest = digest_of_file(&path)?;
-        let tensor_count = model.tensor_count();
+        let tensor_count = model.tensors.len();
         Ok(Self { reference, path, size, digest, tensor_count, is_relative, remark })
     }
 
@@ -105,7 +106,7 @@ impl ModelFile {
 }
 
 /// What merging a small LoRA changes.
-fn fine_tune(base: SyntheticModel) -> SyntheticModel {
+fn fine_tune(base: model::ModelFile) -> model::ModelFile {
     const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
         {{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}\
         {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
@@ -113,5 +114,5 @@ fn fine_tune(base: SyntheticModel) -> SyntheticModel {
     let tensors = blocks.flat_map(|block| {
         ["attn_q", "attn_k", "attn_v", "attn_output"].map(|part| format!("blk.{block}.{part}.weight"))
     });
-    base.with_retrained(tensors).with_chat_template(TEMPLATE)
+    tensors.fold(base, |model, tensor| model.with_changed(&tensor)).with("tokenizer.chat_template", TEMPLATE)
 }

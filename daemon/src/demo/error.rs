@@ -6,15 +6,14 @@ use std::process::ExitStatus;
 
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_fixtures::model::ModelError;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::ReferenceError;
-
-use super::models::SyntheticError;
 
 /// What stopped the demo, or what it showed to be wrong.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum DemoError {
+pub(crate) enum DemoError {
     /// What was shown is not what should be.
     #[error("{what}: {found}, {expected} expected")]
     Mismatch {
@@ -62,7 +61,7 @@ pub enum DemoError {
     Client(#[from] ClientError),
     /// A model cannot be made.
     #[error(transparent)]
-    Model(#[from] SyntheticError),
+    Model(#[from] ModelError),
     /// The registry's manifest cannot be made.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
@@ -80,7 +79,7 @@ pub enum DemoError {
 impl DemoError {
     /// The failure as the command line reports it.
     #[must_use]
-    pub fn body(&self) -> ErrorBody {
+    pub(crate) fn body(&self) -> ErrorBody {
         match self {
             Self::Output(body) => body.clone(),
             Self::Mismatch { .. } => ErrorBody::new(ErrorCode::Corrupt, self),
@@ -95,7 +94,7 @@ impl DemoError {
 
     fn is_lack_of_space(&self) -> bool {
         match self {
-            Self::Io { source, .. } | Self::Model(SyntheticError::Io { source, .. }) => {
+            Self::Io { source, .. } | Self::Model(ModelError::Io { source, .. }) => {
                 source.kind() == io::ErrorKind::StorageFull
             }
             Self::Command { status, .. } => status.code() == Some(ErrorCode::NoSpace.exit_code().into()),

@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 
 /// What the kernel counts for one process, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemoryUse {
+pub(crate) struct MemoryUse {
     /// All resident pages.
-    pub rss_bytes: u64,
+    pub(crate) rss_bytes: u64,
     /// The same, shared pages divided by the number of processes that share them.
-    pub pss_bytes: u64,
+    pub(crate) pss_bytes: u64,
     /// Resident pages of mapped blobs.
-    pub weights_rss_bytes: u64,
+    pub(crate) weights_rss_bytes: u64,
     /// The same, divided.
-    pub weights_pss_bytes: u64,
+    pub(crate) weights_pss_bytes: u64,
     /// Memory of the process's own: heap and stacks.
-    pub anonymous_bytes: u64,
+    pub(crate) anonymous_bytes: u64,
 }
 
 impl MemoryUse {
@@ -27,7 +27,7 @@ impl MemoryUse {
     ///
     /// # Errors
     /// When the kernel does not tell.
-    pub fn of_this_process() -> io::Result<Self> {
+    pub(crate) fn of_this_process() -> io::Result<Self> {
         std::fs::read_to_string("/proc/self/smaps").map(|smaps| Self::parse(&smaps))
     }
 

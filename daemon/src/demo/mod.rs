@@ -12,11 +12,9 @@
 mod cast;
 mod error;
 mod memory;
-pub mod models;
 mod offer;
 mod processes;
-pub mod reader;
-pub mod registry;
+pub(crate) mod reader;
 mod report;
 mod screen;
 mod stage;
@@ -28,20 +26,19 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
 use self::cast::{Cast, ModelFile};
-pub use self::error::DemoError;
+pub(crate) use self::error::DemoError;
 use self::error::expect;
-pub use self::memory::MemoryUse;
 use self::processes::{DaemonProcess, ReaderProcess};
 use self::reader::{Question, Rehashed};
 use self::report::{Findings, Pulled, Reading};
 use self::stage::{Stage, digest_of_file};
-use crate::cli::output::human_bytes;
+use crate::size::human_bytes;
 
 /// Runs the demo. Blocks for some seconds; must not be called on an async worker.
 ///
 /// # Errors
 /// [`DemoError`] when a part fails or shows something wrong. Processes and files are gone then too.
-pub fn run() -> Result<(), DemoError> {
+pub(crate) fn run() -> Result<(), DemoError> {
     let started = Instant::now();
     let stage = Stage::set_up()?;
     let played = play(&stage);
@@ -84,8 +81,8 @@ fn make_models(stage: &Stage) -> Result<Cast, DemoError> {
 fn pull(stage: &Stage, base: &ModelFile) -> Result<(Pulled, DaemonProcess), DemoError> {
     screen::heading("2  Pull the first")?;
     let reference: Reference = base.reference.parse()?;
-    let (catalogue, size) = offer::offer(&reference, &base.path, base.digest, base.size)?;
-    let registry = stage.start_registry(catalogue)?;
+    let registry = stage.start_registry()?;
+    let size = offer::offer(&registry, &reference, base)?;
     screen::text(&format!("A registry that speaks Ollama's protocol listens on {}.", registry.url()))?;
     screen::command("blobd serve &")?;
     let daemon = DaemonProcess::start(stage)?;

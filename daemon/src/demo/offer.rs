@@ -1,38 +1,34 @@
-//! What the loopback registry offers: a model in the form of Ollama's own.
+//! What the registry of the demo offers: a model in the form of Ollama's own.
 
-use std::path::Path;
-
+use blobd_fixtures::registry::FakeRegistry;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use serde::Serialize;
 
+use super::cast::ModelFile;
 use super::error::DemoError;
-use super::registry::Catalogue;
 
-/// A catalogue with one model, and how many bytes pulling it moves. The weights are the file at
-/// `path`, `file` bytes of this digest.
+/// Offers a model under its reference's namespace, model and tag; the reference's host does not matter.
+/// Answers how many bytes pulling it moves.
 pub(super) fn offer(
+    registry: &FakeRegistry,
     reference: &Reference,
-    path: &Path,
-    digest: Digest,
-    size: u64,
-) -> Result<(Catalogue, u64), DemoError> {
-    let mut catalogue = Catalogue::default();
-    catalogue.add_file(digest, path).map_err(DemoError::at(path))?;
-    let mut layers = vec![layer("model", digest, size)];
+    file: &ModelFile,
+) -> Result<u64, DemoError> {
+    registry.add_blob_file(file.digest, &file.path).map_err(DemoError::at(&file.path))?;
+    let mut layers = vec![layer("model", file.digest, file.size)];
     for (component, text) in [("license", LICENSE), ("template", TEMPLATE), ("params", PARAMS)] {
-        layers.push(layer(component, Digest::of(text.as_bytes()), text.len() as u64));
-        catalogue.add_blob(text);
+        layers.push(layer(component, registry.add_blob(text), text.len() as u64));
     }
     let config = config(&layers)?;
-    let media_type = MediaType::new(MediaType::DOCKER_CONFIG);
-    let descriptor = Descriptor { media_type, digest: Digest::of(&config), size: config.len() as u64 };
-    catalogue.add_blob(config);
+    let (media_type, size) = (MediaType::new(MediaType::DOCKER_CONFIG), config.len() as u64);
+    let descriptor = Descriptor { media_type, digest: registry.add_blob(config), size };
     let manifest = Manifest::compose(descriptor, layers)?;
-    catalogue.add_manifest(reference, manifest.raw().to_vec());
-    Ok((catalogue, manifest.size()))
+    let model = format!("{}/{}:{}", reference.namespace(), reference.model(), reference.tag());
+    registry.add_manifest(&model, manifest.raw());
+    Ok(manifest.size())
 }
 
 fn layer(component: &str, digest: Digest, size: u64) -> Descriptor {
@@ -85,34 +81,3 @@ const PARAMS: &str = concat!(
 const TEMPLATE: &str = "{{ if .System }}<|start_header_id|>system<|end_header_id|>\n\n{{ .System }}<|eot_id|>\
     {{ end }}{{ if .Prompt }}<|start_header_id|>user<|end_header_id|>\n\n{{ .Prompt }}<|eot_id|>{{ end }}\
     <|start_header_id|>assistant<|end_header_id|>\n\n{{ .Response }}<|eot_id|>";
-
-#[cfg(test)]
-mod tests {
-    use blobd_registry::{RegistryClient, RegistryPolicy};
-
-    use super::*;
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn offer_can_be_pulled() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("model.gguf");
-        std::fs::write(&path, b"GGUF").unwrap();
-        let reference: Reference = "llama3:8b".parse().unwrap();
-        let (catalogue, size) = offer(&reference, &path, Digest::of(b"GGUF"), 4).unwrap();
-        let registry = super::super::registry::LoopbackRegistry::start(catalogue).await.unwrap();
-        let mirrors = [(Reference::DEFAULT_HOST.to_owned(), vec![registry.url()])].into();
-        let policy = RegistryPolicy { mirrors, ..RegistryPolicy::default() };
-        let client = RegistryClient::new(&policy).unwrap();
-        let manifest = client.manifest(&reference).await.unwrap();
-        assert_eq!(manifest.size(), size);
-        for file in manifest.files() {
-            let mut stream = client.blob(&reference, file).await.unwrap();
-            let mut bytes = Vec::new();
-            while let Some(chunk) = stream.next().await.unwrap() {
-                bytes.extend_from_slice(&chunk);
-            }
-            assert_eq!(Digest::of(&bytes), file.digest);
-        }
-        assert_eq!(registry.bytes_served(), size);
-    }
-}

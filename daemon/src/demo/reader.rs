@@ -23,7 +23,7 @@ use super::memory::MemoryUse;
 /// What a reader is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Question {
+pub(crate) enum Question {
     /// How much memory do you use? Answered with [`MemoryUse`].
     Memory,
     /// Is what you have mapped unchanged? Answered with [`Rehashed`].
@@ -32,27 +32,27 @@ pub enum Question {
 
 /// What a reader reports unasked, when all tensors are mapped and checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Opened {
+pub(crate) struct Opened {
     /// How long it took from connecting to the last tensor mapped, once per try, in microseconds.
-    pub open_micros: Vec<u64>,
+    pub(crate) open_micros: Vec<u64>,
     /// How many tensors there are.
-    pub tensor_count: u64,
+    pub(crate) tensor_count: u64,
     /// How many bytes they have.
-    pub tensor_bytes: u64,
+    pub(crate) tensor_bytes: u64,
 }
 
 /// Answer to [`Question::Rehash`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rehashed {
+pub(crate) struct Rehashed {
     /// How many bytes were hashed.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 /// Opens a model, reports, and answers questions until standard input ends.
 ///
 /// # Errors
 /// [`DemoError`] when the daemon refuses or a tensor has not the digest that the daemon names.
-pub fn run(socket: &Path, reference: &Reference) -> Result<(), DemoError> {
+pub(crate) fn run(socket: &Path, reference: &Reference) -> Result<(), DemoError> {
     let (model, tensors, open_micros) = open_repeatedly(socket, reference)?;
     let details = Client::connect(socket)?.with_timeout(TIMEOUT).model(reference)?;
     verify(&details, &tensors)?;

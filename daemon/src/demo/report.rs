@@ -6,7 +6,8 @@ use blobd_client::protocol::response::DiskUsage;
 
 use super::memory::MemoryUse;
 use super::reader::Opened;
-use crate::cli::output::{Table, human_bytes};
+use crate::output::Table;
+use crate::size::human_bytes;
 
 /// What the play has shown.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal as _};
 
 use super::error::DemoError;
-use crate::cli::output::print;
+use crate::output::print;
 
 /// A heading, after an empty line.
 pub(super) fn heading(text: &str) -> Result<(), DemoError> {

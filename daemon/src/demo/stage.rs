@@ -8,22 +8,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use blobd_client::Client;
+use blobd_fixtures::registry::FakeRegistry;
 use blobd_store_format::digest::{Digest, Hasher};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::error::DemoError;
-use super::registry::{Catalogue, LoopbackRegistry};
 use super::screen;
 
-/// A directory that goes when this is dropped, and what runs in this process beside the play.
+/// A directory that goes when this is dropped.
 #[derive(Debug)]
 pub(super) struct Stage {
     binary: PathBuf,
     directory: TempDir,
     interrupted: Arc<AtomicBool>,
-    runtime: Runtime,
+    /// Watches the signals.
+    _runtime: Runtime,
 }
 
 impl Stage {
@@ -37,7 +38,7 @@ impl Stage {
         runtime.block_on(watch_signals(Arc::clone(&interrupted))).map_err(DemoError::io("signals"))?;
         let directory = tempfile::Builder::new().prefix("blobd-demo-").tempdir();
         let directory = directory.map_err(DemoError::io("temporary directory"))?;
-        Ok(Self { binary, directory, interrupted, runtime })
+        Ok(Self { binary, directory, interrupted, _runtime: runtime })
     }
 
     /// The directory.
@@ -56,9 +57,9 @@ impl Stage {
     }
 
     /// Starts a registry in this process and tells the daemon-to-be to use it for Ollama's.
-    pub(super) fn start_registry(&self, catalogue: Catalogue) -> Result<LoopbackRegistry, DemoError> {
-        let registry = self.runtime.block_on(LoopbackRegistry::start(catalogue));
-        let registry = registry.map_err(DemoError::io("registry"))?;
+    pub(super) fn start_registry(&self) -> Result<FakeRegistry, DemoError> {
+        let registry = FakeRegistry::start().map_err(DemoError::io("registry"))?;
+        registry.keep_connections();
         let config = format!("[mirrors]\n\"registry.ollama.ai\" = \"{}\"\n", registry.url());
         let path = self.path(CONFIG);
         std::fs::write(&path, config).map_err(DemoError::at(&path))?;

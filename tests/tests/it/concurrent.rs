@@ -54,12 +54,7 @@ fn imports_removals_and_collections_at_once_break_no_model() {
     let models = models();
     let files: Vec<PathBuf> =
         (0..3).map(|index| models[index].write_to(daemon.scratch(), &format!("{index}.gguf"))).collect();
-    let whole: BTreeSet<String> = models
-        .iter()
-        .map(|model| {
-            sha256(&model.tensors.iter().flat_map(|tensor| tensor.bytes.clone()).collect::<Vec<_>>())
-        })
-        .collect();
+    let whole: BTreeSet<String> = models.iter().map(|model| sha256(&model.tensor_bytes())).collect();
     let client = daemon.client();
     thread::scope(|scope| {
         let (client, files, whole) = (&client, &files, &whole);
@@ -120,7 +115,7 @@ fn imports_of_one_file_at_once_store_it_once() {
         }
     });
     let tensors: BTreeSet<_> =
-        ModelFile::dense(1).tensors.iter().map(|tensor| sha256(&tensor.bytes)).collect();
+        ModelFile::dense(1).tensors.iter().map(|tensor| sha256(&tensor.bytes())).collect();
     assert_eq!(check_blobs(daemon.root()).len(), tensors.len() + 2, "header and configuration");
     assert_eq!(client.models().unwrap().models.len(), 6);
     assert_eq!(staged(daemon.root()), [""; 0]);
@@ -133,7 +128,7 @@ fn readers_come_and_go_while_others_read() {
     let path = model.write_to(daemon.scratch(), "m.gguf");
     let client = daemon.client();
     import(&client, &path, "m");
-    let whole = sha256(&model.tensors.iter().flat_map(|tensor| tensor.bytes.clone()).collect::<Vec<_>>());
+    let whole = sha256(&model.tensor_bytes());
     thread::scope(|scope| {
         for _ in 0..8 {
             let (client, whole) = (&client, &whole);

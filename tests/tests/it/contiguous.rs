@@ -15,7 +15,7 @@ fn assert_same_tensors(image: &[u8], file: &ModelFile, name: &str) {
         assert_eq!(found.name(), expected.name, "{name}");
         assert_eq!(found.ggml_type(), expected.ggml_type, "{name}");
         assert_eq!(found.shape().dimensions(), expected.shape, "{name}");
-        assert!(image[start..start + expected.bytes.len()] == expected.bytes, "{name}: {}", found.name());
+        assert!(image[start..start + expected.bytes().len()] == expected.bytes(), "{name}: {}", found.name());
         assert_eq!(start % rustix::param::page_size(), 0, "{name}: {}", found.name());
     }
     for (key, value) in &file.metadata {

@@ -206,7 +206,7 @@ fn two_programs_share_the_pages_and_hold_a_lease_each() {
     let Some(program) = compile("tests/programs/hold.c", daemon.scratch(), &[]) else { return };
     let mut file = ModelFile::dense_of(1, 2, 256);
     file.add_noise(1, "rope_freqs.weight", GgmlType::I8, &[4 << 20]);
-    let size: usize = file.tensors.iter().map(|tensor| tensor.bytes.len()).sum();
+    let size: usize = file.tensors.iter().map(|tensor| tensor.bytes().len()).sum();
     import(&daemon, "m", &file);
     let mut holders: Vec<_> = (0..2).map(|_| Holder::start(&daemon, &program, "/blobd/m.gguf")).collect();
     let sessions = daemon.client().sessions().unwrap().sessions;

@@ -54,7 +54,8 @@ fn odd_sizes() -> ModelFile {
         file.add_noise(1, name, GgmlType::I8, &[length]);
     }
     file.add_noise(1, "scalar", GgmlType::F32, &[]);
-    let twin = ModelTensor { name: "page-again".to_owned(), ..file.tensors[2].clone() };
+    let mut twin = file.tensors[2].clone();
+    twin.name = "page-again".to_owned();
     file.tensors.push(twin);
     file.add_noise(1, "last", GgmlType::I8, &[31]);
     file
@@ -89,7 +90,7 @@ fn unknown_types() -> ModelFile {
     for (index, (name, length)) in [("new.first", 96), ("new.last", 77)].into_iter().enumerate() {
         let ggml_type = GgmlType::from_id(77);
         let bytes = noise(1, name, length);
-        let tensor = ModelTensor { name: name.to_owned(), ggml_type, shape: vec![640], bytes };
+        let tensor = ModelTensor::of_bytes(name, ggml_type, &[640], bytes);
         file.tensors.insert(index * 4, tensor);
     }
     file

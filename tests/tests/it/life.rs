@@ -19,7 +19,7 @@ fn daemon_with_model(name: &str) -> (TestDaemon, String) {
     let daemon = TestDaemon::start_on_disk();
     let model = ModelFile::dense(1);
     import(&daemon, &model, name);
-    let bytes: Vec<u8> = model.tensors.iter().flat_map(|tensor| tensor.bytes.clone()).collect();
+    let bytes = model.tensor_bytes();
     (daemon, sha256(&bytes))
 }
 

@@ -279,8 +279,8 @@ fn damaged_model_cannot_be_opened() {
     import(&daemon, &model, "m:1");
     import(&daemon, &ModelFile::dense(2), "n:1");
     let Some(mount) = TestMount::start(&daemon) else { return };
-    let tensor = model.tensors.iter().max_by_key(|tensor| tensor.bytes.len()).unwrap();
-    let blob = blob_path(daemon.root(), &format!("sha256:{}", sha256(&tensor.bytes)));
+    let tensor = model.tensors.iter().max_by_key(|tensor| tensor.size_bytes()).unwrap();
+    let blob = blob_path(daemon.root(), &format!("sha256:{}", sha256(&tensor.bytes())));
     fs::set_permissions(&blob, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
     File::options().write(true).open(&blob).unwrap().set_len(10).unwrap();
     let error = File::open(mount.path("m/1.gguf")).unwrap_err();

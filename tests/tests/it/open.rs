@@ -8,7 +8,7 @@ use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_store_format::gguf::GgmlType;
 use blobd_tests::daemon::TestDaemon;
-use blobd_tests::model::ModelFile;
+use blobd_tests::model::{ModelFile, ModelTensor};
 use blobd_tests::reader::Reader;
 use rustix::fs::{OFlags, SeekFrom, fcntl_getfl, seek};
 
@@ -46,7 +46,7 @@ fn every_tensor_is_mapped_with_the_bytes_of_its_file() {
     for (map, tensor) in maps.iter().zip(&model.tensors) {
         assert_eq!((map.name(), map.shape()), (tensor.name.as_str(), &tensor.shape[..]));
         assert_eq!(map.type_name(), tensor.ggml_type.name());
-        assert!(map[..] == tensor.bytes, "{}", tensor.name);
+        assert!(map[..] == tensor.bytes(), "{}", tensor.name);
     }
     let (file, header) = (model.bytes(), open.header().unwrap());
     assert!(file.starts_with(&header) && header.len() > 500);
@@ -62,8 +62,7 @@ fn name_that_means_another_model_opens_that_one() {
         let open = client.open(&model.parse().unwrap()).unwrap();
         open.map_all().unwrap().iter().map(|map| map.to_vec()).collect()
     };
-    let expected =
-        |model: &ModelFile| model.tensors.iter().map(|tensor| tensor.bytes.clone()).collect::<Vec<_>>();
+    let expected = |model: &ModelFile| model.tensors.iter().map(ModelTensor::bytes).collect::<Vec<_>>();
     for _ in 0..2 {
         assert!(bytes_of("m") == expected(&first));
     }
@@ -160,7 +159,7 @@ fn client_with_few_descriptors_maps_and_closes_as_it_goes() {
     let daemon = daemon_with(&model);
     let limited = ["sh", "-c", "ulimit -n 100; exec \"$0\" \"$@\""];
     let mut reader = Reader::try_open(&limited, &daemon.socket(), &["m"]).unwrap();
-    let bytes: Vec<u8> = model.tensors.iter().flat_map(|tensor| tensor.bytes.clone()).collect();
+    let bytes = model.tensor_bytes();
     assert_eq!(reader.touch(), blobd_tests::oracle::sha256(&bytes));
     let open_files = std::fs::read_dir(format!("/proc/{}/fd", reader.pid())).unwrap().count();
     assert!(open_files < 20, "{open_files}");
@@ -174,7 +173,7 @@ fn model_of_more_than_a_thousand_tensors_opens_in_a_process_with_256_files() {
     let limited = ["sh", "-c", "ulimit -n 256; exec \"$0\" \"$@\""];
     let mut reader = Reader::try_open(&limited, &daemon.socket(), &["m"]).unwrap();
     assert_eq!(reader.opened["tensors"], 1086);
-    let bytes: Vec<u8> = model.tensors.iter().flat_map(|tensor| tensor.bytes.clone()).collect();
+    let bytes = model.tensor_bytes();
     assert_eq!(reader.touch(), blobd_tests::oracle::sha256(&bytes));
 }
 

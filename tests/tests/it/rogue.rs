@@ -27,7 +27,7 @@ fn add_model(daemon: &TestDaemon) -> String {
     let model = ModelFile::dense(1);
     let path = model.write_to(daemon.scratch(), "m.gguf");
     daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
-    sha256(&model.tensors.iter().flat_map(|tensor| tensor.bytes.clone()).collect::<Vec<_>>())
+    sha256(&model.tensor_bytes())
 }
 
 /// Others open the model as quickly as ever, with its own bytes.

@@ -14,15 +14,11 @@ fn large_model() -> ModelFile {
     file
 }
 
-fn tensor_bytes(file: &ModelFile) -> Vec<u8> {
-    file.tensors.iter().map(|tensor| tensor.bytes.as_slice()).collect::<Vec<_>>().concat()
-}
-
 #[test]
 fn eight_processes_that_touch_every_page_share_one_copy() {
     let daemon = TestDaemon::start_on_disk();
     let model = large_model();
-    let bytes = tensor_bytes(&model);
+    let bytes = model.tensor_bytes();
     let digest = sha256(&bytes);
     daemon
         .command()

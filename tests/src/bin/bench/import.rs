@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use blobd::demo::models::{Dimensions, SyntheticModel};
+use blobd_tests::model::{Dimensions, ModelFile};
 
 use crate::Setup;
 use crate::balloon::Balloon;
@@ -17,7 +17,7 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
     let directory = tempfile::tempdir_in(&setup.tmpfs)?;
     let file = directory.path().join("model.gguf");
     let dimensions = Dimensions { block_count: setup.blocks, ..Dimensions::LLAMA3_8B };
-    let size = SyntheticModel::llama("bench", dimensions).write_to(&file)?;
+    let size = ModelFile::llama("bench", dimensions).write_file(&file)?;
     println!("\nimport of {:.2} GiB, source in the page cache", gib(size));
     to_disk(setup, &file, size)?;
     to_tmpfs(setup, &file, size)?;

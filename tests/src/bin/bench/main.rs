@@ -16,7 +16,6 @@ mod open;
 mod plain_map;
 mod pull;
 mod scale;
-mod server;
 mod touch;
 mod verify;
 

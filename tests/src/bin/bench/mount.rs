@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use blobd::demo::models::{Dimensions, SyntheticModel};
+use blobd_tests::model::{Dimensions, ModelFile};
 
 use crate::Setup;
 use crate::measure::{Daemon, Outcome, Series, digest_of, gib, mib, run as run_command, timed};
@@ -20,7 +20,7 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
     let directory = tempfile::tempdir_in(&setup.disk)?;
     let (file, copy) = (directory.path().join("model.gguf"), directory.path().join("copy.gguf"));
     let dimensions = Dimensions { block_count: setup.blocks, ..Dimensions::LLAMA3_8B };
-    let size = SyntheticModel::llama("bench", dimensions).write_to(&file)?;
+    let size = ModelFile::llama("bench", dimensions).write_file(&file)?;
     let daemon = Daemon::start(&setup.blobd, &setup.disk)?;
     daemon.import(&file)?;
     run_command(Command::new("cp").arg(&file).arg(&copy))?;

@@ -7,12 +7,11 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use blobd::demo::models::{Dimensions, SyntheticModel};
 use blobd_client::model::{OpenModel, TensorMap};
 use blobd_client::protocol::MAX_FDS_PER_BATCH;
 use blobd_client::protocol::connection::{receive_message, send_message};
 use blobd_store_format::reference::Reference;
-use blobd_tests::model::ModelFile;
+use blobd_tests::model::{Dimensions, ModelFile};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::Setup;
@@ -57,11 +56,11 @@ fn open_with_few_files(setup: &Setup) -> Outcome<()> {
 fn open_of_a_dense_model(setup: &Setup) -> Outcome<()> {
     let directory = tempfile::tempdir_in(&setup.disk)?;
     let file = directory.path().join("model.gguf");
-    let model = SyntheticModel::llama("bench", Dimensions::SMALL_LLAMA);
-    model.write_to(&file)?;
+    let model = ModelFile::llama("bench", Dimensions::SMALL_LLAMA);
+    model.write_file(&file)?;
     let daemon = Daemon::start(&setup.blobd, &setup.disk)?;
     daemon.import(&file)?;
-    let paths = plain_files(directory.path(), model.tensor_count(), 128 << 10)?;
+    let paths = plain_files(directory.path(), model.tensors.len(), 128 << 10)?;
     let (mut opens, mut floors) = (Series::default(), Series::default());
     for _ in 0..setup.rounds * OPENS_PER_ROUND {
         opens.push(timed(|| open_and_map(&daemon))?.0);
@@ -69,7 +68,7 @@ fn open_of_a_dense_model(setup: &Setup) -> Outcome<()> {
     }
     println!(
         "\nopen of {} tensors, daemon warm, from connect to the last tensor mapped",
-        model.tensor_count()
+        model.tensors.len()
     );
     let (median, p90) = (opens.seconds() * 1e3, opens.quantile(0.9) * 1e3);
     println!("  blobd                      {median:8.2} ms median, {p90:.2} ms p90 (limit 2)");

@@ -5,7 +5,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use blobd::demo::models::{Dimensions, SyntheticModel};
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::manifest::Manifest;
+use blobd_tests::model::{Dimensions, ModelFile};
+use blobd_tests::registry::{FakeRegistry, Manner};
 
 use crate::Setup;
 use crate::balloon::Balloon;
@@ -13,7 +17,6 @@ use crate::measure::{
     Daemon, Outcome, Series, digest_of, digests_of_file_and_part, gib, header_bytes, mib, processor_time,
     run as run_command, timed,
 };
-use crate::server::Server;
 
 /// What the rounds have shown.
 #[derive(Debug, Default)]
@@ -40,15 +43,15 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
     let directory = tempfile::tempdir_in(&setup.tmpfs)?;
     let file = directory.path().join("model.gguf");
     let dimensions = Dimensions { block_count: setup.blocks, ..Dimensions::LLAMA3_8B };
-    let size = SyntheticModel::llama("bench", dimensions).write_to(&file)?;
+    let size = ModelFile::llama("bench", dimensions).write_file(&file)?;
     println!("\npull of {:.2} GiB from a server on this machine", gib(size));
-    let (server, header) = (Server::start(&file)?, header_bytes(&file)?);
+    let (offer, header) = (Offer::start(&file)?, header_bytes(&file)?);
     let mut times = Times::default();
     let _balloon = Balloon::inflate()?;
     // Kept to the end, for the reason that import's are.
     let (mut directories, mut daemons) = (Vec::new(), Vec::new());
     for round in 0..setup.rounds {
-        times.ceiling.push(timed(|| fetch(&server, Path::new("/dev/null")))?.0);
+        times.ceiling.push(timed(|| fetch(&offer, Path::new("/dev/null")))?.0);
         times.hash.push(timed(|| digest_of(&file))?.0);
         times.lanes.push(timed(|| digests_of_file_and_part(&file, header))?.0);
         // Whoever comes second may profit from what the first has left behind, or suffer from it.
@@ -57,11 +60,11 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
             rustix::fs::sync();
             if curl_is_next {
                 let directory = tempfile::tempdir_in(&setup.disk)?;
-                times.fetch(&server, &directory.path().join("copy"))?;
+                times.fetch(&offer, &directory.path().join("copy"))?;
                 directories.push(directory);
             } else {
                 let mut daemon = Daemon::start(&setup.blobd, &setup.disk)?;
-                times.pull(&server, &setup.blobd, &daemon)?;
+                times.pull(&offer, &setup.blobd, &daemon)?;
                 daemon.kill()?;
                 daemons.push(daemon);
             }
@@ -73,9 +76,9 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
 }
 
 impl Times {
-    fn fetch(&mut self, server: &Server, target: &Path) -> Outcome<()> {
+    fn fetch(&mut self, offer: &Offer, target: &Path) -> Outcome<()> {
         let before = processor_time()?;
-        let fetched = timed(|| fetch(server, target))?.0;
+        let fetched = timed(|| fetch(offer, target))?.0;
         self.curl_processor.push(processor_time()?.saturating_sub(before));
         let synced = timed(|| run_command(Command::new("sync").arg(target)))?.0;
         self.curl.push(fetched);
@@ -83,12 +86,12 @@ impl Times {
         Ok(())
     }
 
-    fn pull(&mut self, server: &Server, blobd: &Path, daemon: &Daemon) -> Outcome<()> {
+    fn pull(&mut self, offer: &Offer, blobd: &Path, daemon: &Daemon) -> Outcome<()> {
         // The daemon is no child that has been waited for.
         let spent =
             || Ok::<Duration, Box<dyn std::error::Error>>(processor_time()? + daemon.processor_time()?);
         let before = spent()?;
-        self.pull.push(timed(|| daemon.pull(blobd, server.model()))?.0);
+        self.pull.push(timed(|| daemon.pull(blobd, &offer.model()))?.0);
         self.pull_processor.push(spent()?.saturating_sub(before));
         self.peak_rss_bytes = self.peak_rss_bytes.max(daemon.peak_rss_bytes()?);
         Ok(())
@@ -125,10 +128,49 @@ impl Times {
     }
 }
 
+/// A registry that offers one model. Its file is sent by the kernel from the page cache, over connections
+/// that stay open.
+struct Offer {
+    registry: FakeRegistry,
+    layer: Digest,
+}
+
+impl Offer {
+    const MODEL: &str = "library/bench";
+    const CONFIG: &[u8] = br#"{"model_format":"gguf","model_family":"llama"}"#;
+
+    /// A model whose one layer is the file at `path`.
+    fn start(path: &Path) -> Outcome<Self> {
+        let (registry, layer) = (FakeRegistry::start()?, digest_of(path)?);
+        registry.keep_connections();
+        registry.set_manner(Manner::Direct);
+        registry.add_blob_file(layer, path)?;
+        let descriptor = |media_type: &str, digest, size| Descriptor {
+            media_type: MediaType::new(media_type),
+            digest,
+            size,
+        };
+        let config = registry.add_blob(Self::CONFIG);
+        let config = descriptor(MediaType::DOCKER_CONFIG, config, Self::CONFIG.len() as u64);
+        let weights = descriptor(MediaType::OLLAMA_MODEL, layer, path.metadata()?.len());
+        registry.add_manifest(Self::MODEL, Manifest::compose(config, vec![weights])?.raw());
+        Ok(Self { registry, layer })
+    }
+
+    /// What to pull.
+    fn model(&self) -> String {
+        self.registry.name(Self::MODEL)
+    }
+
+    fn layer_url(&self) -> String {
+        format!("{}/v2/{}/blobs/{}", self.registry.url(), Self::MODEL, self.layer)
+    }
+}
+
 /// Silent but for errors, and past any proxy.
-fn fetch(server: &Server, target: &Path) -> Outcome<()> {
+fn fetch(offer: &Offer, target: &Path) -> Outcome<()> {
     let mut curl = Command::new("curl");
-    run_command(curl.args(["-fsS", "--noproxy", "*", "-o"]).arg(target).arg(server.layer_url()))
+    run_command(curl.args(["-fsS", "--noproxy", "*", "-o"]).arg(target).arg(offer.layer_url()))
 }
 
 fn has_curl() -> Outcome<bool> {

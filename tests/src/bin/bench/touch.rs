@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-use blobd::demo::models::{Dimensions, SyntheticModel};
 use blobd_store_format::reference::Reference;
+use blobd_tests::model::{Dimensions, ModelFile};
 
 use crate::Setup;
 use crate::measure::{Daemon, Outcome, Series, run as run_command, timed};
@@ -17,7 +17,7 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
     let directory = tempfile::tempdir_in(&setup.disk)?;
     let (file, copy) = (directory.path().join("model.gguf"), directory.path().join("copy.gguf"));
     let dimensions = Dimensions { block_count: BLOCKS, ..Dimensions::LLAMA3_8B };
-    SyntheticModel::llama("bench", dimensions).write_to(&file)?;
+    ModelFile::llama("bench", dimensions).write_file(&file)?;
     let daemon = Daemon::start(&setup.blobd, &setup.disk)?;
     daemon.import(&file)?;
     run_command(Command::new("cp").arg(&file).arg(&copy))?;

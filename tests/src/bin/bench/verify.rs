@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use blobd::demo::models::{Dimensions, SyntheticModel};
+use blobd_tests::model::{Dimensions, ModelFile};
 
 use crate::Setup;
 use crate::measure::{Costs, Outcome, digest_of, gib, run as run_command};
@@ -14,7 +14,7 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
     let directory = tempfile::tempdir_in(&setup.tmpfs)?;
     let (file, root) = (directory.path().join("model.gguf"), directory.path().join("store"));
     let dimensions = Dimensions { block_count: setup.blocks, ..Dimensions::LLAMA3_8B };
-    let size = SyntheticModel::llama("bench", dimensions).write_to(&file)?;
+    let size = ModelFile::llama("bench", dimensions).write_file(&file)?;
     let blobd = || {
         let mut blobd = Command::new(&setup.blobd);
         blobd.arg("--root").arg(&root);

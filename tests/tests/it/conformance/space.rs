@@ -48,7 +48,7 @@ pub(super) fn sibling_adds_only_what_differs(verbs: &impl Verbs) {
     assert_eq!((added.len(), imported.new_blob_count), (3, 3));
     assert_eq!(imported.new_bytes, added.iter().map(size).sum::<u64>());
     let tensor = sibling.tensors.iter().find(|tensor| tensor.name == "blk.1.ffn_down.weight").unwrap();
-    assert!(added.contains(&sha256(&tensor.bytes)));
+    assert!(added.contains(&sha256(&tensor.bytes())));
 }
 
 pub(super) fn stacked_and_separate_experts_share_every_expert(verbs: &impl Verbs) {
@@ -58,7 +58,7 @@ pub(super) fn stacked_and_separate_experts_share_every_expert(verbs: &impl Verbs
     import(verbs, &separate, "separate");
     let header = sha256(
         &separate.bytes()[..separate.bytes().len()
-            - separate.tensors.iter().map(|tensor| tensor.bytes.len()).sum::<usize>()],
+            - separate.tensors.iter().map(|tensor| tensor.bytes().len()).sum::<usize>()],
     );
     let added: BTreeSet<_> = blobs(verbs).difference(&before).cloned().collect();
     assert!(added.contains(&header), "all tensors are multiples of the alignment");

@@ -179,7 +179,7 @@ fn shards_make_one_model_with_one_table_of_tensors() {
     let open = daemon.client().open(&name.parse().unwrap()).unwrap();
     assert_eq!(open.tensors().len(), model.tensors.len());
     for tensor in &model.tensors {
-        assert_eq!(&*open.map(&tensor.name).unwrap(), &tensor.bytes[..], "{}", tensor.name);
+        assert_eq!(&*open.map(&tensor.name).unwrap(), &tensor.bytes()[..], "{}", tensor.name);
     }
     let whole = FakeRegistry::start().unwrap();
     super::offer(&whole, "library/whole:latest", &model.bytes());

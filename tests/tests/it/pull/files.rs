@@ -3,7 +3,7 @@
 use std::fs;
 
 use blobd_tests::command::{Blobd, Run};
-use blobd_tests::model::ModelFile;
+use blobd_tests::model::{ModelFile, ModelTensor};
 use blobd_tests::oracle::sha256;
 use blobd_tests::places::fast_folder;
 use blobd_tests::registry::{FakeRegistry, Fault};
@@ -320,10 +320,7 @@ fn file_without_a_digest_takes_nothing_on_trial() {
     let house = House::with("");
     let first = ModelFile::dense_of(1, 2, 256);
     let mut second = ModelFile::dense_of(1, 2, 256);
-    for tensor in &mut second.tensors {
-        let last = tensor.bytes.len() - 1;
-        tensor.bytes[last] ^= 1;
-    }
+    second.tensors.iter_mut().for_each(ModelTensor::flip_last_bit);
     for (name, model) in [("first", &first), ("second", &second)] {
         registry.add_page(&format!("/{name}.gguf"), &model.bytes(), &[]);
         let url = format!("{}/{name}.gguf", registry.url());

@@ -5,7 +5,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use blobd_tests::daemon::TestDaemon;
-use blobd_tests::model::ModelFile;
+use blobd_tests::model::{ModelFile, ModelTensor};
 use blobd_tests::registry::{FakeRegistry, Fault, Manner};
 use blobd_tests::store_dir::{check_blobs, staged};
 use blobd_tests::wait::{eventually, eventually_some};
@@ -361,10 +361,7 @@ fn sibling_that_agrees_wherever_one_looks_still_comes_right() {
     let registry = registry_with(&model);
     pull(&daemon, &registry, &model);
     let mut fraud = large(1);
-    for tensor in &mut fraud.tensors {
-        let last = tensor.bytes.len() - 1;
-        tensor.bytes[last] ^= 1;
-    }
+    fraud.tensors.iter_mut().for_each(ModelTensor::flip_last_bit);
     offer(&registry, "library/tiny:other", &fraud.bytes());
     let name = registry.name("library/tiny:other");
     daemon.command().run(["pull", &name]).succeeds();

@@ -62,8 +62,7 @@ fn repair_fetches_the_tensor_and_nothing_else() {
         let pulled = Pulled::new(ModelFile { padding: 7, ..ModelFile::dense(1) });
         pulled.registry.set_manner(manner);
         pulled.registry.require_token();
-        let size =
-            pulled.model.tensors.iter().find(|tensor| tensor.name == TENSOR).unwrap().bytes.len() as u64;
+        let size = pulled.model.tensors.iter().find(|tensor| tensor.name == TENSOR).unwrap().size_bytes();
         let digest = pulled.spoil_tensor(TENSOR);
         let (code, found, served) = pulled.repair();
         assert_eq!((code, served), (0, size), "{found}");

@@ -5,13 +5,11 @@ use std::io::{self, IsTerminal as _, Write as _};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use serde::Serialize;
 
-pub use crate::size::human_bytes;
-
 /// Writes to standard output. A reader that has gone (`blobd ls | head`) is no failure.
 ///
 /// # Errors
 /// Any other failure of the write, a full disk behind a redirection among them.
-pub fn print(text: &str) -> Result<(), ErrorBody> {
+pub(crate) fn print(text: &str) -> Result<(), ErrorBody> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -29,7 +27,7 @@ pub fn print(text: &str) -> Result<(), ErrorBody> {
 ///
 /// # Errors
 /// As for [`print()`].
-pub fn print_json(value: &impl Serialize) -> Result<(), ErrorBody> {
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), ErrorBody> {
     let json = serde_json::to_string(value).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     print(&format!("{json}\n"))
 }
@@ -37,14 +35,14 @@ pub fn print_json(value: &impl Serialize) -> Result<(), ErrorBody> {
 /// A text without what could move the cursor or colour the screen of whoever reads it: names and
 /// metadata come from files and registries.
 #[must_use]
-pub fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let harmless = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
     text.chars().map(harmless).collect()
 }
 
 /// How many columns there are to fill.
 #[must_use]
-pub fn terminal_width() -> usize {
+pub(crate) fn terminal_width() -> usize {
     const NOT_A_TERMINAL: usize = usize::MAX;
     if !io::stdout().is_terminal() {
         return NOT_A_TERMINAL;
@@ -55,7 +53,7 @@ pub fn terminal_width() -> usize {
 /// A table: the first row is the heading. Columns are as wide as they need to be; if that is too
 /// much for the terminal, the first column, which holds names, is cut.
 #[derive(Clone, Debug, Default)]
-pub struct Table {
+pub(crate) struct Table {
     rows: Vec<Vec<String>>,
     right: Vec<usize>,
 }
@@ -63,19 +61,19 @@ pub struct Table {
 impl Table {
     /// A table with these headings; the columns of numbers in `right` are set to the right.
     #[must_use]
-    pub fn new(headings: &[&str], right: &[usize]) -> Self {
+    pub(crate) fn new(headings: &[&str], right: &[usize]) -> Self {
         let rows = vec![headings.iter().map(|heading| (*heading).to_owned()).collect()];
         Self { rows, right: right.to_vec() }
     }
 
     /// Adds a row.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().map(|cell| printable(&cell)).collect());
     }
 
     /// The table for a screen of this width.
     #[must_use]
-    pub fn render(&self, width: usize) -> String {
+    pub(crate) fn render(&self, width: usize) -> String {
         const GAP: usize = 2;
         let mut widths = self.column_widths();
         let total: usize = widths.iter().map(|column| column + GAP).sum();
