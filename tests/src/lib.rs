@@ -22,7 +22,7 @@
 //!   nobody answers for
 //! - [`registry`]: a registry that misbehaves on demand; [`offers`] are pulled from one in this process
 //! - [`crash_disk`], [`faulty_disk`]: disks that forget or fail; [`steps`] are done to a store on
-//!   them, and [`world`] says what should be there afterwards
+//!   them with [`samples`], and [`world`] says what should be there afterwards
 //!
 //! What fails here panics with the reason: that is how a test says no.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -43,6 +43,7 @@ pub mod oracle;
 pub mod programs;
 pub mod raw_gguf;
 pub mod reader;
+pub mod samples;
 pub mod steps;
 pub mod store_dir;
 pub mod verbs;

@@ -1,8 +1,10 @@
-//! Pulls in this process, from a registry on loopback that offers the files of [`crate::steps`].
+//! Pulls in this process, from a registry on loopback that offers the files of [`crate::samples`].
 //!
 //! Each thread has a registry of its own: what one test breaks is not broken for others.
 
+use std::fs;
 use std::io::Read as _;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -20,8 +22,8 @@ use tokio::sync::mpsc;
 
 use crate::places::fast_folder;
 use crate::registry::{FakeRegistry, Fault};
-use crate::steps::{EMPTY, Step, WHOLE, files, reference};
-use crate::verbs::InProcess;
+use crate::samples::{EMPTY, NAMES, WHOLE, files, reference};
+use crate::verbs::{InProcess, Verbs as _};
 
 thread_local! {
     static OFFERS: Offers = Offers::start();
@@ -113,7 +115,7 @@ fn models() -> &'static [(Manifest, Vec<u8>)] {
     MODELS.get_or_init(|| {
         let folder = fast_folder();
         let verbs = InProcess::open(&folder.path().join("store"));
-        let mut models: Vec<_> = (0..WHOLE).map(|file| imported(&verbs, file)).collect();
+        let mut models: Vec<_> = (0..WHOLE).map(|file| imported(&verbs, folder.path(), file)).collect();
         let (manifest, config) = &models[EMPTY];
         let whole = Descriptor {
             media_type: MediaType::new("application/vnd.ollama.image.license"),
@@ -127,8 +129,10 @@ fn models() -> &'static [(Manifest, Vec<u8>)] {
     })
 }
 
-fn imported(verbs: &InProcess, file: usize) -> (Manifest, Vec<u8>) {
-    Step::Import { file, name: 0 }.take(&verbs.store).unwrap();
+fn imported(verbs: &InProcess, folder: &Path, file: usize) -> (Manifest, Vec<u8>) {
+    let path = folder.join("model.gguf");
+    fs::write(&path, &files()[file].bytes).unwrap();
+    verbs.import(&path, Some(NAMES[0])).unwrap();
     let manifest = verbs.store.manifest(&reference(0)).unwrap();
     let config = manifest.files().next().unwrap();
     let mut bytes = Vec::new();

@@ -6,7 +6,7 @@ use blobd_store::Store;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
-use crate::steps::{NAMES, files, reference, weights};
+use crate::samples::{NAMES, files, reference, weights};
 use crate::store_dir::{allocated_bytes, check_blobs, staged};
 use crate::verbs::{InProcess, Verbs as _};
 

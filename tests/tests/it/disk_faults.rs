@@ -13,7 +13,8 @@ use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection
 use blobd_store::{Durability, StoreOptions};
 use blobd_tests::faulty_disk::{Call, Fault, FaultyDisk};
 use blobd_tests::places::fast_folder;
-use blobd_tests::steps::{LARGE, LARGE_RELATIVE, MANY, NAMES, Step, WHOLE, reference, weights};
+use blobd_tests::samples::{LARGE, LARGE_RELATIVE, MANY, NAMES, WHOLE, reference, weights};
+use blobd_tests::steps::Step;
 use blobd_tests::store_dir::staged;
 use blobd_tests::verbs::{InProcess, Verbs as _};
 use blobd_tests::world::{Allowed, Key, World, check_collection, check_promises};
