@@ -5,14 +5,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, Request,
-    SessionACL,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
+    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, Request, SessionACL,
 };
 use rustix::mount::{UnmountFlags, unmount};
+
+use crate::fuse::attributes;
 
 /// What a file does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,25 +151,8 @@ struct Files {
 
 impl Files {
     fn attributes(&self, inode: INodeNo) -> FileAttr {
-        let is_file = Hang::of_inode(inode).is_some();
-        let size = if is_file { self.content.len() as u64 } else { 0 };
-        FileAttr {
-            ino: inode,
-            size,
-            blocks: size.div_ceil(512),
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind: if is_file { FileType::RegularFile } else { FileType::Directory },
-            perm: if is_file { 0o444 } else { 0o555 },
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
+        let size = Hang::of_inode(inode).map(|_| self.content.len() as u64);
+        attributes(inode, size, if size.is_some() { 0o444 } else { 0o555 })
     }
 }
 

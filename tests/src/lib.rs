@@ -19,7 +19,7 @@
 //! - [`places`], [`wait`], [`programs`], [`compiler`]: where files go, how to wait, where the binaries
 //!   are, how programs in C are made
 //! - [`mount`]: models as files; [`mount_namespace`]: mounts that nobody else sees; [`hanging`]: files that
-//!   nobody answers for
+//!   nobody answers for; [`fuse`]: what such file systems have in common
 //! - [`registry`]: a registry that misbehaves on demand; [`offers`] are pulled from one in this process
 //! - [`crash_disk`], [`faulty_disk`]: disks that forget or fail; [`steps`] are done to a store on
 //!   them with [`samples`], and [`world`] says what should be there afterwards
@@ -33,6 +33,7 @@ pub mod crash_disk;
 pub mod daemon;
 pub mod faulty_disk;
 pub mod filler;
+pub mod fuse;
 pub mod hanging;
 pub mod http;
 pub mod memory;

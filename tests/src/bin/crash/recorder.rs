@@ -8,11 +8,12 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
+use blobd_tests::fuse::attributes;
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo,
-    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyWrite, Request, WriteFlags,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, Filesystem, Generation, INodeNo, LockOwner,
+    OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyWrite, Request, WriteFlags,
 };
 
 use crate::Outcome;
@@ -93,25 +94,8 @@ struct DiskFile {
 
 impl DiskFile {
     fn attributes(&self, inode: INodeNo) -> FileAttr {
-        let is_file = inode == FILE;
-        let size = if is_file { lock(&self.disk).content.len() as u64 } else { 0 };
-        FileAttr {
-            ino: inode,
-            size,
-            blocks: size / 512,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind: if is_file { FileType::RegularFile } else { FileType::Directory },
-            perm: if is_file { 0o600 } else { 0o700 },
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
+        let size = (inode == FILE).then(|| lock(&self.disk).content.len() as u64);
+        attributes(inode, size, if size.is_some() { 0o600 } else { 0o700 })
     }
 }
 

@@ -1,0 +1,29 @@
+//! What the tests' own FUSE file systems have in common.
+
+use std::time::UNIX_EPOCH;
+
+use fuser::{FileAttr, FileType, INodeNo};
+
+/// The attributes of a file of so many bytes, or of a directory if there is no size.
+#[must_use]
+pub fn attributes(inode: INodeNo, size: Option<u64>, permissions: u16) -> FileAttr {
+    let kind = if size.is_some() { FileType::RegularFile } else { FileType::Directory };
+    let size = size.unwrap_or_default();
+    FileAttr {
+        ino: inode,
+        size,
+        blocks: size.div_ceil(512),
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind,
+        perm: permissions,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}
