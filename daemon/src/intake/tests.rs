@@ -3,6 +3,7 @@
 use std::fs;
 use std::sync::Arc;
 
+use blobd_fixtures::model::ModelFile;
 use blobd_store::testing::{begin, new_store};
 use blobd_store::{CHUNK_BYTES, Store};
 use blobd_store_format::gguf::{GgmlType, GgufWriter};
@@ -11,20 +12,11 @@ use blobd_store_format::recipe::Piece;
 
 use super::*;
 
-fn noise(length: usize) -> Vec<u8> {
-    let byte = |place: usize| u8::try_from(((place * 31 % 251) ^ (place >> 11)) & 0xff).unwrap();
-    (0..length).map(byte).collect()
-}
-
 /// A GGUF file of I8 tensors of these sizes, all of noise.
 fn gguf(tensors: &[(&str, u64)]) -> Vec<u8> {
-    let mut writer = GgufWriter::new();
-    for (name, size) in tensors {
-        writer.tensor(name, GgmlType::I8, &[*size]).unwrap();
-    }
-    let mut file = writer.header().unwrap();
-    file.extend(noise(usize::try_from(writer.data_size().unwrap()).unwrap()));
-    file
+    let mut file = ModelFile::empty();
+    tensors.iter().for_each(|(name, size)| file.add_noise(1, name, GgmlType::I8, &[*size]));
+    file.bytes()
 }
 
 /// Takes a file in and commits it, so that its blobs can be looked at.
