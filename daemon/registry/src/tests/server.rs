@@ -1,25 +1,13 @@
 //! A server that answers each request as a closure says, byte for byte, and closes.
 
-use std::net::SocketAddr;
+use std::io::{self, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::thread::sleep;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-
-/// One request: its line, and its head with the line.
-#[derive(Clone, Debug)]
-pub(super) struct Seen {
-    pub(super) path: String,
-    pub(super) head: String,
-}
-
-impl Seen {
-    pub(super) fn header(&self, name: &str) -> Option<&str> {
-        let lines = self.head.lines().skip(1).filter_map(|line| line.split_once(": "));
-        lines.filter(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value).next()
-    }
-}
+use blobd_fixtures::server;
+pub(super) use blobd_fixtures::server::Request as Seen;
 
 /// What is sent, and what happens then.
 pub(super) enum Reply {
@@ -33,26 +21,25 @@ pub(super) enum Reply {
     ThenFlood(Vec<u8>),
 }
 
-/// Lives as long as the test's runtime.
+/// Keeps what it was asked.
 pub(super) struct Server {
-    address: SocketAddr,
+    server: server::Server,
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
 impl Server {
     /// Answers with what `answer` makes of the request and the number of earlier ones.
     pub(super) async fn start(answer: impl Fn(&Seen, usize) -> Reply + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
-        let (answer, record) = (Arc::new(answer), Arc::clone(&seen));
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let (answer, record) = (Arc::clone(&answer), Arc::clone(&record));
-                tokio::spawn(async move { serve(stream, &*answer, &record).await });
+        let record = Arc::clone(&seen);
+        let serve = move |stream: &mut TcpStream| match Seen::read(stream)? {
+            None => Ok(()),
+            Some(request) => {
+                let earlier = note(&record, &request);
+                answer(&request, earlier).send(stream)
             }
-        });
-        Self { address, seen }
+        };
+        Self { server: server::Server::start(serve).unwrap(), seen }
     }
 
     /// Answers each request with `bytes`.
@@ -62,11 +49,11 @@ impl Server {
     }
 
     pub(super) fn address(&self) -> SocketAddr {
-        self.address
+        self.server.address()
     }
 
     pub(super) fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.address)
+        self.server.url(path)
     }
 
     pub(super) fn seen(&self) -> Vec<Seen> {
@@ -78,43 +65,30 @@ impl Server {
     }
 }
 
-async fn serve(
-    mut stream: TcpStream,
-    answer: &(impl Fn(&Seen, usize) -> Reply + Sync),
-    record: &Mutex<Vec<Seen>>,
-) -> Option<()> {
-    let seen = read_head(&mut stream).await?;
-    let earlier = {
-        let mut record = record.lock().unwrap();
-        record.push(seen.clone());
-        record.len() - 1
-    };
-    let (Reply::Whole(bytes) | Reply::ThenSilence(bytes) | Reply::ThenDrip(bytes) | Reply::ThenFlood(bytes)) =
-        &answer(&seen, earlier);
-    stream.write_all(bytes).await.ok()?;
-    loop {
-        match answer(&seen, earlier) {
-            Reply::Whole(_) => return stream.shutdown().await.ok(),
-            Reply::ThenSilence(_) => tokio::time::sleep(Duration::from_secs(60)).await,
-            Reply::ThenDrip(_) => {
-                stream.write_all(b"x").await.ok()?;
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-            Reply::ThenFlood(_) => stream.write_all(&[b'x'; 1 << 16]).await.ok()?,
-        }
-    }
+/// Keeps a request; says how many there were before it.
+fn note(record: &Mutex<Vec<Seen>>, request: &Seen) -> usize {
+    let mut record = record.lock().unwrap();
+    record.push(request.clone());
+    record.len() - 1
 }
 
-/// Reads up to the empty line; gives up on anything that is no HTTP.
-async fn read_head(stream: &mut TcpStream) -> Option<Seen> {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        head.push(stream.read_u8().await.ok().filter(u8::is_ascii)?);
-        head.first().filter(|byte| byte.is_ascii_uppercase())?;
+impl Reply {
+    fn send(self, stream: &mut TcpStream) -> io::Result<()> {
+        let (Self::Whole(bytes) | Self::ThenSilence(bytes) | Self::ThenDrip(bytes) | Self::ThenFlood(bytes)) =
+            &self;
+        stream.write_all(bytes)?;
+        loop {
+            match self {
+                Self::Whole(_) => return stream.shutdown(Shutdown::Write),
+                Self::ThenSilence(_) => sleep(Duration::from_secs(60)),
+                Self::ThenDrip(_) => {
+                    stream.write_all(b"x")?;
+                    sleep(Duration::from_millis(10));
+                }
+                Self::ThenFlood(_) => stream.write_all(&[b'x'; 1 << 16])?,
+            }
+        }
     }
-    let head = String::from_utf8(head).unwrap();
-    let path = head.split(' ').nth(1)?.to_owned();
-    Some(Seen { path, head })
 }
 
 /// An answer with extra header lines, each ended by `\r\n`.

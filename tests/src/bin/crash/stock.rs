@@ -98,7 +98,7 @@ impl Shelf {
 
     /// How many requests there were for a part of a model and not for its beginning.
     pub(crate) fn resumed_count(&self) -> usize {
-        let range = |request: &Request| request.headers.get("range").cloned().unwrap_or_default();
+        let range = |request: &Request| request.header("range").unwrap_or_default().to_owned();
         let is_later = |range: &String| range.starts_with("bytes=") && !range.starts_with("bytes=0-");
         self.registry.requests().iter().map(range).filter(is_later).count()
     }
