@@ -6,6 +6,7 @@
 
 mod experts;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::ops::Deref;
@@ -14,6 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 
 use blobd_store_format::digest::Digest;
+use blobd_store_format::stored_file::{FilePieces, Source};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
@@ -31,7 +33,7 @@ use crate::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLocation};
 pub struct OpenModel {
     head: OpenHead,
     /// One list per layer; empty where it was not asked for.
-    pieces: Vec<Vec<OpenPiece>>,
+    pieces: Vec<FilePieces<OpenPiece>>,
     tensors: Vec<TensorLocation>,
     /// Where in `tensors` a name stands; made when first needed.
     names: OnceLock<HashMap<Box<str>, usize>>,
@@ -44,7 +46,7 @@ impl OpenModel {
     /// Joins what `open` has received and checked.
     pub(crate) fn new(
         head: OpenHead,
-        pieces: Vec<Vec<OpenPiece>>,
+        pieces: Vec<FilePieces<OpenPiece>>,
         tensors: Vec<TensorLocation>,
         blobs: Vec<Blob>,
         lease: UnixStream,
@@ -178,28 +180,38 @@ impl OpenModel {
     /// # Errors
     /// [`ModelError::NoLayer`], [`ModelError::NoPieces`], and failures to read or write.
     pub fn write_layer(&self, layer: usize, mut out: impl Write) -> Result<u64, ModelError> {
-        let OpenLayer { fd, size, .. } = *self.layer(layer)?;
+        let file = self.file(layer)?;
+        let size = file.size();
         let mut buffer = vec![0; usize::try_from(size).unwrap_or(usize::MAX).min(COPY_BYTES)];
-        match (fd, self.pieces.get(layer)) {
-            (Some(fd), _) => self.copy(fd, 0, size, &mut buffer, &mut out)?,
-            (None, Some(pieces)) if !pieces.is_empty() || size == 0 => {
-                for piece in pieces {
-                    self.write_piece(piece, &mut buffer, &mut out)?;
+        for source in file.sources(0..size) {
+            match source {
+                Source::Blob { blob: fd, offset, length } => {
+                    self.copy(fd, offset, length, &mut buffer, &mut out)?;
+                }
+                Source::Literal { bytes } => out.write_all(bytes).map_err(ModelError::Write)?,
+                Source::Zeros { length } => {
+                    let mut zeros = io::Read::take(io::repeat(0), length);
+                    io::copy(&mut zeros, &mut out).map_err(ModelError::Write)?;
                 }
             }
-            _ => return Err(ModelError::NoPieces { layer }),
         }
         out.flush().map_err(ModelError::Write)?;
         Ok(size)
     }
 
-    /// How a split file is put together: its pieces in order. Empty for a file that is stored whole,
-    /// which is all of its descriptor; without
-    /// [`FileSelection::All`](crate::protocol::request::FileSelection::All) when opening; for a file
-    /// that an earlier layer is too, which has them; and for a number that no layer has.
-    #[must_use]
-    pub fn pieces(&self, layer: usize) -> &[OpenPiece] {
-        self.pieces.get(layer).map_or(&[], Vec::as_slice)
+    /// Where the bytes of the file are that a layer was: behind one descriptor, or in pieces. The pieces
+    /// of a split file need [`FileSelection::All`](crate::protocol::request::FileSelection::All) when
+    /// opening; of a file that several layers are, the first has them.
+    ///
+    /// # Errors
+    /// [`ModelError::NoLayer`], [`ModelError::NoPieces`].
+    pub fn file(&self, layer: usize) -> Result<Cow<'_, FilePieces<OpenPiece>>, ModelError> {
+        let OpenLayer { fd, size, .. } = *self.layer(layer)?;
+        match (fd, self.pieces.get(layer)) {
+            (Some(fd), _) => Ok(Cow::Owned(FilePieces::whole(fd, size))),
+            (None, Some(pieces)) if pieces.size() == size => Ok(Cow::Borrowed(pieces)),
+            _ => Err(ModelError::NoPieces { layer }),
+        }
     }
 
     /// Fills `buffer` with the bytes behind a descriptor from `offset` on; number `n` of the table.
@@ -272,22 +284,6 @@ impl OpenModel {
             BlobError::Io(reason) => ModelError::Map { fd, reason },
         };
         self.blob(fd)?.slice(offset, length).map_err(blame)
-    }
-
-    fn write_piece(
-        &self,
-        piece: &OpenPiece,
-        buffer: &mut [u8],
-        out: &mut impl Write,
-    ) -> Result<(), ModelError> {
-        match piece {
-            OpenPiece::Fd { fd, offset, length } => self.copy(*fd, *offset, *length, buffer, out),
-            OpenPiece::Literal { literal } => out.write_all(literal).map_err(ModelError::Write),
-            OpenPiece::Zeros { zeros } => {
-                io::copy(&mut io::Read::take(io::repeat(0), *zeros), out).map_err(ModelError::Write)?;
-                Ok(())
-            }
-        }
     }
 
     fn copy(

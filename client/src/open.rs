@@ -7,6 +7,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 
+use blobd_store_format::stored_file::FilePieces;
 use rustix::process::{Resource, getrlimit};
 
 use crate::blob::Blob;
@@ -43,7 +44,10 @@ pub(crate) fn receive(mut connection: Connection) -> Result<OpenModel, ClientErr
     Ok(OpenModel::new(head, pieces, tensors, blobs, connection.into_stream()))
 }
 
-fn receive_pieces(connection: &mut Connection, head: &OpenHead) -> Result<Vec<Vec<OpenPiece>>, ClientError> {
+fn receive_pieces(
+    connection: &mut Connection,
+    head: &OpenHead,
+) -> Result<Vec<FilePieces<OpenPiece>>, ClientError> {
     let mut pieces = vec![Vec::new(); head.layers.len()];
     let mut left: u64 = head.layers.iter().map(|layer| layer.piece_count).sum();
     while left > 0 {
@@ -55,11 +59,12 @@ fn receive_pieces(connection: &mut Connection, head: &OpenHead) -> Result<Vec<Ve
         let known = pieces.get_mut(layer);
         known.ok_or(ProtocolError::Layer { layer, problem: "no such layer" })?.extend(part);
     }
-    for (number, (layer, pieces)) in head.layers.iter().zip(&pieces).enumerate() {
+    let layers = head.layers.iter().zip(pieces).enumerate();
+    let checked = layers.map(|(number, (layer, pieces))| {
         check_pieces(layer, pieces, head.fd_count)
-            .map_err(|problem| ProtocolError::Layer { layer: number, problem })?;
-    }
-    Ok(pieces)
+            .map_err(|problem| ProtocolError::Layer { layer: number, problem }.into())
+    });
+    checked.collect()
 }
 
 fn receive_tensors(connection: &mut Connection, head: &OpenHead) -> Result<Vec<TensorLocation>, ClientError> {
@@ -190,21 +195,22 @@ fn check_head(head: &OpenHead) -> Result<(), ProtocolError> {
     Ok(())
 }
 
-fn check_pieces(layer: &OpenLayer, pieces: &[OpenPiece], fd_count: u32) -> Result<(), &'static str> {
+fn check_pieces(
+    layer: &OpenLayer,
+    pieces: Vec<OpenPiece>,
+    fd_count: u32,
+) -> Result<FilePieces<OpenPiece>, &'static str> {
     if pieces.len() as u64 != layer.piece_count {
         return Err("another number of pieces came than promised");
     }
-    let mut sum = 0u64;
-    for piece in pieces {
-        let length = match piece {
-            OpenPiece::Fd { fd, .. } if *fd >= fd_count => return Err(NO_SUCH_FD),
-            OpenPiece::Fd { offset, length, .. } => offset.checked_add(*length).and(Some(*length)),
-            OpenPiece::Zeros { zeros } => Some(*zeros),
-            OpenPiece::Literal { literal } => Some(literal.len() as u64),
-        };
-        sum = length.and_then(|length| sum.checked_add(length)).ok_or("a piece ends beyond 2^64")?;
+    if pieces.iter().any(|piece| matches!(piece, OpenPiece::Fd { fd, .. } if *fd >= fd_count)) {
+        return Err(NO_SUCH_FD);
     }
-    if pieces.is_empty() || sum == layer.size { Ok(()) } else { Err("its pieces do not add up to its size") }
+    let pieces = FilePieces::new(pieces).map_err(|_too_long| "a piece ends beyond 2^64")?;
+    match pieces.is_empty() || pieces.size() == layer.size {
+        true => Ok(pieces),
+        false => Err("its pieces do not add up to its size"),
+    }
 }
 
 fn check_tensor(tensor: &TensorLocation, head: &OpenHead) -> Result<(), &'static str> {

@@ -1,11 +1,13 @@
 //! Recipes.
 //!
 //! Invariant: any bytes are refused or make a recipe whose pieces are not empty and add up to its
-//! size, whose tensors lie in blobs that the pieces name, and which reads back from its own JSON.
+//! size, whose tensors lie in blobs that the pieces name, and which reads back from its own JSON;
+//! and the two parts into which any place cuts the file add up to it, too.
 #![no_main]
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::{Piece, Recipe, seal};
+use blobd_store_format::stored_file::Source;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -19,7 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
 
     let sizes = recipe.blob_sizes();
     let mut sum = 0_u128;
-    for piece in recipe.pieces() {
+    for piece in recipe.pieces().iter() {
         assert!(piece.length() > 0);
         sum += u128::from(piece.length());
         if let Piece::Blob { blob, offset, length } = piece {
@@ -27,6 +29,19 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
     assert_eq!(sum, u128::from(recipe.size()));
+    let seed = bytes.iter().fold(0_u64, |sum, byte| sum.wrapping_mul(0x0100_0000_01b3) ^ u64::from(*byte));
+    let bound = seed.checked_rem(recipe.size()).unwrap_or_default();
+    for (range, length) in [(0..bound, bound), (bound..u64::MAX, recipe.size() - bound)] {
+        let mut sum = 0;
+        for source in recipe.pieces().sources(range) {
+            assert!(source.length() > 0);
+            sum += source.length();
+            if let Source::Blob { blob, offset, length } = source {
+                assert!(u128::from(offset) + u128::from(length) <= u128::from(sizes[&blob]));
+            }
+        }
+        assert_eq!(sum, length);
+    }
     assert!(sizes.keys().copied().eq(recipe.digests()));
     for tensor in recipe.tensors() {
         let end = u128::from(tensor.offset) + u128::from(tensor.size);

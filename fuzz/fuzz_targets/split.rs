@@ -6,10 +6,11 @@
 #![no_main]
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{GgmlType, GgufWriter, Header};
-use blobd_store_format::recipe::{Piece, Recipe};
+use blobd_store_format::recipe::Recipe;
 use blobd_store_format::split::{SplitPlan, Splitter, Target};
 use libfuzzer_sys::fuzz_target;
 
@@ -128,14 +129,11 @@ fn store(plan: &SplitPlan, file: &[u8], portion: usize) -> Stored {
 }
 
 fn rebuild(stored: &Stored) -> Vec<u8> {
-    let mut file = Vec::new();
-    for piece in stored.recipe.pieces() {
-        match piece {
-            Piece::Blob { blob, offset, length } => file.extend(range(stored, *blob, *offset, *length)),
-            Piece::Zeros { zeros } => file.resize(file.len() + *zeros as usize, 0),
-            Piece::Literal { literal } => file.extend(literal),
-        }
-    }
+    let mut file = vec![0xee; stored.recipe.size() as usize];
+    let read = stored.recipe.pieces().read_at(0, &mut file, |blob, offset, buffer| {
+        Ok::<_, Infallible>(buffer.copy_from_slice(range(stored, blob, offset, buffer.len() as u64)))
+    });
+    assert_eq!(read, Ok(file.len()));
     file
 }
 

@@ -55,6 +55,7 @@ pub mod reference;
 pub mod safetensors;
 pub mod source;
 pub mod split;
+pub mod stored_file;
 pub mod tensor;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::digest::Digest;
-use crate::recipe::{Piece, Recipe, RecipeError, check_pieces, check_seal, literal};
+use crate::recipe::{Piece, Recipe, RecipeError, blob_sizes, check_pieces, check_seal, literal};
 
 /// A recipe without its tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,11 +51,11 @@ impl RecipeOutline {
             .enumerate()
             .map(|(index, piece)| piece.into_piece().ok_or_else(|| no_piece(index)))
             .collect::<Result<_, _>>()?;
-        let extents = check_pieces(&pieces)?;
-        if extents.size != raw.size {
-            return Err(RecipeError::Size { pieces: extents.size, declared: raw.size });
+        let pieces = check_pieces(pieces)?;
+        if pieces.size() != raw.size {
+            return Err(RecipeError::Size { pieces: pieces.size(), declared: raw.size });
         }
-        Ok(Self { file: raw.file, size: raw.size, digests: extents.blobs.into_keys().collect() })
+        Ok(Self { file: raw.file, size: raw.size, digests: blob_sizes(&pieces).into_keys().collect() })
     }
 
     /// The digest of the file that the recipe rebuilds.

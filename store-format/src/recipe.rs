@@ -15,13 +15,13 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::stored_file::{FilePiece, FilePieces, PieceError, Source};
 
 /// How one file is put together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     file: Digest,
-    size: u64,
-    pieces: Vec<Piece>,
+    pieces: FilePieces<Piece>,
     tensors: Vec<TensorEntry>,
 }
 
@@ -55,10 +55,24 @@ impl Piece {
     /// How many bytes of the file the piece is.
     #[must_use]
     pub fn length(&self) -> u64 {
+        self.source().length()
+    }
+}
+
+impl FilePiece for Piece {
+    type Blob = Digest;
+
+    fn whole(blob: Digest, size: u64) -> Self {
+        Self::Blob { blob, offset: 0, length: size }
+    }
+
+    fn source(&self) -> Source<'_, Digest> {
         match self {
-            Self::Blob { length, .. } => *length,
-            Self::Zeros { zeros } => *zeros,
-            Self::Literal { literal } => literal.len() as u64,
+            Self::Blob { blob, offset, length } => {
+                Source::Blob { blob: *blob, offset: *offset, length: *length }
+            }
+            Self::Zeros { zeros } => Source::Zeros { length: *zeros },
+            Self::Literal { literal } => Source::Literal { bytes: literal },
         }
     }
 }
@@ -115,9 +129,10 @@ impl Recipe {
     /// # Errors
     /// [`RecipeError`] when an invariant of the module does not hold.
     pub fn new(file: Digest, pieces: Vec<Piece>, tensors: Vec<TensorEntry>) -> Result<Self, RecipeError> {
-        let extents = check_pieces(&pieces)?;
-        tensors.iter().try_for_each(|tensor| check_tensor(tensor, &extents.blobs))?;
-        Ok(Self { file, size: extents.size, pieces, tensors })
+        let pieces = check_pieces(pieces)?;
+        let blobs = blob_sizes(&pieces);
+        tensors.iter().try_for_each(|tensor| check_tensor(tensor, &blobs))?;
+        Ok(Self { file, pieces, tensors })
     }
 
     /// Reads the JSON form.
@@ -132,8 +147,8 @@ impl Recipe {
         }
         check_seal(json, raw.check)?;
         let recipe = Self::new(raw.file, raw.pieces, raw.tensors)?;
-        if recipe.size != raw.size {
-            return Err(RecipeError::Size { pieces: recipe.size, declared: raw.size });
+        if recipe.size() != raw.size {
+            return Err(RecipeError::Size { pieces: recipe.size(), declared: raw.size });
         }
         Ok(recipe)
     }
@@ -144,7 +159,7 @@ impl Recipe {
         let raw = RawRecipeRef {
             version: Self::VERSION,
             file: self.file,
-            size: self.size,
+            size: self.size(),
             pieces: &self.pieces,
             tensors: &self.tensors,
         };
@@ -160,13 +175,13 @@ impl Recipe {
 
     /// The length of that file in bytes.
     #[must_use]
-    pub const fn size(&self) -> u64 {
-        self.size
+    pub fn size(&self) -> u64 {
+        self.pieces.size()
     }
 
     /// The file's parts, in order.
     #[must_use]
-    pub fn pieces(&self) -> &[Piece] {
+    pub const fn pieces(&self) -> &FilePieces<Piece> {
         &self.pieces
     }
 
@@ -194,15 +209,7 @@ impl Recipe {
     /// Every blob and the least size it must have to serve this recipe, in bytes.
     #[must_use]
     pub fn blob_sizes(&self) -> BTreeMap<Digest, u64> {
-        let mut sizes = BTreeMap::new();
-        for piece in &self.pieces {
-            if let Piece::Blob { blob, offset, length } = piece {
-                // `check_pieces` has proved that the sum does not overflow.
-                let end = offset.saturating_add(*length);
-                sizes.entry(*blob).and_modify(|size: &mut u64| *size = end.max(*size)).or_insert(end);
-            }
-        }
-        sizes
+        blob_sizes(&self.pieces)
     }
 }
 
@@ -307,34 +314,35 @@ pub(crate) fn check_seal(json: &[u8], expected: Digest) -> Result<(), RecipeErro
     if found == expected { Ok(()) } else { Err(RecipeError::Check { found, expected }) }
 }
 
-pub(crate) struct Extents {
-    pub(crate) size: u64,
-    pub(crate) blobs: BTreeMap<Digest, u64>,
-}
-
-/// Proves that the pieces are non-empty and overflow nothing; returns what they add up to.
-pub(crate) fn check_pieces(pieces: &[Piece]) -> Result<Extents, RecipeError> {
-    let mut extents = Extents { size: 0, blobs: BTreeMap::new() };
+/// Proves that the pieces are non-empty and overflow nothing.
+pub(crate) fn check_pieces(pieces: Vec<Piece>) -> Result<FilePieces<Piece>, RecipeError> {
+    let pieces = FilePieces::new(pieces).map_err(|PieceError { index }| RecipeError::Piece { index })?;
     let mut padding = 0u64;
     for (index, piece) in pieces.iter().enumerate() {
-        let refused = || RecipeError::Piece { index };
         let length = piece.length();
         if length == 0 {
-            return Err(refused());
+            return Err(RecipeError::Piece { index });
         }
-        extents.size = extents.size.checked_add(length).ok_or_else(refused)?;
         if !matches!(piece, Piece::Blob { .. }) {
             padding = padding.saturating_add(length);
             check_padding(index, length, Recipe::MAX_LITERAL_BYTES)?;
             check_padding(index, padding, Recipe::MAX_LITERALS_BYTES)?;
         }
-        if let Piece::Blob { blob, offset, .. } = piece {
-            let end = offset.checked_add(length).ok_or_else(refused)?;
-            let known = extents.blobs.entry(*blob).or_insert(end);
-            *known = end.max(*known);
+    }
+    Ok(pieces)
+}
+
+/// Every blob and how far the pieces use it.
+pub(crate) fn blob_sizes(pieces: &FilePieces<Piece>) -> BTreeMap<Digest, u64> {
+    let mut sizes = BTreeMap::new();
+    for piece in pieces.iter() {
+        if let Piece::Blob { blob, offset, length } = piece {
+            // It does not overflow: the pieces have been added up.
+            let end = offset.saturating_add(*length);
+            sizes.entry(*blob).and_modify(|size: &mut u64| *size = end.max(*size)).or_insert(end);
         }
     }
-    Ok(extents)
+    sizes
 }
 
 const fn check_padding(index: usize, found: u64, limit: u64) -> Result<(), RecipeError> {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::{Experts, TensorEntry};
+use blobd_store_format::stored_file::{FilePiece, Source, StoredForm};
 use serde::{Deserialize, Serialize};
 
 /// Answer to `GET /v1/version`.
@@ -87,17 +88,7 @@ pub struct LayerSummary {
     /// Its length.
     pub size: u64,
     /// Whether it lies there whole or as segments.
-    pub stored: Stored,
-}
-
-/// How a file is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Stored {
-    /// As one blob.
-    Blob,
-    /// As a recipe and the blobs it names.
-    Recipe,
+    pub stored: StoredForm,
 }
 
 /// Answer to `GET /v1/df`.
@@ -454,4 +445,20 @@ pub enum OpenPiece {
         #[serde(with = "blobd_store_format::recipe::literal")]
         literal: Vec<u8>,
     },
+}
+
+impl FilePiece for OpenPiece {
+    type Blob = u32;
+
+    fn whole(fd: u32, size: u64) -> Self {
+        Self::Fd { fd, offset: 0, length: size }
+    }
+
+    fn source(&self) -> Source<'_, u32> {
+        match self {
+            Self::Fd { fd, offset, length } => Source::Blob { blob: *fd, offset: *offset, length: *length },
+            Self::Zeros { zeros } => Source::Zeros { length: *zeros },
+            Self::Literal { literal } => Source::Literal { bytes: literal },
+        }
+    }
 }

@@ -1,8 +1,9 @@
 //! `blobd show`
 
 use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::response::{ModelDetails, Stored};
+use blobd_client::protocol::response::ModelDetails;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::stored_file::StoredForm;
 use clap::Args;
 
 use super::connect::{client_error, connect};
@@ -69,8 +70,8 @@ fn layers(details: &ModelDetails) -> Table {
     let mut table = Table::new(&["LAYER", "DIGEST", "SIZE", "STORED"], &[2]);
     for layer in &details.layers {
         let stored = match layer.stored {
-            Stored::Blob => "as one blob",
-            Stored::Recipe => "by tensor",
+            StoredForm::Blob => "as one blob",
+            StoredForm::Recipe => "by tensor",
         };
         let component = layer.media_type.component();
         let layer_name = match &layer.name {

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use blobd_fixtures::model::ModelFile;
 use blobd_store::testing::{begin, new_store};
-use blobd_store::{CHUNK_BYTES, Store};
+use blobd_store::{CHUNK_BYTES, FileReader, Store};
 use blobd_store_format::gguf::{GgmlType, GgufWriter};
 use blobd_store_format::layout;
-use blobd_store_format::recipe::Piece;
 
 use super::*;
 
@@ -34,19 +33,8 @@ fn take(store: &Arc<Store>, source: &mut (dyn Read + Send), size: u64) -> Result
 
 /// The file as its recipe rebuilds it from what lies in the store.
 fn rebuild(store: &Store, file: Digest) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for piece in store.recipe(file).unwrap().unwrap().pieces() {
-        match piece {
-            Piece::Blob { blob, offset, length } => {
-                let blob = fs::read(store.root().join(layout::blob(*blob))).unwrap();
-                let range = usize::try_from(*offset).unwrap()..usize::try_from(offset + length).unwrap();
-                bytes.extend(&blob[range]);
-            }
-            Piece::Zeros { zeros } => bytes.resize(bytes.len() + usize::try_from(*zeros).unwrap(), 0),
-            Piece::Literal { literal } => bytes.extend(literal),
-        }
-    }
-    bytes
+    let recipe = store.recipe(file).unwrap().unwrap();
+    FileReader::of_recipe(store, &recipe).read_range(0..recipe.size()).unwrap()
 }
 
 fn check_nothing_staged(store: &Store) {

@@ -1,4 +1,4 @@
-//! A mounted file that is open: which bytes of which blob it is made of.
+//! A mounted file that is open.
 //!
 //! It holds the model's descriptors and with them a lease, so that it can be read whatever becomes
 //! of the daemon and the model. The kernel keeps what is read in the mount's page cache; the same
@@ -27,26 +27,7 @@ pub(super) struct OpenFile {
 #[derive(Debug)]
 enum Body {
     Manifest(Arc<Manifest>),
-    Layer { model: Arc<OpenModel>, parts: Vec<Part>, whole: Option<u32> },
-}
-
-/// A run of bytes in a file.
-#[derive(Debug)]
-struct Part {
-    /// Where in the file it starts.
-    start: u64,
-    bytes: PartBytes,
-}
-
-#[derive(Debug)]
-enum PartBytes {
-    /// The bytes behind a descriptor from here on.
-    Blob {
-        fd: u32,
-        offset: u64,
-    },
-    Literal(Box<[u8]>),
-    Zeros,
+    Layer { model: Arc<OpenModel>, layer: usize },
 }
 
 impl OpenFile {
@@ -58,15 +39,9 @@ impl OpenFile {
     /// The layer with this digest; `None` if the model has none, or it comes without its pieces.
     pub(super) fn of_layer(model: Arc<OpenModel>, digest: Digest) -> Option<Self> {
         // Of a file that is named many times, the first has the pieces.
-        let place = model.layers().iter().position(|layer| layer.digest == digest)?;
-        let layer = model.layers().get(place)?;
-        let (size, whole) = (layer.size, layer.fd);
-        let parts = match whole {
-            Some(fd) => vec![Part { start: 0, bytes: PartBytes::Blob { fd, offset: 0 } }],
-            None => parts(model.pieces(place)),
-        };
-        let has_bytes = size == 0 || !parts.is_empty();
-        has_bytes.then(|| Self::new(size, Body::Layer { model, parts, whole }))
+        let layer = model.layers().iter().position(|layer| layer.digest == digest)?;
+        let size = model.file(layer).ok()?.size();
+        Some(Self::new(size, Body::Layer { model, layer }))
     }
 
     const fn new(size: u64, body: Body) -> Self {
@@ -81,7 +56,7 @@ impl OpenFile {
     /// The descriptor of the whole file, if it is stored as one blob.
     pub(super) fn whole(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         match &self.body {
-            Body::Layer { model, whole, .. } => model.fd((*whole)?),
+            Body::Layer { model, layer } => model.fd(model.layers().get(*layer)?.fd?),
             Body::Manifest(_) => None,
         }
     }
@@ -91,20 +66,22 @@ impl OpenFile {
     /// # Errors
     /// [`ModelError`]: a blob cannot be read or is too short.
     pub(super) fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize, ModelError> {
-        let left = self.size.saturating_sub(offset);
-        let count = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-        let buffer = buffer.get_mut(..count).unwrap_or_default();
         match &self.body {
             Body::Manifest(manifest) => {
                 let start = usize::try_from(offset).unwrap_or(usize::MAX);
-                copy(manifest.raw().get(start..).unwrap_or_default(), buffer);
+                let left = manifest.raw().get(start..).unwrap_or_default();
+                buffer.iter_mut().zip(left).for_each(|(to, from)| *to = *from);
+                Ok(left.len().min(buffer.len()))
             }
-            Body::Layer { model, parts, .. } => {
+            Body::Layer { model, layer } => {
                 self.was_read.store(true, Ordering::Relaxed);
-                read_parts(model, parts, offset, buffer)?;
+                model.file(*layer)?.read_at(offset, buffer, |fd, offset, bytes| {
+                    model.read_at(fd, offset, bytes)?;
+                    drop_behind(model, fd, offset, bytes.len() as u64);
+                    Ok(())
+                })
             }
         }
-        Ok(count)
     }
 }
 
@@ -112,74 +89,15 @@ impl OpenFile {
 /// What the kernel has read by passthrough stays: nobody else has that.
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        if let Body::Layer { model, parts, .. } = &self.body {
-            for part in parts.iter().filter(|_part| self.was_read.load(Ordering::Relaxed)) {
-                if let PartBytes::Blob { fd, .. } = part.bytes {
-                    forget(model, fd, 0, None);
-                }
-            }
-        }
-    }
-}
-
-fn parts(pieces: &[OpenPiece]) -> Vec<Part> {
-    let mut start = 0u64;
-    let mut parts = Vec::with_capacity(pieces.len());
-    for piece in pieces {
-        let (bytes, length) = match piece {
-            OpenPiece::Fd { fd, offset, length } => (PartBytes::Blob { fd: *fd, offset: *offset }, *length),
-            OpenPiece::Zeros { zeros } => (PartBytes::Zeros, *zeros),
-            OpenPiece::Literal { literal } => {
-                (PartBytes::Literal(literal.as_slice().into()), literal.len() as u64)
-            }
+        let Body::Layer { model, layer } = &self.body else { return };
+        let Some(file) = model.file(*layer).ok().filter(|_| self.was_read.load(Ordering::Relaxed)) else {
+            return;
         };
-        parts.push(Part { start, bytes });
-        // The client has checked that they add up to the file's length.
-        start = start.saturating_add(length);
-    }
-    parts
-}
-
-fn read_parts(
-    model: &OpenModel,
-    parts: &[Part],
-    mut offset: u64,
-    mut buffer: &mut [u8],
-) -> Result<(), ModelError> {
-    let first = parts.partition_point(|part| part.start <= offset).saturating_sub(1);
-    let parts = parts.get(first..).unwrap_or_default();
-    let ends = parts.iter().skip(1).map(|part| part.start).chain([u64::MAX]);
-    for (part, end) in parts.iter().zip(ends) {
-        let left = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX);
-        let (now, later) = buffer.split_at_mut(left.min(buffer.len()));
-        read_part(model, part, offset.saturating_sub(part.start), now)?;
-        offset = offset.saturating_add(now.len() as u64);
-        buffer = later;
-        if buffer.is_empty() {
-            break;
+        for piece in file.iter() {
+            if let OpenPiece::Fd { fd, .. } = piece {
+                forget(model, *fd, 0, None);
+            }
         }
-    }
-    Ok(())
-}
-
-fn read_part(model: &OpenModel, part: &Part, skip: u64, buffer: &mut [u8]) -> Result<(), ModelError> {
-    match &part.bytes {
-        PartBytes::Blob { fd, offset } => {
-            let offset = offset.saturating_add(skip);
-            model.read_at(*fd, offset, buffer)?;
-            drop_behind(model, *fd, offset, buffer.len() as u64);
-        }
-        PartBytes::Literal(bytes) => {
-            copy(bytes.get(usize::try_from(skip).unwrap_or(usize::MAX)..).unwrap_or_default(), buffer);
-        }
-        PartBytes::Zeros => buffer.fill(0),
-    }
-    Ok(())
-}
-
-fn copy(from: &[u8], to: &mut [u8]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = *from;
     }
 }
 

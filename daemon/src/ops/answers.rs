@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
-use blobd_store::{Model, StoredFile, StoredForm};
+use blobd_store::{Model, StoredFile};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
@@ -103,10 +103,7 @@ impl Answers {
 
 impl Given {
     fn new(params: &OpenParams, model: &Model, answer: &Arc<Answer>) -> Self {
-        let recipes = model.files.iter().map(|file| match &file.form {
-            StoredForm::Blob => None,
-            StoredForm::Recipe(recipe) => Some(Arc::downgrade(recipe)),
-        });
+        let recipes = model.files.iter().map(|file| file.recipe.as_ref().map(Arc::downgrade));
         Self {
             params: params.clone(),
             reference: model.reference.clone(),
@@ -122,11 +119,9 @@ impl Given {
 
     /// Whether it is about this model, and each of its recipes the very one.
     fn is_of(&self, model: &Model) -> bool {
-        let is_same = |(known, file): (&Option<Weak<Recipe>>, &StoredFile)| match (known, &file.form) {
-            (None, StoredForm::Blob) => true,
-            (Some(known), StoredForm::Recipe(recipe)) => {
-                known.upgrade().is_some_and(|known| Arc::ptr_eq(&known, recipe))
-            }
+        let is_same = |(known, file): (&Option<Weak<Recipe>>, &StoredFile)| match (known, &file.recipe) {
+            (None, None) => true,
+            (Some(known), Some(recipe)) => known.upgrade().is_some_and(|known| Arc::ptr_eq(&known, recipe)),
             _ => false,
         };
         self.reference == model.reference
@@ -224,7 +219,7 @@ mod tests {
         let split = |recipe: &Arc<Recipe>| {
             let mut model = model("m");
             let descriptor = model.manifest.config().clone();
-            model.files = vec![StoredFile { descriptor, form: StoredForm::Recipe(Arc::clone(recipe)) }];
+            model.files = vec![StoredFile { descriptor, recipe: Some(Arc::clone(recipe)) }];
             model
         };
         let kept = recipe();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use blobd_store::{Model, Store, StoreError, StoredFile, StoredForm};
+use blobd_store::{Model, Store, StoreError, StoredFile};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
@@ -67,12 +67,12 @@ pub(super) fn refuse(store: &Store, model: &Model, asked_for: &[(Digest, u64)]) 
 impl DamagedParts {
     fn add(&mut self, file: &StoredFile, damaged: &BTreeSet<Digest>) {
         let component = file.descriptor.media_type.component();
-        match &file.form {
-            StoredForm::Blob if damaged.contains(&file.descriptor.digest) => {
+        match &file.recipe {
+            Some(recipe) => self.add_split(component, recipe, damaged),
+            None if damaged.contains(&file.descriptor.digest) => {
                 self.others.insert(format!("its {component}"));
             }
-            StoredForm::Blob => {}
-            StoredForm::Recipe(recipe) => self.add_split(component, recipe, damaged),
+            None => {}
         }
     }
 

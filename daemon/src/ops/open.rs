@@ -12,7 +12,7 @@ use blobd_client::protocol::request::{ExpertSelection, FileSelection, OpenParams
 use blobd_client::protocol::response::{HeaderLocation, OpenHead, OpenLayer, OpenPiece, TensorLocation};
 use blobd_client::protocol::{MAX_FDS_PER_BATCH, MAX_OPEN_LAYERS, frame};
 use blobd_store::leases::Lease;
-use blobd_store::{Model, Store, StoredFile, StoredForm};
+use blobd_store::{Model, Store, StoredFile};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::expert::separate_expert;
 use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
@@ -63,11 +63,7 @@ pub fn open(
     damage::refuse(store, &model, &answer.blobs)?;
     let first = answer.blobs.get(..MAX_FDS_PER_BATCH).unwrap_or(&answer.blobs);
     let first_files = open_blobs(store, first)?;
-    let recipe = |file: StoredFile| match file.form {
-        StoredForm::Recipe(recipe) => Some(recipe),
-        StoredForm::Blob => None,
-    };
-    let recipes = model.files.into_iter().filter_map(recipe).collect();
+    let recipes = model.files.into_iter().filter_map(|file| file.recipe).collect();
     Ok(Located { reference: model.reference, answer, first_files, lease, recipes })
 }
 
@@ -209,12 +205,12 @@ impl<'p> Locator<'p> {
             piece_count: 0,
         };
         let number = u32::try_from(self.layers.len()).unwrap_or(u32::MAX);
-        match &file.form {
-            StoredForm::Blob => layer.fd = Some(self.fds.number(descriptor.digest, descriptor.size)),
-            StoredForm::Recipe(recipe) if self.described.insert(descriptor.digest) => {
+        match &file.recipe {
+            None => layer.fd = Some(self.fds.number(descriptor.digest, descriptor.size)),
+            Some(recipe) if self.described.insert(descriptor.digest) => {
                 self.add_split(number, recipe, &mut layer)?;
             }
-            StoredForm::Recipe(_) => {}
+            Some(_) => {}
         }
         self.layers.push(layer);
         Ok(())

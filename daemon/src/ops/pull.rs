@@ -6,7 +6,7 @@ use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
 use blobd_registry::{RegistryClient, RemoteFile, RemoteModel};
-use blobd_store::{Ingest, Store, StoreError, StoredForm};
+use blobd_store::{Ingest, Store, StoreError};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
@@ -314,8 +314,8 @@ impl Incoming<'_> {
     /// What a file that is stored says about itself, if it is one of weights.
     fn stored_facts(&self, file: &Descriptor) -> Result<Option<ModelFacts>, OpError> {
         let store = self.ingest.store();
-        match store.stored_file(file)?.form {
-            StoredForm::Recipe(recipe) if file.media_type.component() == WEIGHTS => {
+        match store.stored_file(file)?.recipe {
+            Some(recipe) if file.media_type.component() == WEIGHTS => {
                 Ok(read_header(store, &recipe)?.as_ref().map(ModelFacts::of))
             }
             _ => Ok(None),

@@ -1,11 +1,10 @@
 //! `show`: one model in depth.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read as _;
 use std::sync::Arc;
 
-use blobd_client::protocol::response::{LayerSummary, ModelDetails, Stored};
-use blobd_store::{Model, Store, StoreError, StoredFile, StoredForm};
+use blobd_client::protocol::response::{LayerSummary, ModelDetails};
+use blobd_store::{FileReader, Model, Store, StoredFile};
 use blobd_store_format::gguf::{Header, MetadataValue};
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
@@ -17,7 +16,7 @@ use crate::intake::ModelFacts;
 /// Describes a model: its files, its tensors, and what the first GGUF header says.
 ///
 /// # Errors
-/// [`StoreError`]; [`OpError::Damaged`] when the stored header does not parse, which means that
+/// [`blobd_store::StoreError`]; [`OpError::Damaged`] when the stored header does not parse, which means that
 /// its blob is damaged.
 pub fn show(store: &Store, reference: &Reference) -> Result<ModelDetails, OpError> {
     let Shown { mut details, recipes } = outline(store, reference)?;
@@ -65,10 +64,7 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
 fn recipes(model: &Model) -> impl Iterator<Item = &Arc<Recipe>> {
     let mut seen = BTreeSet::new();
     let files = model.files.iter().filter(move |file| seen.insert(file.descriptor.digest));
-    files.filter_map(|file| match &file.form {
-        StoredForm::Recipe(recipe) => Some(recipe),
-        StoredForm::Blob => None,
-    })
+    files.filter_map(|file| file.recipe.as_ref())
 }
 
 /// The number of elements of the first split file, or of all shards if it is one.
@@ -95,28 +91,19 @@ fn header(store: &Store, model: &Model) -> Result<Option<Header>, OpError> {
 /// The header of a stored file.
 pub(super) fn read_header(store: &Store, recipe: &Recipe) -> Result<Option<Header>, OpError> {
     let Some((digest, size)) = recipe.header() else { return Ok(None) };
-    let mut bytes = Vec::new();
-    let mut file = store.open_blob(digest, size)?;
     // A recipe's first piece is as long as a header with its padding: limited when it was made.
-    file.by_ref()
-        .take(Header::MAX_BYTES * 2)
-        .read_to_end(&mut bytes)
-        .map_err(StoreError::io("read", store.root()))?;
+    let bytes = FileReader::of_recipe(store, recipe).read_range(0..size.min(Header::MAX_BYTES * 2))?;
     Header::parse(&bytes).map(Some).map_err(|source| OpError::Damaged { digest, source })
 }
 
 fn layer((file, name): (&StoredFile, Option<&str>)) -> LayerSummary {
-    let stored = match file.form {
-        StoredForm::Blob => Stored::Blob,
-        StoredForm::Recipe(_) => Stored::Recipe,
-    };
     let descriptor = &file.descriptor;
     LayerSummary {
         media_type: descriptor.media_type.clone(),
         name: name.map(str::to_owned),
         digest: descriptor.digest,
         size: descriptor.size,
-        stored,
+        stored: file.form(),
     }
 }
 

@@ -14,6 +14,7 @@ use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::stored_file::StoredForm;
 
 mod recipe;
 
@@ -83,20 +84,11 @@ struct SurveyedFile {
     media_type: MediaType,
     /// Whether some model takes it for weights.
     is_weights: bool,
-    form: Form,
+    /// How it is stored; as a blob too if its recipe is lost. Nothing if its recipe is damaged: nobody knows
+    /// its pieces.
+    form: Option<StoredForm>,
     /// Those that have it, by their index.
     models: Vec<usize>,
-}
-
-/// How a file is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
-    /// As one blob, or its recipe is lost.
-    Whole,
-    /// In parts.
-    Split,
-    /// In parts that nobody knows: its recipe is damaged.
-    Unread,
 }
 
 /// What the models need of a blob.
@@ -212,15 +204,15 @@ impl Survey {
         reader: &mut DiskReader,
         file: FileId,
         visit: &mut Visit<'_>,
-    ) -> Result<Form, StoreError> {
+    ) -> Result<Option<StoredForm>, StoreError> {
         match read_recipe(store, reader, file)? {
             Ok(recipe) => {
                 visit(file, recipe.as_ref());
-                Ok(if recipe.is_some() { Form::Split } else { Form::Whole })
+                Ok(Some(recipe.map_or(StoredForm::Blob, |_recipe| StoredForm::Recipe)))
             }
             Err(reason) => {
                 self.findings.push(recipe_finding(file, &reason));
-                Ok(Form::Unread)
+                Ok(None)
             }
         }
     }
@@ -236,7 +228,8 @@ impl Survey {
         is_wanted: &dyn Fn(Digest) -> bool,
     ) -> Result<(), StoreError> {
         let mut reader = DiskReader::default();
-        let split = self.files.iter().filter(|(id, file)| file.form == Form::Split && is_wanted(id.digest));
+        let is_split = |file: &SurveyedFile| file.form == Some(StoredForm::Recipe);
+        let split = self.files.iter().filter(|(id, file)| is_split(file) && is_wanted(id.digest));
         for file in split.map(|(id, _)| *id) {
             let reason = match read_recipe(store, &mut reader, file)? {
                 Ok(Some(recipe)) => recipe::mistake(store, &mut reader, &recipe),
@@ -279,8 +272,8 @@ impl Survey {
         models.iter().filter_map(|model| self.models.get(*model))
     }
 
-    /// What a manifest says about a file, and how it is stored.
-    pub(super) fn file(&self, id: FileId) -> Option<(Descriptor, Form)> {
+    /// What a manifest says about a file, and how it is stored, if that can be read.
+    pub(super) fn file(&self, id: FileId) -> Option<(Descriptor, Option<StoredForm>)> {
         let file = self.files.get(&id)?;
         let FileId { digest, size } = id;
         Some((Descriptor { media_type: file.media_type.clone(), digest, size }, file.form))
@@ -289,7 +282,7 @@ impl Survey {
     /// Whether a blob is a file of weights that lies there whole, or has lost its recipe.
     pub(super) fn is_whole_weights(&self, need: &Need) -> bool {
         let mut files = need.files.iter().filter_map(|file| self.files.get(file));
-        files.any(|file| file.is_weights && file.form == Form::Whole)
+        files.any(|file| file.is_weights && file.form == Some(StoredForm::Blob))
     }
 }
 

@@ -7,14 +7,12 @@
 //! after all, the least certain first ([`Trial::next_suspects`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use blobd_registry::{RegistryClient, RegistryError, RemoteFile};
 use blobd_store::leases::Lease;
-use blobd_store::{Store, StoreError};
+use blobd_store::{FileReader, Store, StoreError};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::layout;
 use blobd_store_format::recipe::{Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::split::{BlobPlaces, SplitPlan, Target};
@@ -287,8 +285,7 @@ fn samples(
     (plan, places): (&SplitPlan, &BlobPlaces),
     candidate: &Candidate,
 ) -> Result<Vec<Sample>, StoreError> {
-    let file = store.open_blob(candidate.digest, candidate.size)?;
-    let path = layout::blob(candidate.digest);
+    let mut blob = FileReader::of_blob(store, candidate.digest, candidate.size);
     let own = places.segments(plan, candidate.blob).filter_map(|segment| match segment.target {
         Target::Blob { offset_in_blob, .. } => Some((segment.offset_in_file, segment.length, offset_in_blob)),
         Target::Literal { .. } => None,
@@ -305,8 +302,8 @@ fn samples(
         let seed = Digest::of(format!("{} {number}", candidate.digest).as_bytes());
         let random = seed.as_bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let within = random % (length - wanted + 1);
-        let mut stored = vec![0; usize::try_from(wanted).unwrap_or_default()];
-        file.read_exact_at(&mut stored, offset_in_blob + within).map_err(StoreError::io("read", &path))?;
+        let start = offset_in_blob + within;
+        let stored = blob.read_range(start..start.saturating_add(wanted))?;
         samples.push(Sample { offset_in_file: offset_in_file + within, stored });
     }
     Ok(samples)

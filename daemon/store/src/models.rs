@@ -9,6 +9,7 @@ use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::stored_file::StoredForm;
 
 use super::leases::Lease;
 use super::{Store, StoreError};
@@ -29,17 +30,8 @@ pub struct Model {
 pub struct StoredFile {
     /// What the manifest says about it.
     pub descriptor: Descriptor,
-    /// How it is stored.
-    pub form: StoredForm,
-}
-
-/// How a file is stored.
-#[derive(Clone, Debug)]
-pub enum StoredForm {
-    /// As one blob, named by the file's own digest.
-    Blob,
-    /// In parts.
-    Recipe(Arc<Recipe>),
+    /// How it is put together, if it was split. If not, it is one blob.
+    pub recipe: Option<Arc<Recipe>>,
 }
 
 impl Model {
@@ -58,22 +50,29 @@ impl Model {
 
 impl StoredFile {
     fn is_stored_as(&self, other: &Self) -> bool {
-        match (&self.form, &other.form) {
-            (StoredForm::Blob, StoredForm::Blob) => self.descriptor.digest == other.descriptor.digest,
+        match (&self.recipe, &other.recipe) {
+            (None, None) => self.descriptor.digest == other.descriptor.digest,
             // Recipes are remembered: most often both have the very same, and nothing is compared.
-            (StoredForm::Recipe(recipe), StoredForm::Recipe(other)) => {
-                Arc::ptr_eq(recipe, other) || recipe == other
-            }
+            (Some(recipe), Some(other)) => Arc::ptr_eq(recipe, other) || recipe == other,
             _ => false,
+        }
+    }
+
+    /// How it is stored.
+    #[must_use]
+    pub const fn form(&self) -> StoredForm {
+        match self.recipe {
+            Some(_) => StoredForm::Recipe,
+            None => StoredForm::Blob,
         }
     }
 
     /// Every blob the file needs and the least length it must have in bytes.
     #[must_use]
     pub fn blob_sizes(&self) -> Vec<(Digest, u64)> {
-        match &self.form {
-            StoredForm::Blob => vec![(self.descriptor.digest, self.descriptor.size)],
-            StoredForm::Recipe(recipe) => recipe.blob_sizes().into_iter().collect(),
+        match &self.recipe {
+            Some(recipe) => recipe.blob_sizes().into_iter().collect(),
+            None => vec![(self.descriptor.digest, self.descriptor.size)],
         }
     }
 }
@@ -111,11 +110,8 @@ impl Store {
     /// As for [`Self::model`].
     pub fn header_bytes(&self, reference: &Reference) -> Result<u64, StoreError> {
         let model = self.model(reference)?;
-        let size = |file: &StoredFile| match &file.form {
-            StoredForm::Recipe(recipe) => recipe.header().map(|(_, size)| size),
-            StoredForm::Blob => None,
-        };
-        Ok(model.files.iter().filter_map(size).fold(0, u64::saturating_add))
+        let recipes = model.files.iter().filter_map(|file| file.recipe.as_ref());
+        Ok(recipes.filter_map(|recipe| recipe.header()).fold(0, |sum, (_, size)| sum.saturating_add(size)))
     }
 
     /// A model whose files and blobs `lease` pins. Its tag named it when all were pinned, so
@@ -150,8 +146,7 @@ impl Store {
             let path = self.root.full(layout::recipe(file.digest));
             return Err(StoreError::RecipeSize { path, found, expected: file.size });
         }
-        let form = recipe.map_or(StoredForm::Blob, StoredForm::Recipe);
-        Ok(StoredFile { descriptor: file.clone(), form })
+        Ok(StoredFile { descriptor: file.clone(), recipe })
     }
 
     /// The same by what is on disk now, whatever is remembered. `None` if the recipe there is
@@ -223,7 +218,7 @@ impl Store {
             stored => stored?,
         };
         // On disk: what the cache remembers may have been collected.
-        if matches!(stored.form, StoredForm::Recipe(_)) && self.recipe_bytes(file.digest)?.is_none() {
+        if stored.recipe.is_some() && self.recipe_bytes(file.digest)?.is_none() {
             return Ok(Some(StoreError::MissingBlob { digest: file.digest }));
         }
         for (digest, expected) in stored.blob_sizes() {

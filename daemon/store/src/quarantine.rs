@@ -16,7 +16,7 @@ use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::layout;
 
 use super::root::{FileStatus, Root};
-use super::{Store, StoreError, lock};
+use super::{FileReader, Store, StoreError, lock};
 
 /// The blobs that are known not to be there as they should.
 #[derive(Debug, Default)]
@@ -164,12 +164,18 @@ impl Store {
         Ok(times)
     }
 
-    /// Opens such a copy for reading.
+    /// Opens such a copy of a blob of `size` bytes for reading.
     ///
     /// # Errors
     /// [`StoreError::UnexpectedFile`], [`StoreError::Io`].
-    pub fn open_quarantined(&self, digest: Digest, time: u64) -> Result<File, StoreError> {
-        self.root.open_file(&layout::quarantined(digest, time))
+    pub fn open_quarantined(
+        &self,
+        digest: Digest,
+        time: u64,
+        size: u64,
+    ) -> Result<FileReader<'_>, StoreError> {
+        let file = self.root.open_file(&layout::quarantined(digest, time))?;
+        Ok(FileReader::of_opened(self, digest, size, file))
     }
 }
 

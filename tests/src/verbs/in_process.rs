@@ -1,8 +1,6 @@
 //! The verbs called as functions on a store in this process.
 
 use std::fs::File;
-use std::io::Read as _;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,8 +14,7 @@ use blobd_client::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
 };
 use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
-use blobd_store::{Store, StoreError, StoreOptions, StoredFile, StoredForm};
-use blobd_store_format::recipe::Piece;
+use blobd_store::{FileReader, Store, StoreError, StoreOptions};
 
 use super::{Verbs, reference};
 use crate::wait::eventually_some;
@@ -53,29 +50,6 @@ impl InProcess {
         let store = eventually_some("the store is unlocked", opened)?;
         Ok(Self { store: Arc::new(store) })
     }
-
-    fn file_bytes(&self, file: &StoredFile) -> Result<Vec<u8>, OpError> {
-        let StoredForm::Recipe(recipe) = &file.form else {
-            let mut bytes = Vec::new();
-            let mut blob = self.store.open_blob(file.descriptor.digest, file.descriptor.size)?;
-            blob.read_to_end(&mut bytes).expect("a blob can be read");
-            return Ok(bytes);
-        };
-        let mut bytes = Vec::new();
-        for piece in recipe.pieces() {
-            let start = bytes.len();
-            match piece {
-                Piece::Blob { blob, offset, length } => {
-                    bytes.resize(start + usize::try_from(*length).expect("a small file"), 0);
-                    let blob = self.store.open_blob(*blob, offset + length)?;
-                    blob.read_exact_at(&mut bytes[start..], *offset).expect("a blob can be read");
-                }
-                Piece::Zeros { zeros } => bytes.resize(start + usize::try_from(*zeros).expect("a few"), 0),
-                Piece::Literal { literal } => bytes.extend(literal),
-            }
-        }
-        Ok(bytes)
-    }
 }
 
 impl Verbs for InProcess {
@@ -94,7 +68,8 @@ impl Verbs for InProcess {
     fn export(&self, name: &str) -> Result<Vec<u8>, ErrorBody> {
         let model = self.store.model(&reference(name)).map_err(|error| OpError::from(error).body())?;
         let file = model.files.iter().find(|file| file.descriptor.media_type.component() == "model");
-        self.file_bytes(file.expect("an imported model has its file")).map_err(|error| error.body())
+        let mut reader = FileReader::of(&self.store, file.expect("an imported model has its file"));
+        reader.read_range(0..u64::MAX).map_err(|error| OpError::from(error).body())
     }
 
     fn list(&self) -> Result<ModelList, ErrorBody> {

@@ -1,10 +1,8 @@
 //! Bytes of a damaged blob that are in the store itself.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
 
-use blobd_store::{BlobWriter, StoreError};
+use blobd_store::{BlobWriter, FileReader, StoreError};
 use blobd_store_format::digest::Digest;
 
 use super::place::{Place, places};
@@ -20,9 +18,9 @@ impl Repair<'_> {
     pub(super) fn take_from_quarantine(&self, digest: Digest, need: &Need) -> bool {
         let copies = self.store.quarantined_copies(digest).unwrap_or_default();
         copies.into_iter().any(|time| {
-            let whole = Place { offset_in_file: 0, offset_in_blob: 0, length: need.size };
-            let file = self.store.open_quarantined(digest, time).map_err(|error| error.to_string());
-            let copied = file.and_then(|file| self.copy(digest, need, &file, &[whole]));
+            let copy =
+                self.store.open_quarantined(digest, time, need.size).map_err(|error| error.to_string());
+            let copied = copy.and_then(|copy| self.copy(digest, need, copy, &[Place::whole(need.size)]));
             self.tells_of(&copied, digest, "its copy in quarantine")
         })
     }
@@ -38,15 +36,21 @@ impl Repair<'_> {
                 return false;
             }
             let _reading = self.store.note_own_read(file);
-            let opened = self.store.open_blob(file, recipe.size()).map_err(|error| error.to_string());
-            let copied = opened.and_then(|opened| self.copy(digest, need, &opened, &places));
-            self.tells_of(&copied, digest, "the whole file")
+            let whole = FileReader::of_blob(self.store, file, recipe.size());
+            self.tells_of(&self.copy(digest, need, whole, &places), digest, "the whole file")
         })
     }
 
-    fn copy(&self, digest: Digest, need: &Need, file: &File, places: &[Place]) -> Result<(), Failure> {
+    fn copy(
+        &self,
+        digest: Digest,
+        need: &Need,
+        mut file: FileReader<'_>,
+        places: &[Place],
+    ) -> Result<(), Failure> {
         self.publish(digest, need.size, |writer| {
-            places.iter().try_for_each(|place| copy(file, *place, writer))
+            let copied = places.iter().try_for_each(|place| copy(&mut file, *place, writer));
+            copied.map_err(|error| error.to_string())
         })
     }
 
@@ -58,16 +62,12 @@ impl Repair<'_> {
     }
 }
 
-fn copy(file: &File, place: Place, writer: &mut BlobWriter) -> Result<(), Failure> {
-    let mut done = 0;
-    let mut buffer = Vec::new();
-    while done < place.length {
-        let step = CHUNK_BYTES.min(place.length.saturating_sub(done));
-        buffer.resize(usize::try_from(step).unwrap_or_default(), 0);
-        let read = file.read_exact_at(&mut buffer, place.offset_in_file.saturating_add(done));
-        read.map_err(|error| error.to_string())?;
-        writer.append(&buffer).map_err(|error: StoreError| error.to_string())?;
-        done = done.saturating_add(step);
+fn copy(file: &mut FileReader<'_>, place: Place, writer: &mut BlobWriter) -> Result<(), StoreError> {
+    let mut offset = place.offset_in_file;
+    while offset < place.end_in_file() {
+        let end = offset.saturating_add(CHUNK_BYTES).min(place.end_in_file());
+        writer.append(&file.read_range(offset..end)?)?;
+        offset = end;
     }
     Ok(())
 }

@@ -7,10 +7,11 @@ use blobd_store::BlobWriter;
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::source::PullSource;
+use blobd_store_format::stored_file::StoredForm;
 
 use super::place::{Place, places};
 use super::{Failure, Repair};
-use crate::ops::survey::{FileId, Form, Need, Survey, SurveyedModel};
+use crate::ops::survey::{FileId, Need, Survey, SurveyedModel};
 
 impl Repair<'_> {
     /// Asks the origins of all models that need the blob, one after the other; answers with how
@@ -56,13 +57,11 @@ impl Repair<'_> {
     }
 
     /// Where in a file the blob is; nowhere if the recipe that says so is gone or damaged.
-    fn places(&self, file: FileId, form: Form, blob: Digest) -> Vec<Place> {
+    fn places(&self, file: FileId, form: Option<StoredForm>, blob: Digest) -> Vec<Place> {
         match form {
-            Form::Whole if file.digest == blob => {
-                vec![Place { offset_in_file: 0, offset_in_blob: 0, length: file.size }]
-            }
-            Form::Whole | Form::Unread => Vec::new(),
-            Form::Split => {
+            Some(StoredForm::Blob) if file.digest == blob => vec![Place::whole(file.size)],
+            Some(StoredForm::Blob) | None => Vec::new(),
+            Some(StoredForm::Recipe) => {
                 let recipe = self.store.recipe(file.digest).ok().flatten();
                 recipe.map(|recipe| places(&recipe, blob)).unwrap_or_default()
             }

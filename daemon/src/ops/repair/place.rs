@@ -15,6 +15,11 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// All of a file that is one blob.
+    pub(super) const fn whole(size: u64) -> Self {
+        Self { offset_in_file: 0, offset_in_blob: 0, length: size }
+    }
+
     /// Where it ends in the file.
     pub(super) const fn end_in_file(&self) -> u64 {
         self.offset_in_file.saturating_add(self.length)
@@ -24,17 +29,13 @@ impl Place {
 /// All of a blob in a file that was split, in the order of the blob, as few places as possible; none
 /// if the file does not have all of it.
 pub(super) fn places(recipe: &Recipe, blob: Digest) -> Vec<Place> {
-    let mut found = Vec::new();
-    let mut offset_in_file = 0u64;
-    for piece in recipe.pieces() {
-        match piece {
-            Piece::Blob { blob: other, offset, length } if *other == blob => {
-                found.push(Place { offset_in_file, offset_in_blob: *offset, length: *length });
-            }
-            _ => {}
+    let place = |(offset_in_file, piece): (u64, &Piece)| match *piece {
+        Piece::Blob { blob: other, offset: offset_in_blob, length } if other == blob => {
+            Some(Place { offset_in_file, offset_in_blob, length })
         }
-        offset_in_file = offset_in_file.saturating_add(piece.length());
-    }
+        _ => None,
+    };
+    let mut found: Vec<Place> = recipe.pieces().with_offsets().filter_map(place).collect();
     found.sort_by_key(|place| (place.offset_in_blob, place.length));
     covering(&found)
 }

@@ -64,7 +64,7 @@ fn parts(plan: &SplitPlan, recipe: &Recipe) -> Option<(Vec<Digest>, Vec<Vec<u8>>
     }
     let mut blobs = vec![Digest::of(b""); plan.blobs().len()];
     let mut literals = Vec::new();
-    for (segment, piece) in plan.segments().iter().zip(recipe.pieces()) {
+    for (segment, piece) in plan.segments().iter().zip(recipe.pieces().iter()) {
         match (segment.target, piece) {
             (Target::Blob { blob, .. }, Piece::Blob { blob: digest, .. }) => *blobs.get_mut(blob)? = *digest,
             (Target::Literal { .. }, Piece::Literal { literal }) => literals.push(literal.clone()),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use blobd_client::protocol::error::ErrorCode;
-use blobd_client::protocol::response::Stored;
+use blobd_store_format::stored_file::StoredForm;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::{sha256, tensor_ranges};
 use blobd_tests::places::fast_folder;
@@ -76,7 +76,7 @@ pub(super) fn header_and_config_are_told_by_show(verbs: &impl Verbs) {
     assert_eq!(shown.parameters, shown.tensors.iter().map(|tensor| elements(&tensor.shape)).sum::<u64>());
     let layers: Vec<_> = shown.layers.iter().map(|l| (l.media_type.component(), l.size, l.stored)).collect();
     assert_eq!(layers[0].0, "config");
-    assert_eq!(layers[1], ("model", file.bytes().len() as u64, Stored::Recipe));
+    assert_eq!(layers[1], ("model", file.bytes().len() as u64, StoredForm::Recipe));
     assert_eq!(shown.layers[1].digest.to_string(), format!("sha256:{}", sha256(&file.bytes())));
 }
 

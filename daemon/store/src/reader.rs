@@ -1,0 +1,132 @@
+//! Stored files, read at any offset.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use blobd_store_format::recipe::{Piece, Recipe};
+use blobd_store_format::stored_file::FilePieces;
+
+use crate::{Store, StoreError, StoredFile};
+
+/// A stored file, whole or in pieces. Blobs are opened when they are needed, and the last one stays open.
+#[derive(Debug)]
+pub struct FileReader<'s> {
+    store: &'s Store,
+    pieces: Cow<'s, FilePieces<Piece>>,
+    open: Option<(Digest, File)>,
+}
+
+impl<'s> FileReader<'s> {
+    /// A file of a model.
+    #[must_use]
+    pub fn of(store: &'s Store, file: &'s StoredFile) -> Self {
+        match &file.recipe {
+            Some(recipe) => Self::of_recipe(store, recipe),
+            None => Self::of_blob(store, file.descriptor.digest, file.descriptor.size),
+        }
+    }
+
+    /// The file that a recipe rebuilds.
+    #[must_use]
+    pub const fn of_recipe(store: &'s Store, recipe: &'s Recipe) -> Self {
+        Self { store, pieces: Cow::Borrowed(recipe.pieces()), open: None }
+    }
+
+    /// A blob of `size` bytes.
+    #[must_use]
+    pub fn of_blob(store: &'s Store, blob: Digest, size: u64) -> Self {
+        Self { store, pieces: Cow::Owned(FilePieces::whole(blob, size)), open: None }
+    }
+
+    /// A file of `size` bytes that is open and should be a blob.
+    pub(crate) fn of_opened(store: &'s Store, blob: Digest, size: u64, file: File) -> Self {
+        Self { open: Some((blob, file)), ..Self::of_blob(store, blob, size) }
+    }
+
+    /// Fills `buffer` from `offset` on, or the start of it where the file ends; how much that is.
+    ///
+    /// # Errors
+    /// [`StoreError::MissingBlob`], [`StoreError::BlobSize`], [`StoreError::Io`].
+    pub fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> Result<usize, StoreError> {
+        let Self { store, pieces, open } = self;
+        pieces.read_at(offset, buffer, |blob, offset, bytes| {
+            let file = match open {
+                Some((digest, file)) if *digest == blob => file,
+                _ => {
+                    let end = offset.saturating_add(bytes.len() as u64);
+                    &mut open.insert((blob, store.open_blob(blob, end)?)).1
+                }
+            };
+            file.read_exact_at(bytes, offset).map_err(store.root.failure("read", &layout::blob(blob)))
+        })
+    }
+
+    /// A range of the file, or the start of it where the file ends. The caller has bounded its length.
+    ///
+    /// # Errors
+    /// As for [`Self::read_at`].
+    pub fn read_range(&mut self, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
+        let end = range.end.min(self.pieces.size());
+        let mut bytes = vec![0; usize::try_from(end.saturating_sub(range.start)).unwrap_or(usize::MAX)];
+        self.read_at(range.start, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::Ingest;
+
+    fn store_with<const N: usize>(blobs: [&[u8]; N]) -> (TempDir, Arc<Store>, [Digest; N]) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(folder.path().join("store")).unwrap());
+        let mut ingest = Ingest::begin(&store, store.leases().grant("a test")).unwrap();
+        let blobs = blobs.map(|bytes| ingest.add_bytes(bytes).unwrap());
+        ingest.commit_blobs().unwrap();
+        (folder, store, blobs)
+    }
+
+    #[test]
+    fn any_range_of_a_split_file_is_read_from_its_blobs() {
+        let (_folder, store, [header, weights]) = store_with([b"header", b"weights"]);
+        let pieces = vec![
+            Piece::Blob { blob: header, offset: 0, length: 6 },
+            Piece::Zeros { zeros: 2 },
+            Piece::Blob { blob: weights, offset: 3, length: 4 },
+            Piece::Literal { literal: b"tail".to_vec() },
+            Piece::Blob { blob: weights, offset: 0, length: 3 },
+        ];
+        let file = b"header\0\0ghtstailwei";
+        let recipe = Recipe::new(Digest::of(file), pieces, Vec::new()).unwrap();
+        let mut reader = FileReader::of_recipe(&store, &recipe);
+        for start in 0..file.len() {
+            for end in start..=file.len() {
+                let read = reader.read_range(start as u64..end as u64).unwrap();
+                assert_eq!(read, file[start..end], "{start}..{end}");
+            }
+        }
+        assert_eq!(reader.read_range(15..u64::MAX).unwrap(), b"lwei");
+        assert_eq!(reader.read_at(99, &mut [0; 4]).unwrap(), 0);
+    }
+
+    #[test]
+    fn blob_that_is_missing_or_too_short_is_an_error() {
+        let (_folder, store, [blob]) = store_with([b"blob"]);
+        let mut reader = FileReader::of_blob(&store, blob, 6);
+        assert_eq!(reader.read_range(1..3).unwrap(), b"lo");
+        assert!(matches!(reader.read_range(1..6), Err(StoreError::Io { .. })), "it is open by now");
+        let mut reader = FileReader::of_blob(&store, blob, 6);
+        assert!(matches!(reader.read_range(1..6), Err(StoreError::BlobSize { found: 4, expected: 6, .. })));
+        let mut missing = FileReader::of_blob(&store, Digest::of(b"missing"), 4);
+        assert!(matches!(missing.read_range(0..4), Err(StoreError::MissingBlob { .. })));
+    }
+}
