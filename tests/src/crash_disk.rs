@@ -172,7 +172,7 @@ impl Disk for CrashDisk {
     fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File> {
         let content = change == Change::Content;
         self.call(|tree| match tree.names_of(path) {
-            0 | 1 => File::options().read(true).write(content).open(root.full(path)),
+            0 | 1 => File::options().read(true).write(content).open(self.root.join(path)),
             _ => KernelDisk.open_file(root, path, change),
         })
     }

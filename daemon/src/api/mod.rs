@@ -325,7 +325,7 @@ fn version(daemon: &Daemon) -> Version {
     Version {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         protocol: blobd_client::protocol::VERSION,
-        root: daemon.store.root().display().to_string(),
+        root: daemon.store.place().display().to_string(),
         pid: std::process::id(),
     }
 }

@@ -152,7 +152,7 @@ fn connect_to_holder(root: &Path, holder: &LockHolder) -> Result<Connected, Erro
         Some(Err(error)) => format!("that daemon cannot be reached ({error}); restart it"),
         None => "wait until it is done, or start `blobd serve` and share it".to_owned(),
     };
-    let locked = StoreError::Locked { root: root.to_path_buf(), holder: Box::new(holder.clone()) };
+    let locked = StoreError::Locked { root: root.into(), holder: Box::new(holder.clone()) };
     Err(OpError::from(locked).body().with_hint(hint))
 }
 

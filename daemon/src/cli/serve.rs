@@ -78,7 +78,7 @@ async fn serve(daemon: Arc<Daemon>, path: &Path, signals: Option<StopSignals>) -
     let socket = Socket::bind(path).map_err(|error| bind_error(path, &error))?;
     admit_system_group(&socket);
     daemon.store.announce(Some(path));
-    tracing::info!("serving {} on {}", daemon.store.root().display(), path.display());
+    tracing::info!("serving {} on {}", daemon.store.place().display(), path.display());
     let server = Server::new(Arc::clone(&daemon));
     tokio::select! {
         () = server.serve(socket.listener()) => {}

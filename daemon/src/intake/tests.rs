@@ -1,6 +1,7 @@
 //! Files taken in, put together again, and refused without a trace.
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use blobd_fixtures::model::ModelFile;
@@ -37,8 +38,12 @@ fn rebuild(store: &Store, file: Digest) -> Vec<u8> {
     FileReader::of_recipe(store, &recipe).read_range(0..recipe.size()).unwrap()
 }
 
-fn check_nothing_staged(store: &Store) {
-    assert_eq!(fs::read_dir(store.root().join(layout::STAGING)).unwrap().count(), 0);
+fn staging(folder: &TempDir) -> PathBuf {
+    folder.path().join("store").join(layout::STAGING)
+}
+
+fn check_nothing_staged(folder: &TempDir, store: &Store) {
+    assert_eq!(fs::read_dir(staging(folder)).unwrap().count(), 0);
     assert!(store.blobs().unwrap().is_empty() && store.recipes().unwrap().is_empty());
 }
 
@@ -112,13 +117,13 @@ fn progress_grows_up_to_the_size() {
 
 #[test]
 fn file_that_ends_early_is_refused_wherever_it_ends() {
-    let (_folder, store) = new_store();
+    let (folder, store) = new_store();
     let file = gguf(&[("a", 5 << 20), ("b", 100)]);
     for length in [0, 3, 24, 60, 200, 1 << 20, file.len() - 1] {
         let error = take(&store, &mut &file[..length], file.len() as u64).unwrap_err();
         let IntakeError::Truncated { found, expected } = error else { panic!("{length}: {error}") };
         assert_eq!((found, expected), (length as u64, file.len() as u64));
-        check_nothing_staged(&store);
+        check_nothing_staged(&folder, &store);
     }
 }
 
@@ -130,7 +135,7 @@ fn failure_of_the_source_is_passed_on() {
             Err(io::Error::other("the cable is cut"))
         }
     }
-    let (_folder, store) = new_store();
+    let (folder, store) = new_store();
     let file = gguf(&[("a", 5 << 20)]);
     for length in [0, 30, 1 << 20, file.len() - 1] {
         let error = take(&store, &mut file[..length].chain(Broken), file.len() as u64).unwrap_err();
@@ -138,7 +143,7 @@ fn failure_of_the_source_is_passed_on() {
             matches!(&error, IntakeError::Source(error) if error.to_string().contains("cable")),
             "{error}"
         );
-        check_nothing_staged(&store);
+        check_nothing_staged(&folder, &store);
     }
 }
 
@@ -146,10 +151,10 @@ fn failure_of_the_source_is_passed_on() {
 /// consequence, and nobody waits for ever.
 #[test]
 fn failure_of_the_store_is_told_and_not_its_consequence() {
-    let (_folder, store) = new_store();
+    let (folder, store) = new_store();
     let file = gguf(&[("a", 1 << 20), ("b", 30 << 20)]);
     let mut ingest = begin(&store);
-    let staging = store.root().join(layout::STAGING);
+    let staging = staging(&folder);
     let mut remove_staging = |_| drop(fs::remove_dir_all(&staging));
     let size = file.len() as u64;
     remove_staging(0);
@@ -159,7 +164,7 @@ fn failure_of_the_store_is_told_and_not_its_consequence() {
 
 #[test]
 fn refused_header_is_told_as_such() {
-    let (_folder, store) = new_store();
+    let (folder, store) = new_store();
     for (file, refused_by_split) in
         [(b"no gguf at all, but long enough".to_vec(), false), (gguf(&[("a", 64)]), true)]
     {
@@ -167,7 +172,7 @@ fn refused_header_is_told_as_such() {
         let error = take(&store, &mut &file[..file.len() - 1], size).unwrap_err();
         assert_eq!(matches!(error, IntakeError::Split(_)), refused_by_split, "{error}");
         assert_eq!(matches!(error, IntakeError::Gguf(_)), !refused_by_split, "{error}");
-        check_nothing_staged(&store);
+        check_nothing_staged(&folder, &store);
     }
 }
 

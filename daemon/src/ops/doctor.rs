@@ -70,7 +70,7 @@ fn writable(store: &Store) -> Check {
 
 fn file_system(store: &Store) -> Check {
     let found = store.file_system();
-    let detail = format!("{} on {}", store.root().display(), found.name);
+    let detail = format!("{} on {}", store.place().display(), found.name);
     match found.warning {
         Some(what) => warning("file system", format!("{detail}: {what}"), "keep the store on a local disk"),
         None => ok("file system", detail),
@@ -239,8 +239,8 @@ mod tests {
     }
 
     fn scrub_after(json: &str) -> String {
-        let (_folder, store) = new_store();
-        std::fs::write(store.root().join("scrub.json"), json).unwrap();
+        let (folder, store) = new_store();
+        std::fs::write(folder.path().join("scrub.json"), json).unwrap();
         scrub(&store).detail
     }
 

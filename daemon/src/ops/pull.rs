@@ -285,7 +285,7 @@ impl Incoming<'_> {
     /// may claim anything. What is really new is known once the file's header is.
     fn admit(&self, file: &RemoteFile) -> Result<(), OpError> {
         let store = self.ingest.store();
-        let root = store.root().to_path_buf();
+        let root = store.place();
         let (needed_bytes, capacity) = (file.size(), store.capacity_bytes()?);
         if let Some(quota_bytes) = store.space_policy().quota_bytes.filter(|quota| needed_bytes > *quota) {
             let used_bytes = store.used_bytes();

@@ -379,6 +379,7 @@ fn recipe_bytes(store: &Store, reader: &mut DiskReader, file: Digest) -> io::Res
 mod tests {
     use std::fs;
     use std::sync::Arc;
+    use std::path::PathBuf;
 
     use blobd_store_format::recipe::Piece;
     use tempfile::TempDir;
@@ -394,12 +395,16 @@ mod tests {
         let length = WEIGHTS_BYTES / blobs;
         let piece = |number: u64| Piece::Blob { blob: blob(number), offset: 0, length };
         let recipe = Recipe::new(Digest::of(WEIGHTS), (0..blobs).map(piece).collect(), Vec::new()).unwrap();
-        fs::write(store.root().join(layout::recipe(recipe.file())), recipe.to_json()).unwrap();
-        (0..models).for_each(|model| add_model(&store, &format!("m{model}"), WEIGHTS_BYTES));
+        fs::write(root(&folder).join(layout::recipe(recipe.file())), recipe.to_json()).unwrap();
+        (0..models).for_each(|model| add_model(&folder, &format!("m{model}"), WEIGHTS_BYTES));
         (folder, store)
     }
 
-    fn add_model(store: &Store, name: &str, weights_bytes: u64) {
+    fn root(folder: &TempDir) -> PathBuf {
+        folder.path().join("store")
+    }
+
+    fn add_model(folder: &TempDir, name: &str, weights_bytes: u64) {
         let file = |media_type: &str, bytes: &[u8], size| Descriptor {
             media_type: MediaType::new(media_type),
             digest: Digest::of(bytes),
@@ -407,7 +412,7 @@ mod tests {
         };
         let weights = file(MediaType::OLLAMA_MODEL, WEIGHTS, weights_bytes);
         let manifest = Manifest::compose(file("config", name.as_bytes(), 2), vec![weights]).unwrap();
-        let path = store.root().join(layout::manifest(&name.parse().unwrap()));
+        let path = root(folder).join(layout::manifest(&name.parse().unwrap()));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, manifest.raw()).unwrap();
     }
@@ -451,16 +456,16 @@ mod tests {
 
     #[test]
     fn weights_without_a_recipe_are_whole() {
-        let (_folder, store) = store_of_relatives(1, 100);
-        fs::remove_file(store.root().join(layout::recipe(weights().digest))).unwrap();
+        let (folder, store) = store_of_relatives(1, 100);
+        fs::remove_file(root(&folder).join(layout::recipe(weights().digest))).unwrap();
         let (survey, needs) = Survey::with_needs(&store, &[weights().digest].into()).unwrap();
         assert!(survey.is_whole_weights(&needs[&weights().digest]));
     }
 
     #[test]
     fn model_that_does_not_agree_with_the_recipe_on_the_length_is_a_finding() {
-        let (_folder, store) = store_of_relatives(2, 100);
-        add_model(&store, "liar", WEIGHTS_BYTES + 1);
+        let (folder, store) = store_of_relatives(2, 100);
+        add_model(&folder, "liar", WEIGHTS_BYTES + 1);
         let mut blobs = BTreeSet::new();
         let survey = Survey::of(&store, None, &mut blobs).unwrap();
         assert!(blobs.contains(&blob(99)));
@@ -471,8 +476,8 @@ mod tests {
 
     #[test]
     fn manifest_that_cannot_be_read_does_not_hide_the_others() {
-        let (_folder, store) = store_of_relatives(2, 100);
-        let path = store.root().join(layout::manifest(&"m0".parse().unwrap()));
+        let (folder, store) = store_of_relatives(2, 100);
+        let path = root(&folder).join(layout::manifest(&"m0".parse().unwrap()));
         fs::write(path, "damaged").unwrap();
         let mut blobs = BTreeSet::new();
         let survey = Survey::of(&store, None, &mut blobs).unwrap();

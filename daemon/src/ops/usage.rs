@@ -199,7 +199,7 @@ mod tests {
         let manifest = Manifest::compose(config, vec![weights.clone()]).unwrap();
         ingest.commit(&"m".parse().unwrap(), &manifest, None).unwrap();
         assert_eq!(usage(&store, |_| None).unwrap().saved_bytes, 0);
-        std::fs::remove_file(store.root().join(layout::blob(weights.digest))).unwrap();
+        std::fs::remove_file(folder.path().join("store").join(layout::blob(weights.digest))).unwrap();
         store.reindex().unwrap();
         let usage = usage(&store, |_| None).unwrap();
         assert_eq!((usage.saved_bytes, usage.logical_bytes), (0, (1 << 20) + 2));

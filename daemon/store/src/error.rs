@@ -1,13 +1,13 @@
 //! What can go wrong in the store.
 
 use std::io;
-use std::path::PathBuf;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::recipe::RecipeError;
 
 use super::lock_file::LockHolder;
+use super::place::Place;
 
 /// A failure of the store.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +18,7 @@ pub enum StoreError {
         /// What was tried.
         action: &'static str,
         /// On what.
-        path: PathBuf,
+        path: Place,
         /// Why it failed.
         source: io::Error,
     },
@@ -26,7 +26,7 @@ pub enum StoreError {
     #[error("store {}: {needed_bytes} bytes needed, {free_bytes} available on the disk", root.display())]
     NoRoom {
         /// The store.
-        root: PathBuf,
+        root: Place,
         /// How much was asked for.
         needed_bytes: u64,
         /// How much there is.
@@ -40,7 +40,7 @@ pub enum StoreError {
     )]
     Quota {
         /// The store.
-        root: PathBuf,
+        root: Place,
         /// How much was asked for.
         needed_bytes: u64,
         /// How much the store takes already.
@@ -59,7 +59,7 @@ pub enum StoreError {
     #[error("store {}: held by {holder}", root.display())]
     Locked {
         /// The store.
-        root: PathBuf,
+        root: Place,
         /// Who has it.
         holder: Box<LockHolder>,
     },
@@ -71,7 +71,7 @@ pub enum StoreError {
     )]
     NewerFormat {
         /// The store.
-        root: PathBuf,
+        root: Place,
         /// Its format.
         found: u32,
         /// The newest format that this code reads.
@@ -81,7 +81,7 @@ pub enum StoreError {
     #[error("{}: not a blobd store file: {source}", path.display())]
     StoreFile {
         /// The file.
-        path: PathBuf,
+        path: Place,
         /// What is wrong with it.
         source: serde_json::Error,
     },
@@ -89,19 +89,19 @@ pub enum StoreError {
     #[error("store {}: its index is still being built", root.display())]
     IndexBuilding {
         /// The store.
-        root: PathBuf,
+        root: Place,
     },
     /// The directory has files but no `store.json`.
     #[error("store {}: has files but no store.json; choose an empty directory with --root", root.display())]
     NotAStore {
         /// The directory.
-        root: PathBuf,
+        root: Place,
     },
     /// A manifest is damaged.
     #[error("{}: {source}", path.display())]
     Manifest {
         /// The file.
-        path: PathBuf,
+        path: Place,
         /// What is wrong with it.
         source: ManifestError,
     },
@@ -109,7 +109,7 @@ pub enum StoreError {
     #[error("{}: {source}", path.display())]
     Recipe {
         /// The file.
-        path: PathBuf,
+        path: Place,
         /// What is wrong with it.
         source: RecipeError,
     },
@@ -117,7 +117,7 @@ pub enum StoreError {
     #[error("{}: is the recipe of {found}; pull or import the model again", path.display())]
     WrongRecipe {
         /// The recipe's place.
-        path: PathBuf,
+        path: Place,
         /// The file that it rebuilds.
         found: Digest,
     },
@@ -128,7 +128,7 @@ pub enum StoreError {
     )]
     RecipeSize {
         /// The recipe's place.
-        path: PathBuf,
+        path: Place,
         /// What it rebuilds, in bytes.
         found: u64,
         /// What the manifest says, in bytes.
@@ -146,7 +146,7 @@ pub enum StoreError {
     #[error("{}: a {found}, {expected} expected; move it out of the store", path.display())]
     UnexpectedFile {
         /// The file.
-        path: PathBuf,
+        path: Place,
         /// What it is.
         found: String,
         /// What it must be.
@@ -156,19 +156,19 @@ pub enum StoreError {
     #[error("{}: missing; put it back, or make an empty one if what was in it is to be given up", path.display())]
     MissingDirectory {
         /// The directory.
-        path: PathBuf,
+        path: Place,
     },
     /// A file below `manifests/` or in `trash/` has a name that blobd gives none there.
     #[error("{}: not a file of blobd's, and nothing is collected while it is there; move it out of the store", path.display())]
     ForeignFile {
         /// The file.
-        path: PathBuf,
+        path: Place,
     },
     /// A record in the trash cannot be read, so nobody knows what it keeps.
     #[error("{}: damaged record of a model in the trash: {what}; move it out of the store", path.display())]
     Trash {
         /// The file.
-        path: PathBuf,
+        path: Place,
         /// What is wrong with it.
         what: String,
     },
@@ -206,13 +206,13 @@ pub enum StoreError {
 
 impl StoreError {
     /// Wraps a failed call: `.map_err(StoreError::io("read", path))`.
-    pub fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+    pub fn io(action: &'static str, path: impl Into<Place>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }
     }
 
     /// The same for a call that reports an error number.
-    pub fn errno(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(rustix::io::Errno) -> Self {
+    pub fn errno(action: &'static str, path: impl Into<Place>) -> impl FnOnce(rustix::io::Errno) -> Self {
         let wrap = Self::io(action, path);
         move |errno| wrap(errno.into())
     }

@@ -38,7 +38,7 @@ impl FileSystem {
     /// [`StoreError::Io`].
     pub(super) fn of(root: &Root) -> Result<Self, StoreError> {
         let stat = rustix::fs::fstatfs(root.directory_file());
-        let stat = stat.map_err(StoreError::errno("inspect", root.path()))?;
+        let stat = stat.map_err(StoreError::errno("inspect", root.place()))?;
         Ok(Self::by_magic(stat.f_type))
     }
 

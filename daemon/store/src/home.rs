@@ -110,11 +110,7 @@ fn find_store(root: &Root) -> Result<Option<StoreFile>, StoreError> {
     let file: StoreFile = serde_json::from_slice(&json)
         .map_err(|source| StoreError::StoreFile { path: root.full(layout::STORE_FILE), source })?;
     if file.format > FORMAT {
-        return Err(StoreError::NewerFormat {
-            root: root.path().to_path_buf(),
-            found: file.format,
-            supported: FORMAT,
-        });
+        return Err(StoreError::NewerFormat { root: root.place(), found: file.format, supported: FORMAT });
     }
     Ok(Some(file))
 }
@@ -129,7 +125,7 @@ fn refuse_foreign_directory(root: &Root) -> Result<(), StoreError> {
     {
         let name = entry?.name;
         if !name.to_str().is_some_and(|name| is_own_file(name) || is_own_directory(name)) {
-            return Err(StoreError::NotAStore { root: root.path().to_path_buf() });
+            return Err(StoreError::NotAStore { root: root.place() });
         }
     }
     Ok(())
@@ -216,7 +212,7 @@ fn take_lock(root: &Root, disk: &GuardedDisk) -> Result<Option<File>, StoreError
     match rustix::fs::flock(&file, operation) {
         Ok(()) => Ok(Some(file)),
         Err(Errno::WOULDBLOCK) => {
-            Err(StoreError::Locked { root: root.path().to_path_buf(), holder: Box::new(read_holder(&file)) })
+            Err(StoreError::Locked { root: root.place(), holder: Box::new(read_holder(&file)) })
         }
         Err(errno) => Err(StoreError::errno("lock", root.full(path))(errno)),
     }

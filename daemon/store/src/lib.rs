@@ -65,6 +65,7 @@ mod models;
 mod outlines;
 mod own_reads;
 mod pins;
+mod place;
 mod quarantine;
 mod reader;
 mod recipe_cache;
@@ -91,6 +92,7 @@ pub use home::FORMAT;
 pub use ingest::{Committed, Ingest};
 pub use lock_file::LockHolder;
 pub use models::{Model, StoredFile};
+pub use place::Place;
 pub use reader::FileReader;
 pub use root::FileStatus;
 pub use seal::StagedBlob;
@@ -219,8 +221,8 @@ impl Store {
 
     /// Where the store is.
     #[must_use]
-    pub fn root(&self) -> &Path {
-        self.root.path()
+    pub fn place(&self) -> Place {
+        self.root.place()
     }
 
     /// The leases that protect its content.
@@ -271,7 +273,7 @@ impl Store {
     /// Where something in the store lies, for tests that look at it from outside.
     #[cfg(test)]
     pub(crate) fn path(&self, relative: impl AsRef<Path>) -> PathBuf {
-        self.root.full(relative)
+        self.root.full(relative).path().to_path_buf()
     }
 
     /// What kind of file system the store lies on.
@@ -285,7 +287,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Io`].
     pub fn root_status(&self) -> Result<FileStatus, StoreError> {
-        FileStatus::of(self.root.directory_file()).map_err(StoreError::io("inspect", self.root()))
+        FileStatus::of(self.root.directory_file()).map_err(StoreError::io("inspect", self.place()))
     }
 
     /// What is free on the file system for a user without privileges, in bytes.

@@ -15,6 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::layout;
 
+use super::place::Place;
 use super::root::{FileStatus, Root};
 use super::{FileReader, Store, StoreError, lock};
 
@@ -57,11 +58,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Io`]; the blob is still in its place then, or the move is not durable.
-    pub(crate) fn quarantine(
-        &self,
-        digest: Digest,
-        seen: &FileStatus,
-    ) -> Result<Option<PathBuf>, StoreError> {
+    pub(crate) fn quarantine(&self, digest: Digest, seen: &FileStatus) -> Result<Option<Place>, StoreError> {
         self.create_directories(Path::new(layout::QUARANTINE))?;
         let _change = self.begin_change();
         let moved = self.move_aside(digest, seen)?;
@@ -77,7 +74,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Io`] when it cannot be read, or not moved; it is still in its place then.
-    pub fn set_aside_if_damaged(&self, digest: Digest) -> Result<Option<PathBuf>, StoreError> {
+    pub fn set_aside_if_damaged(&self, digest: Digest) -> Result<Option<Place>, StoreError> {
         let mut file = match self.open_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(None),
             opened => opened?,
@@ -210,7 +207,7 @@ mod tests {
     use super::*;
     use crate::testing::{add_blobs, store_with};
 
-    fn quarantine(store: &Store, digest: Digest) -> Option<PathBuf> {
+    fn quarantine(store: &Store, digest: Digest) -> Option<Place> {
         let seen = store.blob_status(digest).unwrap().unwrap();
         store.quarantine(digest, &seen).unwrap()
     }
@@ -220,11 +217,11 @@ mod tests {
         let (_folder, store, digest) = store_with(b"weights");
         assert!(store.damaged().is_empty());
         let place = quarantine(&store, digest).unwrap();
-        assert_eq!(fs::read(&place).unwrap(), b"weights");
+        assert_eq!(fs::read(place.path()).unwrap(), b"weights");
         assert_eq!(store.blob_size(digest).unwrap(), None);
         assert_eq!(store.damaged(), [digest].into());
         let [time] = store.quarantined_copies(digest).unwrap().try_into().unwrap();
-        assert_eq!(store.path(layout::quarantined(digest, time)), place);
+        assert_eq!(store.path(layout::quarantined(digest, time)), place.path());
     }
 
     #[test]

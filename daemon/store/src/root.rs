@@ -21,6 +21,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, openat, openat2,
 use rustix::io::Errno;
 
 use super::error::{StoreError, UnexpectedFile};
+use super::place::Place;
 
 mod directory;
 mod status;
@@ -37,7 +38,7 @@ pub struct Root(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    path: PathBuf,
+    place: Place,
     directory: File,
     resolver: Resolver,
 }
@@ -82,27 +83,25 @@ impl Root {
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub fn open(path: impl Into<PathBuf>) -> Result<Self, StoreError> {
+    pub(crate) fn open(path: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let path = path.into();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(&path, flags, Mode::empty());
         let directory = File::from(opened.map_err(StoreError::errno("open directory", &path))?);
         let probe = openat2(&directory, ".", OFlags::PATH | DIRECTORY, Mode::empty(), RESOLVE);
         let resolver = if probe.is_ok() { Resolver::Openat2 } else { Resolver::Walk };
-        Ok(Self(Arc::new(Inner { path, directory, resolver })))
+        Ok(Self(Arc::new(Inner { place: path.into(), directory, resolver })))
     }
 
-    /// Where the store is, for messages.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.0.path
+    /// Where the store is.
+    pub(crate) fn place(&self) -> Place {
+        self.0.place.clone()
     }
 
-    /// The path of something in the store, for messages.
-    #[must_use]
-    pub fn full(&self, relative: impl AsRef<Path>) -> PathBuf {
+    /// Where something in the store is.
+    pub(crate) fn full(&self, relative: impl AsRef<Path>) -> Place {
         let relative = relative.as_ref();
-        if relative.as_os_str().is_empty() { self.0.path.clone() } else { self.0.path.join(relative) }
+        if relative.as_os_str().is_empty() { self.place() } else { self.0.place.join(relative) }
     }
 
     /// The root directory itself.
@@ -233,7 +232,7 @@ impl Root {
 
     fn file_system_status(&self) -> Result<rustix::fs::StatVfs, StoreError> {
         let stat = rustix::fs::fstatvfs(&self.0.directory);
-        stat.map_err(StoreError::errno("inspect", self.path()))
+        stat.map_err(StoreError::errno("inspect", self.place()))
     }
 
     /// What a directory's files take on disk, all levels; what vanishes meanwhile or cannot be read

@@ -277,12 +277,12 @@ impl Space {
     fn check(&self, ledger: &mut Ledger, needed_bytes: u64) -> Result<(), StoreError> {
         let free_bytes = self.free(ledger)?;
         if needed_bytes > free_bytes {
-            return Err(StoreError::NoRoom { root: self.root.path().into(), needed_bytes, free_bytes });
+            return Err(StoreError::NoRoom { root: self.root.place(), needed_bytes, free_bytes });
         }
         let Some(quota_bytes) = self.policy.quota_bytes else { return Ok(()) };
         let used_bytes = self.used(ledger).saturating_add(ledger.promised);
         if needed_bytes > quota_bytes.saturating_sub(used_bytes) {
-            let root = self.root.path().into();
+            let root = self.root.place();
             return Err(StoreError::Quota { root, needed_bytes, used_bytes, quota_bytes });
         }
         Ok(())

@@ -2,7 +2,7 @@
 //!
 //! The files are read each time: they are the truth, and there are few.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::SystemTime;
 
 use blobd_store_format::digest::Digest;
@@ -11,6 +11,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
+use super::place::Place;
 use super::reservation::Reservation;
 use super::root::Directory;
 use super::staging::Staging;
@@ -23,7 +24,7 @@ pub struct Tags {
     pub references: Vec<Reference>,
     /// Files whose place is not a model's name. They may be manifests that someone moved, so a
     /// collection must not ignore them.
-    pub foreign: Vec<PathBuf>,
+    pub foreign: Vec<Place>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -202,7 +203,7 @@ impl Tags {
             }
             match reference_of(&place) {
                 Some(reference) if !entry.is_dir() => self.references.push(reference),
-                _ => self.foreign.push(directory.path().join(&entry.name)),
+                _ => self.foreign.push(directory.place().join(&entry.name)),
             }
         }
         Ok(())

@@ -135,7 +135,7 @@ impl Store {
             let name = entry?.name;
             match name.to_str().and_then(layout::parse_recipe_name) {
                 Some(record) => models.extend(self.trashed(record)?),
-                None => return Err(StoreError::ForeignFile { path: directory.path().join(name) }),
+                None => return Err(StoreError::ForeignFile { path: directory.place().join(name) }),
             }
         }
         models.sort_by(|a, b| (&a.reference, a.removed).cmp(&(&b.reference, b.removed)));

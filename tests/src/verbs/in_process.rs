@@ -1,7 +1,7 @@
 //! The verbs called as functions on a store in this process.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -24,6 +24,7 @@ use crate::wait::eventually_some;
 pub struct InProcess {
     /// The store.
     pub store: Arc<Store>,
+    root: PathBuf,
 }
 
 impl InProcess {
@@ -48,13 +49,19 @@ impl InProcess {
             opened => Some(opened),
         };
         let store = eventually_some("the store is unlocked", opened)?;
-        Ok(Self { store: Arc::new(store) })
+        Ok(Self::of(Arc::new(store), root))
+    }
+
+    /// One that is open already, in `root`.
+    #[must_use]
+    pub fn of(store: Arc<Store>, root: &Path) -> Self {
+        Self { store, root: root.to_path_buf() }
     }
 }
 
 impl Verbs for InProcess {
     fn root(&self) -> &Path {
-        self.store.root()
+        &self.root
     }
 
     fn import(&self, file: &Path, name: Option<&str>) -> Result<Imported, ErrorBody> {

@@ -144,9 +144,10 @@ mod tests {
 
     #[test]
     fn recipe_without_its_header_cannot_be_judged() {
-        let (_folder, store, recipe) = stored();
+        let (folder, store, recipe) = stored();
         let (header, _) = recipe.header().unwrap();
-        std::fs::remove_file(store.root().join(blobd_store_format::layout::blob(header))).unwrap();
+        let blob = blobd_store_format::layout::blob(header);
+        std::fs::remove_file(folder.path().join("store").join(blob)).unwrap();
         assert_eq!(mistake_of(&store, &recipe), None);
     }
 }

@@ -4,13 +4,14 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStringExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, openat, statat, unlinkat};
 use rustix::io::Errno;
 
 use super::FileStatus;
 use crate::StoreError;
+use crate::place::Place;
 
 /// Directories nest no deeper than `manifests/` does; what somebody else has nested deeper is not counted.
 const MAX_LEVELS: usize = 32;
@@ -19,8 +20,7 @@ const MAX_LEVELS: usize = 32;
 #[derive(Debug)]
 pub(crate) struct Directory {
     file: File,
-    /// For messages.
-    path: PathBuf,
+    place: Place,
 }
 
 /// A name in a directory.
@@ -42,13 +42,13 @@ impl Entry {
 }
 
 impl Directory {
-    pub(super) const fn new(file: File, path: PathBuf) -> Self {
-        Self { file, path }
+    pub(super) const fn new(file: File, place: Place) -> Self {
+        Self { file, place }
     }
 
-    /// Where it is, for messages.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+    /// Where it is.
+    pub(crate) const fn place(&self) -> &Place {
+        &self.place
     }
 
     /// The open directory.
@@ -61,7 +61,7 @@ impl Directory {
     /// # Errors
     /// [`StoreError::Io`].
     pub(crate) fn own_status(&self) -> Result<FileStatus, StoreError> {
-        FileStatus::of(&self.file).map_err(StoreError::io("inspect", &self.path))
+        FileStatus::of(&self.file).map_err(StoreError::io("inspect", self.place.clone()))
     }
 
     /// What the file system says about a name in it; `None` if nothing has it. A symbolic link is
@@ -74,7 +74,7 @@ impl Directory {
         match statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat.into())),
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(StoreError::errno("inspect", self.path.join(name))(errno)),
+            Err(errno) => Err(StoreError::errno("inspect", self.place.join(name))(errno)),
         }
     }
 
@@ -83,11 +83,11 @@ impl Directory {
     /// # Errors
     /// [`StoreError::Io`], also if it is no directory.
     pub(crate) fn find_directory(&self, name: impl AsRef<Path>) -> Result<Option<Self>, StoreError> {
-        let path = self.path.join(name.as_ref());
+        let place = self.place.join(name.as_ref());
         match openat(&self.file, name.as_ref(), OFlags::RDONLY | super::DIRECTORY, Mode::empty()) {
-            Ok(opened) => Ok(Some(Self { file: File::from(opened), path })),
+            Ok(opened) => Ok(Some(Self { file: File::from(opened), place })),
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(StoreError::errno("open directory", path)(errno)),
+            Err(errno) => Err(StoreError::errno("open directory", place)(errno)),
         }
     }
 
@@ -100,7 +100,7 @@ impl Directory {
         match openat(&self.file, name, OFlags::RDONLY | super::FILE, Mode::empty()) {
             Ok(opened) => Ok(Some(File::from(opened))),
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(StoreError::errno("open", self.path.join(name))(errno)),
+            Err(errno) => Err(StoreError::errno("open", self.place.join(name))(errno)),
         }
     }
 
@@ -111,7 +111,7 @@ impl Directory {
     pub(crate) fn remove_file(&self, name: impl AsRef<Path>) -> Result<(), StoreError> {
         let name = name.as_ref();
         let removed = unlinkat(&self.file, name, AtFlags::empty());
-        removed.map_err(StoreError::errno("remove", self.path.join(name)))
+        removed.map_err(StoreError::errno("remove", self.place.join(name)))
     }
 
     /// Whether it can be seen that nothing is in it.
@@ -144,7 +144,7 @@ impl Directory {
     /// # Errors
     /// [`StoreError::Io`], also for each entry.
     pub(crate) fn entries(&self) -> Result<impl Iterator<Item = Result<Entry, StoreError>> + '_, StoreError> {
-        let names = Dir::read_from(&self.file).map_err(StoreError::errno("list", &self.path))?;
+        let names = Dir::read_from(&self.file).map_err(StoreError::errno("list", self.place.clone()))?;
         let named = names.filter(|entry| {
             let name = entry.as_ref().map(rustix::fs::DirEntry::file_name);
             !name.is_ok_and(|name| name == c"." || name == c"..")
@@ -152,7 +152,7 @@ impl Directory {
         Ok(named.filter_map(|entry| {
             match entry.map_err(io::Error::from).and_then(|entry| self.entry(&entry)) {
                 Ok(entry) => entry.map(Ok),
-                Err(error) => Some(Err(StoreError::io("list", &self.path)(error))),
+                Err(error) => Some(Err(StoreError::io("list", self.place.clone())(error))),
             }
         }))
     }

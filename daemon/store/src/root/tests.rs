@@ -27,13 +27,13 @@ impl Place {
         fs::write(folder.path().join("store/d/e/f"), "inside").unwrap();
         fs::write(folder.path().join("outside/secret"), "secret").unwrap();
         let root = Root::open(folder.path().join("store")).unwrap();
-        let Inner { path, directory, .. } = &*root.0;
-        let (path, directory) = (path.clone(), directory.try_clone().unwrap());
-        Self { folder, root: Root(Arc::new(Inner { path, directory, resolver })) }
+        let Inner { place, directory, .. } = &*root.0;
+        let (place, directory) = (place.clone(), directory.try_clone().unwrap());
+        Self { folder, root: Root(Arc::new(Inner { place, directory, resolver })) }
     }
 
     fn full(&self, name: &str) -> PathBuf {
-        self.root.full(name)
+        self.root.full(name).path().to_path_buf()
     }
 
     fn outside(&self, name: &str) -> PathBuf {

@@ -201,7 +201,7 @@ fn failed(action: &'static str, digest: Digest, error: io::Error) -> Result<Read
     match Fault::of(&error) {
         Fault::Damage => Ok(Reading::Wrong(format!("the disk cannot read it ({error})"))),
         Fault::Refusal => Ok(Reading::Unreadable(error.to_string())),
-        Fault::Shortage => Err(StoreError::io(action, digest.to_string())(error)),
+        Fault::Shortage => Err(StoreError::io(action, &digest.to_string())(error)),
     }
 }
 

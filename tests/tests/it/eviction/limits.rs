@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -128,9 +128,13 @@ fn full_store() -> (tempfile::TempDir, Arc<Store>) {
         eviction: Eviction::All,
     };
     let options = StoreOptions { space, ..StoreOptions::default() };
-    let store = Arc::new(Store::open_with(folder.path().join("store"), options).unwrap());
+    let store = Arc::new(Store::open_with(root_in(&folder), options).unwrap());
     (1..=4).for_each(|seed| import(&store, seed, &format!("m{seed}")).unwrap());
     (folder, store)
+}
+
+fn root_in(folder: &tempfile::TempDir) -> PathBuf {
+    folder.path().join("store")
 }
 
 fn import(store: &Arc<Store>, seed: u64, name: &str) -> Result<(), OpError> {
@@ -142,7 +146,7 @@ fn import(store: &Arc<Store>, seed: u64, name: &str) -> Result<(), OpError> {
 }
 
 fn models(store: &Arc<Store>) -> Vec<String> {
-    let list = InProcess { store: Arc::clone(store) }.list().unwrap();
+    let list = ops::list(store).unwrap();
     list.models.into_iter().map(|model| model.name.trim_end_matches(":latest").to_owned()).collect()
 }
 
@@ -173,8 +177,8 @@ const DAMAGES: [Damage; 3] = [
 #[test]
 fn no_model_goes_while_a_collection_would_refuse() {
     for damage in DAMAGES {
-        let (_folder, store) = full_store();
-        let named = damage(store.root());
+        let (folder, store) = full_store();
+        let named = damage(&root_in(&folder));
         let evicted = ops::evict_excess(&store, &|_| None).map(drop).unwrap_err();
         let planned = ops::eviction_plan(&store, &|_| None, None).map(drop).unwrap_err();
         for error in [evicted.to_string(), planned.to_string()] {
@@ -187,10 +191,10 @@ fn no_model_goes_while_a_collection_would_refuse() {
 #[test]
 fn plan_whose_collection_would_refuse_by_now_takes_no_model() {
     for damage in DAMAGES {
-        let (_folder, store) = full_store();
+        let (folder, store) = full_store();
         let plan = gc::plan_eviction(&store, &[1], &|_| None).unwrap();
         assert_eq!(plan.victims.len(), 1);
-        let named = damage(store.root());
+        let named = damage(&root_in(&folder));
         let error = gc::evict(&store, &plan).unwrap_err().to_string();
         assert!(error.contains(&named), "{error}: {named}");
         assert_eq!(models(&store), ["m1", "m2", "m3", "m4"]);
@@ -200,16 +204,16 @@ fn plan_whose_collection_would_refuse_by_now_takes_no_model() {
 /// What nobody needs goes before what somebody may want again.
 #[test]
 fn garbage_goes_before_any_model() {
-    let (_folder, store) = full_store();
+    let (folder, store) = full_store();
     let pinned = store.leases().grant("a test");
     for name in ["m1", "m2"] {
         let reference = name.parse().unwrap();
         // As if a session ended without anybody knowing what it held.
         store.leased_model(&reference, &pinned).unwrap();
-        fs::remove_file(store.root().join(blobd_store_format::layout::manifest(&reference))).unwrap();
+        fs::remove_file(root_in(&folder).join(blobd_store_format::layout::manifest(&reference))).unwrap();
     }
     drop(pinned);
-    let verbs = InProcess { store: Arc::clone(&store) };
+    let verbs = InProcess::of(Arc::clone(&store), &root_in(&folder));
     let plan = verbs.eviction_plan(None).unwrap();
     assert!(plan.needed_bytes > 0 && plan.garbage_bytes >= plan.needed_bytes, "{plan:?}");
     assert_eq!((plan.evicted.len(), plan.freed_bytes), (0, plan.garbage_bytes));
@@ -221,8 +225,8 @@ fn garbage_goes_before_any_model() {
 /// The plan is a value: what it says is what happens.
 #[test]
 fn plan_for_the_low_watermark_is_what_is_done() {
-    let (_folder, store) = full_store();
-    let verbs = InProcess { store: Arc::clone(&store) };
+    let (folder, store) = full_store();
+    let verbs = InProcess::of(Arc::clone(&store), &root_in(&folder));
     let plan = verbs.eviction_plan(None).unwrap();
     let evicted: Vec<_> = plan.evicted.iter().map(|model| model.name.as_str()).collect();
     assert_eq!(evicted, ["m1:latest", "m2:latest"]);
