@@ -240,7 +240,7 @@ mod tests {
 
     fn scrub_after(json: &str) -> String {
         let (folder, store) = new_store();
-        std::fs::write(folder.path().join("scrub.json"), json).unwrap();
+        std::fs::write(folder.path().join("store/scrub.json"), json).unwrap();
         scrub(&store).detail
     }
 

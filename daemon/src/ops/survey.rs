@@ -378,8 +378,8 @@ fn recipe_bytes(store: &Store, reader: &mut DiskReader, file: Digest) -> io::Res
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::sync::Arc;
     use std::path::PathBuf;
+    use std::sync::Arc;
 
     use blobd_store_format::recipe::Piece;
     use tempfile::TempDir;

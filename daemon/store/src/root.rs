@@ -83,7 +83,7 @@ impl Root {
     ///
     /// # Errors
     /// [`StoreError::Io`].
-    pub(crate) fn open(path: impl Into<PathBuf>) -> Result<Self, StoreError> {
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let path = path.into();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(&path, flags, Mode::empty());

@@ -61,12 +61,12 @@ pub fn store_with(bytes: &[u8]) -> (TempDir, Arc<Store>, Digest) {
     (folder, store, digests[0])
 }
 
-/// Damages a blob: writes these bytes in place of its own.
+/// Damages a blob of the store that [`new_store`] has made in `folder`: writes these bytes in place of its own.
 ///
 /// # Panics
 /// When that fails.
-pub fn overwrite_blob(store: &Store, digest: Digest, bytes: &[u8]) {
-    let path = store.root().join(layout::blob(digest));
+pub fn overwrite_blob(folder: &TempDir, digest: Digest, bytes: &[u8]) {
+    let path = folder.path().join("store").join(layout::blob(digest));
     fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
     fs::write(&path, bytes).unwrap();
     fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();

@@ -152,10 +152,13 @@ impl Database {
             let name = entry?.name;
             // A snapshot may be replaced meanwhile.
             if let Some(file) = directory.find_entry(&name)? {
-                file.sync_all().map_err(StoreError::io("sync", directory.path().join(&name)))?;
+                file.sync_all().map_err(StoreError::io("sync", directory.place().join(&name)))?;
             }
         }
-        Ok(directory.file().sync_all().map_err(StoreError::io("sync directory", directory.path()))?)
+        Ok(directory
+            .file()
+            .sync_all()
+            .map_err(StoreError::io("sync directory", directory.place().clone()))?)
     }
 }
 
@@ -172,7 +175,7 @@ fn check(directory: &Directory) -> Result<(), StoreError> {
     }
     let found = format!("directory of uid {}, mode {:04o}", status.owner(), status.permissions());
     let expected = "one that its owner alone writes to";
-    Err(StoreError::UnexpectedFile { path: directory.path().to_path_buf(), found, expected })
+    Err(StoreError::UnexpectedFile { path: directory.place().clone(), found, expected })
 }
 
 /// Refuses a directory with anything in it that is not a file or directory of this user's alone.
@@ -185,7 +188,7 @@ fn check_entries(directory: &Directory, may_nest: bool) -> Result<(), StoreError
             // sled's own, for values that are too long for its log.
             directory.find_directory(&name)?.map_or(Ok(()), |below| check_entries(&below, false))?;
         } else if !status.is_file() || status.links() != 1 || status.owner() != own {
-            let (path, found) = (directory.path().join(&name), describe(status.kind()).to_owned());
+            let (path, found) = (directory.place().join(&name), describe(status.kind()).to_owned());
             let expected = "regular file of the daemon's own user with one name";
             return Err(StoreError::UnexpectedFile { path, found, expected });
         }

@@ -221,7 +221,7 @@ impl StoreIndex {
                     self.refresh()?;
                 }
                 Stage::Loading | Stage::Building => {
-                    return Err(StoreError::IndexBuilding { root: self.root.path().into() });
+                    return Err(StoreError::IndexBuilding { root: self.root.place() });
                 }
             }
         }

@@ -278,8 +278,8 @@ mod tests {
         for (bytes, what) in
             [(&b"veights"[..], "its 7 bytes"), (b"weigh", "its 5 bytes"), (b"", "its 0 bytes")]
         {
-            let (_folder, store, digest) = store_with(b"weights");
-            overwrite_blob(&store, digest, bytes);
+            let (folder, store, digest) = store_with(b"weights");
+            overwrite_blob(&folder, digest, bytes);
             let Verdict::Bad { reason, set_aside } = check(&store, digest) else { panic!("{what}") };
             assert!(reason.starts_with(what), "{reason}");
             assert_eq!(set_aside, Ok(()));
@@ -290,14 +290,14 @@ mod tests {
 
     #[test]
     fn blob_that_reads_wrong_and_then_right_stays() {
-        let (_folder, store, digest) = store_with(b"weights");
-        overwrite_blob(&store, digest, b"veights");
+        let (folder, store, digest) = store_with(b"weights");
+        overwrite_blob(&folder, digest, b"veights");
         let mut asked = 0;
         let mut gate = |_| {
             asked += 1;
             // Behind the end of the first reading.
             if asked == 3 {
-                overwrite_blob(&store, digest, b"weights");
+                overwrite_blob(&folder, digest, b"weights");
             }
             Step::Go
         };
@@ -420,8 +420,8 @@ mod tests {
 
     #[test]
     fn collections_without_end_do_not_keep_a_blob_from_being_checked() {
-        let (_folder, store, digest) = store_with(b"weights");
-        overwrite_blob(&store, digest, b"veights");
+        let (folder, store, digest) = store_with(b"weights");
+        overwrite_blob(&folder, digest, b"veights");
         let mut barred = None;
         let verdict = DiskReader::default().check(&store, digest, &mut |_| {
             // A new one begins each time the reader waits for the end of one.
@@ -433,8 +433,8 @@ mod tests {
 
     #[test]
     fn check_that_is_stopped_says_nothing() {
-        let (_folder, store, digest) = store_with(b"weights");
-        overwrite_blob(&store, digest, b"veights");
+        let (folder, store, digest) = store_with(b"weights");
+        overwrite_blob(&folder, digest, b"veights");
         let verdict = DiskReader::default().check(&store, digest, &mut |_| Step::Stop).unwrap();
         assert_eq!(verdict, Verdict::Unfinished);
         assert!(store.damaged().is_empty());

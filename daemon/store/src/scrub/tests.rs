@@ -21,8 +21,8 @@ fn store_of(count: u8) -> (TempDir, Arc<Store>, Vec<Digest>) {
     (folder, store, digests)
 }
 
-fn spoil(store: &Store, digest: Digest) {
-    overwrite_blob(store, digest, b"spoilt");
+fn spoil(folder: &TempDir, digest: Digest) {
+    overwrite_blob(folder, digest, b"spoilt");
 }
 
 fn eventually(what: &str, condition: impl Fn() -> bool) {
@@ -35,9 +35,9 @@ fn eventually(what: &str, condition: impl Fn() -> bool) {
 
 #[test]
 fn pass_finds_what_is_damaged_and_ends() {
-    let (_folder, store, digests) = store_of(20);
-    spoil(&store, digests[3]);
-    spoil(&store, digests[17]);
+    let (folder, store, digests) = store_of(20);
+    spoil(&folder, digests[3]);
+    spoil(&folder, digests[17]);
     let scrubber = Scrubber::start(Arc::clone(&store), FAST, || false).unwrap();
     eventually("the pass ends", || Cursor::load(&store).ended.is_some());
     drop(scrubber);
@@ -49,9 +49,9 @@ fn pass_finds_what_is_damaged_and_ends() {
 
 #[test]
 fn restart_goes_on_behind_the_last_blob() {
-    let (_folder, store, digests) = store_of(20);
-    spoil(&store, digests[3]);
-    spoil(&store, digests[17]);
+    let (folder, store, digests) = store_of(20);
+    spoil(&folder, digests[3]);
+    spoil(&folder, digests[17]);
     let mut cursor = Cursor::default();
     cursor.begin(unix_seconds());
     cursor.advance(digests[9], 5000);
@@ -79,8 +79,8 @@ fn pass_that_is_stopped_saves_where_it_was() {
 
 #[test]
 fn nothing_is_read_while_the_daemon_is_busy() {
-    let (_folder, store, digests) = store_of(3);
-    spoil(&store, digests[0]);
+    let (folder, store, digests) = store_of(3);
+    spoil(&folder, digests[0]);
     let busy = Arc::new(AtomicBool::new(true));
     let is_busy = Arc::clone(&busy);
     let asked = Arc::new(AtomicBool::new(false));
