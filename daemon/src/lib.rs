@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use blobd::intake::take_gguf;
+//! use blobd::intake::ingest_file;
 //! use blobd_store::{Ingest, Store};
 //! use blobd_store_format::gguf::{GgmlType, GgufWriter};
 //!
@@ -19,7 +19,7 @@
 //!
 //! let mut ingest = Ingest::begin(&store, store.leases().grant("an example"))?;
 //! let size = file.len() as u64;
-//! let taken = take_gguf(&mut ingest, &mut file.as_slice(), size, &mut |_completed| ())?;
+//! let taken = ingest_file(&mut ingest, &mut file.as_slice(), size, &mut |_completed| ())?;
 //! assert_eq!(taken.digest, blobd_store_format::digest::Digest::of(&file));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

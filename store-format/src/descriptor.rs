@@ -78,9 +78,9 @@ impl MediaType {
         self.0.strip_prefix(OLLAMA_PREFIX).unwrap_or(&self.0)
     }
 
-    /// Whether files of this type are GGUF files and therefore split into tensors.
+    /// Whether files of this type hold tensors, and so are split if their format is known.
     #[must_use]
-    pub fn is_gguf(&self) -> bool {
+    pub fn holds_tensors(&self) -> bool {
         matches!(self.component(), "model" | "projector" | "adapter" | "draft")
     }
 
@@ -193,9 +193,9 @@ mod tests {
 
     #[test]
     fn only_weights_are_split() {
-        assert!(MediaType::new(MediaType::OLLAMA_MODEL).is_gguf());
-        assert!(MediaType::new("application/vnd.ollama.image.projector").is_gguf());
-        assert!(!MediaType::new("application/vnd.ollama.image.license").is_gguf());
-        assert!(!MediaType::new("application/vnd.ollama.image.embed").is_gguf());
+        assert!(MediaType::new(MediaType::OLLAMA_MODEL).holds_tensors());
+        assert!(MediaType::new("application/vnd.ollama.image.projector").holds_tensors());
+        assert!(!MediaType::new("application/vnd.ollama.image.license").holds_tensors());
+        assert!(!MediaType::new("application/vnd.ollama.image.embed").holds_tensors());
     }
 }

@@ -18,6 +18,13 @@ pub fn is_file_type_name(text: &str) -> bool {
     NAMES.iter().any(|(_, name)| name.eq_ignore_ascii_case(text))
 }
 
+/// `Llama-3.2-1B-Instruct` and `Q4_K_M` of `Llama-3.2-1B-Instruct-Q4_K_M`; nothing for a name that does
+/// not end in a file type.
+#[must_use]
+pub fn split_file_type(stem: &str) -> Option<(&str, &str)> {
+    stem.rsplit_once(['-', '.']).filter(|(_, file_type)| is_file_type_name(file_type))
+}
+
 const NAMES: [(u32, &str); 36] = [
     (0, "F32"),
     (1, "F16"),

@@ -1,7 +1,7 @@
 //! What the bytes of a blobd store mean.
 //!
 //! This crate turns bytes into checked values and plans, and values back into bytes: digests,
-//! references, manifests, recipes, GGUF headers, and the plan by which a model file is split
+//! references, manifests, recipes, the headers of model files, and the plan by which a file is split
 //! into one blob per tensor. It never reads a file or a socket, never asks the time, starts no
 //! thread and contains no `unsafe`; its `clippy.toml` enforces that. What is hostile here are
 //! the bytes: every length is checked before it is used, nothing recurses on input, and no
@@ -11,7 +11,8 @@
 //!
 //! ```
 //! use blobd_store_format::digest::Digest;
-//! use blobd_store_format::gguf::{GgmlType, GgufWriter, HeaderParser, Progress, Value};
+//! use blobd_store_format::file_format::{HeaderReader, Progress};
+//! use blobd_store_format::gguf::{GgmlType, GgufWriter, Value};
 //! use blobd_store_format::split::{SplitPlan, Splitter, Target};
 //!
 //! let mut writer = GgufWriter::new();
@@ -20,9 +21,9 @@
 //! let mut file = writer.header()?;
 //! file.extend([7u8; 64]);
 //!
-//! let mut parser = HeaderParser::new();
-//! let Progress::Done = parser.push(&file)? else { panic!("the header is complete") };
-//! let plan = SplitPlan::new(&parser.finish()?, file.len() as u64)?;
+//! let mut reader = HeaderReader::new();
+//! let Progress::Done = reader.push(&file)? else { panic!("the header is complete") };
+//! let plan = SplitPlan::new(reader.finish()?.file_layout(file.len() as u64)?);
 //! let mut blobs = vec![Vec::new(); plan.blobs().len()];
 //! let mut literals = vec![Vec::new(); plan.literal_count()];
 //! for part in Splitter::new(&plan).push(&file)? {
@@ -42,12 +43,15 @@
 pub mod descriptor;
 pub mod digest;
 pub mod expert;
+pub mod file_format;
+pub mod file_layout;
 pub mod file_type;
 mod ggml_type;
 pub mod gguf;
 pub mod index;
 pub mod layout;
 pub mod manifest;
+pub mod model_facts;
 pub mod outline;
 pub mod reach;
 pub mod recipe;

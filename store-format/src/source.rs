@@ -1,15 +1,16 @@
 //! Sources: what a user may name to pull from.
 //!
-//! A registry's name for a model, a GGUF file of a repository at Hugging Face, or a GGUF file
-//! anywhere by its URL. A text is a file's only if its last part ends in `.gguf` and has no `:`, so
-//! a written-out [`Reference`] is never taken for one.
+//! A registry's name for a model, a file of weights of a repository at Hugging Face, or such a file
+//! anywhere by its URL. A text is a file's only if its last part ends like one of a known
+//! [`FileFormat`] and has no `:`, so a written-out [`Reference`] is never taken for one.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::file_type::is_file_type_name;
+use crate::file_format::FileFormat;
+use crate::file_type::split_file_type;
 use crate::manifest::is_file_name;
 use crate::reference::{Reference, ReferenceError, Scheme};
 
@@ -24,7 +25,7 @@ pub enum PullSource {
     Url(FileUrl),
 }
 
-/// A GGUF file of a repository at Hugging Face.
+/// A file of weights of a repository at Hugging Face.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubFile {
     repository: String,
@@ -32,7 +33,7 @@ pub struct HubFile {
     path: String,
 }
 
-/// A GGUF file on a web server.
+/// A file of weights on a web server.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FileUrl {
     scheme: Scheme,
@@ -258,6 +259,7 @@ pub struct ShardName<'n> {
     stem: &'n str,
     number: usize,
     count: usize,
+    extension: &'static str,
 }
 
 impl<'n> ShardName<'n> {
@@ -267,7 +269,7 @@ impl<'n> ShardName<'n> {
     /// Reads the path of a file; none if it is no shard's.
     #[must_use]
     pub fn of(path: &'n str) -> Option<Self> {
-        let stem = path.get(..path.len().checked_sub(GGUF.len())?).filter(|_| is_gguf(path))?;
+        let (stem, format) = FileFormat::split_name(path)?;
         let (rest, count) = stem.rsplit_once("-of-")?;
         let (stem, number) = rest.rsplit_once('-')?;
         let read = |digits: &str| {
@@ -275,7 +277,8 @@ impl<'n> ShardName<'n> {
             is_number.then(|| digits.parse::<usize>().ok()).flatten()
         };
         let (number, count) = (read(number)?, read(count)?);
-        ((1..=count).contains(&number) && count <= Self::MAX_COUNT).then_some(Self { stem, number, count })
+        let is_one = (1..=count).contains(&number) && count <= Self::MAX_COUNT;
+        is_one.then_some(Self { stem, number, count, extension: format.extension() })
     }
 
     /// Which shard it is, from 1 on.
@@ -287,18 +290,16 @@ impl<'n> ShardName<'n> {
     /// The paths of all shards of this model, in order.
     #[must_use]
     pub fn all(&self) -> Vec<String> {
-        (1..=self.count)
-            .map(|number| format!("{}-{number:05}-of-{:05}.gguf", self.stem, self.count))
-            .collect()
+        let Self { stem, count, extension, .. } = self;
+        (1..=*count).map(|number| format!("{stem}-{number:05}-of-{count:05}{extension}")).collect()
     }
 
-    /// A file's name without `.gguf` and without what numbers it as a shard.
+    /// A file's name without its extension and without what numbers it as a shard.
     #[must_use]
     pub fn stem_of(name: &str) -> &str {
         match ShardName::of(name) {
             Some(shard) => shard.stem,
-            None if is_gguf(name) => name.get(..name.len() - GGUF.len()).unwrap_or(name),
-            None => name,
+            None => FileFormat::split_name(name).map_or(name, |(stem, _format)| stem),
         }
     }
 }
@@ -334,7 +335,6 @@ pub enum SourceError {
 
 /// Signed URLs have some two thousand bytes.
 const MAX_LENGTH: usize = 8192;
-const GGUF: &str = ".gguf";
 /// The names under which Hugging Face is known.
 const HUB_HOSTS: [&str; 3] = [HubFile::HOST, HubFile::API_HOST, "www.huggingface.co"];
 
@@ -394,7 +394,7 @@ fn check_path(path: &str) -> Result<(), SourceError> {
     let is_url_text =
         relative.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"<>\\^`{|}?#".contains(&byte));
     let parts_are_plain = relative.split('/').all(|part| !matches!(part, "" | "." | ".."));
-    if is_url_text && parts_are_plain && is_gguf(path) {
+    if is_url_text && parts_are_plain && is_weights(path) {
         return Ok(());
     }
     Err(SourceError::Url { found: path.chars().take(200).collect() })
@@ -407,12 +407,12 @@ fn is_host(text: &str) -> bool {
 
 /// Whether the last part of a path is a file's name and not a model's with a tag.
 fn is_file_address(path: &str) -> bool {
-    is_gguf(path) && !file_name(path).contains([':', '@'])
+    is_weights(path) && !file_name(path).contains([':', '@'])
 }
 
-fn is_gguf(path: &str) -> bool {
-    let start = path.len().checked_sub(GGUF.len()).and_then(|at| path.get(at..));
-    start.is_some_and(|end| end.eq_ignore_ascii_case(GGUF)) && file_name(path).len() > GGUF.len()
+/// Whether a path ends in the name of a file of a known format.
+fn is_weights(path: &str) -> bool {
+    FileFormat::split_name(file_name(path)).is_some_and(|(stem, _format)| !stem.is_empty())
 }
 
 fn file_name(path: &str) -> &str {
@@ -431,11 +431,6 @@ fn is_hub_name(text: &str) -> bool {
 /// A branch, tag or commit without a `/`, which would need encoding.
 fn is_revision(text: &str) -> bool {
     is_hub_name(text)
-}
-
-/// `Llama-3.2-1B-Instruct` and `Q4_K_M` of `Llama-3.2-1B-Instruct-Q4_K_M`.
-fn split_file_type(stem: &str) -> Option<(&str, &str)> {
-    stem.rsplit_once(['-', '.']).filter(|(_, file_type)| is_file_type_name(file_type))
 }
 
 /// A text with nothing in it that a part of a reference may not have.

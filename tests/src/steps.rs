@@ -195,7 +195,7 @@ fn remove(store: &Store, name: usize, keep_seconds: Option<u64>) -> Result<(), O
 fn abandon(store: &Arc<Store>, bytes: &[u8]) -> Result<(), OpError> {
     let mut ingest = Ingest::begin(store, store.leases().grant("a test"))?;
     let size = bytes.len() as u64;
-    blobd::intake::take_gguf(&mut ingest, &mut &*bytes, size, &mut |_| ())
+    blobd::intake::ingest_file(&mut ingest, &mut &*bytes, size, &mut |_| ())
         .map(|_| ())
         .map_err(|source| OpError::Intake { name: "model.gguf".to_owned(), source })
 }

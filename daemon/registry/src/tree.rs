@@ -6,11 +6,13 @@
 use std::collections::BTreeMap;
 
 use blobd_store_format::digest::Digest;
+use blobd_store_format::file_format::FileFormat;
+use blobd_store_format::file_type::split_file_type;
 use blobd_store_format::manifest::is_file_name;
 use blobd_store_format::source::ShardName;
 use serde::Deserialize;
 
-/// A GGUF file of a repository.
+/// A file of weights of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TreeFile {
     pub(super) path: String,
@@ -19,7 +21,7 @@ pub(super) struct TreeFile {
     pub(super) digest: Option<Digest>,
 }
 
-/// The GGUF files of a page of `/api/models/{repository}/tree/{commit}`.
+/// The files of weights of a page of `/api/models/{repository}/tree/{commit}`.
 pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
     let entries: Vec<RawEntry> = serde_json::from_slice(json).map_err(|error| error.to_string())?;
     if entries.len() > MAX_ENTRIES {
@@ -30,7 +32,7 @@ pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
         if !is_file_name(&entry.path) {
             return Err(format!("path {:?}", entry.path.chars().take(100).collect::<String>()));
         }
-        if entry.kind == "file" && entry.path.to_ascii_lowercase().ends_with(".gguf") {
+        if entry.kind == "file" && FileFormat::split_name(&entry.path).is_some() {
             files.push(entry.into_file()?);
         }
     }
@@ -101,12 +103,11 @@ pub(super) fn path_of_tag<'f>(files: &'f [TreeFile], tag: &str) -> Option<&'f st
 
 /// What could be asked for as a tag.
 pub(super) fn tags(files: &[TreeFile]) -> Vec<String> {
-    let stem = |path: &str| ShardName::stem_of(file_name(path)).to_owned();
-    let quantization = |stem: String| match stem.rsplit_once(['-', '.']) {
-        Some((_, end)) if blobd_store_format::file_type::is_file_type_name(end) => end.to_owned(),
-        _ => stem,
+    let tag = |path| {
+        let stem = ShardName::stem_of(file_name(path));
+        split_file_type(stem).map_or(stem, |(_model, file_type)| file_type).to_owned()
     };
-    heads(files).map(|path| quantization(stem(path))).collect()
+    heads(files).map(tag).collect()
 }
 
 /// The only projector of a repository; several cannot be told apart.
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn only_gguf_files_are_taken_from_a_tree() {
+    fn only_files_of_weights_are_taken_from_a_tree() {
         let tree = files(&["README.md", "a/x.gguf"]);
         assert_eq!(tree.len(), 1);
         assert_eq!((tree[0].path.as_str(), tree[0].size), ("a/x.gguf", 9));

@@ -11,6 +11,7 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_client::protocol::response::OpenLayer;
 use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::manifest::is_file_name;
 use blobd_store_format::reference::Reference;
 use clap::Args;
@@ -92,11 +93,12 @@ fn output_path(params: &Params, layer: &OpenLayer, index: usize, count: usize) -
     let stem = format!("{}-{}", params.reference.model(), params.reference.tag());
     let own = layer.name.as_deref().filter(|name| count > 1 && !name.contains('/') && is_file_name(name));
     let number = if index == 0 { String::new() } else { format!("-{}", index + 1) };
+    let extension = FileFormat::DEFAULT.extension();
     let name = match layer.media_type.component() {
         _ if own.is_some() => own.unwrap_or_default().to_owned(),
-        "model" if count > 1 => format!("{stem}-{:05}-of-{count:05}.gguf", index + 1),
-        "model" => format!("{stem}.gguf"),
-        part if layer.media_type.is_gguf() => format!("{stem}-{part}{number}.gguf"),
+        "model" if count > 1 => format!("{stem}-{:05}-of-{count:05}{extension}", index + 1),
+        "model" => format!("{stem}{extension}"),
+        part if layer.media_type.holds_tensors() => format!("{stem}-{part}{number}{extension}"),
         part => format!("{stem}-{}{number}", part.replace('/', "-")),
     };
     match &params.output {

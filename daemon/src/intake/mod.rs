@@ -1,4 +1,4 @@
-//! GGUF files that are read from their start become staged blobs.
+//! Model files that are read from their start become staged blobs.
 
 // Files of the store are reached through its root alone, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
@@ -6,15 +6,12 @@
 use std::io::{self, Cursor, Read};
 
 use blobd_store_format::digest::Digest;
-use blobd_store_format::gguf::{GgufError, Header, HeaderParser, Progress};
+use blobd_store_format::file_format::{FormatError, HeaderReader, ModelHeader, Progress};
+use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::RecipeError;
-use blobd_store_format::split::{SplitError, SplitPlan};
+use blobd_store_format::split::SplitPlan;
 
 use blobd_store::{Assembler, Ingest, StoreError};
-
-mod facts;
-
-pub use facts::{ModelFacts, Shard};
 
 /// A file that has been taken in; its blobs and its recipe are part of the ingest.
 #[derive(Clone, Debug)]
@@ -23,26 +20,26 @@ pub struct TakenFile {
     pub digest: Digest,
     /// Its length in bytes.
     pub size: u64,
-    /// What its header says, if it is a GGUF file.
-    pub facts: Option<ModelFacts>,
+    /// What its header says.
+    pub facts: ModelFacts,
 }
 
-/// Takes in a GGUF file of `size` bytes and adds its blobs and its recipe to the ingest.
+/// Takes in a model file of `size` bytes and adds its blobs and its recipe to the ingest.
 /// `progress` is told how many bytes have been read.
 ///
 /// # Errors
 /// [`IntakeError`]; the ingest is then only good to be dropped.
-pub fn take_gguf(
+pub fn ingest_file(
     ingest: &mut Ingest,
     source: &mut (dyn Read + Send),
     size: u64,
     progress: &mut dyn FnMut(u64),
 ) -> Result<TakenFile, IntakeError> {
     let Head { header, surplus } = read_head(source, size)?;
-    let plan = SplitPlan::new(&header, size)?;
+    let plan = SplitPlan::new(header.file_layout(size)?);
     announce(ingest, &plan, plan.blobs().iter().map(|blob| blob.size));
     ingest.admit(plan.blobs().iter().map(|blob| blob.size))?;
-    let facts = ModelFacts::of(&header);
+    let facts = header.facts();
     let mut source = Cursor::new(header.bytes()).chain(Cursor::new(surplus)).chain(source);
     let mut read = |offset: u64, buffer: &mut [u8]| {
         let end = offset.saturating_add(buffer.len() as u64);
@@ -54,7 +51,7 @@ pub fn take_gguf(
     let file = assembler.store_in_order(&mut read, &mut |blob| ingest.add_blob(blob).map(drop))?;
     let digest = file.digest;
     assembler.recipe(file)?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
-    Ok(TakenFile { digest, size, facts: Some(facts) })
+    Ok(TakenFile { digest, size, facts })
 }
 
 /// The file itself was announced when the transaction began; now its parts are known, and that
@@ -81,12 +78,9 @@ pub enum IntakeError {
         /// Where it should.
         expected: u64,
     },
-    /// Its header is refused.
+    /// Its format is unknown, or its header or its tensors are refused.
     #[error("{0}")]
-    Gguf(#[from] GgufError),
-    /// Its tensors are refused.
-    #[error("{0}")]
-    Split(#[from] SplitError),
+    Format(#[from] FormatError),
     /// It is only a part of a model.
     #[error("is one of {count} shards; join them with `llama-gguf-split --merge` and import the result")]
     Shard {
@@ -102,7 +96,7 @@ pub enum IntakeError {
 }
 
 struct Head {
-    header: Header,
+    header: Box<dyn ModelHeader>,
     /// What was read beyond the header.
     surplus: Vec<u8>,
 }
@@ -110,7 +104,7 @@ struct Head {
 /// Reads in small steps, so that a refused header costs little.
 fn read_head(source: &mut dyn Read, size: u64) -> Result<Head, IntakeError> {
     const STEP_BYTES: usize = 64 << 10;
-    let mut parser = HeaderParser::new();
+    let mut reader = HeaderReader::new();
     let mut step = vec![0; STEP_BYTES];
     let mut read = 0;
     loop {
@@ -118,9 +112,9 @@ fn read_head(source: &mut dyn Read, size: u64) -> Result<Head, IntakeError> {
         let length = usize::try_from(end - read).unwrap_or(STEP_BYTES);
         let bytes = step.get_mut(..length).unwrap_or_default();
         fill(source, bytes, read, size)?;
-        let progress = parser.push(bytes)?;
+        let progress = reader.push(bytes)?;
         if progress == Progress::Done || end == size {
-            let header = parser.finish()?;
+            let header = reader.finish()?;
             let in_step = (header.bytes().len() as u64).saturating_sub(read);
             let surplus = usize::try_from(in_step).ok().and_then(|start| bytes.get(start..));
             return Ok(Head { header, surplus: surplus.unwrap_or_default().to_vec() });

@@ -24,7 +24,7 @@ fn take(store: &Arc<Store>, source: &mut (dyn Read + Send), size: u64) -> Result
     use blobd_store_format::descriptor::{Descriptor, MediaType};
     use blobd_store_format::manifest::Manifest;
     let mut ingest = begin(store);
-    let taken = take_gguf(&mut ingest, source, size, &mut |_| ())?;
+    let taken = ingest_file(&mut ingest, source, size, &mut |_| ())?;
     let config = Descriptor { media_type: MediaType::new("x"), digest: ingest.add_bytes(b"{}")?, size: 2 };
     let model = Descriptor { digest: taken.digest, size: taken.size, ..config.clone() };
     let manifest = Manifest::compose(config, vec![model]).unwrap();
@@ -110,7 +110,7 @@ fn progress_grows_up_to_the_size() {
     let file = gguf(&[("a", 9 << 20), ("b", 100)]);
     let mut heard = Vec::new();
     let mut ingest = begin(&store);
-    take_gguf(&mut ingest, &mut file.as_slice(), file.len() as u64, &mut |done| heard.push(done)).unwrap();
+    ingest_file(&mut ingest, &mut file.as_slice(), file.len() as u64, &mut |done| heard.push(done)).unwrap();
     assert!(heard.len() >= 3 && heard.is_sorted(), "{heard:?}");
     assert_eq!(heard.last(), Some(&(file.len() as u64)));
 }
@@ -158,20 +158,21 @@ fn failure_of_the_store_is_told_and_not_its_consequence() {
     let mut remove_staging = |_| drop(fs::remove_dir_all(&staging));
     let size = file.len() as u64;
     remove_staging(0);
-    let error = take_gguf(&mut ingest, &mut file.as_slice(), size, &mut remove_staging).unwrap_err();
+    let error = ingest_file(&mut ingest, &mut file.as_slice(), size, &mut remove_staging).unwrap_err();
     assert!(matches!(error, IntakeError::Store(StoreError::Io { .. })), "{error}");
 }
 
 #[test]
-fn refused_header_is_told_as_such() {
+fn refused_file_is_told_as_such() {
     let (folder, store) = new_store();
-    for (file, refused_by_split) in
-        [(b"no gguf at all, but long enough".to_vec(), false), (gguf(&[("a", 64)]), true)]
-    {
-        let size = file.len() as u64 - 1;
-        let error = take(&store, &mut &file[..file.len() - 1], size).unwrap_err();
-        assert_eq!(matches!(error, IntakeError::Split(_)), refused_by_split, "{error}");
-        assert_eq!(matches!(error, IntakeError::Gguf(_)), !refused_by_split, "{error}");
+    for (mut file, reason) in [
+        (b"no model at all, but long enough".to_vec(), "starts with \"no m\""),
+        (gguf(&[("a", 64)]), "end beyond the data section"),
+    ] {
+        file.pop();
+        let error = take(&store, &mut file.as_slice(), file.len() as u64).unwrap_err();
+        assert!(matches!(error, IntakeError::Format(_)), "{error}");
+        assert!(error.to_string().contains(reason), "{error}");
         check_nothing_staged(&folder, &store);
     }
 }
@@ -187,8 +188,8 @@ fn facts_tell_what_the_header_says() {
     let mut file = writer.header().unwrap();
     file.extend([0; 32]);
     let mut ingest = begin(&store);
-    let taken = take_gguf(&mut ingest, &mut file.as_slice(), file.len() as u64, &mut |_| ()).unwrap();
-    let facts = taken.facts.unwrap();
+    let taken = ingest_file(&mut ingest, &mut file.as_slice(), file.len() as u64, &mut |_| ()).unwrap();
+    let facts = taken.facts;
     assert_eq!(
         (facts.architecture.as_deref(), facts.quantization.as_deref()),
         (Some("llama"), Some("Q4_K_M"))

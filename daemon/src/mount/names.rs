@@ -1,6 +1,7 @@
 //! What a model's files are called below the mount.
 
-use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
@@ -21,7 +22,7 @@ pub(super) struct NamedFile<'m> {
     pub(super) file: &'m Descriptor,
 }
 
-/// The directory of a model's GGUF files: `llama3`, `me/llama3`, `hf.co/me/llama3`. What a
+/// The directory of a model's files: `llama3`, `me/llama3`, `hf.co/me/llama3`. What a
 /// reference leaves out is left out here too.
 pub(super) fn directory(reference: &Reference) -> Vec<&str> {
     let (host, namespace) = (reference.host(), reference.namespace());
@@ -42,25 +43,25 @@ pub(super) fn ollama_directory(reference: &Reference) -> Vec<&str> {
 /// The weights: `8b.gguf`, or `8b-00001-of-00003.gguf` and so on, by which engines find the other
 /// shards from the first.
 pub(super) fn weights<'m>(tag: &str, manifest: &'m Manifest) -> Vec<NamedFile<'m>> {
-    let found: Vec<_> = gguf_files(manifest).filter(|(file, _)| is_weights(file)).collect();
+    let found: Vec<_> = files(manifest).filter(|found| is_weights(found.file)).collect();
     let count = found.len();
-    let name = |index: usize, own: Option<&str>| match own.and_then(shard_suffix) {
-        _ if count == 1 => format!("{tag}.gguf"),
-        Some(suffix) => format!("{tag}{suffix}"),
-        None => format!("{tag}-{:05}-of-{count:05}.gguf", index + 1),
+    let name = |index: usize, Found { own, extension, .. }: &Found<'_>| match own.and_then(shard_suffix) {
+        _ if count == 1 => format!("{tag}{extension}"),
+        Some(suffix) => format!("{tag}{suffix}{extension}"),
+        None => format!("{tag}-{:05}-of-{count:05}{extension}", index + 1),
     };
     let named = found.into_iter().enumerate();
-    named.map(|(index, (file, own))| NamedFile { name: name(index, own), file }).collect()
+    named.map(|(index, found)| NamedFile { name: name(index, &found), file: found.file }).collect()
 }
 
 /// What goes with the weights: `8b-projector.gguf`, `8b-adapter.gguf`, a second `8b-adapter-2.gguf`.
 pub(super) fn companions<'m>(tag: &str, manifest: &'m Manifest) -> Vec<NamedFile<'m>> {
     let mut named: Vec<NamedFile<'m>> = Vec::new();
-    for (file, _) in gguf_files(manifest).filter(|(file, _)| !is_weights(file)) {
+    for Found { file, extension, .. } in files(manifest).filter(|found| !is_weights(found.file)) {
         let part = file.media_type.component();
         let earlier = named.iter().filter(|earlier| earlier.file.media_type.component() == part).count();
         let number = if earlier == 0 { String::new() } else { format!("-{}", earlier + 1) };
-        named.push(NamedFile { name: format!("{tag}-{part}{number}.gguf"), file });
+        named.push(NamedFile { name: format!("{tag}-{part}{number}{extension}"), file });
     }
     named
 }
@@ -69,28 +70,34 @@ fn is_weights(file: &Descriptor) -> bool {
     file.media_type.component() == "model"
 }
 
-/// The GGUF files of a model and what they are called where they come from. Weights in another
-/// format have no place under a name that ends in `.gguf`.
-fn gguf_files(manifest: &Manifest) -> impl Iterator<Item = (&Descriptor, Option<&str>)> {
-    let is_gguf = |media_type: &MediaType, own: Option<&str>| {
-        let is_other = ["safetensors", "dduf"].iter().any(|format| media_type.as_str().contains(format));
-        let is_named_other = own.is_some_and(|name| !name.to_ascii_lowercase().ends_with(".gguf"));
-        media_type.is_gguf() && !media_type.is_packed_weights() && !is_other && !is_named_other
-    };
-    let files = manifest.files().zip(manifest.names());
-    files.filter(move |(file, own)| is_gguf(&file.media_type, *own))
+/// A file of a known format.
+struct Found<'m> {
+    file: &'m Descriptor,
+    /// What it is called where it comes from.
+    own: Option<&'m str>,
+    extension: &'static str,
 }
 
-/// `-00002-of-00003.gguf`, if a name ends like this.
+/// The files of a model that have a known format. Others have no place under the extension of one.
+fn files(manifest: &Manifest) -> impl Iterator<Item = Found<'_>> {
+    manifest.files().zip(manifest.names()).filter_map(|(file, own)| {
+        let format = FileFormat::announced(&file.media_type, own)?;
+        Some(Found { file, own, extension: format.extension() })
+    })
+}
+
+/// `-00002-of-00003` of `x-00002-of-00003.gguf`.
 fn shard_suffix(name: &str) -> Option<&str> {
-    const FORM: &str = "-00000-of-00000.gguf";
-    let suffix = name.get(name.len().checked_sub(FORM.len())?..)?;
+    const FORM: &str = "-00000-of-00000";
+    let (stem, _format) = FileFormat::split_name(name)?;
+    let suffix = stem.get(stem.len().checked_sub(FORM.len())?..)?;
     let fits = |(found, form): (u8, u8)| if form == b'0' { found.is_ascii_digit() } else { found == form };
     suffix.bytes().zip(FORM.bytes()).all(fits).then_some(suffix)
 }
 
 #[cfg(test)]
 mod tests {
+    use blobd_store_format::descriptor::MediaType;
     use blobd_store_format::digest::Digest;
 
     use super::*;
@@ -171,7 +178,7 @@ mod tests {
 
     #[test]
     fn suffix_of_a_shard_is_found_in_any_text() {
-        assert_eq!(shard_suffix("a-00001-of-00002.gguf"), Some("-00001-of-00002.gguf"));
+        assert_eq!(shard_suffix("a-00001-of-00002.gguf"), Some("-00001-of-00002"));
         for text in ["", "a.gguf", "-0001-of-00002.gguf", "ä0001-of-00002.gguf", "a-00001-of-0000x.gguf"] {
             assert_eq!(shard_suffix(text), None, "{text}");
         }

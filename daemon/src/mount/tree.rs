@@ -139,10 +139,10 @@ impl Tree {
         for model in models {
             builder.directory(&names::ollama_directory(&model.reference), model.modified);
             builder.directory(&OLLAMA_BLOBS, model.modified);
-            let has_gguf = [names::weights, names::companions]
+            let has_files = [names::weights, names::companions]
                 .iter()
                 .any(|find| !find(model.reference.tag(), &model.manifest).is_empty());
-            if has_gguf {
+            if has_files {
                 builder.directory(&names::directory(&model.reference), model.modified);
             }
         }

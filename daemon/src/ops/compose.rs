@@ -3,11 +3,13 @@
 use blobd_store::Ingest;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::manifest::{Manifest, ManifestError};
+use blobd_store_format::model_facts::ModelFacts;
 use serde::Serialize;
 
 use super::OpError;
-use crate::intake::{ModelFacts, TakenFile};
+use crate::intake::TakenFile;
 
 /// One file of the model.
 #[derive(Clone, Debug)]
@@ -31,7 +33,7 @@ impl Part {
 pub(super) fn compose(ingest: &mut Ingest, parts: &[Part], facts: &ModelFacts) -> Result<Manifest, OpError> {
     let family = facts.architecture.as_deref().unwrap_or("unknown");
     let config = ModelConfig {
-        model_format: "gguf",
+        model_format: facts.format.unwrap_or(FileFormat::DEFAULT.name()),
         model_family: family,
         model_families: [family],
         model_type: facts.parameter_size(),
@@ -50,7 +52,7 @@ pub(super) fn compose(ingest: &mut Ingest, parts: &[Part], facts: &ModelFacts) -
     Ok(Manifest::compose_named(config, layers)?)
 }
 
-/// The configuration that Ollama writes for a GGUF model, with its keys in its order.
+/// The configuration that Ollama writes for a model, with its keys in its order.
 #[derive(Serialize)]
 struct ModelConfig<'a> {
     model_format: &'a str,

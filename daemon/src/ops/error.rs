@@ -37,7 +37,7 @@ pub enum OpError {
         /// The header's blob.
         digest: blobd_store_format::digest::Digest,
         /// What is wrong with it.
-        source: blobd_store_format::gguf::GgufError,
+        source: blobd_store_format::file_format::FormatError,
     },
     /// A name to be given says which manifest it stands for.
     #[error("{name}: a name that is given cannot be pinned to a digest; leave out the part from @ on")]

@@ -1,4 +1,4 @@
-//! `import`: a GGUF file that the caller has opened becomes a model.
+//! `import`: a model file that the caller has opened becomes a model.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,13 +11,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
 use blobd_store::{Ingest, Store, StoreError};
-use blobd_store_format::file_type::is_file_type_name;
+use blobd_store_format::file_format::FileFormat;
+use blobd_store_format::file_type::split_file_type;
 use blobd_store_format::reference::Reference;
 use rustix::fs::FileType;
 
 use super::compose::{Part, compose};
 use super::{OpError, commit::leaving_nothing, error::refuse_pinned};
-use crate::intake::{IntakeError, take_gguf};
+use crate::intake::{IntakeError, ingest_file};
 
 /// A file to be imported: read from its start, and inspected before and after that.
 pub trait ImportSource: Read + Send {
@@ -62,7 +63,7 @@ impl FileFacts {
     }
 }
 
-/// Imports one GGUF file. `progress` is told how many bytes have been read, and of how many. Soon
+/// Imports one file. `progress` is told how many bytes have been read, and of how many. Soon
 /// after `cancelled` is set, it stops.
 ///
 /// # Errors
@@ -105,9 +106,9 @@ fn take_file(
     let size = before.size;
     ingest.staging().expect(size);
     let refused = |source| OpError::Intake { name: file_name.clone(), source };
-    let taken = take_gguf(&mut ingest, &mut source, size, &mut |completed| progress(completed, size))
+    let taken = ingest_file(&mut ingest, &mut source, size, &mut |completed| progress(completed, size))
         .map_err(refused)?;
-    let facts = taken.facts.clone().unwrap_or_default();
+    let facts = &taken.facts;
     if let Some(shard) = facts.shard {
         return Err(refused(IntakeError::Shard { count: shard.count }));
     }
@@ -115,7 +116,7 @@ fn take_file(
     if (after.size, after.modified) != (before.size, before.modified) {
         return Err(OpError::Changed { name: file_name });
     }
-    let manifest = compose(&mut ingest, &[Part::model(&taken)], &facts)?;
+    let manifest = compose(&mut ingest, &[Part::model(&taken)], facts)?;
     let origin = format!("import {file_name}");
     let committed = ingest.commit(&reference, &manifest, Some(&origin))?;
     Ok(Imported {
@@ -181,11 +182,8 @@ fn display_name(file_name: &str) -> String {
 
 /// `chain-llama-Q4_K_M.gguf` is `chain-llama:Q4_K_M`; without a file type the tag is `latest`.
 fn name_from_file(file_name: &str) -> Result<Reference, OpError> {
-    let stem = file_name.strip_suffix(".gguf").unwrap_or(file_name);
-    let (model, tag) = match stem.rsplit_once(['-', '.']) {
-        Some((model, tag)) if is_file_type_name(tag) => (model, tag),
-        _ => (stem, Reference::DEFAULT_TAG),
-    };
+    let stem = FileFormat::split_name(file_name).map_or(file_name, |(stem, _format)| stem);
+    let (model, tag) = split_file_type(stem).unwrap_or((stem, Reference::DEFAULT_TAG));
     let allowed = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '-' };
     let model: String = model.chars().map(allowed).take(80).collect();
     let model = model.trim_start_matches(['-', '.']);
@@ -203,6 +201,7 @@ mod tests {
             ("chain-llama-Q4_K_M.gguf", "chain-llama:Q4_K_M"),
             ("Meta-Llama-3-8B.Q8_0.gguf", "Meta-Llama-3-8B:Q8_0"),
             ("my model (1).gguf", "my-model--1-:latest"),
+            ("Model.GGUF", "Model:latest"),
             ("model", "model:latest"),
         ] {
             assert_eq!(name_from_file(file).unwrap().short(), name, "{file}");

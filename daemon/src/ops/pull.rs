@@ -10,6 +10,7 @@ use blobd_store::{Ingest, Store, StoreError};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use tokio::runtime::Handle;
@@ -18,7 +19,6 @@ use tokio::sync::mpsc::Sender;
 use super::compose::{Part, compose};
 use super::show::read_header;
 use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards, usage};
-use crate::intake::ModelFacts;
 use crate::permits::{Limits, Permit, PermitPool};
 use crate::transfer::{Flight, Job, RateLimit, Received, TransferError, Transfers};
 
@@ -138,7 +138,7 @@ struct Incoming<'p> {
 /// A file that is in the store now, or will be with the commit.
 struct Held {
     file: Descriptor,
-    /// What its header says, if it is a GGUF file.
+    /// What its header says, if it is of a known format.
     facts: Option<ModelFacts>,
 }
 
@@ -204,17 +204,17 @@ impl Incoming<'_> {
         let Pull { registry, handle, transfers, uid, .. } = self.pull;
         let look = |arrived: u64| look(arrived) && !flight.is_asked_for();
         let job = Job { registry, file, handle, uid, limits: transfers.limits(&self.limit), look: &look };
-        if file.size() <= SMALL_BYTES && !file.media_type().is_gguf() {
+        if file.size() <= SMALL_BYTES && !file.media_type().holds_tensors() {
             return self.receive_small(&job);
         }
         let received = transfers.receive(&flight, &mut self.ingest, &job);
-        let Received { file: descriptor, header, downloaded_bytes, resumed_bytes, reused_bytes } =
+        let Received { file: descriptor, facts, downloaded_bytes, resumed_bytes, reused_bytes } =
             received.map_err(|error| failed(file, error))?;
         self.downloaded_bytes += downloaded_bytes;
         let reused_bytes = resumed_bytes.saturating_add(reused_bytes);
         self.present_bytes += reused_bytes;
         self.tell(file, file.size(), Some(reused_bytes));
-        Ok(Held { file: descriptor, facts: header.as_ref().map(ModelFacts::of) })
+        Ok(Held { file: descriptor, facts })
     }
 
     fn take_present(&mut self, file: &RemoteFile) -> Result<Option<Held>, OpError> {
@@ -291,7 +291,7 @@ impl Incoming<'_> {
             let used_bytes = store.used_bytes();
             return Err(StoreError::Quota { root, needed_bytes, used_bytes, quota_bytes }.into());
         }
-        let is_plain = !file.media_type().is_gguf();
+        let is_plain = !file.media_type().holds_tensors();
         if needed_bytes > capacity || is_plain && store.shortage(needed_bytes) > 0 && !store.can_make_room() {
             let free_bytes = store.free_bytes()?;
             return Err(StoreError::NoRoom { root, needed_bytes, free_bytes }.into());
@@ -316,7 +316,7 @@ impl Incoming<'_> {
         let store = self.ingest.store();
         match store.stored_file(file)?.recipe {
             Some(recipe) if file.media_type.component() == WEIGHTS => {
-                Ok(read_header(store, &recipe)?.as_ref().map(ModelFacts::of))
+                Ok(read_header(store, &recipe)?.map(|header| header.facts()))
             }
             _ => Ok(None),
         }
@@ -335,8 +335,7 @@ pub(super) fn failed(file: &RemoteFile, error: TransferError) -> OpError {
     match error {
         TransferError::Registry(error) => error.into(),
         TransferError::Store(error) => error.into(),
-        TransferError::Gguf(error) => OpError::Intake { name, source: error.into() },
-        TransferError::Split(error) => OpError::Intake { name, source: error.into() },
+        TransferError::Format(error) => OpError::Intake { name, source: error.into() },
         TransferError::Recipe(error) => OpError::Intake { name, source: error.into() },
         TransferError::Digest { found, expected } => OpError::DigestMismatch { what: name, found, expected },
         TransferError::Incomplete | TransferError::Unwanted | TransferError::HandedOver => {

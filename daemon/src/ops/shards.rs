@@ -5,8 +5,9 @@
 
 use std::collections::BTreeSet;
 
+use blobd_store_format::model_facts::{ModelFacts, Shard};
+
 use super::OpError;
-use crate::intake::{ModelFacts, Shard};
 
 /// The facts of a model from those of its files of weights: of one file its own, of shards their
 /// sum.

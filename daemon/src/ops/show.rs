@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use blobd_client::protocol::response::{LayerSummary, ModelDetails};
 use blobd_store::{FileReader, Model, Store, StoredFile};
-use blobd_store_format::gguf::{Header, MetadataValue};
+use blobd_store_format::file_format::{self, MAX_HEADER_BYTES, MetadataValue, ModelHeader};
+use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 use serde_json::{Value as Json, json};
 
 use super::OpError;
-use crate::intake::ModelFacts;
 
-/// Describes a model: its files, its tensors, and what the first GGUF header says.
+/// Describes a model: its files, its tensors, and what the first header says.
 ///
 /// # Errors
 /// [`blobd_store::StoreError`]; [`OpError::Damaged`] when the stored header does not parse, which means that
@@ -41,9 +41,9 @@ pub struct Shown {
 pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
     let model = store.model(reference)?;
     let header = header(store, &model)?;
-    let facts = header.as_ref().map(ModelFacts::of).unwrap_or_default();
+    let facts = header.as_ref().map(|header| header.facts()).unwrap_or_default();
     let parameters = parameters(store, &model, &facts)?;
-    let metadata = header.iter().flat_map(Header::metadata);
+    let metadata = header.iter().flat_map(|header| header.metadata());
     let mut room = MAX_TEXT_BYTES;
     let metadata: BTreeMap<String, Json> =
         metadata.map(|(key, value)| (key.into_owned(), metadata_json(&value, &mut room))).collect();
@@ -74,14 +74,14 @@ fn parameters(store: &Store, model: &Model, first: &ModelFacts) -> Result<u64, O
     }
     let mut sum = 0u64;
     for recipe in recipes(model) {
-        let facts = read_header(store, recipe)?.as_ref().map(ModelFacts::of).unwrap_or_default();
+        let facts = read_header(store, recipe)?.map(|header| header.facts()).unwrap_or_default();
         sum = sum.saturating_add(facts.shard.map_or(0, |_shard| facts.parameters));
     }
     Ok(sum)
 }
 
 /// The header of the model's first split file.
-fn header(store: &Store, model: &Model) -> Result<Option<Header>, OpError> {
+fn header(store: &Store, model: &Model) -> Result<Option<Box<dyn ModelHeader>>, OpError> {
     match recipes(model).find(|recipe| recipe.header().is_some()) {
         Some(recipe) => read_header(store, recipe),
         None => Ok(None),
@@ -89,11 +89,11 @@ fn header(store: &Store, model: &Model) -> Result<Option<Header>, OpError> {
 }
 
 /// The header of a stored file.
-pub(super) fn read_header(store: &Store, recipe: &Recipe) -> Result<Option<Header>, OpError> {
+pub(super) fn read_header(store: &Store, recipe: &Recipe) -> Result<Option<Box<dyn ModelHeader>>, OpError> {
     let Some((digest, size)) = recipe.header() else { return Ok(None) };
     // A recipe's first piece is as long as a header with its padding: limited when it was made.
-    let bytes = FileReader::of_recipe(store, recipe).read_range(0..size.min(Header::MAX_BYTES * 2))?;
-    Header::parse(&bytes).map(Some).map_err(|source| OpError::Damaged { digest, source })
+    let bytes = FileReader::of_recipe(store, recipe).read_range(0..size.min(MAX_HEADER_BYTES))?;
+    file_format::read_header(&bytes).map(Some).map_err(|source| OpError::Damaged { digest, source })
 }
 
 fn layer((file, name): (&StoredFile, Option<&str>)) -> LayerSummary {

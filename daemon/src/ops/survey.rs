@@ -188,7 +188,7 @@ impl Survey {
                     .insert(id, SurveyedFile { media_type, is_weights: false, form, models: Vec::new() });
             }
             if let Some(file) = self.files.get_mut(&id) {
-                file.is_weights |= descriptor.media_type.is_gguf();
+                file.is_weights |= descriptor.media_type.holds_tensors();
                 // A model may name a file twice.
                 if file.models.last() != Some(&model) {
                     file.models.push(model);

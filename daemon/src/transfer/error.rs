@@ -3,9 +3,8 @@
 use blobd_registry::RegistryError;
 use blobd_store::StoreError;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::gguf::GgufError;
+use blobd_store_format::file_format::FormatError;
 use blobd_store_format::recipe::RecipeError;
-use blobd_store_format::split::SplitError;
 
 /// Why a file could not be transferred.
 #[derive(Debug, thiserror::Error)]
@@ -17,12 +16,9 @@ pub enum TransferError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Its header is refused.
+    /// Its format is unknown, or its header or its tensors are refused.
     #[error(transparent)]
-    Gguf(#[from] GgufError),
-    /// Its tensors are refused.
-    #[error(transparent)]
-    Split(#[from] SplitError),
+    Format(#[from] FormatError),
     /// Its recipe is refused.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
@@ -50,6 +46,6 @@ pub enum TransferError {
 impl TransferError {
     /// Whether what has arrived is of no use to a next try.
     pub(super) const fn is_final(&self) -> bool {
-        matches!(self, Self::Gguf(_) | Self::Split(_) | Self::Recipe(_) | Self::Digest { .. })
+        matches!(self, Self::Format(_) | Self::Recipe(_) | Self::Digest { .. })
     }
 }

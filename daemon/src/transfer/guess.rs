@@ -7,7 +7,7 @@
 
 use blobd_registry::RegistryError;
 use blobd_store::Store;
-use blobd_store_format::gguf::{Header, HeaderParser, Progress};
+use blobd_store_format::file_format::{HeaderReader, MAX_HEADER_BYTES, ModelHeader, Progress};
 use blobd_store_format::recipe::Recipe;
 
 use super::{Job, TransferError};
@@ -15,7 +15,7 @@ use super::{Job, TransferError};
 /// A whole head, some of which was only compared.
 #[derive(Debug)]
 pub(super) struct Guess {
-    pub(super) header: Header,
+    pub(super) header: Box<dyn ModelHeader>,
     /// The file's first bytes, at least as many as the header has.
     pub(super) bytes: Vec<u8>,
     /// How many came over the network.
@@ -41,7 +41,7 @@ pub(super) fn guess(job: &Job<'_>, store: &Store, relative: &Recipe) -> Result<O
     let Some((blob, _size)) = relative.header().filter(|(_, size)| *size >= WORTH_BYTES) else {
         return Ok(None);
     };
-    let Some(known) = store.read_blob(blob, Header::MAX_BYTES)? else { return Ok(None) };
+    let Some(known) = store.read_blob(blob, MAX_HEADER_BYTES)? else { return Ok(None) };
     let guess = job.wait_for(Guesser::new(job, &known).run())?;
     Ok(guess.unwrap_or_else(|error| {
         tracing::debug!("no guess of the head: {error}");
@@ -56,15 +56,15 @@ struct Guesser<'g> {
     /// Where in it the next byte of the file should be.
     position: usize,
     bytes: Vec<u8>,
-    parser: HeaderParser,
+    reader: HeaderReader,
     is_complete: bool,
     fetched: u64,
 }
 
 impl<'g> Guesser<'g> {
     fn new(job: &'g Job<'g>, known: &'g [u8]) -> Self {
-        let parser = HeaderParser::new();
-        Self { job, known, position: 0, bytes: Vec::new(), parser, is_complete: false, fetched: 0 }
+        let reader = HeaderReader::new();
+        Self { job, known, position: 0, bytes: Vec::new(), reader, is_complete: false, fetched: 0 }
     }
 
     async fn run(mut self) -> Result<Option<Guess>, RegistryError> {
@@ -87,8 +87,8 @@ impl<'g> Guesser<'g> {
                 return Ok(None);
             }
         }
-        let Self { bytes, fetched, parser, .. } = self;
-        Ok(parser.finish().ok().map(|header| Guess { header, bytes, fetched }))
+        let Self { bytes, fetched, reader, .. } = self;
+        Ok(reader.finish().ok().map(|header| Guess { header, bytes, fetched }))
     }
 
     /// Takes stretches of the relative's head as long as their ends agree. False when what comes
@@ -143,7 +143,7 @@ impl<'g> Guesser<'g> {
     /// Adds bytes to the head; false when it cannot be one any more.
     fn push(&mut self, bytes: &[u8]) -> bool {
         self.bytes.extend_from_slice(bytes);
-        let progress = self.parser.push(bytes);
+        let progress = self.reader.push(bytes);
         self.is_complete = matches!(progress, Ok(Progress::Done));
         progress.is_ok()
     }

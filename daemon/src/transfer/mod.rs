@@ -23,7 +23,7 @@ use blobd_store::leases::Lease;
 use blobd_store::{Assembler, Ingest, PartialFile, Store, StoreError};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::gguf::Header;
+use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::Recipe;
 use bytes::Bytes;
 use tokio::runtime::Handle;
@@ -128,8 +128,8 @@ impl fmt::Debug for Job<'_> {
 pub struct Received {
     /// The file, which is part of the ingest now.
     pub file: Descriptor,
-    /// Its header, if it is a GGUF file.
-    pub header: Option<Header>,
+    /// What its header says, if it is of a known format.
+    pub facts: Option<ModelFacts>,
     /// What has come over the network in bytes.
     pub downloaded_bytes: u64,
     /// What had come before.
@@ -293,7 +293,7 @@ impl Transfers {
         let home = PartialFile::open(ingest.store(), job.file.identity(), size)?;
         let relatives = trial::relatives(ingest.store(), job.file)?;
         let near = relatives.first().filter(|_| may_guess).map(|relative| &**relative);
-        let Start { head: Head { plan, header, whole }, bytes, fetched, is_guess } =
+        let Start { head: Head { plan, facts, whole }, bytes, fetched, is_guess } =
             Start::of(job, &self.policy, ingest.store(), &home, near)?;
         let assembler = home.follow(plan, ingest.staging())?;
         for (blob, digest) in assembler.stored() {
@@ -311,7 +311,7 @@ impl Transfers {
         start::write_head(&assembler, &bytes)?;
         let media_type = job.file.media_type().clone();
         let file = Descriptor { media_type, digest: job.file.identity(), size };
-        let received = Received { file, header, downloaded_bytes: fetched, resumed_bytes, reused_bytes: 0 };
+        let received = Received { file, facts, downloaded_bytes: fetched, resumed_bytes, reused_bytes: 0 };
         let whole = whole.map(|stream| (stream, bytes.len() as u64));
         let arrival = Arrival::new(assembler);
         let cleared = Vec::new();

@@ -124,7 +124,7 @@ impl Transfer<'_> {
         }
         assembler.forget_stored(0);
         assembler.replace(0, &bytes)?;
-        self.received.header = head.header;
+        self.received.facts = head.facts;
         Ok(Some(Doubt::Some))
     }
 

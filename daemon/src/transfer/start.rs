@@ -1,7 +1,7 @@
 //! Where a transfer starts: with the head, which is there already, guessed or fetched.
 
 use blobd_store::{Assembler, PartialFile, Store, StoreError};
-use blobd_store_format::gguf::Header;
+use blobd_store_format::file_format::MAX_HEADER_BYTES;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::split::SplitPlan;
 
@@ -36,10 +36,10 @@ impl Start {
         near: Option<&Recipe>,
     ) -> Result<Self, TransferError> {
         let size = job.file.size();
-        if !job.file.media_type().is_gguf() {
+        if !job.file.media_type().holds_tensors() {
             return Ok(Self { head: Head::of_any(size), bytes: Vec::new(), fetched: 0, is_guess: false });
         }
-        let mut bytes = home.head(Header::MAX_BYTES);
+        let mut bytes = home.head(MAX_HEADER_BYTES);
         let known = bytes.len();
         if known == 0
             && let Some(relative) = near
@@ -57,10 +57,9 @@ impl Start {
         let Some(Guess { header, mut bytes, fetched }) = guess::guess(job, store, relative)? else {
             return Ok(None);
         };
-        let Ok(plan) = SplitPlan::new(&header, job.file.size()) else { return Ok(None) };
+        let Ok(head) = Head::of(&*header, job.file.size(), None) else { return Ok(None) };
         // What follows the relative's head is not what follows this one's.
-        bytes.truncate(head_bytes(&plan));
-        let head = Head { plan, header: Some(header), whole: None };
+        bytes.truncate(head_bytes(&head.plan));
         Ok(Some(Self { head, bytes, fetched, is_guess: true }))
     }
 }

@@ -126,8 +126,8 @@ fn same_tensors(plan: &SplitPlan, recipe: &Recipe) -> BTreeMap<usize, Digest> {
     for tensor in plan.tensors() {
         let Some(blob) = tensor.blob else { continue };
         let same = stored.get(tensor.name.as_str()).filter(|entry| {
-            entry.type_name == tensor.ggml_type.to_string()
-                && entry.shape == tensor.shape.dimensions()
+            entry.type_name == tensor.type_name
+                && entry.shape == tensor.shape
                 && (entry.size, entry.offset) == (tensor.size, tensor.offset_in_blob)
         });
         let digest = same.map(|entry| entry.digest);

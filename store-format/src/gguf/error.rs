@@ -1,16 +1,19 @@
-//! Why bytes are not a GGUF header that blobd takes.
+//! Why a file is not a GGUF file that blobd takes.
 
 use super::value_type::ValueType;
-use super::{ALIGNMENT_KEY, MAX_ALIGNMENT, MAX_HEADER_BYTES};
+use super::{ALIGNMENT_KEY, GgmlType, MAX_ALIGNMENT, MAX_HEADER_BYTES};
+use crate::file_format::start_hint;
+use crate::file_layout::LayoutError;
 use crate::tensor::TensorError;
 
-/// Why a GGUF header is refused. Offsets are in bytes from the start of the file; names and keys
-/// are cut to a printable length.
+/// Why a GGUF file is refused. Offsets are in bytes from the start of the file unless they are said
+/// to be a tensor's own, which count from the start of the data section; names and keys are cut to
+/// a printable length.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {
     /// The file is of another kind.
-    #[error("gguf: starts with \"{}\", not with \"GGUF\"{}", found.escape_ascii(), magic_hint(*found))]
+    #[error("gguf: starts with \"{}\", not with \"GGUF\"{}", found.escape_ascii(), start_hint(found))]
     Magic {
         /// The first four bytes.
         found: [u8; 4],
@@ -119,6 +122,37 @@ pub enum GgufError {
         /// What they end inside of.
         inside: String,
     },
+    /// The file ends inside its header.
+    #[error("gguf: header of {header_size} bytes in a file of {file_size}")]
+    FileSize {
+        /// The length of the header.
+        header_size: u64,
+        /// The length of the file.
+        file_size: u64,
+    },
+    /// A tensor where no reader looks for one.
+    #[error("gguf: tensor {name:?}: offset {offset} is not a multiple of {alignment}{}", alignment_hint(*alignment))]
+    Misaligned {
+        /// The tensor.
+        name: String,
+        /// Its own offset.
+        offset: u64,
+        /// The file's alignment.
+        alignment: u64,
+    },
+    /// A tensor of an unknown type that no byte is left for.
+    #[error("gguf: tensor {name:?}: no bytes for it at offset {offset}, and {ggml_type} has no known size")]
+    NoBytes {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        ggml_type: GgmlType,
+        /// Its own offset.
+        offset: u64,
+    },
+    /// The tensors do not fit the file.
+    #[error("gguf: {0}")]
+    Layout(#[from] LayoutError),
     /// A tensor that [`super::GgufWriter`] was given cannot be written.
     #[error("gguf: tensor {name:?}: {problem}")]
     Unwritable {
@@ -136,21 +170,20 @@ pub(crate) fn printable(name: &[u8]) -> String {
     String::from_utf8_lossy(start).chars().take(80).collect()
 }
 
-fn magic_hint(found: [u8; 4]) -> &'static str {
-    // The formats before GGUF wrote their name as a little-endian number, that is backwards.
-    match &found {
-        b"lmgg" | b"fmgg" | b"tjgg" | b"algg" | b"ggml" | b"ggmf" | b"ggjt" | b"ggla" => {
-            " (a ggml, ggmf, ggjt or ggla file from before August 2023; convert the original model again)"
-        }
-        b"FUGG" => " (its bytes are swapped)",
-        [b'P', b'K', ..] => " (a zip archive, perhaps a PyTorch file)",
-        _ => "",
-    }
-}
-
 fn version_hint(found: u32) -> &'static str {
     match found {
         1 => " (1 was used in August 2023 only; convert the original model with a current llama.cpp)",
         _ => "",
+    }
+}
+
+/// Such files exist, and their makers can do better.
+fn alignment_hint(alignment: u64) -> &'static str {
+    match alignment > 32 {
+        true => {
+            "; llama-quantize and llama-gguf-split of 2026 write such files when general.alignment \
+             is more than 32, and nothing can read them"
+        }
+        false => "",
     }
 }

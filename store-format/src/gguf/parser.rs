@@ -11,7 +11,7 @@ use super::error::{GgufError, printable};
 use super::header::{Header, MetadataRecord, Preamble, Span, TensorRecord};
 use super::value::MetadataValue;
 use super::value_type::ValueType;
-use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT};
+use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT, Progress};
 use crate::ggml_type::GgmlType;
 use crate::tensor::{Shape, TensorError, TensorInfo, check_name, size_bytes};
 
@@ -26,15 +26,6 @@ pub struct HeaderParser {
     alignment: u32,
     metadata: Vec<MetadataRecord>,
     tensors: Vec<TensorRecord>,
-}
-
-/// Whether a header is complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// The header goes on after the bytes pushed.
-    NeedMore,
-    /// The header is complete; nothing that is pushed now matters.
-    Done,
 }
 
 impl Header {

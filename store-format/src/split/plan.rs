@@ -1,12 +1,11 @@
 //! The plan: which bytes of the file go to which blob.
 
-use super::error::SplitError;
-use super::layout::{self, Extent};
+use std::borrow::Cow;
+
 use crate::digest::Digest;
-use crate::expert::{ExpertGroup, Experts, expert_groups, stacked_experts};
-use crate::gguf::{GgmlType, Header};
+use crate::expert::{ExpertGroup, Experts};
+use crate::file_layout::{FileLayout, RangeContent, TensorRange};
 use crate::recipe::{Piece, Recipe, RecipeError, TensorEntry};
-use crate::tensor::Shape;
 
 /// How one file is split.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,10 +76,10 @@ pub enum Target {
 pub struct PlannedTensor {
     /// Its name.
     pub name: String,
-    /// Its number format.
-    pub ggml_type: GgmlType,
-    /// Its dimensions.
-    pub shape: Shape,
+    /// The name of its type in its format.
+    pub type_name: Cow<'static, str>,
+    /// Its dimensions, in the order of its format.
+    pub shape: Vec<u64>,
     /// The blob that holds it, as a place in [`SplitPlan::blobs`]; `None` if it has no bytes.
     pub blob: Option<usize>,
     /// Where in the blob it starts, in bytes.
@@ -92,26 +91,23 @@ pub struct PlannedTensor {
 }
 
 impl SplitPlan {
-    /// Plans how to split a file of `file_size` bytes that starts with `header`.
-    ///
-    /// # Errors
-    /// [`SplitError`] when a tensor is misaligned, lies outside the file, or overlaps another.
-    pub fn new(header: &Header, file_size: u64) -> Result<Self, SplitError> {
-        let extents = layout::extents(header, file_size)?;
-        let in_file_order = layout::file_order(header, &extents)?;
-        let mut builder = Builder::new(header);
-        builder.push_header(header.data_offset().min(file_size));
-        for extent in &in_file_order {
-            builder.fill_up_to(extent.start);
-            builder.push_tensor(extent);
+    /// Plans how to split a file with this layout.
+    #[must_use]
+    pub fn new(layout: FileLayout) -> Self {
+        let mut builder = Builder::new(&layout);
+        for range in layout.ranges() {
+            match range.content {
+                RangeContent::Header => builder.push_header(range.size),
+                RangeContent::Tensor(tensor) => builder.push_tensor(tensor, range.size),
+                RangeContent::Gap => builder.push_gap(range.size),
+            }
         }
-        builder.fill_up_to(file_size);
-        let tensors = planned_tensors(header, &extents, &builder.homes);
-        let Builder { position: file_size, blobs, segments, literal_count, .. } = builder;
-        Ok(Self { file_size, blobs, segments, tensors, literal_count })
+        let Builder { position: file_size, blobs, segments, literal_count, homes, .. } = builder;
+        let tensors = layout.into_tensors().into_iter().zip(homes).map(PlannedTensor::new).collect();
+        Self { file_size, blobs, segments, tensors, literal_count }
     }
 
-    /// The plan for a file that stays in one piece, such as one that is no GGUF file.
+    /// The plan for a file that stays in one piece, such as one of an unknown format.
     #[must_use]
     pub fn whole(file_size: u64) -> Self {
         let target = Target::Blob { blob: 0, offset_in_blob: 0 };
@@ -236,11 +232,18 @@ impl Target {
 }
 
 impl PlannedTensor {
+    /// A tensor and its blob, if it has bytes, and where it starts in that.
+    fn new((range, home): (TensorRange, Option<(usize, u64)>)) -> Self {
+        let TensorRange { name, type_name, shape, size, experts, .. } = range;
+        let (blob, offset_in_blob) = (home.map(|(blob, _)| blob), home.map_or(0, |(_, offset)| offset));
+        Self { name, type_name, shape, blob, offset_in_blob, size, experts }
+    }
+
     fn entry(&self, digest: Digest) -> TensorEntry {
         TensorEntry {
             name: self.name.clone(),
-            type_name: self.ggml_type.name().into_owned(),
-            shape: self.shape.dimensions().to_vec(),
+            type_name: self.type_name.clone().into_owned(),
+            shape: self.shape.clone(),
             digest,
             offset: self.offset_in_blob,
             size: self.size,
@@ -250,13 +253,13 @@ impl PlannedTensor {
 }
 
 /// Lays segment after segment. What has been laid always covers the file up to `position`.
-struct Builder {
+struct Builder<'l> {
     position: u64,
     blobs: Vec<PlannedBlob>,
     segments: Vec<Segment>,
     literal_count: usize,
     literals_size: u64,
-    groups: Vec<ExpertGroup>,
+    groups: &'l [ExpertGroup],
     /// The blob of each group whose first member has been met.
     group_blobs: Vec<Option<usize>>,
     /// For each tensor its group and its place in it.
@@ -265,10 +268,10 @@ struct Builder {
     homes: Vec<Option<(usize, u64)>>,
 }
 
-impl Builder {
-    fn new(header: &Header) -> Self {
-        let groups = expert_groups(header.tensors());
-        let mut memberships = vec![None; header.tensors().len()];
+impl<'l> Builder<'l> {
+    fn new(layout: &'l FileLayout) -> Self {
+        let groups = layout.groups();
+        let mut memberships = vec![None; layout.tensors().len()];
         for (group, members) in groups.iter().map(ExpertGroup::members).enumerate() {
             for (expert, tensor) in members.iter().enumerate() {
                 if let Some(membership) = memberships.get_mut(*tensor) {
@@ -294,24 +297,20 @@ impl Builder {
         self.push_segment(size, Target::Blob { blob, offset_in_blob: 0 });
     }
 
-    fn push_tensor(&mut self, extent: &Extent) {
-        let (blob, offset_in_blob) = match self.memberships.get(extent.tensor).copied().flatten() {
+    fn push_tensor(&mut self, tensor: usize, size: u64) {
+        let (blob, offset_in_blob) = match self.memberships.get(tensor).copied().flatten() {
             Some((group, expert)) => self.place_of_member(group, expert),
-            None => (self.add_blob(extent.size, BlobContent::Tensor), 0),
+            None => (self.add_blob(size, BlobContent::Tensor), 0),
         };
-        if let Some(home) = self.homes.get_mut(extent.tensor) {
+        if let Some(home) = self.homes.get_mut(tensor) {
             *home = Some((blob, offset_in_blob));
         }
-        self.push_segment(extent.size, Target::Blob { blob, offset_in_blob });
+        self.push_segment(size, Target::Blob { blob, offset_in_blob });
     }
 
     /// Covers bytes that belong to no tensor.
-    fn fill_up_to(&mut self, end: u64) {
-        let size = end.saturating_sub(self.position);
+    fn push_gap(&mut self, size: u64) {
         let literals_size = self.literals_size.saturating_add(size);
-        if size == 0 {
-            return;
-        }
         if size > Recipe::MAX_LITERAL_BYTES || literals_size > Recipe::MAX_LITERALS_BYTES {
             let blob = self.add_blob(size, BlobContent::Filler);
             return self.push_segment(size, Target::Blob { blob, offset_in_blob: 0 });
@@ -349,28 +348,6 @@ impl Builder {
             _ => self.segments.push(Segment { offset_in_file, length, target }),
         }
     }
-}
-
-fn planned_tensors(
-    header: &Header,
-    extents: &[Extent],
-    homes: &[Option<(usize, u64)>],
-) -> Vec<PlannedTensor> {
-    let rows = header.tensors().zip(extents).zip(homes);
-    let plan = |((info, extent), home): ((crate::tensor::TensorInfo<'_>, &Extent), &Option<(usize, u64)>)| {
-        // Of an unknown type the size includes padding and says nothing about one expert.
-        let known_size = info.size_bytes().filter(|size| *size > 0);
-        PlannedTensor {
-            name: info.name().to_owned(),
-            ggml_type: info.ggml_type(),
-            shape: info.shape(),
-            blob: home.map(|(blob, _)| blob),
-            offset_in_blob: home.map_or(0, |(_, offset_in_blob)| offset_in_blob),
-            size: extent.size,
-            experts: known_size.and_then(|size| stacked_experts(info.name(), &info.shape(), size)),
-        }
-    };
-    rows.map(plan).collect()
 }
 
 fn digest_of(blobs: &[Digest], blob: Option<usize>) -> Digest {

@@ -8,8 +8,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::digest::Digest;
 use crate::expert::Experts;
+use crate::file_layout::LayoutError;
 use crate::gguf::generate::{Sample, file};
-use crate::gguf::{GgmlType, GgufWriter, Header};
+use crate::gguf::{GgmlType, GgufError, GgufWriter, Header};
 use crate::recipe::{Piece, Recipe, RecipeError};
 use crate::tensor::TensorInfo;
 
@@ -33,8 +34,17 @@ fn aligned_header(alignment: u32, rows: &[Row<'_>]) -> Header {
 }
 
 /// Plans a file whose data section has `data_size` bytes.
-fn plan(header: &Header, data_size: u64) -> Result<SplitPlan, SplitError> {
-    SplitPlan::new(header, header.data_offset() + data_size)
+fn plan(header: &Header, data_size: u64) -> Result<SplitPlan, GgufError> {
+    plan_file(header, header.data_offset() + data_size)
+}
+
+fn plan_file(header: &Header, file_size: u64) -> Result<SplitPlan, GgufError> {
+    header.file_layout(file_size).map(SplitPlan::new)
+}
+
+/// Whether a tensor is refused because it is not all in the file.
+fn is_outside(plan: &Result<SplitPlan, GgufError>) -> bool {
+    matches!(plan, Err(GgufError::Layout(LayoutError::Outside { .. })))
 }
 
 /// A file with this header and data that differ from byte to byte.
@@ -148,7 +158,7 @@ proptest! {
         sizes in prop::collection::vec(1..5000_usize, 1..6),
     ) {
         let header = Header::parse(&sample.file).unwrap();
-        let plan = SplitPlan::new(&header, sample.file.len() as u64).unwrap();
+        let plan = plan_file(&header, sample.file.len() as u64).unwrap();
         assert_covers(&plan, sample.file.len() as u64);
         let stored = Stored::new(&plan, &sample.file, &sizes);
         prop_assert!(stored.rebuild() == sample.file);
@@ -162,7 +172,7 @@ proptest! {
         max in prop_oneof![1..100_u64, 100..5000_u64, Just(1 << 20)],
     ) {
         let header = Header::parse(&sample.file).unwrap();
-        let plan = SplitPlan::new(&header, sample.file.len() as u64).unwrap();
+        let plan = plan_file(&header, sample.file.len() as u64).unwrap();
         let large: Vec<&Segment> = plan.segments().iter().filter(|segment| {
             segment.length >= max && matches!(segment.target, Target::Blob { .. })
         }).collect();
@@ -186,7 +196,7 @@ proptest! {
     #[test]
     fn places_of_a_blob_are_its_segments_in_order(sample in file()) {
         let header = Header::parse(&sample.file).unwrap();
-        let plan = SplitPlan::new(&header, sample.file.len() as u64).unwrap();
+        let plan = plan_file(&header, sample.file.len() as u64).unwrap();
         let places = BlobPlaces::of(&plan);
         for blob in 0..plan.blobs().len() {
             let is_own =
@@ -201,7 +211,7 @@ proptest! {
     #[test]
     fn parts_of_a_range_are_parts_of_the_file(sample in file(), start in any::<prop::sample::Index>()) {
         let header = Header::parse(&sample.file).unwrap();
-        let plan = SplitPlan::new(&header, sample.file.len() as u64).unwrap();
+        let plan = plan_file(&header, sample.file.len() as u64).unwrap();
         let start = start.index(sample.file.len());
         let mut splitter = Splitter::new(&plan);
         splitter.push(&sample.file[..start]).unwrap();
@@ -261,11 +271,11 @@ fn file_of_a_header_alone_is_one_blob() {
     let header = header(&[]);
     let size = header.bytes().len() as u64;
     for file_size in [size, size + 1, header.data_offset()] {
-        let plan = SplitPlan::new(&header, file_size).unwrap();
+        let plan = plan_file(&header, file_size).unwrap();
         assert_eq!(plan.blobs(), [PlannedBlob { size: file_size, content: BlobContent::Header }]);
     }
-    let error = SplitPlan::new(&header, size - 1).unwrap_err();
-    assert_eq!(error, SplitError::Header { header_size: size, file_size: size - 1 });
+    let error = plan_file(&header, size - 1).unwrap_err();
+    assert_eq!(error, GgufError::FileSize { header_size: size, file_size: size - 1 });
 }
 
 #[test]
@@ -291,7 +301,7 @@ fn tensors_without_elements_have_no_blob_and_may_share_an_offset() {
 fn tensors_without_elements_need_no_data_section() {
     let header = header(&[("a", I8, &[0], 0)]);
     let file_size = header.bytes().len() as u64;
-    assert_covers(&SplitPlan::new(&header, file_size).unwrap(), file_size);
+    assert_covers(&plan_file(&header, file_size).unwrap(), file_size);
 }
 
 #[test]
@@ -303,14 +313,14 @@ fn tensor_beyond_the_file_end_is_refused() {
         error.to_string(),
         r#"gguf: tensor "b": offset 32 and size 32 end beyond the data section of 63 bytes"#
     );
-    assert!(matches!(plan(&header, 0), Err(SplitError::Outside { .. })));
-    let cut = SplitPlan::new(&header, header.bytes().len() as u64);
-    assert!(matches!(cut, Err(SplitError::Outside { data_size: 0, .. })));
+    assert!(is_outside(&plan(&header, 0)));
+    let cut = plan_file(&header, header.bytes().len() as u64);
+    assert!(matches!(cut, Err(GgufError::Layout(LayoutError::Outside { data_size: 0, .. }))));
 }
 
 #[test]
 fn offset_and_size_that_wrap_are_refused() {
-    let refused = |header: &Header| matches!(plan(header, 128), Err(SplitError::Outside { .. }));
+    let refused = |header: &Header| is_outside(&plan(header, 128));
     // The writer makes no such offsets, so the last eight bytes of a header are replaced.
     let moved = |dimensions: &[u64], offset: u64| {
         let mut bytes = header(&[("a", I8, dimensions, 0)]).bytes().to_vec();
@@ -338,7 +348,8 @@ fn size_that_wraps_when_padded_is_refused() {
     writer.tensor_at("a", GgmlType::F32, &dimensions, 0).unwrap();
     let header = Header::parse(&writer.header().unwrap()).unwrap();
     let size = 0_u64.wrapping_sub(16);
-    assert!(matches!(plan(&header, 128), Err(SplitError::Outside { size: found, .. }) if found == size));
+    let error = plan(&header, 128).unwrap_err();
+    assert!(matches!(error, GgufError::Layout(LayoutError::Outside { size: found, .. }) if found == size));
 }
 
 #[test]
@@ -358,11 +369,11 @@ fn overlapping_tensors_are_refused() {
     let partly = header(&[("b", I8, &[32], 32), ("a", I8, &[33], 0)]);
     let overlap = |first: &str, second: &str, offset| {
         let (first, second) = (first.to_owned(), second.to_owned());
-        SplitError::Overlap { first, second, offset }
+        GgufError::Layout(LayoutError::Overlap { first, second, offset })
     };
     assert_eq!(plan(&partly, 64).unwrap_err(), overlap("a", "b", 32));
     let same = header(&[("a", I8, &[32], 0), ("b", I8, &[32], 0)]);
-    assert!(matches!(plan(&same, 64), Err(SplitError::Overlap { .. })));
+    assert_eq!(plan(&same, 64).unwrap_err(), overlap("a", "b", 0));
     let inside = header(&[("a", I8, &[256], 0), ("b", I8, &[32], 64)]);
     assert_eq!(plan(&inside, 256).unwrap_err(), overlap("a", "b", 64));
 }
@@ -380,10 +391,10 @@ fn unknown_type_goes_up_to_the_next_tensor_or_the_end() {
 #[test]
 fn unknown_type_without_any_bytes_is_refused() {
     let at_the_end = header(&[("a", UNKNOWN, &[5], 32)]);
-    assert!(matches!(plan(&at_the_end, 32), Err(SplitError::NoBytes { offset: 32, .. })));
-    assert!(matches!(plan(&at_the_end, 31), Err(SplitError::Outside { .. })));
+    assert!(matches!(plan(&at_the_end, 32), Err(GgufError::NoBytes { offset: 32, .. })));
+    assert!(is_outside(&plan(&at_the_end, 31)));
     let two = header(&[("a", UNKNOWN, &[5], 0), ("b", UNKNOWN, &[5], 0)]);
-    assert!(matches!(plan(&two, 32), Err(SplitError::Overlap { .. })));
+    assert!(matches!(plan(&two, 32), Err(GgufError::Layout(LayoutError::Overlap { .. }))));
 }
 
 #[test]

@@ -1,15 +1,12 @@
 //! Whether a recipe is the one that its file's header makes.
 
 use blobd_store_format::digest::{Digest, Hasher};
-use blobd_store_format::gguf::Header;
+use blobd_store_format::file_format::{MAX_HEADER_BYTES, read_header};
 use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::split::{SplitPlan, Target};
 
 use blobd_store::Store;
 use blobd_store::scrub::{DiskReader, Ended, Step};
-
-/// What every header begins with; of another kind of file there is no plan to compare with.
-const MAGIC: &[u8] = b"GGUF";
 
 /// What is wrong with a recipe, if anything: its pieces, its table of tensors, or the lengths of
 /// the blobs that it names. One whose header is damaged or missing cannot be judged.
@@ -24,13 +21,13 @@ pub(super) fn mistake(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -
     compare(&header(store, reader, recipe)?, recipe).err()
 }
 
-/// The bytes of the header blob, if they are right and a GGUF header.
+/// The bytes of the header blob, if they are right.
 fn header(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -> Option<Vec<u8>> {
     let (digest, size) = recipe.header()?;
     let _reading = store.note_own_read(digest);
     let file = store.open_blob(digest, size).ok()?;
     // Anybody could have a recipe that names a tensor as its header.
-    if file.metadata().ok()?.len() > Header::MAX_BYTES.saturating_mul(2) {
+    if file.metadata().ok()?.len() > MAX_HEADER_BYTES {
         return None;
     }
     let (mut bytes, mut hasher) = (Vec::new(), Hasher::new());
@@ -39,12 +36,17 @@ fn header(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -> Option<Vec
         hasher.update(chunk);
     });
     let is_whole = ended.is_ok_and(|ended| ended == Ended::Complete) && hasher.finish() == digest;
-    (is_whole && bytes.starts_with(MAGIC)).then_some(bytes)
+    is_whole.then_some(bytes)
 }
 
 fn compare(header: &[u8], recipe: &Recipe) -> Result<(), String> {
-    let header = Header::parse(header).map_err(|error| format!("its header is none: {error}"))?;
-    let plan = SplitPlan::new(&header, recipe.size()).map_err(|error| format!("its header says: {error}"))?;
+    let header = match read_header(header) {
+        // There is no plan to compare with.
+        Err(error) if error.is_unknown_format() => return Ok(()),
+        header => header.map_err(|error| format!("its header is none: {error}"))?,
+    };
+    let layout = header.file_layout(recipe.size()).map_err(|error| format!("its header says: {error}"))?;
+    let plan = SplitPlan::new(layout);
     let Some((blobs, literals)) = parts(&plan, recipe) else {
         let (found, expected) = (recipe.pieces().len(), plan.segments().len());
         return Err(format!("its {found} pieces are not the {expected} that its header makes"));
@@ -97,7 +99,8 @@ mod tests {
         let header = writer.header().unwrap();
         let file = [&header[..], &[1; 24], &[0; 8], &[2; 24], b"tail"].concat();
         let blobs = add_blobs(&store, [&header[..], &[1; 24], &[2; 24]]);
-        let plan = SplitPlan::new(&Header::parse(&file).unwrap(), file.len() as u64).unwrap();
+        let layout = read_header(&file).unwrap().file_layout(file.len() as u64).unwrap();
+        let plan = SplitPlan::new(layout);
         let recipe = plan.recipe(Digest::of(&file), &blobs, vec![vec![0; 8], b"tail".to_vec()]).unwrap();
         (folder, store, recipe)
     }

@@ -12,7 +12,8 @@ fn expert_group(order: [usize; 4]) -> (Vec<u8>, SplitPlan) {
         writer.tensor(&format!("blk.0.ffn_up.{expert}.weight"), GgmlType::I8, &[128]).unwrap();
     }
     let mut file = writer.header().unwrap();
-    let plan = SplitPlan::new(&Header::parse(&file).unwrap(), file.len() as u64 + 4 * 128).unwrap();
+    let header = Header::parse(&file).unwrap();
+    let plan = SplitPlan::new(header.file_layout(file.len() as u64 + 4 * 128).unwrap());
     order.iter().for_each(|expert| file.extend([u8::try_from(*expert).unwrap(); 128]));
     (file, plan)
 }

@@ -155,7 +155,7 @@ fn another_plan_starts_over() {
     let mut writer = blobd_store_format::gguf::GgufWriter::default();
     writer.tensor("t", blobd_store_format::gguf::GgmlType::F32, &[4]).unwrap();
     let header = blobd_store_format::gguf::Header::parse(&writer.header().unwrap()).unwrap();
-    let plan = SplitPlan::new(&header, SIZE).unwrap();
+    let plan = SplitPlan::new(header.file_layout(SIZE).unwrap());
     assert_eq!(other.follow(plan, ingest.staging()).unwrap().arrived_bytes(), 0);
 }
 
@@ -310,7 +310,7 @@ fn resume_time(tensors: u64) -> Duration {
     }
     let header = Header::parse(&writer.header().unwrap()).unwrap();
     let size = header.data_offset() + tensors * 256;
-    let plan = SplitPlan::new(&header, size).unwrap();
+    let plan = SplitPlan::new(header.file_layout(size).unwrap());
     assert!(plan.blobs().len() as u64 > tensors);
     let (_folder, store) = new_store();
     let resume = || {

@@ -1,16 +1,15 @@
-//! What a GGUF header says about its model, for people.
-
-use blobd_store_format::file_type::file_type_name;
-use blobd_store_format::gguf::{Header, MetadataValue};
+//! What a header says about its model, for people.
 
 /// Architecture, size and quantisation of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelFacts {
-    /// `general.architecture`.
+    /// The file's format, as [`FileFormat::name`](crate::file_format::FileFormat::name) has it.
+    pub format: Option<&'static str>,
+    /// The family that engines choose their code by, such as `llama`.
     pub architecture: Option<String>,
     /// The number of elements of all tensors.
     pub parameters: u64,
-    /// The name of `general.file_type`, such as `Q4_K_M`.
+    /// The name of the mix of number formats, such as `Q4_K_M`.
     pub quantization: Option<String>,
     /// How many tensors there are.
     pub tensor_count: u64,
@@ -21,40 +20,15 @@ pub struct ModelFacts {
 /// One shard, as its header tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Which it is, from 0 on: `split.no`.
+    /// Which it is, from 0 on.
     pub number: Option<u64>,
-    /// How many there are: `split.count`.
+    /// How many there are.
     pub count: u64,
-    /// How many tensors all of them have together: `split.tensors.count`.
+    /// How many tensors all of them have together.
     pub total_tensor_count: Option<u64>,
 }
 
-impl Shard {
-    fn of(header: &Header) -> Option<Self> {
-        let value = |key| header.value(key).and_then(|value| value.as_u64());
-        let count = value("split.count").filter(|count| *count > 1)?;
-        Some(Self { number: value("split.no"), count, total_tensor_count: value("split.tensors.count") })
-    }
-}
-
 impl ModelFacts {
-    /// Reads them from a header.
-    #[must_use]
-    pub fn of(header: &Header) -> Self {
-        let elements = header.tensors().map(|tensor| tensor.shape().element_count());
-        let file_type = match header.value("general.file_type") {
-            Some(MetadataValue::U32(id)) => file_type_name(id),
-            _ => None,
-        };
-        Self {
-            architecture: header.architecture().map(str::to_owned),
-            parameters: elements.fold(0, u64::saturating_add),
-            quantization: file_type.map(str::to_owned),
-            tensor_count: header.tensors().len() as u64,
-            shard: Shard::of(header),
-        }
-    }
-
     /// The number of parameters as Ollama writes it: `8.0B`, `22.6M`.
     #[must_use]
     pub fn parameter_size(&self) -> String {

@@ -1,0 +1,336 @@
+//! The formats of model files: how a file is recognised by its first bytes, its name or its media
+//! type, and what its header says.
+//!
+//! This module is the only one that lists the formats. Whoever has the start of a file gives it to
+//! a [`HeaderReader`], and gets a [`ModelHeader`] that answers for any format: the
+//! [`FileLayout`], by which the file is split, and what people want to know. A new format is a
+//! parser, a `FileFormat` like that of [`crate::gguf`], and a line in `FORMATS`.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use crate::descriptor::MediaType;
+use crate::file_layout::FileLayout;
+pub use crate::gguf::MetadataValue;
+use crate::gguf::{self, GgufError};
+use crate::model_facts::ModelFacts;
+
+/// The formats that are split.
+static FORMATS: [&FileFormat; 1] = [&gguf::FORMAT];
+/// Formats that media types name and that are stored in one piece.
+const WHOLE_FORMATS: [&str; 2] = ["safetensors", "dduf"];
+/// How many bytes tell every format from the others; no file of any is shorter.
+const SIGNATURE_BYTES: usize = 4;
+/// The longest header of any format in bytes, with the padding up to its data section.
+pub const MAX_HEADER_BYTES: u64 = gguf::MAX_PADDED_HEADER_BYTES;
+
+/// A format of model files.
+#[derive(Debug)]
+pub struct FileFormat {
+    pub(crate) name: &'static str,
+    pub(crate) extension: &'static str,
+    /// What its files start with, for people.
+    pub(crate) signature: &'static str,
+    /// Whether a file of this format may start like this.
+    pub(crate) is_start: fn(&[u8; SIGNATURE_BYTES]) -> bool,
+    pub(crate) parser: fn() -> Box<dyn FormatParser>,
+}
+
+impl FileFormat {
+    /// What weights are taken for if nothing says otherwise. Most media types name no format, and
+    /// stand for this one.
+    pub const DEFAULT: &Self = &gguf::FORMAT;
+
+    /// The name that registries use, such as `gguf`.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What the names of its files end in, with the dot.
+    #[must_use]
+    pub const fn extension(&self) -> &'static str {
+        self.extension
+    }
+
+    /// A file's name without its extension, and the format that this tells, in upper or lower case.
+    #[must_use]
+    pub fn split_name(path: &str) -> Option<(&str, &'static Self)> {
+        FORMATS.into_iter().find_map(|format| {
+            let (stem, end) = path.split_at_checked(path.len().checked_sub(format.extension.len())?)?;
+            end.eq_ignore_ascii_case(format.extension).then_some((stem, format))
+        })
+    }
+
+    /// The format of a file by what a manifest says of it: its media type, and what it is called
+    /// where it comes from. None for what has no tensors, is in an archive or in another format.
+    #[must_use]
+    pub fn announced(media_type: &MediaType, name: Option<&str>) -> Option<&'static Self> {
+        let is_named = |format: &str| media_type.as_str().contains(format);
+        let is_whole = media_type.is_packed_weights() || WHOLE_FORMATS.into_iter().any(is_named);
+        if is_whole || !media_type.holds_tensors() {
+            return None;
+        }
+        match name {
+            Some(name) => Self::split_name(name).map(|(_stem, format)| format),
+            None => Some(FORMATS.into_iter().find(|format| is_named(format.name)).unwrap_or(Self::DEFAULT)),
+        }
+    }
+}
+
+/// Takes a file's bytes from its start, finds out its format and reads its header.
+#[derive(Debug, Default)]
+pub struct HeaderReader {
+    /// The first bytes, at most [`SIGNATURE_BYTES`].
+    start: Vec<u8>,
+    /// As soon as the format is known.
+    parser: Option<Box<dyn FormatParser>>,
+}
+
+/// Whether a header is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The header goes on after the bytes pushed.
+    NeedMore,
+    /// The header is complete; nothing that is pushed now matters.
+    Done,
+}
+
+impl HeaderReader {
+    /// A reader that has seen nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the next bytes of the file, any number of them. What lies behind the header is
+    /// ignored and not kept.
+    ///
+    /// # Errors
+    /// [`FormatError`] as soon as it is certain that the format is unknown or the header wrong;
+    /// from then on, always the same one.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Progress, FormatError> {
+        if let Some(parser) = &mut self.parser {
+            return parser.push(bytes);
+        }
+        let missing = SIGNATURE_BYTES.saturating_sub(self.start.len());
+        let (start, rest) = bytes.split_at(missing.min(bytes.len()));
+        self.start.extend_from_slice(start);
+        if self.start.len() < SIGNATURE_BYTES {
+            return Ok(Progress::NeedMore);
+        }
+        let parser = self.parser.insert((recognise(&self.start)?.parser)());
+        parser.push(&self.start)?;
+        parser.push(rest)
+    }
+
+    /// The header.
+    ///
+    /// # Errors
+    /// [`FormatError`] when it is not complete, or what [`HeaderReader::push`] refused it for.
+    pub fn finish(self) -> Result<Box<dyn ModelHeader>, FormatError> {
+        match self.parser {
+            Some(parser) => parser.finish(),
+            None => (recognise(&self.start)?.parser)().finish(),
+        }
+    }
+}
+
+/// Reads the header at the start of `bytes`; what follows it is ignored.
+///
+/// # Errors
+/// [`FormatError`] when the bytes are of no known format, or end inside the header.
+pub fn read_header(bytes: &[u8]) -> Result<Box<dyn ModelHeader>, FormatError> {
+    let mut reader = HeaderReader::new();
+    reader.push(bytes)?;
+    reader.finish()
+}
+
+/// A checked header, of whatever format.
+pub trait ModelHeader: fmt::Debug + Send + Sync {
+    /// The header as it is in the file, without any padding behind it.
+    fn bytes(&self) -> &[u8];
+
+    /// The layout of a file of `file_size` bytes that starts with this header.
+    ///
+    /// # Errors
+    /// [`FormatError`] when the tensors do not fit the file.
+    fn file_layout(&self, file_size: u64) -> Result<FileLayout, FormatError>;
+
+    /// What people want to know of the model.
+    fn facts(&self) -> ModelFacts;
+
+    /// All metadata in the order of the file. Keys and texts may hold control characters.
+    fn metadata(&self) -> Box<dyn Iterator<Item = (Cow<'_, str>, MetadataValue<'_>)> + '_>;
+}
+
+/// Finds the header of one format. It never reads by itself.
+pub(crate) trait FormatParser: fmt::Debug + Send + Sync {
+    /// As [`HeaderReader::push`].
+    fn push(&mut self, bytes: &[u8]) -> Result<Progress, FormatError>;
+
+    /// As [`HeaderReader::finish`].
+    fn finish(self: Box<Self>) -> Result<Box<dyn ModelHeader>, FormatError>;
+}
+
+/// Why a file cannot be split.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// It starts like no file of a known format.
+    #[error("starts with \"{}\", not with {}{}", found.escape_ascii(), signatures(), start_hint(found))]
+    Unknown {
+        /// Its first bytes.
+        found: Vec<u8>,
+    },
+    /// It is shorter than any file of a known format.
+    #[error("ends at byte {found}, before its format can be told")]
+    Short {
+        /// Its length in bytes.
+        found: u64,
+    },
+    /// It is a GGUF file and refused as one.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+}
+
+impl FormatError {
+    /// Whether the file may be of a format that is not split.
+    #[must_use]
+    pub const fn is_unknown_format(&self) -> bool {
+        matches!(self, Self::Unknown { .. } | Self::Short { .. })
+    }
+}
+
+fn recognise(start: &[u8]) -> Result<&'static FileFormat, FormatError> {
+    let found = || start.to_vec();
+    let start = start.first_chunk().ok_or_else(|| FormatError::Short { found: found().len() as u64 })?;
+    let format = FORMATS.into_iter().find(|format| (format.is_start)(start));
+    format.ok_or_else(|| FormatError::Unknown { found: found() })
+}
+
+fn signatures() -> String {
+    FORMATS.map(|format| format.signature).join(" or ")
+}
+
+/// What a file that starts like this may be.
+pub(crate) fn start_hint(found: &[u8]) -> &'static str {
+    // The formats before GGUF wrote their name as a little-endian number, that is backwards.
+    match found {
+        b"lmgg" | b"fmgg" | b"tjgg" | b"algg" | b"ggml" | b"ggmf" | b"ggjt" | b"ggla" => {
+            " (a ggml, ggmf, ggjt or ggla file from before August 2023; convert the original model again)"
+        }
+        b"FUGG" => " (its bytes are swapped)",
+        [b'P', b'K', ..] => " (a zip archive, perhaps a PyTorch file)",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::gguf::generate::file;
+
+    /// Pushes a file in pieces of these sizes, over and over.
+    fn read_in_pieces(file: &[u8], sizes: &[usize]) -> Result<Box<dyn ModelHeader>, FormatError> {
+        let (mut reader, mut rest) = (HeaderReader::new(), file);
+        for size in sizes.iter().cycle() {
+            let (piece, more) = rest.split_at((*size).min(rest.len()));
+            if reader.push(piece)? == Progress::Done || more.is_empty() {
+                break;
+            }
+            rest = more;
+        }
+        reader.finish()
+    }
+
+    proptest! {
+        #[test]
+        fn layout_is_the_one_of_the_format_however_the_bytes_come(
+            sample in file(),
+            sizes in vec(1..5000_usize, 1..6),
+        ) {
+            let size = sample.file.len() as u64;
+            let expected = gguf::Header::parse(&sample.file).unwrap();
+            for header in [read_header(&sample.file).unwrap(), read_in_pieces(&sample.file, &sizes).unwrap()] {
+                prop_assert_eq!(header.bytes(), expected.bytes());
+                prop_assert_eq!(header.file_layout(size).unwrap(), expected.file_layout(size).unwrap());
+                prop_assert_eq!(header.facts().tensor_count, expected.tensors().len() as u64);
+                prop_assert_eq!(header.metadata().count(), expected.metadata().count());
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_refused_for_the_same_reason_however_they_come(
+            known in any::<bool>(),
+            bytes in vec(any::<u8>(), 0..64),
+            sizes in vec(1..10_usize, 1..6),
+        ) {
+            let bytes = if known { [&gguf::MAGIC[..], &bytes].concat() } else { bytes };
+            if let (Err(whole), Err(pieces)) = (read_header(&bytes), read_in_pieces(&bytes, &sizes)) {
+                prop_assert_eq!(whole.is_unknown_format(), pieces.is_unknown_format());
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_format_is_refused_at_the_last_byte_of_its_signature_and_from_then_on() {
+        let mut reader = HeaderReader::new();
+        assert_eq!(reader.push(b"<!d"), Ok(Progress::NeedMore));
+        let error = reader.push(b"octype").unwrap_err();
+        assert_eq!(error, FormatError::Unknown { found: b"<!do".to_vec() });
+        assert_eq!(error.to_string(), r#"starts with "<!do", not with "GGUF""#);
+        assert_eq!(reader.push(b"GGUF"), Err(error.clone()));
+        assert_eq!(reader.finish().unwrap_err(), error);
+        assert!(read_header(b"PK\x03\x04").unwrap_err().to_string().contains("zip"));
+    }
+
+    #[test]
+    fn file_too_short_for_any_format_is_of_an_unknown_one() {
+        for start in [&b""[..], b"G", b"GGU"] {
+            let error = read_header(start).unwrap_err();
+            assert_eq!(error, FormatError::Short { found: start.len() as u64 });
+            assert!(error.is_unknown_format());
+        }
+        let error = read_header(b"GGUF").unwrap_err();
+        assert!(matches!(error, FormatError::Gguf(GgufError::Ends { offset: 4, .. })));
+        assert!(!error.is_unknown_format());
+    }
+
+    #[test]
+    fn names_tell_the_format() {
+        let stem = |path| FileFormat::split_name(path).map(|(stem, format)| (stem, format.name()));
+        assert_eq!(stem("a/x-Q4_0.gguf"), Some(("a/x-Q4_0", "gguf")));
+        assert_eq!(stem("X.GGUF"), Some(("X", "gguf")));
+        assert_eq!(stem(".gguf"), Some(("", "gguf")));
+        for path in ["", "x.gguf.txt", "gguf", "größe", "x.safetensors"] {
+            assert_eq!(stem(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn manifests_tell_the_format_by_media_type_and_name() {
+        let format = |media_type: &str, name| {
+            FileFormat::announced(&MediaType::new(media_type), name).map(FileFormat::name)
+        };
+        for (media_type, name) in [
+            (MediaType::OLLAMA_MODEL, None),
+            ("application/vnd.docker.ai.gguf.v3", None),
+            ("application/vnd.cncf.model.weight.v1.raw", Some("m.GGUF")),
+        ] {
+            assert_eq!(format(media_type, name), Some("gguf"), "{media_type} {name:?}");
+        }
+        for (media_type, name) in [
+            (MediaType::OLLAMA_MODEL, Some("m.safetensors")),
+            ("application/vnd.docker.ai.safetensors", None),
+            ("application/vnd.docker.ai.dduf", Some("m.gguf")),
+            ("application/vnd.cncf.model.weight.v1.tar", None),
+            ("application/vnd.ollama.image.license", None),
+        ] {
+            assert_eq!(format(media_type, name), None, "{media_type} {name:?}");
+        }
+    }
+}

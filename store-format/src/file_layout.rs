@@ -1,0 +1,290 @@
+//! File layouts: which bytes of a model file are which tensor, whatever the file's format.
+//!
+//! A [`FileLayout`] is all that the rest of blobd knows of a format: the file starts with a header,
+//! then comes a data section, and in that each tensor has a range with a name, a type, a shape and
+//! perhaps a place in an expert group. [`crate::file_format`] makes one from the first bytes of a
+//! file; [`crate::split`] plans by it.
+//!
+//! A layout exists only if its ranges cover the file exactly once, in order, and every tensor is in
+//! the data section. Where files of the store lie is [`crate::layout`].
+
+use std::borrow::Cow;
+
+use crate::expert::ExpertGroup;
+use crate::recipe::Experts;
+
+/// How the bytes of one file are used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileLayout {
+    file_size: u64,
+    tensors: Vec<TensorRange>,
+    groups: Vec<ExpertGroup>,
+    /// Sorted, adjacent, none empty.
+    ranges: Vec<FileRange>,
+}
+
+/// A tensor and its bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorRange {
+    /// Its name.
+    pub name: String,
+    /// The name of its type in its format, such as `Q4_K`.
+    pub type_name: Cow<'static, str>,
+    /// Its dimensions, in the order of its format.
+    pub shape: Vec<u64>,
+    /// Where it starts, in bytes from the start of the data section.
+    pub offset: u64,
+    /// How many bytes it has; 0 without elements.
+    pub size: u64,
+    /// If it is a stack of experts, where each of them is.
+    pub experts: Option<Experts>,
+}
+
+/// A stretch of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileRange {
+    /// What it holds.
+    pub content: RangeContent,
+    /// Where it starts, in bytes from the start of the file.
+    pub offset: u64,
+    /// How long it is in bytes; never 0.
+    pub size: u64,
+}
+
+/// What a stretch of a file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeContent {
+    /// The header, with the padding up to the data section.
+    Header,
+    /// All bytes of the tensor with this place in [`FileLayout::tensors`].
+    Tensor(usize),
+    /// Bytes that belong to no tensor: padding, a tail.
+    Gap,
+}
+
+impl FileLayout {
+    /// Checks the tensors of a file of `file_size` bytes. The data section may start behind the end
+    /// of a file that lacks the final padding of its header. `groups` name tensors by their places.
+    ///
+    /// # Errors
+    /// [`LayoutError`] when a tensor ends beyond the file or overlaps another.
+    pub(crate) fn new(
+        file_size: u64,
+        data_offset: u64,
+        tensors: Vec<TensorRange>,
+        groups: Vec<ExpertGroup>,
+    ) -> Result<Self, LayoutError> {
+        let data_size = file_size.saturating_sub(data_offset);
+        tensors.iter().try_for_each(|tensor| tensor.check_end(data_size))?;
+        let in_order = in_file_order(&tensors)?;
+        let mut ranges = Ranges::default();
+        ranges.push(RangeContent::Header, data_offset.min(file_size));
+        for (place, tensor) in in_order {
+            // `check_end` has proved that the sum is in the file.
+            ranges.fill_up_to(data_offset.saturating_add(tensor.offset));
+            ranges.push(RangeContent::Tensor(place), tensor.size);
+        }
+        ranges.fill_up_to(file_size);
+        Ok(Self { file_size, ranges: ranges.ranges, tensors, groups })
+    }
+
+    /// How long the file is in bytes.
+    #[must_use]
+    pub fn file_size(&self) -> u64 {
+        self.file_size
+    }
+
+    /// The tensors, in the order of the file's own table.
+    #[must_use]
+    pub fn tensors(&self) -> &[TensorRange] {
+        &self.tensors
+    }
+
+    /// Tensors that are to be one blob, by their places in [`Self::tensors`].
+    #[must_use]
+    pub fn groups(&self) -> &[ExpertGroup] {
+        &self.groups
+    }
+
+    /// What the file consists of, from its first byte to its last.
+    #[must_use]
+    pub fn ranges(&self) -> &[FileRange] {
+        &self.ranges
+    }
+
+    /// The same as [`Self::tensors`], without a copy.
+    pub(crate) fn into_tensors(self) -> Vec<TensorRange> {
+        self.tensors
+    }
+}
+
+/// Why tensors do not fit their file. Offsets count from the start of the data section.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayoutError {
+    /// A tensor that is not all in the file.
+    #[error(
+        "tensor {name:?}: offset {offset} and size {size} end beyond the data section of {data_size} bytes"
+    )]
+    Outside {
+        /// The tensor.
+        name: String,
+        /// Where it starts.
+        offset: u64,
+        /// Its size.
+        size: u64,
+        /// How many bytes the file has from the data section's start on.
+        data_size: u64,
+    },
+    /// Two tensors that claim one byte.
+    #[error("tensors {first:?} and {second:?} overlap at offset {offset}")]
+    Overlap {
+        /// The one that starts first.
+        first: String,
+        /// The one that starts inside it.
+        second: String,
+        /// Where the second one starts.
+        offset: u64,
+    },
+}
+
+impl TensorRange {
+    fn check_end(&self, data_size: u64) -> Result<(), LayoutError> {
+        let Self { name, offset, size, .. } = self;
+        if offset.checked_add(*size).is_some_and(|end| end <= data_size) {
+            return Ok(());
+        }
+        Err(LayoutError::Outside { name: name.clone(), offset: *offset, size: *size, data_size })
+    }
+
+    fn end(&self) -> u64 {
+        // `check_end` has proved that the sum does not overflow.
+        self.offset.saturating_add(self.size)
+    }
+}
+
+/// The tensors that have bytes, with their places in the table.
+fn in_file_order(tensors: &[TensorRange]) -> Result<Vec<(usize, &TensorRange)>, LayoutError> {
+    let mut ordered: Vec<_> = tensors.iter().enumerate().filter(|(_, tensor)| tensor.size > 0).collect();
+    ordered.sort_unstable_by_key(|(place, tensor)| (tensor.offset, *place));
+    match ordered.array_windows().find(|[(_, first), (_, second)]| second.offset < first.end()) {
+        Some([(_, first), (_, second)]) => {
+            let name = |tensor: &TensorRange| tensor.name.clone();
+            Err(LayoutError::Overlap { first: name(first), second: name(second), offset: second.offset })
+        }
+        None => Ok(ordered),
+    }
+}
+
+/// Ranges laid one behind the other.
+#[derive(Default)]
+struct Ranges {
+    position: u64,
+    ranges: Vec<FileRange>,
+}
+
+impl Ranges {
+    fn push(&mut self, content: RangeContent, size: u64) {
+        if size > 0 {
+            self.ranges.push(FileRange { content, offset: self.position, size });
+            self.position = self.position.saturating_add(size);
+        }
+    }
+
+    /// Covers bytes that belong to no tensor.
+    fn fill_up_to(&mut self, end: u64) {
+        self.push(RangeContent::Gap, end.saturating_sub(self.position));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn tensors(places: &[(u64, u64)]) -> Vec<TensorRange> {
+        let tensor = |(number, (offset, size)): (usize, &(u64, u64))| TensorRange {
+            name: number.to_string(),
+            type_name: "I8".into(),
+            shape: vec![*size],
+            offset: *offset,
+            size: *size,
+            experts: None,
+        };
+        places.iter().enumerate().map(tensor).collect()
+    }
+
+    fn layout(file_size: u64, data_offset: u64, places: &[(u64, u64)]) -> Result<FileLayout, LayoutError> {
+        FileLayout::new(file_size, data_offset, tensors(places), Vec::new())
+    }
+
+    /// What lies at each byte of the data section; nothing if two tensors do or one goes beyond it.
+    fn bytes(data_size: u64, places: &[(u64, u64)]) -> Option<Vec<RangeContent>> {
+        let mut bytes = vec![RangeContent::Gap; usize::try_from(data_size).unwrap()];
+        for (place, (offset, size)) in places.iter().enumerate() {
+            for byte in bytes
+                .get_mut(usize::try_from(*offset).unwrap()..)?
+                .get_mut(..usize::try_from(*size).unwrap())?
+            {
+                match byte {
+                    RangeContent::Gap => *byte = RangeContent::Tensor(place),
+                    _ => return None,
+                }
+            }
+        }
+        Some(bytes)
+    }
+
+    proptest! {
+        #[test]
+        fn layout_says_for_every_byte_what_it_is_or_is_refused(
+            data_offset in 0..40_u64,
+            data_size in 0..200_u64,
+            places in vec((0..200_u64, prop_oneof![Just(0), 1..20_u64]), 0..8),
+        ) {
+            let layout = layout(data_offset + data_size, data_offset, &places);
+            let Some(expected) = bytes(data_size, &places) else {
+                prop_assert!(layout.is_err());
+                return Ok(());
+            };
+            let layout = layout.unwrap();
+            let mut found = Vec::new();
+            for range in layout.ranges() {
+                prop_assert_eq!(range.offset, found.len() as u64, "a gap or an overlap");
+                prop_assert!(range.size > 0);
+                found.extend((0..range.size).map(|_| range.content));
+            }
+            let (header, data) = found.split_at(usize::try_from(data_offset).unwrap());
+            prop_assert!(header.iter().all(|content| *content == RangeContent::Header));
+            prop_assert_eq!(data, expected);
+        }
+    }
+
+    #[test]
+    fn ends_that_overflow_are_refused() {
+        for (offset, size) in [(u64::MAX, 1), (1, u64::MAX), (u64::MAX, 0)] {
+            let error = layout(100, 10, &[(offset, size)]).unwrap_err();
+            assert_eq!(error, LayoutError::Outside { name: "0".to_owned(), offset, size, data_size: 90 });
+        }
+    }
+
+    #[test]
+    fn file_may_end_before_its_data_section() {
+        let header = FileRange { content: RangeContent::Header, offset: 0, size: 25 };
+        assert_eq!(layout(25, 32, &[(0, 0)]).unwrap().ranges(), [header]);
+        assert!(layout(25, 32, &[(0, 1)]).is_err());
+        assert!(layout(25, 32, &[(1, 0)]).is_err());
+    }
+
+    #[test]
+    fn overlap_names_both_tensors() {
+        let overlap = |first: &str, second: &str, offset| {
+            let (first, second) = (first.to_owned(), second.to_owned());
+            Err(LayoutError::Overlap { first, second, offset })
+        };
+        assert_eq!(layout(100, 0, &[(32, 8), (0, 33)]), overlap("1", "0", 32));
+        assert_eq!(layout(100, 0, &[(0, 8), (0, 8)]), overlap("0", "1", 0));
+    }
+}
