@@ -20,7 +20,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 fn main() -> Result<()> {
     for (name, writer) in ggufs()? {
         let file = file(&writer)?;
-        for (target, portion) in [("header", 0), ("header", 255), ("split", 3)] {
+        for (target, portion) in [("header", 0), ("header", 255), ("file_layout", 3), ("split", 3)] {
             write(target, &format!("{name}-{portion}"), &[&[portion], &file[..]].concat())?;
         }
         if let Some(recipe) = recipe(&file) {
@@ -93,7 +93,7 @@ fn file(writer: &GgufWriter) -> Result<Vec<u8>> {
 }
 
 fn recipe(file: &[u8]) -> Option<Vec<u8>> {
-    let plan = SplitPlan::new(&Header::parse(file).ok()?, file.len() as u64).ok()?;
+    let plan = SplitPlan::new(Header::parse(file).ok()?.file_layout(file.len() as u64).ok()?);
     let mut blobs = vec![Vec::new(); plan.blobs().len()];
     let mut literals = vec![Vec::new(); plan.literal_count()];
     for part in Splitter::new(&plan).push(file).ok()? {
