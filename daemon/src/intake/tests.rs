@@ -9,6 +9,7 @@ use blobd_store::testing::{begin, new_store};
 use blobd_store::{CHUNK_BYTES, FileReader, Store};
 use blobd_store_format::gguf::{GgmlType, GgufWriter};
 use blobd_store_format::layout;
+use tempfile::TempDir;
 
 use super::*;
 

@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_not_saved() {
-        let (_folder, store) = new_store();
+        let (folder, store) = new_store();
         let mut ingest = begin(&store);
         let mut file = |bytes: &[u8]| Descriptor {
             media_type: MediaType::new("text/plain"),
