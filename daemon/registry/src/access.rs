@@ -11,17 +11,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use hyper::header::{AUTHORIZATION, HeaderValue};
-use hyper::{StatusCode, Uri};
+use hyper::StatusCode;
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use ring::rand::{SecureRandom as _, SystemRandom};
+use url::Url;
 
 use super::Shared;
 use super::auth::{Challenge, Challenges};
 use super::credentials::{
     Credential, CredentialError, CredentialPolicy, Found, OllamaKey, RegistryHost, Secret, hidden_header,
 };
+use super::dial::Request;
 use super::error::{Advice, RealmRefusal, RegistryError};
-use super::fetch::{Answer, Target, request};
+use super::fetch::{Answer, Target};
 use super::grant::Grant;
 use super::origin::{Origin, host_of};
 use super::zone::Zone;
@@ -116,16 +118,13 @@ impl Shared {
     async fn token(
         &self,
         target: &Target<'_>,
-        url: Uri,
+        url: Url,
         reach: Zone,
         authorization: Option<HeaderValue>,
         advice: Advice,
     ) -> Result<Grants, RegistryError> {
-        let mut request = request(&url);
-        if let Some(authorization) = authorization {
-            request.headers_mut().insert(AUTHORIZATION, authorization);
-        }
-        let response = self.transport.send(request, reach).await?;
+        let headers = authorization.map(|value| (AUTHORIZATION, value)).into_iter().collect::<HeaderMap>();
+        let (response, _zone) = self.transport.send(Request::get(&url, headers), reach).await?;
         let answer = Answer { response, url, reach, advice: advice.clone() };
         let status = answer.response.status();
         let no_token = || realm_refused(target, RealmRefusal::NoToken { status: status.as_u16() });
@@ -141,19 +140,19 @@ impl Shared {
         Grant::from_answer(&document, advice).map(Grants::Some).ok_or_else(no_token)
     }
 
-    fn token_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Uri, RegistryError> {
+    fn token_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Url, RegistryError> {
         let url = challenge.token_url(target.origin, &self.credentials.token_services);
         url.map_err(|reason| realm_refused(target, reason))
     }
 
-    fn signed_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Uri, RegistryError> {
+    fn signed_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Url, RegistryError> {
         let services = &self.credentials.token_services;
         let url = challenge.signed_url(target.origin, services, &nonce()?, unix_seconds());
         url.map_err(|reason| realm_refused(target, reason))
     }
 
     /// The credentials go to the token service, and what they open to the registry.
-    fn may_carry(&self, registry: &Origin, token_url: &Uri) -> Result<(), RegistryError> {
+    fn may_carry(&self, registry: &Origin, token_url: &Url) -> Result<(), RegistryError> {
         self.may_carry_to(registry)?;
         match Origin::of(token_url) {
             Some(service) => self.may_carry_to(&service),

@@ -6,13 +6,13 @@
 
 use std::collections::BTreeMap;
 
+use hyper::HeaderMap;
 use hyper::header::WWW_AUTHENTICATE;
-use hyper::{HeaderMap, Uri};
-use percent_encoding::utf8_percent_encode;
+use url::Url;
 
 use super::credentials::RegistryHost;
 use super::error::RealmRefusal;
-use super::origin::{ESCAPED, Origin};
+use super::origin::Origin;
 
 /// What a refusal asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,10 +51,10 @@ impl Challenge {
         &self,
         registry: &Origin,
         services: &BTreeMap<String, String>,
-    ) -> Result<Uri, RealmRefusal> {
-        let realm = self.realm(registry, services)?;
-        let query: Vec<_> = self.query().map(|(name, value)| parameter(name, value)).collect();
-        with_query(&realm, &query)
+    ) -> Result<Url, RealmRefusal> {
+        let mut url = self.realm(registry, services)?;
+        url.query_pairs_mut().extend_pairs(self.query());
+        Ok(url)
     }
 
     /// The same with what makes it unique, for a signature. Ollama's registry knows such a URL
@@ -65,21 +65,18 @@ impl Challenge {
         services: &BTreeMap<String, String>,
         nonce: &str,
         unix_seconds: u64,
-    ) -> Result<Uri, RealmRefusal> {
-        let realm = self.realm(registry, services)?;
-        let own = realm.query().into_iter().flat_map(|query| query.split('&')).map(str::to_owned);
-        let ours = self.query().map(|(name, value)| parameter(name, value));
-        let unique = [parameter("nonce", nonce), parameter("ts", &unix_seconds.to_string())];
-        let mut query: Vec<_> = own.filter(|pair| !pair.is_empty()).chain(ours).chain(unique).collect();
-        query.sort_by(|a, b| a.split('=').next().cmp(&b.split('=').next()));
-        let text = realm.to_string();
-        let bare = text.split('?').next().and_then(|bare| bare.parse().ok());
-        with_query(&bare.ok_or(RealmRefusal::Malformed)?, &query)
+    ) -> Result<Url, RealmRefusal> {
+        let mut url = self.token_url(registry, services)?;
+        url.query_pairs_mut().append_pair("nonce", nonce).append_pair("ts", &unix_seconds.to_string());
+        let mut pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
+        pairs.sort_by(|(a, _), (b, _)| a.cmp(b));
+        url.query_pairs_mut().clear().extend_pairs(pairs);
+        Ok(url)
     }
 
     /// The realm, if `registry` may name it.
-    fn realm(&self, registry: &Origin, services: &BTreeMap<String, String>) -> Result<Uri, RealmRefusal> {
-        let realm: Uri = self.realm.parse().map_err(|_invalid| RealmRefusal::Malformed)?;
+    fn realm(&self, registry: &Origin, services: &BTreeMap<String, String>) -> Result<Url, RealmRefusal> {
+        let realm = Url::parse(&self.realm).map_err(|_invalid| RealmRefusal::Malformed)?;
         let origin = Origin::of(&realm).ok_or(RealmRefusal::Malformed)?;
         let is_known = origin.host() == registry.host()
             || TOKEN_HOSTS.contains(&(registry.host(), origin.host()))
@@ -103,15 +100,6 @@ impl Challenge {
 
 fn is(name: &str, origin: &Origin) -> bool {
     name.eq_ignore_ascii_case(RegistryHost::of(origin).as_str())
-}
-
-fn with_query(realm: &Uri, query: &[String]) -> Result<Uri, RealmRefusal> {
-    let mut url = realm.to_string();
-    for pair in query {
-        url.push(if url.contains('?') { '&' } else { '?' });
-        url.push_str(pair);
-    }
-    url.parse().map_err(|_invalid| RealmRefusal::Malformed)
 }
 
 /// Registries whose token service is known to be on another host.
@@ -184,11 +172,6 @@ fn split_value(text: &str) -> Option<(String, &str)> {
             character => value.push(character),
         }
     }
-}
-
-/// `name=value` as it stands in a query.
-fn parameter(name: &str, value: &str) -> String {
-    format!("{name}={}", utf8_percent_encode(value, ESCAPED))
 }
 
 #[cfg(test)]

@@ -8,9 +8,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::Empty;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
-use hyper::{Request, Response, Uri};
+use hyper::header::{HeaderMap, HeaderValue, USER_AGENT};
+use hyper::{Method, Response, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
@@ -25,6 +27,7 @@ use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio::task::spawn_blocking;
 use tower_service::Service;
+use url::Url;
 
 use super::Limits;
 use super::error::RegistryError;
@@ -47,9 +50,29 @@ pub(super) struct Transport {
 }
 
 type Clients = [(Zone, HttpClient); 4];
-type HttpClient = Client<HttpsConnector<Dialer>, Empty<Bytes>>;
+type HttpClient = Client<HttpsConnector<Dialer>, RequestBody>;
 type BoxError = Box<dyn Error + Send + Sync>;
+/// What is sent with a request, in one piece or as it is produced.
+pub(super) type RequestBody = UnsyncBoxBody<Bytes, BoxError>;
 type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
+
+/// One request to one server.
+#[derive(Debug)]
+pub(super) struct Request<'u> {
+    pub(super) method: Method,
+    pub(super) url: &'u Url,
+    /// Without `User-Agent`, which is the same for all; of a body its `Content-Type`.
+    pub(super) headers: HeaderMap,
+    pub(super) body: RequestBody,
+}
+
+impl<'u> Request<'u> {
+    /// A GET, which has no body.
+    pub(super) fn get(url: &'u Url, headers: HeaderMap) -> Self {
+        let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
+        Self { method: Method::GET, url, headers, body }
+    }
+}
 
 impl Transport {
     /// Reads `ca_files`; connects to nothing.
@@ -71,19 +94,27 @@ impl Transport {
         })
     }
 
-    /// Sends one request to a host no nearer than `reach`; the answer's body is still to come.
+    /// Sends one request to a host no nearer than `reach`. Returns the response, whose body is still
+    /// to come, and how near the host is that gave it.
     pub(super) async fn send(
         &self,
-        request: Request<Empty<Bytes>>,
+        request: Request<'_>,
         reach: Zone,
-    ) -> Result<Response<Incoming>, RegistryError> {
-        let host = host_of(request.uri());
-        if let Some(zone) = Zone::of_literal(request.uri()).filter(|zone| *zone > reach) {
+    ) -> Result<(Response<Incoming>, Zone), RegistryError> {
+        let Request { method, url, mut headers, body } = request;
+        let host = host_of(url);
+        if let Some(zone) = Zone::of_literal(url).filter(|zone| *zone > reach) {
             return Err(RegistryError::ForbiddenAddress { host, zone });
         }
-        let client = self.client(reach).await;
-        match tokio::time::timeout(self.limits.head, client.request(request)).await {
-            Ok(Ok(response)) => Ok(response),
+        let Ok(uri) = Uri::try_from(url.as_str()) else { return Err(RegistryError::Host { host }) };
+        headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
+        let mut sent = hyper::Request::new(body);
+        (*sent.method_mut(), *sent.uri_mut(), *sent.headers_mut()) = (method, uri.clone(), headers);
+        match tokio::time::timeout(self.limits.head, self.client(reach).await.request(sent)).await {
+            Ok(Ok(response)) => {
+                let zone = self.zone(&uri, &response);
+                Ok((response, zone))
+            }
             Ok(Err(error)) => Err(unreachable(host, &error)),
             Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: self.limits.head.as_secs() }),
         }
@@ -91,7 +122,7 @@ impl Transport {
 
     /// How near the host is that answered a request to `uri`. What a proxy speaks to cannot be
     /// seen from here and counts as public.
-    pub(super) fn zone(&self, uri: &Uri, response: &Response<Incoming>) -> Zone {
+    fn zone(&self, uri: &Uri, response: &Response<Incoming>) -> Zone {
         match response.extensions().get::<HttpInfo>() {
             Some(connection) if proxy_for(&self.proxies, uri).is_none() => {
                 Zone::of(connection.remote_addr().ip())
@@ -199,6 +230,8 @@ impl Service<Name> for GuardedResolver {
     }
 }
 
+/// Says who asks, as registries' operators want to know.
+const AGENT: &str = concat!("blobd/", env!("CARGO_PKG_VERSION"));
 /// What hyper reads ahead, and so the most bytes of an answer's head, which is read before anything
 /// can be decided. Signed URLs need some 2 KiB; a quarter of this made bodies a third slower.
 const READ_BUFFER_BYTES: usize = 400 << 10;

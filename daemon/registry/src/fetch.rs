@@ -8,16 +8,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
-use bytes::Bytes;
-use http_body_util::Empty;
 use hyper::body::Incoming;
-use hyper::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, RANGE, RETRY_AFTER, USER_AGENT,
-};
-use hyper::{HeaderMap, Request, Response, StatusCode, Uri};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, RANGE, RETRY_AFTER};
+use hyper::{HeaderMap, Response, StatusCode};
+use url::Url;
 
 use super::Shared;
 use super::credentials::RegistryHost;
+use super::dial::Request;
 use super::error::{Advice, RedirectRefusal, RegistryError};
 use super::grant::Grant;
 use super::origin::{Origin, Registry, host_of};
@@ -32,7 +30,7 @@ pub(super) struct Target<'a> {
     subject: Subject<'a>,
     /// What a token for this opens.
     pub(super) repository: String,
-    url: Uri,
+    url: Url,
     what: What,
     accept: Option<HeaderValue>,
     range: Option<HeaderValue>,
@@ -86,7 +84,7 @@ impl<'a> Target<'a> {
     }
 
     /// The same at another place that the server itself has named, if that is on the same server.
-    pub(super) fn moved(self, url: Uri) -> Option<Self> {
+    pub(super) fn moved(self, url: Url) -> Option<Self> {
         (Origin::of(&url).as_ref() == Some(self.origin)).then_some(Self { url, ..self })
     }
 
@@ -126,7 +124,7 @@ impl<'a> Target<'a> {
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) response: Response<Incoming>,
-    pub(super) url: Uri,
+    pub(super) url: Url,
     pub(super) reach: Zone,
     /// What may help if this is a refusal.
     pub(super) advice: Advice,
@@ -263,16 +261,12 @@ impl Shared {
         };
         let mut url = target.url.clone();
         for hop in 0..=RedirectRefusal::MAX_REDIRECTS {
-            let mut request = request(&url);
-            for (name, value) in [(ACCEPT, &target.accept), (AUTHORIZATION, &token), (RANGE, &target.range)] {
-                if let Some(value) = value {
-                    request.headers_mut().insert(name, value.clone());
-                }
-            }
-            let response = self.transport.send(request, reach).await?;
+            let fields = [(ACCEPT, &target.accept), (AUTHORIZATION, &token), (RANGE, &target.range)];
+            let set = fields.into_iter().filter_map(|(name, value)| Some((name, value.clone()?)));
+            let (response, zone) = self.transport.send(Request::get(&url, set.collect()), reach).await?;
             tracing::debug!(host = host_of(&url), status = response.status().as_u16(), "answer");
             if hop == 0 {
-                reach = self.transport.zone(&url, &response);
+                reach = zone;
             }
             if !redirect::is_redirect(response.status()) {
                 return Ok(Answer { response, url, reach, advice });
@@ -293,17 +287,6 @@ const HTML: &[u8] = b"text/html";
 const AT_ONCE: Duration = Duration::from_secs(2);
 /// How often a request is sent before its failure is final.
 const TRIES: u32 = 3;
-/// Says who asks, as registries' operators want to know.
-const AGENT: &str = concat!("blobd/", env!("CARGO_PKG_VERSION"));
-
-/// A GET of `url` that says who asks and nothing else.
-pub(super) fn request(url: &Uri) -> Request<Empty<Bytes>> {
-    let mut request = Request::new(Empty::new());
-    *request.uri_mut() = url.clone();
-    request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(AGENT));
-    request
-}
-
 /// Refusals that say nothing about what was asked for.
 fn may_pass(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)

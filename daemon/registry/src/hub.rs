@@ -7,9 +7,10 @@
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::HubFile;
+use hyper::HeaderMap;
 use hyper::header::LINK;
-use hyper::{HeaderMap, Uri};
 use percent_encoding::{AsciiSet, utf8_percent_encode};
+use url::Url;
 
 use super::error::RegistryError;
 use super::fetch::{Answer, Target};
@@ -211,7 +212,7 @@ fn lacking(file: &HubFile, listed: &Listed, lack: Lack) -> RegistryError {
 }
 
 /// The target of `Link: <…>; rel="next"`.
-fn next_page(from: &Uri, headers: &HeaderMap) -> Option<Uri> {
+fn next_page(from: &Url, headers: &HeaderMap) -> Option<Url> {
     let links = headers.get(LINK)?.to_str().ok()?;
     let next = links.split(',').find(|link| link.contains("rel=\"next\""))?;
     let (_, rest) = next.split_once('<')?;

@@ -1,39 +1,32 @@
 //! Where requests go: origins, and the base of a registry's URLs.
 
-use std::net::IpAddr;
-
 use blobd_store_format::reference::{Reference, Scheme};
-use hyper::Uri;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
+use url::{Host, Position, Url};
 
-/// What is escaped in a query and in a part of a path: all but RFC 3986's unreserved characters (section 2.3).
+/// What is escaped in a part of a path: all but RFC 3986's unreserved characters (section 2.3).
 pub(super) const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Scheme, host and port: what must stay the same for a token to be sent along.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Origin {
     scheme: Scheme,
+    /// In lower case; an IPv6 address in brackets.
     host: String,
     port: u16,
 }
 
 impl Origin {
-    /// The origin of an absolute URL; none for other schemes and for a URL that names a user.
-    pub(super) fn of(uri: &Uri) -> Option<Self> {
-        let scheme = match uri.scheme_str()? {
+    /// The origin of a URL; none for other schemes and for a URL that names a user:
+    /// `https://registry.ollama.ai@evil.example/` is not what it seems.
+    pub(super) fn of(url: &Url) -> Option<Self> {
+        let scheme = match url.scheme() {
             "https" => Scheme::Https,
             "http" => Scheme::Http,
             _ => return None,
         };
-        if names_user(uri) {
-            return None;
-        }
-        let host = uri.host()?.to_ascii_lowercase();
-        let port = uri.port_u16().unwrap_or(match scheme {
-            Scheme::Https => 443,
-            Scheme::Http => 80,
-        });
-        (!host.is_empty()).then_some(Self { scheme, host, port })
+        let (host, port) = (url.host_str()?.to_owned(), url.port_or_known_default()?);
+        (!names_user(url)).then_some(Self { scheme, host, port })
     }
 
     /// Whether requests go over TLS.
@@ -54,20 +47,23 @@ impl Origin {
     /// Whether the host can be nothing but this machine. Other names may resolve to anything, and
     /// to something else the next time.
     pub(super) fn is_loopback(&self) -> bool {
-        let literal = self.host.trim_start_matches('[').trim_end_matches(']');
-        self.host == "localhost" || literal.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+        match Host::parse(&self.host) {
+            Ok(Host::Domain(name)) => name == "localhost",
+            Ok(Host::Ipv4(address)) => address.is_loopback(),
+            Ok(Host::Ipv6(address)) => address.is_loopback(),
+            Err(_unparsed) => false,
+        }
     }
 }
 
-/// Whether a URL holds a user name: `https://registry.ollama.ai@evil.example/` is not what it seems.
-pub(super) fn names_user(uri: &Uri) -> bool {
-    uri.authority().is_some_and(|authority| authority.as_str().contains('@'))
+/// Whether a URL holds a user name or a password.
+pub(super) fn names_user(url: &Url) -> bool {
+    !url.username().is_empty() || url.password().is_some()
 }
 
 /// The host and port of a URL, for messages; never its path or query.
-pub(super) fn host_of(uri: &Uri) -> String {
-    let authority = uri.authority().map_or("", |authority| authority.as_str());
-    authority.rsplit_once('@').map_or(authority, |(_user, host)| host).to_owned()
+pub(super) fn host_of(url: &Url) -> String {
+    url[Position::BeforeHost..Position::AfterPort].to_owned()
 }
 
 /// A host that makes no URL.
@@ -96,10 +92,10 @@ impl Registry {
 
     /// The registry at a base URL, which may have a path but no query.
     pub(super) fn at(base: &str) -> Option<Self> {
-        let uri: Uri = base.parse().ok()?;
-        let origin = Origin::of(&uri)?;
-        let well_formed = uri.query().is_none() && !base.contains('#');
-        well_formed.then(|| Self { base: base.trim_end_matches('/').to_owned(), origin })
+        let url = Url::parse(base).ok()?;
+        let origin = Origin::of(&url)?;
+        let well_formed = url.query().is_none() && url.fragment().is_none();
+        well_formed.then(|| Self { base: url.as_str().trim_end_matches('/').to_owned(), origin })
     }
 
     /// Scheme, host and port.
@@ -108,14 +104,14 @@ impl Registry {
     }
 
     /// The URL of `path` under this registry's `/v2/`.
-    pub(super) fn url(&self, path: &str) -> Result<Uri, InvalidHost> {
+    pub(super) fn url(&self, path: &str) -> Result<Url, InvalidHost> {
         self.url_at(&format!("/v2/{path}"))
     }
 
     /// The URL of a path with a leading `/`, and of a query if it has one, under the base.
-    pub(super) fn url_at(&self, path: &str) -> Result<Uri, InvalidHost> {
-        let url = format!("{}{path}", self.base);
-        url.parse().map_err(|_invalid| InvalidHost { host: self.origin.host.clone() })
+    pub(super) fn url_at(&self, path: &str) -> Result<Url, InvalidHost> {
+        let url = Url::parse(&format!("{}{path}", self.base));
+        url.map_err(|_invalid| InvalidHost { host: self.origin.host.clone() })
     }
 }
 
@@ -142,7 +138,7 @@ mod tests {
 
     #[test]
     fn urls_without_an_origin() {
-        for url in ["/path", "ftp://hf.co/", "https://hf.co@evil.example/", "https://a:b@hf.co/"] {
+        for url in ["ftp://hf.co/", "data:x", "https://hf.co@evil.example/", "https://a:b@hf.co/"] {
             assert_eq!(origin(url), None, "{url}");
         }
     }
@@ -157,17 +153,17 @@ mod tests {
         ] {
             let reference: Reference = reference.parse().unwrap();
             let registry = Registry::named(&reference, reference.scheme()).unwrap();
-            assert_eq!(registry.url("x").unwrap(), url);
+            assert_eq!(registry.url("x").unwrap().as_str(), url);
         }
         let registry = Registry::named(&"lan:5000/a/b".parse().unwrap(), Scheme::Http).unwrap();
-        assert_eq!(registry.url("x").unwrap(), "http://lan:5000/v2/x");
+        assert_eq!(registry.url("x").unwrap().as_str(), "http://lan:5000/v2/x");
         let reference = "a:b:c/d/e".parse().unwrap();
         assert!(matches!(Registry::named(&reference, Scheme::Https), Err(InvalidHost { .. })));
     }
 
     #[test]
     fn mirrors_have_an_absolute_url_without_a_query() {
-        assert_eq!(Registry::at("http://m/p/").unwrap().url("x").unwrap(), "http://m/p/v2/x");
+        assert_eq!(Registry::at("http://m/p/").unwrap().url("x").unwrap().as_str(), "http://m/p/v2/x");
         for base in
             ["", "m", "/m", "ftp://m", "http://", "http://m?q", "http://m#f", "http://u@m", "http://m m"]
         {

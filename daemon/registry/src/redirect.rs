@@ -1,7 +1,8 @@
 //! Redirects: which URL a `Location` means, and whether it may be followed.
 
 use hyper::header::LOCATION;
-use hyper::{HeaderMap, StatusCode, Uri};
+use hyper::{HeaderMap, StatusCode};
+use url::Url;
 
 use super::error::RedirectRefusal;
 use super::origin::{Origin, names_user};
@@ -12,13 +13,13 @@ pub(super) fn is_redirect(status: StatusCode) -> bool {
 }
 
 /// Where `headers` send a request that went to `from`.
-pub(super) fn target(from: &Uri, headers: &HeaderMap) -> Result<Uri, RedirectRefusal> {
+pub(super) fn target(from: &Url, headers: &HeaderMap) -> Result<Url, RedirectRefusal> {
     let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
     let target = location.and_then(|location| resolve(from, location)).ok_or(RedirectRefusal::Malformed)?;
     if names_user(&target) {
         return Err(RedirectRefusal::NamesUser);
     }
-    let is_https = |uri| Origin::of(uri).map(|origin| origin.is_https());
+    let is_https = |url| Origin::of(url).map(|origin| origin.is_https());
     match (is_https(from), is_https(&target)) {
         (_, None) => Err(RedirectRefusal::Malformed),
         (Some(true), Some(false)) => Err(RedirectRefusal::Downgrade),
@@ -26,43 +27,11 @@ pub(super) fn target(from: &Uri, headers: &HeaderMap) -> Result<Uri, RedirectRef
     }
 }
 
-/// The absolute URL that `location` means as seen from `from` (RFC 3986, section 5.2).
-pub(super) fn resolve(from: &Uri, location: &str) -> Option<Uri> {
-    let location = location.split('#').next()?;
-    let (scheme, authority) = (from.scheme_str()?, from.authority()?);
-    let path = from.path();
-    let directory = path.rsplit_once('/').map_or("", |(directory, _file)| directory);
-    let url = match location {
-        _ if has_scheme(location) => location.to_owned(),
-        "" => format!("{scheme}://{authority}{}", from.path_and_query()?),
-        _ if location.starts_with("//") => format!("{scheme}:{location}"),
-        _ if location.starts_with('/') => format!("{scheme}://{authority}{location}"),
-        _ if location.starts_with('?') => format!("{scheme}://{authority}{path}{location}"),
-        _ => format!("{scheme}://{authority}{}", without_dots(directory, location)),
-    };
-    url.parse().ok()
-}
-
-/// Whether a `:` comes before any `/` and `?`.
-fn has_scheme(location: &str) -> bool {
-    location.split(['/', '?']).next().is_some_and(|first| first.contains(':'))
-}
-
-/// `directory/relative` with `.` and `..` worked out; the query stays as it is.
-fn without_dots(directory: &str, relative: &str) -> String {
-    let (path, query) = relative.find('?').map_or((relative, ""), |at| relative.split_at(at));
-    let mut segments: Vec<&str> = directory.split('/').skip(1).collect();
-    let mut ends_in_directory = false;
-    for segment in path.split('/') {
-        ends_in_directory = matches!(segment, "." | "..");
-        match segment {
-            "." => {}
-            ".." => drop(segments.pop()),
-            _ => segments.push(segment),
-        }
-    }
-    let slash = if ends_in_directory && !segments.is_empty() { "/" } else { "" };
-    format!("/{}{slash}{query}", segments.join("/"))
+/// The absolute URL that `location` means as seen from `from`.
+pub(super) fn resolve(from: &Url, location: &str) -> Option<Url> {
+    let mut url = from.join(location).ok()?;
+    url.set_fragment(None);
+    Some(url)
 }
 
 #[cfg(test)]
@@ -99,7 +68,7 @@ mod tests {
     #[test]
     fn locations_that_are_no_http_url_are_refused() {
         for location in
-            ["file:///etc/passwd", "gopher://x/", "https:x", "javascript:x", "https://", "//", "http://a b/"]
+            ["file:///etc/passwd", "gopher://x/", "data:x", "javascript:x", "https://", "//", "http://a b/"]
         {
             assert_eq!(
                 redirect("http://r.example/a", location),
@@ -107,7 +76,7 @@ mod tests {
                 "{location}"
             );
         }
-        let none = target(&Uri::from_static("http://r.example/"), &HeaderMap::new());
+        let none = target(&"http://r.example/".parse().unwrap(), &HeaderMap::new());
         assert_eq!(none, Err(RedirectRefusal::Malformed));
     }
 

@@ -8,7 +8,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use hyper::Uri;
+use url::{Host, Url};
 
 /// How near an address is, the farthest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,9 +48,12 @@ impl Zone {
     }
 
     /// The zone of a URL whose host is written as an address; names have none yet.
-    pub(super) fn of_literal(uri: &Uri) -> Option<Self> {
-        let host = uri.host()?.trim_start_matches('[').trim_end_matches(']');
-        host.parse().ok().map(Self::of)
+    pub(super) fn of_literal(url: &Url) -> Option<Self> {
+        match url.host()? {
+            Host::Domain(_name) => None,
+            Host::Ipv4(address) => Some(Self::of(address.into())),
+            Host::Ipv6(address) => Some(Self::of(address.into())),
+        }
     }
 
     fn of_v4(address: Ipv4Addr) -> Self {
@@ -134,6 +137,9 @@ mod tests {
         let zone = |url: &str| Zone::of_literal(&url.parse().unwrap());
         assert_eq!(zone("http://169.254.169.254/latest"), Some(Zone::Reserved));
         assert_eq!(zone("http://[::1]:80/"), Some(Zone::Loopback));
+        // Other spellings of 127.0.0.1.
+        assert_eq!(zone("http://2130706433/"), Some(Zone::Loopback));
+        assert_eq!(zone("http://127.1/"), Some(Zone::Loopback));
         assert_eq!(zone("http://localhost/"), None);
     }
 }

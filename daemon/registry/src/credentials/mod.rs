@@ -311,15 +311,20 @@ mod tests {
         for url in [
             "https://r.example",
             "http://127.0.0.1:1",
+            "http://127.1",
             "http://[::1]",
             "http://localhost:1",
             "http://lan:5000",
         ] {
             assert!(may(url), "{url}");
         }
-        for url in
-            ["http://r.example", "http://lan", "http://10.0.0.1", "http://127.1", "http://localhost.example"]
-        {
+        for url in [
+            "http://r.example",
+            "http://lan",
+            "http://10.0.0.1",
+            "http://0.0.0.0",
+            "http://localhost.example",
+        ] {
             assert!(!may(url), "{url}");
         }
     }

@@ -9,9 +9,9 @@ use std::path::Path;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use blobd_store_format::digest::Digest;
-use hyper::Uri;
 use hyper::header::HeaderValue;
 use ring::signature::Ed25519KeyPair;
+use url::Url;
 
 use super::CredentialError;
 use super::secret::hidden_header;
@@ -40,7 +40,7 @@ impl OllamaKey {
 
     /// What Ollama's registry wants to see as `Authorization` of a GET of `url`: the public key
     /// and the signature, with no scheme before them.
-    pub(crate) fn authorization(&self, url: &Uri) -> Option<HeaderValue> {
+    pub(crate) fn authorization(&self, url: &Url) -> Option<HeaderValue> {
         // Ollama signs the digest of the body in hexadecimal, in base64; a GET has no body.
         let body = STANDARD.encode(Digest::of(b"").to_hex());
         let signature = self.pair.sign(format!("GET,{url},{body}").as_bytes());

@@ -194,8 +194,8 @@ async fn plain_http_is_refused_outside_this_machine_unless_named() {
             (None, None) => refusal("Basic realm=\"x\""),
         })
         .await;
-        // A name for this machine that is not known to be one.
-        let host = format!("127.1:{}", server.address().port());
+        // An address that leads to this machine without being its own.
+        let host = format!("0.0.0.0:{}", server.address().port());
         let reference: Reference = format!("http://{host}/library/tiny").parse().unwrap();
         let (_dir, mut policy) = client_knowing(&[(&host, credential.clone())]);
         let error = client_with_credentials(policy.clone()).manifest(&reference).await.unwrap_err();
@@ -203,8 +203,11 @@ async fn plain_http_is_refused_outside_this_machine_unless_named() {
         assert!(refused, "{error}");
         assert_eq!(shown(&server), [None]);
         policy.insecure_hosts = vec![host];
-        let _ = client_with_credentials(policy).manifest(&reference).await;
-        assert!(shown(&server)[2].is_some());
+        // A token service may not be at such an address at all.
+        if challenge.is_none() {
+            client_with_credentials(policy).manifest(&reference).await.unwrap();
+            assert!(shown(&server)[2].is_some());
+        }
     }
 }
 

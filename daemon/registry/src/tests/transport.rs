@@ -5,8 +5,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use http_body_util::Empty;
-use hyper::Request;
+use http_body_util::{BodyExt as _, Full};
+use hyper::Method;
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -14,6 +15,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use super::server::{Reply, Server, answer, ok, redirect};
 use super::*;
 use crate::TlsTrouble;
+use crate::dial::Request;
 use crate::zone::Zone;
 
 fn client_for(policy: &RegistryPolicy, proxies: Matcher) -> Result<RegistryClient, RegistryError> {
@@ -139,8 +141,8 @@ async fn names_are_judged_by_what_they_resolve_to() {
     let server = Server::always(ok(b"")).await;
     let transport = &client().shared.transport;
     let reached = async |host: &str, reach| {
-        let url = format!("http://{host}:{}/", server.address().port());
-        transport.send(Request::get(url).body(Empty::new()).unwrap(), reach).await
+        let url = format!("http://{host}:{}/", server.address().port()).parse().unwrap();
+        transport.send(Request::get(&url, HeaderMap::new()), reach).await
     };
     for host in ["localhost", "127.0.0.1", "127.1", "2130706433", "[::ffff:127.0.0.1]"] {
         for reach in [Zone::Public, Zone::Private] {
@@ -149,8 +151,24 @@ async fn names_are_judged_by_what_they_resolve_to() {
         }
     }
     assert!(server.seen().is_empty());
-    let response = reached("localhost", Zone::Loopback).await.unwrap();
-    assert_eq!(transport.zone(&server.url("/").parse().unwrap(), &response), Zone::Loopback);
+    assert_eq!(reached("localhost", Zone::Loopback).await.unwrap().1, Zone::Loopback);
+}
+
+#[tokio::test]
+async fn request_body_is_sent_with_its_method_and_type() {
+    let server = Server::always(answer(201, "", b"")).await;
+    let (url, client) = (server.url("/v2/library/tiny/blobs/uploads/").parse().unwrap(), client());
+    let headers =
+        [(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))].into_iter().collect();
+    let body = Full::from(WEIGHTS).map_err(|never| match never {}).boxed_unsync();
+    let request = Request { method: Method::POST, url: &url, headers, body };
+    let (response, _zone) = client.shared.transport.send(request, Zone::Loopback).await.unwrap();
+    assert_eq!(response.status(), 201);
+    let seen = server.seen().remove(0);
+    assert!(seen.head.starts_with("POST /v2/library/tiny/blobs/uploads/ "), "{}", seen.head);
+    assert_eq!(seen.header("content-type"), Some("application/octet-stream"));
+    assert!(seen.header("user-agent").unwrap().starts_with("blobd/"));
+    assert_eq!(seen.body, WEIGHTS);
 }
 
 #[tokio::test]
