@@ -19,11 +19,11 @@ use super::zone::Zone;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
-    /// The registry has no such model or tag.
-    #[error("model {reference}: not found at {host}")]
+    /// There is no such model, tag or file.
+    #[error("{subject}: not found at {host}")]
     NotFound {
         /// What was asked for.
-        reference: Box<Reference>,
+        subject: String,
         /// Who answered.
         host: String,
     },
@@ -35,30 +35,14 @@ pub enum RegistryError {
         /// Who answered.
         host: String,
     },
-    /// The registry has the model, but not under this tag.
-    #[error("model {reference}: no such tag at {host}; there are {nearest}")]
-    NoSuchTag {
+    /// There is no such tag or file in a repository that has others.
+    #[error("{subject}: not found at {host}; there are {nearest}")]
+    NoSuchName {
         /// What was asked for.
-        reference: Box<Reference>,
+        subject: String,
         /// Who answered.
         host: String,
-        /// The tags that come nearest.
-        nearest: String,
-    },
-    /// There is no such file.
-    #[error("{address}: not found at {host}")]
-    FileMissing {
-        /// What was asked for.
-        address: String,
-        /// Who answered.
-        host: String,
-    },
-    /// There is no such file in a repository that has others.
-    #[error("{address}: no such file; there are {nearest}")]
-    NoSuchFile {
-        /// What was asked for.
-        address: String,
-        /// The files that come nearest.
+        /// The names that come nearest.
         nearest: String,
     },
     /// The registry wants more than it was shown.
@@ -124,18 +108,6 @@ pub enum RegistryError {
         address: String,
         /// Who answered.
         host: String,
-    },
-    /// A file that is not what it was, or not what was asked for.
-    #[error("{address}: {found} at {host}, {expected} expected")]
-    FileDiffers {
-        /// The file.
-        address: String,
-        /// Who answered.
-        host: String,
-        /// What came.
-        found: String,
-        /// What should have come.
-        expected: String,
     },
     /// Another version of a file than the one that was begun with.
     #[error("{address}: changed at {host} while it was pulled; pull it again")]
@@ -260,23 +232,23 @@ pub enum RegistryError {
         /// The most that is read.
         max_bytes: u64,
     },
-    /// A file that is not as long as the manifest says.
-    #[error("blob {digest}: {found_bytes} bytes at {host}, manifest says {expected_bytes}")]
+    /// A file that is not as long as it should be.
+    #[error("{subject}: {found_bytes} bytes at {host}, {expected_bytes} expected")]
     SizeDiffers {
         /// The file.
-        digest: Digest,
+        subject: String,
         /// Who answered.
         host: String,
         /// How many bytes were announced or came; of a body that is too long, how many were read.
         found_bytes: u64,
-        /// How many the manifest says.
+        /// How many the manifest says, or the server said first.
         expected_bytes: u64,
     },
     /// A part of a file that is not the one that was asked for.
-    #[error("blob {digest}: {host} answers with {found}, {expected} asked for")]
+    #[error("{subject}: {host} answers with {found}, {expected} asked for")]
     RangeDiffers {
         /// The file.
-        digest: Digest,
+        subject: String,
         /// Who answered.
         host: String,
         /// What its `Content-Range` or its length says, cut to a printable length.
@@ -362,10 +334,7 @@ impl RegistryError {
     #[must_use]
     pub const fn kind(&self) -> FailureKind {
         match self {
-            Self::NotFound { .. }
-            | Self::NoSuchTag { .. }
-            | Self::FileMissing { .. }
-            | Self::NoSuchFile { .. } => FailureKind::NotFound,
+            Self::NotFound { .. } | Self::NoSuchName { .. } => FailureKind::NotFound,
             Self::Denied { .. } | Self::Credentials(_) => FailureKind::Denied,
             Self::Manifest { .. }
             | Self::Index { .. }
@@ -391,7 +360,6 @@ impl RegistryError {
             | Self::ForbiddenAddress { .. }
             | Self::Listing { .. }
             | Self::NoLength { .. }
-            | Self::FileDiffers { .. }
             | Self::FileChanged { .. }
             | Self::NoAddress { .. }
             | Self::Refused { .. }
@@ -437,14 +405,7 @@ impl RegistryError {
 
     /// Whether this says only that a server lacks something.
     pub(super) const fn is_absence(&self) -> bool {
-        matches!(
-            self,
-            Self::NotFound { .. }
-                | Self::NoSuchTag { .. }
-                | Self::BlobMissing { .. }
-                | Self::FileMissing { .. }
-                | Self::NoSuchFile { .. }
-        )
+        matches!(self, Self::NotFound { .. } | Self::NoSuchName { .. } | Self::BlobMissing { .. })
     }
 }
 

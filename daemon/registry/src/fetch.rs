@@ -8,8 +8,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
-use hyper::body::Incoming;
-use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, RANGE, RETRY_AFTER};
+use hyper::body::{Body as _, Incoming};
+use hyper::header::{
+    AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RANGE, RETRY_AFTER,
+};
 use hyper::{HeaderMap, Response, StatusCode};
 use url::Url;
 
@@ -20,67 +22,57 @@ use super::error::{Advice, RedirectRefusal, RegistryError};
 use super::grant::Grant;
 use super::origin::{Origin, Registry, host_of};
 use super::redirect;
-use super::stream::read_document;
+use super::stream::ResponseBody;
 use super::zone::Zone;
 
 /// What to get, and what to say when it cannot be had.
 #[derive(Debug)]
 pub(super) struct Target<'a> {
     pub(super) origin: &'a Origin,
-    subject: Subject<'a>,
+    /// What the user has named: a model, or a file's address without its query.
+    subject: String,
+    /// The file of a manifest that this is, if it is one.
+    blob: Option<Digest>,
     /// What a token for this opens.
     pub(super) repository: String,
     url: Url,
-    what: What,
-    accept: Option<HeaderValue>,
-    range: Option<HeaderValue>,
-}
-
-/// The kinds of thing that are got.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum What {
-    /// The manifest of a reference.
-    Manifest,
-    /// One of its files.
-    Blob(Digest),
-    /// A file that has an address of its own, or a list of such files.
-    File,
-}
-
-/// What the user has named.
-#[derive(Clone, Copy, Debug)]
-enum Subject<'a> {
-    Model(&'a Reference),
-    /// A file's address without its query.
-    File(&'a str),
+    headers: HeaderMap,
 }
 
 impl<'a> Target<'a> {
     /// `path` of the repository that `reference` names.
     pub(super) fn new(
         registry: &'a Registry,
-        reference: &'a Reference,
+        reference: &Reference,
         path: &str,
-        what: What,
-        accept: Option<HeaderValue>,
     ) -> Result<Self, RegistryError> {
         let repository = format!("{}/{}", reference.namespace(), reference.model());
         let url = registry.url(&format!("{repository}/{path}"))?;
-        let (origin, subject) = (registry.origin(), Subject::Model(reference));
-        Ok(Self { origin, subject, repository, url, what, accept, range: None })
+        let (origin, subject) = (registry.origin(), format!("model {reference}"));
+        Ok(Self { origin, subject, blob: None, repository, url, headers: HeaderMap::new() })
+    }
+
+    /// A file that a manifest in that repository names.
+    pub(super) fn blob(
+        registry: &'a Registry,
+        reference: &Reference,
+        digest: Digest,
+    ) -> Result<Self, RegistryError> {
+        let target = Self::new(registry, reference, &format!("blobs/{digest}"))?;
+        Ok(Self { blob: Some(digest), ..target })
     }
 
     /// `path_and_query` of a server that is no registry. `address` is what people know it by,
     /// `repository` what is behind the same lock.
     pub(super) fn of_file(
         server: &'a Registry,
-        address: &'a str,
-        repository: String,
+        address: &str,
+        repository: &str,
         path_and_query: &str,
     ) -> Result<Self, RegistryError> {
         let url = server.url_at(path_and_query)?;
-        let (origin, subject, what) = (server.origin(), Subject::File(address), What::File);
-        Ok(Self { origin, subject, repository, url, what, accept: None, range: None })
+        let (origin, subject, repository) = (server.origin(), address.to_owned(), repository.to_owned());
+        Ok(Self { origin, subject, blob: None, repository, url, headers: HeaderMap::new() })
     }
 
     /// The same at another place that the server itself has named, if that is on the same server.
@@ -88,29 +80,22 @@ impl<'a> Target<'a> {
         (Origin::of(&url).as_ref() == Some(self.origin)).then_some(Self { url, ..self })
     }
 
-    /// Only these bytes of it, if the server can.
-    pub(super) fn with_range(mut self, range: HeaderValue) -> Self {
-        self.range = Some(range);
+    /// The same with another header field.
+    pub(super) fn with(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        self.headers.insert(name, value);
         self
     }
 
     fn missing(&self, host: String) -> RegistryError {
-        match (self.what, self.subject) {
-            (What::Blob(digest), _) => RegistryError::BlobMissing { digest, host },
-            (_, Subject::Model(reference)) => {
-                RegistryError::NotFound { reference: Box::new(reference.clone()), host }
-            }
-            (_, Subject::File(address)) => RegistryError::FileMissing { address: address.to_owned(), host },
+        match self.blob {
+            Some(digest) => RegistryError::BlobMissing { digest, host },
+            None => RegistryError::NotFound { subject: self.subject.clone(), host },
         }
     }
 
     /// `host` refuses; what may help against that.
     pub(super) fn denied(&self, host: String, advice: Advice) -> RegistryError {
-        let subject = match self.subject {
-            Subject::Model(reference) => format!("model {reference}"),
-            Subject::File(address) => address.to_owned(),
-        };
-        RegistryError::Denied { subject, host, advice: Box::new(advice) }
+        RegistryError::Denied { subject: self.subject.clone(), host, advice: Box::new(advice) }
     }
 
     /// What may help against a refusal as Hugging Face words it for gated models.
@@ -154,9 +139,14 @@ impl Answer {
         is_html.then(|| RegistryError::WebPage { host: self.host() })
     }
 
+    /// How long the body is, if that is known beforehand.
+    pub(super) fn announced_bytes(&self) -> Option<u64> {
+        self.response.body().size_hint().exact()
+    }
+
     /// The body, still to be read.
-    pub(super) fn into_body(self) -> Incoming {
-        self.response.into_body()
+    pub(super) fn into_body(self) -> ResponseBody {
+        ResponseBody::new(self.host(), self.response.into_body())
     }
 
     /// The whole body, if it has at most `max_bytes` and comes within `patience`.
@@ -167,7 +157,7 @@ impl Answer {
         patience: Duration,
     ) -> Result<Vec<u8>, RegistryError> {
         let host = self.host();
-        match tokio::time::timeout(patience, read_document(&host, self.into_body(), what, max_bytes)).await {
+        match tokio::time::timeout(patience, self.into_body().read(what, max_bytes)).await {
             Ok(document) => document,
             Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: patience.as_secs() }),
         }
@@ -178,7 +168,7 @@ impl Answer {
         let host = self.host();
         match self.response.status() {
             StatusCode::OK => self.uncompressed(),
-            StatusCode::PARTIAL_CONTENT if target.range.is_some() => self.uncompressed(),
+            StatusCode::PARTIAL_CONTENT if target.headers.contains_key(RANGE) => self.uncompressed(),
             StatusCode::NOT_FOUND => Err(target.missing(host)),
             // Elsewhere it means that a signed URL is wrong, which is not about the user's rights.
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if self.is_from(target.origin) => {
@@ -261,9 +251,9 @@ impl Shared {
         };
         let mut url = target.url.clone();
         for hop in 0..=RedirectRefusal::MAX_REDIRECTS {
-            let fields = [(ACCEPT, &target.accept), (AUTHORIZATION, &token), (RANGE, &target.range)];
-            let set = fields.into_iter().filter_map(|(name, value)| Some((name, value.clone()?)));
-            let (response, zone) = self.transport.send(Request::get(&url, set.collect()), reach).await?;
+            let mut headers = target.headers.clone();
+            headers.extend(token.clone().map(|token| (AUTHORIZATION, token)));
+            let (response, zone) = self.transport.send(Request::get(&url, headers), reach).await?;
             tracing::debug!(host = host_of(&url), status = response.status().as_u16(), "answer");
             if hop == 0 {
                 reach = zone;

@@ -14,13 +14,13 @@ use url::Url;
 
 use super::error::RegistryError;
 use super::fetch::{Answer, Target};
-use super::mirrors::Failures;
+use super::mirrors::first_of;
 use super::origin::{ESCAPED, Registry};
 use super::remote::{RemoteFile, RemoteModel};
 use super::tree::{
     Lack, TreeFile, is_commit, parse_refs, parse_tree, path_of_tag, projector, tags, with_shards,
 };
-use super::web_file::WebFile;
+use super::web::WebFile;
 use super::{RegistryClient, redirect, tags::nearest};
 
 /// A repository at one commit.
@@ -59,7 +59,7 @@ impl RegistryClient {
             error,
             RegistryError::Status { status: 400, .. }
                 | RegistryError::NotFound { .. }
-                | RegistryError::NoSuchTag { .. }
+                | RegistryError::NoSuchName { .. }
         );
         if !is_hub || !knows_no_tag || reference.digest().is_some() {
             return Err(error);
@@ -74,8 +74,8 @@ impl RegistryClient {
                 return Err(error);
             }
             let nearest = nearest(reference.tag(), &tags(&listed.files));
-            let (reference, host) = (Box::new(reference.clone()), host.to_owned());
-            return Err(RegistryError::NoSuchTag { reference, host, nearest });
+            let (subject, host) = (format!("model {reference}"), host.to_owned());
+            return Err(RegistryError::NoSuchName { subject, host, nearest });
         };
         self.hub_pull(&repository, &listed, &chosen, projector(&listed.files).as_ref())
     }
@@ -111,14 +111,12 @@ impl RegistryClient {
     }
 
     async fn list(&self, repository: &str, revision: &str) -> Result<Listed, RegistryError> {
-        let mut failures = Failures::default();
-        for server in self.shared.mirrors.of_hub()? {
-            let api = Api { client: self, server: &server, repository, address: address(repository) };
-            if let Some(settled) = failures.settle(api.list(revision).await) {
-                return settled;
-            }
-        }
-        Err(failures.into_error(HubFile::API_HOST))
+        let servers = self.shared.mirrors.of_hub()?;
+        let list = |server| async move {
+            let api = Api { client: self, server, repository, address: address(repository) };
+            api.list(revision).await
+        };
+        first_of(&servers, HubFile::API_HOST, list).await
     }
 }
 
@@ -163,8 +161,8 @@ impl Api<'_> {
         match parse_refs(&document, revision) {
             Ok(Some(commit)) => Ok(commit),
             Ok(None) => {
-                let address = format!("{}, revision {revision}", self.address);
-                Err(RegistryError::FileMissing { address, host })
+                let subject = format!("{}, revision {revision}", self.address);
+                Err(RegistryError::NotFound { subject, host })
             }
             Err(what) => Err(RegistryError::Listing { host, what }),
         }
@@ -179,7 +177,7 @@ impl Api<'_> {
     }
 
     fn target(&self, path: &str) -> Result<Target<'_>, RegistryError> {
-        Target::of_file(self.server, &self.address, self.repository.to_owned(), path)
+        Target::of_file(self.server, &self.address, self.repository, path)
     }
 
     fn refused(&self, what: &str) -> RegistryError {
@@ -200,13 +198,13 @@ fn lacking(file: &HubFile, listed: &Listed, lack: Lack) -> RegistryError {
     let host = HubFile::HOST.to_owned();
     match lack {
         Lack::Shard(path) => {
-            let address = format!("{}/{path}, a shard of the same model", address(file.repository()));
-            RegistryError::FileMissing { address, host }
+            let subject = format!("{}/{path}, a shard of the same model", address(file.repository()));
+            RegistryError::NotFound { subject, host }
         }
         Lack::File => {
             let paths: Vec<String> = listed.files.iter().map(|file| file.path.clone()).collect();
             let nearest = nearest(file.path(), &paths);
-            RegistryError::NoSuchFile { address: file.to_string(), nearest }
+            RegistryError::NoSuchName { subject: file.to_string(), host, nearest }
         }
     }
 }

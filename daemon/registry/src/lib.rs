@@ -46,7 +46,6 @@ mod grant;
 mod hub;
 mod mirrors;
 mod origin;
-mod range;
 mod redirect;
 mod remote;
 mod stream;
@@ -57,7 +56,6 @@ mod tls_trouble;
 mod tree;
 mod trouble;
 mod web;
-mod web_file;
 mod zone;
 
 use std::collections::BTreeMap;
@@ -65,24 +63,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::index::ManifestIndex;
 use blobd_store_format::manifest::{Manifest, ManifestError};
 use blobd_store_format::reference::Reference;
-use hyper::header::HeaderValue;
+use hyper::header::{ACCEPT, HeaderValue};
 use hyper_util::client::proxy::matcher::Matcher;
 
 use self::credentials::CredentialPolicy;
 use self::dial::Transport;
 pub use self::error::{Advice, FailureKind, RealmRefusal, RedirectRefusal, RegistryError};
-use self::fetch::{Answer, Target, What};
+use self::fetch::{Answer, Target};
 use self::grant::TokenCache;
-use self::mirrors::{Failures, Mirrors};
+use self::mirrors::{Mirrors, first_of};
 use self::origin::Registry;
-pub use self::range::{Part, RangeStream};
-pub use self::remote::{RemoteFile, RemoteModel, RemoteStream};
-pub use self::stream::BlobStream;
+pub use self::remote::{RemoteFile, RemoteModel};
+pub use self::stream::ByteStream;
 pub use self::tls_trouble::TlsTrouble;
 pub use self::zone::Zone;
 
@@ -156,32 +152,8 @@ impl RegistryClient {
     /// [`RegistryError`] when there is none, it is malformed, it is no model that blobd could
     /// serve, or the registry misbehaves.
     pub async fn manifest(&self, reference: &Reference) -> Result<Manifest, RegistryError> {
-        let mut failures = Failures::default();
-        for registry in self.shared.mirrors.of(reference)? {
-            let mut outcome = self.manifest_at(&registry, reference).await;
-            if let Err(error @ RegistryError::NotFound { .. }) = outcome {
-                outcome = Err(self.with_known_tags(&registry, reference, error).await);
-            }
-            if let Some(settled) = failures.settle(outcome) {
-                return settled;
-            }
-        }
-        Err(failures.into_error(reference.host()))
-    }
-
-    /// Starts to fetch one of the files that `reference`'s manifest lists.
-    ///
-    /// # Errors
-    /// [`RegistryError`] when the registry does not have it, announces another size than
-    /// `file.size`, or misbehaves.
-    pub async fn blob(&self, reference: &Reference, file: &Descriptor) -> Result<BlobStream, RegistryError> {
-        let mut failures = Failures::default();
-        for registry in self.shared.mirrors.of(reference)? {
-            if let Some(settled) = failures.settle(self.blob_at(&registry, reference, file).await) {
-                return settled;
-            }
-        }
-        Err(failures.into_error(reference.host()))
+        let servers = self.shared.mirrors.of(reference)?;
+        first_of(&servers, reference.host(), |registry| self.manifest_at(registry, reference)).await
     }
 
     /// One that is cut off is asked for once more.
@@ -190,9 +162,15 @@ impl RegistryClient {
         registry: &Registry,
         reference: &Reference,
     ) -> Result<Manifest, RegistryError> {
-        match self.manifest_once(registry, reference).await {
-            Err(RegistryError::Broken { .. }) => self.manifest_once(registry, reference).await,
-            asked => asked,
+        let mut outcome = self.manifest_once(registry, reference).await;
+        if let Err(RegistryError::Broken { .. }) = outcome {
+            outcome = self.manifest_once(registry, reference).await;
+        }
+        match outcome {
+            Err(error @ RegistryError::NotFound { .. }) => {
+                Err(self.with_known_tags(registry, reference, error).await)
+            }
+            outcome => outcome,
         }
     }
 
@@ -262,20 +240,6 @@ impl RegistryClient {
         }
     }
 
-    async fn blob_at(
-        &self,
-        registry: &Registry,
-        reference: &Reference,
-        file: &Descriptor,
-    ) -> Result<BlobStream, RegistryError> {
-        let path = format!("blobs/{}", file.digest);
-        let target = Target::new(registry, reference, &path, What::Blob(file.digest), None)?;
-        let answer = self.shared.get(&target).await?;
-        let page = answer.web_page();
-        BlobStream::open(answer.host(), answer.into_body(), file, &self.shared.limits)
-            .map_err(|error| page.unwrap_or(error))
-    }
-
     async fn get_manifest(
         &self,
         registry: &Registry,
@@ -283,9 +247,8 @@ impl RegistryClient {
         name: &str,
     ) -> Result<Answer, RegistryError> {
         let path = format!("manifests/{name}");
-        let accept = HeaderValue::from_static(ACCEPT);
-        let target = Target::new(registry, reference, &path, What::Manifest, Some(accept))?;
-        self.shared.get(&target).await
+        let target = Target::new(registry, reference, &path)?;
+        self.shared.get(&target.with(ACCEPT, HeaderValue::from_static(MANIFEST_TYPES))).await
     }
 }
 
@@ -342,7 +305,7 @@ impl Default for Limits {
 }
 
 /// Manifests of both families, and their indexes: a registry may have nothing else.
-const ACCEPT: &str = "application/vnd.docker.distribution.manifest.v2+json, \
+const MANIFEST_TYPES: &str = "application/vnd.docker.distribution.manifest.v2+json, \
     application/vnd.oci.image.manifest.v1+json, \
     application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json";

@@ -75,33 +75,24 @@ fn server_at(scheme: Scheme, host: &str) -> Result<Registry, RegistryError> {
         .ok_or_else(|| RegistryError::Host { host: host.to_owned() })
 }
 
-/// What the servers that were asked so far had to say.
-#[derive(Debug, Default)]
-pub(super) struct Failures {
-    worst: Option<RegistryError>,
-}
-
-impl Failures {
-    /// What came, unless the next server may do better: then it is kept.
-    pub(super) fn settle<T>(
-        &mut self,
-        outcome: Result<T, RegistryError>,
-    ) -> Option<Result<T, RegistryError>> {
-        match outcome {
+/// Asks servers in turn until one has what is wanted, or fails as every other would.
+pub(super) async fn first_of<'s, T, F: Future<Output = Result<T, RegistryError>>>(
+    servers: &'s [Registry],
+    host: &str,
+    ask: impl Fn(&'s Registry) -> F,
+) -> Result<T, RegistryError> {
+    let mut worst: Option<RegistryError> = None;
+    for server in servers {
+        match ask(server).await {
             Err(error) if error.may_be_elsewhere() => {
                 tracing::debug!("{error}");
                 // A server that cannot be reached might have had what another one lacks.
-                if self.worst.as_ref().is_none_or(RegistryError::is_absence) {
-                    self.worst = Some(error);
+                if worst.as_ref().is_none_or(RegistryError::is_absence) {
+                    worst = Some(error);
                 }
-                None
             }
-            outcome => Some(outcome),
+            outcome => return outcome,
         }
     }
-
-    /// Why no server did.
-    pub(super) fn into_error(self, host: &str) -> RegistryError {
-        self.worst.unwrap_or_else(|| RegistryError::Host { host: host.to_owned() })
-    }
+    Err(worst.unwrap_or_else(|| RegistryError::Host { host: host.to_owned() }))
 }

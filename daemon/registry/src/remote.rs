@@ -8,10 +8,13 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
-use bytes::Bytes;
+use hyper::header::{CONTENT_RANGE, HeaderValue, RANGE};
 
-use super::web_file::WebFile;
-use super::{BlobStream, Part, RangeStream, RegistryClient, RegistryError};
+use super::fetch::{Answer, Target};
+use super::mirrors::first_of;
+use super::origin::Registry;
+use super::web::{WebFile, validator};
+use super::{ByteStream, RegistryClient, RegistryError};
 
 /// What a source turned out to be.
 #[derive(Debug)]
@@ -36,6 +39,7 @@ pub struct RemoteFile {
     name: Option<String>,
     size: u64,
     digest: Option<Digest>,
+    validator: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -52,7 +56,7 @@ impl RemoteFile {
     pub fn layer(reference: &Reference, file: &Descriptor) -> Self {
         let Descriptor { media_type, digest, size } = file.clone();
         let place = Place::Layer(reference.clone());
-        Self { place, media_type, name: None, size, digest: Some(digest) }
+        Self { place, media_type, name: None, size, digest: Some(digest), validator: None }
     }
 
     /// A file with an address of its own.
@@ -64,7 +68,12 @@ impl RemoteFile {
         digest: Option<Digest>,
     ) -> Self {
         let (media_type, name) = (MediaType::new(media_type), Some(name.to_owned()));
-        Self { place: Place::Web(file), media_type, name, size, digest }
+        Self { place: Place::Web(file), media_type, name, size, digest, validator: None }
+    }
+
+    /// The same in the version that was seen.
+    pub(super) fn with_validator(self, validator: Option<String>) -> Self {
+        Self { validator, ..self }
     }
 
     /// What the file is.
@@ -96,10 +105,7 @@ impl RemoteFile {
     /// time of its last change. It is compared with each answer.
     #[must_use]
     pub fn validator(&self) -> Option<&str> {
-        match &self.place {
-            Place::Web(file) if self.digest.is_none() => file.validator(),
-            _ => None,
-        }
+        self.validator.as_deref()
     }
 
     /// Its descriptor, if its digest is known.
@@ -151,17 +157,28 @@ impl RemoteFile {
         }
     }
 
-    /// The descriptor, or one that says nothing about the content: streams count, they do not hash.
-    fn counted(&self) -> Descriptor {
-        let digest = self.digest.unwrap_or_else(|| Digest::of(self.label().as_bytes()));
-        Descriptor { media_type: self.media_type.clone(), digest, size: self.size }
+    /// What it is called in errors.
+    fn subject(&self) -> String {
+        self.digest.map_or_else(|| self.label(), |digest| format!("blob {digest}"))
     }
 
-    /// The address to name in errors, where there is no digest to name.
-    fn address(&self) -> Option<String> {
-        match &self.place {
-            Place::Web(file) if self.digest.is_none() => Some(file.address().to_owned()),
-            _ => None,
+    /// The request for it at one of its servers.
+    fn target<'t>(&'t self, server: &'t Registry) -> Result<Target<'t>, RegistryError> {
+        match (&self.place, self.digest) {
+            (Place::Layer(reference), Some(digest)) => Target::blob(server, reference, digest),
+            (Place::Layer(reference), None) => Target::new(server, reference, "blobs/"),
+            (Place::Web(file), _) => file.target(server),
+        }
+    }
+
+    /// Whether an answer is of the version that was seen first. A server that no longer says may have
+    /// another: nothing else would show it.
+    fn check_version(&self, answer: &Answer) -> Result<(), RegistryError> {
+        match self.validator() {
+            seen @ Some(_) if validator(answer).as_deref() != seen => {
+                Err(RegistryError::FileChanged { address: self.label(), host: answer.host() })
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -199,129 +216,122 @@ impl RegistryClient {
         };
         let found = files.into_iter().find(is_it);
         found.map(|found| RemoteFile { digest: Some(file.digest), ..found }).ok_or_else(|| {
-            RegistryError::FileMissing {
-                address: format!("{origin} with digest {}", file.digest),
+            RegistryError::NotFound {
+                subject: format!("{origin} with digest {}", file.digest),
                 host: "its server".to_owned(),
             }
         })
+    }
+
+    /// Starts to fetch one of the files that `reference`'s manifest lists.
+    ///
+    /// # Errors
+    /// As for [`Self::open`].
+    pub async fn blob(&self, reference: &Reference, file: &Descriptor) -> Result<ByteStream, RegistryError> {
+        self.open(&RemoteFile::layer(reference, file)).await
     }
 
     /// Starts to fetch a whole file.
     ///
     /// # Errors
     /// [`RegistryError`] when it is not there, has another size, or its server misbehaves.
-    pub async fn open(&self, file: &RemoteFile) -> Result<RemoteStream, RegistryError> {
-        let opened = match &file.place {
-            Place::Layer(reference) => self.blob(reference, &file.counted()).await,
-            Place::Web(web) => self.web_stream(web, &file.counted(), file.validator()).await,
-        };
-        RemoteStream::of(file, opened.map(Body::Whole))
+    pub async fn open(&self, file: &RemoteFile) -> Result<ByteStream, RegistryError> {
+        self.open_at_any(file, None).await
     }
 
-    /// Starts to fetch the bytes `range` of a file, which must not be empty.
+    /// Starts to fetch the bytes `range` of a file, which must not be empty. A server that knows no
+    /// ranges sends all of it; then what comes before is skipped, and the connection is closed behind.
     ///
     /// # Errors
-    /// As for [`Self::range`]; [`RegistryError::FileChanged`] when it is another version by now.
+    /// As for [`Self::open_part`].
     pub async fn open_range(
         &self,
         file: &RemoteFile,
         range: Range<u64>,
-    ) -> Result<RemoteStream, RegistryError> {
-        let opened = self.part_at(file, range.clone()).await;
-        RemoteStream::of(file, opened.map(|part| Body::Part(part.only(&range))))
+    ) -> Result<ByteStream, RegistryError> {
+        Ok(self.open_part(file, range.clone()).await?.only(range))
     }
 
     /// The same for a caller who can use all of the file if that is what the server sends: then the
-    /// stream begins with the file's first byte, and [`RemoteStream::is_whole`].
+    /// stream begins with the file's first byte, and [`ByteStream::is_whole`].
     ///
     /// # Errors
-    /// As for [`Self::open_range`].
-    pub async fn open_part(
+    /// As for [`Self::open`]; [`RegistryError::RangeDiffers`] when another part comes than was asked
+    /// for, or when the range is empty or not inside the file; [`RegistryError::FileChanged`] when it
+    /// is another version by now.
+    pub async fn open_part(&self, file: &RemoteFile, range: Range<u64>) -> Result<ByteStream, RegistryError> {
+        self.open_at_any(file, Some(range)).await
+    }
+
+    async fn open_at_any(
         &self,
         file: &RemoteFile,
-        range: Range<u64>,
-    ) -> Result<RemoteStream, RegistryError> {
-        let body = self.part_at(file, range).await.map(|part| match part {
-            Part::Range(stream) => Body::Part(stream),
-            Part::Whole(stream) => Body::Whole(stream),
-        });
-        RemoteStream::of(file, body)
-    }
-
-    async fn part_at(&self, file: &RemoteFile, range: Range<u64>) -> Result<Part, RegistryError> {
-        match &file.place {
-            Place::Layer(reference) => self.part(reference, &file.counted(), range).await,
-            Place::Web(web) => self.web_part(web, &file.counted(), file.validator(), range).await,
-        }
-    }
-}
-
-/// The bytes of a file or of a part of it as they arrive; counted, not hashed.
-#[derive(Debug)]
-pub struct RemoteStream {
-    body: Body,
-    address: Option<String>,
-    received: u64,
-}
-
-#[derive(Debug)]
-enum Body {
-    Whole(BlobStream),
-    Part(RangeStream),
-}
-
-impl RemoteStream {
-    fn of(file: &RemoteFile, body: Result<Body, RegistryError>) -> Result<Self, RegistryError> {
-        let address = file.address();
-        match body {
-            Ok(body) => Ok(Self { body, address, received: 0 }),
-            Err(error) => Err(named(error, address.as_deref())),
-        }
-    }
-
-    /// The next bytes, never none; nothing once exactly as many have come as were asked for.
-    ///
-    /// # Errors
-    /// As for [`BlobStream::next`] and [`RangeStream::next`]; where the file has no digest,
-    /// [`RegistryError::FileDiffers`] in place of those that name one.
-    pub async fn next(&mut self) -> Result<Option<Bytes>, RegistryError> {
-        let next = match &mut self.body {
-            Body::Whole(stream) => stream.next().await,
-            Body::Part(stream) => stream.next().await,
+        range: Option<Range<u64>>,
+    ) -> Result<ByteStream, RegistryError> {
+        let servers = match &file.place {
+            Place::Layer(reference) => self.shared.mirrors.of(reference)?,
+            Place::Web(web) => web.servers().to_vec(),
         };
-        let next = next.map_err(|error| named(error, self.address.as_deref()))?;
-        self.received = self.received.saturating_add(next.as_ref().map_or(0, |bytes| bytes.len() as u64));
-        Ok(next)
+        first_of(&servers, file.host(), |server| self.open_at(file, server, range.as_ref())).await
     }
 
-    /// Whether this is all of the file and not a part of it.
-    #[must_use]
-    pub const fn is_whole(&self) -> bool {
-        matches!(self.body, Body::Whole(_))
-    }
-
-    /// How many bytes have come over the network, those included that a server without ranges sent
-    /// in front of what was asked for.
-    #[must_use]
-    pub const fn received_bytes(&self) -> u64 {
-        match &self.body {
-            Body::Whole(_) => self.received,
-            Body::Part(stream) => stream.received_bytes(),
+    async fn open_at(
+        &self,
+        file: &RemoteFile,
+        server: &Registry,
+        range: Option<&Range<u64>>,
+    ) -> Result<ByteStream, RegistryError> {
+        let mut target = file.target(server)?;
+        if let Some(range) = range {
+            target = target.with(RANGE, range_header(file, server, range)?);
         }
+        let (answer, limits) = (self.shared.get(&target).await?, &self.shared.limits);
+        let version = file.check_version(&answer);
+        let Some(range) = range.filter(|_| answer.is_partial()) else {
+            let page = answer.web_page();
+            let stream = ByteStream::open(answer.into_body(), (file.subject(), file.size), None, limits);
+            // A page or a length that cannot be says more than that it is another version.
+            return stream.map_err(|error| page.unwrap_or(error)).and_then(|stream| version.map(|()| stream));
+        };
+        version?;
+        let expected = content_range(range, file.size);
+        check_part(&answer, file, &expected)?;
+        let part = (file.subject(), range.end - range.start);
+        ByteStream::open(answer.into_body(), part, Some(expected), limits)
     }
 }
 
-/// A file without a digest is named by its address.
-fn named(error: RegistryError, address: Option<&str>) -> RegistryError {
-    let Some(address) = address.map(str::to_owned) else { return error };
-    match error {
-        RegistryError::SizeDiffers { host, found_bytes, expected_bytes, .. } => {
-            let (found, expected) = (format!("{found_bytes} bytes"), format!("{expected_bytes}"));
-            RegistryError::FileDiffers { address, host, found, expected }
-        }
-        RegistryError::RangeDiffers { host, found, expected, .. } => {
-            RegistryError::FileDiffers { address, host, found, expected }
-        }
-        error => error,
-    }
+/// What asks for a part of a file, which must be inside of it and not empty.
+fn range_header(
+    file: &RemoteFile,
+    server: &Registry,
+    range: &Range<u64>,
+) -> Result<HeaderValue, RegistryError> {
+    let header = || HeaderValue::try_from(format!("bytes={}-{}", range.start, range.end - 1)).ok();
+    let is_inside = range.start < range.end && range.end <= file.size;
+    is_inside.then(header).flatten().ok_or_else(|| RegistryError::RangeDiffers {
+        subject: file.subject(),
+        host: server.origin().host().to_owned(),
+        found: format!("{} bytes in all", file.size),
+        expected: content_range(range, file.size),
+    })
+}
+
+/// The header's value for this part of a file of `size` bytes.
+fn content_range(range: &Range<u64>, size: u64) -> String {
+    format!("bytes {}-{}/{size}", range.start, range.end.saturating_sub(1))
+}
+
+/// A part must say which it is, and be the one that was asked for.
+fn check_part(answer: &Answer, file: &RemoteFile, expected: &str) -> Result<(), RegistryError> {
+    const MAX_CHARS: usize = 80;
+    let mut values = answer.headers().get_all(CONTENT_RANGE).iter();
+    let found = match (values.next(), values.next()) {
+        (Some(value), None) if value.as_bytes().eq_ignore_ascii_case(expected.as_bytes()) => return Ok(()),
+        (Some(value), None) => String::from_utf8_lossy(value.as_bytes()).chars().take(MAX_CHARS).collect(),
+        (None, _) => "a part that it does not name".to_owned(),
+        (Some(_), Some(_)) => "several parts".to_owned(),
+    };
+    let expected = expected.to_owned();
+    Err(RegistryError::RangeDiffers { subject: file.subject(), host: answer.host(), found, expected })
 }

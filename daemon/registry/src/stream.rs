@@ -1,10 +1,9 @@
-//! Bodies: as long as they may be, and no slower than is worth waiting for.
+//! The bytes of a response as they arrive: as many as were promised, and no slower than is worth waiting for.
 
+use std::ops::Range;
 use std::time::Duration;
 
-use blobd_store_format::descriptor::Descriptor;
-use blobd_store_format::digest::Digest;
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use tokio::time::{Instant, timeout};
@@ -13,73 +12,149 @@ use super::Limits;
 use super::error::RegistryError;
 use super::trouble::innermost;
 
-/// The bytes of one file as they arrive. They are counted, not hashed: whoever stores them must
-/// compare their digest.
+/// The bytes of a file or of a part of it as they arrive. They are counted, not hashed: whoever stores
+/// them must compare their digest.
 #[derive(Debug)]
-pub struct BlobStream {
-    body: Incoming,
-    host: String,
-    digest: Digest,
-    size_bytes: u64,
-    received_bytes: u64,
-    pace: Pace,
+pub struct ByteStream {
+    body: ResponseBody,
+    /// What the file is called in errors.
+    subject: String,
+    /// How long the body must be.
+    length: u64,
+    /// Which bytes of the body are wanted.
+    wanted: Range<u64>,
+    /// What the response said it is, if it is a part of the file.
+    content_range: Option<String>,
+    stall: StallTimer,
 }
 
-impl BlobStream {
-    /// Takes the body of an answer of `host` that has not announced another length.
+impl ByteStream {
+    /// Takes a body that has not announced another length than `length`. `content_range` names the
+    /// part of the file that it is, if it is not the whole.
     pub(super) fn open(
-        host: String,
-        body: Incoming,
-        file: &Descriptor,
+        body: ResponseBody,
+        (subject, length): (String, u64),
+        content_range: Option<String>,
         limits: &Limits,
     ) -> Result<Self, RegistryError> {
-        let stream = Self {
-            host,
-            digest: file.digest,
-            size_bytes: file.size,
-            received_bytes: 0,
-            pace: Pace::new(limits),
-            body,
-        };
-        match stream.body.size_hint().exact() {
-            Some(announced) if announced != file.size => Err(stream.size_differs(announced)),
-            _ => Ok(stream),
+        let announced = body.incoming.size_hint().exact();
+        let (wanted, stall) = (0..length, StallTimer::new(limits));
+        let stream = Self { body, subject, length, wanted, content_range, stall };
+        match announced.filter(|announced| *announced != length) {
+            Some(announced) => Err(stream.length_differs(announced)),
+            None => Ok(stream),
         }
     }
 
-    /// The next bytes, never none; nothing once exactly as many have come as the manifest says.
+    /// Only `range` of the file. Of a whole file what comes before is skipped, and what comes behind
+    /// is not waited for.
+    pub(super) fn only(self, range: Range<u64>) -> Self {
+        let wanted = if self.content_range.is_some() { self.wanted } else { range };
+        Self { wanted, ..self }
+    }
+
+    /// The next bytes, never none; nothing once exactly as many have come as were asked for.
     ///
     /// # Errors
-    /// [`RegistryError::SizeDiffers`] when there are more or fewer, [`RegistryError::Broken`] and
-    /// [`RegistryError::Stalled`] when the connection fails.
+    /// [`RegistryError::SizeDiffers`] and [`RegistryError::RangeDiffers`] when there are more or fewer,
+    /// [`RegistryError::Broken`] and [`RegistryError::Stalled`] when the connection fails.
     pub async fn next(&mut self) -> Result<Option<Bytes>, RegistryError> {
-        loop {
-            let Some(frame) = self.pace.wait(self.body.frame()).await.ok_or_else(|| self.stalled())? else {
-                let complete = self.received_bytes == self.size_bytes;
-                return if complete { Ok(None) } else { Err(self.size_differs(self.received_bytes)) };
-            };
-            let frame = frame.map_err(|error| broken(&self.host, self.received_bytes, &error))?;
-            // Trailers say nothing that blobd needs.
-            let Ok(bytes) = frame.into_data() else { continue };
-            self.pace.received(bytes.len() as u64);
-            // Counted before it is judged, so that a caller who goes on after an error gets it again.
-            self.received_bytes = self.received_bytes.saturating_add(bytes.len() as u64);
-            if self.received_bytes > self.size_bytes {
-                return Err(self.size_differs(self.received_bytes));
-            }
+        // Of a body that is wanted to its end the end is looked at too: there must not be more.
+        while self.body.received < self.wanted.end || self.wanted.end == self.length {
+            let start = self.body.received;
+            let Some(mut bytes) = self.receive().await? else { return Ok(None) };
+            bytes.truncate(as_index(self.wanted.end.saturating_sub(start)));
+            bytes.advance(as_index(self.wanted.start.saturating_sub(start)).min(bytes.len()));
             if !bytes.is_empty() {
                 return Ok(Some(bytes));
             }
         }
+        Ok(None)
     }
 
-    fn size_differs(&self, found_bytes: u64) -> RegistryError {
-        let host = self.host.clone();
-        RegistryError::SizeDiffers { digest: self.digest, host, found_bytes, expected_bytes: self.size_bytes }
+    /// Whether this is all of the file and not a part of it.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.content_range.is_none() && self.wanted == (0..self.length)
     }
 
-    fn stalled(&self) -> RegistryError {
-        RegistryError::Stalled { host: self.host.clone(), seconds: self.pace.window.as_secs() }
+    /// How many bytes have come over the network, those included that a server without ranges sent
+    /// in front of what was asked for.
+    #[must_use]
+    pub const fn received_bytes(&self) -> u64 {
+        self.body.received
+    }
+
+    async fn receive(&mut self) -> Result<Option<Bytes>, RegistryError> {
+        let Some(received) = self.stall.wait(self.body.next()).await else {
+            let (host, seconds) = (self.body.host.clone(), self.stall.window.as_secs());
+            return Err(RegistryError::Stalled { host, seconds });
+        };
+        let bytes = received?;
+        self.stall.received(bytes.as_ref().map_or(0, Bytes::len));
+        let received = self.body.received;
+        let is_right = if bytes.is_none() { received == self.length } else { received <= self.length };
+        if is_right { Ok(bytes) } else { Err(self.length_differs(received)) }
+    }
+
+    fn length_differs(&self, found_bytes: u64) -> RegistryError {
+        let (subject, host, expected_bytes) = (self.subject.clone(), self.body.host.clone(), self.length);
+        match self.content_range.clone() {
+            Some(expected) => {
+                RegistryError::RangeDiffers { subject, host, found: format!("{found_bytes} bytes"), expected }
+            }
+            None => RegistryError::SizeDiffers { subject, host, found_bytes, expected_bytes },
+        }
+    }
+}
+
+fn as_index(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// The body of a response, counted.
+#[derive(Debug)]
+pub(super) struct ResponseBody {
+    incoming: Incoming,
+    host: String,
+    received: u64,
+}
+
+impl ResponseBody {
+    /// That of a response of `host`.
+    pub(super) fn new(host: String, incoming: Incoming) -> Self {
+        Self { incoming, host, received: 0 }
+    }
+
+    /// Reads all of it, if that is at most `max_bytes`; keeps no more, whatever is announced.
+    pub(super) async fn read(mut self, what: &'static str, max_bytes: u64) -> Result<Vec<u8>, RegistryError> {
+        let mut document = Vec::new();
+        let mut length = self.incoming.size_hint().lower();
+        while length <= max_bytes {
+            let Some(bytes) = self.next().await? else { return Ok(document) };
+            length = self.received;
+            if length <= max_bytes {
+                document.extend_from_slice(&bytes);
+            }
+        }
+        Err(RegistryError::TooLong { host: self.host, what, max_bytes })
+    }
+
+    /// The next bytes. Counted before anybody judges them, so that a caller who goes on after an error
+    /// gets it again.
+    async fn next(&mut self) -> Result<Option<Bytes>, RegistryError> {
+        while let Some(frame) = self.incoming.frame().await {
+            let frame = frame.map_err(|error| RegistryError::Broken {
+                host: self.host.clone(),
+                received_bytes: self.received,
+                reason: innermost(&error).to_string(),
+            })?;
+            // Trailers say nothing that blobd needs.
+            let Ok(bytes) = frame.into_data() else { continue };
+            self.received = self.received.saturating_add(bytes.len() as u64);
+            return Ok(Some(bytes));
+        }
+        Ok(None)
     }
 }
 
@@ -87,14 +162,14 @@ impl BlobStream {
 /// that sends a byte now and then is as stalled as one that sends nothing. Time that the caller
 /// takes between two calls does not count.
 #[derive(Debug)]
-struct Pace {
+struct StallTimer {
     window: Duration,
     slowest_bytes: u64,
     waited: Duration,
     received_bytes: u64,
 }
 
-impl Pace {
+impl StallTimer {
     fn new(limits: &Limits) -> Self {
         let Limits { stall: window, slowest_bytes, .. } = *limits;
         Self { window, slowest_bytes, waited: Duration::ZERO, received_bytes: 0 }
@@ -118,8 +193,8 @@ impl Pace {
         }
     }
 
-    fn received(&mut self, bytes: u64) {
-        self.received_bytes = self.received_bytes.saturating_add(bytes);
+    fn received(&mut self, bytes: usize) {
+        self.received_bytes = self.received_bytes.saturating_add(bytes as u64);
     }
 }
 
@@ -133,31 +208,4 @@ impl Drop for Charge<'_> {
     fn drop(&mut self) {
         *self.waited = self.waited.saturating_add(self.since.elapsed());
     }
-}
-
-/// Reads a whole body of at most `max_bytes`; keeps no more than that, whatever is announced.
-pub(super) async fn read_document(
-    host: &str,
-    mut body: Incoming,
-    what: &'static str,
-    max_bytes: u64,
-) -> Result<Vec<u8>, RegistryError> {
-    let too_long = || RegistryError::TooLong { host: host.to_owned(), what, max_bytes };
-    if body.size_hint().lower() > max_bytes {
-        return Err(too_long());
-    }
-    let mut document = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| broken(host, document.len() as u64, &error))?;
-        let Ok(bytes) = frame.into_data() else { continue };
-        if (document.len() as u64).saturating_add(bytes.len() as u64) > max_bytes {
-            return Err(too_long());
-        }
-        document.extend_from_slice(&bytes);
-    }
-    Ok(document)
-}
-
-fn broken(host: &str, received_bytes: u64, error: &hyper::Error) -> RegistryError {
-    RegistryError::Broken { host: host.to_owned(), received_bytes, reason: innermost(error).to_string() }
 }

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::RegistryClient;
 use super::error::RegistryError;
-use super::fetch::{Target, What};
+use super::fetch::Target;
 use super::origin::Registry;
 
 impl RegistryClient {
@@ -18,9 +18,9 @@ impl RegistryClient {
         error: RegistryError,
     ) -> RegistryError {
         match (error, self.tags(registry, reference).await) {
-            (RegistryError::NotFound { reference, host }, Ok(tags)) if !tags.is_empty() => {
+            (RegistryError::NotFound { subject, host }, Ok(tags)) if !tags.is_empty() => {
                 let nearest = nearest(reference.tag(), &tags);
-                RegistryError::NoSuchTag { reference, host, nearest }
+                RegistryError::NoSuchName { subject, host, nearest }
             }
             (error, _) => error,
         }
@@ -33,7 +33,7 @@ impl RegistryClient {
             tags: Option<Vec<String>>,
         }
         let path = format!("tags/list?n={MAX_TAGS}");
-        let target = Target::new(registry, reference, &path, What::Manifest, None)?;
+        let target = Target::new(registry, reference, &path)?;
         let answer = self.shared.get_once(&target).await?;
         let document = answer.document("list of tags", MAX_LIST_BYTES, self.shared.limits.document).await?;
         let list: Option<TagList> = serde_json::from_slice(&document).ok();

@@ -17,7 +17,7 @@ use blobd_store_format::reference::Reference;
 use hyper_util::client::proxy::matcher::Matcher;
 
 use self::server::Server;
-use super::{Limits, RegistryClient, RegistryError, RegistryPolicy};
+use super::{Limits, RegistryClient, RegistryError, RegistryPolicy, RemoteFile};
 
 const WEIGHTS: &[u8] = b"GGUF and so on";
 
@@ -58,6 +58,11 @@ fn tiny(server: &Server) -> Reference {
 fn weights() -> Descriptor {
     let size = WEIGHTS.len() as u64;
     Descriptor { media_type: MediaType::new(MediaType::OLLAMA_MODEL), digest: Digest::of(WEIGHTS), size }
+}
+
+/// [`WEIGHTS`] at a server.
+fn layer(server: &Server) -> RemoteFile {
+    RemoteFile::layer(&tiny(server), &weights())
 }
 
 /// The manifest of a model with one layer, [`WEIGHTS`].

@@ -1,18 +1,61 @@
 //! Files with an address of their own: on a web server, or in a repository at Hugging Face.
 
-use std::ops::Range;
+use std::fmt;
 
-use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::source::{FileUrl, ShardName, SourceError};
-use hyper::body::Body as _;
-use hyper::header::{CONTENT_RANGE, HeaderValue};
+use hyper::header::{CONTENT_RANGE, ETAG, HeaderValue, LAST_MODIFIED, RANGE};
 
-use super::fetch::Answer;
-use super::mirrors::Failures;
+use super::fetch::{Answer, Target};
+use super::mirrors::first_of;
 use super::origin::Registry;
 use super::remote::RemoteFile;
-use super::web_file::{WebFile, validator};
-use super::{BlobStream, Part, RegistryClient, RegistryError};
+use super::{RegistryClient, RegistryError};
+
+/// Where a file is.
+#[derive(Clone)]
+pub(super) struct WebFile {
+    servers: Vec<Registry>,
+    /// The query may hold a signature.
+    path_and_query: String,
+    /// What the same credentials open.
+    repository: String,
+    address: String,
+}
+
+impl fmt::Debug for WebFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WebFile({})", self.address)
+    }
+}
+
+impl WebFile {
+    /// A file whose path is the same on all of `servers`; `address` is for people.
+    pub(super) fn new(
+        servers: &[Registry],
+        path_and_query: String,
+        repository: &str,
+        address: String,
+    ) -> Self {
+        Self { servers: servers.to_vec(), path_and_query, repository: repository.to_owned(), address }
+    }
+
+    pub(super) fn servers(&self) -> &[Registry] {
+        &self.servers
+    }
+
+    pub(super) fn host(&self) -> &str {
+        self.servers.first().map_or("", |server| server.origin().host())
+    }
+
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(super) fn target<'t>(&'t self, server: &'t Registry) -> Result<Target<'t>, RegistryError> {
+        Target::of_file(server, &self.address, &self.repository, &self.path_and_query)
+    }
+}
 
 impl RegistryClient {
     /// The file at a URL; all shards if it is one.
@@ -29,25 +72,12 @@ impl RegistryClient {
         let mut files = Vec::new();
         for url in &urls {
             let file = WebFile::new(&servers, url.path_and_query(), url.host(), url.to_string());
-            files.push(self.web_file(file, url.file_name()).await?);
+            let (size, version) =
+                first_of(&servers, url.host(), |server| self.inspect(&file, server)).await?;
+            let remote = RemoteFile::web(file, MediaType::OLLAMA_MODEL, url.file_name(), size, None);
+            files.push(remote.with_validator(version));
         }
         Ok(files)
-    }
-
-    async fn web_file(&self, file: WebFile, name: &str) -> Result<RemoteFile, RegistryError> {
-        let mut failures = Failures::default();
-        for server in file.servers() {
-            let Some(settled) = failures.settle(self.inspect(&file, server).await) else { continue };
-            let (size, validator) = settled?;
-            return Ok(RemoteFile::web(
-                file.with_validator(validator),
-                MediaType::OLLAMA_MODEL,
-                name,
-                size,
-                None,
-            ));
-        }
-        Err(failures.into_error(file.address()))
     }
 
     /// How long a file is, and which version. Its first bytes are asked for and not its head:
@@ -57,59 +87,17 @@ impl RegistryClient {
         file: &WebFile,
         server: &Registry,
     ) -> Result<(u64, Option<String>), RegistryError> {
-        let range = HeaderValue::from_static("bytes=0-3");
-        let answer = self.shared.get(&file.target(server)?.with_range(range)).await?;
+        let target = file.target(server)?.with(RANGE, HeaderValue::from_static("bytes=0-3"));
+        let answer = self.shared.get(&target).await?;
         if let Some(page) = answer.web_page() {
             return Err(page);
         }
-        let size =
-            if answer.is_partial() { total(&answer) } else { answer.response.body().size_hint().exact() };
+        let size = if answer.is_partial() { total(&answer) } else { answer.announced_bytes() };
         let size = size.ok_or_else(|| RegistryError::NoLength {
             address: file.address().to_owned(),
             host: answer.host(),
         });
         Ok((size?, validator(&answer)))
-    }
-
-    pub(super) async fn web_stream(
-        &self,
-        file: &WebFile,
-        counted: &Descriptor,
-        seen: Option<&str>,
-    ) -> Result<BlobStream, RegistryError> {
-        let mut failures = Failures::default();
-        for server in file.servers() {
-            let opened = async {
-                let answer = self.shared.get(&file.target(server)?).await?;
-                let (page, version) = (answer.web_page(), file.check_version(&answer, seen));
-                let stream =
-                    BlobStream::open(answer.host(), answer.into_body(), counted, &self.shared.limits);
-                // A page or a length that cannot be says more than that it is another version.
-                stream.map_err(|error| page.unwrap_or(error)).and_then(|stream| version.map(|()| stream))
-            };
-            if let Some(settled) = failures.settle(opened.await) {
-                return settled;
-            }
-        }
-        Err(failures.into_error(file.address()))
-    }
-
-    pub(super) async fn web_part(
-        &self,
-        file: &WebFile,
-        counted: &Descriptor,
-        seen: Option<&str>,
-        range: Range<u64>,
-    ) -> Result<Part, RegistryError> {
-        let mut failures = Failures::default();
-        for server in file.servers() {
-            let target = file.target(server)?;
-            let check = |answer: &Answer| file.check_version(answer, seen);
-            if let Some(settled) = failures.settle(self.part_of(target, counted, &range, check).await) {
-                return settled;
-            }
-        }
-        Err(failures.into_error(file.address()))
     }
 }
 
@@ -117,4 +105,14 @@ impl RegistryClient {
 fn total(answer: &Answer) -> Option<u64> {
     let range = answer.headers().get(CONTENT_RANGE)?.to_str().ok()?;
     range.strip_prefix("bytes ")?.rsplit_once('/')?.1.parse().ok()
+}
+
+/// Longer than any that is not an attack.
+const MAX_VALIDATOR_BYTES: usize = 256;
+
+/// A strong `ETag`, or else the time of the last change.
+pub(super) fn validator(answer: &Answer) -> Option<String> {
+    let text = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
+    let etag = text(ETAG).filter(|etag| !etag.starts_with("W/"));
+    etag.or_else(|| text(LAST_MODIFIED)).filter(|text| text.len() <= MAX_VALIDATOR_BYTES).map(str::to_owned)
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use blobd_registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
+use blobd_registry::{ByteStream, RegistryClient, RegistryError, RemoteFile};
 use bytes::Bytes;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
@@ -106,11 +106,7 @@ impl Fetch {
     /// Fetches all that is scheduled. `whole` is a stream of the rest of the file that is there
     /// already, and where it is. After it returns, no task holds the
     /// download any more.
-    pub(super) async fn run(
-        self: Arc<Self>,
-        whole: Option<(RemoteStream, u64)>,
-        writer: mpsc::Sender<Piece>,
-    ) {
+    pub(super) async fn run(self: Arc<Self>, whole: Option<(ByteStream, u64)>, writer: mpsc::Sender<Piece>) {
         let mut workers = JoinSet::new();
         if let Some(stream) = whole {
             let (fetch, writer) = (Arc::clone(&self), writer.clone());
@@ -166,7 +162,7 @@ impl Fetch {
     /// Fetches ranges until none is left.
     async fn work(
         self: Arc<Self>,
-        whole: Option<(RemoteStream, u64)>,
+        whole: Option<(ByteStream, u64)>,
         writer: mpsc::Sender<Piece>,
     ) -> Result<(), RegistryError> {
         self.workers.fetch_add(1, Ordering::Relaxed);
@@ -178,7 +174,7 @@ impl Fetch {
 
     async fn work_until_done(
         &self,
-        mut whole: Option<(RemoteStream, u64)>,
+        mut whole: Option<(ByteStream, u64)>,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<(), RegistryError> {
         let mut failures = Failures::default();
@@ -259,7 +255,7 @@ impl Fetch {
 
     async fn receive_range(
         &self,
-        mut stream: RemoteStream,
+        mut stream: ByteStream,
         claim: &Claim,
         came: &mut u64,
         writer: &mpsc::Sender<Piece>,
@@ -307,7 +303,7 @@ impl Fetch {
     /// Takes a stream of the whole file, which is at `position`, to its end.
     async fn receive_whole(
         &self,
-        mut stream: RemoteStream,
+        mut stream: ByteStream,
         position: u64,
         came: &mut u64,
         writer: &mpsc::Sender<Piece>,
@@ -389,7 +385,7 @@ impl Pieces {
     }
 
     /// The next bytes of a stream; none when what there is has waited long enough for them.
-    async fn next_of(&self, stream: &mut RemoteStream) -> Result<Option<Bytes>, RegistryError> {
+    async fn next_of(&self, stream: &mut ByteStream) -> Result<Option<Bytes>, RegistryError> {
         match self.patience() {
             None => stream.next().await,
             Some(until) => {

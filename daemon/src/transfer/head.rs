@@ -1,6 +1,6 @@
 //! The first bytes of a file, which say how it is split.
 
-use blobd_registry::{RegistryError, RemoteStream};
+use blobd_registry::{ByteStream, RegistryError};
 use blobd_store_format::file_format::{FormatError, HeaderReader, ModelHeader, Progress};
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::split::SplitPlan;
@@ -14,7 +14,7 @@ pub(super) struct Head {
     /// If it is of a known format.
     pub(super) facts: Option<ModelFacts>,
     /// The rest of the file, if the server sends it all at once: begins behind what was fetched.
-    pub(super) whole: Option<RemoteStream>,
+    pub(super) whole: Option<ByteStream>,
 }
 
 impl Head {
@@ -30,7 +30,7 @@ impl Head {
     pub(super) fn of(
         header: &dyn ModelHeader,
         size: u64,
-        whole: Option<RemoteStream>,
+        whole: Option<ByteStream>,
     ) -> Result<Self, FormatError> {
         let plan = SplitPlan::new(header.file_layout(size)?);
         Ok(Self { plan, facts: Some(header.facts()), whole })
@@ -47,7 +47,7 @@ const FIRST_BYTES: u64 = 64 << 10;
 /// [`TransferError`] when it cannot be had or is refused.
 pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, TransferError> {
     let size = job.file.size();
-    let mut whole: Option<RemoteStream> = None;
+    let mut whole: Option<ByteStream> = None;
     match read_header(job, bytes, &mut whole) {
         Ok(header) => Ok(Head::of(&*header, size, whole)?),
         // What is named by its address alone must be of a known one.
@@ -63,7 +63,7 @@ pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, Transfer
 fn read_header(
     job: &Job<'_>,
     bytes: &mut Vec<u8>,
-    whole: &mut Option<RemoteStream>,
+    whole: &mut Option<ByteStream>,
 ) -> Result<Box<dyn ModelHeader>, TransferError> {
     let mut reader = HeaderReader::new();
     let mut read = 0;
@@ -84,7 +84,7 @@ fn read_header(
 }
 
 /// Half as much again each time: what is fetched beyond the header may be in the store.
-fn fetch_more(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Option<RemoteStream>, TransferError> {
+fn fetch_more(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Option<ByteStream>, TransferError> {
     let start = bytes.len() as u64;
     let end = start.saturating_add(FIRST_BYTES.max(start / 2)).min(job.file.size());
     let fetched = job.wait_for(async {

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use blobd_registry::{RegistryClient, RegistryError, RemoteFile, RemoteStream};
+use blobd_registry::{ByteStream, RegistryClient, RegistryError, RemoteFile};
 use blobd_store::leases::Lease;
 use blobd_store::{Assembler, Ingest, PartialFile, Store, StoreError};
 use blobd_store_format::descriptor::Descriptor;
@@ -89,7 +89,7 @@ pub struct Job<'j> {
 
 impl Job<'_> {
     /// The next bytes of a stream, as fast as the limits let them come.
-    async fn next_of(&self, stream: &mut RemoteStream) -> Result<Option<Bytes>, RegistryError> {
+    async fn next_of(&self, stream: &mut ByteStream) -> Result<Option<Bytes>, RegistryError> {
         let bytes = stream.next().await?;
         pace::pay(&self.limits, bytes.as_ref().map_or(0, Bytes::len)).await;
         Ok(bytes)

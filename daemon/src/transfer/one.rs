@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use blobd_registry::RemoteStream;
+use blobd_registry::ByteStream;
 use blobd_store::{HashedFile, Ingest, StagedBlob, Store};
 use blobd_store_format::digest::Digest;
 use tokio::sync::mpsc;
@@ -22,7 +22,7 @@ pub(super) struct Transfer<'t> {
     pub(super) job: &'t Job<'t>,
     pub(super) arrival: Arc<Arrival>,
     /// A stream of the whole file, and how far it is.
-    pub(super) whole: Option<(RemoteStream, u64)>,
+    pub(super) whole: Option<(ByteStream, u64)>,
     /// Whether some of the head is a relative's.
     pub(super) is_guess: bool,
     /// What is taken from the store until the digest says otherwise.

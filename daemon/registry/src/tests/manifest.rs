@@ -5,7 +5,7 @@ use blobd_store_format::manifest::Manifest;
 
 use super::server::{Reply, Server, answer, head, ok};
 use super::*;
-use crate::ACCEPT;
+use crate::MANIFEST_TYPES;
 
 async fn manifest_from(reply: Vec<u8>) -> Result<Manifest, RegistryError> {
     let server = Server::always(reply).await;
@@ -20,7 +20,7 @@ fn all_kinds_of_manifest_are_accepted() {
         MediaType::OCI_INDEX,
         MediaType::DOCKER_MANIFEST_LIST,
     ];
-    assert_eq!(ACCEPT, kinds.join(", "));
+    assert_eq!(MANIFEST_TYPES, kinds.join(", "));
 }
 
 #[tokio::test]
@@ -32,7 +32,7 @@ async fn manifest_is_asked_for_plainly_and_its_bytes_are_kept() {
     let seen = server.seen();
     assert_eq!(seen.len(), 1);
     assert_eq!(seen[0].path, "/v2/library/tiny/manifests/latest");
-    assert_eq!(seen[0].header("accept"), Some(ACCEPT));
+    assert_eq!(seen[0].header("accept"), Some(MANIFEST_TYPES));
     assert!(seen[0].header("user-agent").unwrap().starts_with("blobd/"));
     for absent in ["accept-encoding", "authorization", "cookie", "referer"] {
         assert_eq!(seen[0].header(absent), None, "{absent}");

@@ -5,7 +5,7 @@ use super::*;
 
 /// Fetches bytes 5 to 8 of [`WEIGHTS`], `and`.
 async fn part_from(server: &Server) -> Result<(Vec<u8>, u64), RegistryError> {
-    let mut stream = client().range(&tiny(server), &weights(), 5..8).await?;
+    let mut stream = client().open_range(&layer(server), 5..8).await?;
     let mut bytes = Vec::new();
     while let Some(chunk) = stream.next().await? {
         bytes.extend_from_slice(&chunk);
@@ -87,7 +87,7 @@ async fn compressed_missing_and_unsatisfiable_parts_are_refused() {
 async fn range_outside_the_file_is_not_asked_for() {
     let server = Server::always(ok(WEIGHTS)).await;
     for range in [5..5, 5..15, 14..15, 0..u64::MAX] {
-        let error = client().range(&tiny(&server), &weights(), range.clone()).await.unwrap_err();
+        let error = client().open_range(&layer(&server), range.clone()).await.unwrap_err();
         assert!(matches!(error, RegistryError::RangeDiffers { .. }), "{range:?}: {error}");
     }
     assert!(server.seen().is_empty());

@@ -4,8 +4,8 @@ use blobd_store_format::source::PullSource;
 
 use super::server::{Reply, Seen, Server, answer, ok};
 use super::*;
+use crate::RemoteModel;
 use crate::credentials::{Credential, CredentialFile, CredentialPolicy, Secret};
-use crate::{RemoteFile, RemoteModel};
 
 const FILE: &[u8] = b"GGUF 0123456789";
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
