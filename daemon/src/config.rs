@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde::Deserialize;
 
 pub use self::credentials::CredentialsConfig;
-use blobd_registry::RegistryPolicy;
 use blobd_registry::credentials::CredentialFile;
+use blobd_registry::{RegistryPolicy, RetryPolicy};
 use blobd_store::scrub::ScrubPolicy;
 use blobd_store::{Durability, Eviction, SpacePolicy, StoreOptions};
 
@@ -258,6 +258,7 @@ impl Config {
             insecure: self.insecure_registries.clone(),
             ca_files: self.ca_files.clone(),
             credentials: self.credentials.policy(self.location.as_deref()),
+            retry: RetryPolicy::default(),
         }
     }
 

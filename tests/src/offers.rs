@@ -9,10 +9,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use blobd::ops::{self, OpError};
-use blobd::transfer::{TransferPolicy, Transfers};
+use blobd::transfer::Transfers;
 use blobd_client::protocol::request::{PullParams, VerifyParams};
 use blobd_client::protocol::upkeep::Verified;
-use blobd_registry::{RegistryClient, RegistryPolicy};
+use blobd_registry::{RegistryClient, RegistryPolicy, RetryPolicy};
 use blobd_store::Store;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
@@ -85,19 +85,20 @@ impl Offers {
             registry.add_blob(files()[number].bytes.clone());
             registry.add_blob(config.clone());
         }
-        let client = RegistryClient::new(&RegistryPolicy::default()).unwrap();
+        let retry = RetryPolicy { backoff: Duration::from_millis(1), ..RetryPolicy::default() };
+        let policy = RegistryPolicy { retry, ..RegistryPolicy::default() };
+        let client = RegistryClient::new(&policy).unwrap();
         Self { registry, client }
     }
 
     fn pull(&self, store: &Arc<Store>, file: usize, name: &Reference) -> Result<(), OpError> {
-        let policy = TransferPolicy { backoff: Duration::from_millis(1), ..TransferPolicy::default() };
         let (events, _heard) = mpsc::channel(EVENTS_WAITING);
         let source = self.registry.name(&model(file)).parse().unwrap();
         let params = PullParams { source, name: Some(name.clone()), limit_rate: None };
         let pull = ops::Pull {
             store,
             registry: &self.client,
-            transfers: &Transfers::new(policy),
+            transfers: &Transfers::default(),
             fetches: &ops::FetchLimit::default(),
             handle: runtime().handle(),
             uid: 0,

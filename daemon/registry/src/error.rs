@@ -205,6 +205,8 @@ pub enum RegistryError {
         host: String,
         /// The HTTP status.
         status: u16,
+        /// How long it asks to be left alone, if it says.
+        retry_after: Option<Duration>,
     },
     /// The registry asked for patience, and more of it than was given.
     #[error("{host}: too many requests; try again {}", later(.retry_after.as_ref()))]
@@ -369,8 +371,7 @@ impl RegistryError {
     }
 
     /// Whether the same request may succeed a moment later.
-    #[must_use]
-    pub const fn may_pass(&self) -> bool {
+    pub(super) const fn may_pass(&self) -> bool {
         match self {
             Self::Unreachable { .. }
             | Self::Broken { .. }
@@ -378,14 +379,22 @@ impl RegistryError {
             | Self::TooManyRequests { .. }
             | Self::SizeDiffers { .. }
             | Self::RangeDiffers { .. } => true,
-            Self::Status { status, .. } => *status >= 500 || *status == 408,
+            // "Not implemented" stays so.
+            Self::Status { status, .. } => *status >= 500 && *status != 501 || *status == 408,
             _ => false,
         }
     }
 
+    /// How long the server asks to be left alone.
+    pub(super) const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::TooManyRequests { retry_after, .. } | Self::Status { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
     /// Whether nobody is there: a wrong name or port, unless somebody was there a moment ago.
-    #[must_use]
-    pub const fn is_absent_host(&self) -> bool {
+    pub(super) const fn is_absent_host(&self) -> bool {
         matches!(self, Self::NoAddress { .. } | Self::Refused { .. })
     }
 

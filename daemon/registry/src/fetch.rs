@@ -1,10 +1,9 @@
-//! One GET as a registry means it: credentials, redirects and patience included.
+//! One GET as a registry means it: credentials and redirects included.
 //!
-//! Three loops, one inside the other: [`Shared::get`] tries again what may pass,
 //! [`Shared::authorized`] (in `access`) shows credentials when asked for them, [`Shared::follow`]
 //! follows redirects.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
@@ -174,10 +173,13 @@ impl Answer {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if self.is_from(target.origin) => {
                 Err(target.denied(host, if self.is_gated() { target.gated() } else { self.advice }))
             }
-            StatusCode::TOO_MANY_REQUESTS => {
-                Err(RegistryError::TooManyRequests { host, retry_after: retry_after(self.headers()) })
+            status => {
+                let (status, retry_after) = (status.as_u16(), retry_after(self.headers()));
+                Err(match status {
+                    429 => RegistryError::TooManyRequests { host, retry_after },
+                    _ => RegistryError::Status { host, status, retry_after },
+                })
             }
-            status => Err(RegistryError::Status { host, status: status.as_u16() }),
         }
     }
 
@@ -205,35 +207,8 @@ impl Answer {
 }
 
 impl Shared {
-    /// The answer that has what `target` names. Refusals that may pass are tried again, until the
-    /// body has begun.
+    /// The answer that has what `target` names.
     pub(super) async fn get(&self, target: &Target<'_>) -> Result<Answer, RegistryError> {
-        let mut backoff = self.limits.backoff;
-        for _ in 1..TRIES {
-            let begun = Instant::now();
-            let wait = match self.authorized(target).await {
-                Ok(answer) if !may_pass(answer.response.status()) => return answer.checked(target),
-                Ok(answer) => {
-                    let (host, status) = (answer.host(), answer.response.status().as_u16());
-                    let wait = retry_after(answer.headers()).unwrap_or_default();
-                    tracing::debug!(host, status, ?wait, "again");
-                    wait.clamp(backoff, self.limits.longest_wait.max(backoff))
-                }
-                // A connection that breaks is made again; one that nobody answered has taken long enough.
-                Err(error @ RegistryError::Unreachable { .. }) if begun.elapsed() < AT_ONCE => {
-                    tracing::debug!("{error}; again in {backoff:?}");
-                    backoff
-                }
-                Err(error) => return Err(error),
-            };
-            tokio::time::sleep(wait).await;
-            backoff *= 2;
-        }
-        self.authorized(target).await?.checked(target)
-    }
-
-    /// The same without patience: for what is only asked to explain a failure.
-    pub(super) async fn get_once(&self, target: &Target<'_>) -> Result<Answer, RegistryError> {
         self.authorized(target).await?.checked(target)
     }
 
@@ -273,15 +248,6 @@ impl Shared {
 }
 
 const HTML: &[u8] = b"text/html";
-/// What has failed within this may be tried again while somebody waits at a prompt.
-const AT_ONCE: Duration = Duration::from_secs(2);
-/// How often a request is sent before its failure is final.
-const TRIES: u32 = 3;
-/// Refusals that say nothing about what was asked for.
-fn may_pass(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)
-}
-
 /// How long a server asks to be left alone: `Retry-After`, in seconds or as a date (RFC 9110, 10.2.3).
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();

@@ -111,12 +111,12 @@ impl RegistryClient {
     }
 
     async fn list(&self, repository: &str, revision: &str) -> Result<Listed, RegistryError> {
-        let servers = self.shared.mirrors.of_hub()?;
+        let servers = &self.shared.mirrors.of_hub()?;
         let list = |server| async move {
             let api = Api { client: self, server, repository, address: address(repository) };
             api.list(revision).await
         };
-        first_of(&servers, HubFile::API_HOST, list).await
+        self.retried(|| first_of(servers, HubFile::API_HOST, list)).await
     }
 }
 

@@ -34,7 +34,8 @@
 //! service, and no registry can make this machine connect to a host nearer to it than the registry itself.
 //!
 //! Nothing here hashes or stores files: a stream yields as many bytes as the manifest or the range says, and
-//! the caller decides whether they are the right ones. Nothing resumes a broken transfer.
+//! the caller decides whether they are the right ones. Nothing resumes a broken transfer: the caller does,
+//! by the same [`RetryPolicy`] by which manifests are asked for again.
 
 mod access;
 mod auth;
@@ -48,6 +49,7 @@ mod mirrors;
 mod origin;
 mod redirect;
 mod remote;
+mod retry;
 mod stream;
 mod tags;
 #[cfg(test)]
@@ -78,6 +80,7 @@ use self::grant::TokenCache;
 use self::mirrors::{Mirrors, first_of};
 use self::origin::Registry;
 pub use self::remote::{RemoteFile, RemoteModel};
+pub use self::retry::{Retry, RetryPolicy};
 pub use self::stream::ByteStream;
 pub use self::tls_trouble::TlsTrouble;
 pub use self::zone::Zone;
@@ -94,6 +97,8 @@ pub struct RegistryPolicy {
     pub ca_files: Vec<PathBuf>,
     /// The credentials there are.
     pub credentials: CredentialPolicy,
+    /// When a request that failed is sent again.
+    pub retry: RetryPolicy,
 }
 
 impl RegistryPolicy {
@@ -118,6 +123,7 @@ struct Shared {
     transport: Transport,
     tokens: TokenCache,
     credentials: Arc<CredentialPolicy>,
+    retry: RetryPolicy,
     limits: Limits,
 }
 
@@ -140,6 +146,7 @@ impl RegistryClient {
             transport: Transport::new(&policy.ca_files, &limits, proxies)?,
             tokens: TokenCache::default(),
             credentials: Arc::new(policy.credentials.clone()),
+            retry: policy.retry,
             limits,
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -152,21 +159,17 @@ impl RegistryClient {
     /// [`RegistryError`] when there is none, it is malformed, it is no model that blobd could
     /// serve, or the registry misbehaves.
     pub async fn manifest(&self, reference: &Reference) -> Result<Manifest, RegistryError> {
-        let servers = self.shared.mirrors.of(reference)?;
-        first_of(&servers, reference.host(), |registry| self.manifest_at(registry, reference)).await
+        let servers = &self.shared.mirrors.of(reference)?;
+        let ask = |registry| self.manifest_at(registry, reference);
+        self.retried(|| first_of(servers, reference.host(), ask)).await
     }
 
-    /// One that is cut off is asked for once more.
     async fn manifest_at(
         &self,
         registry: &Registry,
         reference: &Reference,
     ) -> Result<Manifest, RegistryError> {
-        let mut outcome = self.manifest_once(registry, reference).await;
-        if let Err(RegistryError::Broken { .. }) = outcome {
-            outcome = self.manifest_once(registry, reference).await;
-        }
-        match outcome {
+        match self.manifest_of(registry, reference).await {
             Err(error @ RegistryError::NotFound { .. }) => {
                 Err(self.with_known_tags(registry, reference, error).await)
             }
@@ -174,7 +177,7 @@ impl RegistryClient {
         }
     }
 
-    async fn manifest_once(
+    async fn manifest_of(
         &self,
         registry: &Registry,
         reference: &Reference,
@@ -266,7 +269,7 @@ fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<(), Reg
     Ok(())
 }
 
-/// How long a registry may take, and how patient blobd is. Tests shorten them.
+/// How long a registry may take. Tests shorten them.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// Until a TCP connection stands.
@@ -279,10 +282,6 @@ struct Limits {
     stall: Duration,
     /// The fewest bytes of a blob that must come in `stall`.
     slowest_bytes: u64,
-    /// Before the second try; doubled before the third.
-    backoff: Duration,
-    /// The longest wait that a `Retry-After` can ask for.
-    longest_wait: Duration,
 }
 
 impl Default for Limits {
@@ -297,9 +296,6 @@ impl Default for Limits {
             stall: Duration::from_secs(30),
             // 1 KiB/s: slower than any link on which a model is worth waiting for.
             slowest_bytes: 30 << 10,
-            backoff: Duration::from_millis(500),
-            // A user waits at the prompt: rather fail and say so.
-            longest_wait: Duration::from_secs(5),
         }
     }
 }

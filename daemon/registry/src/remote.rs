@@ -241,6 +241,7 @@ impl RegistryClient {
 
     /// Starts to fetch the bytes `range` of a file, which must not be empty. A server that knows no
     /// ranges sends all of it; then what comes before is skipped, and the connection is closed behind.
+    /// A request that fails is repeated; a stream that breaks is not.
     ///
     /// # Errors
     /// As for [`Self::open_part`].
@@ -249,7 +250,8 @@ impl RegistryClient {
         file: &RemoteFile,
         range: Range<u64>,
     ) -> Result<ByteStream, RegistryError> {
-        Ok(self.open_part(file, range.clone()).await?.only(range))
+        let part = self.retried(|| self.open_part(file, range.clone())).await?;
+        Ok(part.only(range))
     }
 
     /// The same for a caller who can use all of the file if that is what the server sends: then the

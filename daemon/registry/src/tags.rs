@@ -34,7 +34,7 @@ impl RegistryClient {
         }
         let path = format!("tags/list?n={MAX_TAGS}");
         let target = Target::new(registry, reference, &path)?;
-        let answer = self.shared.get_once(&target).await?;
+        let answer = self.shared.get(&target).await?;
         let document = answer.document("list of tags", MAX_LIST_BYTES, self.shared.limits.document).await?;
         let list: Option<TagList> = serde_json::from_slice(&document).ok();
         Ok(list.and_then(|list| list.tags).unwrap_or_default())

@@ -17,26 +17,24 @@ use blobd_store_format::reference::Reference;
 use hyper_util::client::proxy::matcher::Matcher;
 
 use self::server::Server;
-use super::{Limits, RegistryClient, RegistryError, RegistryPolicy, RemoteFile};
+use super::{Limits, RegistryClient, RegistryError, RegistryPolicy, RemoteFile, RetryPolicy};
 
 const WEIGHTS: &[u8] = b"GGUF and so on";
 
 /// No test waits for these to run out; those that test a wait shorten it.
 fn limits() -> Limits {
     let patient = Duration::from_secs(20);
-    Limits {
-        connect: patient,
-        head: patient,
-        document: patient,
-        stall: patient,
-        slowest_bytes: 64,
-        backoff: Duration::from_millis(1),
-        longest_wait: Duration::from_millis(20),
-    }
+    Limits { connect: patient, head: patient, document: patient, stall: patient, slowest_bytes: 64 }
 }
 
 fn client_with(limits: Limits) -> RegistryClient {
-    RegistryClient::with_limits(&RegistryPolicy::default(), limits, Matcher::builder().build()).unwrap()
+    let retry = RetryPolicy {
+        backoff: Duration::from_millis(1),
+        longest_first_retry_after: Duration::from_millis(20),
+        ..RetryPolicy::default()
+    };
+    let policy = RegistryPolicy { retry, ..RegistryPolicy::default() };
+    RegistryClient::with_limits(&policy, limits, Matcher::builder().build()).unwrap()
 }
 
 fn client() -> RegistryClient {

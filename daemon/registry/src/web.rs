@@ -72,8 +72,8 @@ impl RegistryClient {
         let mut files = Vec::new();
         for url in &urls {
             let file = WebFile::new(&servers, url.path_and_query(), url.host(), url.to_string());
-            let (size, version) =
-                first_of(&servers, url.host(), |server| self.inspect(&file, server)).await?;
+            let inspect = |server| self.inspect(&file, server);
+            let (size, version) = self.retried(|| first_of(&servers, url.host(), inspect)).await?;
             let remote = RemoteFile::web(file, MediaType::OLLAMA_MODEL, url.file_name(), size, None);
             files.push(remote.with_validator(version));
         }

@@ -260,7 +260,7 @@ impl Incoming<'_> {
     /// Not worth a journal, nor a directory of its own.
     fn receive_small(&mut self, job: &Job<'_>) -> Result<Held, OpError> {
         let file = job.file;
-        let bytes = self.pull.transfers.read_small(job).map_err(|error| failed(file, error))?;
+        let bytes = job.read_small().map_err(|error| failed(file, error))?;
         self.downloaded_bytes += bytes.len() as u64;
         let size = bytes.len() as u64;
         self.ingest.admit(std::iter::once(size))?;

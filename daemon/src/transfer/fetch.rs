@@ -177,11 +177,11 @@ impl Fetch {
         mut whole: Option<(ByteStream, u64)>,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<(), RegistryError> {
-        let mut failures = Failures::default();
+        let mut retry = self.registry.retry();
         let mut length = self.policy.min_range_bytes;
         loop {
             // Whichever connection has brought it.
-            failures.has_brought_any |= self.received_bytes() >= WORTH_A_TRY;
+            retry.note_progress(self.received_bytes());
             let started = Instant::now();
             let mut came = 0;
             let fetched = match whole.take() {
@@ -196,7 +196,7 @@ impl Fetch {
                 Ok(Outcome::LeftBehind) => length = self.policy.min_range_bytes,
                 Ok(Outcome::Superfluous | Outcome::NobodyListens) => return Ok(()),
                 Err(error) => {
-                    let wait = failures.wait_after(&error, came, &self.policy);
+                    let wait = retry.wait_after(&error, came);
                     let Some(wait) = wait.filter(|_| self.file.is_resumable()) else {
                         return Err(error);
                     };
@@ -452,45 +452,6 @@ pub(super) fn write_pieces(arrival: &Arrival, mut pieces: mpsc::Receiver<Piece>)
     }
 }
 
-/// So much is progress; at less for each try it would never end.
-const WORTH_A_TRY: u64 = 64 << 10;
-
-/// Failures in a row that brought nothing.
-#[derive(Debug, Default)]
-pub(super) struct Failures {
-    in_a_row: u32,
-    has_brought_any: bool,
-}
-
-impl Failures {
-    /// How long to wait before the next try; `None` when there should be none. A server that has
-    /// never brought anything is given up sooner than one whose connection has broken.
-    pub(super) fn wait_after(
-        &mut self,
-        error: &RegistryError,
-        came: u64,
-        policy: &TransferPolicy,
-    ) -> Option<Duration> {
-        const UNLESS_ANY_CAME: u32 = 2;
-        let came = came >= WORTH_A_TRY;
-        self.has_brought_any |= came;
-        // A registry that was there a moment ago is being restarted, or the network is.
-        let may_pass = error.may_pass() || self.has_brought_any && error.is_absent_host();
-        if !may_pass {
-            return None;
-        }
-        self.in_a_row = if came { 1 } else { self.in_a_row + 1 };
-        let most = if self.has_brought_any { policy.max_failures } else { UNLESS_ANY_CAME };
-        let wait = policy.backoff.saturating_mul(2u32.saturating_pow(self.in_a_row - 1));
-        let asked = match error {
-            RegistryError::TooManyRequests { retry_after, .. } if self.has_brought_any => *retry_after,
-            _ => None,
-        };
-        let asked = asked.unwrap_or_default().min(policy.longest_retry_after);
-        (self.in_a_row <= most).then(|| wait.min(policy.longest_backoff).max(asked))
-    }
-}
-
 /// Decides how many connections there are: one more as long as the last one made it faster.
 #[derive(Debug, Default)]
 struct Growth {
@@ -526,33 +487,5 @@ mod tests {
         assert!(growth.is_worth_one_more(450, 2));
         assert!(!growth.is_worth_one_more(650, 3));
         assert!(!growth.is_worth_one_more(850, 3), "the third made it no faster");
-    }
-
-    #[test]
-    fn only_failures_in_a_row_that_bring_nothing_end_it() {
-        let policy = TransferPolicy { max_failures: 3, ..TransferPolicy::default() };
-        let broken = RegistryError::TooManyRequests { host: "h".to_owned(), retry_after: None };
-        let (first, second, third) = (policy.backoff, policy.backoff * 2, policy.backoff * 4);
-        let mut failures = Failures::default();
-        assert_eq!(failures.wait_after(&broken, 1 << 20, &policy), Some(first));
-        assert_eq!(failures.wait_after(&broken, 9, &policy), Some(second));
-        assert_eq!(failures.wait_after(&broken, 1 << 20, &policy), Some(first));
-        assert_eq!(failures.wait_after(&broken, 9, &policy), Some(second));
-        assert_eq!(failures.wait_after(&broken, 9, &policy), Some(third));
-        assert_eq!(failures.wait_after(&broken, 9, &policy), None);
-        let mut never = Failures::default();
-        assert_eq!(never.wait_after(&broken, 9, &policy), Some(first));
-        assert_eq!(never.wait_after(&broken, 9, &policy), Some(second));
-        assert_eq!(never.wait_after(&broken, 9, &policy), None, "it has never brought anything");
-        let minute = Duration::from_secs(60);
-        let busy = RegistryError::TooManyRequests { host: "h".to_owned(), retry_after: Some(minute) };
-        assert_eq!(Failures::default().wait_after(&busy, 0, &policy), Some(first), "somebody waits");
-        assert_eq!(Failures::default().wait_after(&busy, 1 << 20, &policy), Some(minute));
-        let away = RegistryError::Refused { host: "h".to_owned() };
-        assert_eq!(Failures::default().wait_after(&away, 0, &policy), None, "nobody was ever there");
-        let mut begun = Failures { has_brought_any: true, ..Failures::default() };
-        assert_eq!(begun.wait_after(&away, 0, &policy), Some(first), "it comes back");
-        let fatal = RegistryError::Status { host: "h".to_owned(), status: 410 };
-        assert_eq!(Failures::default().wait_after(&fatal, 1 << 20, &policy), None);
     }
 }

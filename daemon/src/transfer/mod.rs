@@ -48,7 +48,6 @@ mod trial;
 
 use arrival::Arrival;
 pub use error::TransferError;
-use fetch::Failures;
 pub use flights::Flight;
 use flights::Flights;
 use head::Head;
@@ -88,6 +87,23 @@ pub struct Job<'j> {
 }
 
 impl Job<'_> {
+    /// Fetches a file that is small enough for memory.
+    ///
+    /// # Errors
+    /// [`TransferError::Registry`] and [`TransferError::Unwanted`].
+    pub fn read_small(&self) -> Result<Vec<u8>, TransferError> {
+        let read = || async {
+            let mut stream = self.registry.open(self.file).await?;
+            let mut bytes = Vec::new();
+            while let Some(more) = self.next_of(&mut stream).await? {
+                bytes.extend_from_slice(&more);
+            }
+            Ok::<_, RegistryError>(bytes)
+        };
+        // What has come of so little is nothing to go on with.
+        self.retried(|_came| Ok(self.wait_for(read())??))
+    }
+
     /// The next bytes of a stream, as fast as the limits let them come.
     async fn next_of(&self, stream: &mut ByteStream) -> Result<Option<Bytes>, RegistryError> {
         let bytes = stream.next().await?;
@@ -95,10 +111,23 @@ impl Job<'_> {
         Ok(bytes)
     }
 
-    /// Waits for so long, or until nobody wants the file any more.
-    fn pause(&self, wait: Duration) -> Result<(), TransferError> {
-        // The timer is made inside, where the runtime is: the thread may be none of the runtime's.
-        self.wait_for(async { tokio::time::sleep(wait).await })
+    /// Makes attempts by the registry client's policy as long as somebody wants the file. An attempt
+    /// says how many bytes it has brought that need not come again.
+    fn retried<T>(
+        &self,
+        mut attempt: impl FnMut(&mut u64) -> Result<T, TransferError>,
+    ) -> Result<T, TransferError> {
+        let mut retry = self.registry.retry();
+        loop {
+            let mut came = 0;
+            let error = match attempt(&mut came) {
+                Err(TransferError::Registry(error)) => error,
+                outcome => return outcome,
+            };
+            let Some(wait) = retry.wait_after(&error, came) else { return Err(error.into()) };
+            // The timer is made inside, where the runtime is: the thread may be none of the runtime's.
+            self.wait_for(async { tokio::time::sleep(wait).await })?;
+        }
     }
 
     /// Waits for `future` as long as somebody wants the file.
@@ -181,31 +210,6 @@ impl Transfers {
         vec![self.limit.clone(), own.clone()]
     }
 
-    /// Fetches a file that is small enough for memory.
-    ///
-    /// # Errors
-    /// [`TransferError::Registry`] and [`TransferError::Unwanted`].
-    pub fn read_small(&self, job: &Job<'_>) -> Result<Vec<u8>, TransferError> {
-        let read = || async {
-            let mut stream = job.registry.open(job.file).await?;
-            let mut bytes = Vec::new();
-            while let Some(more) = job.next_of(&mut stream).await? {
-                bytes.extend_from_slice(&more);
-            }
-            Ok::<_, RegistryError>(bytes)
-        };
-        let mut failures = Failures::default();
-        loop {
-            let error = match job.wait_for(read())? {
-                Ok(bytes) => return Ok(bytes),
-                Err(error) => error,
-            };
-            // What has come of so little is nothing to go on with.
-            let wait = failures.wait_after(&error, 0, &self.policy);
-            job.pause(wait.ok_or(error)?)?;
-        }
-    }
-
     /// Transfers a file into the ingest, durably, so that nothing of it has to come again even if
     /// the ingest is never committed.
     ///
@@ -245,7 +249,7 @@ impl Transfers {
         let resumed_bytes = if job.file.is_resumable() { home.claimed_bytes() } else { 0 };
         let relatives = trial::relatives(store, job.file)?;
         let near = relatives.first().map(|relative| &**relative);
-        let Start { head: Head { plan, whole, .. }, .. } = Start::of(job, &self.policy, store, &home, near)?;
+        let Start { head: Head { plan, whole, .. }, .. } = Start::of(job, store, &home, near)?;
         if whole.is_some() {
             return Ok(TransferPlan { resumed_bytes, similar_bytes: 0 });
         }
@@ -294,7 +298,7 @@ impl Transfers {
         let relatives = trial::relatives(ingest.store(), job.file)?;
         let near = relatives.first().filter(|_| may_guess).map(|relative| &**relative);
         let Start { head: Head { plan, facts, whole }, bytes, fetched, is_guess } =
-            Start::of(job, &self.policy, ingest.store(), &home, near)?;
+            Start::of(job, ingest.store(), &home, near)?;
         let assembler = home.follow(plan, ingest.staging())?;
         for (blob, digest) in assembler.stored() {
             // Pinned before the look that counts: until then a collection could take it.

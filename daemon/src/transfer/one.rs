@@ -110,7 +110,7 @@ impl Transfer<'_> {
     /// Fetches the head that was guessed; nothing if the guess was right.
     fn check_head(&mut self) -> Result<Option<Doubt>, TransferError> {
         let mut bytes = Vec::new();
-        let head = fetch_head(self.job, &self.transfers.policy, &mut bytes)?;
+        let head = fetch_head(self.job, &mut bytes)?;
         self.received.downloaded_bytes += bytes.len() as u64;
         let assembler = self.arrival.assembler();
         if head.plan != *assembler.plan() {

@@ -17,14 +17,6 @@ pub struct TransferPolicy {
     pub range_takes: Duration,
     /// How often it is considered whether one more connection would help.
     pub tick: Duration,
-    /// How long to wait after the first failure; doubled after each that follows.
-    pub backoff: Duration,
-    /// The longest such wait.
-    pub longest_backoff: Duration,
-    /// The longest wait that a server may ask for.
-    pub longest_retry_after: Duration,
-    /// After how many failures in a row that bring nothing a transfer fails.
-    pub max_failures: u32,
 }
 
 impl Default for TransferPolicy {
@@ -39,12 +31,6 @@ impl Default for TransferPolicy {
             max_range_bytes: 64 << 20,
             range_takes: Duration::from_secs(2),
             tick: Duration::from_millis(500),
-            backoff: Duration::from_millis(500),
-            longest_backoff: Duration::from_secs(15),
-            // Registries that count requests give theirs back every minute or so.
-            longest_retry_after: Duration::from_secs(120),
-            // About half a minute of them: a router restarts in that time.
-            max_failures: 6,
         }
     }
 }

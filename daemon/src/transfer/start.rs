@@ -5,10 +5,9 @@ use blobd_store_format::file_format::MAX_HEADER_BYTES;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::split::SplitPlan;
 
-use super::fetch::Failures;
 use super::guess::{self, Guess};
 use super::head::{self, Head};
-use super::{Job, TransferError, TransferPolicy};
+use super::{Job, TransferError};
 
 /// What is known of a file before its tensors are looked at.
 #[derive(Debug)]
@@ -30,7 +29,6 @@ impl Start {
     /// [`TransferError`] when it cannot be had or is refused.
     pub(super) fn of(
         job: &Job<'_>,
-        policy: &TransferPolicy,
         store: &Store,
         home: &PartialFile,
         near: Option<&Recipe>,
@@ -47,7 +45,7 @@ impl Start {
         {
             return Ok(start);
         }
-        let head = fetch_head(job, policy, &mut bytes)?;
+        let head = fetch_head(job, &mut bytes)?;
         let fetched = (bytes.len() - known) as u64;
         // An earlier transfer may have guessed what is there.
         Ok(Self { head, bytes, fetched, is_guess: known > 0 })
@@ -73,28 +71,17 @@ pub(super) fn head_bytes(plan: &SplitPlan) -> usize {
 ///
 /// # Errors
 /// [`TransferError`] when it cannot be had or is refused.
-pub(super) fn fetch_head(
-    job: &Job<'_>,
-    policy: &TransferPolicy,
-    bytes: &mut Vec<u8>,
-) -> Result<Head, TransferError> {
-    let mut failures = Failures::default();
-    loop {
+pub(super) fn fetch_head(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, TransferError> {
+    job.retried(|came| {
         if !job.file.is_resumable() {
             bytes.clear();
         }
         let before = bytes.len();
-        let error = match head::fetch(job, bytes) {
-            Err(TransferError::Registry(error)) => error,
-            head => return head,
-        };
+        let head = head::fetch(job, bytes);
         // What has to come again is no progress.
-        let came = if job.file.is_resumable() { (bytes.len() - before) as u64 } else { 0 };
-        let Some(wait) = failures.wait_after(&error, came, policy) else {
-            return Err(error.into());
-        };
-        job.pause(wait)?;
-    }
+        *came = if job.file.is_resumable() { (bytes.len() - before) as u64 } else { 0 };
+        head
+    })
 }
 
 /// Writes what of the file's first bytes is missing.
