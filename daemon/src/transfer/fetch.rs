@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::arrival::Arrival;
 use super::schedule::{Claim, Schedule};
 use super::speed::{Meter, Speeds};
-use super::{RateLimit, TransferPolicy, pace};
+use super::{RateLimit, TransferPolicy, rate_limit};
 use crate::permits::PermitPool;
 
 /// One file being fetched.
@@ -343,7 +343,7 @@ impl Fetch {
         for sum in [&self.received, &*self.received_by_all] {
             sum.fetch_add(bytes as u64, Ordering::Relaxed);
         }
-        if pace::pay(&self.limits, bytes).await {
+        if rate_limit::wait(&self.limits, bytes).await {
             self.was_held_up.store(true, Ordering::Relaxed);
         }
     }

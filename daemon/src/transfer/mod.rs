@@ -39,8 +39,8 @@ mod flights;
 mod guess;
 mod head;
 mod one;
-mod pace;
 mod policy;
+mod rate_limit;
 mod schedule;
 mod speed;
 mod start;
@@ -52,8 +52,8 @@ pub use flights::Flight;
 use flights::Flights;
 use head::Head;
 use one::{Doubt, Transfer};
-pub use pace::RateLimit;
 pub use policy::TransferPolicy;
+pub use rate_limit::RateLimit;
 use start::Start;
 use trial::Trial;
 
@@ -107,7 +107,7 @@ impl Job<'_> {
     /// The next bytes of a stream, as fast as the limits let them come.
     async fn next_of(&self, stream: &mut ByteStream) -> Result<Option<Bytes>, RegistryError> {
         let bytes = stream.next().await?;
-        pace::pay(&self.limits, bytes.as_ref().map_or(0, Bytes::len)).await;
+        rate_limit::wait(&self.limits, bytes.as_ref().map_or(0, Bytes::len)).await;
         Ok(bytes)
     }
 

@@ -18,7 +18,7 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::split::{BlobPlaces, SplitPlan, Target};
 use tokio::task::JoinSet;
 
-use super::{Job, RateLimit, TransferError, pace};
+use super::{Job, RateLimit, TransferError, rate_limit};
 
 /// A planned blob that a blob of the store may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -267,7 +267,7 @@ async fn agrees(
         while !stream.is_whole()
             && let Some(bytes) = stream.next().await?
         {
-            pace::pay(&asked.limits, bytes.len()).await;
+            rate_limit::wait(&asked.limits, bytes.len()).await;
             found.extend_from_slice(&bytes);
         }
         if found != sample.stored {

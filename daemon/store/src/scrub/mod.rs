@@ -1,7 +1,7 @@
 //! Verification of what is on disk, and the scrubber that does it in the background.
 //!
 //! It promises to read the disk and not memory ([`DiskReader`]), to move nothing into quarantine
-//! that has not read wrong twice ([`DiskReader::check`]), to be slower than told ([`Pace`]), to
+//! that has not read wrong twice ([`DiskReader::check`]), to be slower than told ([`RateLimiter`](crate::RateLimiter)), to
 //! step back while imports and pulls run or the disks are busy, and to go on after a restart
 //! ([`Cursor`]). It holds no lock while it reads, so a blob may be collected under its hands.
 //!
@@ -19,7 +19,6 @@ use crate::{Store, StoreError};
 mod check;
 mod cursor;
 mod fault;
-mod pace;
 mod pairs;
 mod read;
 mod throttle;
@@ -27,7 +26,6 @@ mod throttle;
 pub use check::Verdict;
 pub use cursor::{Cursor, unix_seconds};
 pub use fault::Fault;
-pub use pace::{Pace, io_pressure};
 pub use pairs::check_in_pairs;
 pub use read::{DiskReader, Ended, Gate, Step};
 pub use throttle::{StopSignal, Throttle};

@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Pace, ScrubPolicy, Step, io_pressure};
+use super::{ScrubPolicy, Step};
+use crate::RateLimiter;
 
 /// Tells a thread to stop, also while it sleeps.
 #[derive(Debug, Default)]
@@ -32,7 +33,7 @@ impl StopSignal {
 /// Joins rate, load and the order to stop to one answer per chunk.
 pub struct Throttle {
     stop: Arc<StopSignal>,
-    pace: Pace,
+    limiter: RateLimiter,
     started: Instant,
     /// When the next chunk may be read, counted from `started`.
     ready_at: Duration,
@@ -51,7 +52,7 @@ impl Throttle {
     pub fn new(stop: Arc<StopSignal>, policy: ScrubPolicy, is_busy: Box<dyn Fn() -> bool + Send>) -> Self {
         Self {
             stop,
-            pace: Pace::new(policy.bytes_per_second),
+            limiter: RateLimiter::new(Some(policy.bytes_per_second)),
             started: Instant::now(),
             ready_at: Duration::ZERO,
             is_busy,
@@ -77,7 +78,7 @@ impl Throttle {
         match self.stop.wait(wait) {
             true => Step::Stop,
             false if wait.is_zero() => {
-                self.ready_at = now.saturating_add(self.pace.take(bytes, now));
+                self.ready_at = now.saturating_add(self.limiter.take(bytes, now));
                 Step::Go
             }
             false => Step::Wait,
@@ -98,6 +99,33 @@ impl Throttle {
 
 impl fmt::Debug for Throttle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Throttle").field("pace", &self.pace).finish_non_exhaustive()
+        f.debug_struct("Throttle").field("limiter", &self.limiter).finish_non_exhaustive()
+    }
+}
+
+/// In how many percent of the last ten seconds some task waited for a disk, by the kernel's own
+/// account; 0 where it keeps none.
+#[expect(clippy::disallowed_methods, reason = "a file of the kernel")]
+fn io_pressure() -> f64 {
+    std::fs::read_to_string("/proc/pressure/io").map_or(0.0, |text| parse_pressure(&text))
+}
+
+fn parse_pressure(text: &str) -> f64 {
+    let some = text.lines().find_map(|line| line.strip_prefix("some "));
+    let average = some.and_then(|line| line.split(' ').find_map(|field| field.strip_prefix("avg10=")));
+    average.and_then(|number| number.parse().ok()).unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pressure_is_the_first_average_of_some() {
+        let text = "some avg10=12.50 avg60=0.04 avg300=0.94 total=176188128\nfull avg10=1.00 avg60=0.03\n";
+        assert!((parse_pressure(text) - 12.5).abs() < f64::EPSILON);
+        for text in ["", "full avg10=3.00", "some avg10=x", "some"] {
+            assert!(parse_pressure(text).abs() < f64::EPSILON, "{text}");
+        }
     }
 }
