@@ -1,292 +1,236 @@
-//! Challenges: what a registry asks for, and who may hand out the token that it wants to see.
+//! Authorization: which credentials a refused request is repeated with, and who may see them.
 //!
-//! The realm in a challenge is a URL that the registry chooses. It is asked, with credentials or
-//! without, only if it is on the registry's own host, on one of [`TOKEN_HOSTS`], or on the host
-//! that the user configured.
+//! Nothing is sent before the registry itself has refused a request, and then only what was given
+//! for that host: to it, or to its token service if [`Challenge`] knows that one. Nothing goes
+//! over plain HTTP except within this machine or to hosts that the user named. Redirects elsewhere
+//! lose it ([`Shared::follow`]).
 
-use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use hyper::HeaderMap;
-use hyper::header::WWW_AUTHENTICATE;
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use hyper::StatusCode;
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use ring::rand::{SecureRandom as _, SystemRandom};
 use url::Url;
 
-use super::credentials::RegistryHost;
-use super::error::RealmRefusal;
-use super::origin::Origin;
+use super::Shared;
+use super::address_scope::AddressScope;
+use super::challenge::{Challenge, Challenges};
+use super::credentials::{
+    Credential, CredentialError, CredentialPolicy, Found, OllamaKey, RegistryHost, Secret, hidden_header,
+};
+use super::error::{Advice, RealmRefusal, RegistryError};
+use super::origin::{Origin, host_of};
+use super::request::{Response, Target};
+use super::token_cache::Authorization;
+use super::transport::Request;
 
-/// What a refusal asks for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Challenges {
-    /// The first `Bearer` challenge that is well-formed.
-    pub(super) bearer: Option<Challenge>,
-    /// Whether a user and a password would do.
-    pub(super) basic: bool,
+/// The credentials found for a registry.
+enum Held {
+    /// A name and a password, and where they are from.
+    Password { user: String, password: Secret, place: String },
+    /// A token, and where it is from.
+    Token { token: Secret, place: String },
+    /// A key to sign with, and where it is.
+    Key { key: Box<OllamaKey>, path: PathBuf },
+    /// Nothing, and what would help.
+    Nothing { advice: Advice },
 }
 
-impl Challenges {
-    /// Those of an answer.
-    pub(super) fn of(headers: &HeaderMap) -> Self {
-        let mut all = Self::default();
-        for value in headers.get_all(WWW_AUTHENTICATE) {
-            let Some(found) = value.to_str().ok().and_then(challenges) else { continue };
-            all.bearer = all.bearer.or(found.bearer);
-            all.basic |= found.basic;
+impl Shared {
+    /// The response to a request with what the registry wants to see, if there is such a thing. A
+    /// refusal of what is shown is final.
+    pub(super) async fn authorized(&self, target: &Target<'_>) -> Result<Response, RegistryError> {
+        let authorization = self.tokens.get(target.origin, &target.repository);
+        let mut response = self.follow(target, authorization).await?;
+        if !asks_for_more(&response, target) {
+            return Ok(response);
         }
-        all
-    }
-}
-
-/// What a registry wants to see a token for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Challenge {
-    realm: String,
-    service: Option<String>,
-    scope: Option<String>,
-}
-
-impl Challenge {
-    /// The URL to ask for a token, if `registry` may name it. `services` are the user's own pairs
-    /// of a registry and the host of its token service.
-    pub(super) fn token_url(
-        &self,
-        registry: &Origin,
-        services: &BTreeMap<String, String>,
-    ) -> Result<Url, RealmRefusal> {
-        let mut url = self.realm(registry, services)?;
-        url.query_pairs_mut().extend_pairs(self.query());
-        Ok(url)
-    }
-
-    /// The same with what makes it unique, for a signature. Ollama's registry knows such a URL
-    /// with its parameters in the order of their names.
-    pub(super) fn signed_url(
-        &self,
-        registry: &Origin,
-        services: &BTreeMap<String, String>,
-        nonce: &str,
-        unix_seconds: u64,
-    ) -> Result<Url, RealmRefusal> {
-        let mut url = self.token_url(registry, services)?;
-        url.query_pairs_mut().append_pair("nonce", nonce).append_pair("ts", &unix_seconds.to_string());
-        let mut pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
-        pairs.sort_by(|(a, _), (b, _)| a.cmp(b));
-        url.query_pairs_mut().clear().extend_pairs(pairs);
-        Ok(url)
-    }
-
-    /// The realm, if `registry` may name it.
-    fn realm(&self, registry: &Origin, services: &BTreeMap<String, String>) -> Result<Url, RealmRefusal> {
-        let realm = Url::parse(&self.realm).map_err(|_invalid| RealmRefusal::Malformed)?;
-        let origin = Origin::of(&realm).ok_or(RealmRefusal::Malformed)?;
-        let is_known = origin.host() == registry.host()
-            || TOKEN_HOSTS.contains(&(registry.host(), origin.host()))
-            || services.iter().any(|(host, service)| is(host, registry) && is(service, &origin));
-        if !is_known {
-            return Err(RealmRefusal::ForeignHost { found: origin.host().to_owned() });
-        }
-        if registry.is_https() && !origin.is_https() {
-            return Err(RealmRefusal::Downgrade);
-        }
-        Ok(realm)
-    }
-
-    /// A scope may list several, parted by spaces; each becomes a parameter of its own.
-    fn query(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        let service = self.service.iter().map(|service| ("service", service.as_str()));
-        let scopes = self.scope.iter().flat_map(|scope| scope.split_ascii_whitespace());
-        service.chain(scopes.map(|scope| ("scope", scope)))
-    }
-}
-
-fn is(name: &str, origin: &Origin) -> bool {
-    name.eq_ignore_ascii_case(RegistryHost::of(origin).as_str())
-}
-
-/// Registries whose token service is known to be on another host.
-const TOKEN_HOSTS: [(&str, &str); 2] =
-    [("registry-1.docker.io", "auth.docker.io"), ("hf.co", "huggingface.co")];
-/// Real challenges have some 200 bytes.
-const MAX_CHALLENGE_BYTES: usize = 4096;
-
-/// Reads `WWW-Authenticate`: schemes, each followed by `name=value` pairs, all parted by commas.
-fn challenges(header: &str) -> Option<Challenges> {
-    if header.len() > MAX_CHALLENGE_BYTES {
-        return None;
-    }
-    let (mut challenge, mut basic) = (Challenge::default(), false);
-    let mut scheme = "";
-    let mut rest = header.trim_start_matches(SEPARATORS);
-    while !rest.is_empty() {
-        let (word, after) = split_word(rest);
-        rest = match after.trim_start_matches([' ', '\t']).strip_prefix('=') {
-            Some(after) => {
-                let (value, after) = split_value(after.trim_start_matches([' ', '\t']))?;
-                if scheme.eq_ignore_ascii_case("bearer") {
-                    challenge.set(word, value);
-                }
-                after
+        match self.authorization(target, &response).await? {
+            Outcome::Authorized(authorization) => {
+                self.tokens.insert(target.origin, &target.repository, authorization.clone());
+                self.follow(target, Some(authorization)).await
             }
-            // A character that is neither of a word nor a separator: no header of this form.
-            None if word.is_empty() => return None,
-            None => {
-                scheme = word;
-                basic |= scheme.eq_ignore_ascii_case("basic");
-                after
+            Outcome::Refused(advice) => {
+                response.advice = advice;
+                Ok(response)
             }
-        };
-        rest = rest.trim_start_matches(SEPARATORS);
-    }
-    Some(Challenges { bearer: (!challenge.realm.is_empty()).then_some(challenge), basic })
-}
-
-impl Challenge {
-    /// The first of several values counts.
-    fn set(&mut self, name: &str, value: String) {
-        match name.to_ascii_lowercase().as_str() {
-            "realm" if self.realm.is_empty() => self.realm = value,
-            "service" => drop(self.service.get_or_insert(value)),
-            "scope" => drop(self.scope.get_or_insert(value)),
-            _ => {}
         }
     }
+
+    /// What the next request should show after `refusal`.
+    async fn authorization(&self, target: &Target<'_>, refusal: &Response) -> Result<Outcome, RegistryError> {
+        let challenges = Challenges::of(refusal.headers());
+        let reach = refusal.reach;
+        match (self.held(target.origin).await?, challenges.bearer) {
+            (Held::Token { token, place }, _) => {
+                let header = format!("Bearer {}", token.reveal());
+                self.shown(target, &header, place)
+            }
+            (Held::Password { user, password, place }, Some(challenge)) => {
+                let url = self.token_url(target, &challenge)?;
+                self.may_carry(target.origin, &url)?;
+                let header = sendable(&basic(&user, &password), &place)?;
+                self.token(target, url, reach, Some(header), Advice::Credential { place }).await
+            }
+            (Held::Password { user, password, place }, None) if challenges.basic => {
+                self.shown(target, &basic(&user, &password), place)
+            }
+            (Held::Password { place, .. }, None) => Ok(Outcome::Refused(Advice::Credential { place })),
+            (Held::Key { key, path }, Some(challenge)) => {
+                let url = self.signed_url(target, &challenge)?;
+                self.may_carry(target.origin, &url)?;
+                let place = path.display().to_string();
+                self.token(target, url.clone(), reach, key.authorization(&url), Advice::Credential { place })
+                    .await
+            }
+            (Held::Key { path, .. }, None) => Ok(Outcome::Refused(Advice::OllamaKey { path })),
+            (Held::Nothing { advice }, Some(challenge)) => {
+                let url = self.token_url(target, &challenge)?;
+                self.token(target, url, reach, None, advice).await
+            }
+            (Held::Nothing { advice }, None) => Ok(Outcome::Refused(advice)),
+        }
+    }
+
+    /// What there is for a registry, looked up where waiting harms nobody.
+    async fn held(&self, origin: &Origin) -> Result<Held, RegistryError> {
+        let (policy, origin) = (Arc::clone(&self.credentials), origin.clone());
+        let looked_up = tokio::task::spawn_blocking(move || held(&policy, &origin)).await;
+        match looked_up {
+            Ok(held) => Ok(held?),
+            // Only a panic ends it early: it cannot be cancelled once it runs.
+            Err(error) => Err(CredentialError::Interrupted { reason: error.to_string() }.into()),
+        }
+    }
+
+    /// A credential that goes to the registry itself.
+    fn shown(&self, target: &Target<'_>, header: &str, place: String) -> Result<Outcome, RegistryError> {
+        self.may_carry_to(target.origin)?;
+        let header = sendable(header, &place)?;
+        Ok(Outcome::Authorized(Authorization::lasting(header, Advice::Credential { place })))
+    }
+
+    /// Asks the token service once and follows it nowhere.
+    async fn token(
+        &self,
+        target: &Target<'_>,
+        url: Url,
+        reach: AddressScope,
+        authorization: Option<HeaderValue>,
+        advice: Advice,
+    ) -> Result<Outcome, RegistryError> {
+        let headers = authorization.map(|value| (AUTHORIZATION, value)).into_iter().collect::<HeaderMap>();
+        let (response, _scope) = self.transport.send(Request::get(&url, headers), reach).await?;
+        let response = Response { response, url, reach, advice: advice.clone() };
+        let status = response.response.status();
+        let no_token = || realm_refused(target, RealmRefusal::NoToken { status: status.as_u16() });
+        match status {
+            StatusCode::OK => {}
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                return Err(target.denied(response.host(), advice));
+            }
+            _ => return Err(no_token()),
+        }
+        let document =
+            response.uncompressed()?.document("token", MAX_TOKEN_BYTES, self.limits.document).await?;
+        Authorization::from_answer(&document, advice).map(Outcome::Authorized).ok_or_else(no_token)
+    }
+
+    fn token_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Url, RegistryError> {
+        let url = challenge.token_url(target.origin, &self.credentials.token_services);
+        url.map_err(|reason| realm_refused(target, reason))
+    }
+
+    fn signed_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Url, RegistryError> {
+        let services = &self.credentials.token_services;
+        let url = challenge.signed_url(target.origin, services, &nonce()?, unix_seconds());
+        url.map_err(|reason| realm_refused(target, reason))
+    }
+
+    /// The credentials go to the token service, and what they open to the registry.
+    fn may_carry(&self, registry: &Origin, token_url: &Url) -> Result<(), RegistryError> {
+        self.may_carry_to(registry)?;
+        match Origin::of(token_url) {
+            Some(service) => self.may_carry_to(&service),
+            None => Err(CredentialError::PlainHttp { host: host_of(token_url) }.into()),
+        }
+    }
+
+    fn may_carry_to(&self, origin: &Origin) -> Result<(), RegistryError> {
+        if self.credentials.may_carry(origin) {
+            return Ok(());
+        }
+        Err(CredentialError::PlainHttp { host: RegistryHost::of(origin).to_string() }.into())
+    }
 }
 
-const SEPARATORS: [char; 3] = [' ', '\t', ','];
-
-fn split_word(text: &str) -> (&str, &str) {
-    text.split_at(text.find([' ', '\t', ',', '=', '"']).unwrap_or(text.len()))
+/// What the next request can be authorized with.
+enum Outcome {
+    /// This header.
+    Authorized(Authorization),
+    /// Nothing, and what would help.
+    Refused(Advice),
 }
 
-/// Splits off a value, in quotes or not; none if the quotes are not closed.
-fn split_value(text: &str) -> Option<(String, &str)> {
-    let Some(quoted) = text.strip_prefix('"') else {
-        let (value, rest) = text.split_at(text.find(SEPARATORS).unwrap_or(text.len()));
-        return Some((value.to_owned(), rest));
+/// Tokens are signed statements of some KiB.
+const MAX_TOKEN_BYTES: u64 = 64 << 10;
+/// As many as Ollama's own.
+const NONCE_BYTES: usize = 16;
+
+/// Whether the registry itself wants to see more than it was shown. Hugging Face says 403 for
+/// gated models, also to those who have shown nothing.
+fn asks_for_more(response: &Response, target: &Target<'_>) -> bool {
+    let nothing_shown = !matches!(response.advice, Advice::Credential { .. });
+    response.is_from(target.origin)
+        && match response.response.status() {
+            StatusCode::UNAUTHORIZED => true,
+            StatusCode::FORBIDDEN => response.is_gated() && nothing_shown,
+            _ => false,
+        }
+}
+
+fn held(policy: &CredentialPolicy, origin: &Origin) -> Result<Held, CredentialError> {
+    let host = RegistryHost::of(origin);
+    let advice = match policy.find(&host)? {
+        Found::Credential(Credential::Password { user, password }, place) => {
+            return Ok(Held::Password { user, password, place });
+        }
+        Found::Credential(Credential::Token(token), place) => return Ok(Held::Token { token, place }),
+        Found::Helper(name) => Advice::Helper { name, host: host.to_string() },
+        Found::Nothing => Advice::LogIn { host: host.to_string() },
     };
-    let mut value = String::new();
-    let mut characters = quoted.chars();
-    loop {
-        match characters.next()? {
-            '"' => return Some((value, characters.as_str())),
-            '\\' => value.push(characters.next()?),
-            character => value.push(character),
-        }
-    }
+    let Some(path) = policy.ollama_key_for(origin) else { return Ok(Held::Nothing { advice }) };
+    let path = path.to_owned();
+    Ok(match OllamaKey::read(&path)? {
+        Some(key) => Held::Key { key: Box::new(key), path },
+        None => Held::Nothing { advice: Advice::OllamaKey { path } },
+    })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+fn realm_refused(target: &Target<'_>, reason: RealmRefusal) -> RegistryError {
+    RegistryError::Realm { host: target.origin.host().to_owned(), reason }
+}
 
-    fn bearer(header: &str) -> Option<Challenge> {
-        challenges(header).and_then(|found| found.bearer)
-    }
+fn basic(user: &str, password: &Secret) -> String {
+    format!("Basic {}", STANDARD.encode(format!("{user}:{}", password.reveal())))
+}
 
-    fn challenge(header: &str) -> Option<(String, Option<String>, Option<String>)> {
-        bearer(header).map(|challenge| (challenge.realm, challenge.service, challenge.scope))
-    }
+fn sendable(header: &str, place: &str) -> Result<HeaderValue, CredentialError> {
+    hidden_header(header).ok_or_else(|| CredentialError::Unsendable { place: place.to_owned() })
+}
 
-    fn token_url(registry: &str, header: &str) -> Result<String, RealmRefusal> {
-        let registry = Origin::of(&registry.parse().unwrap()).unwrap();
-        let services = [("gitlab.example".to_owned(), "login.example:444".to_owned())].into();
-        bearer(header).unwrap().token_url(&registry, &services).map(|url| url.to_string())
-    }
+/// What makes a signed request unlike all others.
+fn nonce() -> Result<String, CredentialError> {
+    let mut bytes = [0; NONCE_BYTES];
+    let filled = SystemRandom::new().fill(&mut bytes);
+    filled.map_err(|error| CredentialError::Interrupted { reason: error.to_string() })?;
+    Ok(URL_SAFE_NO_PAD.encode(bytes))
+}
 
-    #[test]
-    fn challenges_as_registries_write_them() {
-        let docker = r#"Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:ai/x:pull,push""#;
-        let expected = (
-            "https://auth.docker.io/token".to_owned(),
-            Some("registry.docker.io".to_owned()),
-            Some("repository:ai/x:pull,push".to_owned()),
-        );
-        assert_eq!(challenge(docker), Some(expected.clone()));
-        assert_eq!(challenge(&docker.replace("Bearer", "Basic realm=\"x\", bearer")), Some(expected.clone()));
-        assert_eq!(
-            challenge(&docker.replace(',', " , ").replace("pull , push", "pull,push")),
-            Some(expected)
-        );
-        assert_eq!(challenge("Bearer realm=https://a/t"), Some(("https://a/t".to_owned(), None, None)));
-        let escaped = challenge(r#"Bearer error="a \"quoted\" word",realm="https://a/t""#);
-        assert_eq!(escaped, Some(("https://a/t".to_owned(), None, None)));
-    }
-
-    #[test]
-    fn challenges_that_are_none() {
-        for header in [
-            "",
-            "Bearer",
-            "Bearer realm=",
-            "Bearer realm=\"https://a/t",
-            "Bearer realm=\"https://a/t\\",
-            "Basic realm=\"https://a/t\"",
-            "\"Bearer\" realm=\"https://a/t\"",
-            "realm=\"https://a/t\"",
-            ",,,",
-            &format!("Bearer realm=\"{}\"", "x".repeat(MAX_CHALLENGE_BYTES)),
-        ] {
-            assert_eq!(challenge(header), None, "{header}");
-        }
-    }
-
-    #[test]
-    fn token_url_carries_service_and_each_scope() {
-        let header = r#"Bearer realm="https://r.example/t?a=b",service="a&b",scope="repository:l/m:pull x""#;
-        assert_eq!(
-            token_url("https://r.example", header).unwrap(),
-            "https://r.example/t?a=b&service=a%26b&scope=repository%3Al%2Fm%3Apull&scope=x"
-        );
-    }
-
-    #[test]
-    fn only_the_registrys_own_and_known_token_services_are_asked() {
-        let realm = |url: &str| format!("Bearer realm=\"{url}\"");
-        let foreign = |found: &str| Err(RealmRefusal::ForeignHost { found: found.to_owned() });
-        assert!(token_url("https://r.example", &realm("https://R.example:5001/t")).is_ok());
-        assert!(token_url("https://registry-1.docker.io", &realm("https://auth.docker.io/token")).is_ok());
-        assert!(token_url("https://hf.co", &realm("https://huggingface.co/v2/token")).is_ok());
-        assert!(token_url("https://gitlab.example", &realm("https://login.example:444/t")).is_ok());
-        assert!(token_url("https://gitlab.example", &realm("https://login.example/t")).is_err());
-        assert!(token_url("https://gitlab.example:1", &realm("https://login.example:444/t")).is_err());
-        assert_eq!(
-            token_url("https://r.example", &realm("https://huggingface.co/")),
-            foreign("huggingface.co")
-        );
-        assert_eq!(
-            token_url("https://r.example", &realm("http://169.254.169.254/")),
-            foreign("169.254.169.254")
-        );
-        assert_eq!(token_url("https://r.example", &realm("https://t.r.example/")), foreign("t.r.example"));
-        assert_eq!(
-            token_url("https://r.example", &realm("http://r.example/t")),
-            Err(RealmRefusal::Downgrade)
-        );
-        assert!(token_url("http://r.example", &realm("http://r.example/t")).is_ok());
-        for url in ["/t", "token", "ftp://r.example/", "https://r.example@evil.example/"] {
-            assert_eq!(token_url("https://r.example", &realm(url)), Err(RealmRefusal::Malformed), "{url}");
-        }
-    }
-
-    #[test]
-    fn signed_url_is_in_the_order_of_its_parameters() {
-        let header =
-            r#"Bearer realm="https://r.example/token?zone=1",service="r",scope="repository:l/m:pull""#;
-        let registry = Origin::of(&"https://r.example".parse().unwrap()).unwrap();
-        let url = bearer(header).unwrap().signed_url(&registry, &BTreeMap::new(), "n-_", 17).unwrap();
-        let query = "nonce=n-_&scope=repository%3Al%2Fm%3Apull&service=r&ts=17&zone=1";
-        assert_eq!(url.to_string(), format!("https://r.example/token?{query}"));
-    }
-
-    #[test]
-    fn basic_is_seen_beside_and_without_bearer() {
-        for (header, basic) in [
-            (r#"Basic realm="x""#, true),
-            (r#"Bearer realm="https://a/t", basic realm="x""#, true),
-            ("Basic", true),
-            (r#"Bearer realm="https://a/t",scope="Basic x""#, false),
-            (r#"Negotiate"#, false),
-        ] {
-            assert_eq!(challenges(header).unwrap().basic, basic, "{header}");
-        }
-    }
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }

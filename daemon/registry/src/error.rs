@@ -8,10 +8,10 @@ use blobd_store_format::index::IndexError;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::Reference;
 
+use super::address_scope::AddressScope;
+use super::connect_failure::TlsFailure;
 use super::credentials::CredentialError;
 use super::origin::InvalidHost;
-use super::tls_trouble::TlsTrouble;
-use super::zone::Zone;
 
 /// Why a registry's answer could not be had or cannot be used.
 ///
@@ -173,12 +173,12 @@ pub enum RegistryError {
         host: String,
     },
     /// The server cannot show that it is the one that was meant.
-    #[error("{host}: {trouble}")]
+    #[error("{host}: {failure}")]
     Tls {
         /// Who was asked.
         host: String,
         /// What is wrong.
-        trouble: TlsTrouble,
+        failure: TlsFailure,
     },
     /// The server closed the connection inside a body.
     #[error("{host}: connection broke after {received_bytes} bytes: {reason}")]
@@ -267,12 +267,12 @@ pub enum RegistryError {
         reason: RedirectRefusal,
     },
     /// A host whose address is nearer to this machine than the registry's own.
-    #[error("{host}: is a {zone} address, and the registry is not; refused")]
+    #[error("{host}: is a {scope} address, and the registry is not; refused")]
     ForbiddenAddress {
         /// The host that a registry pointed to.
         host: String,
         /// How near it is.
-        zone: Zone,
+        scope: AddressScope,
     },
     /// A token service that could not be used.
     #[error("{host}: token service refused: {reason}")]

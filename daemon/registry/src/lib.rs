@@ -37,28 +37,27 @@
 //! the caller decides whether they are the right ones. Nothing resumes a broken transfer: the caller does,
 //! by the same [`RetryPolicy`] by which manifests are asked for again.
 
-mod access;
+mod address_scope;
 mod auth;
+mod challenge;
+mod connect_failure;
 pub mod credentials;
-mod dial;
 mod error;
-mod fetch;
-mod grant;
-mod hub;
+mod huggingface;
+mod listing;
 mod mirrors;
 mod origin;
 mod redirect;
 mod remote;
+mod request;
 mod retry;
 mod stream;
 mod tags;
 #[cfg(test)]
 mod tests;
-mod tls_trouble;
-mod tree;
-mod trouble;
+mod token_cache;
+mod transport;
 mod web;
-mod zone;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -72,18 +71,18 @@ use blobd_store_format::reference::Reference;
 use hyper::header::{ACCEPT, HeaderValue};
 use hyper_util::client::proxy::matcher::Matcher;
 
+pub use self::address_scope::AddressScope;
+pub use self::connect_failure::TlsFailure;
 use self::credentials::CredentialPolicy;
-use self::dial::Transport;
 pub use self::error::{Advice, FailureKind, RealmRefusal, RedirectRefusal, RegistryError};
-use self::fetch::{Answer, Target};
-use self::grant::TokenCache;
 use self::mirrors::{Mirrors, first_of};
 use self::origin::Registry;
 pub use self::remote::{RemoteFile, RemoteModel};
+use self::request::{Response, Target};
 pub use self::retry::{Retry, RetryPolicy};
 pub use self::stream::ByteStream;
-pub use self::tls_trouble::TlsTrouble;
-pub use self::zone::Zone;
+use self::token_cache::TokenCache;
+use self::transport::Transport;
 
 /// How registries are reached.
 #[derive(Clone, Debug, Default)]
@@ -182,18 +181,18 @@ impl RegistryClient {
         registry: &Registry,
         reference: &Reference,
     ) -> Result<Manifest, RegistryError> {
-        let answer = match reference.digest() {
+        let response = match reference.digest() {
             None => self.get_manifest(registry, reference, reference.tag()).await?,
             Some(pin) => match self.get_manifest(registry, reference, &pin.to_string()).await {
-                // Ollama's own client never asks by digest, so its registry need not answer that;
+                // Ollama's own client never asks by digest, so its registry need not response that;
                 // the tag does as well if it still points at the pinned manifest.
                 Err(RegistryError::NotFound { .. }) => {
                     self.get_manifest(registry, reference, reference.tag()).await?
                 }
-                answer => answer?,
+                response => response?,
             },
         };
-        let raw = self.manifest_bytes(answer, reference.digest()).await?;
+        let raw = self.manifest_bytes(response, reference.digest()).await?;
         let malformed = |error| RegistryError::Manifest { reference: Box::new(reference.clone()), error };
         let manifest = match Manifest::parse(raw.clone()) {
             Err(ManifestError::Index) => self.indexed_manifest(registry, reference, &raw).await?,
@@ -213,26 +212,26 @@ impl RegistryClient {
         let malformed = |error| RegistryError::Index { reference: Box::new(reference.clone()), error };
         let index = ManifestIndex::parse(raw).map_err(malformed)?;
         let chosen = index.model().map_err(malformed)?.digest;
-        let answer = match self.get_manifest(registry, reference, &chosen.to_string()).await {
+        let response = match self.get_manifest(registry, reference, &chosen.to_string()).await {
             Err(RegistryError::NotFound { host, .. }) => {
                 return Err(RegistryError::BlobMissing { digest: chosen, host });
             }
-            answer => answer?,
+            response => response?,
         };
-        let raw = self.manifest_bytes(answer, Some(chosen)).await?;
+        let raw = self.manifest_bytes(response, Some(chosen)).await?;
         let malformed = |error| RegistryError::Manifest { reference: Box::new(reference.clone()), error };
         Manifest::parse(raw).map_err(malformed)
     }
 
-    /// The body of an answer, which must have the digest that the answer announces and the one that
+    /// The body of a response, which must have the digest that the response announces and the one that
     /// is expected.
     async fn manifest_bytes(
         &self,
-        answer: Answer,
+        response: Response,
         expected: Option<Digest>,
     ) -> Result<Vec<u8>, RegistryError> {
-        let (host, announced) = (answer.host(), announced_digest(&answer));
-        let raw = answer.document("manifest", Manifest::MAX_BYTES, self.shared.limits.document).await?;
+        let (host, announced) = (response.host(), announced_digest(&response));
+        let raw = response.document("manifest", Manifest::MAX_BYTES, self.shared.limits.document).await?;
         if raw.trim_ascii_start().starts_with(b"<") {
             return Err(RegistryError::WebPage { host });
         }
@@ -248,7 +247,7 @@ impl RegistryClient {
         registry: &Registry,
         reference: &Reference,
         name: &str,
-    ) -> Result<Answer, RegistryError> {
+    ) -> Result<Response, RegistryError> {
         let path = format!("manifests/{name}");
         let target = Target::new(registry, reference, &path)?;
         self.shared.get(&target.with(ACCEPT, HeaderValue::from_static(MANIFEST_TYPES))).await
@@ -274,7 +273,7 @@ fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<(), Reg
 struct Limits {
     /// Until a TCP connection stands.
     connect: Duration,
-    /// From a request to the head of its answer, connecting and TLS included.
+    /// From a request to the head of its response, connecting and TLS included.
     head: Duration,
     /// For the whole body of a manifest or a token.
     document: Duration,
@@ -308,9 +307,9 @@ const MANIFEST_TYPES: &str = "application/vnd.docker.distribution.manifest.v2+js
 
 /// The digest that the registry claims for the manifest, if it claims one that is well-formed.
 /// Ollama's registry writes its own header without `sha256:`.
-fn announced_digest(answer: &Answer) -> Option<Digest> {
+fn announced_digest(response: &Response) -> Option<Digest> {
     let claim = |name: &str| {
-        let text = answer.headers().get(name)?.to_str().ok()?;
+        let text = response.headers().get(name)?.to_str().ok()?;
         text.parse().or_else(|_| Digest::from_hex(text)).ok()
     };
     claim("docker-content-digest").or_else(|| claim("ollama-content-digest"))

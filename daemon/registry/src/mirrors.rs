@@ -1,4 +1,4 @@
-//! Mirrors: which servers are asked in a host's place, in which order, and when the next one is.
+//! Mirrors: which servers are asked instead of a host, in which order, and when the next one is asked.
 
 use std::collections::BTreeMap;
 

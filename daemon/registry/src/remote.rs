@@ -1,5 +1,4 @@
-//! One file at a server, whatever kind of server that is: what a transfer needs to know, and a way
-//! to its bytes.
+//! One file at a server of any kind: what a transfer needs to know about it, and how its bytes are opened.
 
 use std::ops::Range;
 
@@ -10,9 +9,9 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use hyper::header::{CONTENT_RANGE, HeaderValue, RANGE};
 
-use super::fetch::{Answer, Target};
 use super::mirrors::first_of;
 use super::origin::Registry;
+use super::request::{Response, Target};
 use super::web::{WebFile, validator};
 use super::{ByteStream, RegistryClient, RegistryError};
 
@@ -102,7 +101,7 @@ impl RemoteFile {
     }
 
     /// What tells this version of a file from others while its digest is unknown: an `ETag`, or the
-    /// time of its last change. It is compared with each answer.
+    /// time of its last change. It is compared with each response.
     #[must_use]
     pub fn validator(&self) -> Option<&str> {
         self.validator.as_deref()
@@ -171,12 +170,12 @@ impl RemoteFile {
         }
     }
 
-    /// Whether an answer is of the version that was seen first. A server that no longer says may have
+    /// Whether a response is of the version that was seen first. A server that no longer says may have
     /// another: nothing else would show it.
-    fn check_version(&self, answer: &Answer) -> Result<(), RegistryError> {
+    fn check_version(&self, response: &Response) -> Result<(), RegistryError> {
         match self.validator() {
-            seen @ Some(_) if validator(answer).as_deref() != seen => {
-                Err(RegistryError::FileChanged { address: self.label(), host: answer.host() })
+            seen @ Some(_) if validator(response).as_deref() != seen => {
+                Err(RegistryError::FileChanged { address: self.label(), host: response.host() })
             }
             _ => Ok(()),
         }
@@ -287,19 +286,19 @@ impl RegistryClient {
         if let Some(range) = range {
             target = target.with(RANGE, range_header(file, server, range)?);
         }
-        let (answer, limits) = (self.shared.get(&target).await?, &self.shared.limits);
-        let version = file.check_version(&answer);
-        let Some(range) = range.filter(|_| answer.is_partial()) else {
-            let page = answer.web_page();
-            let stream = ByteStream::open(answer.into_body(), (file.subject(), file.size), None, limits);
+        let (response, limits) = (self.shared.get(&target).await?, &self.shared.limits);
+        let version = file.check_version(&response);
+        let Some(range) = range.filter(|_| response.is_partial()) else {
+            let page = response.web_page();
+            let stream = ByteStream::open(response.into_body(), (file.subject(), file.size), None, limits);
             // A page or a length that cannot be says more than that it is another version.
             return stream.map_err(|error| page.unwrap_or(error)).and_then(|stream| version.map(|()| stream));
         };
         version?;
         let expected = content_range(range, file.size);
-        check_part(&answer, file, &expected)?;
+        check_part(&response, file, &expected)?;
         let part = (file.subject(), range.end - range.start);
-        ByteStream::open(answer.into_body(), part, Some(expected), limits)
+        ByteStream::open(response.into_body(), part, Some(expected), limits)
     }
 }
 
@@ -325,9 +324,9 @@ fn content_range(range: &Range<u64>, size: u64) -> String {
 }
 
 /// A part must say which it is, and be the one that was asked for.
-fn check_part(answer: &Answer, file: &RemoteFile, expected: &str) -> Result<(), RegistryError> {
+fn check_part(response: &Response, file: &RemoteFile, expected: &str) -> Result<(), RegistryError> {
     const MAX_CHARS: usize = 80;
-    let mut values = answer.headers().get_all(CONTENT_RANGE).iter();
+    let mut values = response.headers().get_all(CONTENT_RANGE).iter();
     let found = match (values.next(), values.next()) {
         (Some(value), None) if value.as_bytes().eq_ignore_ascii_case(expected.as_bytes()) => return Ok(()),
         (Some(value), None) => String::from_utf8_lossy(value.as_bytes()).chars().take(MAX_CHARS).collect(),
@@ -335,5 +334,5 @@ fn check_part(answer: &Answer, file: &RemoteFile, expected: &str) -> Result<(), 
         (Some(_), Some(_)) => "several parts".to_owned(),
     };
     let expected = expected.to_owned();
-    Err(RegistryError::RangeDiffers { subject: file.subject(), host: answer.host(), found, expected })
+    Err(RegistryError::RangeDiffers { subject: file.subject(), host: response.host(), found, expected })
 }

@@ -9,8 +9,8 @@ use hyper::body::{Body, Incoming};
 use tokio::time::{Instant, timeout};
 
 use super::Limits;
+use super::connect_failure::innermost;
 use super::error::RegistryError;
-use super::trouble::innermost;
 
 /// The bytes of a file or of a part of it as they arrive. They are counted, not hashed: whoever stores
 /// them must compare their digest.

@@ -5,8 +5,8 @@ use serde::Deserialize;
 
 use super::RegistryClient;
 use super::error::RegistryError;
-use super::fetch::Target;
 use super::origin::Registry;
+use super::request::Target;
 
 impl RegistryClient {
     /// The same failure, with the tags that come nearest if the registry lists any. Ollama's does
@@ -34,8 +34,8 @@ impl RegistryClient {
         }
         let path = format!("tags/list?n={MAX_TAGS}");
         let target = Target::new(registry, reference, &path)?;
-        let answer = self.shared.get(&target).await?;
-        let document = answer.document("list of tags", MAX_LIST_BYTES, self.shared.limits.document).await?;
+        let response = self.shared.get(&target).await?;
+        let document = response.document("list of tags", MAX_LIST_BYTES, self.shared.limits.document).await?;
         let list: Option<TagList> = serde_json::from_slice(&document).ok();
         Ok(list.and_then(|list| list.tags).unwrap_or_default())
     }

@@ -6,10 +6,10 @@ use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::source::{FileUrl, ShardName, SourceError};
 use hyper::header::{CONTENT_RANGE, ETAG, HeaderValue, LAST_MODIFIED, RANGE};
 
-use super::fetch::{Answer, Target};
 use super::mirrors::first_of;
 use super::origin::Registry;
 use super::remote::RemoteFile;
+use super::request::{Response, Target};
 use super::{RegistryClient, RegistryError};
 
 /// Where a file is.
@@ -88,22 +88,22 @@ impl RegistryClient {
         server: &Registry,
     ) -> Result<(u64, Option<String>), RegistryError> {
         let target = file.target(server)?.with(RANGE, HeaderValue::from_static("bytes=0-3"));
-        let answer = self.shared.get(&target).await?;
-        if let Some(page) = answer.web_page() {
+        let response = self.shared.get(&target).await?;
+        if let Some(page) = response.web_page() {
             return Err(page);
         }
-        let size = if answer.is_partial() { total(&answer) } else { answer.announced_bytes() };
+        let size = if response.is_partial() { total(&response) } else { response.announced_bytes() };
         let size = size.ok_or_else(|| RegistryError::NoLength {
             address: file.address().to_owned(),
-            host: answer.host(),
+            host: response.host(),
         });
-        Ok((size?, validator(&answer)))
+        Ok((size?, validator(&response)))
     }
 }
 
 /// The length of the whole from `bytes 0-3/1234`.
-fn total(answer: &Answer) -> Option<u64> {
-    let range = answer.headers().get(CONTENT_RANGE)?.to_str().ok()?;
+fn total(response: &Response) -> Option<u64> {
+    let range = response.headers().get(CONTENT_RANGE)?.to_str().ok()?;
     range.strip_prefix("bytes ")?.rsplit_once('/')?.1.parse().ok()
 }
 
@@ -111,8 +111,8 @@ fn total(answer: &Answer) -> Option<u64> {
 const MAX_VALIDATOR_BYTES: usize = 256;
 
 /// A strong `ETag`, or else the time of the last change.
-pub(super) fn validator(answer: &Answer) -> Option<String> {
-    let text = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
+pub(super) fn validator(response: &Response) -> Option<String> {
+    let text = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
     let etag = text(ETAG).filter(|etag| !etag.starts_with("W/"));
     etag.or_else(|| text(LAST_MODIFIED)).filter(|text| text.len() <= MAX_VALIDATOR_BYTES).map(str::to_owned)
 }

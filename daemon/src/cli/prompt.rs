@@ -45,6 +45,9 @@ fn seen_line() -> io::Result<Option<String>> {
 
 /// Reads key by key: the terminal neither shows them nor acts on them, so that no signal can end
 /// the program while the terminal is in this mode.
+///
+/// Not by the crate `rpassword`: at Ctrl-C its version 7.5 raises `SIGINT` before it restores the
+/// terminal, which then stays without echo; it also reads `/dev/tty` where this asks standard input.
 fn hidden_line() -> io::Result<Option<String>> {
     let _mode = Hidden::enter()?;
     let mut line = Line::default();

@@ -74,7 +74,7 @@ fn planned(planning: &Planning<'_>, lease: &Lease, file: &RemoteFile) -> Result<
         return Ok(PlannedFile { stored_bytes: size, download_bytes: 0, ..bare });
     }
     let limits = transfers.limits(&RateLimit::new(params.limit_rate));
-    let job = Job { registry, file, handle, uid: *uid, limits, look: &|_arrived| !wanted.is_closed() };
+    let job = Job { registry, file, handle, uid: *uid, limits, report: &|_arrived| !wanted.is_closed() };
     let plan = transfers.plan(store, lease, &job).map_err(|error| failed(file, error))?;
     let (resumed_bytes, similar_bytes) = (plan.resumed_bytes, plan.similar_bytes);
     let download_bytes = size.saturating_sub(resumed_bytes).saturating_sub(similar_bytes);

@@ -20,7 +20,7 @@ use super::compose::{Part, compose};
 use super::show::read_header;
 use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards, usage};
 use crate::permits::{Limits, Permit, PermitPool};
-use crate::transfer::{Flight, Job, RateLimit, Received, TransferError, Transfers};
+use crate::transfer::{Job, RateLimit, Received, TransferError, TransferGuard, Transfers};
 
 /// How many pulls may fetch something at once: of one user, and of all. Each takes some 20 MiB at full speed,
 /// next to nothing when it crawls.
@@ -189,25 +189,25 @@ impl Incoming<'_> {
         }
         self.admit(file)?;
         let events = self.pull.events;
-        let look = |arrived: u64| {
+        let report = |arrived: u64| {
             // None may be there, or not be known yet.
             let completed = (arrived > 0).then(|| arrived.min(file.size()));
             tell(events, PullProgress { completed, ..file_progress(file, 0, None) });
             !events.is_closed()
         };
-        look(0);
-        let (flight, _permit) = self.board(file, look)?;
+        report(0);
+        let (guard, _permit) = self.acquire(file, report)?;
         // Whoever has just brought it has brought it for all.
         if let Some(held) = self.take_present(file)? {
             return Ok(held);
         }
         let Pull { registry, handle, transfers, uid, .. } = self.pull;
-        let look = |arrived: u64| look(arrived) && !flight.is_asked_for();
-        let job = Job { registry, file, handle, uid, limits: transfers.limits(&self.limit), look: &look };
+        let report = |arrived: u64| report(arrived) && !guard.should_yield();
+        let job = Job { registry, file, handle, uid, limits: transfers.limits(&self.limit), report: &report };
         if file.size() <= SMALL_BYTES && !file.media_type().holds_tensors() {
             return self.receive_small(&job);
         }
-        let received = transfers.receive(&flight, &mut self.ingest, &job);
+        let received = transfers.receive(&guard, &mut self.ingest, &job);
         let Received { file: descriptor, facts, downloaded_bytes, resumed_bytes, reused_bytes } =
             received.map_err(|error| failed(file, error))?;
         self.downloaded_bytes += downloaded_bytes;
@@ -227,19 +227,23 @@ impl Incoming<'_> {
 
     /// Takes the right to transfer a file and a permit to fetch, as soon as both can be had. Who waits for
     /// one of them holds none, so that nobody waits for who waits.
-    fn board(&self, file: &RemoteFile, look: impl Fn(u64) -> bool) -> Result<(Flight, Permit), OpError> {
+    fn acquire(
+        &self,
+        file: &RemoteFile,
+        report: impl Fn(u64) -> bool,
+    ) -> Result<(TransferGuard, Permit), OpError> {
         let Pull { transfers, fetches, uid, .. } = self.pull;
         loop {
-            let flight = transfers.board(file.identity(), &self.limit, &look);
-            let flight = flight.map_err(|error| failed(file, error))?;
+            let guard = transfers.acquire(file.identity(), &self.limit, &report);
+            let guard = guard.map_err(|error| failed(file, error))?;
             if let Ok(permit) = fetches.0.try_acquire(uid) {
-                return Ok((flight, permit));
+                return Ok((guard, permit));
             }
-            drop(flight);
+            drop(guard);
             let permit = self.fetch_permit(file)?;
             // Somebody else may have taken it up meanwhile.
-            if let Ok(flight) = transfers.board(file.identity(), &self.limit, |_| false) {
-                return Ok((flight, permit));
+            if let Ok(guard) = transfers.acquire(file.identity(), &self.limit, |_| false) {
+                return Ok((guard, permit));
             }
         }
     }

@@ -15,8 +15,8 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::arrival::Arrival;
 use super::schedule::{Claim, Schedule};
+use super::shared_assembler::SharedAssembler;
 use super::speed::{Meter, Speeds};
 use super::{RateLimit, TransferPolicy, rate_limit};
 use crate::permits::PermitPool;
@@ -26,7 +26,7 @@ use crate::permits::PermitPool;
 pub(super) struct Fetch {
     registry: RegistryClient,
     file: RemoteFile,
-    pub(super) arrival: Arc<Arrival>,
+    pub(super) shared: Arc<SharedAssembler>,
     pub(super) policy: TransferPolicy,
     /// The daemon's limit and this pull's own.
     pub(super) limits: Vec<RateLimit>,
@@ -65,19 +65,19 @@ const NEAR_BYTES: u64 = 4 << 10;
 impl Fetch {
     pub(super) fn new(
         (registry, file): (RegistryClient, RemoteFile),
-        arrival: Arc<Arrival>,
+        shared: Arc<SharedAssembler>,
         policy: TransferPolicy,
         limits: Vec<RateLimit>,
         (connections, uid): (Arc<PermitPool>, u32),
         received_by_all: Arc<AtomicU64>,
     ) -> Arc<Self> {
-        let schedule = Mutex::new(Schedule::new(arrival.assembler().missing(), NEAR_BYTES));
+        let schedule = Mutex::new(Schedule::new(shared.assembler().missing(), NEAR_BYTES));
         let (received, workers) = (AtomicU64::new(0), AtomicUsize::new(0));
         let (changed, stopped) = (Notify::new(), Notify::new());
         Arc::new(Self {
             registry,
             file,
-            arrival,
+            shared,
             policy,
             limits,
             connections,
@@ -134,12 +134,12 @@ impl Fetch {
                     }
                 }
             }
-            if self.arrival.is_over() {
+            if self.shared.is_over() {
                 return workers.shutdown().await;
             }
         }
         if let Some(error) = failure.filter(|_| !self.lock().is_done()) {
-            self.arrival.fail(error.into());
+            self.shared.fail(error.into());
         }
     }
 
@@ -309,7 +309,7 @@ impl Fetch {
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
         let mut pieces = Pieces::new(position);
-        let before = self.arrival.assembler().arrived_bytes();
+        let before = self.shared.assembler().arrived_bytes();
         loop {
             let next = pieces.next_of(&mut stream).await;
             let is_over = !matches!(&next, Ok(Some(_)));
@@ -326,9 +326,9 @@ impl Fetch {
             self.count(count).await;
             if let Err(error) = next {
                 // From a server without ranges all comes again; what is not new is no progress.
-                *came = self.arrival.assembler().arrived_bytes().saturating_sub(before);
+                *came = self.shared.assembler().arrived_bytes().saturating_sub(before);
                 if self.file.is_resumable() {
-                    self.lock().reopen(self.arrival.assembler().missing());
+                    self.lock().reopen(self.shared.assembler().missing());
                 }
                 return Err(error);
             }
@@ -429,26 +429,26 @@ impl Pieces {
 }
 
 /// Writes pieces as they come, until there are no more or one cannot be written.
-pub(super) fn write_pieces(arrival: &Arrival, mut pieces: mpsc::Receiver<Piece>) {
+pub(super) fn write_pieces(shared: &SharedAssembler, mut pieces: mpsc::Receiver<Piece>) {
     let mut joined = Vec::new();
     while let Some(piece) = pieces.blocking_recv() {
         let written = match &*piece.frames {
-            [frame] => arrival.write(piece.offset, frame),
+            [frame] => shared.write(piece.offset, frame),
             frames => {
                 joined.clear();
                 joined.reserve(piece.length);
                 frames.iter().for_each(|frame| joined.extend_from_slice(frame));
-                arrival.write(piece.offset, &joined)
+                shared.write(piece.offset, &joined)
             }
         };
         if let Err(error) = written {
-            arrival.fail(error.into());
+            shared.fail(error.into());
             return;
         }
     }
     // Whoever waits for what nobody will bring waits no more.
-    if !arrival.assembler().missing().is_empty() {
-        arrival.fail(super::TransferError::Incomplete);
+    if !shared.assembler().missing().is_empty() {
+        shared.fail(super::TransferError::Incomplete);
     }
 }
 

@@ -32,30 +32,30 @@ use tokio::time::timeout;
 use crate::intake::announce;
 use crate::permits::{Limits, PermitPool};
 
-mod arrival;
 mod error;
 mod fetch;
-mod flights;
-mod guess;
+mod file_transfer;
 mod head;
-mod one;
+mod head_reuse;
 mod policy;
 mod rate_limit;
 mod schedule;
+mod shared_assembler;
+mod single_flight;
 mod speed;
 mod start;
-mod trial;
+mod tensor_reuse;
 
-use arrival::Arrival;
 pub use error::TransferError;
-pub use flights::Flight;
-use flights::Flights;
+use file_transfer::{Recheck, Transfer};
 use head::Head;
-use one::{Doubt, Transfer};
 pub use policy::TransferPolicy;
 pub use rate_limit::RateLimit;
+use shared_assembler::SharedAssembler;
+use single_flight::SingleFlight;
+pub use single_flight::TransferGuard;
 use start::Start;
-use trial::Trial;
+use tensor_reuse::ReusedTensors;
 
 /// What the transfers of one daemon share.
 #[derive(Clone, Debug, Default)]
@@ -63,7 +63,7 @@ pub struct Transfers {
     policy: TransferPolicy,
     /// How fast all of them together may be.
     pub limit: RateLimit,
-    flights: Flights,
+    single_flight: SingleFlight,
     /// What has come over the network in bytes, ever.
     received: Arc<AtomicU64>,
     /// How many connections each host may still get.
@@ -83,7 +83,7 @@ pub struct Job<'j> {
     /// How fast it may come: all of them hold.
     pub limits: Vec<RateLimit>,
     /// Is told now and then how many bytes are there; returns whether it is still wanted.
-    pub look: &'j (dyn Fn(u64) -> bool + Sync),
+    pub report: &'j (dyn Fn(u64) -> bool + Sync),
 }
 
 impl Job<'_> {
@@ -138,7 +138,7 @@ impl Job<'_> {
             loop {
                 match timeout(NOW_AND_THEN, future.as_mut()).await {
                     Ok(done) => return Ok(done),
-                    Err(_elapsed) if !(self.look)(0) => return Err(TransferError::Unwanted),
+                    Err(_elapsed) if !(self.report)(0) => return Err(TransferError::Unwanted),
                     Err(_elapsed) => {}
                 }
             }
@@ -183,19 +183,19 @@ impl Transfers {
         Self { policy, limit: RateLimit::new(policy.bytes_per_second), ..Self::default() }
     }
 
-    /// Takes the right to transfer a file; waits while somebody else has it, and tells `look` how
-    /// far that one is. When `look` returns false, the wait ends. Meanwhile the file comes as fast as
+    /// Takes the right to transfer a file; waits while somebody else has it, and tells `report` how
+    /// far that one is. When `report` returns false, the wait ends. Meanwhile the file comes as fast as
     /// the least limited of all who want it would have it.
     ///
     /// # Errors
     /// [`TransferError::Unwanted`] then.
-    pub fn board(
+    pub fn acquire(
         &self,
         file: Digest,
         limit: &RateLimit,
-        look: impl FnMut(u64) -> bool,
-    ) -> Result<Flight, TransferError> {
-        self.flights.board(file, limit, look).ok_or(TransferError::Unwanted)
+        report: impl FnMut(u64) -> bool,
+    ) -> Result<TransferGuard, TransferError> {
+        self.single_flight.acquire(file, limit, report).ok_or(TransferError::Unwanted)
     }
 
     /// What has come over the network since the daemon started, in bytes.
@@ -217,7 +217,7 @@ impl Transfers {
     /// [`TransferError`]. What has arrived is kept, unless it proved to be wrong.
     pub fn receive(
         &self,
-        flight: &Flight,
+        guard: &TransferGuard,
         ingest: &mut Ingest,
         job: &Job<'_>,
     ) -> Result<Received, TransferError> {
@@ -225,12 +225,12 @@ impl Transfers {
         if !job.file.is_resumable() {
             ingest.store().remove_partial(job.file.identity())?;
         }
-        let received = self.receive_all(flight, ingest, job);
+        let received = self.receive_all(guard, ingest, job);
         if received.as_ref().is_err_and(TransferError::is_final) {
             ingest.store().remove_partial(job.file.identity())?;
         }
         match received {
-            Err(TransferError::Unwanted) if flight.is_asked_for() => Err(TransferError::HandedOver),
+            Err(TransferError::Unwanted) if guard.should_yield() => Err(TransferError::HandedOver),
             received => received,
         }
     }
@@ -247,32 +247,32 @@ impl Transfers {
     ) -> Result<TransferPlan, TransferError> {
         let home = PartialFile::open(store, job.file.identity(), job.file.size())?;
         let resumed_bytes = if job.file.is_resumable() { home.claimed_bytes() } else { 0 };
-        let relatives = trial::relatives(store, job.file)?;
+        let relatives = tensor_reuse::relatives(store, job.file)?;
         let near = relatives.first().map(|relative| &**relative);
         let Start { head: Head { plan, whole, .. }, .. } = Start::of(job, store, &home, near)?;
         if whole.is_some() {
             return Ok(TransferPlan { resumed_bytes, similar_bytes: 0 });
         }
-        let mut candidates = trial::candidates(store, lease, &relatives, &plan)?;
+        let mut candidates = tensor_reuse::candidates(store, lease, &relatives, &plan)?;
         candidates.retain(|candidate| !home.has_begun(candidate.blob));
-        let trial = Trial::of(job, store, &plan, candidates)?;
-        Ok(TransferPlan { resumed_bytes, similar_bytes: trial.bytes() })
+        let reused = ReusedTensors::of(job, store, &plan, candidates)?;
+        Ok(TransferPlan { resumed_bytes, similar_bytes: reused.bytes() })
     }
 
     fn receive_all(
         &self,
-        flight: &Flight,
+        guard: &TransferGuard,
         ingest: &mut Ingest,
         job: &Job<'_>,
     ) -> Result<Received, TransferError> {
-        let mut may_guess = true;
+        let mut may_reuse_head = true;
         loop {
-            let mut transfer = self.begin(flight, ingest, job, may_guess)?;
+            let mut transfer = self.begin(guard, ingest, job, may_reuse_head)?;
             loop {
                 let hashed = transfer.run()?;
                 match job.file.digest() {
                     Some(expected) if expected != hashed.file.digest => {
-                        if transfer.doubt(hashed.file.digest, expected)? == Doubt::All {
+                        if transfer.recheck(hashed.file.digest, expected)? == Recheck::All {
                             break;
                         }
                     }
@@ -282,22 +282,22 @@ impl Transfers {
             tracing::debug!("{}: what was there is not part of it; begun anew", job.file.label());
             drop(transfer);
             ingest.store().remove_partial(job.file.identity())?;
-            may_guess = false;
+            may_reuse_head = false;
         }
     }
 
     fn begin<'t>(
         &'t self,
-        flight: &'t Flight,
+        guard: &'t TransferGuard,
         ingest: &Ingest,
         job: &'t Job<'t>,
-        may_guess: bool,
+        may_reuse_head: bool,
     ) -> Result<Transfer<'t>, TransferError> {
         let size = job.file.size();
         let home = PartialFile::open(ingest.store(), job.file.identity(), size)?;
-        let relatives = trial::relatives(ingest.store(), job.file)?;
-        let near = relatives.first().filter(|_| may_guess).map(|relative| &**relative);
-        let Start { head: Head { plan, facts, whole }, bytes, fetched, is_guess } =
+        let relatives = tensor_reuse::relatives(ingest.store(), job.file)?;
+        let near = relatives.first().filter(|_| may_reuse_head).map(|relative| &**relative);
+        let Start { head: Head { plan, facts, whole }, bytes, fetched, has_reused_head } =
             Start::of(job, ingest.store(), &home, near)?;
         let assembler = home.follow(plan, ingest.staging())?;
         for (blob, digest) in assembler.stored() {
@@ -309,38 +309,51 @@ impl Transfers {
         }
         let resumed_bytes = assembler.arrived_bytes();
         // Who sends everything at once cannot be asked for samples.
-        let trial =
-            if whole.is_some() { Trial::default() } else { self.trial(ingest, job, &relatives, &assembler)? };
+        let reused = if whole.is_some() {
+            ReusedTensors::default()
+        } else {
+            self.reused(ingest, job, &relatives, &assembler)?
+        };
         admit(ingest, &assembler)?;
         start::write_head(&assembler, &bytes)?;
         let media_type = job.file.media_type().clone();
         let file = Descriptor { media_type, digest: job.file.identity(), size };
         let received = Received { file, facts, downloaded_bytes: fetched, resumed_bytes, reused_bytes: 0 };
         let whole = whole.map(|stream| (stream, bytes.len() as u64));
-        let arrival = Arrival::new(assembler);
-        let cleared = Vec::new();
-        Ok(Transfer { transfers: self, flight, job, arrival, whole, is_guess, trial, cleared, received })
+        let shared = SharedAssembler::new(assembler);
+        let refetched = Vec::new();
+        Ok(Transfer {
+            transfers: self,
+            guard,
+            job,
+            shared,
+            whole,
+            has_reused_head,
+            reused,
+            refetched,
+            received,
+        })
     }
 
-    /// Takes on trial what the store may have of the rest.
-    fn trial(
+    /// Takes provisionally what the store may have of the rest.
+    fn reused(
         &self,
         ingest: &Ingest,
         job: &Job<'_>,
         relatives: &[Arc<Recipe>],
         assembler: &Assembler,
-    ) -> Result<Trial, TransferError> {
+    ) -> Result<ReusedTensors, TransferError> {
         let store = ingest.store();
         // What does not agree is given up at once: it may have to make room for this file.
         let lease = store.leases().grant(format!("comparison with {}", job.file.label()));
-        let mut candidates = trial::candidates(store, &lease, relatives, assembler.plan())?;
+        let mut candidates = tensor_reuse::candidates(store, &lease, relatives, assembler.plan())?;
         candidates.retain(|candidate| assembler.is_untouched(candidate.blob));
-        let trial = Trial::of(job, store, assembler.plan(), candidates)?;
-        for suspect in trial.suspects() {
-            ingest.lease().pin(suspect.digest);
-            assembler.take_stored(suspect.blob, suspect.digest);
+        let reused = ReusedTensors::of(job, store, assembler.plan(), candidates)?;
+        for candidate in reused.candidates() {
+            ingest.lease().pin(candidate.digest);
+            assembler.take_stored(candidate.blob, candidate.digest);
         }
-        Ok(trial)
+        Ok(reused)
     }
 
     /// The connections that a host may get: one user may have them all, and the next one has one
@@ -356,7 +369,7 @@ impl Transfers {
     }
 }
 
-/// Room for the blobs that are neither on trial nor begun; those that are begun have theirs.
+/// Room for the blobs that are neither provisionally reused nor begun; those that are begun have theirs.
 fn admit(ingest: &Ingest, assembler: &Assembler) -> Result<(), StoreError> {
     let blobs = assembler.plan().blobs().iter().enumerate();
     let new = blobs.filter(|(blob, _)| assembler.is_untouched(*blob)).map(|(_, planned)| planned.size);

@@ -1,12 +1,12 @@
-//! Where a transfer starts: with the head, which is there already, guessed or fetched.
+//! The start of a transfer: the head, which is there already, reused or fetched.
 
 use blobd_store::{Assembler, PartialFile, Store, StoreError};
 use blobd_store_format::file_format::MAX_HEADER_BYTES;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::split::SplitPlan;
 
-use super::guess::{self, Guess};
 use super::head::{self, Head};
+use super::head_reuse::{ReusedHead, reuse_head};
 use super::{Job, TransferError};
 
 /// What is known of a file before its tensors are looked at.
@@ -18,11 +18,11 @@ pub(super) struct Start {
     /// How many of them came over the network just now.
     pub(super) fetched: u64,
     /// Whether some of them are a relative's.
-    pub(super) is_guess: bool,
+    pub(super) has_reused_head: bool,
 }
 
 impl Start {
-    /// Reads the head if it has arrived before, guesses it from that of `near` if that works, and
+    /// Reads the head if it has arrived before, reuses that of `near` as far as it agrees, and
     /// fetches it otherwise.
     ///
     /// # Errors
@@ -35,30 +35,35 @@ impl Start {
     ) -> Result<Self, TransferError> {
         let size = job.file.size();
         if !job.file.media_type().holds_tensors() {
-            return Ok(Self { head: Head::of_any(size), bytes: Vec::new(), fetched: 0, is_guess: false });
+            return Ok(Self {
+                head: Head::of_any(size),
+                bytes: Vec::new(),
+                fetched: 0,
+                has_reused_head: false,
+            });
         }
         let mut bytes = home.head(MAX_HEADER_BYTES);
         let known = bytes.len();
         if known == 0
             && let Some(relative) = near
-            && let Some(start) = Self::guessed(job, store, relative)?
+            && let Some(start) = Self::reused(job, store, relative)?
         {
             return Ok(start);
         }
         let head = fetch_head(job, &mut bytes)?;
         let fetched = (bytes.len() - known) as u64;
-        // An earlier transfer may have guessed what is there.
-        Ok(Self { head, bytes, fetched, is_guess: known > 0 })
+        // An earlier transfer may have reused what is there.
+        Ok(Self { head, bytes, fetched, has_reused_head: known > 0 })
     }
 
-    fn guessed(job: &Job<'_>, store: &Store, relative: &Recipe) -> Result<Option<Self>, TransferError> {
-        let Some(Guess { header, mut bytes, fetched }) = guess::guess(job, store, relative)? else {
+    fn reused(job: &Job<'_>, store: &Store, relative: &Recipe) -> Result<Option<Self>, TransferError> {
+        let Some(ReusedHead { header, mut bytes, fetched }) = reuse_head(job, store, relative)? else {
             return Ok(None);
         };
         let Ok(head) = Head::of(&*header, job.file.size(), None) else { return Ok(None) };
         // What follows the relative's head is not what follows this one's.
         bytes.truncate(head_bytes(&head.plan));
-        Ok(Some(Self { head, bytes, fetched, is_guess: true }))
+        Ok(Some(Self { head, bytes, fetched, has_reused_head: true }))
     }
 }
 

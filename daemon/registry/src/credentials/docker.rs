@@ -56,7 +56,7 @@ fn ask_program(
 ) -> Result<Option<Credential>, CredentialError> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
-    struct Answer {
+    struct Response {
         username: String,
         secret: String,
     }
@@ -69,7 +69,7 @@ fn ask_program(
     let _ = child.kill();
     let status = child.wait().map_err(|error| failed(&error.to_string()))?;
     let output = output.ok_or_else(|| failed("no answer in 20 s"))?;
-    match serde_json::from_slice::<Answer>(&output) {
+    match serde_json::from_slice::<Response>(&output) {
         Ok(answer) if answer.username == "<token>" => Err(failed(IDENTITY_TOKEN)),
         Ok(answer) => {
             Ok(Some(Credential::Password { user: answer.username, password: Secret::new(answer.secret) }))

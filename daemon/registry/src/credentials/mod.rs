@@ -6,7 +6,7 @@
 //!
 //! It promises that what it finds for a [`RegistryHost`] was given for that host, and that no
 //! secret is in an error or in anything's `Debug`. It does not decide whether a connection is
-//! safe enough for them: that is `access`'s business.
+//! safe enough for them: that is `auth`'s business.
 
 mod docker;
 mod file;

@@ -3,7 +3,7 @@
 use super::server::{Reply, Seen, Server, answer, head, ok, redirect};
 use super::*;
 use crate::error::Advice;
-use crate::grant::Grant;
+use crate::token_cache::Authorization;
 
 /// A 401 whose realm is on the server that was asked, or at `realm`.
 fn challenge(seen: &Seen, realm: Option<&str>) -> Reply {
@@ -44,7 +44,7 @@ async fn expired_token_is_replaced() {
     let server = guarded(|| Reply::Whole(ok(br#"{"access_token":"secret"}"#))).await;
     let client = client();
     let origin = super::super::origin::Registry::at(&server.url("")).unwrap().origin().clone();
-    let old = Grant::lasting("Bearer old".parse().unwrap(), Advice::LogIn { host: String::new() });
+    let old = Authorization::lasting("Bearer old".parse().unwrap(), Advice::LogIn { host: String::new() });
     client.shared.tokens.insert(&origin, "library/tiny", old);
     client.manifest(&tiny(&server)).await.unwrap();
     assert_eq!(server.seen().len(), 3);

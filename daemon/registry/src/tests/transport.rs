@@ -14,9 +14,9 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use super::server::{Reply, Server, answer, ok, redirect};
 use super::*;
-use crate::TlsTrouble;
-use crate::dial::Request;
-use crate::zone::Zone;
+use crate::TlsFailure;
+use crate::address_scope::AddressScope;
+use crate::transport::Request;
 
 fn client_for(policy: &RegistryPolicy, proxies: Matcher) -> Result<RegistryClient, RegistryError> {
     RegistryClient::with_limits(policy, limits(), proxies)
@@ -70,7 +70,7 @@ async fn added_authority_is_trusted() {
 async fn unknown_authority_is_not_trusted() {
     let address = tls_server(ok(manifest_json().as_bytes()));
     let error = client().manifest(&over_tls(address)).await.unwrap_err();
-    assert!(matches!(error, RegistryError::Tls { trouble: TlsTrouble::UnknownIssuer, .. }), "{error}");
+    assert!(matches!(error, RegistryError::Tls { failure: TlsFailure::UnknownIssuer, .. }), "{error}");
 }
 
 #[tokio::test]
@@ -145,13 +145,13 @@ async fn names_are_judged_by_what_they_resolve_to() {
         transport.send(Request::get(&url, HeaderMap::new()), reach).await
     };
     for host in ["localhost", "127.0.0.1", "127.1", "2130706433", "[::ffff:127.0.0.1]"] {
-        for reach in [Zone::Public, Zone::Private] {
+        for reach in [AddressScope::Public, AddressScope::Private] {
             let error = reached(host, reach).await.unwrap_err();
             assert!(matches!(error, RegistryError::ForbiddenAddress { .. }), "{host}: {error}");
         }
     }
     assert!(server.seen().is_empty());
-    assert_eq!(reached("localhost", Zone::Loopback).await.unwrap().1, Zone::Loopback);
+    assert_eq!(reached("localhost", AddressScope::Loopback).await.unwrap().1, AddressScope::Loopback);
 }
 
 #[tokio::test]
@@ -162,7 +162,7 @@ async fn request_body_is_sent_with_its_method_and_type() {
         [(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))].into_iter().collect();
     let body = Full::from(WEIGHTS).map_err(|never| match never {}).boxed_unsync();
     let request = Request { method: Method::POST, url: &url, headers, body };
-    let (response, _zone) = client.shared.transport.send(request, Zone::Loopback).await.unwrap();
+    let (response, _scope) = client.shared.transport.send(request, AddressScope::Loopback).await.unwrap();
     assert_eq!(response.status(), 201);
     let seen = server.seen().remove(0);
     assert!(seen.head.starts_with("POST /v2/library/tiny/blobs/uploads/ "), "{}", seen.head);

@@ -1,4 +1,4 @@
-//! One transfer for each file, however many ask for it.
+//! Single flight: a file is transferred once at a time, however many ask for it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,12 +10,12 @@ use super::RateLimit;
 
 /// The files that are being transferred.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Flights(Arc<Inner>);
+pub(super) struct SingleFlight(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     running: Mutex<BTreeMap<Digest, Running>>,
-    landed: Condvar,
+    finished: Condvar,
 }
 
 #[derive(Debug)]
@@ -25,8 +25,8 @@ struct Running {
     /// The limit of the pull that transfers it.
     limit: RateLimit,
     progress: Progress,
-    /// Somebody who waits shall have it, because it does not get on.
-    is_asked_for: bool,
+    /// It makes no progress and shall be left to somebody who waits.
+    should_yield: bool,
 }
 
 /// How far a transfer was when it last got on, and when that was.
@@ -62,38 +62,38 @@ impl Progress {
 /// The right to transfer a file, until it is dropped.
 #[derive(Debug)]
 #[must_use]
-pub struct Flight {
-    flights: Flights,
+pub struct TransferGuard {
+    single_flight: SingleFlight,
     file: Digest,
 }
 
-impl Flights {
-    /// Takes the right to transfer a file. While somebody else has it, `look` is told how far that
+impl SingleFlight {
+    /// Takes the right to transfer a file. While somebody else has it, `report` is told how far that
     /// one is; when it returns false, the wait ends with nothing. Who waits and has a higher limit, or
     /// none, lifts that one's. One that does not get on is told to leave it to those who wait: a registry
     /// that trickles holds up nobody who has a better one.
-    pub(super) fn board(
+    pub(super) fn acquire(
         &self,
         file: Digest,
         limit: &RateLimit,
-        mut look: impl FnMut(u64) -> bool,
-    ) -> Option<Flight> {
+        mut report: impl FnMut(u64) -> bool,
+    ) -> Option<TransferGuard> {
         const NOW_AND_THEN: Duration = Duration::from_millis(100);
         let mut running = self.lock();
         while let Some(theirs) = running.get_mut(&file) {
             let done = theirs.done;
             theirs.limit.raise_to(limit.get());
-            theirs.is_asked_for |= theirs.progress.is_stuck(Instant::now());
+            theirs.should_yield |= theirs.progress.is_stuck(Instant::now());
             drop(running);
-            if !look(done) {
+            if !report(done) {
                 return None;
             }
-            let waited = self.0.landed.wait_timeout(self.lock(), NOW_AND_THEN);
+            let waited = self.0.finished.wait_timeout(self.lock(), NOW_AND_THEN);
             running = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         let (limit, progress) = (limit.clone(), Progress::begun());
-        running.insert(file, Running { done: 0, limit, progress, is_asked_for: false });
-        Some(Flight { flights: self.clone(), file })
+        running.insert(file, Running { done: 0, limit, progress, should_yield: false });
+        Some(TransferGuard { single_flight: self.clone(), file })
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Digest, Running>> {
@@ -102,26 +102,26 @@ impl Flights {
     }
 }
 
-impl Flight {
+impl TransferGuard {
     /// Tells those who wait how far it is: how many bytes have come, and how many were hashed.
     pub(super) fn note(&self, done: u64, hashed: u64) {
-        if let Some(running) = self.flights.lock().get_mut(&self.file) {
+        if let Some(running) = self.single_flight.lock().get_mut(&self.file) {
             running.done = done;
             running.progress.note(done.saturating_add(hashed));
         }
     }
 
-    /// Whether somebody who waits shall go on with it.
+    /// Whether to stop, so that somebody who waits can go on with it.
     #[must_use]
-    pub fn is_asked_for(&self) -> bool {
-        self.flights.lock().get(&self.file).is_some_and(|running| running.is_asked_for)
+    pub fn should_yield(&self) -> bool {
+        self.single_flight.lock().get(&self.file).is_some_and(|running| running.should_yield)
     }
 }
 
-impl Drop for Flight {
+impl Drop for TransferGuard {
     fn drop(&mut self) {
-        self.flights.lock().remove(&self.file);
-        self.flights.0.landed.notify_all();
+        self.single_flight.lock().remove(&self.file);
+        self.single_flight.0.finished.notify_all();
     }
 }
 
@@ -131,51 +131,51 @@ mod tests {
 
     #[test]
     fn transfer_that_does_not_get_on_is_left_to_those_who_wait() {
-        let (flights, file) = (Flights::default(), Digest::of(b"x"));
+        let (single_flight, file) = (SingleFlight::default(), Digest::of(b"x"));
         let (first, limit) =
-            (flights.board(file, &RateLimit::default(), |_| false).unwrap(), RateLimit::default());
-        let waits_in_vain = || assert!(flights.board(file, &limit, |_| false).is_none());
+            (single_flight.acquire(file, &RateLimit::default(), |_| false).unwrap(), RateLimit::default());
+        let waits_in_vain = || assert!(single_flight.acquire(file, &limit, |_| false).is_none());
         let pass = |seconds| {
-            let mut running = flights.lock();
+            let mut running = single_flight.lock();
             let progress = &mut running.get_mut(&file).unwrap().progress;
             progress.since = progress.since.checked_sub(Duration::from_secs(seconds)).unwrap();
         };
         pass(60);
         waits_in_vain();
-        assert!(!first.is_asked_for(), "a beginning takes its time");
+        assert!(!first.should_yield(), "a beginning takes its time");
         for (done, hashed) in [(0, 0), (1 << 20, 0), (1 << 20, 1 << 20)] {
             first.note(done, hashed);
             pass(20);
             waits_in_vain();
-            assert!(!first.is_asked_for(), "it gets on");
+            assert!(!first.should_yield(), "it gets on");
         }
         first.note((1 << 20) + 100, 1 << 20);
         pass(20);
-        assert!(!first.is_asked_for(), "nobody waits");
+        assert!(!first.should_yield(), "nobody waits");
         waits_in_vain();
-        assert!(first.is_asked_for(), "a few bytes are not enough");
+        assert!(first.should_yield(), "a few bytes are not enough");
         drop(first);
-        let _second = flights.board(file, &limit, |_| false).unwrap();
+        let _second = single_flight.acquire(file, &limit, |_| false).unwrap();
     }
 
     #[test]
     fn second_one_waits_sees_how_far_the_first_is_and_goes_on_after_it() {
-        let (flights, file) = (Flights::default(), Digest::of(b"x"));
+        let (single_flight, file) = (SingleFlight::default(), Digest::of(b"x"));
         let (slow, unlimited) = (RateLimit::new(Some(10)), RateLimit::default());
-        let first = flights.board(file, &slow, |_| false).unwrap();
+        let first = single_flight.acquire(file, &slow, |_| false).unwrap();
         first.note(42, 0);
         assert!(
-            flights
-                .board(file, &RateLimit::new(Some(20)), |done| {
+            single_flight
+                .acquire(file, &RateLimit::new(Some(20)), |done| {
                     assert_eq!(done, 42);
                     false
                 })
                 .is_none()
         );
         assert_eq!(slow.get(), Some(20));
-        let _other = flights.board(Digest::of(b"y"), &unlimited, |_| false).unwrap();
+        let _other = single_flight.acquire(Digest::of(b"y"), &unlimited, |_| false).unwrap();
         std::thread::scope(|scope| {
-            let second = scope.spawn(|| flights.board(file, &unlimited, |_| true).is_some());
+            let second = scope.spawn(|| single_flight.acquire(file, &unlimited, |_| true).is_some());
             while slow.get().is_some() {
                 std::thread::yield_now();
             }

@@ -13,13 +13,13 @@ use percent_encoding::{AsciiSet, utf8_percent_encode};
 use url::Url;
 
 use super::error::RegistryError;
-use super::fetch::{Answer, Target};
+use super::listing::{
+    Lack, TreeFile, is_commit, parse_refs, parse_tree, path_of_tag, projector, tags, with_shards,
+};
 use super::mirrors::first_of;
 use super::origin::{ESCAPED, Registry};
 use super::remote::{RemoteFile, RemoteModel};
-use super::tree::{
-    Lack, TreeFile, is_commit, parse_refs, parse_tree, path_of_tag, projector, tags, with_shards,
-};
+use super::request::{Response, Target};
 use super::web::WebFile;
 use super::{RegistryClient, redirect, tags::nearest};
 
@@ -135,9 +135,9 @@ impl Api<'_> {
         let mut target = self.target(&path)?;
         let mut files = Vec::new();
         for _ in 0..MAX_PAGES {
-            let answer = self.client.shared.get(&target).await?;
-            let next = next_page(&answer.url, answer.headers());
-            let (host, page) = self.document(answer).await?;
+            let response = self.client.shared.get(&target).await?;
+            let next = next_page(&response.url, response.headers());
+            let (host, page) = self.document(response).await?;
             files.extend(parse_tree(&page).map_err(|what| RegistryError::Listing { host, what })?);
             match next {
                 None => return Ok(Listed { commit, files }),
@@ -168,12 +168,12 @@ impl Api<'_> {
         }
     }
 
-    async fn document(&self, answer: Answer) -> Result<(String, Vec<u8>), RegistryError> {
-        if let Some(page) = answer.web_page() {
+    async fn document(&self, response: Response) -> Result<(String, Vec<u8>), RegistryError> {
+        if let Some(page) = response.web_page() {
             return Err(page);
         }
-        let (host, patience) = (answer.host(), self.client.shared.limits.document);
-        Ok((host, answer.document("list of files", MAX_PAGE_BYTES, patience).await?))
+        let (host, patience) = (response.host(), self.client.shared.limits.document);
+        Ok((host, response.document("list of files", MAX_PAGE_BYTES, patience).await?))
     }
 
     fn target(&self, path: &str) -> Result<Target<'_>, RegistryError> {

@@ -1,4 +1,4 @@
-//! How near an address is to this machine.
+//! Address policy: how near an address is to this machine, and which ones a registry may lead to.
 //!
 //! A registry decides where redirects and token requests go, so without a rule it could make the
 //! daemon ask a host that only the daemon can reach: a cloud's metadata service, a neighbour in
@@ -13,7 +13,7 @@ use url::{Host, Url};
 /// How near an address is, the farthest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum Zone {
+pub enum AddressScope {
     /// Routed on the internet.
     Public,
     /// Of an organisation or a provider (RFC 1918, RFC 6598, RFC 4193).
@@ -24,7 +24,7 @@ pub enum Zone {
     Reserved,
 }
 
-impl std::fmt::Display for Zone {
+impl std::fmt::Display for AddressScope {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Public => "public",
@@ -35,8 +35,8 @@ impl std::fmt::Display for Zone {
     }
 }
 
-impl Zone {
-    /// The zone of an address. An IPv4 address wrapped in an IPv6 one counts as what it wraps.
+impl AddressScope {
+    /// The scope of an address. An IPv4 address wrapped in an IPv6 one counts as what it wraps.
     pub(super) fn of(address: IpAddr) -> Self {
         match address {
             _ if METADATA.contains(&address) => Self::Reserved,
@@ -47,7 +47,7 @@ impl Zone {
         }
     }
 
-    /// The zone of a URL whose host is written as an address; names have none yet.
+    /// The scope of a URL whose host is written as an address; names have none yet.
     pub(super) fn of_literal(url: &Url) -> Option<Self> {
         match url.host()? {
             Host::Domain(_name) => None,
@@ -103,43 +103,43 @@ mod tests {
 
     #[test]
     fn zones_of_well_known_addresses() {
-        for (address, zone) in [
-            ("1.1.1.1", Zone::Public),
-            ("172.32.0.1", Zone::Public),
-            ("2606:4700::1111", Zone::Public),
-            ("10.0.0.1", Zone::Private),
-            ("172.31.255.255", Zone::Private),
-            ("192.168.1.1", Zone::Private),
-            ("100.64.0.1", Zone::Private),
-            ("fd12::1", Zone::Private),
-            ("127.0.0.1", Zone::Loopback),
-            ("127.255.255.254", Zone::Loopback),
-            ("::1", Zone::Loopback),
-            ("0.0.0.0", Zone::Reserved),
-            ("::", Zone::Reserved),
-            ("169.254.169.254", Zone::Reserved),
-            ("fe80::1", Zone::Reserved),
-            ("fd00:ec2::254", Zone::Reserved),
-            ("100.100.100.200", Zone::Reserved),
-            ("224.0.0.1", Zone::Reserved),
-            ("255.255.255.255", Zone::Reserved),
-            ("::ffff:127.0.0.1", Zone::Loopback),
-            ("::ffff:169.254.169.254", Zone::Reserved),
-            ("64:ff9b::10.0.0.1", Zone::Private),
-            ("2002:7f00:1::", Zone::Loopback),
+        for (address, scope) in [
+            ("1.1.1.1", AddressScope::Public),
+            ("172.32.0.1", AddressScope::Public),
+            ("2606:4700::1111", AddressScope::Public),
+            ("10.0.0.1", AddressScope::Private),
+            ("172.31.255.255", AddressScope::Private),
+            ("192.168.1.1", AddressScope::Private),
+            ("100.64.0.1", AddressScope::Private),
+            ("fd12::1", AddressScope::Private),
+            ("127.0.0.1", AddressScope::Loopback),
+            ("127.255.255.254", AddressScope::Loopback),
+            ("::1", AddressScope::Loopback),
+            ("0.0.0.0", AddressScope::Reserved),
+            ("::", AddressScope::Reserved),
+            ("169.254.169.254", AddressScope::Reserved),
+            ("fe80::1", AddressScope::Reserved),
+            ("fd00:ec2::254", AddressScope::Reserved),
+            ("100.100.100.200", AddressScope::Reserved),
+            ("224.0.0.1", AddressScope::Reserved),
+            ("255.255.255.255", AddressScope::Reserved),
+            ("::ffff:127.0.0.1", AddressScope::Loopback),
+            ("::ffff:169.254.169.254", AddressScope::Reserved),
+            ("64:ff9b::10.0.0.1", AddressScope::Private),
+            ("2002:7f00:1::", AddressScope::Loopback),
         ] {
-            assert_eq!(Zone::of(address.parse().unwrap()), zone, "{address}");
+            assert_eq!(AddressScope::of(address.parse().unwrap()), scope, "{address}");
         }
     }
 
     #[test]
     fn only_addresses_have_a_zone_before_they_are_resolved() {
-        let zone = |url: &str| Zone::of_literal(&url.parse().unwrap());
-        assert_eq!(zone("http://169.254.169.254/latest"), Some(Zone::Reserved));
-        assert_eq!(zone("http://[::1]:80/"), Some(Zone::Loopback));
+        let scope = |url: &str| AddressScope::of_literal(&url.parse().unwrap());
+        assert_eq!(scope("http://169.254.169.254/latest"), Some(AddressScope::Reserved));
+        assert_eq!(scope("http://[::1]:80/"), Some(AddressScope::Loopback));
         // Other spellings of 127.0.0.1.
-        assert_eq!(zone("http://2130706433/"), Some(Zone::Loopback));
-        assert_eq!(zone("http://127.1/"), Some(Zone::Loopback));
-        assert_eq!(zone("http://localhost/"), None);
+        assert_eq!(scope("http://2130706433/"), Some(AddressScope::Loopback));
+        assert_eq!(scope("http://127.1/"), Some(AddressScope::Loopback));
+        assert_eq!(scope("http://localhost/"), None);
     }
 }

@@ -1,6 +1,6 @@
-//! One GET as a registry means it: credentials and redirects included.
+//! One GET, with credentials and redirects.
 //!
-//! [`Shared::authorized`] (in `access`) shows credentials when asked for them, [`Shared::follow`]
+//! [`Shared::authorized`] (in `auth`) shows credentials when asked for them, [`Shared::follow`]
 //! follows redirects.
 
 use std::time::{Duration, SystemTime};
@@ -11,18 +11,18 @@ use hyper::body::{Body as _, Incoming};
 use hyper::header::{
     AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RANGE, RETRY_AFTER,
 };
-use hyper::{HeaderMap, Response, StatusCode};
+use hyper::{HeaderMap, StatusCode};
 use url::Url;
 
 use super::Shared;
+use super::address_scope::AddressScope;
 use super::credentials::RegistryHost;
-use super::dial::Request;
 use super::error::{Advice, RedirectRefusal, RegistryError};
-use super::grant::Grant;
 use super::origin::{Origin, Registry, host_of};
 use super::redirect;
 use super::stream::ResponseBody;
-use super::zone::Zone;
+use super::token_cache::Authorization;
+use super::transport::Request;
 
 /// What to get, and what to say when it cannot be had.
 #[derive(Debug)]
@@ -104,17 +104,17 @@ impl<'a> Target<'a> {
     }
 }
 
-/// An answer, who gave it, and how near the registry is that led there.
+/// A response, who gave it, and how near the registry is that led there.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) response: Response<Incoming>,
+pub(super) struct Response {
+    pub(super) response: hyper::Response<Incoming>,
     pub(super) url: Url,
-    pub(super) reach: Zone,
+    pub(super) reach: AddressScope,
     /// What may help if this is a refusal.
     pub(super) advice: Advice,
 }
 
-impl Answer {
+impl Response {
     /// Who answered.
     pub(super) fn host(&self) -> String {
         host_of(&self.url)
@@ -131,7 +131,7 @@ impl Answer {
     }
 
     /// What is wrong if this is a web page where a file should be, as networks with a login page
-    /// answer whatever they are asked.
+    /// response whatever they are asked.
     pub(super) fn web_page(&self) -> Option<RegistryError> {
         let kind = self.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
         let is_html = kind.get(..HTML.len()).is_some_and(|start| start.eq_ignore_ascii_case(HTML));
@@ -162,7 +162,7 @@ impl Answer {
         }
     }
 
-    /// An answer with the thing asked for, or what it says instead.
+    /// A response with the thing asked for, or what it says instead.
     fn checked(self, target: &Target<'_>) -> Result<Self, RegistryError> {
         let host = self.host();
         match self.response.status() {
@@ -207,34 +207,34 @@ impl Answer {
 }
 
 impl Shared {
-    /// The answer that has what `target` names.
-    pub(super) async fn get(&self, target: &Target<'_>) -> Result<Answer, RegistryError> {
+    /// The response that has what `target` names.
+    pub(super) async fn get(&self, target: &Target<'_>) -> Result<Response, RegistryError> {
         self.authorized(target).await?.checked(target)
     }
 
-    /// The first answer that is no redirect.
+    /// The first response that is no redirect.
     pub(super) async fn follow(
         &self,
         target: &Target<'_>,
-        grant: Option<Grant>,
-    ) -> Result<Answer, RegistryError> {
+        authorization: Option<Authorization>,
+    ) -> Result<Response, RegistryError> {
         // The user named the registry, so it may be anywhere; from there on it is the measure.
-        let mut reach = Zone::Reserved;
-        let (mut token, advice) = match grant {
-            Some(grant) => (Some(grant.header), grant.advice),
+        let mut reach = AddressScope::Reserved;
+        let (mut token, advice) = match authorization {
+            Some(authorization) => (Some(authorization.header), authorization.advice),
             None => (None, Advice::LogIn { host: RegistryHost::of(target.origin).to_string() }),
         };
         let mut url = target.url.clone();
         for hop in 0..=RedirectRefusal::MAX_REDIRECTS {
             let mut headers = target.headers.clone();
             headers.extend(token.clone().map(|token| (AUTHORIZATION, token)));
-            let (response, zone) = self.transport.send(Request::get(&url, headers), reach).await?;
-            tracing::debug!(host = host_of(&url), status = response.status().as_u16(), "answer");
+            let (response, scope) = self.transport.send(Request::get(&url, headers), reach).await?;
+            tracing::debug!(host = host_of(&url), status = response.status().as_u16(), "response");
             if hop == 0 {
-                reach = zone;
+                reach = scope;
             }
             if !redirect::is_redirect(response.status()) {
-                return Ok(Answer { response, url, reach, advice });
+                return Ok(Response { response, url, reach, advice });
             }
             let refused = |reason| RegistryError::Redirect { host: host_of(&url), reason };
             let next = redirect::target(&url, response.headers()).map_err(refused)?;

@@ -1,4 +1,4 @@
-//! Connections that do not come about, in words that say what to look at.
+//! Why a connection failed, in words that say what to look at.
 
 use std::error::Error;
 use std::io;
@@ -7,14 +7,49 @@ use std::time::SystemTime;
 use hyper_util::client::legacy;
 use rustls::{CertificateError, InvalidMessage};
 
+use super::address_scope::AddressScope;
 use super::error::RegistryError;
-use super::tls_trouble::TlsTrouble;
-use super::zone::Zone;
+
+/// Why a server's certificate is not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TlsFailure {
+    /// Its time is over.
+    #[error("its certificate has expired; this machine's clock says {today}: is that right?")]
+    Expired {
+        /// The machine's date.
+        today: String,
+    },
+    /// Its time is still to come.
+    #[error("its certificate is not valid yet; this machine's clock says {today}: is that right?")]
+    NotYetValid {
+        /// The machine's date.
+        today: String,
+    },
+    /// Nobody whom this machine trusts has signed it.
+    #[error(
+        "its certificate is from an issuer that this machine does not trust; if a proxy or your own \
+         authority signs here, name its certificate in ca_files"
+    )]
+    UnknownIssuer,
+    /// It is another host's.
+    #[error("its certificate is for another name; is this network behind a login page?")]
+    OtherName,
+    /// What it answers is no TLS.
+    #[error(
+        "it does not speak TLS; if it is a registry over plain HTTP, name it in insecure_registries or put \
+         http:// before its name"
+    )]
+    NotTls,
+    /// Something else.
+    #[error("TLS failed: {0}")]
+    Other(String),
+}
 
 /// A name has no address that may be connected to.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} address")]
-pub(super) struct TooNear(pub(super) Zone);
+pub(super) struct TooNear(pub(super) AddressScope);
 
 /// A name has no address.
 #[derive(Debug, thiserror::Error)]
@@ -29,15 +64,15 @@ pub(super) fn unreachable(host: String, error: &legacy::Error) -> RegistryError 
         let reason = said.strip_prefix(TUNNEL_ERROR).unwrap_or(&said).to_owned();
         return RegistryError::Proxy { host, reason };
     }
-    if let Some(TooNear(zone)) = innermost.downcast_ref() {
-        return RegistryError::ForbiddenAddress { host, zone: *zone };
+    if let Some(TooNear(scope)) = innermost.downcast_ref() {
+        return RegistryError::ForbiddenAddress { host, scope: *scope };
     }
     if let Some(NoAddress(reason)) = innermost.downcast_ref() {
         return RegistryError::NoAddress { host, reason: reason.clone() };
     }
     let kind = innermost.downcast_ref::<io::Error>().map(io::Error::kind);
     match (tls_error(innermost), kind) {
-        (Some(tls), _) => RegistryError::Tls { host, trouble: trouble(tls) },
+        (Some(tls), _) => RegistryError::Tls { host, failure: tls_failure(tls) },
         (None, Some(io::ErrorKind::ConnectionRefused)) => RegistryError::Refused { host },
         _ => RegistryError::Unreachable { host, reason: innermost.to_string() },
     }
@@ -77,24 +112,24 @@ fn tls_error<'e>(mut error: &'e (dyn Error + 'static)) -> Option<&'e rustls::Err
     }
 }
 
-fn trouble(error: &rustls::Error) -> TlsTrouble {
+fn tls_failure(error: &rustls::Error) -> TlsFailure {
     let error = match error {
         rustls::Error::InvalidCertificate(error) => error,
-        rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => return TlsTrouble::NotTls,
-        other => return TlsTrouble::Other(other.to_string()),
+        rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => return TlsFailure::NotTls,
+        other => return TlsFailure::Other(other.to_string()),
     };
     match error {
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-            TlsTrouble::Expired { today: today() }
+            TlsFailure::Expired { today: today() }
         }
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-            TlsTrouble::NotYetValid { today: today() }
+            TlsFailure::NotYetValid { today: today() }
         }
-        CertificateError::UnknownIssuer => TlsTrouble::UnknownIssuer,
+        CertificateError::UnknownIssuer => TlsFailure::UnknownIssuer,
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-            TlsTrouble::OtherName
+            TlsFailure::OtherName
         }
-        other => TlsTrouble::Other(other.to_string()),
+        other => TlsFailure::Other(other.to_string()),
     }
 }
 
@@ -120,7 +155,7 @@ mod tests {
 
     #[test]
     fn certificates_out_of_their_time_bring_up_the_clock() {
-        let said = |error| trouble(&rustls::Error::InvalidCertificate(error)).to_string();
+        let said = |error| tls_failure(&rustls::Error::InvalidCertificate(error)).to_string();
         let year = &today()[..4];
         assert!(today().len() == 10 && year.parse::<u32>().unwrap() > 2020);
         assert!(said(CertificateError::Expired).contains(year));
@@ -128,7 +163,7 @@ mod tests {
         assert!(said(CertificateError::UnknownIssuer).contains("ca_files"));
         assert!(said(CertificateError::NotValidForName).contains("another name"));
         let plain = rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType);
-        assert!(trouble(&plain).to_string().contains("insecure_registries"));
-        assert!(trouble(&rustls::Error::DecryptError).to_string().starts_with("TLS failed"));
+        assert!(tls_failure(&plain).to_string().contains("insecure_registries"));
+        assert!(tls_failure(&rustls::Error::DecryptError).to_string().starts_with("TLS failed"));
     }
 }

@@ -1,6 +1,6 @@
-//! What has opened a registry once and may do so again: tokens and credentials, for a while.
+//! Cache of `Authorization` headers that a registry accepted: tokens and credentials, for some minutes.
 //!
-//! Each is kept for the origin and repository that asked for it, and goes nowhere else.
+//! Each is kept for the origin and repository that asked for it, and is sent nowhere else.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,9 +15,9 @@ use super::credentials::hidden_header;
 use super::error::Advice;
 use super::origin::Origin;
 
-/// What opens a repository, for a while.
+/// Authorizes requests for one repository until it expires.
 #[derive(Clone, Debug)]
-pub(super) struct Grant {
+pub(super) struct Authorization {
     /// The `Authorization` of requests for it.
     pub(super) header: HeaderValue,
     /// When to ask anew.
@@ -26,10 +26,10 @@ pub(super) struct Grant {
     pub(super) advice: Advice,
 }
 
-impl Grant {
+impl Authorization {
     /// One that is good until a refusal, but read anew now and then: after a `logout` it goes.
     pub(super) fn lasting(header: HeaderValue, advice: Advice) -> Self {
-        Self { header, expires: Instant::now() + LONGEST_GRANT, advice }
+        Self { header, expires: Instant::now() + LONGEST_LIFETIME, advice }
     }
 
     /// The token in a token service's answer.
@@ -44,37 +44,37 @@ impl Grant {
         let token = answer.token.or(answer.access_token).filter(|token| !token.is_empty())?;
         let header = hidden_header(&format!("Bearer {token}"))?;
         let lifetime = answer.expires_in.and_then(|seconds| seconds.as_u64()).map(Duration::from_secs);
-        let lifetime = lifetime.unwrap_or(LONGEST_GRANT).min(LONGEST_GRANT);
+        let lifetime = lifetime.unwrap_or(LONGEST_LIFETIME).min(LONGEST_LIFETIME);
         Some(Self { header, expires: Instant::now() + lifetime, advice })
     }
 }
 
-/// The grants had so far. One that has expired, by the clock or by a 401, is replaced.
+/// The entries had so far. One that has expired, by the clock or by a 401, is replaced.
 #[derive(Default)]
 pub(super) struct TokenCache {
-    grants: Mutex<HashMap<(Origin, String), Grant>>,
+    entries: Mutex<HashMap<(Origin, String), Authorization>>,
 }
 
 impl TokenCache {
-    /// The grant for a repository of a registry.
-    pub(super) fn get(&self, registry: &Origin, repository: &str) -> Option<Grant> {
-        let grants = self.lock();
-        let grant = grants.get(&(registry.clone(), repository.to_owned()))?;
-        (Instant::now() < grant.expires).then(|| grant.clone())
+    /// The authorization for a repository of a registry.
+    pub(super) fn get(&self, registry: &Origin, repository: &str) -> Option<Authorization> {
+        let entries = self.lock();
+        let authorization = entries.get(&(registry.clone(), repository.to_owned()))?;
+        (Instant::now() < authorization.expires).then(|| authorization.clone())
     }
 
-    /// Keeps a grant.
-    pub(super) fn insert(&self, registry: &Origin, repository: &str, grant: Grant) {
-        let mut grants = self.lock();
-        if grants.len() >= MAX_TOKENS {
-            grants.clear();
+    /// Keeps a authorization.
+    pub(super) fn insert(&self, registry: &Origin, repository: &str, authorization: Authorization) {
+        let mut entries = self.lock();
+        if entries.len() >= MAX_TOKENS {
+            entries.clear();
         }
-        grants.insert((registry.clone(), repository.to_owned()), grant);
+        entries.insert((registry.clone(), repository.to_owned()), authorization);
     }
 
     /// No code can panic while it holds the lock, so a poisoned one is still whole.
-    fn lock(&self) -> MutexGuard<'_, HashMap<(Origin, String), Grant>> {
-        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<(Origin, String), Authorization>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -87,25 +87,25 @@ impl fmt::Debug for TokenCache {
 /// More repositories than anyone pulls from in the life of a daemon; losing a token costs one request.
 const MAX_TOKENS: usize = 1024;
 /// After this, credentials are looked up again. Long against a request, short against patience.
-const LONGEST_GRANT: Duration = Duration::from_mins(5);
+const LONGEST_LIFETIME: Duration = Duration::from_mins(5);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn grant(answer: &str) -> Option<Grant> {
-        Grant::from_answer(answer.as_bytes(), Advice::Credential { place: "x".to_owned() })
+    fn authorization(answer: &str) -> Option<Authorization> {
+        Authorization::from_answer(answer.as_bytes(), Advice::Credential { place: "x".to_owned() })
     }
 
     #[test]
     fn token_is_read_under_both_names_and_not_printed() {
         for json in [r#"{"token":"abc"}"#, r#"{"access_token":"abc","expires_in":300.5}"#] {
-            let grant = grant(json).unwrap();
-            assert_eq!(grant.header, "Bearer abc");
-            assert!(!format!("{grant:?}").contains("abc"));
+            let authorization = authorization(json).unwrap();
+            assert_eq!(authorization.header, "Bearer abc");
+            assert!(!format!("{authorization:?}").contains("abc"));
         }
         for json in ["", "{}", r#"{"token":""}"#, r#"{"token":"a\nb"}"#, r#"{"token":1}"#, "[1]"] {
-            assert!(grant(json).is_none(), "{json}");
+            assert!(authorization(json).is_none(), "{json}");
         }
     }
 
@@ -113,13 +113,13 @@ mod tests {
     fn tokens_are_kept_for_their_repository_alone_until_they_expire() {
         let origin = |url: &str| Origin::of(&url.parse().unwrap()).unwrap();
         let cache = TokenCache::default();
-        cache.insert(&origin("https://a"), "l/m", grant(r#"{"token":"t","expires_in":60}"#).unwrap());
+        cache.insert(&origin("https://a"), "l/m", authorization(r#"{"token":"t","expires_in":60}"#).unwrap());
         assert!(cache.get(&origin("https://a:443"), "l/m").is_some());
         assert!(cache.get(&origin("https://a:444"), "l/m").is_none());
         assert!(cache.get(&origin("http://a"), "l/m").is_none());
         assert!(cache.get(&origin("https://a"), "l/n").is_none());
         assert_eq!(format!("{cache:?}"), "TokenCache { count: 1 }");
-        cache.insert(&origin("https://a"), "l/m", grant(r#"{"token":"t","expires_in":0}"#).unwrap());
+        cache.insert(&origin("https://a"), "l/m", authorization(r#"{"token":"t","expires_in":0}"#).unwrap());
         assert!(cache.get(&origin("https://a"), "l/m").is_none());
     }
 }

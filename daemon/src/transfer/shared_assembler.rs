@@ -1,4 +1,4 @@
-//! What has arrived, for those who wait for it.
+//! An assembler that one thread writes and others read while bytes arrive.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,9 +7,9 @@ use blobd_store::{Assembler, StoreError};
 
 use super::TransferError;
 
-/// A download that some thread writes and another reads from the front.
+/// An assembler with what its readers need to wait for bytes, and the failure that ends the wait.
 #[derive(Debug)]
-pub(super) struct Arrival {
+pub(super) struct SharedAssembler {
     assembler: Assembler,
     state: Mutex<State>,
     changed: Condvar,
@@ -23,7 +23,7 @@ struct State {
     is_over: bool,
 }
 
-impl Arrival {
+impl SharedAssembler {
     pub(super) fn new(assembler: Assembler) -> Arc<Self> {
         Arc::new(Self { assembler, state: Mutex::default(), changed: Condvar::new() })
     }
@@ -68,8 +68,8 @@ impl Arrival {
     }
 
     /// Waits until a byte has arrived at `offset`, and says where the run ends that it begins;
-    /// `None` when it never will. `look` is called now and then; it may give up by returning false.
-    pub(super) fn wait_for(&self, offset: u64, mut look: impl FnMut() -> bool) -> Option<u64> {
+    /// `None` when it never will. `report` is called now and then; it may give up by returning false.
+    pub(super) fn wait_for(&self, offset: u64, mut report: impl FnMut() -> bool) -> Option<u64> {
         const NOW_AND_THEN: Duration = Duration::from_millis(100);
         let mut state = self.lock();
         loop {
@@ -82,7 +82,7 @@ impl Arrival {
             }
             let waited = self.changed.wait_timeout(state, NOW_AND_THEN);
             drop(waited.unwrap_or_else(PoisonError::into_inner));
-            if !look() {
+            if !report() {
                 return None;
             }
             state = self.lock();

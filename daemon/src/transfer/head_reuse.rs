@@ -1,9 +1,8 @@
-//! A head that is mostly a relative's.
+//! Reuses the head of a similar file that is stored, as far as samples of it agree.
 //!
-//! Most of a head is the vocabulary, and siblings have the same. So what of it agrees in samples
-//! with the head of a stored relative is taken from there; what does not is fetched. As with
-//! tensors on trial ([`super::trial`]), the digest of the whole file decides: if it is another than
-//! the one that was named, the head is fetched after all.
+//! Most of a head is the vocabulary, and models of one family share it. The parts whose samples differ
+//! are fetched. As with reused tensors ([`super::tensor_reuse`]), the digest of the whole file decides: if
+//! it is not the expected one, the whole head is fetched.
 
 use blobd_registry::RegistryError;
 use blobd_store::Store;
@@ -14,7 +13,7 @@ use super::{Job, TransferError};
 
 /// A whole head, some of which was only compared.
 #[derive(Debug)]
-pub(super) struct Guess {
+pub(super) struct ReusedHead {
     pub(super) header: Box<dyn ModelHeader>,
     /// The file's first bytes, at least as many as the header has.
     pub(super) bytes: Vec<u8>,
@@ -33,23 +32,27 @@ const LEAST_STRETCH_BYTES: usize = 4 << 10;
 /// So many blocks in a row that are not the relative's, and it is none.
 const MAX_STRANGE_BLOCKS: usize = 16;
 
-/// Guesses the head of a file from that of a relative; `None` when it is too different.
+/// Composes the head of a file from that of a relative; `None` when it is too different.
 ///
 /// # Errors
-/// [`TransferError`] when the relative cannot be read. What the registry fails at is no guess.
-pub(super) fn guess(job: &Job<'_>, store: &Store, relative: &Recipe) -> Result<Option<Guess>, TransferError> {
+/// [`TransferError`] when the relative cannot be read. When the registry fails, nothing is reused.
+pub(super) fn reuse_head(
+    job: &Job<'_>,
+    store: &Store,
+    relative: &Recipe,
+) -> Result<Option<ReusedHead>, TransferError> {
     let Some((blob, _size)) = relative.header().filter(|(_, size)| *size >= WORTH_BYTES) else {
         return Ok(None);
     };
     let Some(known) = store.read_blob(blob, MAX_HEADER_BYTES)? else { return Ok(None) };
-    let guess = job.wait_for(Guesser::new(job, &known).run())?;
+    let guess = job.wait_for(HeadMatcher::new(job, &known).run())?;
     Ok(guess.unwrap_or_else(|error| {
-        tracing::debug!("no guess of the head: {error}");
+        tracing::debug!("head not reused: {error}");
         None
     }))
 }
 
-struct Guesser<'g> {
+struct HeadMatcher<'g> {
     job: &'g Job<'g>,
     /// The relative's head.
     known: &'g [u8],
@@ -61,13 +64,13 @@ struct Guesser<'g> {
     fetched: u64,
 }
 
-impl<'g> Guesser<'g> {
+impl<'g> HeadMatcher<'g> {
     fn new(job: &'g Job<'g>, known: &'g [u8]) -> Self {
         let reader = HeaderReader::new();
         Self { job, known, position: 0, bytes: Vec::new(), reader, is_complete: false, fetched: 0 }
     }
 
-    async fn run(mut self) -> Result<Option<Guess>, RegistryError> {
+    async fn run(mut self) -> Result<Option<ReusedHead>, RegistryError> {
         let mut strange = 0;
         while !self.is_complete {
             let Some(block) = self.fetch(self.bytes.len(), BLOCK_BYTES).await? else { return Ok(None) };
@@ -88,7 +91,7 @@ impl<'g> Guesser<'g> {
             }
         }
         let Self { bytes, fetched, reader, .. } = self;
-        Ok(reader.finish().ok().map(|header| Guess { header, bytes, fetched }))
+        Ok(reader.finish().ok().map(|header| ReusedHead { header, bytes, fetched }))
     }
 
     /// Takes stretches of the relative's head as long as their ends agree. False when what comes

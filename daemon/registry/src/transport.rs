@@ -30,12 +30,12 @@ use tower_service::Service;
 use url::Url;
 
 use super::Limits;
+use super::address_scope::AddressScope;
+use super::connect_failure::{NoAddress, TooNear, innermost, unreachable};
 use super::error::RegistryError;
 use super::origin::host_of;
-use super::trouble::{NoAddress, TooNear, innermost, unreachable};
-use super::zone::Zone;
 
-/// The HTTP clients, one for each [`Zone`] up to which connections may reach. A connection is
+/// The HTTP clients, one for each [`AddressScope`] up to which connections may reach. A connection is
 /// kept for later requests of the same reach only.
 #[derive(Debug)]
 pub(super) struct Transport {
@@ -49,8 +49,8 @@ pub(super) struct Transport {
     limits: Limits,
 }
 
-type Clients = [(Zone, HttpClient); 4];
-type HttpClient = Client<HttpsConnector<Dialer>, RequestBody>;
+type Clients = [(AddressScope, HttpClient); 4];
+type HttpClient = Client<HttpsConnector<Connector>, RequestBody>;
 type BoxError = Box<dyn Error + Send + Sync>;
 /// What is sent with a request, in one piece or as it is produced.
 pub(super) type RequestBody = UnsyncBoxBody<Bytes, BoxError>;
@@ -99,12 +99,12 @@ impl Transport {
     pub(super) async fn send(
         &self,
         request: Request<'_>,
-        reach: Zone,
-    ) -> Result<(Response<Incoming>, Zone), RegistryError> {
+        reach: AddressScope,
+    ) -> Result<(Response<Incoming>, AddressScope), RegistryError> {
         let Request { method, url, mut headers, body } = request;
         let host = host_of(url);
-        if let Some(zone) = Zone::of_literal(url).filter(|zone| *zone > reach) {
-            return Err(RegistryError::ForbiddenAddress { host, zone });
+        if let Some(scope) = AddressScope::of_literal(url).filter(|scope| *scope > reach) {
+            return Err(RegistryError::ForbiddenAddress { host, scope });
         }
         let Ok(uri) = Uri::try_from(url.as_str()) else { return Err(RegistryError::Host { host }) };
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
@@ -112,8 +112,8 @@ impl Transport {
         (*sent.method_mut(), *sent.uri_mut(), *sent.headers_mut()) = (method, uri.clone(), headers);
         match tokio::time::timeout(self.limits.head, self.client(reach).await.request(sent)).await {
             Ok(Ok(response)) => {
-                let zone = self.zone(&uri, &response);
-                Ok((response, zone))
+                let scope = self.scope(&uri, &response);
+                Ok((response, scope))
             }
             Ok(Err(error)) => Err(unreachable(host, &error)),
             Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: self.limits.head.as_secs() }),
@@ -122,18 +122,18 @@ impl Transport {
 
     /// How near the host is that answered a request to `uri`. What a proxy speaks to cannot be
     /// seen from here and counts as public.
-    fn zone(&self, uri: &Uri, response: &Response<Incoming>) -> Zone {
+    fn scope(&self, uri: &Uri, response: &Response<Incoming>) -> AddressScope {
         match response.extensions().get::<HttpInfo>() {
             Some(connection) if proxy_for(&self.proxies, uri).is_none() => {
-                Zone::of(connection.remote_addr().ip())
+                AddressScope::of(connection.remote_addr().ip())
             }
-            _ => Zone::Public,
+            _ => AddressScope::Public,
         }
     }
 
-    async fn client(&self, reach: Zone) -> &HttpClient {
+    async fn client(&self, reach: AddressScope) -> &HttpClient {
         let [public, nearer @ ..] = self.clients.get_or_init(|| self.make_clients()).await;
-        let (_, client) = nearer.iter().find(|(zone, _)| *zone == reach).unwrap_or(public);
+        let (_, client) = nearer.iter().find(|(scope, _)| *scope == reach).unwrap_or(public);
         client
     }
 
@@ -144,21 +144,22 @@ impl Transport {
         let roots = read.unwrap_or_else(|_error| self.authorities.clone());
         let tls = self.tls.clone().with_root_certificates(roots).with_no_client_auth();
         let client =
-            |reach| (reach, http_client(Dialer::new(reach, &self.limits, &self.proxies), tls.clone()));
-        [Zone::Public, Zone::Private, Zone::Loopback, Zone::Reserved].map(client)
+            |reach| (reach, http_client(Connector::new(reach, &self.limits, &self.proxies), tls.clone()));
+        [AddressScope::Public, AddressScope::Private, AddressScope::Loopback, AddressScope::Reserved]
+            .map(client)
     }
 }
 
-/// Opens TCP connections to hosts no nearer than a [`Zone`].
+/// Opens TCP connections to hosts no nearer than a [`AddressScope`].
 #[derive(Clone, Debug)]
-struct Dialer {
+struct Connector {
     direct: HttpConnector<GuardedResolver>,
     to_proxy: HttpConnector,
     proxies: Arc<Matcher>,
 }
 
-impl Dialer {
-    fn new(reach: Zone, limits: &Limits, proxies: &Arc<Matcher>) -> Self {
+impl Connector {
+    fn new(reach: AddressScope, limits: &Limits, proxies: &Arc<Matcher>) -> Self {
         let mut direct = HttpConnector::new_with_resolver(GuardedResolver { reach });
         let mut to_proxy = HttpConnector::new();
         direct.set_connect_timeout(Some(limits.connect));
@@ -171,7 +172,7 @@ impl Dialer {
     }
 }
 
-impl Service<Uri> for Dialer {
+impl Service<Uri> for Connector {
     type Response = TokioIo<TcpStream>;
     type Error = BoxError;
     type Future = Connecting<Self::Response>;
@@ -203,7 +204,7 @@ fn proxy_for(proxies: &Matcher, target: &Uri) -> Option<Intercept> {
 /// Resolves names and leaves out the addresses that are too near.
 #[derive(Clone, Debug)]
 struct GuardedResolver {
-    reach: Zone,
+    reach: AddressScope,
 }
 
 impl Service<Name> for GuardedResolver {
@@ -221,9 +222,9 @@ impl Service<Name> for GuardedResolver {
         Box::pin(async move {
             let addresses = lookup.await.map_err(|error| NoAddress(innermost(&error).to_string()))?;
             let (allowed, refused): (Vec<_>, Vec<_>) =
-                addresses.partition(|address| Zone::of(address.ip()) <= reach);
+                addresses.partition(|address| AddressScope::of(address.ip()) <= reach);
             match refused.first() {
-                Some(address) if allowed.is_empty() => Err(TooNear(Zone::of(address.ip())).into()),
+                Some(address) if allowed.is_empty() => Err(TooNear(AddressScope::of(address.ip())).into()),
                 _ => Ok(allowed.into_iter()),
             }
         })
@@ -240,14 +241,14 @@ const MAX_IDLE_CONNECTIONS: usize = 4;
 /// Less than the minute after which common servers close idle connections.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-fn http_client(dialer: Dialer, tls: ClientConfig) -> HttpClient {
-    let connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1();
+fn http_client(connector: Connector, tls: ClientConfig) -> HttpClient {
+    let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1();
     Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(IDLE_TIMEOUT)
         .pool_max_idle_per_host(MAX_IDLE_CONNECTIONS)
         .http1_max_buf_size(READ_BUFFER_BYTES)
-        .build(connector.wrap_connector(dialer))
+        .build(https.wrap_connector(connector))
 }
 
 /// The authorities of `ca_files`.

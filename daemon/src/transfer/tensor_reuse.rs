@@ -1,10 +1,10 @@
-//! A little instead of a lot: tensors that a relative of the file may have brought already.
+//! Reuses stored tensors of similar files instead of downloading them.
 //!
-//! A registry names a file only by the digest of the whole. But the head says which tensors there
-//! are; and where a stored file has one of the same name, type and shape, a few bytes of it are
-//! fetched and compared. If they agree, the stored tensor is taken on trial, and the digest of the
-//! whole decides. If that is not the one that was named, what was on trial comes over the network
-//! after all, the least certain first ([`Trial::next_suspects`]).
+//! A registry names a file only by the digest of the whole. But the head lists the tensors; where a
+//! stored file has one of the same name, type and shape, a few bytes of it are fetched and compared.
+//! If they agree, the stored tensor is reused provisionally, and the digest of the whole file decides.
+//! If that is not the expected one, reused tensors are downloaded after all, the least certain first
+//! ([`ReusedTensors::next_to_fetch`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,11 +30,11 @@ pub(super) struct Candidate {
     samples: usize,
 }
 
-/// The blobs that are on trial.
+/// Stored blobs that are reused until the digest of the whole file proves or disproves them.
 #[derive(Debug, Default)]
-pub(super) struct Trial {
+pub(super) struct ReusedTensors {
     /// The least certain last.
-    suspects: Vec<Candidate>,
+    candidates: Vec<Candidate>,
     /// How many bytes are fetched after all if the digest differs next.
     batch_bytes: u64,
 }
@@ -93,7 +93,7 @@ pub(super) fn candidates(
 /// [`StoreError`].
 pub(super) fn relatives(store: &Store, file: &RemoteFile) -> Result<Vec<Arc<Recipe>>, StoreError> {
     if file.digest().is_none() {
-        // Nothing would ever prove that what is taken on trial is the file's.
+        // Nothing would ever prove that what is taken provisionally is the file's.
         return Ok(Vec::new());
     }
     let mut models = store.summaries()?;
@@ -139,7 +139,7 @@ fn same_tensors(plan: &SplitPlan, recipe: &Recipe) -> BTreeMap<usize, Digest> {
     found.into_iter().filter_map(|(blob, digest)| Some((blob, digest?))).collect()
 }
 
-impl Trial {
+impl ReusedTensors {
     /// Those of the candidates whose samples agree.
     ///
     /// # Errors
@@ -172,28 +172,28 @@ impl Trial {
             std::cmp::Reverse((compared > 0, compared.saturating_mul(1 << 20) / candidate.size))
         });
         let batch_bytes = (plan.file_size() / 64).max(LEAST_BYTES);
-        Ok(Self { suspects: agreeing, batch_bytes })
+        Ok(Self { candidates: agreeing, batch_bytes })
     }
 
-    /// What is on trial.
-    pub(super) fn suspects(&self) -> &[Candidate] {
-        &self.suspects
+    /// What is provisionally reused.
+    pub(super) fn candidates(&self) -> &[Candidate] {
+        &self.candidates
     }
 
     /// How much that is.
     pub(super) fn bytes(&self) -> u64 {
-        self.suspects.iter().map(|suspect| suspect.size).fold(0, u64::saturating_add)
+        self.candidates.iter().map(|candidate| candidate.size).fold(0, u64::saturating_add)
     }
 
     /// What to fetch after all, because the whole is not what it should be: each time about twice as
-    /// much, so that the number of passes stays small. Empty when nothing is on trial.
-    pub(super) fn next_suspects(&mut self) -> Vec<Candidate> {
+    /// much, so that the number of passes stays small. Empty when nothing is provisionally reused.
+    pub(super) fn next_to_fetch(&mut self) -> Vec<Candidate> {
         let (mut batch, mut bytes) = (Vec::new(), 0u64);
         while bytes < self.batch_bytes
-            && let Some(suspect) = self.suspects.pop()
+            && let Some(candidate) = self.candidates.pop()
         {
-            bytes = bytes.saturating_add(suspect.size);
-            batch.push(suspect);
+            bytes = bytes.saturating_add(candidate.size);
+            batch.push(candidate);
         }
         self.batch_bytes = self.batch_bytes.saturating_mul(2);
         batch
@@ -321,17 +321,17 @@ const fn sample_count(size: u64) -> usize {
 mod tests {
     use super::*;
 
-    fn suspect(blob: usize, size: u64) -> Candidate {
+    fn candidate(blob: usize, size: u64) -> Candidate {
         Candidate { blob, digest: Digest::of(&[0]), size, samples: 1 }
     }
 
     #[test]
     fn suspects_come_in_batches_that_double() {
-        let suspects = (0..100).map(|blob| suspect(blob, 10)).collect();
-        let mut trial = Trial { suspects, batch_bytes: 20 };
+        let candidates = (0..100).map(|blob| candidate(blob, 10)).collect();
+        let mut reused = ReusedTensors { candidates, batch_bytes: 20 };
         let mut batches = Vec::new();
         loop {
-            let batch = trial.next_suspects();
+            let batch = reused.next_to_fetch();
             if batch.is_empty() {
                 break;
             }
