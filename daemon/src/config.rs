@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-pub use self::credentials::CredentialsConfig;
+pub(crate) use self::credentials::CredentialsConfig;
 use blobd_registry::credentials::CredentialFile;
 use blobd_registry::{RegistryPolicy, RetryPolicy};
 use blobd_store::scrub::ScrubPolicy;
@@ -20,7 +20,7 @@ use crate::transfer::TransferPolicy;
 /// The configuration file's content. Everything in it is optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub(crate) struct Config {
     /// The store's directory.
     pub root: Option<PathBuf>,
     /// The daemon's socket.
@@ -52,7 +52,7 @@ pub struct Config {
 /// A text, or a list of them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "a URL or a list of URLs expected")]
-pub enum OneOrMore {
+pub(crate) enum OneOrMore {
     /// One.
     One(String),
     /// Several.
@@ -71,7 +71,7 @@ impl OneOrMore {
 /// The background verification. `docs/STORE-FORMAT.md` says what becomes of damaged blobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct ScrubConfig {
+pub(crate) struct ScrubConfig {
     /// The most bytes that are read per second; 0 turns it off.
     pub rate_bytes_per_second: u64,
     /// How many days after one pass over all blobs began the next one begins.
@@ -91,7 +91,7 @@ impl Default for ScrubConfig {
 /// The section `[space]`. Sizes are numbers of bytes or texts like `"200 GiB"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct SpaceConfig {
+pub(crate) struct SpaceConfig {
     /// The most the store may take on disk; only the disk limits it if absent.
     #[serde(deserialize_with = "size::deserialize")]
     pub quota: Option<u64>,
@@ -135,7 +135,7 @@ impl SpaceConfig {
 /// The section `[transfer]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct TransferConfig {
+pub(crate) struct TransferConfig {
     /// The most bytes per second of all pulls together, until `blobd limit` says otherwise; no limit
     /// if absent or 0.
     #[serde(deserialize_with = "size::deserialize")]
@@ -169,7 +169,7 @@ impl TransferConfig {
 /// The configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ConfigError {
+pub(crate) enum ConfigError {
     /// It cannot be read.
     #[error("{}: cannot read: {source}", path.display())]
     Io {
@@ -201,7 +201,7 @@ impl Config {
     ///
     /// # Errors
     /// [`ConfigError`]; a default file that is not there is no error.
-    pub fn load(named: Option<&Path>) -> Result<Self, ConfigError> {
+    pub(crate) fn load(named: Option<&Path>) -> Result<Self, ConfigError> {
         let path = named.map_or_else(|| Defaults::of_user().config, Path::to_path_buf);
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
@@ -223,19 +223,19 @@ impl Config {
 
     /// How the store is opened.
     #[must_use]
-    pub fn store_options(&self) -> StoreOptions {
+    pub(crate) fn store_options(&self) -> StoreOptions {
         StoreOptions { durability: self.durability, space: self.space.policy(), ..StoreOptions::default() }
     }
 
     /// Whether clients are meant to be of the daemon's own user.
     #[must_use]
-    pub fn is_single_user(&self) -> bool {
+    pub(crate) fn is_single_user(&self) -> bool {
         self.single_user.unwrap_or_else(|| !rustix::process::geteuid().is_root())
     }
 
     /// How the daemon verifies in the background.
     #[must_use]
-    pub fn scrub_policy(&self) -> ScrubPolicy {
+    pub(crate) fn scrub_policy(&self) -> ScrubPolicy {
         let ScrubConfig { rate_bytes_per_second, pass_days, pause_above_pressure_percent } = self.scrub;
         ScrubPolicy {
             bytes_per_second: rate_bytes_per_second,
@@ -246,13 +246,13 @@ impl Config {
 
     /// How files are transferred.
     #[must_use]
-    pub fn transfer_policy(&self) -> TransferPolicy {
+    pub(crate) fn transfer_policy(&self) -> TransferPolicy {
         self.transfer.policy()
     }
 
     /// How registries are reached.
     #[must_use]
-    pub fn registry_policy(&self) -> RegistryPolicy {
+    pub(crate) fn registry_policy(&self) -> RegistryPolicy {
         RegistryPolicy {
             mirrors: self.mirrors.iter().map(|(host, bases)| (host.clone(), bases.to_vec())).collect(),
             insecure: self.insecure_registries.clone(),
@@ -264,14 +264,14 @@ impl Config {
 
     /// Where blobd keeps credentials of its own.
     #[must_use]
-    pub fn credential_file(&self) -> CredentialFile {
+    pub(crate) fn credential_file(&self) -> CredentialFile {
         self.credentials.file(self.location.as_deref())
     }
 }
 
 /// Where things are unless the user says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Defaults {
+pub(crate) struct Defaults {
     /// The store's directory.
     pub root: PathBuf,
     /// The daemon's socket.
@@ -283,13 +283,13 @@ pub struct Defaults {
 impl Defaults {
     /// The system's for root, the user's own for everyone else.
     #[must_use]
-    pub fn of_user() -> Self {
+    pub(crate) fn of_user() -> Self {
         if rustix::process::geteuid().is_root() { Self::system() } else { Self::user() }
     }
 
     /// Those of the system service.
     #[must_use]
-    pub fn system() -> Self {
+    pub(crate) fn system() -> Self {
         Self {
             root: "/var/lib/blobd".into(),
             socket: "/run/blobd/blobd.sock".into(),

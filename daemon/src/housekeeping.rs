@@ -18,7 +18,7 @@ const TICK: Duration = Duration::from_secs(1);
 const TICKS_PER_ROUND: u64 = 60;
 
 /// Runs for ever. What fails is logged and tried again.
-pub async fn run(daemon: Arc<Daemon>) {
+pub(crate) async fn run(daemon: Arc<Daemon>) {
     // Nothing goes the moment a daemon starts: there is time to see what it is about to do.
     let mut was_refused = false;
     for tick in 1u64.. {

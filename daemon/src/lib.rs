@@ -24,33 +24,32 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! From the outside in: [`cli`] turns arguments into requests, [`server`] and [`api`] turn
-//! requests into verbs, [`ops`] has one file per verb, [`session`] serves open models;
-//! [`mount`] is a client of all that, which shows models as files;
-//! [`intake`] and [`transfer`] bring files into the store.
+//! From the outside in: [`cli`] turns arguments into requests; `server` and `api` turn requests into verbs;
+//! [`ops`] has one file per verb; `session` serves open models. [`intake`] and [`transfer`] bring files into
+//! the store. `mount` is a client of the daemon that shows models as files.
 
 mod admission;
-pub mod api;
+mod api;
 pub mod cli;
 mod client_file;
-pub mod config;
+mod config;
 mod demo;
-pub mod housekeeping;
+mod housekeeping;
 pub mod intake;
 mod large_models;
 mod limits;
 mod log_limit;
-pub mod mount;
+mod mount;
 mod open_sessions;
 pub mod ops;
 mod output;
 mod permits;
 mod principal;
 mod read_model;
-pub mod server;
+mod server;
 mod session;
-pub mod size;
+mod size;
 mod socket;
-pub mod state;
+mod state;
 mod sys;
 pub mod transfer;

@@ -13,7 +13,7 @@ use crate::principal::{Peer, Right, UserNames};
 
 /// Who has what open.
 #[derive(Clone, Debug, Default)]
-pub struct Sessions(Arc<Mutex<Table>>);
+pub(crate) struct Sessions(Arc<Mutex<Table>>);
 
 #[derive(Debug, Default)]
 struct Table {
@@ -93,7 +93,7 @@ impl Sessions {
 
     /// Everything that is open now. Reads `/etc/passwd`.
     #[must_use]
-    pub fn list(&self) -> SessionList {
+    pub(crate) fn list(&self) -> SessionList {
         // Looking up users reads a file: not while others wait for the table.
         let open: Vec<OpenSession> = self.lock().open.values().cloned().collect();
         SessionList { sessions: summaries(&open) }
@@ -106,13 +106,13 @@ impl Sessions {
 
     /// When a model was last opened since the daemon started.
     #[must_use]
-    pub fn last_opened(&self, model: &Reference) -> Option<String> {
+    pub(crate) fn last_opened(&self, model: &Reference) -> Option<String> {
         self.lock().last_opened.get(model).copied().map(rfc3339)
     }
 
     /// The same as a time.
     #[must_use]
-    pub fn last_opened_at(&self, model: &Reference) -> Option<SystemTime> {
+    pub(crate) fn last_opened_at(&self, model: &Reference) -> Option<SystemTime> {
         self.lock().last_opened.get(model).copied()
     }
 

@@ -16,7 +16,7 @@ use crate::principal::Peer;
 use crate::socket::{ClientSocket, HttpIo};
 use crate::state::Daemon;
 
-pub use crate::socket::Socket;
+pub(crate) use crate::socket::Socket;
 
 /// How long a client may take to send a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ const MAX_HEAD_BYTES: usize = 16 << 10;
 
 /// Serves a daemon on connections, wherever they come from.
 #[derive(Clone, Debug)]
-pub struct Server {
+pub(crate) struct Server {
     daemon: Arc<Daemon>,
     connections: Connections,
 }
@@ -33,13 +33,13 @@ pub struct Server {
 impl Server {
     /// A server without a socket.
     #[must_use]
-    pub fn new(daemon: Arc<Daemon>) -> Self {
+    pub(crate) fn new(daemon: Arc<Daemon>) -> Self {
         let connections = Connections::new(daemon.limits.connections);
         Self { daemon, connections }
     }
 
     /// Accepts connections for ever.
-    pub async fn serve(&self, listener: &UnixListener) {
+    pub(crate) async fn serve(&self, listener: &UnixListener) {
         loop {
             match listener.accept().await {
                 Ok((stream, _address)) => self.start(stream),
@@ -57,7 +57,7 @@ impl Server {
     }
 
     /// Serves one connection in a task of its own, unless its user has too many.
-    pub fn start(&self, stream: UnixStream) {
+    pub(crate) fn start(&self, stream: UnixStream) {
         let Ok(peer) = Peer::of(&stream) else { return };
         let closer = &self.daemon.closer;
         let permit = match self.connections.admit(peer.uid) {

@@ -14,7 +14,7 @@
 /// assert_eq!(parse_size("1.5kb"), Ok(1500));
 /// assert!(parse_size("a lot").is_err());
 /// ```
-pub fn parse_size(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let refused = || format!("{text:?}: not a size; write for example 200GiB, 5GB or a number of bytes");
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -55,7 +55,7 @@ fn unit_bytes(unit: &str) -> Option<u128> {
 
 /// A size in binary units with three significant digits: `4.34 GiB`, `512 B`.
 #[must_use]
-pub fn human_bytes(bytes: u64) -> String {
+pub(crate) fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -81,7 +81,9 @@ pub fn human_bytes(bytes: u64) -> String {
 ///
 /// # Errors
 /// The deserialiser's.
-pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+pub(crate) fn deserialize<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<u64>, D::Error> {
     use serde::Deserialize as _;
     use serde::de::Error as _;
 

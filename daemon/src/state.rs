@@ -20,7 +20,7 @@ use crate::socket::Closer;
 use crate::transfer::{TransferPolicy, Transfers};
 
 /// A daemon without its socket. Embedded in a command or listening, it is the same.
-pub struct Daemon {
+pub(crate) struct Daemon {
     /// The store.
     pub store: Arc<Store>,
     /// How models are fetched.
@@ -145,7 +145,7 @@ impl Daemon {
     ///
     /// # Errors
     /// [`RegistryError`] when the policy names what is unusable.
-    pub fn new(store: Store, policy: &RegistryPolicy) -> Result<Self, RegistryError> {
+    pub(crate) fn new(store: Store, policy: &RegistryPolicy) -> Result<Self, RegistryError> {
         let (store, sessions) = (Arc::new(store), Sessions::default());
         let opened = sessions.clone();
         let last_opened: Arc<LastOpened> = Arc::new(move |model: &Reference| opened.last_opened_at(model));
@@ -171,7 +171,7 @@ impl Daemon {
     /// Whether a verification runs, or imports and pulls move as much as a disk notices. One that crawls
     /// or hangs keeps nobody from the disk.
     #[must_use]
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         let moved = self.transfers.received_bytes().saturating_add(self.activity.imported());
         self.activity.is_lively(moved, Instant::now()) || self.work.verifications.in_use() > 0
     }
@@ -179,7 +179,7 @@ impl Daemon {
     /// The same for users other than the daemon's own: one of those who connects is a danger to
     /// the others, because who owns a blob may change it.
     #[must_use]
-    pub fn for_many_users(mut self) -> Self {
+    pub(crate) fn for_many_users(mut self) -> Self {
         self.is_single_user = false;
         self.limits.for_many_users();
         self
@@ -187,7 +187,7 @@ impl Daemon {
 
     /// The same with transfers of another policy.
     #[must_use]
-    pub fn with_transfers(mut self, policy: TransferPolicy) -> Self {
+    pub(crate) fn with_transfers(mut self, policy: TransferPolicy) -> Self {
         self.transfers = Transfers::new(policy);
         self
     }

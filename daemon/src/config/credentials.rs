@@ -12,7 +12,7 @@ use super::Defaults;
 /// each exception costs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct CredentialsConfig {
+pub(crate) struct CredentialsConfig {
     /// blobd's own file; by default `credentials.json` beside the configuration file.
     pub file: Option<PathBuf>,
     /// Whether the programs that Docker's configuration names for credentials are run.

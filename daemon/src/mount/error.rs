@@ -10,7 +10,7 @@ use fuser::Errno;
 /// Why there is no mount.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum MountError {
+pub(crate) enum MountError {
     /// The place to mount at cannot be looked at.
     #[error("{directory}: {reason}", directory = directory.display())]
     Directory {
@@ -62,7 +62,7 @@ pub enum MountError {
 impl MountError {
     /// As the command line reports it.
     #[must_use]
-    pub fn body(self) -> ErrorBody {
+    pub(crate) fn body(self) -> ErrorBody {
         let message = self.to_string();
         let body = |code| ErrorBody::new(code, &message);
         match self {

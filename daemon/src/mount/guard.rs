@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
 /// The hidden command that is the guard.
-pub const COMMAND: &str = "mount-guard";
+pub(crate) const COMMAND: &str = "mount-guard";
 
 /// The other process; it looks after the mount when this is dropped, or when this process dies.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Guard {
 }
 
 /// Waits until the other end of standard input is closed, and unmounts what is dead at `directory`.
-pub fn watch(directory: &Path) {
+pub(crate) fn watch(directory: &Path) {
     // A mount's process that is alive says nothing; an error is as good as its end.
     let _ = io::stdin().read_to_end(&mut Vec::new());
     for _ in 0..MAX_LOOKS {

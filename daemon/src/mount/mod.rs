@@ -24,11 +24,11 @@ mod file_system;
 mod guard;
 mod names;
 mod opener;
-pub mod tree;
+pub(crate) mod tree;
 mod workers;
 
-pub use error::MountError;
-pub use guard::{COMMAND as GUARD_COMMAND, watch};
+pub(crate) use error::MountError;
+pub(crate) use guard::watch;
 
 use catalog::Catalog;
 use file_system::ModelFileSystem;
@@ -37,7 +37,7 @@ use opener::Opener;
 
 /// Who may see the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Audience {
+pub(crate) enum Audience {
     /// The user who mounts.
     Owner,
     /// Everybody on the machine.
@@ -46,7 +46,7 @@ pub enum Audience {
 
 /// A mount that is served by threads of this process.
 #[derive(Debug)]
-pub struct Mount {
+pub(crate) struct Mount {
     directory: PathBuf,
     unmounter: SessionUnmounter,
     ended: oneshot::Receiver<io::Result<()>>,
@@ -58,7 +58,7 @@ impl Mount {
     ///
     /// # Errors
     /// [`MountError`].
-    pub fn start(client: &Client, directory: &Path, audience: Audience) -> Result<Self, MountError> {
+    pub(crate) fn start(client: &Client, directory: &Path, audience: Audience) -> Result<Self, MountError> {
         let directory = usable(directory)?;
         check_fuse()?;
         let file_system = ModelFileSystem::new(Catalog::new(client.clone())?, Opener::new(client.clone()));
@@ -78,7 +78,7 @@ impl Mount {
 
     /// Where it is mounted.
     #[must_use]
-    pub fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
@@ -86,13 +86,13 @@ impl Mount {
     ///
     /// # Errors
     /// What ended the service otherwise.
-    pub async fn ended(&mut self) -> io::Result<()> {
+    pub(crate) async fn ended(&mut self) -> io::Result<()> {
         let ended = (&mut self.ended).await;
         ended.unwrap_or_else(|_gone| Err(io::Error::other("the mount's thread has died")))
     }
 
     /// Unmounts. Whoever has a file open then has it until this process ends.
-    pub fn unmount(mut self) {
+    pub(crate) fn unmount(mut self) {
         if self.unmounter.unmount().is_err() {
             guard::detach(&self.directory);
         }

@@ -18,7 +18,7 @@ use super::names::{self, OLLAMA_BLOBS, OLLAMA_MANIFESTS};
 
 /// A model as it is mounted.
 #[derive(Clone, Debug)]
-pub struct Listed {
+pub(crate) struct Listed {
     /// Its tag.
     pub reference: Reference,
     /// What its registry says about it.
@@ -29,13 +29,13 @@ pub struct Listed {
 
 /// All directories and files by inode.
 #[derive(Debug, Default)]
-pub struct Tree {
+pub(crate) struct Tree {
     nodes: HashMap<u64, Node>,
 }
 
 /// A directory or a file.
 #[derive(Clone, Debug)]
-pub enum Node {
+pub(crate) enum Node {
     /// A directory.
     Directory(Directory),
     /// A regular file.
@@ -44,7 +44,7 @@ pub enum Node {
 
 /// A directory.
 #[derive(Clone, Debug)]
-pub struct Directory {
+pub(crate) struct Directory {
     /// The directory that it is in; the root is in itself.
     pub parent: u64,
     /// What is in it, by name.
@@ -55,7 +55,7 @@ pub struct Directory {
 
 /// A name in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub(crate) struct Entry {
     /// What it names.
     pub inode: u64,
     /// Whether that is a directory.
@@ -64,7 +64,7 @@ pub struct Entry {
 
 /// A regular file.
 #[derive(Clone, Debug)]
-pub struct File {
+pub(crate) struct File {
     /// Its length in bytes.
     pub size: u64,
     /// When the first of the tags that lead to it was last set.
@@ -77,7 +77,7 @@ pub struct File {
 
 /// Where a file's bytes come from.
 #[derive(Clone, Debug)]
-pub enum Content {
+pub(crate) enum Content {
     /// It is a manifest, which is here.
     Manifest(Arc<Manifest>),
     /// It is a layer with this digest of any of these models.
@@ -86,7 +86,7 @@ pub enum Content {
 
 /// A model that has a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LayerSource {
+pub(crate) struct LayerSource {
     /// The model.
     pub reference: Reference,
     /// The digest of its manifest.
@@ -98,7 +98,7 @@ pub struct LayerSource {
 /// Numbers that stay the same for the same content and the same directory, from one tree to the
 /// next and, but for collisions, from one mount to the next.
 #[derive(Debug, Default)]
-pub struct Inodes {
+pub(crate) struct Inodes {
     taken: HashMap<u64, Box<str>>,
 }
 
@@ -125,12 +125,12 @@ impl Inodes {
 
 impl Tree {
     /// The root's inode, as FUSE has it.
-    pub const ROOT: u64 = 1;
+    pub(crate) const ROOT: u64 = 1;
 
     /// The tree of these models. Where a file and a directory would have the same name, the
     /// directory has it; of two files, the first.
     #[must_use]
-    pub fn build(models: &[Listed], inodes: &mut Inodes) -> Self {
+    pub(crate) fn build(models: &[Listed], inodes: &mut Inodes) -> Self {
         let mut builder = Builder { nodes: HashMap::new(), inodes };
         builder.nodes.insert(Self::ROOT, Node::Directory(Directory::new(Self::ROOT)));
         for path in [&OLLAMA_BLOBS, &OLLAMA_MANIFESTS] {
@@ -161,38 +161,28 @@ impl Tree {
 
     /// What has this inode.
     #[must_use]
-    pub fn node(&self, inode: u64) -> Option<&Node> {
+    pub(crate) fn node(&self, inode: u64) -> Option<&Node> {
         self.nodes.get(&inode)
     }
 
     /// The directory with this inode.
     #[must_use]
-    pub fn directory(&self, inode: u64) -> Option<&Directory> {
+    pub(crate) fn directory(&self, inode: u64) -> Option<&Directory> {
         match self.node(inode)? {
             Node::Directory(directory) => Some(directory),
             Node::File(_) => None,
         }
     }
 
-    /// What a path from the root leads to.
-    #[must_use]
-    pub fn find(&self, path: &str) -> Option<(u64, &Node)> {
-        let parts = path.split('/').filter(|part| !part.is_empty());
-        let inode = parts
-            .into_iter()
-            .try_fold(Self::ROOT, |inode, part| Some(self.directory(inode)?.entries.get(part)?.inode))?;
-        Some((inode, self.node(inode)?))
-    }
-
     /// How many nodes there are.
     #[must_use]
-    pub fn node_count(&self) -> u64 {
+    pub(crate) fn node_count(&self) -> u64 {
         self.nodes.len() as u64
     }
 
     /// The length of all files, each content once.
     #[must_use]
-    pub fn total_bytes(&self) -> u64 {
+    pub(crate) fn total_bytes(&self) -> u64 {
         self.nodes.values().fold(0, |sum, node| match node {
             Node::File(file) => file.size.saturating_add(sum),
             Node::Directory(_) => sum,
@@ -207,7 +197,7 @@ impl Directory {
 
     /// How many directories are in it.
     #[must_use]
-    pub fn directory_count(&self) -> u32 {
+    pub(crate) fn directory_count(&self) -> u32 {
         let count = self.entries.values().filter(|entry| entry.is_directory).count();
         u32::try_from(count).unwrap_or(u32::MAX)
     }

@@ -17,7 +17,7 @@ const BACKLOG: i32 = 4096;
 
 /// A listening socket, whose name goes when it is dropped.
 #[derive(Debug)]
-pub struct Socket {
+pub(crate) struct Socket {
     path: PathBuf,
     listener: UnixListener,
 }
@@ -28,7 +28,7 @@ impl Socket {
     ///
     /// # Errors
     /// [`io::ErrorKind::AddrInUse`] when a daemon answers there; those of `bind`.
-    pub fn bind(path: &Path) -> io::Result<Self> {
+    pub(crate) fn bind(path: &Path) -> io::Result<Self> {
         if let Some(directory) = path.parent() {
             fs::DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
         }
@@ -53,14 +53,14 @@ impl Socket {
     ///
     /// # Errors
     /// Those of `chown` and `chmod`.
-    pub fn admit_group(&self, gid: u32) -> io::Result<()> {
+    pub(crate) fn admit_group(&self, gid: u32) -> io::Result<()> {
         std::os::unix::fs::chown(&self.path, None, Some(gid))?;
         fs::set_permissions(&self.path, fs::Permissions::from_mode(0o660))
     }
 
     /// What to accept connections from.
     #[must_use]
-    pub const fn listener(&self) -> &UnixListener {
+    pub(crate) const fn listener(&self) -> &UnixListener {
         &self.listener
     }
 }

@@ -25,7 +25,7 @@ mod listener;
 
 pub(crate) use closer::Closer;
 pub(crate) use http_io::HttpIo;
-pub use listener::Socket;
+pub(crate) use listener::Socket;
 
 /// As many as the kernel lets into one message: all are taken, so that it closes none on the way.
 const MAX_FDS_PER_MESSAGE: usize = 253;

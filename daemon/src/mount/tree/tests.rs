@@ -46,7 +46,7 @@ fn paths(tree: &Tree) -> Vec<String> {
 }
 
 fn file<'t>(tree: &'t Tree, path: &str) -> (u64, &'t File) {
-    match tree.find(path) {
+    match find(tree, path) {
         Some((inode, Node::File(file))) => (inode, file),
         other => panic!("{path}: {other:?}"),
     }
@@ -56,7 +56,7 @@ fn file<'t>(tree: &'t Tree, path: &str) -> (u64, &'t File) {
 fn empty_store_is_an_empty_models_directory() {
     let tree = build(&[]);
     assert!(paths(&tree).is_empty());
-    assert!(tree.find("ollama/blobs").is_some() && tree.find("ollama/manifests").is_some());
+    assert!(find(&tree, "ollama/blobs").is_some() && find(&tree, "ollama/manifests").is_some());
 }
 
 #[test]
@@ -115,8 +115,8 @@ fn inodes_that_collide_are_told_apart() {
 fn directory_has_its_name_before_a_file() {
     let models = [model("foo:8b", "one"), model("foo/8b.gguf:latest", "two")];
     let tree = build(&models);
-    assert!(tree.find("foo/8b.gguf/latest.gguf").is_some());
-    assert!(tree.find("foo/8b.gguf").is_some_and(|(_, node)| matches!(node, Node::Directory(_))));
+    assert!(find(&tree, "foo/8b.gguf/latest.gguf").is_some());
+    assert!(find(&tree, "foo/8b.gguf").is_some_and(|(_, node)| matches!(node, Node::Directory(_))));
     assert_eq!(paths(&tree).iter().filter(|path| path.starts_with("foo")).count(), 1);
 }
 
@@ -131,7 +131,7 @@ fn weights_have_their_name_before_companions() {
 fn namespace_called_ollama_shares_the_directory() {
     let tree = build(&[model("ollama:1", "a"), model("ollama/manifests:2", "b")]);
     for path in ["ollama/1.gguf", "ollama/manifests/2.gguf", "ollama/blobs"] {
-        assert!(tree.find(path).is_some(), "{path}");
+        assert!(find(&tree, path).is_some(), "{path}");
     }
 }
 
@@ -140,14 +140,23 @@ fn contradicting_sizes_are_not_both_shown() {
     let liar = listed("b:1", 1, &[(MediaType::OLLAMA_MODEL, "w", 999)]);
     let tree = build(&[model("a:1", "w"), liar]);
     assert_eq!(file(&tree, "a/1.gguf").1.size, 1000);
-    assert!(tree.find("b/1.gguf").is_none());
+    assert!(find(&tree, "b/1.gguf").is_none());
 }
 
 #[test]
 fn paths_that_lead_nowhere_are_none() {
     let tree = build(&[model("a:1", "w")]);
     for path in ["b", "a/1", "a/1.gguf/x", "../a", "a/./1.gguf"] {
-        assert!(tree.find(path).is_none(), "{path}");
+        assert!(find(&tree, path).is_none(), "{path}");
     }
-    assert_eq!(tree.find("/").unwrap().0, Tree::ROOT);
+    assert_eq!(find(&tree, "/").unwrap().0, Tree::ROOT);
+}
+
+/// What a path from the root leads to.
+fn find<'t>(tree: &'t Tree, path: &str) -> Option<(u64, &'t Node)> {
+    let parts = path.split('/').filter(|part| !part.is_empty());
+    let inode = parts
+        .into_iter()
+        .try_fold(Tree::ROOT, |inode, part| Some(tree.directory(inode)?.entries.get(part)?.inode))?;
+    Some((inode, tree.node(inode)?))
 }

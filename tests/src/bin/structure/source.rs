@@ -63,7 +63,7 @@ impl Module {
                 self.note_import(prefix.last().cloned(), prefix.to_vec());
             }
             UseTree::Name(name) => {
-                self.note_import(Some(name.ident.to_string()), with(name.ident.to_string()))
+                self.note_import(Some(name.ident.to_string()), with(name.ident.to_string()));
             }
             UseTree::Rename(name) => {
                 self.note_import(Some(name.rename.to_string()), with(name.ident.to_string()));
