@@ -150,8 +150,9 @@ fn bytes_that_are_not_the_tensor_are_not_published() {
         Fault::Body(vec![0; 100]),
     ];
     for fault in faults {
-        pulled.registry.add_fault("/cdn/", 1, fault.clone());
+        pulled.registry.add_fault("/cdn/", usize::MAX, fault.clone());
         let (code, found, _) = pulled.repair();
+        pulled.registry.clear_faults();
         assert_eq!((code, found["repaired"].as_bool()), (5, Some(false)), "{fault:?}: {found}");
         assert!(found["reason"].as_str().unwrap().contains("not repaired: "), "{fault:?}: {found}");
         assert!(!blob_path(pulled.daemon.root(), &digest).exists(), "{fault:?}");
