@@ -1,10 +1,11 @@
 //! `df`: where the bytes go.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use blobd_client::protocol::response::{DiskUsage, ModelUsage};
-use blobd_store::gc::{GcPlan, Node, Owner, is_held_by_a_program, walk_beside_tags};
+use blobd_store::gc::{self, GcPlan, Node, Owner, walk_beside_tags};
 use blobd_store::index::{Catalog, ModelShare, UnreadableRecipe, Usage, UsageCounter};
 use blobd_store::{ManifestSummary, Store, StoreError, TagSummary};
 use blobd_store_format::digest::Digest;
@@ -27,7 +28,7 @@ pub fn usage(
     let logical_bytes = models.iter().map(|model| model.manifest().size).fold(0, u64::saturating_add);
     let parts = models.iter().zip(&measured.models).map(|(model, share)| model.unshared_bytes(*share));
     let unshared_bytes = parts.fold(0, u64::saturating_add);
-    let unneeded = unneeded(store, &measured)?;
+    let plan = plan(store, &models, &measured)?;
     let mut rows: Vec<_> = models
         .iter()
         .zip(&measured.models)
@@ -38,11 +39,11 @@ pub fn usage(
         logical_bytes,
         physical_bytes,
         saved_bytes: unshared_bytes.saturating_sub(measured.needed_bytes),
-        reclaimable_bytes: unneeded.reclaimable_bytes,
+        reclaimable_bytes: plan.freed_bytes(),
         partial_bytes: store.unfinished_bytes().saturating_add(measured.download_bytes),
         trash_bytes: measured.trash_bytes,
         quarantine_bytes: store.quarantine_bytes(),
-        held_bytes: unneeded.held_bytes,
+        held_bytes: plan.held_bytes(),
         reserve_bytes: store.reserve_bytes().unwrap_or_default(),
         quota_bytes: store.space_policy().quota_bytes,
         free_bytes: store.free_bytes()?,
@@ -54,8 +55,9 @@ pub fn usage(
 /// What a collection would free, if the catalog is there to tell.
 pub(super) fn reclaimable_bytes(store: &Store) -> Option<u64> {
     store.catalog_now().map(drop)?;
-    let measured = measure(store, &Model::all(store).ok()?).ok()?.measured;
-    Some(unneeded(store, &measured).ok()?.reclaimable_bytes)
+    let models = Model::all(store).ok()?;
+    let measured = measure(store, &models).ok()?.measured;
+    Some(plan(store, &models, &measured).ok()?.freed_bytes())
 }
 
 /// A tag whose manifest can be read.
@@ -159,22 +161,21 @@ fn names(roots: &[Node]) -> Vec<Digest> {
     digests
 }
 
-struct Unneeded {
-    reclaimable_bytes: u64,
-    held_bytes: u64,
-}
-
-/// What `gc` would free, and what it would leave because a program has it open or mapped.
-fn unneeded(store: &Store, measured: &Usage) -> Result<Unneeded, StoreError> {
-    let litter = GcPlan::default().with_litter(store, SystemTime::now())?.freed_bytes();
-    let mut unneeded =
-        Unneeded { reclaimable_bytes: litter.saturating_add(measured.unneeded_recipe_bytes), held_bytes: 0 };
-    for (digest, bytes) in &measured.unneeded_blobs {
-        let is_held = is_held_by_a_program(store, *digest);
-        let sum = if is_held { &mut unneeded.held_bytes } else { &mut unneeded.reclaimable_bytes };
-        *sum = sum.saturating_add(*bytes);
+/// What `gc` would do: nothing if it would refuse to.
+fn plan(store: &Store, models: &[Model], measured: &Usage) -> Result<GcPlan, StoreError> {
+    let recipes = measured.unneeded_recipes.iter().copied().map(Node::Recipe);
+    let unneeded = recipes.chain(measured.unneeded_blobs.iter().copied().map(Node::Blob));
+    // What is pinned is not among what is unneeded.
+    let plan = GcPlan::new(store, unneeded, &BTreeSet::new())?.with_litter(store, SystemTime::now())?;
+    if plan == GcPlan::default() {
+        return Ok(plan);
     }
-    Ok(unneeded)
+    let files = models.iter().map(|model| (&model.0.reference, &*model.manifest().files));
+    match gc::check_models(store, files) {
+        Ok(()) => Ok(plan),
+        Err(StoreError::ForeignFile { .. } | StoreError::Incomplete { .. }) => Ok(GcPlan::default()),
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(test)]

@@ -68,6 +68,8 @@ conformance! {
         unreadable_recipe_stops_collection
         lost_recipe_costs_no_blob
         file_that_is_no_tag_stops_collection
+        nothing_is_reclaimable_while_collections_refuse
+        reclaimable_bytes_are_those_on_disk_now
         usage_adds_up;
     trash:
         model_put_aside_frees_nothing_and_outlives_collections

@@ -19,7 +19,7 @@ pub(super) fn is_held(store: &Store, digest: Digest) -> bool {
 }
 
 /// The same, but for this process's own verification, which lets go of what is to be deleted.
-pub fn is_held_by_a_program(store: &Store, digest: Digest) -> bool {
+pub(super) fn is_held_by_a_program(store: &Store, digest: Digest) -> bool {
     // The second look is for a reading that began between the first and the kernel's answer.
     !store.is_reading(digest) && is_in_use(store, digest) && !store.is_reading(digest)
 }

@@ -22,14 +22,14 @@ mod read_ahead;
 mod walk;
 
 pub use evict::{EvictionPlan, Victim, evict, plan_eviction};
-pub use held::is_held_by_a_program;
 pub use holders::holders;
 pub use mark::needs;
 pub use plan::UNKNOWN_HOLDER;
 pub use plan::{GcPlan, KeptBytes, Litter, Node};
-pub use walk::{Owned, Owner, Visit, walk, walk_beside_tags};
+pub use walk::{Owned, Owner, Visit, check_models, walk, walk_beside_tags};
 
 use execute::{execute, forget_origins};
+use held::is_held_by_a_program;
 use mark::mark;
 
 /// Plans a collection of the whole store.

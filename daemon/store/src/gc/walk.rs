@@ -121,14 +121,10 @@ fn each_model(
     store: &Store,
     mut visit: impl FnMut(Reference, Manifest) -> Result<(), StoreError>,
 ) -> Result<(), StoreError> {
-    let tags = store.tags()?;
-    if let Some(path) = tags.foreign.into_iter().next() {
-        return Err(StoreError::ForeignFile { path });
-    }
-    for reference in tags.references {
+    for reference in references_alone(store)? {
         match store.manifest(&reference) {
             Ok(manifest) => {
-                check_complete(store, &reference, &manifest)?;
+                check_complete(store, &reference, manifest.digests())?;
                 visit(reference, manifest)?;
             }
             // Removed since it was listed, by its owner.
@@ -139,10 +135,37 @@ fn each_model(
     Ok(())
 }
 
+/// Checks of models with these files what [`walk`] checks of models, but for the manifests themselves,
+/// which have been read.
+///
+/// # Errors
+/// [`StoreError::ForeignFile`], [`StoreError::Incomplete`], [`StoreError::Io`].
+pub fn check_models<'m>(
+    store: &Store,
+    models: impl IntoIterator<Item = (&'m Reference, &'m [Digest])>,
+) -> Result<(), StoreError> {
+    references_alone(store)?;
+    let mut models = models.into_iter();
+    models.try_for_each(|(reference, files)| check_complete(store, reference, files.iter().copied()))
+}
+
+/// The tags, unless there is a file among them that is none.
+fn references_alone(store: &Store) -> Result<Vec<Reference>, StoreError> {
+    let tags = store.tags()?;
+    match tags.foreign.into_iter().next() {
+        Some(path) => Err(StoreError::ForeignFile { path }),
+        None => Ok(tags.references),
+    }
+}
+
 /// A file that has neither blob nor recipe may have had a recipe, and nobody knows which blobs
 /// that would have named. One that was put aside was a blob.
-fn check_complete(store: &Store, reference: &Reference, manifest: &Manifest) -> Result<(), StoreError> {
-    for digest in manifest.digests() {
+fn check_complete(
+    store: &Store,
+    reference: &Reference,
+    files: impl IntoIterator<Item = Digest>,
+) -> Result<(), StoreError> {
+    for digest in files {
         let is_there = store.has_recipe(digest) || store.blob_size(digest)?.is_some();
         if !is_there && !store.is_quarantined(digest) {
             return Err(StoreError::Incomplete { name: reference.short(), digest });

@@ -27,10 +27,10 @@ pub struct Usage {
     pub trash_bytes: u64,
     /// What only unfinished downloads need in bytes on disk, of what is under its own name already.
     pub download_bytes: u64,
-    /// The recipes that nothing needs, in bytes on disk.
-    pub unneeded_recipe_bytes: u64,
-    /// The blobs that nothing needs, with their bytes on disk.
-    pub unneeded_blobs: Vec<(Digest, u64)>,
+    /// The recipes that nothing needs.
+    pub unneeded_recipes: Vec<Digest>,
+    /// The blobs that nothing needs.
+    pub unneeded_blobs: Vec<Digest>,
 }
 
 /// One model's part in bytes on disk.
@@ -126,13 +126,13 @@ impl<'c> UsageCounter<'c> {
         let present = self.catalog.rows().iter().zip(&self.blobs);
         for (row, users) in present.filter(|(row, _)| row.state == RowState::Present) {
             match users.user {
-                NOBODY => usage.unneeded_blobs.push((row.digest, row.bytes_on_disk)),
+                NOBODY => usage.unneeded_blobs.push(row.digest),
                 user => usage.enter(user, row.bytes_on_disk),
             }
         }
         for (file, row) in self.catalog.recipes() {
             match self.recipes.get(file).map_or(NOBODY, |users| users.user) {
-                NOBODY => usage.unneeded_recipe_bytes += row.bytes_on_disk,
+                NOBODY => usage.unneeded_recipes.push(*file),
                 user => usage.enter(user, row.bytes_on_disk),
             }
         }

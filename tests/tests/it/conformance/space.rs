@@ -210,3 +210,39 @@ pub(super) fn usage_adds_up(verbs: &impl Verbs) {
     assert!(usage.free_bytes > 0 && usage.saved_bytes > 0);
     assert_eq!(usage.saved_bytes, usage.logical_bytes - (usage.physical_bytes - usage.reclaimable_bytes));
 }
+
+/// What nobody needs cannot be told then: the tensors of a model whose recipe is lost look like that.
+pub(super) fn nothing_is_reclaimable_while_collections_refuse(verbs: &impl Verbs) {
+    import(verbs, &ModelFile::dense(1), "m");
+    let lost = verbs.show("m").unwrap().layers[0].digest.to_hex();
+    let lost = verbs.root().join(format!("blobs/sha256-{lost}"));
+    let aside = verbs.root().with_extension("aside");
+    plant_orphan(verbs, &[1; 5000]);
+    let foreign = verbs.root().join("manifests/notes.txt");
+    let check = |is_refused: bool| {
+        let (reclaimable, planned) = (verbs.usage().unwrap().reclaimable_bytes, verbs.gc(true));
+        assert_eq!(
+            (planned.is_err(), reclaimable == 0),
+            (is_refused, is_refused),
+            "{reclaimable} {planned:?}"
+        );
+    };
+    check(false);
+    fs::write(&foreign, "look at this later").unwrap();
+    check(true);
+    fs::remove_file(&foreign).unwrap();
+    fs::rename(&lost, &aside).unwrap();
+    check(true);
+    fs::rename(&aside, &lost).unwrap();
+    check(false);
+}
+
+pub(super) fn reclaimable_bytes_are_those_on_disk_now(verbs: &impl Verbs) {
+    import(verbs, &ModelFile::dense(1), "m");
+    let orphan = plant_orphan(verbs, &[1; 50_000]);
+    let before = verbs.usage().unwrap().reclaimable_bytes;
+    fs::File::options().write(true).open(orphan).unwrap().set_len(5000).unwrap();
+    let after = verbs.usage().unwrap().reclaimable_bytes;
+    assert!(0 < after && after < before, "{after} of {before}");
+    assert_eq!(verbs.gc(false).unwrap().freed_bytes, after);
+}

@@ -239,9 +239,9 @@ impl Store {
             let directory = layout::partial(file);
             let changed = |path: &Path| Some(self.root.status(path).ok()??.modified());
             let last_used = changed(&directory.join(JOURNAL)).or_else(|| changed(&directory));
-            PartialDownload { file, bytes: self.root.tree_bytes(&directory), last_used }
+            Ok(PartialDownload { file, bytes: self.partial_bytes(&directory)?, last_used })
         });
-        Ok(described.collect())
+        described.collect()
     }
 
     /// Removes what has arrived of a file; says how much that took on disk.
@@ -250,12 +250,18 @@ impl Store {
     /// [`StoreError::Io`].
     pub fn remove_partial(&self, file: Digest) -> Result<u64, StoreError> {
         let directory = layout::partial(file);
-        let bytes = self.root.tree_bytes(&directory);
+        let bytes = self.partial_bytes(&directory)?;
         if self.root.status(&directory)?.is_some() {
             self.disk().remove_tree(&directory)?;
             self.space().recount_partial();
         }
         Ok(bytes)
+    }
+
+    /// What a download takes on disk. Its directory is freed with it.
+    fn partial_bytes(&self, directory: &Path) -> Result<u64, StoreError> {
+        let own = self.root.allocated_bytes(directory)?;
+        Ok(self.root.tree_bytes(directory).saturating_add(own))
     }
 
     /// What downloads have left of these files is of no more use to whoever has had them pinned; it

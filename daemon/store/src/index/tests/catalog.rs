@@ -244,5 +244,5 @@ fn usage_counts_each_blob_once_for_each_model() {
     let shares: Vec<_> = usage.models.iter().map(|share| (share.unique_bytes, share.shared_bytes)).collect();
     assert_eq!(shares, [(1, 10), (0, 110)]);
     assert_eq!((usage.needed_bytes, usage.trash_bytes), (111, 1000));
-    assert_eq!(usage.unneeded_blobs, [(blob(6), 100_000)]);
+    assert_eq!(usage.unneeded_blobs, [blob(6)]);
 }
