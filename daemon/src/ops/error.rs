@@ -32,7 +32,7 @@ pub enum OpError {
     #[error(transparent)]
     Manifest(#[from] ManifestError),
     /// A stored header does not parse.
-    #[error("blob {digest}: damaged: {source}; pull or import the model again")]
+    #[error("blob {digest}: damaged: {source}; `blobd verify --repair` replaces it")]
     Damaged {
         /// The header's blob.
         digest: blobd_store_format::digest::Digest,

@@ -219,9 +219,13 @@ impl Incoming<'_> {
 
     fn take_present(&mut self, file: &RemoteFile) -> Result<Option<Held>, OpError> {
         let Some(descriptor) = self.present(file)? else { return Ok(None) };
+        let facts = match self.stored_facts(&descriptor) {
+            // It is missing from now on, and is fetched with the file.
+            Err(OpError::Damaged { digest, .. }) if self.set_aside_if_damaged(digest)? => return Ok(None),
+            facts => facts?,
+        };
         self.present_bytes += file.size();
         self.tell(file, file.size(), Some(file.size()));
-        let facts = self.stored_facts(&descriptor)?;
         Ok(Some(Held { file: descriptor, facts }))
     }
 
@@ -313,6 +317,15 @@ impl Incoming<'_> {
         let Some(stored) = store.stored_file_now(&file)? else { return Ok(None) };
         lease.pin_all(stored.blob_sizes().into_iter().map(|(digest, _)| digest));
         Ok(store.has_file(&file)?.then_some(file))
+    }
+
+    /// Moves a blob to quarantine unless its content has the digest that it is named by.
+    fn set_aside_if_damaged(&self, digest: Digest) -> Result<bool, OpError> {
+        let place = self.ingest.store().set_aside_if_damaged(digest)?;
+        if let Some(place) = &place {
+            tracing::warn!("blob {digest} was damaged; it is in {}", place.display());
+        }
+        Ok(place.is_some())
     }
 
     /// What a file that is stored says about itself, if it is one of weights.

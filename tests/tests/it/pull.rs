@@ -14,13 +14,16 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use blobd_store_format::recipe::Recipe;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
 use blobd_tests::places::fast_folder;
 use blobd_tests::registry::{FakeRegistry, Fault, Manner};
-use blobd_tests::store_dir::{check_blobs, check_empty, forget_downloads, staged};
+use blobd_tests::store_dir::{
+    blob_path, check_blobs, check_empty, flip_byte, forget_downloads, names, staged,
+};
 use blobd_tests::wait::eventually;
 use serde_json::Value as Json;
 
@@ -131,6 +134,31 @@ fn pull_and_import_mend_a_damaged_recipe() {
         assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == model.bytes());
         daemon.command().line("gc").succeeds();
     }
+}
+
+#[test]
+fn pull_and_repair_replace_a_damaged_header() {
+    let model = ModelFile::dense(1);
+    let registry = registry_with(&model);
+    let daemon = TestDaemon::start();
+    let name = registry.name("library/tiny:latest");
+    daemon.command().run(["pull", &name]).succeeds();
+    let recipe = daemon.root().join(format!("recipes/sha256-{}.json", sha256(&model.bytes())));
+    let recipe = Recipe::parse(&fs::read(recipe).unwrap()).unwrap();
+    let header = blob_path(daemon.root(), &recipe.header().unwrap().0.to_string());
+    for (number, command) in [["pull", name.as_str()], ["verify", "--repair"]].into_iter().enumerate() {
+        // A byte of the magic number: it is no header any more.
+        flip_byte(&header, 1);
+        let shown = daemon.command().run(["show", &name]).exits_with(5);
+        assert!(shown.stderr.contains("`blobd verify --repair`"), "{}", shown.stderr);
+        daemon.command().run(command).succeeds();
+        daemon.command().run(["show", &name]).succeeds();
+        assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == model.bytes());
+        check_blobs(daemon.root());
+        assert_eq!(names(&daemon.root().join("quarantine")).len(), number + 1, "as it was found");
+    }
+    let again = daemon.command().run(["pull", &name, "--json"]).succeeds().json_lines();
+    assert_eq!(again.last().unwrap()["downloaded_bytes"], 0);
 }
 
 #[test]
