@@ -36,6 +36,7 @@ mod rogue;
 mod shutdown;
 mod sources;
 mod space;
+mod space_model;
 mod substituted;
 mod together;
 mod trash;

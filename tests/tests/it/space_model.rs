@@ -1,0 +1,257 @@
+//! What `df` calls reclaimable is what `gc` frees, and what `rm` prints is what the file system shows: in
+//! every state that random steps lead to, beside a model of the store that knows what keeps what.
+//!
+//! After each step `df`, the dry run of `gc`, the model and the blocks on disk have to agree to the byte. Where
+//! the store has a file system of its own, `statvfs` has to agree too. A step waits for what the daemon does
+//! in the background because of it, so that nothing depends on time.
+//!
+//! `PROPTEST_CASES` sets the number of cases. What fails is printed as the shortest list of steps that does.
+
+mod books;
+mod damage;
+mod needs;
+mod offers;
+mod place;
+mod world;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+
+use damage::Refusal;
+use offers::Offers;
+use place::{Kind, Place};
+use world::Pair;
+
+/// One thing that is done to a store. Numbers beyond the end of a list begin it anew; a step that has nothing
+/// to act upon does nothing.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Import {
+        file: usize,
+        name: usize,
+    },
+    Pull {
+        file: usize,
+        name: usize,
+    },
+    /// A pull that ends early, and the daemon with it. With `whole` all of the weights have arrived.
+    PullInterrupted {
+        file: usize,
+        name: usize,
+        whole: bool,
+    },
+    Tag {
+        source: usize,
+        target: usize,
+    },
+    Remove {
+        name: usize,
+    },
+    /// `rm --keep`.
+    PutAside {
+        name: usize,
+        expired: bool,
+    },
+    Undelete {
+        name: usize,
+    },
+    Pin {
+        name: usize,
+        pinned: bool,
+    },
+    /// A session, which is a lease.
+    Open {
+        name: usize,
+    },
+    Close {
+        session: usize,
+    },
+    /// A program opens a blob without a session.
+    Hold {
+        blob: usize,
+    },
+    LetGo {
+        program: usize,
+    },
+    /// Inverts the bits of a byte.
+    Flip {
+        blob: usize,
+    },
+    /// Cuts a blob off.
+    Truncate {
+        blob: usize,
+    },
+    /// Deletes a blob that is not a file of a model by itself.
+    Lose {
+        blob: usize,
+    },
+    Verify {
+        repair: bool,
+    },
+    /// A blob that nothing needs.
+    Orphan {
+        pages: usize,
+    },
+    /// What a process that died has left in `staging/`.
+    DeadTransaction {
+        pages: usize,
+    },
+    /// Nobody goes on with the downloads for more than a week.
+    AgeDownloads,
+    Collect,
+    Stop,
+    Kill,
+    /// Something is damaged so that nobody knows what is needed; a model is removed meanwhile.
+    Refuse {
+        refusal: Refusal,
+        name: usize,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let number = || 0..64_usize;
+    let (file, name) = (number, number);
+    prop_oneof![
+        8 => (file(), name()).prop_map(|(file, name)| Step::Import { file, name }),
+        3 => (file(), name()).prop_map(|(file, name)| Step::Pull { file, name }),
+        3 => (file(), name(), any::<bool>())
+            .prop_map(|(file, name, whole)| Step::PullInterrupted { file, name, whole }),
+        3 => (name(), name()).prop_map(|(source, target)| Step::Tag { source, target }),
+        8 => name().prop_map(|name| Step::Remove { name }),
+        4 => (name(), any::<bool>()).prop_map(|(name, expired)| Step::PutAside { name, expired }),
+        2 => name().prop_map(|name| Step::Undelete { name }),
+        2 => (name(), any::<bool>()).prop_map(|(name, pinned)| Step::Pin { name, pinned }),
+        3 => name().prop_map(|name| Step::Open { name }),
+        2 => number().prop_map(|session| Step::Close { session }),
+        2 => number().prop_map(|blob| Step::Hold { blob }),
+        1 => number().prop_map(|program| Step::LetGo { program }),
+        2 => number().prop_map(|blob| Step::Flip { blob }),
+        1 => number().prop_map(|blob| Step::Truncate { blob }),
+        1 => number().prop_map(|blob| Step::Lose { blob }),
+        2 => any::<bool>().prop_map(|repair| Step::Verify { repair }),
+        2 => (0..4_usize).prop_map(|pages| Step::Orphan { pages }),
+        1 => (0..4_usize).prop_map(|pages| Step::DeadTransaction { pages }),
+        1 => Just(Step::AgeDownloads),
+        2 => Just(Step::Collect),
+        1 => Just(Step::Stop),
+        1 => Just(Step::Kill),
+        1 => (prop::sample::select(&Refusal::ALL[..]), name())
+            .prop_map(|(refusal, name)| Step::Refuse { refusal, name }),
+    ]
+}
+
+/// The number of cases is the environment's `PROPTEST_CASES` if that is set.
+fn config() -> ProptestConfig {
+    const CASES: u32 = 6;
+    let config =
+        ProptestConfig { max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() };
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => config,
+        None => ProptestConfig { cases: CASES, ..config },
+    }
+}
+
+fn what_is_said_is_what_is_freed(kind: Kind) {
+    if Place::make(kind).is_none() {
+        println!("skipped: {kind:?} of a daemon's own cannot be had here");
+        return;
+    }
+    let offers = Offers::start();
+    let run = TestRunner::new(config()).run(&prop::collection::vec(step(), 1..32), |steps| {
+        let mut pair = Pair::new(Place::make(kind).expect("it could be had before"), &offers);
+        for step in &steps {
+            if pair.is_old() {
+                break;
+            }
+            pair.take(*step);
+            pair.check();
+        }
+        pair.collect();
+        Ok(())
+    });
+    run.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn what_is_said_is_what_is_freed_in_a_directory() {
+    what_is_said_is_what_is_freed(Kind::Directory);
+}
+
+#[test]
+fn what_is_said_is_what_statvfs_shows_on_tmpfs() {
+    what_is_said_is_what_is_freed(Kind::Tmpfs);
+}
+
+#[test]
+fn what_is_said_is_what_statvfs_shows_on_ext4() {
+    what_is_said_is_what_is_freed(Kind::Ext4);
+}
+
+/// A step that is refused, or finds nothing to act upon, tests nothing.
+#[test]
+fn steps_lead_to_the_states_that_they_are_for() {
+    let offers = Offers::start();
+    let mut pair = Pair::new(Place::make(Kind::Directory).unwrap(), &offers);
+    let mut last = pair.reached();
+    let mut take = |step| {
+        pair.take(step);
+        pair.check();
+        let (before, reached) = (last, pair.reached());
+        last = reached;
+        (before, reached)
+    };
+    let (_, reached) = take(Step::PullInterrupted { file: 4, name: 0, whole: false });
+    assert_eq!((reached.downloads, reached.whole_downloads), (1, 0));
+    let (_, reached) = take(Step::PullInterrupted { file: 4, name: 0, whole: true });
+    assert_eq!((reached.downloads, reached.whole_downloads), (1, 1));
+    take(Step::AgeDownloads);
+    let (_, reached) = take(Step::Collect);
+    assert!(reached.downloads == 0 && reached.unneeded > 0, "{reached:?}");
+    take(Step::Pull { file: 0, name: 0 });
+    take(Step::Open { name: 0 });
+    let (_, reached) = take(Step::Remove { name: 0 });
+    assert_eq!((reached.sessions, reached.condemned > 0), (1, true));
+    let (before, reached) = take(Step::Close { session: 0 });
+    assert!(reached.content < before.content, "{before:?} {reached:?}");
+    take(Step::Collect);
+    take(Step::Import { file: 1, name: 1 });
+    take(Step::PutAside { name: 1, expired: true });
+    let (_, reached) = take(Step::Hold { blob: 0 });
+    assert_eq!((reached.trashed, reached.programs), (1, 1));
+    let (_, reached) = take(Step::Collect);
+    assert_eq!((reached.trashed, reached.content, reached.condemned), (0, 1, 1));
+    let (_, reached) = take(Step::LetGo { program: 0 });
+    assert_eq!(reached.content, 0);
+    take(Step::Import { file: 1, name: 1 });
+    take(Step::Flip { blob: 0 });
+    let (before, reached) = take(Step::Verify { repair: false });
+    assert_eq!((reached.quarantined, reached.content), (1, before.content - 1));
+    for refusal in Refusal::ALL {
+        take(Step::Import { file: 1, name: 1 });
+        take(Step::PutAside { name: 1, expired: false });
+        take(Step::Import { file: 1, name: 1 });
+        let (before, reached) = take(Step::Refuse { refusal, name: 1 });
+        assert_eq!(reached.refusals, before.refusals + 1, "{refusal:?}");
+    }
+}
+
+/// It goes with its record and not before, though nothing else needs it any more.
+#[test]
+fn what_a_session_gives_up_stays_with_an_expired_record() {
+    let offers = Offers::start();
+    let mut pair = Pair::new(Place::make(Kind::Directory).unwrap(), &offers);
+    let steps = [
+        Step::Import { file: 1, name: 0 },
+        Step::Tag { source: 0, target: 1 },
+        Step::Open { name: 1 },
+        Step::PutAside { name: 0, expired: true },
+        Step::Remove { name: 1 },
+        Step::Stop,
+        Step::Undelete { name: 0 },
+    ];
+    for step in steps {
+        pair.take(step);
+        pair.check();
+    }
+    assert_eq!(pair.reached().trashed, 0);
+}

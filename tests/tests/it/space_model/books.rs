@@ -1,0 +1,112 @@
+//! What a store takes on disk, by the file system alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use blobd_tests::filler::free_bytes;
+
+use super::place::{Kind, Place};
+
+/// Where the bytes are that a collection frees.
+pub(super) const COLLECTED: [&str; 5] = ["blobs/", "recipes/", "trash/", "staging/", "partial/"];
+/// Where the bytes are that a removal frees.
+pub(super) const REMOVED: [&str; 2] = ["blobs/", "recipes/"];
+
+/// A look at the disk at a moment at which nothing changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Books {
+    /// Each file, and each directory in a directory, by its path below the root, with what it takes; but for
+    /// the index, which the daemon writes whenever it likes.
+    pub(super) files: BTreeMap<String, u64>,
+    /// What the index and the directories of the root take.
+    beside: u64,
+    /// What is free, where nobody else writes.
+    free: Option<u64>,
+}
+
+impl Books {
+    pub(super) fn of(place: &Place) -> Self {
+        let has_own_disk = place.kind != Kind::Directory;
+        loop {
+            let before = Self::look(&place.root);
+            let free = has_own_disk.then(|| free_bytes(&place.root));
+            if Self::look(&place.root) == before {
+                return Self { free, ..before };
+            }
+        }
+    }
+
+    /// What the files below one of these directories take.
+    pub(super) fn taken_in(&self, directories: &[&str]) -> u64 {
+        let is_in = |path: &str| directories.iter().any(|directory| path.starts_with(directory));
+        self.files.iter().filter(|(path, _)| is_in(path)).map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The names of blobs and recipes.
+    pub(super) fn content(&self) -> BTreeSet<String> {
+        let is_content = |path: &&String| REMOVED.iter().any(|directory| path.starts_with(directory));
+        self.files.keys().filter(is_content).cloned().collect()
+    }
+
+    /// What is called so in a directory, without its name.
+    pub(super) fn names(&self, directory: &str) -> Vec<String> {
+        let names = self.files.keys().filter_map(|path| path.strip_prefix(directory));
+        names.map(ToString::to_string).collect()
+    }
+
+    /// Asserts that `said` bytes have been freed in `directories` since `before`, and that the file system has
+    /// them, and what else has come or gone, to the byte.
+    pub(super) fn check_freed(&self, before: &Self, directories: &[&str], said: u64) {
+        let seen = i128::from(before.taken_in(directories)) - i128::from(self.taken_in(directories));
+        assert_eq!(
+            i128::from(said),
+            seen,
+            "bytes said and seen to be freed: {:#?}",
+            self.differences(before)
+        );
+        if let (Some(free_before), Some(free)) = (before.free, self.free) {
+            let visible = i128::from(free) - i128::from(free_before);
+            let gone = i128::from(before.all()) - i128::from(self.all());
+            assert_eq!(visible, gone, "bytes that the file system has got: {:#?}", self.differences(before));
+        }
+    }
+
+    fn all(&self) -> u64 {
+        self.files.values().sum::<u64>() + self.beside
+    }
+
+    /// Paths with what they took and take.
+    fn differences(&self, before: &Self) -> Vec<(String, Option<u64>, Option<u64>)> {
+        let paths: BTreeSet<&String> = before.files.keys().chain(self.files.keys()).collect();
+        let taken = |path: &String| (before.files.get(path).copied(), self.files.get(path).copied());
+        let entries = paths.into_iter().map(|path| (path.clone(), taken(path)));
+        entries.filter(|(_, (then, now))| then != now).map(|(path, (then, now))| (path, then, now)).collect()
+    }
+
+    fn look(root: &Path) -> Self {
+        let (mut files, mut beside) = (BTreeMap::new(), 0);
+        let mut unvisited = vec![String::new()];
+        while let Some(directory) = unvisited.pop() {
+            for entry in fs::read_dir(root.join(&directory)).into_iter().flatten().flatten() {
+                let path = format!("{directory}{}", entry.file_name().to_string_lossy());
+                let status = match entry.metadata() {
+                    Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                    status => status.unwrap(),
+                };
+                let bytes = status.blocks() * 512;
+                if directory.is_empty() && status.is_dir() || path.starts_with("index") {
+                    beside += bytes;
+                } else {
+                    files.insert(path.clone(), bytes);
+                }
+                if status.is_dir() {
+                    unvisited.push(path + "/");
+                }
+            }
+        }
+        Self { files, beside, free: None }
+    }
+}

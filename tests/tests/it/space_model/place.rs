@@ -1,0 +1,123 @@
+//! Where the store of a case lies: in a directory, or on a small file system of its own, which only the
+//! case's own processes see and of which `statvfs` therefore tells nothing else.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::places::{disk_folder, fast_folder};
+use tempfile::TempDir;
+
+/// Much more than the models of a case take, so that the reserve is never given up.
+const MIB: u64 = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A directory that shares its file system with others.
+    Directory,
+    Tmpfs,
+    /// In a loop device.
+    Ext4,
+}
+
+/// A child process that does what its shell script says, prints a line and then waits until this is dropped,
+/// or until the test's process ends in whatever way.
+#[derive(Debug)]
+pub(super) struct Holder {
+    child: Child,
+    input: Option<ChildStdin>,
+}
+
+impl Holder {
+    /// Nothing if the script fails. `"$0"` is the path.
+    pub(super) fn start(wrapper: &[&str], script: &str, path: &Path) -> Option<Self> {
+        let words = [wrapper, &["sh", "-c", script]].concat();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg(path);
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = piped.spawn().ok()?;
+        let (input, output) = (child.stdin.take(), child.stdout.take()?);
+        let holder = Self { child, input };
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line).ok()?;
+        (line == "ready\n").then_some(holder)
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// A daemon and where its store is.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// Before what it lies on.
+    pub(super) daemon: TestDaemon,
+    /// The store as this process sees it.
+    pub(super) root: PathBuf,
+    pub(super) kind: Kind,
+    /// Keeps the mount.
+    _holder: Option<Holder>,
+}
+
+impl Place {
+    /// Nothing where this kind cannot be had.
+    pub(super) fn make(kind: Kind) -> Option<Self> {
+        let folder = if kind == Kind::Ext4 { disk_folder() } else { fast_folder() };
+        let Some(mount) = mount(kind, &folder)? else {
+            let daemon = TestDaemon::start_in(folder);
+            let root = daemon.root().to_path_buf();
+            return Some(Self { daemon, root, kind, _holder: None });
+        };
+        let root = format!("/proc/{}/root{}", mount.holder.child.id(), folder.path().join("store").display());
+        let wrapper: Vec<&str> = mount.wrapper.iter().map(String::as_str).collect();
+        let daemon = TestDaemon::start_under(&wrapper, folder);
+        let root = PathBuf::from(root);
+        assert!(
+            root.join("store.json").is_file(),
+            "the store is seen through the process that keeps the mount"
+        );
+        Some(Self { daemon, root, kind, _holder: Some(mount.holder) })
+    }
+}
+
+struct Mount {
+    holder: Holder,
+    /// What starts another program that sees it.
+    wrapper: Vec<String>,
+}
+
+/// `Some(None)` if the kind needs no mount.
+fn mount(kind: Kind, folder: &TempDir) -> Option<Option<Mount>> {
+    let (store, image) = (folder.path().join("store"), folder.path().join("image"));
+    let (namespace, own, make) = match kind {
+        Kind::Directory => return Some(None),
+        Kind::Tmpfs => {
+            let make = format!("mount -t tmpfs -o mode=700,size={MIB}m none \"$0\"");
+            (["--user", "--preserve-credentials"].as_slice(), "--map-root-user", make)
+        }
+        Kind::Ext4 => {
+            File::create(&image).unwrap().set_len(MIB << 20).unwrap();
+            let mkfs = Command::new("mkfs.ext4").args(["-q", "-m", "0", "-b", "4096"]).arg(&image).output();
+            if !mkfs.is_ok_and(|mkfs| mkfs.status.success()) {
+                return None;
+            }
+            let make = format!("mount -o loop {} \"$0\" && rmdir \"$0/lost+found\"", image.display());
+            (&[][..], "--mount", make)
+        }
+    };
+    fs::create_dir(&store).unwrap();
+    let script = format!("{make} && echo ready && exec cat");
+    let holder = Holder::start(&["unshare", "--mount", own], &script, &store)?;
+    let target = holder.child.id().to_string();
+    let enter = ["nsenter", "--target", &target, "--mount"];
+    let wrapper: Vec<String> = enter.iter().chain(namespace).map(ToString::to_string).collect();
+    let mut trial = Command::new(&wrapper[0]);
+    let is_entered = trial.args(&wrapper[1..]).arg("true").output().is_ok_and(|run| run.status.success());
+    is_entered.then_some(Some(Mount { holder, wrapper }))
+}

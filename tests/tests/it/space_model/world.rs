@@ -1,0 +1,575 @@
+//! A store and what should be in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use blobd_client::Client;
+use blobd_client::error::ClientError;
+use blobd_client::model::OpenModel;
+use blobd_client::protocol::error::ErrorCode;
+use blobd_client::protocol::request::{
+    FileSelection, GcParams, ImportParams, OpenParams, PinParams, RemoveParams, TagParams, TensorSelection,
+    UndeleteParams, VerifyParams,
+};
+use blobd_client::protocol::response::{GcReason, GcReport};
+use blobd_store_format::reference::Reference;
+use blobd_tests::oracle::sha256;
+use blobd_tests::samples::files;
+use blobd_tests::store_dir::flip_byte;
+use blobd_tests::wait::eventually;
+
+use super::Step;
+use super::books::{Books, COLLECTED, REMOVED};
+use super::needs::{Content, Needs, file_and_blobs};
+use super::offers::{FILES, Offers};
+use super::place::{Holder, Place};
+
+const NAMES: [&str; 3] = ["a", "b", "me/c:1"];
+/// A daemon looks at the trash and at what it could not collect so long after its start.
+const ROUND: Duration = Duration::from_secs(60);
+/// A case whose daemon runs as long as this ends early.
+const OLD: Duration = Duration::from_secs(40);
+
+#[derive(Debug)]
+struct Trashed {
+    name: usize,
+    needs: Needs,
+    is_expired: bool,
+}
+
+/// A program that has a blob open. It keeps the file, whatever becomes of the name.
+#[derive(Debug)]
+struct Program {
+    _holder: Holder,
+    path: String,
+    inode: u64,
+}
+
+/// How far a store is from one that is at rest, in numbers of files, and how often it was asked for what it
+/// refused.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reached {
+    pub(super) content: usize,
+    pub(super) unneeded: usize,
+    pub(super) condemned: usize,
+    pub(super) sessions: usize,
+    pub(super) programs: usize,
+    pub(super) trashed: usize,
+    pub(super) quarantined: usize,
+    pub(super) downloads: usize,
+    /// Of which all of the file has arrived.
+    pub(super) whole_downloads: usize,
+    pub(super) refusals: usize,
+}
+
+/// A daemon's store beside what should be in it.
+pub(super) struct Pair<'o> {
+    /// Before the daemon: it waits for the end of its connection.
+    sessions: Vec<(OpenModel, Needs)>,
+    programs: Vec<Program>,
+    pub(super) place: Place,
+    offers: &'o Offers,
+    client: Client,
+    started: Instant,
+    names: BTreeMap<usize, Needs>,
+    pinned: BTreeSet<usize>,
+    /// In the order in which they were put there.
+    trash: Vec<Trashed>,
+    /// What the daemon collects by itself when nobody uses it any more.
+    condemned: Content,
+    /// Whether any blob was ever changed.
+    is_damaged: bool,
+    refusals: usize,
+}
+
+impl<'o> Pair<'o> {
+    pub(super) fn new(place: Place, offers: &'o Offers) -> Self {
+        let client = place.daemon.client();
+        Self {
+            sessions: Vec::new(),
+            programs: Vec::new(),
+            place,
+            offers,
+            client,
+            started: Instant::now(),
+            names: BTreeMap::new(),
+            pinned: BTreeSet::new(),
+            trash: Vec::new(),
+            condemned: Content::new(),
+            is_damaged: false,
+            refusals: 0,
+        }
+    }
+
+    pub(super) fn reached(&self) -> Reached {
+        let (books, downloads) = (Books::of(&self.place), self.downloads());
+        let recipes = books.names("recipes/");
+        let is_whole = |file: &&String| recipes.contains(&format!("{file}.json"));
+        Reached {
+            content: books.content().len(),
+            unneeded: self.unneeded(&books).len(),
+            condemned: self.condemned.len(),
+            sessions: self.sessions.len(),
+            programs: self.programs.len(),
+            trashed: books.names("trash/").len(),
+            quarantined: books.names("quarantine/").len(),
+            downloads: downloads.len(),
+            whole_downloads: downloads.iter().filter(is_whole).count(),
+            refusals: self.refusals,
+        }
+    }
+
+    pub(super) fn is_old(&self) -> bool {
+        self.started.elapsed() > OLD
+    }
+
+    pub(super) fn take(&mut self, step: Step) {
+        match step {
+            Step::Import { file, name } => self.import(FILES[file % FILES.len()], name % NAMES.len()),
+            Step::Pull { file, name } => {
+                if let Err(error) = self.pull(FILES[file % FILES.len()], name % NAMES.len()) {
+                    self.may_be_damaged(&error);
+                }
+            }
+            Step::PullInterrupted { file, name, whole } => {
+                self.interrupt(FILES[file % FILES.len()], name % NAMES.len(), whole);
+            }
+            Step::Tag { source, target } => self.tag(source % NAMES.len(), target % NAMES.len()),
+            Step::Remove { name } => self.remove(name % NAMES.len()),
+            Step::PutAside { name, expired } => self.put_aside(name % NAMES.len(), expired),
+            Step::Undelete { name } => self.undelete(name % NAMES.len()),
+            Step::Pin { name, pinned } => self.pin(name % NAMES.len(), pinned),
+            Step::Open { name } => self.open(name % NAMES.len()),
+            Step::Close { session } => self.close(session),
+            Step::Hold { blob } => self.hold(blob),
+            Step::LetGo { program } => self.let_go(program),
+            Step::Flip { blob } => self.flip(blob),
+            Step::Truncate { blob } => self.truncate(blob),
+            Step::Lose { blob } => self.lose(blob),
+            Step::Verify { repair } => {
+                let params = VerifyParams { reference: None, repair };
+                self.client.verify(&params, |_| ()).unwrap();
+            }
+            Step::Orphan { pages } => {
+                self.plant("blobs", &format!("sha256-{}", sha256(&orphan(pages))), pages);
+            }
+            Step::DeadTransaction { pages } => {
+                fs::create_dir_all(self.place.root.join("staging/1-1")).unwrap();
+                self.plant("staging/1-1", "0", pages);
+            }
+            Step::AgeDownloads => self.age_downloads(),
+            Step::Collect => self.collect(),
+            Step::Stop => {
+                while !self.sessions.is_empty() {
+                    self.close(0);
+                }
+                self.place.daemon.stop();
+                self.start();
+            }
+            Step::Kill => self.restart_killed(|_| ()),
+            Step::Refuse { refusal, name } => self.refuse(refusal, name % NAMES.len()),
+        }
+        self.rest();
+    }
+
+    /// Asserts that all say the same of what a collection would free.
+    pub(super) fn check(&self) {
+        let books = Books::of(&self.place);
+        let usage = self.client.disk_usage().unwrap_or_else(|error| panic!("df: {error}"));
+        let planned =
+            self.client.gc(&GcParams { dry_run: true }).unwrap_or_else(|error| panic!("gc: {error}"));
+        assert_eq!(usage.reclaimable_bytes, planned.freed_bytes, "df and gc: {planned:?}");
+        self.check_plan(&planned, &books);
+        let held: u64 = self.unneeded(&books).intersection(&self.held()).map(|path| books.files[path]).sum();
+        assert_eq!(usage.held_bytes, held, "bytes that programs hold");
+        assert_eq!(usage.quarantine_bytes, books.taken_in(&["quarantine/"]), "bytes in quarantine");
+    }
+
+    fn check_plan(&self, planned: &GcReport, books: &Books) {
+        let sum: u64 = planned.deleted.iter().map(|item| item.size).sum();
+        assert_eq!(sum, planned.freed_bytes, "{planned:?}");
+        let mut listed = BTreeMap::new();
+        for item in &planned.deleted {
+            let digest = || item.digest.expect("it has a digest").to_hex();
+            match item.reason {
+                GcReason::UnreferencedBlob => listed.insert(format!("blobs/sha256-{}", digest()), item.size),
+                GcReason::UnreferencedRecipe => {
+                    listed.insert(format!("recipes/sha256-{}.json", digest()), item.size)
+                }
+                _ => None,
+            };
+        }
+        let expected = self.unneeded(books).difference(&self.held()).cloned().collect::<Content>();
+        let expected: BTreeMap<_, _> =
+            expected.into_iter().map(|path| (path.clone(), books.files[&path])).collect();
+        assert_eq!(listed, expected, "what nothing needs");
+    }
+
+    pub(super) fn collect(&mut self) {
+        let before = Books::of(&self.place);
+        let usage = self.client.disk_usage().unwrap();
+        let planned = self.client.gc(&GcParams { dry_run: true }).unwrap();
+        let done = self.client.gc(&GcParams { dry_run: false }).unwrap();
+        assert_eq!(usage.reclaimable_bytes, done.freed_bytes, "df and gc");
+        assert_eq!(
+            (planned.deleted, planned.freed_bytes),
+            (done.deleted, done.freed_bytes),
+            "dry run and gc"
+        );
+        Books::of(&self.place).check_freed(&before, &COLLECTED, done.freed_bytes);
+        self.trash.retain(|trashed| !trashed.is_expired);
+        let unneeded = self.unneeded(&before);
+        self.condemn(&unneeded);
+    }
+
+    fn import(&mut self, file: usize, name: usize) {
+        let path = self.place.daemon.scratch().join("model.gguf");
+        fs::write(&path, &files()[file].bytes).unwrap();
+        let params = ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)) };
+        match self.client.import(&params, File::open(&path).unwrap(), |_, _| ()) {
+            Ok(_) => self.learn(name),
+            Err(error) => self.may_be_damaged(&error),
+        }
+    }
+
+    fn pull(&mut self, file: usize, name: usize) -> Result<(), ClientError> {
+        let params = self.offers.pull(file, reference(name));
+        self.client.pull(&params, |_| ())?;
+        self.learn(name);
+        Ok(())
+    }
+
+    /// The daemon collects what a transaction that failed has brought, some time within a second. It is
+    /// killed, so that all of that stays.
+    fn interrupt(&mut self, file: usize, name: usize, whole: bool) {
+        self.offers.break_off(file, whole);
+        let pulled = self.pull(file, name);
+        self.offers.mend();
+        // It succeeds if the store has what the registry does not give.
+        if pulled.is_err() {
+            self.restart_killed(|_| ());
+        }
+    }
+
+    fn tag(&mut self, source: usize, target: usize) {
+        let params = TagParams { source: reference(source), target: reference(target) };
+        match self.client.tag(&params) {
+            Ok(_) => {
+                let needs = self.names[&source].clone();
+                self.names.insert(target, needs);
+            }
+            Err(error) => self.may_be_refused(&error, source),
+        }
+    }
+
+    fn remove(&mut self, name: usize) {
+        let before = Books::of(&self.place);
+        let removed =
+            match self.client.remove(&RemoveParams { references: vec![reference(name)], keep_seconds: None })
+            {
+                Ok(removed) => removed,
+                Err(error) => return self.may_be_pinned(&error, name),
+            };
+        let needs = self.names.remove(&name).expect("it was there");
+        Books::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
+        let unneeded: Content = self.unneeded_with_trash(&before).intersection(&needs.all).cloned().collect();
+        let freed: u64 = unneeded.difference(&self.held()).map(|path| before.files[path]).sum();
+        assert_eq!(removed.freed_bytes, freed, "what only this model needs: {removed:?}");
+        self.condemn(&needs.all);
+    }
+
+    fn put_aside(&mut self, name: usize, is_expired: bool) {
+        const DAY: u64 = 86400;
+        let before = Books::of(&self.place);
+        let keep_seconds = Some(if is_expired { 0 } else { DAY });
+        match self.client.remove(&RemoveParams { references: vec![reference(name)], keep_seconds }) {
+            Ok(removed) => {
+                Books::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
+                let needs = self.names.remove(&name).expect("it was there");
+                self.trash.push(Trashed { name, needs, is_expired });
+            }
+            Err(error) => self.may_be_pinned(&error, name),
+        }
+    }
+
+    fn undelete(&mut self, name: usize) {
+        let newest = self.trash.iter().rposition(|trashed| trashed.name == name);
+        match self.client.undelete(&UndeleteParams { reference: reference(name) }) {
+            Ok(_) => {
+                let trashed = self.trash.remove(newest.expect("there is one in the trash"));
+                self.names.insert(name, trashed.needs);
+            }
+            Err(error) => match newest {
+                None => assert_eq!(error.code(), ErrorCode::NotFound, "{error}"),
+                // Something else has the name, or what it needs is damaged.
+                Some(_) => {
+                    let expected = [ErrorCode::Busy, ErrorCode::Corrupt];
+                    assert!(expected.contains(&error.code()), "{error}");
+                }
+            },
+        }
+    }
+
+    fn pin(&mut self, name: usize, pinned: bool) {
+        match self.client.pin(&PinParams { reference: reference(name), pinned }) {
+            Ok(_) if pinned => drop(self.pinned.insert(name)),
+            Ok(_) => drop(self.pinned.remove(&name)),
+            Err(error) => self.may_be_refused(&error, name),
+        }
+    }
+
+    fn open(&mut self, name: usize) {
+        let params = OpenParams {
+            reference: reference(name),
+            // No descriptor: what is leased and what a program has open are two things.
+            tensors: TensorSelection::None,
+            component: Some("model".to_owned()),
+            files: FileSelection::Whole,
+        };
+        match self.client.open_with(&params) {
+            Ok(model) => self.sessions.push((model, self.names[&name].clone())),
+            Err(error) => self.may_be_refused(&error, name),
+        }
+    }
+
+    fn close(&mut self, session: usize) {
+        if self.sessions.is_empty() {
+            return;
+        }
+        drop(self.sessions.swap_remove(session % self.sessions.len()));
+        let left = self.sessions.len();
+        // It is listed until the daemon has collected what it kept.
+        eventually("the session ends", || self.client.sessions().unwrap().sessions.len() == left);
+        self.settle();
+    }
+
+    fn hold(&mut self, blob: usize) {
+        let Some(path) = self.blob(blob) else { return };
+        let script = "exec 3< \"$0\" && echo ready && exec cat";
+        let place = self.place.root.join(&path);
+        let holder = Holder::start(&[], script, &place).expect("a blob can be opened");
+        let inode = fs::metadata(place).unwrap().ino();
+        self.programs.push(Program { _holder: holder, path, inode });
+    }
+
+    fn let_go(&mut self, program: usize) {
+        if self.programs.is_empty() {
+            return;
+        }
+        drop(self.programs.swap_remove(program % self.programs.len()));
+    }
+
+    /// Has the daemon be done with what was let go. It finds out some time within a second that it may collect
+    /// that, or that something needs it, which does not show: then it is killed.
+    fn rest(&mut self) {
+        let in_use: Content = self.held().union(&self.leased()).cloned().collect();
+        let free: Content = self.condemned.difference(&in_use).cloned().collect();
+        if !self.unneeded_with_trash(&Books::of(&self.place)).is_disjoint(&free) {
+            self.settle();
+        } else if !free.is_empty() {
+            self.restart_killed(|_| ());
+        }
+    }
+
+    /// Waits until the daemon has collected what it does by itself.
+    fn settle(&mut self) {
+        let in_use: Content = self.held().union(&self.leased()).cloned().collect();
+        let free: Content = self.condemned.difference(&in_use).cloned().collect();
+        let start = Instant::now();
+        eventually("what is let go is collected", || {
+            self.unneeded_with_trash(&Books::of(&self.place)).is_disjoint(&free)
+        });
+        assert!(start.elapsed() < ROUND - OLD, "the daemon has looked at the trash meanwhile");
+        self.condemned.retain(|path| in_use.contains(path));
+    }
+
+    /// Notes what was given up: what is in use goes later.
+    fn condemn(&mut self, given_up: &Content) {
+        let in_use: Content = self.held().union(&self.leased()).cloned().collect();
+        self.condemned.extend(given_up.intersection(&in_use).cloned());
+    }
+
+    fn flip(&mut self, blob: usize) {
+        let Some(path) = self.blob(blob) else { return };
+        self.is_damaged = true;
+        let path = self.place.root.join(path);
+        let length = fs::metadata(&path).unwrap().len();
+        if length > 0 {
+            flip_byte(&path, length / 2);
+        }
+    }
+
+    fn truncate(&mut self, blob: usize) {
+        let Some(path) = self.blob(blob) else { return };
+        self.is_damaged = true;
+        let path = self.place.root.join(path);
+        let length = fs::metadata(&path).unwrap().len();
+        // Root writes to it whatever its mode is; its owner has to change that.
+        super::damage::change(&path, |file| file.set_len(length / 2).unwrap());
+    }
+
+    /// A file of a model is not deleted: that would stop collections.
+    fn lose(&self, blob: usize) {
+        let Some(path) = self.blob(blob) else { return };
+        if !self.names.values().any(|needs| needs.files.contains(&path)) {
+            fs::remove_file(self.place.root.join(path)).unwrap();
+        }
+    }
+
+    fn plant(&self, directory: &str, name: &str, pages: usize) {
+        fs::write(self.place.root.join(directory).join(name), orphan(pages)).unwrap();
+    }
+
+    fn age_downloads(&self) {
+        const WEEKS: Duration = Duration::from_secs(15 * 86400);
+        for name in self.downloads() {
+            let path = self.place.root.join("partial").join(name).join("journal");
+            // One that broke before anything came has none.
+            if let Ok(journal) = File::options().write(true).open(path) {
+                journal.set_modified(SystemTime::now() - WEEKS).unwrap();
+            }
+        }
+    }
+
+    /// Kills the daemon, does something to its store and starts it again. What it knew is gone.
+    pub(super) fn restart_killed(&mut self, meanwhile: impl FnOnce(&Path)) {
+        self.place.daemon.kill();
+        self.sessions.clear();
+        meanwhile(&self.place.root);
+        self.start();
+    }
+
+    fn start(&mut self) {
+        self.place.daemon.restart();
+        self.client = self.place.daemon.client();
+        self.started = Instant::now();
+        self.condemned.clear();
+        // It sweeps up what dead transactions have left before it answers.
+        assert_eq!(Books::of(&self.place).names("staging/"), [""; 0]);
+    }
+
+    /// Removes a model while collections are refused, and asserts that nothing is said to be freed, nor is.
+    pub(super) fn remove_in_vain(&mut self, name: usize) {
+        let before = Books::of(&self.place);
+        let usage = self.client.disk_usage().map(|usage| usage.reclaimable_bytes);
+        let planned = self.client.gc(&GcParams { dry_run: true });
+        match (&usage, &planned) {
+            (Ok(reclaimable), Ok(planned)) => assert_eq!(*reclaimable, planned.freed_bytes, "df and gc"),
+            (Ok(reclaimable), Err(refused)) => assert_eq!(*reclaimable, 0, "df, but gc: {refused}"),
+            (Err(failed), Ok(planned)) => panic!("gc: {planned:?}, but df: {failed}"),
+            (Err(_), Err(_)) => {}
+        }
+        if planned.is_err() {
+            self.refusals += 1;
+            self.client.gc(&GcParams { dry_run: false }).expect_err("its dry run was refused");
+        }
+        Books::of(&self.place).check_freed(&before, &COLLECTED, 0);
+        match self.client.remove(&RemoveParams { references: vec![reference(name)], keep_seconds: None }) {
+            Ok(removed) => {
+                Books::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
+                self.names.remove(&name);
+            }
+            Err(error) if error.code() == ErrorCode::Corrupt => {}
+            Err(error) => self.may_be_pinned(&error, name),
+        }
+    }
+
+    /// The place of a model's manifest.
+    pub(super) fn manifest_of(&self, name: usize) -> Option<String> {
+        self.names.contains_key(&name).then(|| manifest_place(name))
+    }
+
+    /// A file of a model, as a recipe or as a blob.
+    pub(super) fn file_of(&self, name: usize, directory: &str) -> Option<String> {
+        let files = &self.names.get(&name)?.files;
+        let is_there = |path: &&String| path.starts_with(directory) && self.place.root.join(path).exists();
+        files.iter().find(is_there).cloned()
+    }
+
+    /// Notes what a model needs that has just got its name.
+    fn learn(&mut self, name: usize) {
+        self.names.insert(name, Needs::of(&self.place.root, &manifest_place(name)));
+    }
+
+    /// What lies in `blobs/` and `recipes/` and nothing keeps.
+    fn unneeded(&self, books: &Books) -> Content {
+        self.unneeded_beside(books, self.trash.iter().filter(|trashed| !trashed.is_expired))
+    }
+
+    /// The same where the trash is not emptied: what a record keeps that has expired goes with the record.
+    fn unneeded_with_trash(&self, books: &Books) -> Content {
+        self.unneeded_beside(books, self.trash.iter())
+    }
+
+    fn unneeded_beside<'t>(&self, books: &Books, trash: impl Iterator<Item = &'t Trashed>) -> Content {
+        let mut kept = self.leased();
+        kept.extend(self.names.values().flat_map(|needs| needs.all.iter().cloned()));
+        kept.extend(trash.flat_map(|trashed| trashed.needs.all.iter().cloned()));
+        for file in self.downloads() {
+            if self.place.root.join(format!("recipes/{file}.json")).exists() {
+                kept.extend(file_and_blobs(&self.place.root, &file));
+            }
+        }
+        books.content().difference(&kept).cloned().collect()
+    }
+
+    fn downloads(&self) -> Vec<String> {
+        blobd_tests::store_dir::names(&self.place.root.join("partial"))
+    }
+
+    fn leased(&self) -> Content {
+        self.sessions.iter().flat_map(|(_, needs)| needs.all.iter().cloned()).collect()
+    }
+
+    fn held(&self) -> Content {
+        let inode = |path: &String| fs::metadata(self.place.root.join(path)).map(|status| status.ino()).ok();
+        let holds = |program: &&Program| inode(&program.path) == Some(program.inode);
+        self.programs.iter().filter(holds).map(|program| program.path.clone()).collect()
+    }
+
+    /// One of the blobs.
+    fn blob(&self, number: usize) -> Option<String> {
+        let names = blobd_tests::store_dir::names(&self.place.root.join("blobs"));
+        names.get(number.checked_rem(names.len())?).map(|name| format!("blobs/{name}"))
+    }
+
+    /// Only what a damaged blob of the store is part of may be refused. What the transaction has brought the
+    /// daemon collects some time within a second; it is killed, so that all of that stays.
+    fn may_be_damaged(&mut self, error: &ClientError) {
+        assert!(self.is_damaged && error.code() == ErrorCode::Corrupt, "{error}");
+        self.restart_killed(|_| ());
+    }
+
+    /// Only a model that is not there or not whole may be refused.
+    fn may_be_refused(&self, error: &ClientError, name: usize) {
+        match self.names.contains_key(&name) {
+            false => assert_eq!(error.code(), ErrorCode::NotFound, "{error}"),
+            true => assert_eq!(error.code(), ErrorCode::Corrupt, "{error}"),
+        }
+    }
+
+    fn may_be_pinned(&self, error: &ClientError, name: usize) {
+        match self.pinned.contains(&name) && self.names.contains_key(&name) {
+            true => assert_eq!(error.code(), ErrorCode::Denied, "{error}"),
+            false => self.may_be_refused(error, name),
+        }
+    }
+}
+
+fn manifest_place(name: usize) -> String {
+    match NAMES[name] {
+        "me/c:1" => "manifests/registry.ollama.ai/me/c/1".to_owned(),
+        name => format!("manifests/registry.ollama.ai/library/{name}/latest"),
+    }
+}
+
+fn orphan(pages: usize) -> Vec<u8> {
+    vec![7; pages * 4096 + 1]
+}
+
+fn reference(name: usize) -> Reference {
+    NAMES[name].parse().unwrap()
+}
