@@ -1,41 +1,38 @@
-//! How many connections there may be.
+//! Limits on the number of connections.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Resource, getrlimit};
 
-/// Connections of all users together. Each costs a few kilobytes and a descriptor.
+/// Connections of all users. Each costs a few kilobytes and a descriptor.
 const MAX_CONNECTIONS: usize = 8192;
-/// Connections of one user, so that none can keep the others out.
+/// Connections of one user, so that one user cannot block the others.
 const MAX_CONNECTIONS_PER_UID: usize = 1024;
-/// Connections that only root and the daemon's own user may use, so that they can always look and act.
+/// Connections reserved for root and the daemon's own user, so that they can always administer the daemon.
 const ADMIN_CONNECTIONS: usize = 64;
 
-/// How many connections there may be, given how many files this process may have open.
+/// Connection limits, derived from the number of files that this process may have open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConnectionLimits {
-    /// All together.
     pub(crate) total: usize,
-    /// What of that is kept for administering.
+    /// The part of `total` that only administrators may use.
     pub(crate) reserved: usize,
-    /// Of one user.
     pub(crate) per_uid: usize,
-    /// Of one user, connections that last: open models, imports, pulls. The others remain for requests
-    /// that are answered at once, such as those that end a lease.
+    /// Long-lived connections of one user: open models, imports, pulls. The others remain for short
+    /// requests, such as those that end a lease.
     pub(crate) lasting_per_uid: usize,
-    /// Connections that last, of all users.
+    /// Long-lived connections of all users.
     pub(crate) lasting_total: usize,
 }
 
 impl ConnectionLimits {
-    /// Those of this process.
     pub(crate) fn of_process() -> Self {
         let files = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
         Self::for_files(files.unwrap_or(usize::MAX))
     }
 
-    /// Half of all files at the most are connections; blobs, downloads and the store need the others.
+    /// At most half of all files are connections; blobs, downloads and the store need the others.
     fn for_files(files: usize) -> Self {
         let total = (files / 2).clamp(8, MAX_CONNECTIONS);
         let reserved = (total / 8).min(ADMIN_CONNECTIONS);
@@ -55,7 +52,6 @@ struct Shared {
     counts: Mutex<BTreeMap<u32, usize>>,
 }
 
-/// There are too many connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Refused;
 
@@ -64,18 +60,15 @@ impl Connections {
         Self(Arc::new(Shared { limits, counts: Mutex::default() }))
     }
 
-    /// Counts one more, unless the user or all users together have too many.
-    ///
-    /// # Errors
-    /// [`Refused`].
+    /// Counts one more connection, unless the user or all users together have too many.
     pub(crate) fn admit(&self, uid: u32) -> Result<ConnectionPermit, Refused> {
         let may_administer = uid == 0 || uid == rustix::process::geteuid().as_raw();
         let ConnectionLimits { total, reserved, per_uid, .. } = self.0.limits;
-        let room = if may_administer { total } else { total - reserved };
+        let limit = if may_administer { total } else { total - reserved };
         let mut counts = self.counts();
         let all: usize = counts.values().sum();
         let own = counts.get(&uid).copied().unwrap_or_default();
-        if all >= room || own >= per_uid {
+        if all >= limit || own >= per_uid {
             return Err(Refused);
         }
         counts.insert(uid, own + 1);
@@ -83,12 +76,12 @@ impl Connections {
     }
 
     fn counts(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
-        // Every change of the table is complete before anything could panic.
+        // Each change of the table is complete before anything can panic.
         self.0.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One counted connection.
+/// Counts one connection until it is dropped.
 #[derive(Debug)]
 pub(crate) struct ConnectionPermit {
     connections: Connections,
@@ -120,7 +113,7 @@ mod tests {
         }
         let limits = ConnectionLimits::for_files(1 << 20);
         assert_eq!((limits.total, limits.per_uid), (MAX_CONNECTIONS, MAX_CONNECTIONS_PER_UID));
-        assert!(limits.lasting_per_uid + 100 < limits.per_uid, "room for plain requests");
+        assert!(limits.lasting_per_uid + 100 < limits.per_uid, "plain requests are still possible");
     }
 
     #[test]
@@ -132,7 +125,7 @@ mod tests {
         let others = [own + 1, own + 1, own + 1, own + 2];
         let held: Vec<_> = others.map(|uid| connections.admit(uid).unwrap()).into();
         assert_eq!(connections.admit(own + 1).unwrap_err(), Refused, "its share");
-        assert_eq!(connections.admit(own + 2).unwrap_err(), Refused, "the total but for the reserve");
+        assert_eq!(connections.admit(own + 2).unwrap_err(), Refused, "the total without the reserved part");
         let _own = [connections.admit(own).unwrap(), connections.admit(0).unwrap()];
         assert_eq!(connections.admit(own).unwrap_err(), Refused, "the total");
         drop(held);

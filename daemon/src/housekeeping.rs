@@ -1,6 +1,5 @@
-//! What a daemon does without being asked, because somebody asked for it before: what `rm` could
-//! not free goes when it is let go, what `rm --keep` put aside goes when its time is over, and
-//! what is above the quota's watermark goes if the configuration says so.
+//! Periodic work: frees removed models once they are no longer in use, deletes expired trash, evicts models
+//! above the quota's watermark if the configuration says so, and returns unused memory to the system.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,19 +11,19 @@ use blobd_store::give_back_memory;
 use crate::ops::{self, OpError};
 use crate::state::Daemon;
 
-/// How soon after a program lets go of removed bytes they are freed.
+/// The delay between the end of the last use of removed data and its deletion.
 const TICK: Duration = Duration::from_secs(1);
-/// How many ticks lie between two looks at the trash and the quota.
+/// How many ticks there are between two checks of the trash and the quota.
 const TICKS_PER_ROUND: u64 = 60;
 
-/// Runs for ever. What fails is logged and tried again.
+/// Runs until the daemon ends. Failures are logged, and the work is repeated in the next round.
 pub(crate) async fn run(daemon: Arc<Daemon>) {
-    // Nothing goes the moment a daemon starts: there is time to see what it is about to do.
+    // The first tick is a wait: nothing is deleted at the moment the daemon starts.
     let mut was_refused = false;
     for tick in 1u64.. {
         tokio::time::sleep(TICK).await;
         if daemon.limits.has_become_idle() {
-            // Takes the heap's locks for some milliseconds: not on a thread that serves connections.
+            // Holds the heap's locks for some milliseconds: not on a thread that serves connections.
             let trim = |_: &Daemon| {
                 give_back_memory();
                 Ok(0)
@@ -32,7 +31,8 @@ pub(crate) async fn run(daemon: Arc<Daemon>) {
             report("memory", daemon.blocking(trim).await);
         }
         let is_round = tick % TICKS_PER_ROUND == 0;
-        // What stops a collection is seldom gone within a second, and finding it reads a lot.
+        // The reason for a refused collection rarely disappears within a second, and finding it reads a
+        // lot.
         if daemon.store.has_condemned() && (is_round || !was_refused) {
             let collect = |daemon: &Daemon| Ok(gc::collect_condemned(&daemon.store)?.freed_bytes());
             let collected = daemon.blocking(collect).await;
@@ -51,7 +51,7 @@ pub(crate) async fn run(daemon: Arc<Daemon>) {
     }
 }
 
-/// Frees no bytes of the disk.
+/// Returns 0: no disk space is freed.
 fn forget_removed_models(daemon: &Daemon) -> Result<u64, OpError> {
     let tags: BTreeSet<_> = daemon.store.tags()?.references.into_iter().collect();
     daemon.sessions.keep_opened(|model| tags.contains(model));

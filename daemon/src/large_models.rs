@@ -1,4 +1,4 @@
-//! The large models that requests use: the memory of each is counted once, however many requests use it.
+//! Counts the memory of each large model once, however many requests use it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -8,30 +8,29 @@ use tokio::sync::MutexGuard;
 
 use crate::permits::Permit;
 
-/// The large models that requests use now.
+/// The large models in use.
 #[derive(Debug, Default)]
 pub(crate) struct LargeModels(Mutex<BTreeMap<Digest, Weak<Counted>>>);
 
-/// The memory of one model, counted for the user whose request came first.
+/// The memory of one model, counted for the user of the first request.
 #[derive(Debug)]
 struct Counted {
     _memory: Permit,
-    /// Held while one request reads the model and puts its tables together.
+    /// Held while one request reads the model and builds its tables.
     turn: tokio::sync::Mutex<()>,
 }
 
-/// A model that may be read. The memory counts as used until this is dropped.
+/// Permits reading a model. The memory counts as used until this is dropped.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReadPermit(Option<Arc<Counted>>);
 
 impl ReadPermit {
-    /// Whether the model is large, and what is made of it counted with it.
+    /// Whether the model is large, so that its response is counted together with it.
     pub(crate) const fn is_counted(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Waits until no other request reads the same model. Whoever comes after the first finds what that
-    /// has read.
+    /// Waits until no other request reads the same model. Later requests then find it in the cache.
     pub(crate) async fn turn(&self) -> Option<MutexGuard<'_, ()>> {
         match &self.0 {
             Some(counted) => Some(counted.turn.lock().await),
@@ -41,13 +40,13 @@ impl ReadPermit {
 }
 
 impl LargeModels {
-    /// A model that a request has counted.
+    /// The permit of a model that another request already counted.
     pub(crate) fn find(&self, manifest: Digest) -> Option<ReadPermit> {
         let counted = self.lock().get(&manifest).and_then(Weak::upgrade);
         counted.map(|counted| ReadPermit(Some(counted)))
     }
 
-    /// Counts a model, or releases the memory if another request has counted it meanwhile.
+    /// Counts a model, or releases `memory` if another request has counted the model meanwhile.
     pub(crate) fn count(&self, manifest: Digest, memory: Permit) -> ReadPermit {
         let mut models = self.lock();
         models.retain(|_, counted| counted.strong_count() > 0);
@@ -61,7 +60,7 @@ impl LargeModels {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Digest, Weak<Counted>>> {
-        // Every change is complete before anything could panic.
+        // Each change is complete before anything can panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,8 +1,8 @@
-//! The parts of the `blobd` binary: the socket that hands out the models of a [`blobd_store`], and the command
-//! line. The registries they come from are in [`blobd_registry`].
+//! The parts of the `blobd` binary: the daemon, which serves the models of a [`blobd_store`] on a Unix socket,
+//! and the command line. Access to registries is in [`blobd_registry`].
 //!
-//! A model file is split on its way in: every tensor becomes one blob named by its digest, and a
-//! recipe says how to put the file together again. Put one in and find it twice but stored once:
+//! An import splits a model file: each tensor becomes one blob named by its digest, and a recipe says how to
+//! rebuild the file:
 //!
 //! ```
 //! use std::sync::Arc;

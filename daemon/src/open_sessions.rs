@@ -11,7 +11,7 @@ use tokio::sync::{Notify, watch};
 use crate::ops::rfc3339;
 use crate::principal::{Peer, Right, UserNames};
 
-/// Who has what open.
+/// The open sessions, and when each model was last opened.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sessions(Arc<Mutex<Table>>);
 
@@ -29,43 +29,39 @@ struct OpenSession {
     model: Reference,
     since: SystemTime,
     bytes: u64,
-    /// Tells the session to end.
+    /// Notified to end the session.
     stop: Arc<Notify>,
     /// Closed when the session has ended.
     ended: watch::Receiver<()>,
 }
 
-/// Which sessions are meant.
+/// Which sessions to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SessionSelector {
-    /// Those of one process.
     Process(i32),
-    /// Those that have one model open.
     Model(Reference),
 }
 
-/// Sessions that were told to end.
+/// Sessions that are ending.
 #[derive(Debug, Default)]
 pub(crate) struct Ending {
-    /// What they had open.
     pub(crate) sessions: Vec<SessionSummary>,
-    /// How many more there are that the caller may not end.
+    /// How many matching sessions the caller may not end.
     pub(crate) denied: usize,
     ended: Vec<watch::Receiver<()>>,
 }
 
 impl Ending {
-    /// Waits until the last of them has ended.
     pub(crate) async fn ended(&mut self) {
         for ended in &mut self.ended {
-            // An error: the sender is gone, and with it the session.
+            // Fails when the sender is dropped, which is the end of the session.
             let _ = ended.changed().await;
         }
     }
 }
 
 impl Sessions {
-    /// Notes that a peer has opened a model with blobs of `bytes` in all.
+    /// Records that a peer has opened a model whose blobs have `bytes` in total.
     pub(crate) fn begin(&self, peer: &Peer, model: Reference, bytes: u64) -> SessionGuard {
         let (since, command) = (SystemTime::now(), peer.command());
         let mut table = self.lock();
@@ -79,52 +75,51 @@ impl Sessions {
         SessionGuard { sessions: self.clone(), id, stop, _ending: ending }
     }
 
-    /// Tells sessions to end, if `caller` may: those of its own user, and all if it administers. Reads
-    /// `/etc/passwd`.
+    /// Asks sessions to end: those of the caller's own user, or all if the caller is an administrator.
+    /// Reads `/etc/passwd`.
     pub(crate) fn end(&self, which: &SessionSelector, caller: &Peer) -> Ending {
-        let meant: Vec<OpenSession> =
-            self.lock().open.values().filter(|session| session.is_meant(which)).cloned().collect();
+        let matching: Vec<OpenSession> =
+            self.lock().open.values().filter(|session| session.matches(which)).cloned().collect();
         let may_end = |session: &OpenSession| session.peer.uid == caller.uid || caller.may(Right::Administer);
-        let (meant, denied): (Vec<_>, Vec<_>) = meant.into_iter().partition(may_end);
-        meant.iter().for_each(|session| session.stop.notify_one());
-        let ended = meant.iter().map(|session| session.ended.clone()).collect();
-        Ending { sessions: summaries(&meant), denied: denied.len(), ended }
+        let (matching, denied): (Vec<_>, Vec<_>) = matching.into_iter().partition(may_end);
+        matching.iter().for_each(|session| session.stop.notify_one());
+        let ended = matching.iter().map(|session| session.ended.clone()).collect();
+        Ending { sessions: summaries(&matching), denied: denied.len(), ended }
     }
 
-    /// Everything that is open now. Reads `/etc/passwd`.
+    /// The open sessions. Reads `/etc/passwd`.
     #[must_use]
     pub(crate) fn list(&self) -> SessionList {
-        // Looking up users reads a file: not while others wait for the table.
+        // The table is not locked while the summaries are made: finding user names reads a file.
         let open: Vec<OpenSession> = self.lock().open.values().cloned().collect();
         SessionList { sessions: summaries(&open) }
     }
 
-    /// Forgets when models were opened that are not there any more.
-    pub(crate) fn keep_opened(&self, is_there: impl Fn(&Reference) -> bool) {
-        self.lock().last_opened.retain(|model, _| is_there(model));
+    /// Forgets the times of models that no longer exist.
+    pub(crate) fn keep_opened(&self, exists: impl Fn(&Reference) -> bool) {
+        self.lock().last_opened.retain(|model, _| exists(model));
     }
 
-    /// When a model was last opened since the daemon started.
+    /// When a model was last opened since the daemon started, as RFC 3339 text.
     #[must_use]
     pub(crate) fn last_opened(&self, model: &Reference) -> Option<String> {
-        self.lock().last_opened.get(model).copied().map(rfc3339)
+        self.last_opened_at(model).map(rfc3339)
     }
 
-    /// The same as a time.
     #[must_use]
     pub(crate) fn last_opened_at(&self, model: &Reference) -> Option<SystemTime> {
         self.lock().last_opened.get(model).copied()
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // Every change of the table is complete before anything could panic.
+        // Each change of the table is complete before anything can panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Table {
-    /// More models than are in use on a machine at a time. Of those that are forgotten the index knows to
-    /// an hour when they were used.
+    /// More models than one machine uses at a time. For forgotten models, the index has the time of the
+    /// last use with an accuracy of an hour.
     const MAX_OPENED: usize = 4096;
 
     fn note_opened(&mut self, model: Reference, when: SystemTime) {
@@ -138,14 +133,13 @@ impl Table {
     }
 }
 
-/// What people see of sessions.
 fn summaries(sessions: &[OpenSession]) -> Vec<SessionSummary> {
     let users = UserNames::read();
     sessions.iter().map(|session| session.summary(&users)).collect()
 }
 
 impl OpenSession {
-    fn is_meant(&self, which: &SessionSelector) -> bool {
+    fn matches(&self, which: &SessionSelector) -> bool {
         match which {
             SessionSelector::Process(pid) => self.peer.pid == *pid,
             SessionSelector::Model(model) => self.model.same_model(model),
@@ -165,19 +159,19 @@ impl OpenSession {
     }
 }
 
-/// Ends the entry in the list when it is dropped.
+/// Removes the session from the list when it is dropped.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct SessionGuard {
     sessions: Sessions,
     id: u64,
     stop: Arc<Notify>,
-    /// Dropped with the guard: those who wait for the end of the session learn of it.
+    /// Dropped with the guard, which wakes those that wait for the end of the session.
     _ending: watch::Sender<()>,
 }
 
 impl SessionGuard {
-    /// Waits until somebody wants the session to end.
+    /// Waits until somebody requests the end of the session.
     pub(crate) async fn stopped(&self) {
         self.stop.notified().await;
     }
@@ -221,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_models_that_are_gone_or_of_too_many_are_forgotten() {
+    fn times_of_removed_models_and_the_oldest_of_too_many_are_forgotten() {
         let sessions = Sessions::default();
         let model = |number: usize| format!("m{number}").parse::<Reference>().unwrap();
         for number in 0..=Table::MAX_OPENED {
@@ -230,7 +224,7 @@ mod tests {
         }
         assert_eq!(sessions.lock().last_opened.len(), Table::MAX_OPENED);
         assert!(sessions.last_opened_at(&model(0)).is_none(), "the oldest");
-        sessions.keep_opened(|there| *there == model(7));
+        sessions.keep_opened(|kept| *kept == model(7));
         assert!(sessions.last_opened_at(&model(7)).is_some());
         assert_eq!(sessions.lock().last_opened.len(), 1);
     }

@@ -1,40 +1,37 @@
 //! Limits on concurrent work and on memory: the share of each principal first, the total second.
 //!
-//! A principal that uses up its share waits for its own work to end, in the order of its requests, and
-//! takes no place in the queue for the total: however much one principal asks for, the others wait behind
-//! at most its share.
+//! A principal that has used up its share waits for its own work to end, in the order of its requests, and
+//! does not enter the queue for the total. So the others wait behind at most its share, however many
+//! requests it makes.
 //!
-//! Where work may last as long as its principal likes (a transfer with a limit, a file on a network that
-//! is gone), a few principals could use up the total for good. Such a pool is made by
-//! [`PermitPool::with_first_for_each`]: the first unit of a principal does not depend on the total.
+//! Some work can last without limit (a transfer with a rate limit, a file on an unreachable network), and a
+//! few principals could block the total with it. [`PermitPool::with_first_for_each`] makes a pool for such
+//! work: the first unit of each principal does not depend on the total.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 
-/// How many units of something may be in use at a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// By one principal.
     pub(crate) per_principal: u32,
-    /// By all principals together.
     pub(crate) total: u32,
 }
 
-/// Hands out permits within [`Limits`]. Principals are told apart by their uid.
+/// Issues permits within [`Limits`]. A principal is identified by its uid.
 #[derive(Debug)]
 pub(crate) struct PermitPool {
     total: Arc<Semaphore>,
     /// Units for principals that have none while the total is used up.
     firsts: Arc<Semaphore>,
-    /// How many both have.
+    /// The number of units of both semaphores.
     all_units: usize,
     limits: Limits,
     principals: Mutex<BTreeMap<u32, Share>>,
 }
 
-/// What one principal may have.
+/// The units of one principal.
 #[derive(Clone, Debug)]
 struct Share {
     units: Arc<Semaphore>,
@@ -42,7 +39,7 @@ struct Share {
     first: Arc<Semaphore>,
 }
 
-/// Units in use; given back when it is dropped.
+/// Units in use; returned on drop.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Permit {
@@ -52,19 +49,18 @@ pub(crate) struct Permit {
 }
 
 impl Permit {
-    /// How many units it is for.
     pub(crate) fn units(&self) -> usize {
         self.own.num_permits()
     }
 
-    /// Takes in another of the same pool and principal, whose total is of the same kind.
+    /// Adds a permit of the same pool, principal and semaphore.
     fn merge(&mut self, other: Self) {
         self.own.merge(other.own);
         self.total.merge(other.total);
     }
 }
 
-/// All units that the principal may have, or all there are, are in use.
+/// All units of the principal or of the pool are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exhausted;
 
@@ -73,8 +69,8 @@ impl PermitPool {
         Self::with_firsts(limits, 0)
     }
 
-    /// The same, but a principal that uses nothing gets its first unit even when the total is used up, of
-    /// as many again as the total has.
+    /// The same, but a principal without units gets its first unit even when the total is used up. The
+    /// number of such units is also limited to the total.
     pub(crate) fn with_first_for_each(limits: Limits) -> Self {
         Self::with_firsts(limits, limits.total as usize)
     }
@@ -90,18 +86,18 @@ impl PermitPool {
         }
     }
 
-    /// One unit for `uid`, as soon as there is one. Dropping the future leaves the queue.
+    /// Waits for one unit for `uid`. Dropping the future leaves the queue.
     pub(crate) async fn acquire(&self, uid: u32) -> Permit {
         self.acquire_many(uid, 1).await
     }
 
-    /// The same for several units. More than a principal may ever have is cut to that, so that one large
-    /// request runs alone instead of never.
+    /// The same for several units. A number above the principal's limit is reduced to that, so that one
+    /// large request runs alone instead of never.
     pub(crate) async fn acquire_many(&self, uid: u32, units: u32) -> Permit {
         let units = self.clamp(units);
         let share = self.share_of(uid);
         loop {
-            // No semaphore is ever closed, so this succeeds at the first try.
+            // The semaphores are never closed, so this succeeds at the first try.
             let Ok(own) = Arc::clone(&share.units).acquire_many_owned(units).await else { continue };
             let total = Arc::clone(&self.total).acquire_many_owned(units);
             tokio::select! {
@@ -114,7 +110,8 @@ impl PermitPool {
         }
     }
 
-    /// The unit that does not depend on the total; never, if there is none or more are asked for.
+    /// Waits for the unit that does not depend on the total; for ever if there is none or several units are
+    /// requested.
     async fn first(&self, share: &Share, units: u32) -> (OwnedSemaphorePermit, OwnedSemaphorePermit) {
         if units == 1
             && let Ok(first) = Arc::clone(&share.first).acquire_owned().await
@@ -125,18 +122,10 @@ impl PermitPool {
         std::future::pending().await
     }
 
-    /// One unit for `uid` if it is free now.
-    ///
-    /// # Errors
-    /// [`Exhausted`].
     pub(crate) fn try_acquire(&self, uid: u32) -> Result<Permit, Exhausted> {
         self.try_acquire_many(uid, 1)
     }
 
-    /// The same for several units.
-    ///
-    /// # Errors
-    /// [`Exhausted`].
     pub(crate) fn try_acquire_many(&self, uid: u32, units: u32) -> Result<Permit, Exhausted> {
         let units = self.clamp(units);
         let exhausted = |_: TryAcquireError| Exhausted;
@@ -153,14 +142,14 @@ impl PermitPool {
         }
     }
 
-    /// One unit as soon as there is one, and with it up to `most` in all, but no more than one in `part` of
-    /// what the principal has left. So many requests that each hold what they got for long still leave
-    /// something, if less and less, for the next.
+    /// Waits for one unit, and takes with it up to `most` in total, but at most one in `part` of the units
+    /// that the principal has left. So many requests that hold their units for long still leave some for
+    /// the next one.
     pub(crate) async fn acquire_part(&self, uid: u32, most: u32, part: usize) -> Permit {
         let mut permit = self.acquire(uid).await;
         let left = self.share_of(uid).units.available_permits().min(self.total.available_permits());
         let more = u32::try_from(left / part.max(1)).unwrap_or(u32::MAX).min(most.saturating_sub(1));
-        // The first beside the total stays alone: it is of another semaphore.
+        // A first unit is of another semaphore and cannot be merged.
         if more > 0
             && permit.first.is_none()
             && let Ok(grown) = self.try_acquire_many(uid, more)
@@ -171,7 +160,6 @@ impl PermitPool {
         permit
     }
 
-    /// How many units are in use now, by all principals.
     pub(crate) fn in_use(&self) -> usize {
         let free = self.total.available_permits() + self.firsts.available_permits();
         self.all_units.saturating_sub(free)
@@ -182,9 +170,9 @@ impl PermitPool {
     }
 
     fn share_of(&self, uid: u32) -> Share {
-        // Every change of the map is complete before anything could panic.
+        // Each change of the map is complete before anything can panic.
         let mut principals = self.principals.lock().unwrap_or_else(PoisonError::into_inner);
-        // A share that nobody uses or waits for is held by the map alone.
+        // Only the map holds a share that is not in use.
         principals
             .retain(|_, share| Arc::strong_count(&share.units) > 1 || Arc::strong_count(&share.first) > 1);
         let full = || Share {
@@ -220,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn principal_with_many_requests_has_only_its_share_in_the_queue_for_the_total() {
+    async fn principal_with_many_requests_takes_only_its_share_of_the_queue_for_the_total() {
         let pool = Arc::new(PermitPool::new(Limits { per_principal: 1, total: 1 }));
         let held = pool.acquire(1).await;
         let waiting = |uid| {
@@ -240,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn principal_without_any_gets_its_first_unit_whatever_the_others_hold() {
+    async fn first_unit_of_a_principal_does_not_depend_on_the_others() {
         let pool = PermitPool::with_first_for_each(Limits { per_principal: 2, total: 4 });
         let held = [1, 1, 2, 2].map(|uid| pool.try_acquire(uid).unwrap());
         let first = pool.acquire(3).await;
@@ -285,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn shares_that_nobody_uses_are_forgotten() {
+    async fn unused_shares_are_forgotten() {
         let pool = PermitPool::new(Limits { per_principal: 1, total: 8 });
         for uid in 0..100 {
             drop(pool.acquire(uid).await);

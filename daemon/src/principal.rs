@@ -1,18 +1,17 @@
-//! Who is at the other end, and what they may do.
+//! The process at the other end of a connection, and its rights.
 
 use std::collections::BTreeMap;
 use std::fs;
 
-/// The process at the other end of a connection, as the kernel names it: that of `connect`.
+/// The process that connected, as the kernel reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
-    /// Its process, or 0 where the kernel does not tell.
+    /// 0 where the kernel does not report it.
     pub(crate) pid: i32,
-    /// Its user.
     pub(crate) uid: u32,
 }
 
-/// What a request needs.
+/// The right that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Right {
     /// List and open models.
@@ -24,24 +23,20 @@ pub(crate) enum Right {
 }
 
 impl Peer {
-    /// Asks the kernel who connected.
-    ///
-    /// # Errors
-    /// Those of `getsockopt`.
     pub(crate) fn of(stream: &tokio::net::UnixStream) -> std::io::Result<Self> {
         let credentials = stream.peer_cred()?;
         Ok(Self { pid: credentials.pid().unwrap_or_default(), uid: credentials.uid() })
     }
 
-    /// The name of its command, as `ps` shows it; `None` once it has ended.
+    /// The name of its command, as `ps` shows it; `None` after it has ended.
     #[must_use]
     pub(crate) fn command(&self) -> Option<String> {
         let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).ok()?;
         Some(name.trim_end().chars().filter(|c| !c.is_control()).collect())
     }
 
-    /// Whether the peer may do what a request needs. Who can connect at all is decided by the
-    /// socket's mode: they may read and pull. The daemon's own user and root may do everything.
+    /// Whether the peer has this right. The mode of the socket decides which users can connect: all of them
+    /// may read and pull. The daemon's own user and root have all rights.
     #[must_use]
     pub(crate) fn may(&self, right: Right) -> bool {
         let own_uid = rustix::process::geteuid().as_raw();
@@ -51,7 +46,7 @@ impl Peer {
         }
     }
 
-    /// How `rm` and the log name the peer.
+    /// The peer's name in `rm` and in the log.
     #[must_use]
     pub(crate) fn description(&self) -> String {
         match self.command() {
@@ -61,12 +56,12 @@ impl Peer {
     }
 }
 
-/// The names of users, as `/etc/passwd` has them.
+/// The names of users from `/etc/passwd`.
 #[derive(Debug, Default)]
 pub(crate) struct UserNames(BTreeMap<u32, String>);
 
 impl UserNames {
-    /// Reads the file; no names if it cannot be read.
+    /// Without names if the file cannot be read.
     pub(crate) fn read() -> Self {
         Self::parse(&fs::read_to_string("/etc/passwd").unwrap_or_default())
     }
@@ -83,7 +78,6 @@ impl UserNames {
         Self(names)
     }
 
-    /// A user's name, if there is one.
     pub(crate) fn name_of(&self, uid: u32) -> Option<String> {
         self.0.get(&uid).cloned()
     }

@@ -1,5 +1,5 @@
-//! Reading a model for a request: a large one is read by one request at a time, and all that need it use
-//! what that has read.
+//! Reads a model for a request: one request at a time reads a large model, and concurrent requests share
+//! the result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,35 +10,34 @@ use blobd_store_format::reference::Reference;
 use tokio::time::{Instant, timeout};
 
 use crate::large_models::ReadPermit;
-use crate::limits::too_much_unread;
+use crate::limits::too_many_unread;
 use crate::ops::OpError;
 use crate::state::Daemon;
 
-/// Models with less text in their recipes, and fewer bytes in their headers if those are read, are not
-/// counted. Headers with a vocabulary have up to 10 MiB.
+/// Models with smaller recipes (and smaller headers, if those are read) are not counted. Headers with a
+/// vocabulary have up to 10 MiB.
 const LARGE_FROM_BYTES: u64 = 1 << 20;
 
 /// Memory that a model takes for each byte of its recipes: their text, and what it is parsed into.
 const BYTES_PER_RECIPE_BYTE: u64 = 2;
 
-/// How long a request waits for memory before it looks whether another has read the model meanwhile.
-const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// How long a request waits for memory before it checks whether another has read the model meanwhile.
+const RECHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long it waits in all.
-const PATIENCE: Duration = Duration::from_secs(12);
+/// How long it waits in total.
+const MEMORY_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// What of a model a request reads.
+/// The parts of a model that a request reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reads {
-    /// Its recipes.
     Recipes,
-    /// The headers of its files too.
+    /// The recipes, and the headers of the files.
     Headers,
 }
 
-/// Does `work`, which reads the model `reference`, for the user `uid`. The permit is for what it has
-/// read, and is held for as long as that is used. While a large model is read, `then` is awaited before the
-/// next request may read it: it counts what the work has made.
+/// Does `work`, which reads the model `reference`, for the user `uid`. The permit is held for as long as
+/// the result is used. For a large model, `then` runs before the next request may read the model: it counts
+/// the memory of the result.
 pub(crate) async fn read_model<T: Send + 'static>(
     daemon: &Arc<Daemon>,
     uid: u32,
@@ -48,7 +47,7 @@ pub(crate) async fn read_model<T: Send + 'static>(
     then: impl AsyncFnOnce(&T) -> Result<(), ErrorBody>,
 ) -> Result<(T, ReadPermit), ErrorBody> {
     let (named, read) = (reference.clone(), work.clone());
-    // Most models are small, and nothing but this is needed.
+    // Small models, which are most, need only this step.
     let read_if_small = move |daemon: &Daemon| {
         let (_, bytes) = weight(daemon, &named, reads)?;
         if bytes < LARGE_FROM_BYTES { read(daemon).map(Some) } else { Ok(None) }
@@ -64,7 +63,7 @@ pub(crate) async fn read_model<T: Send + 'static>(
     Ok((done, permit))
 }
 
-/// The digest of a model's manifest, and how many bytes of text or header are read.
+/// The digest of the model's manifest, and the number of bytes to read.
 fn weight(daemon: &Daemon, reference: &Reference, reads: Reads) -> Result<(Digest, u64), OpError> {
     let (manifest, bytes) = daemon.store.recipes_length(reference)?;
     if reads == Reads::Recipes || bytes >= LARGE_FROM_BYTES {
@@ -73,10 +72,7 @@ fn weight(daemon: &Daemon, reference: &Reference, reads: Reads) -> Result<(Diges
     Ok((manifest, bytes.saturating_add(daemon.store.header_bytes(reference)?)))
 }
 
-/// Permits the user `uid` to read a model, as soon as there is memory for it.
-///
-/// # Errors
-/// `busy` when there is none in time; those of reading the model's manifest.
+/// Waits for the memory to read a model. Fails with `busy` after a time limit.
 async fn read_permit(
     daemon: &Arc<Daemon>,
     uid: u32,
@@ -86,8 +82,8 @@ async fn read_permit(
     let start = Instant::now();
     loop {
         let named = reference.clone();
-        let look = move |daemon: &Daemon| weight(daemon, &named, reads);
-        let (manifest, bytes) = daemon.disk_work(uid, look).await.map_err(|error| error.body())?;
+        let weigh = move |daemon: &Daemon| weight(daemon, &named, reads);
+        let (manifest, bytes) = daemon.disk_work(uid, weigh).await.map_err(|error| error.body())?;
         if bytes < LARGE_FROM_BYTES {
             return Ok(ReadPermit::default());
         }
@@ -95,13 +91,13 @@ async fn read_permit(
             return Ok(permit);
         }
         let bytes = usize::try_from(bytes.saturating_mul(BYTES_PER_RECIPE_BYTE)).unwrap_or(usize::MAX);
-        match timeout(LOOK_INTERVAL, daemon.limits.memory_for(uid, bytes)).await {
+        match timeout(RECHECK_INTERVAL, daemon.limits.memory_for(uid, bytes)).await {
             Ok(memory) => {
                 let counted = memory?.map(|memory| daemon.large_models.count(manifest, memory));
                 return Ok(counted.unwrap_or_default());
             }
-            Err(_elapsed) if start.elapsed() < PATIENCE => {}
-            Err(_elapsed) => return Err(too_much_unread(uid)),
+            Err(_elapsed) if start.elapsed() < MEMORY_TIMEOUT => {}
+            Err(_elapsed) => return Err(too_many_unread(uid)),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The socket: accept, limit, shut down.
+//! Accepts connections, limits their number, and serves HTTP on them.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use crate::state::Daemon;
 
 pub(crate) use crate::socket::Socket;
 
-/// How long a client may take to send a request's head.
+/// How long a client may take to send the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// No head has reason to be longer. Each connection may have that much in memory.
+/// Requests of clients are far shorter. Each connection may take this much memory.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
-/// Serves a daemon on connections, wherever they come from.
+/// Serves a daemon on connections from any source.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
     daemon: Arc<Daemon>,
@@ -31,24 +31,22 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A server without a socket.
     #[must_use]
     pub(crate) fn new(daemon: Arc<Daemon>) -> Self {
         let connections = Connections::new(daemon.limits.connections);
         Self { daemon, connections }
     }
 
-    /// Accepts connections for ever.
     pub(crate) async fn serve(&self, listener: &UnixListener) {
         loop {
             match listener.accept().await {
                 Ok((stream, _address)) => self.start(stream),
                 Err(error) => {
-                    // Out of descriptors or memory: give the open connections time to end.
-                    if let Some(left_out) =
+                    // Out of descriptors or memory: wait until some connections have ended.
+                    if let Some(omitted) =
                         self.daemon.limits.error_log.admit(rustix::process::geteuid().as_raw())
                     {
-                        tracing::warn!("cannot accept a connection: {error}{left_out}");
+                        tracing::warn!("cannot accept a connection: {error}{omitted}");
                     }
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -56,20 +54,20 @@ impl Server {
         }
     }
 
-    /// Serves one connection in a task of its own, unless its user has too many.
+    /// Serves one connection in its own task, or refuses it if its user has too many.
     pub(crate) fn start(&self, stream: UnixStream) {
         let Ok(peer) = Peer::of(&stream) else { return };
         let closer = &self.daemon.closer;
         let permit = match self.connections.admit(peer.uid) {
             Ok(permit) if !closer.is_stuck(peer.uid) => permit,
             _ => {
-                // Its queue may hold descriptors already.
+                // The socket's queue may already hold descriptors.
                 let socket = ClientSocket::new(stream, peer.uid, None, closer);
                 return self.refuse(&peer, &socket);
             }
         };
         let socket = ClientSocket::new(stream, peer.uid, Some(permit), closer);
-        self.daemon.meet(&peer);
+        self.daemon.note_peer(&peer);
         let daemon = Arc::clone(&self.daemon);
         tokio::spawn(async move {
             if let Err(error) = serve_connection(daemon, peer, socket).await {
@@ -78,16 +76,16 @@ impl Server {
         });
     }
 
-    /// Says why, in a response that was made beforehand, to a peer that may not even have asked yet. A
-    /// new socket has room for it; nothing waits.
+    /// Sends a constant response, perhaps before the request has arrived. The buffer of a new socket has
+    /// enough space, so this does not wait.
     fn refuse(&self, peer: &Peer, socket: &ClientSocket) {
         const BUSY: &[u8] = b"HTTP/1.1 409 Conflict\r\nconnection: close\r\n\
             content-type: application/json\r\ncontent-length: 125\r\n\r\n\
             {\"error\":{\"code\":\"busy\",\"message\":\"too many connections\",\
             \"hint\":\"close some; a client needs one for each model it has open\"}}";
-        if let Some(left_out) = self.daemon.limits.refusal_log.admit(peer.uid) {
+        if let Some(omitted) = self.daemon.limits.refusal_log.admit(peer.uid) {
             let description = peer.description();
-            tracing::warn!("{description}: too many connections of uid {}{left_out}", peer.uid);
+            tracing::warn!("{description}: too many connections of uid {}{omitted}", peer.uid);
         }
         // Best effort: the connection is closed in any case.
         let _ = send_message(socket.stream(), BUSY, &[]);
@@ -97,8 +95,8 @@ impl Server {
 async fn serve_connection(daemon: Arc<Daemon>, peer: Peer, socket: ClientSocket) -> hyper::Result<()> {
     let io = HttpIo::new(socket.clone());
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-        let answer = api::answer(Arc::clone(&daemon), peer.clone(), socket.clone(), request);
-        async { Ok::<_, Infallible>(answer.await) }
+        let response = api::respond(Arc::clone(&daemon), peer.clone(), socket.clone(), request);
+        async { Ok::<_, Infallible>(response.await) }
     });
     http1::Builder::new()
         .timer(TokioTimer::new())

@@ -1,4 +1,4 @@
-//! What the daemon is made of: the store and what it remembers beside it.
+//! The state of the daemon: the store, and what it keeps in memory.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,31 +19,27 @@ use crate::principal::Peer;
 use crate::socket::Closer;
 use crate::transfer::{TransferPolicy, Transfers};
 
-/// A daemon without its socket. Embedded in a command or listening, it is the same.
+/// A daemon without its socket, embedded in a command or listening.
 pub(crate) struct Daemon {
-    /// The store.
     pub store: Arc<Store>,
-    /// How models are fetched.
     pub registry: RegistryClient,
-    /// What is being fetched.
     pub transfers: Transfers,
-    /// Who has what open.
     pub sessions: Sessions,
-    /// What requests may use at a time.
+    /// What short requests may use at a time.
     pub(crate) limits: RequestLimits,
-    /// Closes descriptors of clients, which may block.
+    /// Closes descriptors of clients, which can block.
     pub(crate) closer: Arc<Closer>,
-    /// Models that take so much memory that one request reads them for all.
+    /// Models so large that one request reads them for all.
     pub(crate) large_models: LargeModels,
-    /// What those were told who opened a model last.
+    /// The responses to the latest opens.
     pub answers: Answers,
-    /// What may run at once.
+    /// Limits of concurrent work.
     pub(crate) work: WorkLimits,
-    /// What imports and pulls have moved lately.
+    /// How much imports and pulls have read recently.
     pub(crate) activity: Activity,
-    /// When a model was last opened: what eviction goes by.
+    /// When a model was last opened; eviction takes the oldest first.
     pub last_opened: Arc<LastOpened>,
-    /// Whether clients are meant to be of the daemon's own user.
+    /// Whether clients are expected to be of the daemon's own user.
     is_single_user: bool,
     has_met_owner: AtomicBool,
 }
@@ -54,37 +50,37 @@ impl fmt::Debug for Daemon {
     }
 }
 
-/// What may run at once: by each user, and by all of them. What lasts as long as somebody else likes (a
-/// transfer with a limit, a registry or a file that does not answer) has pools where nobody's first waits
-/// for others ([`PermitPool::with_first_for_each`]).
+/// Limits of concurrent work, by each user and in total. Work that can last without limit (a transfer with
+/// a rate limit, a registry or file that does not respond) uses pools in which the first unit of a user
+/// does not depend on the others ([`PermitPool::with_first_for_each`]).
 pub(crate) struct WorkLimits {
-    /// Imports that are read and hashed. Each takes some 30 MiB and three threads, and two keep disk and
+    /// Imports that read and hash. Each takes about 30 MiB and three threads, and two keep disk and
     /// processors busy.
     pub(crate) imports: PermitPool,
-    /// Imports that are asked for, with those that wait for their turn: each is a connection with a
-    /// descriptor in flight, which the kernel counts against its user.
+    /// Requested imports, including waiting ones: each is a connection with a descriptor in flight, which
+    /// the kernel counts against its user.
     pub(crate) requested_imports: PermitPool,
-    /// Processes that read clients' files: those of imports that run, and those that hang in a file that
-    /// nobody answers for, until the kernel lets them go.
+    /// Processes that read clients' files: those of running imports, and those blocked by a file that does
+    /// not respond, until the kernel ends the call.
     pub(crate) file_readers: PermitPool,
-    /// Pulls, most of which may wait for another that fetches the same. Each has a thread.
+    /// Pulls, including those that wait for another pull of the same file. Each has a thread.
     pub(crate) pulls: PermitPool,
-    /// Pulls that fetch something.
+    /// Pulls that download.
     pub(crate) fetches: FetchLimit,
-    /// Dry runs of pulls: each has a thread, which waits for a registry.
+    /// Dry runs of pulls: each has a thread that waits for a registry.
     pub(crate) plans: PermitPool,
-    /// Questions that read all there is. Whoever may read may ask them, and each takes a thread for as
-    /// long as it runs.
+    /// Requests that read the whole store. All users may make them, and each takes a thread for as long as
+    /// it runs.
     pub(crate) surveys: PermitPool,
-    /// Verifications, each of which reads as fast as the disk goes.
+    /// Verifications, each of which reads at the speed of the disk.
     pub(crate) verifications: PermitPool,
 }
 
 impl WorkLimits {
-    /// How many imports of one user run at once.
+    /// Running imports of one user.
     const IMPORTS: u32 = 2;
-    /// How many processes of one user may hang in a file that nobody answers for, before no more of its
-    /// imports are begun.
+    /// How many processes of one user may be blocked by files that do not respond before its imports are
+    /// refused.
     pub(crate) const STUCK_READERS: u32 = 4;
 
     fn new() -> Self {
@@ -93,7 +89,7 @@ impl WorkLimits {
             imports: pool(Self::IMPORTS, 6),
             requested_imports: PermitPool::new(Limits { per_principal: 64, total: 512 }),
             file_readers: pool(Self::IMPORTS + Self::STUCK_READERS, 48),
-            // Far fewer than the threads that blocking work may have.
+            // Far below the number of threads that blocking work may have.
             pulls: pool(32, 96),
             fetches: FetchLimit::default(),
             plans: pool(2, 16),
@@ -103,20 +99,19 @@ impl WorkLimits {
     }
 }
 
-/// Tells work that the disk notices from work that crawls.
+/// Measures whether imports and pulls move enough bytes to keep the disk busy.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
     imported: AtomicU64,
-    last_look: Mutex<Option<(Instant, u64, bool)>>,
+    last_check: Mutex<Option<(Instant, u64, bool)>>,
 }
 
 impl Activity {
-    /// How often it is looked at.
-    const SPAN: Duration = Duration::from_secs(1);
-    /// What the disk notices in that time.
-    const NOTICED_BYTES: u64 = 1 << 20;
+    /// How often the rate is measured.
+    const INTERVAL: Duration = Duration::from_secs(1);
+    /// Imports and pulls that move fewer bytes in that time do not count as activity.
+    const ACTIVE_BYTES: u64 = 1 << 20;
 
-    /// So many more bytes of imports have been read.
     pub(crate) fn note_imported(&self, bytes: u64) {
         self.imported.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -125,26 +120,23 @@ impl Activity {
         self.imported.load(Ordering::Relaxed)
     }
 
-    /// Whether much has moved since the last look, by the sum of all that ever has.
-    fn is_lively(&self, moved: u64, now: Instant) -> bool {
-        let mut last_look = self.last_look.lock().unwrap_or_else(PoisonError::into_inner);
-        match *last_look {
-            Some((at, _, was_lively)) if now.saturating_duration_since(at) < Self::SPAN => was_lively,
+    /// Whether much has moved since the last check. `moved` is the total since the start.
+    fn is_active(&self, moved: u64, now: Instant) -> bool {
+        let mut last_check = self.last_check.lock().unwrap_or_else(PoisonError::into_inner);
+        match *last_check {
+            Some((at, _, was_active)) if now.saturating_duration_since(at) < Self::INTERVAL => was_active,
             last => {
                 let before = last.map_or(moved, |(_, before, _)| before);
-                let is_lively = moved.saturating_sub(before) >= Self::NOTICED_BYTES;
-                *last_look = Some((now, moved, is_lively));
-                is_lively
+                let is_active = moved.saturating_sub(before) >= Self::ACTIVE_BYTES;
+                *last_check = Some((now, moved, is_active));
+                is_active
             }
         }
     }
 }
 
 impl Daemon {
-    /// Joins the parts. Reads certificate files, so it blocks for some milliseconds.
-    ///
-    /// # Errors
-    /// [`RegistryError`] when the policy names what is unusable.
+    /// Reads certificate files, so it blocks for some milliseconds. Fails when the policy is not usable.
     pub(crate) fn new(store: Store, policy: &RegistryPolicy) -> Result<Self, RegistryError> {
         let (store, sessions) = (Arc::new(store), Sessions::default());
         let opened = sessions.clone();
@@ -168,16 +160,16 @@ impl Daemon {
         })
     }
 
-    /// Whether a verification runs, or imports and pulls move as much as a disk notices. One that crawls
-    /// or hangs keeps nobody from the disk.
+    /// Whether a verification runs, or imports and pulls keep the disk busy. Very slow or blocked ones do
+    /// not count.
     #[must_use]
     pub(crate) fn is_busy(&self) -> bool {
         let moved = self.transfers.received_bytes().saturating_add(self.activity.imported());
-        self.activity.is_lively(moved, Instant::now()) || self.work.verifications.in_use() > 0
+        self.activity.is_active(moved, Instant::now()) || self.work.verifications.in_use() > 0
     }
 
-    /// The same for users other than the daemon's own: one of those who connects is a danger to
-    /// the others, because who owns a blob may change it.
+    /// The same for a daemon whose clients are other users. A client that runs as the daemon's own user is
+    /// then a danger to the others, because the owner of a blob may change it.
     #[must_use]
     pub(crate) fn for_many_users(mut self) -> Self {
         self.is_single_user = false;
@@ -185,15 +177,14 @@ impl Daemon {
         self
     }
 
-    /// The same with transfers of another policy.
     #[must_use]
     pub(crate) fn with_transfers(mut self, policy: TransferPolicy) -> Self {
         self.transfers = Transfers::new(policy);
         self
     }
 
-    /// Takes note of who connects, and warns once when it is the blobs' owner.
-    pub(crate) fn meet(&self, peer: &Peer) {
+    /// Warns once when a client owns the blobs.
+    pub(crate) fn note_peer(&self, peer: &Peer) {
         let own = rustix::process::geteuid();
         if self.is_single_user || own.is_root() || peer.uid != own.as_raw() {
             return;
@@ -208,7 +199,7 @@ impl Daemon {
         }
     }
 
-    /// What doctor has to know beside the store.
+    /// What `doctor` needs to know besides the store.
     pub(crate) fn surroundings(&self) -> Surroundings {
         Surroundings {
             is_single_user: self.is_single_user,
@@ -216,8 +207,8 @@ impl Daemon {
         }
     }
 
-    /// Does work of a request of the user `uid` that blocks on the disk, once it is that user's turn. Few
-    /// run at a time; the others wait without a thread, and dropping the future gives up waiting.
+    /// Runs blocking work of a request of the user `uid` when it is that user's turn. Few run at a time;
+    /// the others wait without a thread, and dropping the future leaves the queue.
     pub(crate) async fn disk_work<T: Send + 'static>(
         self: &Arc<Self>,
         uid: u32,
@@ -225,14 +216,14 @@ impl Daemon {
     ) -> Result<T, OpError> {
         let permit = self.limits.disk.acquire(uid).await;
         let work = move |daemon: &Self| {
-            // Given back when the work is over, not when its client has hung up.
+            // Returned when the work is over, not when its client has closed the connection.
             let _permit = permit;
             work(daemon)
         };
         self.blocking(work).await
     }
 
-    /// Runs work that blocks on the disk where that is allowed.
+    /// Runs blocking work on a thread for it.
     pub(crate) async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, OpError> + Send + 'static,
@@ -248,12 +239,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_that_crawls_is_no_activity() {
+    fn slow_work_is_no_activity() {
         let (activity, start) = (Activity::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
-        assert!(!activity.is_lively(5 << 30, start), "nobody knows when that was");
-        assert!(activity.is_lively(6 << 30, after(1)));
-        assert!(activity.is_lively(6 << 30, after(1)), "within a second it stays so");
-        assert!(!activity.is_lively((6 << 30) + 1000, after(2)));
+        assert!(!activity.is_active(5 << 30, start), "no earlier measurement");
+        assert!(activity.is_active(6 << 30, after(1)));
+        assert!(activity.is_active(6 << 30, after(1)), "the result is kept for a second");
+        assert!(!activity.is_active((6 << 30) + 1000, after(2)));
     }
 }

@@ -1,4 +1,4 @@
-//! Bodies of requests and responses.
+//! Reads request bodies, and builds responses.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -21,10 +21,9 @@ use super::details::DetailsStream;
 use crate::limits::RequestLimits;
 use crate::permits::Permit;
 
-/// A response: one JSON document, or lines as they come.
-pub(crate) type Answer = Response<ResponseBody>;
+pub(crate) type HttpResponse = Response<ResponseBody>;
 
-/// The body of a response, and what it is counted by until it is written or its client goes.
+/// The body of a response, with the permits that it holds until it is written or dropped.
 #[derive(Debug)]
 pub(crate) struct ResponseBody {
     content: Content,
@@ -33,32 +32,32 @@ pub(crate) struct ResponseBody {
 
 #[derive(Debug)]
 enum Content {
-    /// Everything, until it is taken.
+    /// The whole body, until it is taken.
     Whole(Option<Bytes>),
-    /// Lines from a channel.
     Lines(Lines),
-    /// A model in depth, put into words as it is written.
+    /// The description of a large model, serialised as it is written.
     Details(Box<DetailsStream>),
 }
 
-/// No request has reason to be longer: it names models and tensors.
+/// Requests contain only names of models and tensors.
 const MAX_REQUEST_BYTES: usize = 1 << 20;
 
-/// How long a client may take to send it.
+/// How long a client may take to send a request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Memory that a request takes for each byte of its body: the text, and what it is parsed into. A list of
-/// short names is the worst.
+/// Memory that a request takes for each byte of its body: the text, and the parsed values. A list of short
+/// names needs the most.
 const BYTES_PER_BODY_BYTE: usize = 16;
 
-/// Reads a request's JSON. The permit counts what it takes in memory.
+/// Reads a request's JSON. The permit counts its memory.
 pub(super) async fn read_json<T: DeserializeOwned>(
     request: Request<Incoming>,
     limits: &RequestLimits,
     uid: u32,
 ) -> Result<(T, Option<Permit>), ErrorBody> {
     let received = receive_body(request, limits, uid);
-    let received = timeout(BODY_TIMEOUT, received).await.map_err(|_elapsed| invalid("too slow"))?;
+    let received =
+        timeout(BODY_TIMEOUT, received).await.map_err(|_elapsed| invalid("not received in time"))?;
     let (bytes, permit) = received?;
     let params = serde_json::from_slice(&bytes).map_err(|error| invalid(&error.to_string()))?;
     Ok((params, permit))
@@ -77,7 +76,8 @@ async fn receive_body(
             return Err(invalid("length limit exceeded"));
         }
         if permit.is_none() && bytes.len() + data.len() > UNCOUNTED_BODY_BYTES {
-            // For as much as it may become: one that waits for more while it holds some could wait for ever.
+            // For the announced size, or the maximum: requests that wait for more while they hold some
+            // could block each other for ever.
             let announced = body.size_hint().upper().and_then(|more| usize::try_from(more).ok());
             let most = announced.map_or(MAX_REQUEST_BYTES, |more| bytes.len() + data.len() + more);
             let most = most.min(MAX_REQUEST_BYTES).saturating_mul(BYTES_PER_BODY_BYTE);
@@ -95,53 +95,50 @@ fn invalid(what: &str) -> ErrorBody {
     ErrorBody::new(ErrorCode::InvalidRequest, format!("request body: {what}"))
 }
 
-/// A response of one JSON document, which is short.
-pub(crate) fn json_answer(value: &impl Serialize) -> Answer {
+/// A short JSON document, which is not counted.
+pub(crate) fn json_response(value: &impl Serialize) -> HttpResponse {
     match serde_json::to_vec(value) {
-        Ok(json) => raw_answer(json, None),
-        Err(error) => error_answer(ErrorBody::new(ErrorCode::Internal, error)),
+        Ok(json) => raw_response(json, None),
+        Err(error) => error_response(ErrorBody::new(ErrorCode::Internal, error)),
     }
 }
 
-/// A response of one JSON document that is there already, byte for byte.
-pub(super) fn raw_answer(json: Vec<u8>, permit: Option<Permit>) -> Answer {
+/// A JSON document that is already serialised.
+pub(super) fn raw_response(json: Vec<u8>, permit: Option<Permit>) -> HttpResponse {
     let permits = permit.into_iter().map(Arc::new).collect();
-    answer(StatusCode::OK, Content::Whole(Some(json.into())), permits)
+    response(StatusCode::OK, Content::Whole(Some(json.into())), permits)
 }
 
-/// A response that says what went wrong.
-pub(super) fn error_answer(error: ErrorBody) -> Answer {
+pub(super) fn error_response(error: ErrorBody) -> HttpResponse {
     let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    // Strings always serialise.
+    // Strings can always be serialised.
     let json = serde_json::to_vec(&ErrorAnswer { error }).unwrap_or_default();
-    answer(status, Content::Whole(Some(json.into())), Vec::new())
+    response(status, Content::Whole(Some(json.into())), Vec::new())
 }
 
-/// A response of one JSON document per line.
-pub(super) fn lines_answer(lines: Lines) -> Answer {
-    let mut answer = answer(StatusCode::OK, Content::Lines(lines), Vec::new());
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
-    answer
+/// One JSON document per line.
+pub(super) fn lines_response(lines: Lines) -> HttpResponse {
+    let mut response = response(StatusCode::OK, Content::Lines(lines), Vec::new());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+    response
 }
 
-/// A response that describes a large model.
-pub(super) fn details_answer(details: DetailsStream, permit: Option<Permit>) -> Answer {
+pub(super) fn details_response(details: DetailsStream, permit: Option<Permit>) -> HttpResponse {
     let permits = permit.into_iter().map(Arc::new).collect();
-    answer(StatusCode::OK, Content::Details(Box::new(details)), permits)
+    response(StatusCode::OK, Content::Details(Box::new(details)), permits)
 }
 
-/// A response without a body.
-pub(super) fn empty_answer(status: StatusCode) -> Answer {
-    let mut answer = answer(status, Content::Whole(None), Vec::new());
-    answer.headers_mut().remove(CONTENT_TYPE);
-    answer
+pub(super) fn empty_response(status: StatusCode) -> HttpResponse {
+    let mut response = response(status, Content::Whole(None), Vec::new());
+    response.headers_mut().remove(CONTENT_TYPE);
+    response
 }
 
-fn answer(status: StatusCode, content: Content, permits: Vec<Arc<Permit>>) -> Answer {
-    let mut answer = Response::new(ResponseBody { content, _permits: permits });
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    answer
+fn response(status: StatusCode, content: Content, permits: Vec<Arc<Permit>>) -> HttpResponse {
+    let mut response = Response::new(ResponseBody { content, _permits: permits });
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
 }
 
 impl ResponseBody {
@@ -179,6 +176,6 @@ impl Body for ResponseBody {
     }
 }
 
-/// Lines from a channel; when the client goes, the channel's sender learns of it.
+/// Lines from a channel, which is closed when the client disconnects.
 #[derive(Debug)]
 pub(crate) struct Lines(pub(super) mpsc::Receiver<Bytes>);

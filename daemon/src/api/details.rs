@@ -1,4 +1,4 @@
-//! `GET /v1/models/…` of a large model: put into words as it is written, never as a whole in memory.
+//! `GET /v1/models/…` of a large model: serialised part by part, never as a whole in memory.
 
 use std::sync::Arc;
 
@@ -9,35 +9,35 @@ use bytes::Bytes;
 use crate::large_models::ReadPermit;
 use crate::ops::Shown;
 
-/// Models with at most so many tensors are answered in one piece.
+/// Models with at most this many tensors are sent in one part.
 const MAX_TENSORS_WHOLE: usize = 2048;
 
-/// How long a part is: few enough for all connections that there may be, and many to a system call.
+/// The length of a part: short enough for the maximum number of connections, and long enough that few
+/// system calls are needed.
 const PART_BYTES: usize = 32 << 10;
 
-/// What a response that is being written takes in memory: a part, and what hyper and the kernel have of it.
+/// Memory of a response that is being written: one part, and its copies in hyper and the kernel.
 pub(super) const STREAM_BYTES: usize = 4 * PART_BYTES;
 
 /// The JSON of one model, part by part.
 #[derive(Debug)]
 pub(crate) struct DetailsStream {
-    /// What goes before the tensors; taken first.
+    /// The JSON before the tensors; taken first.
     head: Option<Vec<u8>>,
     recipes: Vec<Arc<Recipe>>,
-    /// Which recipe and which of its tensors comes next.
+    /// The index of the next recipe, and of the next tensor in it.
     recipe: usize,
     tensor: usize,
     is_first_tensor: bool,
     is_done: bool,
-    /// The recipes are counted until the last part is taken.
+    /// Counts the recipes until the last part is taken.
     _permit: ReadPermit,
 }
 
-/// What comes after the tensors.
+/// The JSON after the tensors.
 const TAIL: &[u8] = b"]}";
 
 impl DetailsStream {
-    /// Begins with all but the tensors.
     pub(super) fn new(shown: Shown, permit: ReadPermit) -> Self {
         let Shown { details, recipes } = shown;
         Self {
@@ -51,7 +51,7 @@ impl DetailsStream {
         }
     }
 
-    /// All parts at once, if the model is small.
+    /// All parts in one, if the model is small.
     pub(super) fn whole(&mut self) -> Option<Vec<u8>> {
         let tensors: usize = self.recipes.iter().map(|recipe| recipe.tensors().len()).sum();
         if tensors > MAX_TENSORS_WHOLE {
@@ -64,12 +64,10 @@ impl DetailsStream {
         Some(whole)
     }
 
-    /// How long the first part is.
     pub(super) fn head_bytes(&self) -> usize {
         self.head.as_ref().map_or(0, Vec::len)
     }
 
-    /// The next part; `None` after the last.
     pub(super) fn next_part(&mut self) -> Option<Bytes> {
         if let Some(head) = self.head.take() {
             return Some(head.into());
@@ -89,7 +87,7 @@ impl DetailsStream {
                     if !std::mem::take(&mut self.is_first_tensor) {
                         part.push(b',');
                     }
-                    // Strings, numbers and lists always serialise.
+                    // Strings, numbers and lists can always be serialised.
                     let _ = serde_json::to_writer(&mut part, tensor);
                     self.tensor += 1;
                 }
@@ -136,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_the_very_document() {
+    fn parts_together_are_the_whole_document() {
         for counts in [&[][..], &[0], &[1], &[0, 3, 0, 2], &[5000, 1]] {
             let shown = shown(counts);
             let mut whole = shown.details.clone();
@@ -152,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn small_model_is_answered_in_one_piece() {
+    fn small_model_is_sent_in_one_part() {
         let whole = |count| DetailsStream::new(shown(&[count]), ReadPermit::default()).whole();
         assert!(whole(MAX_TENSORS_WHOLE).is_some());
         assert!(whole(MAX_TENSORS_WHOLE + 1).is_none());

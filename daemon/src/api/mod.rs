@@ -1,4 +1,4 @@
-//! The daemon's table of contents: which request is which verb.
+//! The HTTP API: maps each request to its operation.
 
 use std::sync::Arc;
 
@@ -28,10 +28,9 @@ mod show;
 mod upgrade;
 mod verify;
 
-pub(crate) use body::{Answer, json_answer};
-use body::{error_answer, raw_answer, read_json};
+pub(crate) use body::{HttpResponse, json_response};
+use body::{error_response, raw_response, read_json};
 
-/// What can be asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Route {
     Version,
@@ -70,7 +69,7 @@ impl Route {
             (&Method::GET, "/v1/ps") => Ok(Self::Sessions),
             (&Method::GET, "/v1/trash") => Ok(Self::Trash),
             (&Method::GET, "/v1/doctor") => Ok(Self::Doctor),
-            (&Method::GET, "/v1/eviction") => Ok(Self::Eviction(bytes_wanted(query)?)),
+            (&Method::GET, "/v1/eviction") => Ok(Self::Eviction(eviction_bytes(query)?)),
             (&Method::GET, "/v1/limit") => Ok(Self::Limit),
             (&Method::POST, "/v1/limit") => Ok(Self::SetLimit),
             (&Method::POST, "/v1/remove") => Ok(Self::Remove),
@@ -99,7 +98,8 @@ impl Route {
 
     const fn right(&self) -> Right {
         match self {
-            // A verification that repairs needs more; its body says so. So does a release of others' leases.
+            // A verification that repairs needs more, depending on its parameters. So does a release of
+            // other users' leases.
             Self::Version
             | Self::Models
             | Self::Model(_)
@@ -125,42 +125,42 @@ impl Route {
     }
 }
 
-/// Answers one request.
-pub(crate) async fn answer(
+/// Handles one request.
+pub(crate) async fn respond(
     daemon: Arc<Daemon>,
     peer: Peer,
     socket: ClientSocket,
     request: Request<Incoming>,
-) -> Answer {
+) -> HttpResponse {
     let caller = Caller { daemon, peer, socket };
     match dispatch(&caller, request).await {
-        Ok(answer) => answer,
+        Ok(response) => response,
         Err(error) => {
-            // What is ours and not the peer's is told to the log too.
+            // Errors of the daemon itself are also logged.
             if matches!(error.code, ErrorCode::Internal | ErrorCode::Corrupt | ErrorCode::NoSpace)
-                && let Some(left_out) = caller.daemon.limits.error_log.admit(caller.peer.uid)
+                && let Some(omitted) = caller.daemon.limits.error_log.admit(caller.peer.uid)
             {
-                tracing::error!("{error}{left_out}");
+                tracing::error!("{error}{omitted}");
             }
-            error_answer(error)
+            error_response(error)
         }
     }
 }
 
-/// Who asks, and whom.
+/// One request's client, and the daemon.
 struct Caller {
     daemon: Arc<Daemon>,
     peer: Peer,
     socket: ClientSocket,
 }
 
-async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Result<Answer, ErrorBody> {
+async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
     let Caller { daemon, peer, .. } = caller;
     let route = Route::of(request.method(), request.uri().path(), request.uri().query())?;
     let path = request.uri().path().to_owned();
-    demand(peer, route.right(), &path)?;
+    require(peer, route.right(), &path)?;
     match route {
-        Route::Version => Ok(json_answer(&version(daemon))),
+        Route::Version => Ok(json_response(&version(daemon))),
         Route::Models => caller.respond(|daemon| ops::list(&daemon.store)).await,
         Route::Model(reference) => show::show(caller, reference).await,
         Route::Manifest(reference) => manifest(caller, reference).await,
@@ -176,26 +176,26 @@ async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Result<Answer,
             let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
             caller.survey(plan).await
         }
-        Route::Limit => Ok(json_answer(&limit(daemon))),
+        Route::Limit => Ok(json_response(&limit(daemon))),
         Route::Open => open::open(caller, request).await,
         Route::Import => open::import(caller, request).await,
         route => dispatch_post(caller, route, &path, request).await,
     }
 }
 
-/// Requests with a body that are answered without an upgrade.
+/// Requests with a body that need no upgrade.
 async fn dispatch_post(
     caller: &Caller,
     route: Route,
     path: &str,
     request: Request<Incoming>,
-) -> Result<Answer, ErrorBody> {
+) -> Result<HttpResponse, ErrorBody> {
     let daemon = &caller.daemon;
     match route {
         Route::SetLimit => {
             let params: LimitParams = caller.params(request).await?;
             daemon.transfers.limit.set(params.bytes_per_second);
-            Ok(json_answer(&limit(daemon)))
+            Ok(json_response(&limit(daemon)))
         }
         Route::Undelete => caller.respond_to(request, ops::undelete).await,
         Route::Pin => caller.respond_to(request, |store, params| ops::pin(store, params)).await,
@@ -209,7 +209,7 @@ async fn dispatch_post(
         Route::Verify => {
             let params: VerifyParams = caller.params(request).await?;
             if params.repair {
-                demand(&caller.peer, Right::Pull, path)?;
+                require(&caller.peer, Right::Pull, path)?;
             }
             let lasting = caller.lasting()?;
             Ok(lasts(verify::start(daemon, caller.peer.uid, params), lasting))
@@ -226,21 +226,21 @@ async fn dispatch_post(
         Route::PlanPull => {
             let params: PullParams = caller.params(request).await?;
             let plan = pull::plan(daemon, caller.peer.uid, params).await;
-            plan.map(|plan| json_answer(&plan)).map_err(|error| error.body())
+            plan.map(|plan| json_response(&plan)).map_err(|error| error.body())
         }
         Route::Reindex => caller.respond(|daemon| ops::reindex(&daemon.store)).await,
-        // All others have no body, and `dispatch` answers them.
-        other => Err(ErrorBody::new(ErrorCode::Internal, format!("{path}: {other:?} is not answered"))),
+        // `dispatch` handles all others.
+        other => Err(ErrorBody::new(ErrorCode::Internal, format!("{path}: {other:?} has no handler"))),
     }
 }
 
-/// Counts the connection as one that lasts until the answer is complete.
-fn lasts(mut answer: Answer, lasting: Arc<Permit>) -> Answer {
-    answer.body_mut().hold(lasting);
-    answer
+/// Counts the connection as long-lived until the response is complete.
+fn lasts(mut response: HttpResponse, lasting: Arc<Permit>) -> HttpResponse {
+    response.body_mut().hold(lasting);
+    response
 }
 
-fn demand(peer: &Peer, right: Right, path: &str) -> Result<(), ErrorBody> {
+fn require(peer: &Peer, right: Right, path: &str) -> Result<(), ErrorBody> {
     if peer.may(right) {
         return Ok(());
     }
@@ -249,76 +249,79 @@ fn demand(peer: &Peer, right: Right, path: &str) -> Result<(), ErrorBody> {
 }
 
 impl Caller {
-    /// The JSON of a request whose parameters are soon used.
+    /// The JSON parameters of a request, without their memory permit: they are used immediately.
     async fn params<P: DeserializeOwned>(&self, request: Request<Incoming>) -> Result<P, ErrorBody> {
         let (params, _permit) = read_json(request, &self.daemon.limits, self.peer.uid).await?;
         Ok(params)
     }
 
-    /// Counts the caller's connection as one that lasts.
     fn lasting(&self) -> Result<Arc<Permit>, ErrorBody> {
         self.daemon.limits.lasting_for(self.peer.uid)
     }
 
-    /// What the store does by a body that says how.
+    /// Runs `work` on the store with the parameters in the request's body.
     async fn respond_to<P: DeserializeOwned + Send + 'static, T: serde::Serialize + Send + 'static>(
         &self,
         request: Request<Incoming>,
         work: impl FnOnce(&Arc<Store>, &P) -> Result<T, ops::OpError> + Send + 'static,
-    ) -> Result<Answer, ErrorBody> {
+    ) -> Result<HttpResponse, ErrorBody> {
         let (params, permit): (P, _) = read_json(request, &self.daemon.limits, self.peer.uid).await?;
         let work = move |daemon: &Daemon| {
-            // The parameters take memory for as long.
+            // The permit counts the parameters as long as they exist.
             let _permit = permit;
             work(&daemon.store, &params)
         };
         self.respond(work).await
     }
 
-    /// Works on the disk and answers with what comes of it.
+    /// Runs `work` on the disk, and responds with its result.
     async fn respond<T: serde::Serialize>(
         &self,
         work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
-    ) -> Result<Answer, ErrorBody> {
+    ) -> Result<HttpResponse, ErrorBody> {
         let turn = self.daemon.limits.disk.acquire(self.peer.uid).await;
         self.respond_with(turn, work).await
     }
 
-    /// The same for what reads all there is: few at a time, the others wait without a thread.
+    /// The same for work that reads the whole store: few run at a time, the others wait without a thread.
     async fn survey<T: serde::Serialize>(
         &self,
         work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
-    ) -> Result<Answer, ErrorBody> {
+    ) -> Result<HttpResponse, ErrorBody> {
         let turn = self.daemon.work.surveys.acquire(self.peer.uid).await;
         self.respond_with(turn, work).await
     }
 
-    /// Works while `turn` is held: until the response is counted, or the work is over although its client
-    /// has hung up.
+    /// Holds `turn` until the response is counted, or until the work is over if its client has
+    /// disconnected.
     async fn respond_with<T: serde::Serialize>(
         &self,
         turn: impl Send + 'static,
         work: impl FnOnce(&Daemon) -> Result<T, ops::OpError> + Send + 'static,
-    ) -> Result<Answer, ErrorBody> {
-        let work = move |daemon: &Daemon| {
-            let json = serde_json::to_vec(&work(daemon)?);
-            Ok((json.map_err(|error| ops::OpError::Internal(error.to_string()))?, turn))
+    ) -> Result<HttpResponse, ErrorBody> {
+        let serialized = move |daemon: &Daemon| {
+            serde_json::to_vec(&work(daemon)?).map_err(|error| ops::OpError::Internal(error.to_string()))
         };
+        self.respond_raw(turn, serialized).await
+    }
+
+    async fn respond_raw(
+        &self,
+        turn: impl Send + 'static,
+        work: impl FnOnce(&Daemon) -> Result<Vec<u8>, ops::OpError> + Send + 'static,
+    ) -> Result<HttpResponse, ErrorBody> {
+        let work = move |daemon: &Daemon| Ok((work(daemon)?, turn));
         let (json, turn) = self.daemon.blocking(work).await.map_err(|error| error.body())?;
         let memory = self.daemon.limits.memory_for(self.peer.uid, json.len()).await?;
         drop(turn);
-        Ok(raw_answer(json, memory))
+        Ok(raw_response(json, memory))
     }
 }
 
-async fn manifest(caller: &Caller, reference: Reference) -> Result<Answer, ErrorBody> {
-    let (daemon, uid) = (&caller.daemon, caller.peer.uid);
-    let turn = daemon.limits.disk.acquire(uid).await;
-    let read = move |daemon: &Daemon| Ok((ops::manifest(&daemon.store, &reference)?.raw().to_vec(), turn));
-    let (manifest, turn) = daemon.blocking(read).await.map_err(|error| error.body())?;
-    let memory = daemon.limits.memory_for(uid, manifest.len()).await?;
-    drop(turn);
-    Ok(raw_answer(manifest, memory))
+async fn manifest(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {
+    let turn = caller.daemon.limits.disk.acquire(caller.peer.uid).await;
+    let read = move |daemon: &Daemon| Ok(ops::manifest(&daemon.store, &reference)?.raw().to_vec());
+    caller.respond_raw(turn, read).await
 }
 
 fn version(daemon: &Daemon) -> Version {
@@ -334,15 +337,15 @@ fn limit(daemon: &Daemon) -> PullLimit {
     PullLimit { bytes_per_second: daemon.transfers.limit.get() }
 }
 
-/// `bytes=N`, if there is a query at all.
-fn bytes_wanted(query: Option<&str>) -> Result<Option<u64>, ErrorBody> {
+/// Parses `bytes=N`; `None` without a query.
+fn eviction_bytes(query: Option<&str>) -> Result<Option<u64>, ErrorBody> {
     let Some(query) = query else { return Ok(None) };
     let bytes = query.strip_prefix("bytes=").and_then(|number| number.parse().ok());
     let message = || format!("{query:?}: not a query of this request, bytes=NUMBER expected");
     bytes.map(Some).ok_or_else(|| ErrorBody::new(ErrorCode::InvalidRequest, message()))
 }
 
-/// The reference that follows in a path: `%2F` and the like may stand for what HTTP clients escape.
+/// Parses the reference after `prefix`, percent-decoded.
 fn reference(path: &str, prefix: &str) -> Result<Reference, ErrorBody> {
     let text = path.strip_prefix(prefix).unwrap_or_default();
     let malformed = || ErrorBody::new(ErrorCode::InvalidRequest, format!("{text:?}: malformed escape"));
@@ -385,9 +388,9 @@ mod tests {
         }
     }
 
-    /// Whoever asks and hangs up, over and over, must not get a thread each time.
+    /// A client that repeatedly sends a request and disconnects must not get a thread each time.
     #[tokio::test]
-    async fn surveys_are_few_even_if_their_clients_hang_up() {
+    async fn surveys_are_limited_even_if_their_clients_disconnect() {
         const MAX: usize = 2;
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().join("store")).unwrap();
@@ -406,7 +409,7 @@ mod tests {
                 running.fetch_sub(1, Ordering::SeqCst);
                 Ok(())
             };
-            // Dropped where it waits, as when a connection ends.
+            // Dropped while it waits, as when a connection ends.
             let _ = tokio::time::timeout(Duration::from_millis(20), caller.survey(work)).await;
         }
         assert_eq!(most.load(Ordering::SeqCst), MAX);

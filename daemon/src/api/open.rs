@@ -1,4 +1,4 @@
-//! `POST /v1/open` and `POST /v1/import`: what leaves HTTP.
+//! `POST /v1/open` and `POST /v1/import`, which upgrade the connection.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use hyper::Request;
 use hyper::body::Incoming;
 
 use super::Caller;
-use super::body::{Answer, read_json};
+use super::body::{HttpResponse, read_json};
 use super::upgrade::Upgrade;
 use crate::ops::{self, Located};
 use crate::permits::Exhausted;
@@ -17,30 +17,30 @@ use crate::read_model::{Reads, read_model};
 use crate::session::{OpenPermits, serve_import, serve_open};
 use crate::state::Daemon;
 
-/// Opens a model, and passes it after the upgrade.
-pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Result<Answer, ErrorBody> {
+/// Opens a model, and sends its descriptors after the upgrade.
+pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
     let upgrade = Upgrade::requested(&mut request)?;
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let lasting = caller.lasting()?;
-    let (params, parsed): (OpenParams, _) = read_json(request, &daemon.limits, peer.uid).await?;
+    let (params, params_permit): (OpenParams, _) = read_json(request, &daemon.limits, peer.uid).await?;
     let opening = daemon.limits.opening_for(peer.uid).await?;
     let (reference, holder) = (params.reference.clone(), peer.description());
     let params = Arc::new(params);
     let open = move |daemon: &Daemon| ops::open(&daemon.store, &daemon.answers, &params, holder.clone());
     let limits = &daemon.limits;
-    // All who open the same large model share one answer, which is counted once.
+    // Concurrent opens of one large model share one response, which is counted once.
     let count = async |located: &Located| {
         let answer = &located.answer;
         if answer.memory.get().is_none()
             && let Some(permit) = limits.memory_for(peer.uid, answer.bytes()).await?
         {
-            // Nobody else counts it meanwhile: one request at a time reads the model.
+            // Not set meanwhile: one request at a time reads the model.
             let _ = answer.memory.set(permit);
         }
         Ok(())
     };
     let (located, model) = read_model(&daemon, peer.uid, &reference, Reads::Recipes, open, count).await?;
-    drop(parsed);
+    drop(params_permit);
     let memory = match model.is_counted() {
         true => None,
         false => limits.memory_for(peer.uid, located.answer.bytes()).await?,
@@ -50,8 +50,11 @@ pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Res
     Ok(upgrade.accept(0, move |stream| serve_open(serving, stream, peer, located, permits)))
 }
 
-/// Takes in a file that the client passes after the upgrade.
-pub(super) async fn import(caller: &Caller, mut request: Request<Incoming>) -> Result<Answer, ErrorBody> {
+/// Imports a file whose descriptor the client sends after the upgrade.
+pub(super) async fn import(
+    caller: &Caller,
+    mut request: Request<Incoming>,
+) -> Result<HttpResponse, ErrorBody> {
     let upgrade = Upgrade::requested(&mut request)?;
     let (daemon, peer) = (Arc::clone(&caller.daemon), caller.peer.clone());
     let lasting = caller.lasting()?;

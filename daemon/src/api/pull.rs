@@ -1,4 +1,4 @@
-//! `POST /v1/pull`: the answer is a line for everything that happens.
+//! `POST /v1/pull`: the response is one line for each event.
 
 use std::sync::Arc;
 
@@ -10,24 +10,24 @@ use serde::Serialize;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::body::{Answer, Lines, lines_answer};
+use super::body::{HttpResponse, Lines, lines_response};
 use crate::ops;
 use crate::permits::Exhausted;
 use crate::state::Daemon;
 
-/// Lines that may wait for a client; progress beyond them is dropped, the last line never.
+/// Lines that may wait for a client. Further progress is dropped, but never the last line.
 pub(super) const LINES_WAITING: usize = 64;
 
 /// Starts a pull. It stops when the client closes the connection.
-pub(super) fn start(daemon: &Arc<Daemon>, uid: u32, params: PullParams) -> Answer {
+pub(super) fn start(daemon: &Arc<Daemon>, uid: u32, params: PullParams) -> HttpResponse {
     let (events, waiting) = mpsc::channel(LINES_WAITING);
     let (lines, body) = mpsc::channel(LINES_WAITING);
     tokio::spawn(run(Arc::clone(daemon), uid, params, events));
     tokio::spawn(write_lines(waiting, lines));
-    lines_answer(Lines(body))
+    lines_response(Lines(body))
 }
 
-/// What a pull would move. Ends soon after the future is dropped, which the client's going does.
+/// What a pull would download. Ends soon after the future is dropped, as when the client disconnects.
 pub(super) async fn plan(
     daemon: &Arc<Daemon>,
     uid: u32,
@@ -37,7 +37,7 @@ pub(super) async fn plan(
     let permit = daemon.work.plans.acquire(uid).await;
     let handle = Handle::current();
     let plan = move |daemon: &Daemon| {
-        // Given back when the work is over, not when its client has hung up.
+        // Returned when the work is over, not when its client has disconnected.
         let _permit = permit;
         let Daemon { store, registry, transfers, .. } = daemon;
         let (handle, params, wanted) = (&handle, &params, &wanted);
@@ -64,7 +64,7 @@ async fn run(daemon: Arc<Daemon>, uid: u32, params: PullParams, events: mpsc::Se
         }
     };
     let pull = move |daemon: &Daemon| {
-        // Given back when the work is over, not when its client has read the last line.
+        // Returned when the work is over, not when its client has read the last line.
         let _permit = permit;
         let Daemon { store, registry, transfers, work, .. } = daemon;
         let (handle, params, events, fetches) = (&handle, &params, &sender, &work.fetches);
@@ -73,17 +73,17 @@ async fn run(daemon: Arc<Daemon>, uid: u32, params: PullParams, events: mpsc::Se
     let last = match daemon.blocking(pull).await {
         Ok(done) => PullEvent::Done(done),
         Err(error) => {
-            if let Some(left_out) = daemon.limits.log.admit(uid) {
-                tracing::warn!("pull of {name}: {error}{left_out}");
+            if let Some(omitted) = daemon.limits.log.admit(uid) {
+                tracing::warn!("pull of {name}: {error}{omitted}");
             }
             PullEvent::Failed(ErrorAnswer { error: error.body() })
         }
     };
-    // Fails when the client has gone: nobody wants to know.
+    // Fails when the client has disconnected.
     let _ = events.send(last).await;
 }
 
-/// Ends when the client has gone, and with it `events`: that is what stops the work.
+/// Ends when the client disconnects, and drops `events`, which stops the work.
 pub(super) async fn write_lines<E: Serialize>(mut events: mpsc::Receiver<E>, lines: mpsc::Sender<Bytes>) {
     loop {
         let event = tokio::select! {

@@ -8,17 +8,16 @@ use blobd_client::protocol::response::Released;
 use tokio::time::timeout;
 
 use super::Caller;
-use super::body::{Answer, raw_answer};
+use super::body::{HttpResponse, raw_response};
 use crate::open_sessions::SessionSelector;
 use crate::ops::OpError;
 use crate::state::Daemon;
 
-/// How long the answer waits for the leases to end. They end in any case; what was removed is freed
-/// meanwhile.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the response waits for the leases to end. They end in any case, and the response does not wait
+/// until the space of removed models is freed.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Ends the leases of a process, or of those who have a model open.
-pub(super) async fn release(caller: &Caller, params: ReleaseParams) -> Result<Answer, ErrorBody> {
+pub(super) async fn release(caller: &Caller, params: ReleaseParams) -> Result<HttpResponse, ErrorBody> {
     let (selector, subject) = selector(params)?;
     let peer = caller.peer.clone();
     let end = move |daemon: &Daemon| Ok(daemon.sessions.end(&selector, &peer));
@@ -27,15 +26,15 @@ pub(super) async fn release(caller: &Caller, params: ReleaseParams) -> Result<An
     if ending.sessions.is_empty() {
         return Err(nothing_ended(&subject, ending.denied, caller.peer.uid));
     }
-    // Too slow: what is asked for happens all the same.
-    let _ = timeout(PATIENCE, ending.ended()).await;
+    // On a timeout the leases still end, only later.
+    let _ = timeout(RELEASE_TIMEOUT, ending.ended()).await;
     let released = Released { released: ending.sessions };
     let json = serde_json::to_vec(&released).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let memory = caller.daemon.limits.memory_for(caller.peer.uid, json.len()).await?;
-    Ok(raw_answer(json, memory))
+    Ok(raw_response(json, memory))
 }
 
-/// Which sessions are meant, and what to call them.
+/// Which sessions to end, and their description for messages.
 fn selector(params: ReleaseParams) -> Result<(SessionSelector, String), ErrorBody> {
     match (params.pid, params.reference) {
         (Some(pid), None) if pid > 0 => Ok((SessionSelector::Process(pid), format!("process {pid}"))),

@@ -1,17 +1,16 @@
-//! `GET /v1/models/…`: one model in depth.
+//! `GET /v1/models/…`: describes one model.
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_store_format::reference::Reference;
 
 use super::Caller;
-use super::body::{Answer, details_answer, raw_answer};
+use super::body::{HttpResponse, details_response, raw_response};
 use super::details::{DetailsStream, STREAM_BYTES};
 use crate::ops;
 use crate::read_model::{Reads, read_model};
 use crate::state::Daemon;
 
-/// Describes a model. A small one is answered in one piece.
-pub(super) async fn show(caller: &Caller, reference: Reference) -> Result<Answer, ErrorBody> {
+pub(super) async fn show(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {
     let (daemon, uid, named) = (&caller.daemon, caller.peer.uid, reference.clone());
     let read = move |daemon: &Daemon| ops::outline(&daemon.store, &named);
     let counted = async |_: &ops::Shown| Ok(());
@@ -19,8 +18,8 @@ pub(super) async fn show(caller: &Caller, reference: Reference) -> Result<Answer
     let mut details = DetailsStream::new(shown, permit);
     if let Some(json) = details.whole() {
         let memory = daemon.limits.memory_for(uid, json.len()).await?;
-        return Ok(raw_answer(json, memory));
+        return Ok(raw_response(json, memory));
     }
     let memory = daemon.limits.memory_for(uid, details.head_bytes() + STREAM_BYTES).await?;
-    Ok(details_answer(details, memory))
+    Ok(details_response(details, memory))
 }

@@ -1,4 +1,4 @@
-//! From HTTP to frames.
+//! Upgrades a connection from HTTP to frames.
 
 use blobd_client::protocol::UPGRADE;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
@@ -7,52 +7,53 @@ use hyper::header::{CONNECTION, HeaderValue, UPGRADE as UPGRADE_HEADER};
 use hyper::upgrade::OnUpgrade;
 use hyper::{Request, StatusCode};
 
-use super::body::{Answer, empty_answer};
+use super::body::{HttpResponse, empty_response};
 use crate::session::FrameStream;
 use crate::socket::{ClientSocket, HttpIo};
 
-/// A request that asks for frames.
+/// A requested upgrade.
 pub(super) struct Upgrade {
     switched: OnUpgrade,
 }
 
 impl Upgrade {
-    /// Takes the connection's future from the request, whose body can still be read after.
+    /// Takes the upgrade from the request, whose body can still be read afterwards.
     pub(super) fn requested(request: &mut Request<Incoming>) -> Result<Self, ErrorBody> {
-        let asked_for = request.headers().get(UPGRADE_HEADER);
-        if asked_for.is_some_and(|protocol| protocol.as_bytes().eq_ignore_ascii_case(UPGRADE.as_bytes())) {
+        let protocol = request.headers().get(UPGRADE_HEADER);
+        if protocol.is_some_and(|protocol| protocol.as_bytes().eq_ignore_ascii_case(UPGRADE.as_bytes())) {
             return Ok(Self { switched: hyper::upgrade::on(request) });
         }
         let message = format!("{}: needs `Upgrade: {UPGRADE}`", request.uri().path());
         Err(ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint("docs/PROTOCOL.md shows how"))
     }
 
-    /// Answers 101 and serves the connection once it has switched. `max_fds` is how many
-    /// descriptors the client may send.
+    /// Responds with 101, and serves the connection after the upgrade. The client may send up to `max_fds`
+    /// descriptors.
     pub(super) fn accept<S>(
         self,
         max_fds: usize,
         serve: impl FnOnce(FrameStream) -> S + Send + 'static,
-    ) -> Answer
+    ) -> HttpResponse
     where
         S: Future<Output = ()> + Send,
     {
         let Self { switched } = self;
         tokio::spawn(async move {
-            match bare_socket(switched).await {
+            match upgraded_socket(switched).await {
                 Some(socket) => serve(FrameStream::new(socket, max_fds)).await,
-                None => tracing::debug!("a peer did not switch to {UPGRADE} as it had asked"),
+                None => tracing::debug!("peer requested {UPGRADE} but did not switch to it correctly"),
             }
         });
-        let mut answer = empty_answer(StatusCode::SWITCHING_PROTOCOLS);
-        answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        answer.headers_mut().insert(UPGRADE_HEADER, HeaderValue::from_static(UPGRADE));
-        answer
+        let mut response = empty_response(StatusCode::SWITCHING_PROTOCOLS);
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        response.headers_mut().insert(UPGRADE_HEADER, HeaderValue::from_static(UPGRADE));
+        response
     }
 }
 
-/// The bare socket. A client that sends before the switch does not keep to the protocol, and is not served.
-async fn bare_socket(upgrade: OnUpgrade) -> Option<ClientSocket> {
+/// The socket without HTTP; `None` if the client has sent data before the upgrade, which the protocol
+/// forbids.
+async fn upgraded_socket(upgrade: OnUpgrade) -> Option<ClientSocket> {
     let parts = upgrade.await.ok()?.downcast::<HttpIo>().ok()?;
     parts.read_buf.is_empty().then(|| parts.io.into_socket())
 }

@@ -1,13 +1,13 @@
-//! Files that clients have opened, read by processes of their own.
+//! Reads files that clients have opened in separate processes.
 //!
-//! A file of a client may be on a network that is gone, or on a file system that its user has written to
-//! do harm: to inspect it, to read it and even to close it may take for ever, and the kernel lets nobody
-//! leave some of these calls, not even a thread whose process is killed. So the daemon never has such a
-//! descriptor. A process of the same program takes the client's connection, receives the descriptor,
-//! and sends the file's bytes; if it hangs, it is left to itself, with nothing of the daemon's.
+//! A client's file may be on an unreachable network, or on a file system that its user wrote to do harm:
+//! inspecting, reading and even closing it may block for ever, and some of these calls cannot be
+//! interrupted even by killing the process. So the daemon never has such a descriptor. A process of the
+//! same program takes the client's connection, receives the descriptor, and sends the file's bytes. If it
+//! blocks, the daemon abandons it; it holds no resources of the daemon.
 //!
-//! Two socket pairs lead to it: one carries the bytes, the other [`Note`]s from the process and the
-//! question to inspect the file once more.
+//! Two socket pairs connect it with the daemon: one carries the bytes, the other [`Note`]s from the process
+//! and the request to inspect the file again.
 
 use std::io::{self, Read, Write as _};
 use std::os::fd::OwnedFd;
@@ -29,40 +29,36 @@ pub(crate) use note::Refusal;
 use note::{NOTE_BYTES, Note};
 pub(crate) use process::{CLIENT_TIMEOUT, run};
 
-/// The hidden command that the process runs.
+/// The hidden command that this process runs.
 pub(crate) const COMMAND: &str = "client-file";
 
-/// This very program, also if another has been installed in its place since.
+/// The running program, even if its file was replaced since.
 const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// How often who waits for the process looks whether the client has gone.
-const NOW_AND_THEN: Duration = Duration::from_millis(100);
+/// How often a wait checks whether the client has disconnected.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A file that a process reads. The process ends when this is dropped, or is left to itself if it cannot.
+/// A file that a separate process reads. On drop the process is killed; if it is blocked, it is abandoned.
 #[derive(Debug)]
 pub(crate) struct ClientFile {
     bytes: UnixStream,
     notes: UnixStream,
     cancelled: Arc<AtomicBool>,
-    /// Whether the file was inspected for the first time.
     is_inspected: bool,
     _process: Process,
 }
 
 impl ClientFile {
-    /// Starts a process that takes a descriptor from the client on `connection`. Nobody else may receive
-    /// there until [`Self::receive`] is done. When `cancelled` is set, every wait ends soon.
-    ///
-    /// # Errors
-    /// When the process cannot be started.
+    /// Starts a process that receives a descriptor from the client on `connection`. Nothing else may
+    /// receive from it until [`Self::receive`] returns. When `cancelled` is set, each wait ends soon.
     pub(crate) fn start(connection: OwnedFd, permit: Permit, cancelled: Arc<AtomicBool>) -> io::Result<Self> {
         let (bytes, their_bytes) = UnixStream::pair()?;
         let (notes, their_notes) = UnixStream::pair()?;
         for stream in [&bytes, &notes] {
-            stream.set_read_timeout(Some(NOW_AND_THEN))?;
+            stream.set_read_timeout(Some(POLL_INTERVAL))?;
         }
         let mut command = Command::new(THIS_PROGRAM);
-        // It reads nothing but the file, and keeps no directory busy.
+        // It reads only this file, and keeps no directory in use.
         command.arg(COMMAND).env_clear().current_dir("/");
         command.stdin(connection).stdout(OwnedFd::from(their_bytes)).stderr(OwnedFd::from(their_notes));
         let child = command.spawn()?;
@@ -70,10 +66,7 @@ impl ClientFile {
         Ok(Self { bytes, notes, cancelled, is_inspected: false, _process: process })
     }
 
-    /// Waits until the process has the descriptor. From then on the connection is the daemon's alone.
-    ///
-    /// # Errors
-    /// A [`Refusal`] when the client has sent something else.
+    /// Waits until the process has the descriptor. After that only the daemon uses the connection.
     pub(crate) fn receive(&mut self, limit: Duration) -> io::Result<Result<(), Refusal>> {
         match self.note(Some(Instant::now() + limit))? {
             Note::Received => Ok(Ok(())),
@@ -93,7 +86,7 @@ impl ClientFile {
         Note::decode(&record).ok_or_else(|| io::Error::other("the process that reads the file has failed"))
     }
 
-    /// Tries until something has come, the client has gone or the time is over.
+    /// Retries until data arrives, the client disconnects, or the time is over.
     fn wait(
         &mut self,
         until: Option<Instant>,
@@ -142,17 +135,17 @@ impl ImportSource for ClientFile {
 }
 
 fn unexpected(note: Note) -> io::Error {
-    io::Error::other(format!("the process that reads the file says {note:?} out of turn"))
+    io::Error::other(format!("the process that reads the file sent {note:?}, which is not expected now"))
 }
 
-/// A process that is ended when this is dropped, and counted until it is gone.
+/// A process that is killed on drop, and counted until it has ended.
 #[derive(Debug)]
 struct Process(Option<(Child, Permit)>);
 
 impl Drop for Process {
     fn drop(&mut self) {
         let Some((mut child, permit)) = self.0.take() else { return };
-        // Fails only if it has ended already.
+        // Fails only if it has already ended.
         let _ = child.kill();
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(reap(child, permit));
@@ -160,7 +153,7 @@ impl Drop for Process {
     }
 }
 
-/// Waits without a thread: it may take as long as the file's server likes.
+/// Waits without a thread: it may take as long as the file system does not respond.
 async fn reap(mut child: Child, permit: Permit) {
     const LONGEST: Duration = Duration::from_secs(1);
     let mut pause = Duration::from_millis(1);

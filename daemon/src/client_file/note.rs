@@ -1,39 +1,34 @@
-//! What the process that reads a client's file tells the daemon: records of one length.
+//! The messages of the process that reads a client's file: records of one length.
 
 use crate::ops::FileFacts;
 
-/// The length of a record.
 pub(super) const NOTE_BYTES: usize = 32;
 
-/// One record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
-    /// The client has passed a file, and the process has let go of its connection.
+    /// The client has sent a file, and the process has closed the connection.
     Received,
-    /// The client has not.
+    /// The client has not sent a file.
     Refused(Refusal),
-    /// What the file system says about the file.
+    /// The metadata of the file.
     Facts(FileFacts),
     /// The file ends before its length.
     Short,
-    /// It cannot be inspected or read: the number of the error.
+    /// The file cannot be inspected or read: the error number.
     Failed(i32),
 }
 
-/// Why a client's descriptor was not taken.
+/// Why no descriptor was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The client has closed the connection.
     Closed,
-    /// It has sent nothing in time.
+    /// The client has sent nothing in time.
     Slow,
-    /// It has sent another frame, or more than one.
+    /// The client has sent another frame, or several.
     Frame,
-    /// There was no descriptor with the frame.
     NoFile,
-    /// There were several.
     Files,
-    /// The connection cannot be read.
+    /// Reading from the connection failed.
     Failed,
 }
 
@@ -85,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_arrive_as_they_were_sent() {
+    fn encoded_notes_decode_to_the_same_values() {
         let facts = FileFacts { mode: 0o100_644, size: u64::MAX, modified: (-1, 999_999_999) };
         let refusals = Refusal::ALL.map(Note::Refused);
         let others = [Note::Received, Note::Facts(facts), Note::Short, Note::Failed(5), Note::Failed(-1)];

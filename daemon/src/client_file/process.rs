@@ -1,4 +1,4 @@
-//! The process that reads a client's file: what it waits for, nobody else waits for.
+//! The process that reads a client's file. Only this process waits for the file.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,30 +18,29 @@ use super::note::{Note, Refusal};
 use crate::ops::FileFacts;
 use crate::sys::take_standard_descriptors;
 
-/// The question to inspect the file once more.
+/// The request to inspect the file again.
 pub(super) const INSPECT: u8 = b'i';
 
 /// How long a client may take to send its file.
 pub(crate) const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How much is sent at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// As many as the kernel lets into one message.
+/// The kernel's limit for one message.
 const MAX_FDS_PER_MESSAGE: usize = 253;
 
-/// Receives a descriptor on standard input, sends the file's bytes to standard output, and says on
-/// standard error how that goes. Ends when the daemon closes either.
+/// Receives a descriptor on standard input, sends the file's bytes to standard output, and reports on
+/// standard error. Ends when the daemon closes either.
 pub(crate) fn run() {
     let [connection, bytes, notes] = take_standard_descriptors();
     let (bytes, notes) = (UnixStream::from(bytes), UnixStream::from(notes));
-    // Whatever fails here, the daemon has gone or is told.
+    // An error was reported, or the daemon has closed its end.
     let _ = serve(connection, &bytes, &notes);
 }
 
 fn serve(connection: OwnedFd, bytes: &UnixStream, mut notes: &UnixStream) -> io::Result<()> {
     let received = receive(&connection, notes);
-    // Who still has it would keep the client from seeing that the daemon has closed it.
+    // An open duplicate would hide from the client that the daemon has closed the connection.
     drop(connection);
     let file = match received {
         Ok(file) => file,
@@ -55,9 +54,9 @@ fn serve(connection: OwnedFd, bytes: &UnixStream, mut notes: &UnixStream) -> io:
         notes.write_all(&note.encode())?;
         return bytes.shutdown(Shutdown::Write);
     }
-    let mut question = [0];
+    let mut request = [0];
     notes.set_read_timeout(None)?;
-    if notes.read(&mut question)? == 1 {
+    if notes.read(&mut request)? == 1 {
         notes.write_all(&note_of(FileFacts::of(&file).as_ref().copied()).encode())?;
     }
     Ok(())
@@ -71,7 +70,7 @@ fn errno(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or_else(|| Errno::IO.raw_os_error())
 }
 
-/// The first frame must bring exactly one descriptor.
+/// The first frame must have exactly one descriptor attached.
 fn receive(connection: &OwnedFd, notes: &UnixStream) -> Result<File, Refusal> {
     let (mut decoder, mut fds) = (FrameDecoder::new(), VecDeque::new());
     let started = Instant::now();
@@ -97,13 +96,13 @@ fn receive(connection: &OwnedFd, notes: &UnixStream) -> Result<File, Refusal> {
     }
 }
 
-/// Waits a moment for the client, and sees whether the daemon is still there.
+/// Waits a short time for the client, and checks that the daemon has not closed its end.
 fn wait(mut notes: &UnixStream, started: Instant) -> Result<(), Refusal> {
-    const MOMENT: Duration = Duration::from_millis(5);
+    const POLL_INTERVAL: Duration = Duration::from_millis(5);
     if started.elapsed() > CLIENT_TIMEOUT {
         return Err(Refusal::Slow);
     }
-    let waited = notes.set_read_timeout(Some(MOMENT)).and_then(|()| notes.read(&mut [0]));
+    let waited = notes.set_read_timeout(Some(POLL_INTERVAL)).and_then(|()| notes.read(&mut [0]));
     match waited {
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
             Ok(())
@@ -112,8 +111,8 @@ fn wait(mut notes: &UnixStream, started: Instant) -> Result<(), Refusal> {
     }
 }
 
-/// Sends so many bytes from the start of the file, by offsets of its own: the caller's description
-/// shares its offset with this one.
+/// Sends `size` bytes from the start of the file. Uses its own offset, because the client's descriptor
+/// shares the file's.
 fn send(file: &File, size: u64, bytes: &UnixStream) -> Result<(), Note> {
     let mut offset = 0;
     while offset < size {
@@ -121,7 +120,7 @@ fn send(file: &File, size: u64, bytes: &UnixStream) -> Result<(), Note> {
         match sendfile(bytes, file, Some(&mut offset), left) {
             Ok(0) => return Err(Note::Short),
             Ok(_) | Err(Errno::INTR) => {}
-            // Some file systems cannot.
+            // Some file systems do not support it.
             Err(Errno::INVAL | Errno::NOSYS) => copy(file, &mut offset, left, bytes)?,
             Err(error) => return Err(Note::Failed(error.raw_os_error())),
         }

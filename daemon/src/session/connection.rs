@@ -1,4 +1,4 @@
-//! Frames on the daemon's side: asynchronous, and never waiting for ever on a peer.
+//! Sends and receives frames asynchronously, with time limits.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,22 +15,22 @@ use crate::permits::Permit;
 use crate::socket::ClientSocket;
 use crate::sys::unreceived_bytes;
 
-/// How long a peer may take to accept or to send what the protocol has it do next. One that is
-/// slower loses its connection, so that descriptors in flight do not pile up.
+/// How long a peer may take to accept data, or to send the next expected frame. A slower peer loses its
+/// connection, so that descriptors in flight do not accumulate.
 const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How much is received at once: a client's frames are short.
+/// The size of the receive buffer: frames of clients are short.
 const RECEIVE_BYTES: usize = 4096;
 
 /// The longest frame of a client: acknowledgements and announcements of descriptors are shorter.
 const MAX_CLIENT_FRAME_BYTES: usize = 4 << 10;
 
-/// The pauses before descriptors are sent once more that the kernel did not take because the daemon's user
-/// has too many in flight: from the first on twice as long each.
+/// The pause before descriptors are sent again that the kernel refused because the daemon's user has too
+/// many in flight. It doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// How often the daemon looks whether a peer that it has given up has let go of its descriptors.
+/// How often the daemon checks whether a dropped peer has released its descriptors.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// An upgraded connection.
@@ -39,11 +39,11 @@ pub(crate) struct FrameStream {
     socket: ClientSocket,
     decoder: FrameDecoder,
     fds: VecDeque<OwnedFd>,
-    /// The most descriptors that the protocol has the peer send.
+    /// The most descriptors that the peer may send.
     max_fds: usize,
 }
 
-/// Why a session cannot go on. It is the peer's business; the daemon only closes.
+/// Why a session ends early. The cause is the peer; the daemon only closes the connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SessionError {
     #[error("the peer has closed the connection")]
@@ -60,11 +60,10 @@ pub(crate) enum SessionError {
     Io(#[from] io::Error),
 }
 
-/// Whether a batch of descriptors went out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
     Yes,
-    /// The peer has no room for it now, or too many descriptors are in flight.
+    /// The peer's buffer is full, or too many descriptors are in flight.
     NotNow,
 }
 
@@ -74,12 +73,12 @@ impl FrameStream {
         Self { socket, decoder, fds: VecDeque::new(), max_fds }
     }
 
-    /// The connection itself, for a process that receives a descriptor there in place of this one.
+    /// A duplicate of the connection, for a process that receives a descriptor from it.
     pub(crate) fn connection(&self) -> io::Result<OwnedFd> {
         self.socket.stream().as_fd().try_clone_to_owned()
     }
 
-    /// Sends frames that are encoded already, with `fds` attached to the first byte.
+    /// Sends encoded frames, with `fds` attached to the first byte.
     pub(crate) async fn send(&self, mut bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SessionError> {
         let (mut fds, mut pause, start) = (fds, FIRST_PAUSE, Instant::now());
         let stream = self.socket.stream();
@@ -101,8 +100,8 @@ impl FrameStream {
         Ok(())
     }
 
-    /// Sends a short frame, with `fds` attached, if there is room for it now. The kernel takes so few
-    /// bytes whole or not at all; were it otherwise, the peer would be too slow.
+    /// Sends a short frame, with `fds` attached, if that is possible without waiting. The kernel takes so
+    /// few bytes whole or not at all.
     pub(crate) fn try_send(&self, frame: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Sent, SessionError> {
         match send_message(self.socket.stream(), frame, fds) {
             Ok(sent) if sent == frame.len() => Ok(Sent::Yes),
@@ -118,12 +117,12 @@ impl FrameStream {
         self.send(&frame.encode()?, &[]).await
     }
 
-    /// Waits for the next frame, but not for ever.
+    /// Waits for the next frame for at most [`PEER_TIMEOUT`].
     pub(crate) async fn receive(&mut self) -> Result<Frame, SessionError> {
         timeout(PEER_TIMEOUT, self.next_frame()).await.map_err(|_elapsed| SessionError::Slow)?
     }
 
-    /// The next frame, if all of it has come.
+    /// The next frame, if it has arrived.
     pub(crate) fn try_receive(&mut self) -> Result<Option<Frame>, SessionError> {
         loop {
             if let Some(frame) = self.decoder.next_frame()? {
@@ -131,41 +130,39 @@ impl FrameStream {
             }
             let mut buffer = [0; RECEIVE_BYTES];
             match self.socket.try_receive(&mut buffer, &mut self.fds) {
-                Ok(received) => self.take_in(buffer.get(..received).unwrap_or_default())?,
+                Ok(received) => self.process(buffer.get(..received).unwrap_or_default())?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// The descriptors that have come so far.
     pub(crate) fn take_fds(&mut self) -> VecDeque<OwnedFd> {
         std::mem::take(&mut self.fds)
     }
 
-    /// Waits, for as long as it takes, until the peer closes the connection or breaks the
-    /// protocol by sending anything more.
+    /// Waits without a time limit until the peer closes the connection or sends anything, which breaks the
+    /// protocol.
     pub(crate) async fn closed(&self) {
         let mut byte = [0];
         let mut fds = VecDeque::new();
         let receive = || self.socket.try_receive(&mut byte, &mut fds);
-        // Whatever comes, end, error or byte, ends the session.
+        // An end, an error or a byte: each ends the session.
         let _ = self.socket.stream().async_io(Interest::READABLE, receive).await;
         self.socket.close(fds);
     }
 
-    /// Gives up a peer that has not taken all descriptors, and keeps `in_flight` until the kernel counts
-    /// them no more. They stay in the peer's queue, and count as sent by the daemon's user, until the peer
-    /// receives them or closes its end: closing the daemon's end does not take them back.
-    pub(crate) async fn give_up(self, in_flight: Option<Permit>) {
-        // Fails only if the peer has gone.
+    /// Drops a peer that has not received all descriptors, and keeps `in_flight` until the kernel no longer
+    /// counts them. They stay in the peer's queue, and count as sent by the daemon's user, until the peer
+    /// receives them or closes its end; closing the daemon's end does not remove them.
+    pub(crate) async fn drain(self, in_flight: Option<Permit>) {
+        // Fails only if the peer has closed its end.
         let _ = shutdown(self.socket.stream(), Shutdown::Both);
         while in_flight.is_some() && self.has_unreceived() {
             sleep(RELEASE_INTERVAL).await;
         }
     }
 
-    /// Whether the peer has not received all that was sent.
     fn has_unreceived(&self) -> bool {
         unreceived_bytes(self.socket.stream()).is_ok_and(|bytes| bytes > 0)
     }
@@ -179,12 +176,12 @@ impl FrameStream {
             let Self { socket, fds, .. } = self;
             let receive = || socket.try_receive(&mut buffer, fds);
             let received = socket.stream().async_io(Interest::READABLE, receive).await?;
-            self.take_in(buffer.get(..received).unwrap_or_default())?;
+            self.process(buffer.get(..received).unwrap_or_default())?;
         }
     }
 
-    /// Takes what a message has brought; none means that the peer has closed.
-    fn take_in(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
+    /// Processes the bytes of one message; no bytes mean that the peer has closed.
+    fn process(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
         if self.fds.len() > self.max_fds {
             let found = format!("{} descriptors", self.fds.len());
             return Err(SessionError::Unexpected { found, expected: "fewer" });
@@ -204,7 +201,6 @@ impl Drop for FrameStream {
     }
 }
 
-/// Refuses a frame that the protocol does not have here.
 pub(super) fn unexpected(frame: &Frame, expected: &'static str) -> SessionError {
     SessionError::Unexpected { found: format!("a frame {:?}", frame.kind()), expected }
 }

@@ -1,6 +1,7 @@
-//! An import: the client passes an open file, the daemon tells how far it is.
+//! Imports a file that the client has opened, and reports progress.
 //!
-//! The file never becomes the daemon's own: a process receives and reads it ([`crate::client_file`]).
+//! The daemon itself never has the file's descriptor: a separate process receives and reads it
+//! ([`crate::client_file`]).
 
 use std::io;
 use std::sync::Arc;
@@ -21,14 +22,13 @@ use crate::permits::Permit;
 use crate::principal::Peer;
 use crate::state::{Daemon, WorkLimits};
 
-/// How often the client hears how far its import is.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long an import waits for processes of its user's earlier ones to end, which take no time unless
-/// they hang.
-const READER_PATIENCE: Duration = Duration::from_secs(5);
+/// How long an import waits for the processes of its user's earlier imports to end. They end immediately
+/// unless they are blocked.
+const READER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Serves one import. When the client goes, the import stops and leaves nothing behind.
+/// Serves one import. If the client disconnects, the import stops and leaves nothing behind.
 pub(crate) async fn serve_import(
     daemon: Arc<Daemon>,
     mut stream: FrameStream,
@@ -38,9 +38,9 @@ pub(crate) async fn serve_import(
 ) {
     let name = params.file_name.clone();
     if let Err(error) = import(&daemon, &mut stream, &peer, params).await
-        && let Some(left_out) = daemon.limits.log.admit(peer.uid)
+        && let Some(omitted) = daemon.limits.log.admit(peer.uid)
     {
-        tracing::info!("{}: import of {name:?}: {error}{left_out}", peer.description());
+        tracing::info!("{}: import of {name:?}: {error}{omitted}", peer.description());
     }
 }
 
@@ -52,13 +52,13 @@ async fn import(
 ) -> Result<(), SessionError> {
     let cancelled = CancelOnDrop::default();
     let permit = while_alive(stream, daemon.work.imports.acquire(peer.uid)).await?;
-    let reader = timeout(READER_PATIENCE, daemon.work.file_readers.acquire(peer.uid));
+    let reader = timeout(READER_TIMEOUT, daemon.work.file_readers.acquire(peer.uid));
     let Ok(reader) = while_alive(stream, reader).await? else {
         return stream.send_frame(&Frame::Error(too_many_stuck(peer))).await;
     };
     let file = match received_file(daemon, stream, reader, &cancelled).await {
         Err(SessionError::Io(error)) => {
-            let message = format!("import: the process that reads the file cannot be started: {error}");
+            let message = format!("import: cannot start the process that reads the file: {error}");
             let error = ErrorBody::new(ErrorCode::Internal, message);
             return stream.send_frame(&Frame::Error(error)).await;
         }
@@ -67,7 +67,7 @@ async fn import(
     let (report, progress) = watch::channel((0, 0));
     let work = async move {
         let import = move |daemon: &Daemon| {
-            // Given back when the work is over, not when its client has gone.
+            // Returned when the work is over, not when its client has disconnected.
             let _permit = permit;
             let mut before = 0;
             let mut report = |completed: u64, total| {
@@ -75,17 +75,17 @@ async fn import(
                 before = completed;
                 let _ = report.send((completed, total));
             };
-            // Moved in, so that its process ends with the work.
+            // Moved here, so that its process ends with the work.
             let mut file = file;
             ops::import_from(&daemon.store, &params, &mut file, &mut report)
         };
         daemon.blocking(import).await
     };
     let done = with_progress(stream, progress, &cancelled, work).await?;
-    stream.send_frame(&answer(done)).await
+    stream.send_frame(&result_frame(done)).await
 }
 
-/// Starts the process that reads the file, and has it receive that.
+/// Starts the process that reads the file, and waits until it has received the descriptor.
 async fn received_file(
     daemon: &Arc<Daemon>,
     stream: &FrameStream,
@@ -96,7 +96,7 @@ async fn received_file(
     let start = move |_: &Daemon| {
         let started = ClientFile::start(connection, permit, cancelled);
         Ok(started.and_then(|mut file| {
-            let received = file.receive(CLIENT_TIMEOUT + PROCESS_PATIENCE)?;
+            let received = file.receive(CLIENT_TIMEOUT + PROCESS_START_TIMEOUT)?;
             Ok(received.map(|()| file))
         }))
     };
@@ -104,10 +104,10 @@ async fn received_file(
     received?.map_err(refused)
 }
 
-/// What a new process may take on a machine that is loaded, beside what its client may.
-const PROCESS_PATIENCE: Duration = Duration::from_secs(20);
+/// Additional time for the start of a process on a loaded machine.
+const PROCESS_START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Does the work and tells the client how far it is; stops it when the client goes.
+/// Does the work and reports progress to the client; stops when the client disconnects.
 async fn with_progress<T>(
     stream: &FrameStream,
     mut progress: watch::Receiver<(u64, u64)>,
@@ -132,8 +132,8 @@ async fn with_progress<T>(
     }
 }
 
-/// Waits for the import's turn. The client's file is on its way, so nothing is received; that the client
-/// has gone is seen when it is told that it has to wait.
+/// Waits for the import's turn. Nothing is received meanwhile, because the descriptor may be in the queue;
+/// a closed connection is detected when progress is sent.
 async fn while_alive<T>(stream: &FrameStream, turn: impl Future<Output = T>) -> Result<T, SessionError> {
     tokio::pin!(turn);
     let mut ticks = ticks();
@@ -151,7 +151,7 @@ fn ticks() -> Interval {
     ticks
 }
 
-/// Stops the import on every way out: a frame that cannot be sent ends the session too.
+/// Stops the import whenever the session ends, also when a frame cannot be sent.
 #[derive(Debug, Default)]
 struct CancelOnDrop(Arc<AtomicBool>);
 
@@ -161,7 +161,7 @@ impl Drop for CancelOnDrop {
     }
 }
 
-fn answer(done: Result<Imported, OpError>) -> Frame {
+fn result_frame(done: Result<Imported, OpError>) -> Frame {
     match done {
         Ok(imported) => Frame::Imported(imported),
         Err(error) => Frame::Error(error.body()),
@@ -172,7 +172,7 @@ fn too_many_stuck(peer: &Peer) -> ErrorBody {
     let (uid, stuck) = (peer.uid, WorkLimits::STUCK_READERS);
     let message = format!("import: {stuck} or more earlier imports of uid {uid} still wait for their files");
     ErrorBody::new(ErrorCode::Busy, message)
-        .with_hint("the file system that those files are on does not answer; mend or unmount it")
+        .with_hint("the file system that those files are on does not respond; repair or unmount it")
 }
 
 fn refused(refusal: Refusal) -> SessionError {
@@ -180,7 +180,7 @@ fn refused(refusal: Refusal) -> SessionError {
         Refusal::Closed => return SessionError::Closed,
         Refusal::Slow => return SessionError::Slow,
         Refusal::Failed => return SessionError::Io(io::Error::other("the connection cannot be read")),
-        Refusal::Frame => "another frame, or more than one",
+        Refusal::Frame => "another frame, or several",
         Refusal::NoFile => "no descriptor",
         Refusal::Files => "several descriptors",
     };

@@ -1,5 +1,5 @@
-//! Sessions: what is spoken over upgraded connections. The connection is the lease; when it closes, for
-//! whatever reason, the lease ends.
+//! Sessions on upgraded connections. The connection is the lease: the lease ends when the connection
+//! closes.
 
 mod connection;
 mod import;

@@ -1,4 +1,4 @@
-//! An open model: descriptors go out in acknowledged batches, then the connection is the lease.
+//! Serves an open model: sends descriptors in acknowledged batches; after that the connection is the lease.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -22,8 +22,8 @@ use crate::permits::Permit;
 use crate::principal::Peer;
 use crate::state::Daemon;
 
-/// Serves one open model until its client goes or somebody ends its lease, then frees what only it still
-/// held.
+/// Serves one open model until its client disconnects or its lease is ended, then frees what only this
+/// session still held.
 pub(crate) async fn serve_open(
     daemon: Arc<Daemon>,
     stream: FrameStream,
@@ -34,144 +34,141 @@ pub(crate) async fn serve_open(
     let Located { reference: model, answer, first_files, lease, recipes } = located;
     tracing::debug!("{}: opens {}", peer.description(), model.short());
     let OpenPermits { opening, memory, model: read_permit, lasting } = permits;
-    let passing = Passing::new(stream, answer, first_files, peer.uid);
-    // In use until the client has taken everything: others who open the model meanwhile share them.
-    let until_passed = (opening, memory, recipes, read_permit);
-    let listed = hold(&daemon, passing, until_passed, &peer, &model).await;
+    let sender = DescriptorSender::new(stream, answer, first_files, peer.uid);
+    // Held until the client has received all descriptors: concurrent opens of the model share them.
+    let until_sent = (opening, memory, recipes, read_permit);
+    let listed = hold(&daemon, sender, until_sent, &peer, &model).await;
     drop(lasting);
     if let Err(error) = &listed {
         note(&daemon, &peer, &model, error);
     }
-    // A collection may have the table of leases while it deletes a file: no other session waits.
+    // On another thread, because a collection may hold the table of leases while it deletes a file.
     let end = move |daemon: &Daemon| {
         drop(lease);
         Ok(gc::collect_condemned(&daemon.store)?.freed_bytes())
     };
     let ended = daemon.disk_work(peer.uid, end).await;
     if !matches!(ended, Ok(0))
-        && let Some(left_out) = daemon.limits.log.admit(peer.uid)
+        && let Some(omitted) = daemon.limits.log.admit(peer.uid)
     {
         match ended {
-            Ok(freed) => tracing::info!("{}: closed, {freed} bytes freed{left_out}", model.short()),
-            Err(error) => tracing::warn!("{}: closed, but: {error}{left_out}", model.short()),
+            Ok(freed) => tracing::info!("{}: closed, {freed} bytes freed{omitted}", model.short()),
+            Err(error) => tracing::warn!("{}: closed, but: {error}{omitted}", model.short()),
         }
     }
-    // In the list of sessions until its lease has ended.
+    // The session is listed until its lease has ended.
     drop(listed);
 }
 
-/// What an open model is counted by.
+/// The permits of an open model.
 pub(crate) struct OpenPermits {
-    /// Descriptors in the daemon, until the client has taken everything. So the next two.
+    /// Open descriptors. Like the next two, held until the client has received all descriptors.
     pub(crate) opening: Permit,
-    /// Memory for what the client is told, unless that is counted with a large model.
+    /// Memory for the response, unless that is counted with a large model.
     pub(crate) memory: Option<Permit>,
-    /// Memory for a large model.
     pub(crate) model: ReadPermit,
-    /// The connection that lasts.
+    /// The long-lived connection.
     pub(crate) lasting: Arc<Permit>,
 }
 
 fn note(daemon: &Daemon, peer: &Peer, model: &Reference, error: &SessionError) {
-    if let Some(left_out) = daemon.limits.log.admit(peer.uid) {
-        tracing::info!("{}: {}: {error}{left_out}", peer.description(), model.short());
+    if let Some(omitted) = daemon.limits.log.admit(peer.uid) {
+        tracing::info!("{}: {}: {error}{omitted}", peer.description(), model.short());
     }
 }
 
 async fn hold(
     daemon: &Arc<Daemon>,
-    passing: Passing,
-    until_passed: impl Send,
+    sender: DescriptorSender,
+    until_sent: impl Send,
     peer: &Peer,
     model: &Reference,
 ) -> Result<SessionGuard, SessionError> {
-    let bytes = passing.answer.blobs.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
-    // Listed before the client has anything: whoever asks afterwards sees it.
+    let bytes = sender.answer.blobs.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
+    // Listed before the client receives anything, so that `ps` never misses a model in use.
     let listed = daemon.sessions.begin(peer, model.clone(), bytes);
-    for part in &passing.answer.frames {
-        passing.stream.send(part, &[]).await?;
+    for part in &sender.answer.frames {
+        sender.stream.send(part, &[]).await?;
     }
-    // From here on the stream is all that is left: a session may last for days.
-    let stream = pass_all(daemon, passing).await?;
-    drop(until_passed);
+    // Only the stream is kept from here on: a session may last for days.
+    let stream = send_all(daemon, sender).await?;
+    drop(until_sent);
     tokio::select! {
         () = stream.closed() => {}
-        // One request may end a thousand.
+        // Rate-limited, because one request may end a thousand leases.
         () = listed.stopped() => {
-            if let Some(left_out) = daemon.limits.log.admit(peer.uid) {
-                tracing::info!("{}: lease of {} ended{left_out}", peer.description(), model.short());
+            if let Some(omitted) = daemon.limits.log.admit(peer.uid) {
+                tracing::info!("{}: lease of {} ended{omitted}", peer.description(), model.short());
             }
         }
     }
     Ok(listed)
 }
 
-/// Passes all descriptors, and returns the stream.
-async fn pass_all(daemon: &Arc<Daemon>, mut passing: Passing) -> Result<FrameStream, SessionError> {
-    let uid = passing.uid;
-    while !passing.is_done() {
-        if let Err(error) = passing.reserve(daemon).await {
-            // Best effort: if the peer is the reason, it does not listen.
-            let _ = passing.stream.send_frame(&Frame::Error(error)).await;
+async fn send_all(daemon: &Arc<Daemon>, mut sender: DescriptorSender) -> Result<FrameStream, SessionError> {
+    let uid = sender.uid;
+    while !sender.is_done() {
+        if let Err(error) = sender.reserve(daemon).await {
+            // Best effort: a peer that is the cause does not receive it.
+            let _ = sender.stream.send_frame(&Frame::Error(error)).await;
             return Err(SessionError::TooManyInFlight);
         }
-        let go_on = move |daemon: &Daemon| {
-            let went = passing.go_on(daemon);
-            Ok((passing, went))
+        let send_available = move |daemon: &Daemon| {
+            let sent = sender.send_available(daemon);
+            Ok((sender, sent))
         };
-        let went = daemon.disk_work(uid, go_on).await;
-        let (returned, went) = went.map_err(std::io::Error::other)?;
-        passing = returned;
-        let went = match went {
-            Ok(()) if passing.is_done() => return Ok(passing.stream),
-            Ok(()) => passing.wait().await,
-            Err(PassError::Theirs(error)) => Err(error),
-            Err(PassError::Ours(error)) => {
-                // As above.
-                let _ = passing.stream.send_frame(&Frame::Error(error.body())).await;
+        let work = daemon.disk_work(uid, send_available).await;
+        let (returned, sent) = work.map_err(std::io::Error::other)?;
+        sender = returned;
+        let sent = match sent {
+            Ok(()) if sender.is_done() => return Ok(sender.stream),
+            Ok(()) => sender.wait().await,
+            Err(SendError::Peer(error)) => Err(error),
+            Err(SendError::Daemon(error)) => {
+                let _ = sender.stream.send_frame(&Frame::Error(error.body())).await;
                 Err(std::io::Error::other(error).into())
             }
         };
-        if let Err(error) = went {
-            let Passing { stream, in_flight, .. } = passing;
-            // As long as it takes, and nobody waits for it.
-            tokio::spawn(stream.give_up(in_flight));
+        if let Err(error) = sent {
+            let DescriptorSender { stream, in_flight, .. } = sender;
+            // May take long, and nothing waits for it.
+            tokio::spawn(stream.drain(in_flight));
             return Err(error);
         }
     }
-    Ok(passing.stream)
+    Ok(sender.stream)
 }
 
-enum PassError {
-    Ours(OpError),
-    Theirs(SessionError),
+enum SendError {
+    Daemon(OpError),
+    Peer(SessionError),
 }
 
-/// Passes descriptors to a peer, batch by batch. A batch must be acknowledged before the next goes out:
-/// descriptors in flight count against the daemon's user, and one peer must not use up what all need.
-/// Meanwhile the next is opened.
-struct Passing {
+/// Sends descriptors to a peer, batch by batch. A batch must be acknowledged before the next one is sent:
+/// descriptors in flight count against the daemon's user, and one peer must not use them up. Meanwhile the
+/// next batch is opened.
+struct DescriptorSender {
     stream: FrameStream,
     answer: Arc<Answer>,
     uid: u32,
-    /// How many blobs have been opened.
+    /// The number of blobs opened so far.
     opened: usize,
-    /// Those of them that go out next.
+    /// Opened files that are sent next.
     files: VecDeque<File>,
-    /// For descriptors that are in flight, or go out next: their number is the most of a batch.
+    /// Its units limit the size of a batch.
     in_flight: Option<Permit>,
-    /// How many have gone out.
+    /// The number of descriptors sent so far.
     sent: u32,
     is_acknowledged: bool,
 }
 
-/// Of the descriptors that its user may still have in flight, one open gets one in so many for a batch.
+/// One open gets at most one in this many of the descriptors that its user may still have in flight.
 const PARTS_IN_FLIGHT: usize = 8;
 
 /// How long an open waits until its user's other opens have fewer descriptors in flight.
-const IN_FLIGHT_PATIENCE: Duration = Duration::from_secs(12);
+const IN_FLIGHT_TIMEOUT: Duration = Duration::from_secs(12);
 
-impl Passing {
+impl DescriptorSender {
     fn new(stream: FrameStream, answer: Arc<Answer>, first_files: Vec<File>, uid: u32) -> Self {
         Self {
             stream,
@@ -185,53 +182,53 @@ impl Passing {
         }
     }
 
-    /// Sees to it that descriptors may be sent. All batches of an open are as large as the first, unless
-    /// that had to be small.
+    /// Reserves descriptors in flight for the next batch. All batches of an open are as large as the first,
+    /// unless that had to be small.
     async fn reserve(&mut self, daemon: &Daemon) -> Result<(), ErrorBody> {
         let wanted = u32::try_from(self.files.len().clamp(1, MAX_FDS_PER_BATCH)).unwrap_or(1);
         if !self.is_acknowledged {
             return Ok(());
         }
-        // Given back before more is asked for: an open that holds some must not wait for others.
+        // Returned before more is requested: an open that holds some must not wait for others.
         self.in_flight = None;
         let permit = daemon.limits.in_flight.acquire_part(self.uid, wanted, PARTS_IN_FLIGHT);
-        let permit = timeout(IN_FLIGHT_PATIENCE, permit).await;
+        let permit = timeout(IN_FLIGHT_TIMEOUT, permit).await;
         self.in_flight = Some(permit.map_err(|_elapsed| too_many_in_flight(self.uid))?);
         Ok(())
     }
 
-    /// Goes on until all is done or the peer has to be waited for. While it keeps up, one thread opens and
-    /// passes, and no other has to be woken for every batch.
-    fn go_on(&mut self, daemon: &Daemon) -> Result<(), PassError> {
+    /// Continues until all is done or the peer has to act. While the peer keeps up, one thread opens and
+    /// sends, and no other is woken for each batch.
+    fn send_available(&mut self, daemon: &Daemon) -> Result<(), SendError> {
         loop {
             if self.files.is_empty() {
-                self.open_next(&daemon.store).map_err(PassError::Ours)?;
+                self.open_next(&daemon.store).map_err(SendError::Daemon)?;
             }
             if !self.is_acknowledged {
-                let Some(frame) = self.stream.try_receive().map_err(PassError::Theirs)? else {
+                let Some(frame) = self.stream.try_receive().map_err(SendError::Peer)? else {
                     return Ok(());
                 };
-                self.acknowledge(&frame).map_err(PassError::Theirs)?;
+                self.acknowledge(&frame).map_err(SendError::Peer)?;
             }
-            if self.files.is_empty() || !self.pass_now().map_err(PassError::Theirs)? {
+            if self.files.is_empty() || !self.send_now().map_err(SendError::Peer)? {
                 return Ok(());
             }
         }
     }
 
-    /// Waits for what [`go_on`](Self::go_on) has to wait for.
+    /// Waits for the peer after [`Self::send_available`].
     async fn wait(&mut self) -> Result<(), SessionError> {
         if self.is_acknowledged {
             let (frame, count) = self.next_frame()?;
             self.stream.send(&frame, &self.next_batch()).await?;
-            self.passed(count);
+            self.note_sent(count);
             return Ok(());
         }
         let frame = self.stream.receive().await?;
         self.acknowledge(&frame)
     }
 
-    /// Whether all blobs have gone out and were acknowledged.
+    /// Whether all descriptors were sent and acknowledged.
     fn is_done(&self) -> bool {
         self.is_acknowledged && self.files.is_empty() && self.opened >= self.answer.blobs.len()
     }
@@ -244,32 +241,32 @@ impl Passing {
         Ok(())
     }
 
-    /// False if the peer has no room.
-    fn pass_now(&mut self) -> Result<bool, SessionError> {
+    /// False if the peer's buffer is full.
+    fn send_now(&mut self) -> Result<bool, SessionError> {
         let (frame, count) = self.next_frame()?;
         let sent = self.stream.try_send(&frame, &self.next_batch())?;
         if sent == Sent::Yes {
-            self.passed(count);
+            self.note_sent(count);
         }
         Ok(sent == Sent::Yes)
     }
 
-    /// As many files as may be in flight.
+    /// The next files, as many as may be in flight.
     fn next_batch(&self) -> Vec<BorrowedFd<'_>> {
         let most = self.in_flight.as_ref().map_or(1, Permit::units).min(MAX_FDS_PER_BATCH);
         self.files.iter().take(most).map(|file| file.as_fd()).collect()
     }
 
-    /// The frame that the next batch is attached to, and how many are in it.
+    /// The frame of the next batch, and the number of its descriptors.
     fn next_frame(&self) -> Result<(Vec<u8>, u32), SessionError> {
         let count = u32::try_from(self.next_batch().len()).unwrap_or(u32::MAX);
         Ok((Frame::Fds { first: self.sent, count }.encode()?, count))
     }
 
-    fn passed(&mut self, count: u32) {
+    fn note_sent(&mut self, count: u32) {
         self.sent = self.sent.saturating_add(count);
         self.is_acknowledged = false;
-        // On their way they are the kernel's.
+        // The kernel has its own references now.
         self.files.drain(..self.files.len().min(usize::try_from(count).unwrap_or(usize::MAX)));
     }
 
@@ -287,5 +284,5 @@ impl Passing {
 fn too_many_in_flight(uid: u32) -> ErrorBody {
     let message = format!("open: uid {uid} has too many descriptors in flight");
     ErrorBody::new(ErrorCode::Busy, message)
-        .with_hint("end the programs that do not receive the descriptors they asked for")
+        .with_hint("end the programs that do not receive the descriptors they requested")
 }

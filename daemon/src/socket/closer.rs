@@ -1,4 +1,4 @@
-//! Closes what may block while it is closed.
+//! Closes client descriptors on separate threads, because closing one can block.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -7,69 +7,69 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long closing one descriptor takes at the most unless somebody has made it block.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Closing one descriptor takes longer than this only if its user has made it block.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
 
-/// How long a thread with nothing to close waits for more before it ends.
+/// How long an idle thread waits for more before it ends.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Threads that drop what would block others. Each user's things have one thread, so that a user whose
-/// descriptors block is waited for by nobody else, and has no more than that thread.
+/// Threads that drop values whose destructors can block. Each user has one thread, so that blocking
+/// descriptors delay only their own user and take at most that thread.
 #[derive(Debug, Default)]
 pub(crate) struct Closer(Mutex<BTreeMap<u32, Queue>>);
 
 #[derive(Debug)]
 struct Queue {
-    things: Sender<Box<dyn Any + Send>>,
-    /// Since when the thread has been dropping the thing that it drops now.
+    values: Sender<Box<dyn Any + Send>>,
+    /// When the thread began to drop its current value; `None` while it waits.
     busy_since: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Closer {
-    /// Drops `thing`, which came from the user `uid`, soon and on another thread.
-    pub(crate) fn close(self: &Arc<Self>, uid: u32, thing: impl Any + Send) {
-        let thing: Box<dyn Any + Send> = Box::new(thing);
+    /// Drops `value`, which the user `uid` has sent, soon and on another thread.
+    pub(crate) fn close(self: &Arc<Self>, uid: u32, value: impl Any + Send) {
+        let value: Box<dyn Any + Send> = Box::new(value);
         let mut queues = lock(&self.0);
         let unsent = match queues.get(&uid) {
-            Some(queue) => queue.things.send(thing).err().map(|unsent| unsent.0),
-            None => Some(thing),
+            Some(queue) => queue.values.send(value).err().map(|unsent| unsent.0),
+            None => Some(value),
         };
-        if let Some(thing) = unsent
-            && let Some(queue) = self.start(uid, thing)
+        if let Some(value) = unsent
+            && let Some(queue) = self.start(uid, value)
         {
             queues.insert(uid, queue);
         }
     }
 
-    /// Whether the user's things have not been closed for longer than closing takes.
+    /// Whether the user's thread has been dropping one value for longer than [`STUCK_AFTER`].
     pub(crate) fn is_stuck(&self, uid: u32) -> bool {
         let busy_since = lock(&self.0).get(&uid).map(|queue| Arc::clone(&queue.busy_since));
-        busy_since.and_then(|since| *lock(&since)).is_some_and(|since| since.elapsed() > PATIENCE)
+        busy_since.and_then(|since| *lock(&since)).is_some_and(|since| since.elapsed() > STUCK_AFTER)
     }
 
     fn start(self: &Arc<Self>, uid: u32, first: Box<dyn Any + Send>) -> Option<Queue> {
-        let (things, waiting) = channel();
+        let (values, waiting) = channel();
         let busy_since = Arc::new(Mutex::new(None));
         let (closer, busy) = (Arc::clone(self), Arc::clone(&busy_since));
-        let sent = things.send(first);
+        let sent = values.send(first);
         let run = move || closer.run(uid, &waiting, &busy);
         let started = thread::Builder::new().name("closer".to_owned()).spawn(run);
-        // Without a thread the things are dropped here, with the queue: late is better than never.
-        (sent.is_ok() && started.is_ok()).then_some(Queue { things, busy_since })
+        // Without a thread, the queue and its value are dropped here.
+        (sent.is_ok() && started.is_ok()).then_some(Queue { values, busy_since })
     }
 
     fn run(&self, uid: u32, waiting: &Receiver<Box<dyn Any + Send>>, busy_since: &Mutex<Option<Instant>>) {
         loop {
             match waiting.recv_timeout(IDLE) {
-                Ok(thing) => {
+                Ok(value) => {
                     *lock(busy_since) = Some(Instant::now());
-                    drop(thing);
+                    drop(value);
                     *lock(busy_since) = None;
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
                     let mut queues = lock(&self.0);
-                    // Things are sent under this lock: what is not there now comes to another thread.
+                    // Values are sent under this lock: a value that is not here yet goes to a new thread.
                     let Ok(last) = waiting.try_recv() else {
                         queues.remove(&uid);
                         return;
@@ -85,7 +85,7 @@ impl Closer {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every change is complete before anything could panic.
+    // Each change is complete before anything can panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -95,19 +95,19 @@ mod tests {
 
     use super::*;
 
-    /// Blocks its dropping until the other end is dropped.
-    struct Lingering(Receiver<()>);
+    /// Blocks its drop until the other end is dropped.
+    struct BlocksOnDrop(Receiver<()>);
 
-    impl Drop for Lingering {
+    impl Drop for BlocksOnDrop {
         fn drop(&mut self) {
             let _ = self.0.recv();
         }
     }
 
-    /// Says that it was dropped.
-    struct Told(Sender<()>);
+    /// Reports its drop.
+    struct ReportsDrop(Sender<()>);
 
-    impl Drop for Told {
+    impl Drop for ReportsDrop {
         fn drop(&mut self) {
             let _ = self.0.send(());
         }
@@ -127,12 +127,12 @@ mod tests {
     fn user_whose_descriptors_block_is_stuck_and_no_other_is() {
         let closer = Arc::new(Closer::default());
         let (release, blocked) = sync_channel(0);
-        let (told, closed) = channel();
-        closer.close(1, Lingering(blocked));
-        closer.close(1, Told(told.clone()));
-        closer.close(2, Told(told));
+        let (dropped, closed) = channel();
+        closer.close(1, BlocksOnDrop(blocked));
+        closer.close(1, ReportsDrop(dropped.clone()));
+        closer.close(2, ReportsDrop(dropped));
         closed.recv_timeout(DEADLINE).unwrap();
-        assert!(closed.try_recv().is_err(), "the first user's second thing waits");
+        assert!(closed.try_recv().is_err(), "the first user's second value waits");
         eventually("it is stuck", || closer.is_stuck(1));
         assert!(!closer.is_stuck(2) && !closer.is_stuck(3));
         drop(release);

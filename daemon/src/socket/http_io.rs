@@ -1,4 +1,4 @@
-//! A client's socket as hyper reads and writes it.
+//! Adapts a client's socket to hyper.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -13,18 +13,17 @@ use tokio::time::{Sleep, sleep};
 
 use super::ClientSocket;
 
-/// How long a client may take none of the bytes that wait for it. One that is slower loses its
-/// connection, and with it what the response holds in memory.
+/// How long a client may receive nothing of pending data. A slower client loses its connection, and with it
+/// the memory of the response.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How much is received at once: requests are short.
+/// The size of the receive buffer: requests are short.
 const RECEIVE_BYTES: usize = 8 << 10;
 
-/// The connection of one client while it speaks HTTP.
 #[derive(Debug)]
 pub(crate) struct HttpIo {
     socket: ClientSocket,
-    /// Ends when the client has taken nothing for too long; there while something waits for it.
+    /// Set while data waits for the client.
     write_deadline: Option<Pin<Box<Sleep>>>,
 }
 
@@ -33,15 +32,14 @@ impl HttpIo {
         Self { socket, write_deadline: None }
     }
 
-    /// The connection after HTTP.
     pub(crate) fn into_socket(self) -> ClientSocket {
         self.socket
     }
 
-    /// Receives into `buffer`; an error if descriptors come too.
+    /// Receives into `buffer`; fails if descriptors are attached.
     fn try_receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.socket.is_stuck() {
-            // Its user's descriptors are not closed yet: no more are taken.
+            // No more descriptors are accepted until those of its user are closed.
             return Err(io::Error::other("descriptors of this user are still being closed"));
         }
         let mut fds = VecDeque::new();
@@ -55,7 +53,7 @@ impl HttpIo {
         Err(io::Error::other(format!("{count} descriptors attached to a request")))
     }
 
-    /// Writes as soon as the client has room for it, but does not wait for ever.
+    /// Writes when the client's buffer has space, with a time limit.
     fn poll_send(
         &mut self,
         context: &mut Context<'_>,
@@ -88,8 +86,8 @@ impl Read for HttpIo {
         mut target: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         let mut buffer = [0; RECEIVE_BYTES];
-        let room = target.remaining().min(RECEIVE_BYTES);
-        let buffer = buffer.get_mut(..room).unwrap_or_default();
+        let length = target.remaining().min(RECEIVE_BYTES);
+        let buffer = buffer.get_mut(..length).unwrap_or_default();
         loop {
             ready!(self.socket.stream().poll_read_ready(context))?;
             match self.try_receive(buffer) {

@@ -1,4 +1,4 @@
-//! The name under which the daemon listens.
+//! The listening socket and its path.
 
 use std::fs;
 use std::io;
@@ -12,10 +12,10 @@ use tokio::net::UnixListener;
 
 use crate::sys::set_takes_descriptors;
 
-/// How many connections may wait to be accepted. The kernel cuts it to its own limit.
+/// How many connections may wait to be accepted. The kernel reduces it to its own limit.
 const BACKLOG: i32 = 4096;
 
-/// A listening socket, whose name goes when it is dropped.
+/// A listening socket, whose path is removed on drop.
 #[derive(Debug)]
 pub(crate) struct Socket {
     path: PathBuf,
@@ -23,11 +23,9 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Listens at `path`. A name that a dead daemon left is replaced; one that somebody serves
-    /// is not. Nobody but the owner may connect until [`Self::admit_group`].
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] when a daemon answers there; those of `bind`.
+    /// Listens at `path`. Replaces the socket of a daemon that has ended, but fails with
+    /// [`io::ErrorKind::AddrInUse`] if another process listens there. Only the owner may connect until
+    /// [`Self::admit_group`].
     pub(crate) fn bind(path: &Path) -> io::Result<Self> {
         if let Some(directory) = path.parent() {
             fs::DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
@@ -35,13 +33,13 @@ impl Socket {
         match std::os::unix::net::UnixStream::connect(path) {
             Ok(_served) => return Err(io::ErrorKind::AddrInUse.into()),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                // A file that is no socket refuses connections too, and is none of ours.
+                // A file that is not a socket also refuses connections, and must not be removed.
                 if !is_socket(path) {
-                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, "is there and is no socket"));
+                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, "exists and is not a socket"));
                 }
                 fs::remove_file(path)?;
             }
-            Err(_nothing_there) => {}
+            Err(_not_found) => {}
         }
         Ok(Self {
             path: path.to_path_buf(),
@@ -50,31 +48,27 @@ impl Socket {
     }
 
     /// Lets the members of a group connect.
-    ///
-    /// # Errors
-    /// Those of `chown` and `chmod`.
     pub(crate) fn admit_group(&self, gid: u32) -> io::Result<()> {
         std::os::unix::fs::chown(&self.path, None, Some(gid))?;
         fs::set_permissions(&self.path, fs::Permissions::from_mode(0o660))
     }
 
-    /// What to accept connections from.
     #[must_use]
     pub(crate) const fn listener(&self) -> &UnixListener {
         &self.listener
     }
 }
 
-/// A socket with the mode 0600 from the moment it has a name. The umask, which would be that of every
-/// other thread too, stays as it is: the kernel gives the name the mode that the descriptor has.
+/// Creates a socket that has the mode 0600 as soon as it has a path: the kernel gives the path the
+/// descriptor's mode. The umask is not changed, because it is shared with all other threads.
 fn private_listener(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // Fails only on kernels before 6.16, which have no such option. Connections begin with it.
+    // Fails only on kernels before 6.16, which have no such option. Accepted connections inherit it.
     let _ = set_takes_descriptors(&socket, false);
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // Nobody can connect before this, should a kernel have ignored the descriptor's mode.
+    // In case the kernel has ignored the descriptor's mode. No client can connect before `listen`.
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     listen(&socket, BACKLOG)?;
     Ok(socket)
@@ -87,7 +81,7 @@ fn is_socket(path: &Path) -> bool {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Already gone: somebody cleaned up. Nothing depends on it.
+        // Fails if the path was already removed, which does no harm.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -97,7 +91,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn socket_is_private_whatever_the_umask_is() {
+    async fn socket_mode_does_not_depend_on_the_umask() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let flags = SocketFlags::CLOEXEC;
@@ -105,7 +99,7 @@ mod tests {
         fchmod(&socket, Mode::RUSR).unwrap();
         bind(&socket, &SocketAddrUnix::new(folder.path().join("bare")).unwrap()).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!(mode(&folder.path().join("bare")), 0o400, "the kernel takes the descriptor's mode");
+        assert_eq!(mode(&folder.path().join("bare")), 0o400, "the kernel uses the descriptor's mode");
         let _socket = Socket::bind(&path).unwrap();
         assert_eq!(mode(&path), 0o600);
     }

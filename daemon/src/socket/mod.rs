@@ -1,11 +1,11 @@
-//! One client's end of the Unix socket, while it speaks HTTP and after it has switched to frames.
+//! The connection to one client, while it uses HTTP and after the upgrade to frames.
 //!
-//! Closing a descriptor can block for as long as whoever made it has arranged: a TCP socket that lingers
-//! over unsent data, a file of a file system in user space. Clients can attach descriptors to any byte
-//! they send, and the kernel closes those that `read` and `recv` pass over in the thread that calls them.
-//! So everything is received with `recvmsg`, and what arrives unasked is closed by the [`Closer`]. So is a
-//! socket whose queue may hold descriptors that were never received. Where the kernel can, it refuses
-//! descriptors altogether until the protocol asks for one.
+//! Closing a descriptor can block for as long as its creator has arranged: a TCP socket that lingers over
+//! unsent data, a file of a FUSE file system. Clients can attach descriptors to any byte they send, and the
+//! kernel closes those that `read` and `recv` skip in the thread that calls them. So everything is received
+//! with `recvmsg`, and the [`Closer`] closes descriptors that were not expected, and sockets whose queue
+//! may hold descriptors that were never received. Where the kernel supports it, the socket refuses
+//! descriptors until the protocol requests one.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,26 +27,25 @@ pub(crate) use closer::Closer;
 pub(crate) use http_io::HttpIo;
 pub(crate) use listener::Socket;
 
-/// As many as the kernel lets into one message: all are taken, so that it closes none on the way.
+/// The kernel's limit for one message: all are received, so that the kernel itself closes none.
 const MAX_FDS_PER_MESSAGE: usize = 253;
 
-/// The connection to one client. It counts as one until it is closed.
+/// The connection to one client, counted until it is closed.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientSocket(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Taken when it is closed.
     stream: Option<UnixStream>,
     uid: u32,
-    /// Whether the queue of what was not received yet may hold descriptors.
+    /// Whether the receive queue may hold descriptors.
     may_hold_descriptors: AtomicBool,
     closer: Arc<Closer>,
     permit: Option<ConnectionPermit>,
 }
 
 impl ClientSocket {
-    /// Takes over a connection that speaks HTTP, in which descriptors have no place.
+    /// Takes a connection that uses HTTP, where descriptors are not allowed.
     pub(crate) fn new(
         stream: UnixStream,
         uid: u32,
@@ -63,38 +62,31 @@ impl ClientSocket {
         }))
     }
 
-    /// From now on the client may attach descriptors.
+    /// Allows the client to attach descriptors from now on.
     pub(crate) fn take_descriptors(&self) {
         self.0.may_hold_descriptors.store(true, Ordering::Relaxed);
-        // Fails only where the kernel never refused any.
+        // Fails only where the kernel cannot refuse descriptors.
         let _ = set_takes_descriptors(self.stream(), true);
     }
 
-    /// The socket.
-    ///
-    /// # Panics
-    /// Never: it is taken out only when nobody can call this any more.
     pub(crate) fn stream(&self) -> &UnixStream {
         #[allow(clippy::expect_used, reason = "an invariant of this type")]
         self.0.stream.as_ref().expect("open until the last clone is dropped")
     }
 
-    /// Receives what is there, with its descriptors.
-    ///
-    /// # Errors
-    /// As for [`receive_message`].
+    /// Receives available data, with its descriptors.
     pub(crate) fn try_receive(&self, buffer: &mut [u8], fds: &mut VecDeque<OwnedFd>) -> io::Result<usize> {
         receive_message(self.stream(), buffer, fds, MAX_FDS_PER_MESSAGE)
     }
 
-    /// Closes descriptors that the client has sent, on a thread that may block.
+    /// Closes received descriptors on a thread that may block.
     pub(crate) fn close(&self, fds: VecDeque<OwnedFd>) {
         if !fds.is_empty() {
             self.0.closer.close(self.0.uid, fds);
         }
     }
 
-    /// Whether descriptors of this client's user wait to be closed for longer than closing takes.
+    /// Whether the closing of this user's descriptors is blocked.
     pub(crate) fn is_stuck(&self) -> bool {
         self.0.closer.is_stuck(self.0.uid)
     }

@@ -1,19 +1,18 @@
-//! The heap of a process that lives long.
+//! Heap settings for a long-running process.
 #![allow(unsafe_code)]
 
-/// Heaps of the C library. By default there are eight for each processor, and what one thread frees in
-/// its heap no other thread uses: a burst of requests on many threads would leave each heap as large as
-/// it has ever been.
+/// The number of heaps of the C library. The default is eight for each processor, and other threads do not
+/// reuse the memory that one thread frees in its heap: after a burst of requests on many threads, each heap
+/// would keep its largest size.
 #[cfg(target_env = "gnu")]
 const MAX_HEAPS: libc::c_int = 2;
 
-/// Allocations from this size on are mapped by themselves and unmapped when they are freed. Without a
-/// fixed value the C library raises it up to 32 MiB as it sees larger ones, and large buffers stay in the
-/// heap.
+/// Allocations from this size on get their own mapping, which is unmapped when they are freed. Without a
+/// fixed value the C library raises the threshold up to 32 MiB, and large buffers stay in the heap.
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM_BYTES: libc::c_int = 256 << 10;
 
-/// Keeps the heap's size near what is in use. For the daemon, which lives long.
+/// Keeps the heap's size close to the memory in use.
 pub(crate) fn limit_heaps() {
     #[cfg(target_env = "gnu")]
     // SAFETY: needed because no safe crate has the call; sound because it takes no pointer and sets

@@ -1,4 +1,4 @@
-//! Kernel calls that no safe crate wraps; the daemon's only `unsafe`.
+//! System calls without a safe wrapper: the only `unsafe` code in this crate.
 
 mod memory;
 mod rights;

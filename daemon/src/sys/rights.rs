@@ -1,17 +1,15 @@
-//! `SO_PASSRIGHTS`: whether a Unix socket takes descriptors at all. Linux 6.16 and later.
+//! `SO_PASSRIGHTS`: whether a Unix socket accepts descriptors. Linux 6.16 and later.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
 
-/// The option's number on every architecture but two that blobd does not support (parisc and sparc).
+/// The option's number on all architectures except two that blobd does not support (parisc and sparc).
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Says whether `socket` takes descriptors from now on. A sender gets `EPERM` while it does not.
-/// Connections that a listening socket accepts begin with its setting.
-///
-/// # Errors
-/// `ENOPROTOOPT` from kernels older than 6.16, on which every Unix socket takes descriptors.
+/// Sets whether `socket` accepts descriptors. If not, a sender gets `EPERM`. Accepted connections inherit
+/// the setting of the listening socket. Fails with `ENOPROTOOPT` on kernels older than 6.16, where every
+/// Unix socket accepts descriptors.
 pub(crate) fn set_takes_descriptors(socket: impl AsFd, takes: bool) -> io::Result<()> {
     let value = libc::c_int::from(takes);
     let length = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or_default();
@@ -29,11 +27,8 @@ pub(crate) fn set_takes_descriptors(socket: impl AsFd, takes: bool) -> io::Resul
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// How much of what was sent on a Unix stream socket the peer has not received yet, in bytes with their
-/// overhead. 0 once the peer has closed: what it has not received is discarded then.
-///
-/// # Errors
-/// Those of `ioctl`.
+/// How many of the sent bytes the peer has not received yet, including their overhead. 0 after the peer has
+/// closed, because its unread data is then discarded.
 pub(crate) fn unreceived_bytes(socket: impl AsFd) -> io::Result<u64> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: needed because no safe crate has the call. It writes one integer to the pointer, which is
@@ -61,10 +56,11 @@ mod tests {
         let file = std::fs::File::open("/dev/null").unwrap();
         let send = || send_message(&theirs, b"x", &[file.as_fd()]);
         assert_eq!(send().unwrap_err().kind(), io::ErrorKind::PermissionDenied);
-        assert_eq!(send_message(&theirs, b"x", &[]).unwrap(), 1, "bytes alone pass");
+        assert_eq!(send_message(&theirs, b"x", &[]).unwrap(), 1, "bytes without descriptors are accepted");
         set_takes_descriptors(&ours, true).unwrap();
         assert_eq!(send().unwrap(), 1);
     }
+
     #[test]
     fn sent_bytes_count_until_they_are_received_or_the_peer_closes() {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();

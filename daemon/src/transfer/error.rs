@@ -1,4 +1,4 @@
-//! Why a transfer fails.
+//! Errors of transfers.
 
 use blobd_registry::RegistryError;
 use blobd_store::StoreError;
@@ -16,35 +16,33 @@ pub enum TransferError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Its format is unknown, or its header or its tensors are refused.
+    /// The format is unknown, or the header or the tensors are invalid.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// Its recipe is refused.
+    /// The recipe is invalid.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// What came is not the file that was named. It has been thrown away.
-    #[error("digest {found}, {expected} expected; what came was thrown away")]
+    /// The received file has another digest. It was deleted.
+    #[error("digest {found}, {expected} expected; the received data was deleted")]
     Digest {
-        /// The digest of what came.
+        /// The digest of the received file.
         found: Digest,
-        /// The digest that was named.
+        /// The digest that the registry named.
         expected: Digest,
     },
-    /// The rest never came, and nobody said why.
-    #[error("transfer ended early; what has arrived is kept, pull again to go on")]
+    /// The transfer ended early without an error.
+    #[error("transfer ended early; received data is kept, pull again to continue")]
     Incomplete,
-    /// Nobody wants it any more.
-    #[error("the client that asked for it has gone; what has arrived is kept, pull again to go on")]
+    /// The client has disconnected or cancelled.
+    #[error("the client has disconnected; received data is kept, pull again to continue")]
     Unwanted,
-    /// It brought almost nothing, and another pull of the same file goes on with it.
-    #[error(
-        "was too slow, and another pull of the same file goes on with it; pull again to wait for that one"
-    )]
+    /// The transfer made no progress, and another pull of the same file continues it.
+    #[error("too slow, another pull of the same file continues; pull again to wait for that one")]
     HandedOver,
 }
 
 impl TransferError {
-    /// Whether what has arrived is of no use to a next try.
+    /// Whether the received data is of no use to a retry.
     pub(super) const fn is_final(&self) -> bool {
         matches!(self, Self::Format(_) | Self::Recipe(_) | Self::Digest { .. })
     }

@@ -1,8 +1,8 @@
-//! Ranges over the network, several at once.
+//! Downloads ranges, several at once.
 //!
-//! Each worker takes a range from the schedule, has it sent, and hands what comes to the thread
-//! that writes. A connection that breaks, stalls or is much slower than the others loses the rest
-//! of its range to whoever asks next; what it has brought stays.
+//! Each worker takes a range from the schedule, requests it, and passes the bytes to the writer thread. If
+//! a connection breaks, stalls or is much slower than the others, the rest of its range returns to the
+//! schedule.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -21,33 +21,33 @@ use super::speed::{Meter, Speeds};
 use super::{RateLimit, TransferPolicy, rate_limit};
 use crate::permits::PermitPool;
 
-/// One file being fetched.
+/// The download of one file.
 #[derive(Debug)]
 pub(super) struct Fetch {
     registry: RegistryClient,
     file: RemoteFile,
     pub(super) shared: Arc<SharedAssembler>,
     pub(super) policy: TransferPolicy,
-    /// The daemon's limit and this pull's own.
+    /// The daemon's rate limit and this pull's own.
     pub(super) limits: Vec<RateLimit>,
-    /// The connections that the host may get, and whose share they are taken from.
+    /// The permits for connections to the host, and the user whose share they are of.
     connections: Arc<PermitPool>,
     uid: u32,
     schedule: Mutex<Schedule>,
-    /// Rung when a range is anybody's again, or all is done.
+    /// Notified when a range is available again, or all is done.
     changed: Notify,
     /// Notified when the download is to stop.
     stopped: Notify,
     received: AtomicU64,
-    /// The same of all transfers.
+    /// The bytes received by all transfers.
     received_by_all: Arc<AtomicU64>,
-    /// Whether a limit has held it up since somebody looked.
-    was_held_up: AtomicBool,
+    /// Whether a rate limit has delayed it since the last check.
+    was_delayed: AtomicBool,
     workers: AtomicUsize,
     speeds: Speeds,
 }
 
-/// Bytes on their way to the thread that writes.
+/// Bytes for the writer thread.
 #[derive(Debug)]
 pub(super) struct Piece {
     offset: u64,
@@ -55,11 +55,12 @@ pub(super) struct Piece {
     length: usize,
 }
 
-/// How much is written at once, and noted in the journal.
+/// How much is written, and recorded in the journal, at once.
 const PIECE_BYTES: usize = 1 << 20;
-/// A slow connection's bytes do not wait longer than this to be noted.
-const PIECE_PATIENCE: Duration = Duration::from_millis(200);
-/// Gaps up to this are fetched with what surrounds them: a request costs about as much.
+/// How long the bytes of a slow connection wait at most to be written.
+const PIECE_TIMEOUT: Duration = Duration::from_millis(200);
+/// Received data between two gaps up to this size is downloaded again, because an additional request costs
+/// about as much.
 const NEAR_BYTES: u64 = 4 << 10;
 
 impl Fetch {
@@ -87,13 +88,12 @@ impl Fetch {
             stopped,
             received,
             received_by_all,
-            was_held_up: AtomicBool::new(false),
+            was_delayed: AtomicBool::new(false),
             workers,
             speeds: Speeds::default(),
         })
     }
 
-    /// How many bytes have come over the network.
     pub(super) fn received_bytes(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
@@ -103,9 +103,8 @@ impl Fetch {
         self.stopped.notify_one();
     }
 
-    /// Fetches all that is scheduled. `whole` is a stream of the rest of the file that is there
-    /// already, and where it is. After it returns, no task holds the
-    /// download any more.
+    /// Downloads all that is scheduled. `whole` is an open stream of the rest of the file, and its
+    /// position. After it returns, no task uses the download any more.
     pub(super) async fn run(self: Arc<Self>, whole: Option<(ByteStream, u64)>, writer: mpsc::Sender<Piece>) {
         let mut workers = JoinSet::new();
         if let Some(stream) = whole {
@@ -120,16 +119,16 @@ impl Fetch {
         while !workers.is_empty() {
             tokio::select! {
                 () = self.stopped.notified() => return workers.shutdown().await,
-                // Some servers refuse a second connection: then one has to do.
+                // Some servers refuse a second connection: then one has to suffice.
                 ended = workers.join_next() => if let Some(Ok(Err(error))) = ended {
-                    tracing::debug!("one connection less: {error}");
+                    tracing::debug!("a connection has failed: {error}");
                     failure = Some(error);
                 },
                 _ = tick.tick() => {
                     let is_worth_it = growth.is_worth_one_more(self.received_bytes(), workers.len());
-                    // More connections make no limit higher, and others want some too.
-                    let was_held_up = self.was_held_up.swap(false, Ordering::Relaxed);
-                    if is_worth_it && !was_held_up && workers.len() < self.policy.max_connections {
+                    // With a rate limit, more connections do not help, and other transfers need some too.
+                    let was_delayed = self.was_delayed.swap(false, Ordering::Relaxed);
+                    if is_worth_it && !was_delayed && workers.len() < self.policy.max_connections {
                         self.add_worker(&mut workers, &writer);
                     }
                 }
@@ -148,8 +147,8 @@ impl Fetch {
         workers: &mut JoinSet<Result<(), RegistryError>>,
         writer: &mpsc::Sender<Piece>,
     ) {
-        // Beyond the first, only for what a connection needs some time for; and never for what may be
-        // another file by now.
+        // Additional connections are opened only if enough is left to download, and only if the file cannot
+        // change between requests.
         let is_worth_it =
             || self.file.is_resumable() && self.lock().left_bytes() >= self.policy.min_range_bytes;
         if !workers.is_empty() && !is_worth_it() {
@@ -159,7 +158,7 @@ impl Fetch {
         workers.spawn(async move { fetch.work(None, writer).await });
     }
 
-    /// Fetches ranges until none is left.
+    /// Downloads ranges until none is left.
     async fn work(
         self: Arc<Self>,
         whole: Option<(ByteStream, u64)>,
@@ -180,27 +179,27 @@ impl Fetch {
         let mut retry = self.registry.retry();
         let mut length = self.policy.min_range_bytes;
         loop {
-            // Whichever connection has brought it.
+            // Progress of any connection counts.
             retry.note_progress(self.received_bytes());
             let started = Instant::now();
-            let mut came = 0;
+            let mut received = 0;
             let fetched = match whole.take() {
-                Some((stream, position)) => self.receive_whole(stream, position, &mut came, writer).await,
+                Some((stream, position)) => self.receive_whole(stream, position, &mut received, writer).await,
                 None => match self.next_claim(length).await {
                     None => return Ok(()),
-                    Some(claim) => self.fetch_range(&claim, &mut came, writer).await,
+                    Some(claim) => self.fetch_range(&claim, &mut received, writer).await,
                 },
             };
             match fetched {
                 Ok(Outcome::Fetched) => length = self.policy.next_length(length, started.elapsed()),
-                Ok(Outcome::LeftBehind) => length = self.policy.min_range_bytes,
-                Ok(Outcome::Superfluous | Outcome::NobodyListens) => return Ok(()),
+                Ok(Outcome::TooSlow) => length = self.policy.min_range_bytes,
+                Ok(Outcome::Done | Outcome::WriterClosed) => return Ok(()),
                 Err(error) => {
-                    let wait = retry.wait_after(&error, came);
+                    let wait = retry.wait_after(&error, received);
                     let Some(wait) = wait.filter(|_| self.file.is_resumable()) else {
                         return Err(error);
                     };
-                    tracing::debug!("{error}; again in {wait:?}");
+                    tracing::debug!("{error}; retry in {wait:?}");
                     tokio::time::sleep(wait).await;
                     length = self.policy.min_range_bytes;
                 }
@@ -208,13 +207,13 @@ impl Fetch {
         }
     }
 
-    /// The next range; waits while others may give one back.
+    /// The next range; waits while others may return one.
     async fn next_claim(&self, length: u64) -> Option<Claim> {
         loop {
-            let rung = self.changed.notified();
-            tokio::pin!(rung);
-            // Before the look, or a ring in between would be missed.
-            rung.as_mut().enable();
+            let notified = self.changed.notified();
+            tokio::pin!(notified);
+            // Before the check, or a notification in between would be missed.
+            notified.as_mut().enable();
             {
                 let mut schedule = self.lock();
                 if let Some(claim) = schedule.claim(length) {
@@ -224,27 +223,27 @@ impl Fetch {
                     return None;
                 }
             }
-            rung.await;
+            notified.await;
         }
     }
 
-    /// Adds to `came` how much that was missing has come.
+    /// Adds the number of new bytes to `received`.
     async fn fetch_range(
         &self,
         claim: &Claim,
-        came: &mut u64,
+        received: &mut u64,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
         let _connection = self.connections.acquire(self.uid).await;
         let fetched = match self.registry.open_part(&self.file, claim.range.clone()).await {
-            Ok(stream) if !stream.is_whole() => self.receive_range(stream, claim, came, writer).await,
+            Ok(stream) if !stream.is_whole() => self.receive_range(stream, claim, received, writer).await,
             Ok(stream) => {
-                // Nobody has to ask for it again: one such stream brings all that is missing.
+                // One such stream contains all missing ranges.
                 self.lock().give_back(claim.id);
                 if self.lock().claim_all() {
-                    return self.receive_whole(stream, 0, came, writer).await;
+                    return self.receive_whole(stream, 0, received, writer).await;
                 }
-                return Ok(Outcome::Superfluous);
+                return Ok(Outcome::Done);
             }
             Err(error) => Err(error),
         };
@@ -257,7 +256,7 @@ impl Fetch {
         &self,
         mut stream: ByteStream,
         claim: &Claim,
-        came: &mut u64,
+        received: &mut u64,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
         let (mut pieces, mut meter) = (Pieces::new(claim.range.start), Meter::default());
@@ -266,7 +265,7 @@ impl Fetch {
             let bytes = match pieces.next_of(&mut stream).await {
                 Ok(Some(bytes)) => bytes,
                 ended => {
-                    // What has come before it broke is as good as any.
+                    // Bytes received before an error are valid.
                     self.hand_over(&mut pieces, claim.id, writer).await;
                     return ended.map(|_| {
                         self.speeds.note(meter);
@@ -276,17 +275,17 @@ impl Fetch {
             };
             meter.add(bytes.len(), waiting.elapsed());
             let (count, is_idle) = (bytes.len(), bytes.is_empty());
-            *came += count as u64;
+            *received += count as u64;
             pieces.push(bytes);
-            let is_left_behind = self.speeds.is_left_behind(&mut meter, pieces.left(&claim.range));
-            let is_due = is_idle || pieces.is_full() || is_left_behind || self.is_limited();
+            let is_too_slow = self.speeds.is_too_slow(&mut meter, pieces.left(&claim.range));
+            let is_due = is_idle || pieces.is_full() || is_too_slow || self.is_limited();
             if is_due && !self.hand_over(&mut pieces, claim.id, writer).await {
-                return Ok(Outcome::NobodyListens);
+                return Ok(Outcome::WriterClosed);
             }
             self.count(count).await;
-            if is_left_behind {
-                tracing::debug!("a connection far slower than the others is left");
-                return Ok(Outcome::LeftBehind);
+            if is_too_slow {
+                tracing::debug!("a connection is far slower than the others, its range is requested again");
+                return Ok(Outcome::TooSlow);
             }
         }
     }
@@ -300,12 +299,12 @@ impl Fetch {
         sent
     }
 
-    /// Takes a stream of the whole file, which is at `position`, to its end.
+    /// Receives a stream of the whole file, which is at `position`, to its end.
     async fn receive_whole(
         &self,
         mut stream: ByteStream,
         position: u64,
-        came: &mut u64,
+        received: &mut u64,
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
         let mut pieces = Pieces::new(position);
@@ -321,57 +320,57 @@ impl Fetch {
                 && let Some(piece) = pieces.take()
                 && writer.send(piece).await.is_err()
             {
-                return Ok(Outcome::NobodyListens);
+                return Ok(Outcome::WriterClosed);
             }
             self.count(count).await;
             if let Err(error) = next {
-                // From a server without ranges all comes again; what is not new is no progress.
-                *came = self.shared.assembler().arrived_bytes().saturating_sub(before);
+                // A server without ranges sends everything again; only new bytes are progress.
+                *received = self.shared.assembler().arrived_bytes().saturating_sub(before);
                 if self.file.is_resumable() {
                     self.lock().reopen(self.shared.assembler().missing());
                 }
                 return Err(error);
             }
             if is_over {
-                return Ok(Outcome::Superfluous);
+                return Ok(Outcome::Done);
             }
         }
     }
 
-    /// Counts bytes that have come, and waits for as long as they should have taken.
+    /// Counts received bytes, and waits as the rate limits require.
     async fn count(&self, bytes: usize) {
         for sum in [&self.received, &*self.received_by_all] {
             sum.fetch_add(bytes as u64, Ordering::Relaxed);
         }
         if rate_limit::wait(&self.limits, bytes).await {
-            self.was_held_up.store(true, Ordering::Relaxed);
+            self.was_delayed.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether bytes may have to wait for their turn: those that have come are written before.
+    /// Whether a rate limit may delay the next bytes: those already received are written before.
     fn is_limited(&self) -> bool {
         self.limits.iter().any(|limit| limit.get().is_some())
     }
 
     fn lock(&self) -> MutexGuard<'_, Schedule> {
-        // Every change is complete before anything could panic.
+        // Each change is complete before anything can panic.
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What has become of a request.
+/// The result of a request.
 enum Outcome {
-    /// All of it has come.
+    /// The whole range was received.
     Fetched,
-    /// The rest will come sooner by another connection.
-    LeftBehind,
-    /// Nothing is left to do here.
-    Superfluous,
-    /// The thread that writes has ended.
-    NobodyListens,
+    /// Another connection is likely to be faster for the rest.
+    TooSlow,
+    /// Nothing is left to do for this worker.
+    Done,
+    /// The writer thread has ended.
+    WriterClosed,
 }
 
-/// Frames that make up the next piece.
+/// Collects frames for the next piece.
 struct Pieces {
     offset: u64,
     frames: Vec<Bytes>,
@@ -384,9 +383,9 @@ impl Pieces {
         Self { offset, frames: Vec::new(), length: 0, since: Instant::now() }
     }
 
-    /// The next bytes of a stream; none when what there is has waited long enough for them.
+    /// The next bytes of a stream; empty when collected frames have waited long enough.
     async fn next_of(&self, stream: &mut ByteStream) -> Result<Option<Bytes>, RegistryError> {
-        match self.patience() {
+        match self.deadline() {
             None => stream.next().await,
             Some(until) => {
                 let next = tokio::time::timeout_at(until, stream.next()).await;
@@ -410,14 +409,14 @@ impl Pieces {
         self.length >= PIECE_BYTES
     }
 
-    /// How much of the range has still to come.
+    /// How much of the range is missing.
     fn left(&self, range: &Range<u64>) -> u64 {
         range.end.saturating_sub(self.offset).saturating_sub(self.length as u64)
     }
 
-    /// Until when what there is may wait for more.
-    fn patience(&self) -> Option<Instant> {
-        (!self.frames.is_empty()).then(|| self.since + PIECE_PATIENCE)
+    /// When collected frames are written at the latest.
+    fn deadline(&self) -> Option<Instant> {
+        (!self.frames.is_empty()).then(|| self.since + PIECE_TIMEOUT)
     }
 
     fn take(&mut self) -> Option<Piece> {
@@ -428,7 +427,7 @@ impl Pieces {
     }
 }
 
-/// Writes pieces as they come, until there are no more or one cannot be written.
+/// Writes pieces until the channel is closed or a write fails.
 pub(super) fn write_pieces(shared: &SharedAssembler, mut pieces: mpsc::Receiver<Piece>) {
     let mut joined = Vec::new();
     while let Some(piece) = pieces.blocking_recv() {
@@ -446,13 +445,13 @@ pub(super) fn write_pieces(shared: &SharedAssembler, mut pieces: mpsc::Receiver<
             return;
         }
     }
-    // Whoever waits for what nobody will bring waits no more.
+    // Ends the wait of readers for bytes that will never arrive.
     if !shared.assembler().missing().is_empty() {
         shared.fail(super::TransferError::Incomplete);
     }
 }
 
-/// Decides how many connections there are: one more as long as the last one made it faster.
+/// Decides on the number of connections: one more as long as the last one increased the rate.
 #[derive(Debug, Default)]
 struct Growth {
     received: u64,
@@ -464,7 +463,7 @@ impl Growth {
     fn is_worth_one_more(&mut self, received: u64, workers: usize) -> bool {
         let rate = received.saturating_sub(std::mem::replace(&mut self.received, received));
         if workers != self.workers {
-            // What the newest brings is seen in the next tick.
+            // The effect of the newest connection is measured in the next tick.
             self.workers = workers;
             return false;
         }
@@ -483,7 +482,7 @@ mod tests {
         let mut growth = Growth::default();
         assert!(!growth.is_worth_one_more(0, 1));
         assert!(growth.is_worth_one_more(100, 1));
-        assert!(!growth.is_worth_one_more(250, 2), "not before it was seen for a whole tick");
+        assert!(!growth.is_worth_one_more(250, 2), "not measured for a whole tick");
         assert!(growth.is_worth_one_more(450, 2));
         assert!(!growth.is_worth_one_more(650, 3));
         assert!(!growth.is_worth_one_more(850, 3), "the third made it no faster");

@@ -21,26 +21,26 @@ pub(super) struct Transfer<'t> {
     pub(super) guard: &'t TransferGuard,
     pub(super) job: &'t Job<'t>,
     pub(super) shared: Arc<SharedAssembler>,
-    /// A stream of the whole file, and how far it is.
+    /// A stream of the whole file, and its position.
     pub(super) whole: Option<(ByteStream, u64)>,
-    /// Whether some of the head is a relative's.
+    /// Whether a part of the head is copied from a similar file.
     pub(super) has_reused_head: bool,
-    /// What is taken from the store until the digest says otherwise.
+    /// Stored tensors that are reused provisionally.
     pub(super) reused: ReusedTensors,
-    /// What was provisionally reused and has been fetched after all.
+    /// Tensors that were reused and have then been downloaded after all.
     pub(super) refetched: Vec<Candidate>,
     pub(super) received: Received,
 }
 
-/// A file that has arrived.
+/// A completely received file.
 pub(super) struct Hashed {
     pub(super) file: HashedFile,
-    /// Its blobs that are not in the store.
+    /// Its new blobs.
     staged: Vec<StagedBlob>,
 }
 
 impl Transfer<'_> {
-    /// Fetches what is missing and hashes all of it meanwhile.
+    /// Downloads the missing parts, and hashes the file at the same time.
     pub(super) fn run(&mut self) -> Result<Hashed, TransferError> {
         const PIECES_WAITING: usize = 4;
         let (job, shared, guard) = (self.job, &self.shared, self.guard);
@@ -86,8 +86,8 @@ impl Transfer<'_> {
         }
     }
 
-    /// The digest differs: drops the least certain assumption. First a head that was reused, then tensors
-    /// that were reused, then what an earlier transfer left; if nothing was assumed, the bytes are wrong.
+    /// Handles a wrong digest: drops the least certain assumption. First a reused head, then reused
+    /// tensors, then what an earlier transfer left; if nothing was assumed, the transfer fails.
     pub(super) fn recheck(&mut self, found: Digest, expected: Digest) -> Result<Recheck, TransferError> {
         if std::mem::take(&mut self.has_reused_head)
             && let Some(recheck) = self.check_head()?
@@ -96,7 +96,7 @@ impl Transfer<'_> {
         }
         let candidates = self.reused.next_to_fetch();
         if !candidates.is_empty() {
-            tracing::debug!("{expected}: {} tensors of a relative are not its own", candidates.len());
+            tracing::debug!("{expected}: {} reused tensors may differ, downloading them", candidates.len());
             candidates.iter().for_each(|candidate| self.shared.assembler().forget_stored(candidate.blob));
             self.refetched.extend(candidates);
             return Ok(Recheck::Some);
@@ -107,7 +107,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// Fetches the head that was reused; nothing if it was right.
+    /// Downloads the head that was reused; `None` if it was right.
     fn check_head(&mut self) -> Result<Option<Recheck>, TransferError> {
         let mut bytes = Vec::new();
         let head = fetch_head(self.job, &mut bytes)?;
@@ -128,14 +128,14 @@ impl Transfer<'_> {
         Ok(Some(Recheck::Some))
     }
 
-    /// What was fetched after all may be what the store claims to have: then it is the store's that is
-    /// not what its name says, and the fresh one must take its place.
-    fn set_aside_damaged(&self, store: &Store, blobs: &[Digest]) -> Result<(), TransferError> {
+    /// A downloaded tensor may have the digest of the stored blob that was reused in its place. Then the
+    /// stored blob is damaged, and is moved to quarantine so that the new one replaces it.
+    fn quarantine_damaged(&self, store: &Store, blobs: &[Digest]) -> Result<(), TransferError> {
         let claimed =
             self.refetched.iter().filter(|candidate| blobs.get(candidate.blob) == Some(&candidate.digest));
         for candidate in claimed {
             if let Some(place) = store.set_aside_if_damaged(candidate.digest)? {
-                tracing::warn!("blob {} was damaged; it is in {}", candidate.digest, place.display());
+                tracing::warn!("blob {}: damaged, moved to {}", candidate.digest, place.display());
             }
         }
         Ok(())
@@ -145,7 +145,7 @@ impl Transfer<'_> {
         let Hashed { file, staged } = hashed;
         let (assembler, digest) = (self.shared.assembler(), file.digest);
         assembler.note_digests(&file.blobs)?;
-        self.set_aside_damaged(ingest.store(), &file.blobs)?;
+        self.quarantine_damaged(ingest.store(), &file.blobs)?;
         for blob in staged {
             ingest.add_blob(blob)?;
         }
@@ -158,11 +158,10 @@ impl Transfer<'_> {
     }
 }
 
-/// What to fetch again when the digest of the whole differs.
+/// What to download again when the digest of the file differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recheck {
-    /// What is missing now.
+    /// The parts that are missing now.
     Some,
-    /// Everything.
     All,
 }

@@ -1,4 +1,4 @@
-//! The first bytes of a file, which say how it is split.
+//! Downloads the head of a file, which determines how it is split.
 
 use blobd_registry::{ByteStream, RegistryError};
 use blobd_store_format::file_format::{FormatError, HeaderReader, ModelHeader, Progress};
@@ -7,26 +7,23 @@ use blobd_store_format::split::SplitPlan;
 
 use super::{Job, TransferError};
 
-/// How a file is to be split, and what was fetched to know it.
+/// How a file is split, from its header.
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) plan: SplitPlan,
-    /// If it is of a known format.
+    /// If the format is known.
     pub(super) facts: Option<ModelFacts>,
-    /// The rest of the file, if the server sends it all at once: begins behind what was fetched.
+    /// The stream of the rest, if the server sends the whole file: starts after the downloaded bytes.
     pub(super) whole: Option<ByteStream>,
 }
 
 impl Head {
-    /// That of a file of which nothing has to be known.
+    /// For a file that is stored as one blob.
     pub(super) fn of_any(size: u64) -> Self {
         Self { plan: SplitPlan::whole(size), facts: None, whole: None }
     }
 
-    /// That of a file of `size` bytes with this header.
-    ///
-    /// # Errors
-    /// [`FormatError`] when the tensors do not fit the file.
+    /// Plans a file of `size` bytes. Fails when the tensors do not fit the file.
     pub(super) fn of(
         header: &dyn ModelHeader,
         size: u64,
@@ -37,20 +34,17 @@ impl Head {
     }
 }
 
-/// What is asked for first.
+/// The size of the first request.
 const FIRST_BYTES: u64 = 64 << 10;
 
-/// Fetches as much as it takes to plan. `bytes` are the file's first that there are; what comes is
-/// added to them, also if more should have come.
-///
-/// # Errors
-/// [`TransferError`] when it cannot be had or is refused.
+/// Downloads as much as is needed to plan. `bytes` are the known first bytes of the file; downloaded ones
+/// are appended, also on failure.
 pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, TransferError> {
     let size = job.file.size();
     let mut whole: Option<ByteStream> = None;
     match read_header(job, bytes, &mut whole) {
         Ok(header) => Ok(Head::of(&*header, size, whole)?),
-        // What is named by its address alone must be of a known one.
+        // A file without an expected digest must have a known format.
         Err(TransferError::Format(error)) if error.is_unknown_format() && job.file.digest().is_some() => {
             Ok(Head { whole, ..Head::of_any(size) })
         }
@@ -58,8 +52,8 @@ pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, Transfer
     }
 }
 
-/// Reads the header in `bytes` and what is fetched besides. `whole` becomes the rest of the file if
-/// the server sends all of it.
+/// Reads the header from `bytes` and downloads. `whole` becomes the rest of the file if the server sends
+/// all of it.
 fn read_header(
     job: &Job<'_>,
     bytes: &mut Vec<u8>,
@@ -83,7 +77,7 @@ fn read_header(
     }
 }
 
-/// Half as much again each time: what is fetched beyond the header may be in the store.
+/// Downloads half as much as there is: not too much beyond the header, because that may be in the store.
 fn fetch_more(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Option<ByteStream>, TransferError> {
     let start = bytes.len() as u64;
     let end = start.saturating_add(FIRST_BYTES.max(start / 2)).min(job.file.size());
@@ -93,13 +87,13 @@ fn fetch_more(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Option<ByteStream>, 
         } else {
             job.registry.open(job.file).await?
         };
-        // From the start, then: what is there already comes again.
-        let mut again = if stream.is_whole() { bytes.len() } else { 0 };
+        // The stream starts at 0: known bytes are skipped.
+        let mut skip = if stream.is_whole() { bytes.len() } else { 0 };
         while let Some(portion) = job.next_of(&mut stream).await? {
-            let fresh = portion.get(again.min(portion.len())..).unwrap_or_default();
-            again = again.saturating_sub(portion.len());
+            let fresh = portion.get(skip.min(portion.len())..).unwrap_or_default();
+            skip = skip.saturating_sub(portion.len());
             bytes.extend_from_slice(fresh);
-            if stream.is_whole() && again == 0 {
+            if stream.is_whole() && skip == 0 {
                 return Ok(Some(stream));
             }
         }

@@ -1,8 +1,8 @@
-//! Reuses the head of a similar file that is stored, as far as samples of it agree.
+//! Reuses the head of a similar stored file where samples of it agree.
 //!
-//! Most of a head is the vocabulary, and models of one family share it. The parts whose samples differ
-//! are fetched. As with reused tensors ([`super::tensor_reuse`]), the digest of the whole file decides: if
-//! it is not the expected one, the whole head is fetched.
+//! Most of a head is the vocabulary, which models of one family share. The parts whose samples differ are
+//! downloaded. As with reused tensors ([`super::tensor_reuse`]), the digest of the whole file decides: if
+//! it is wrong, the whole head is downloaded.
 
 use blobd_registry::RegistryError;
 use blobd_store::Store;
@@ -11,42 +11,40 @@ use blobd_store_format::recipe::Recipe;
 
 use super::{Job, TransferError};
 
-/// A whole head, some of which was only compared.
+/// A complete head, parts of which were only compared.
 #[derive(Debug)]
 pub(super) struct ReusedHead {
     pub(super) header: Box<dyn ModelHeader>,
-    /// The file's first bytes, at least as many as the header has.
+    /// The file's first bytes, at least as long as the header.
     pub(super) bytes: Vec<u8>,
-    /// How many came over the network.
+    /// How many of them were downloaded.
     pub(super) fetched: u64,
 }
 
-/// A smaller head is fetched by two requests at most.
-const WORTH_BYTES: u64 = 128 << 10;
-/// What is fetched where the two differ.
+/// A smaller head is downloaded by at most two requests.
+const MIN_HEAD_BYTES: u64 = 128 << 10;
+/// How much is downloaded at once where the two heads differ.
 const BLOCK_BYTES: usize = 2 << 10;
-/// What is compared at the end of a stretch, and looked for where they part.
+/// How much is compared at the end of a stretch, and searched for after a difference.
 const SAMPLE_BYTES: usize = 64;
-/// The first stretch that is compared by its end alone; each that agrees doubles the next.
-const LEAST_STRETCH_BYTES: usize = 4 << 10;
-/// So many blocks in a row that are not the relative's, and it is none.
-const MAX_STRANGE_BLOCKS: usize = 16;
+/// The length of the first stretch that is compared only by its end; it doubles with each one that agrees.
+const MIN_STRETCH_BYTES: usize = 4 << 10;
+/// After this many different blocks in a row, the heads are not similar.
+const MAX_DIFFERENT_BLOCKS: usize = 16;
 
-/// Composes the head of a file from that of a relative; `None` when it is too different.
-///
-/// # Errors
-/// [`TransferError`] when the relative cannot be read. When the registry fails, nothing is reused.
+/// Composes the head of a file from that of a similar file; `None` when it is too different or the registry
+/// fails.
 pub(super) fn reuse_head(
     job: &Job<'_>,
     store: &Store,
-    relative: &Recipe,
+    similar: &Recipe,
 ) -> Result<Option<ReusedHead>, TransferError> {
-    let Some((blob, _size)) = relative.header().filter(|(_, size)| *size >= WORTH_BYTES) else {
+    let Some((blob, _size)) = similar.header().filter(|(_, size)| *size >= MIN_HEAD_BYTES) else {
         return Ok(None);
     };
     let Some(known) = store.read_blob(blob, MAX_HEADER_BYTES)? else { return Ok(None) };
-    let guess = job.wait_for(HeadMatcher::new(job, &known).run())?;
-    Ok(guess.unwrap_or_else(|error| {
+    let reused = job.wait_for(HeadMatcher::new(job, &known).run())?;
+    Ok(reused.unwrap_or_else(|error| {
         tracing::debug!("head not reused: {error}");
         None
     }))
@@ -54,9 +52,9 @@ pub(super) fn reuse_head(
 
 struct HeadMatcher<'g> {
     job: &'g Job<'g>,
-    /// The relative's head.
+    /// The head of the similar file.
     known: &'g [u8],
-    /// Where in it the next byte of the file should be.
+    /// Where the next byte of the file is expected in it.
     position: usize,
     bytes: Vec<u8>,
     reader: HeaderReader,
@@ -71,22 +69,22 @@ impl<'g> HeadMatcher<'g> {
     }
 
     async fn run(mut self) -> Result<Option<ReusedHead>, RegistryError> {
-        let mut strange = 0;
+        let mut different = 0;
         while !self.is_complete {
             let Some(block) = self.fetch(self.bytes.len(), BLOCK_BYTES).await? else { return Ok(None) };
             if block.is_empty() || !self.push(&block) {
                 return Ok(None);
             }
             if self.find(&block) {
-                strange = 0;
-                if !self.take_stretches().await? {
+                different = 0;
+                if !self.copy_stretches().await? {
                     return Ok(None);
                 }
             } else {
-                strange += 1;
+                different += 1;
                 self.position += block.len();
             }
-            if strange > MAX_STRANGE_BLOCKS {
+            if different > MAX_DIFFERENT_BLOCKS {
                 return Ok(None);
             }
         }
@@ -94,10 +92,10 @@ impl<'g> HeadMatcher<'g> {
         Ok(reader.finish().ok().map(|header| ReusedHead { header, bytes, fetched }))
     }
 
-    /// Takes stretches of the relative's head as long as their ends agree. False when what comes
-    /// of it is no head.
-    async fn take_stretches(&mut self) -> Result<bool, RegistryError> {
-        let mut length = LEAST_STRETCH_BYTES;
+    /// Copies stretches of the similar head as long as their ends agree. False when the result is no valid
+    /// head.
+    async fn copy_stretches(&mut self) -> Result<bool, RegistryError> {
+        let mut length = MIN_STRETCH_BYTES;
         while !self.is_complete {
             let left = self.known.len().saturating_sub(self.position);
             length = length.min(left);
@@ -115,8 +113,8 @@ impl<'g> HeadMatcher<'g> {
                 }
                 self.position += length;
                 length = length.saturating_mul(2);
-            } else if length > LEAST_STRETCH_BYTES {
-                length = (length / 4).max(LEAST_STRETCH_BYTES);
+            } else if length > MIN_STRETCH_BYTES {
+                length = (length / 4).max(MIN_STRETCH_BYTES);
             } else {
                 return Ok(true);
             }
@@ -124,9 +122,9 @@ impl<'g> HeadMatcher<'g> {
         Ok(true)
     }
 
-    /// Looks for the end of a block in the relative's head, first where it should be.
+    /// Searches for the end of a block in the similar head, first at the expected position.
     fn find(&mut self, block: &[u8]) -> bool {
-        /// A chat template may be so much longer.
+        /// Covers the difference in length between two chat templates.
         const WINDOW_BYTES: usize = 64 << 10;
         let Some(end) = block.len().checked_sub(SAMPLE_BYTES).and_then(|start| block.get(start..)) else {
             return false;
@@ -143,7 +141,7 @@ impl<'g> HeadMatcher<'g> {
         found.is_some()
     }
 
-    /// Adds bytes to the head; false when it cannot be one any more.
+    /// Appends bytes to the head; false when it is no longer valid.
     fn push(&mut self, bytes: &[u8]) -> bool {
         self.bytes.extend_from_slice(bytes);
         let progress = self.reader.push(bytes);
@@ -151,7 +149,7 @@ impl<'g> HeadMatcher<'g> {
         progress.is_ok()
     }
 
-    /// Bytes of the file; fewer at its end, and none from a server without ranges.
+    /// Downloads bytes of the file; fewer at its end, and `None` from a server without ranges.
     async fn fetch(&mut self, offset: usize, length: usize) -> Result<Option<Vec<u8>>, RegistryError> {
         let size = self.job.file.size();
         let end = (offset as u64).saturating_add(length as u64).min(size);

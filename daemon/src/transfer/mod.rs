@@ -1,14 +1,14 @@
-//! Transfers: a file of a registry becomes blobs, in ranges that come at once and in any order.
+//! Transfers a file from a registry into blobs, in ranges that are downloaded concurrently.
 //!
-//! The file's head says how it is split; then every byte is written straight into the file that
-//! becomes its blob ([`blobd_store::Assembler`]), and the whole is hashed from the front while the
-//! rest still comes. It becomes part of the store only when its digest is the one the registry
-//! named. Whatever ends a transfer early, what has arrived stays for the next one.
+//! The file's head determines how it is split; each byte is then written directly into the file that
+//! becomes its blob ([`blobd_store::Assembler`]), and the whole file is hashed from the front while the
+//! rest arrives. It becomes part of the store only if its digest is the one that the registry named. If a
+//! transfer ends early, the next one continues with what has arrived.
 //!
-//! One file is transferred once at a time, however many ask for it: the others wait and see how far
-//! it is ([`Transfers::board`]).
+//! Each file is transferred once at a time: concurrent requests for it wait and see its progress
+//! ([`Transfers::acquire`]).
 
-// Files of the store are reached through its root alone, see `clippy.toml`.
+// Files of the store are accessed only through its root, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 use std::collections::BTreeMap;
@@ -57,37 +57,37 @@ pub use single_flight::TransferGuard;
 use start::Start;
 use tensor_reuse::ReusedTensors;
 
-/// What the transfers of one daemon share.
+/// The state that the transfers of one daemon share.
 #[derive(Clone, Debug, Default)]
 pub struct Transfers {
     policy: TransferPolicy,
-    /// How fast all of them together may be.
+    /// The rate limit of all transfers together.
     pub limit: RateLimit,
     single_flight: SingleFlight,
-    /// What has come over the network in bytes, ever.
+    /// Bytes downloaded since the start.
     received: Arc<AtomicU64>,
-    /// How many connections each host may still get.
+    /// The permits for connections to each host.
     hosts: Arc<Mutex<BTreeMap<String, Arc<PermitPool>>>>,
 }
 
-/// What to transfer, and who wants it.
+/// A file to transfer, and the request that needs it.
 pub struct Job<'j> {
-    /// Who fetches it.
+    /// The client of its registry.
     pub registry: &'j RegistryClient,
     /// The file.
     pub file: &'j RemoteFile,
-    /// The runtime on which the network is.
+    /// The runtime for network requests.
     pub handle: &'j Handle,
-    /// Who wants it: the share of connections that counts.
+    /// The user whose share of connections is used.
     pub uid: u32,
-    /// How fast it may come: all of them hold.
+    /// Rate limits, all of which apply.
     pub limits: Vec<RateLimit>,
-    /// Is told now and then how many bytes are there; returns whether it is still wanted.
+    /// Called regularly with the number of bytes that have arrived; returns false to cancel.
     pub report: &'j (dyn Fn(u64) -> bool + Sync),
 }
 
 impl Job<'_> {
-    /// Fetches a file that is small enough for memory.
+    /// Downloads a small file into memory.
     ///
     /// # Errors
     /// [`TransferError::Registry`] and [`TransferError::Unwanted`].
@@ -100,43 +100,43 @@ impl Job<'_> {
             }
             Ok::<_, RegistryError>(bytes)
         };
-        // What has come of so little is nothing to go on with.
-        self.retried(|_came| Ok(self.wait_for(read())??))
+        // Small files are not resumed.
+        self.retried(|_received| Ok(self.wait_for(read())??))
     }
 
-    /// The next bytes of a stream, as fast as the limits let them come.
+    /// The next bytes of a stream, within the rate limits.
     async fn next_of(&self, stream: &mut ByteStream) -> Result<Option<Bytes>, RegistryError> {
         let bytes = stream.next().await?;
         rate_limit::wait(&self.limits, bytes.as_ref().map_or(0, Bytes::len)).await;
         Ok(bytes)
     }
 
-    /// Makes attempts by the registry client's policy as long as somebody wants the file. An attempt
-    /// says how many bytes it has brought that need not come again.
+    /// Retries by the registry client's policy until the request is cancelled. An attempt reports how many
+    /// bytes it has received that need not be downloaded again.
     fn retried<T>(
         &self,
         mut attempt: impl FnMut(&mut u64) -> Result<T, TransferError>,
     ) -> Result<T, TransferError> {
         let mut retry = self.registry.retry();
         loop {
-            let mut came = 0;
-            let error = match attempt(&mut came) {
+            let mut received = 0;
+            let error = match attempt(&mut received) {
                 Err(TransferError::Registry(error)) => error,
                 outcome => return outcome,
             };
-            let Some(wait) = retry.wait_after(&error, came) else { return Err(error.into()) };
-            // The timer is made inside, where the runtime is: the thread may be none of the runtime's.
+            let Some(wait) = retry.wait_after(&error, received) else { return Err(error.into()) };
+            // The timer is created inside the runtime, which this thread may not belong to.
             self.wait_for(async { tokio::time::sleep(wait).await })?;
         }
     }
 
-    /// Waits for `future` as long as somebody wants the file.
+    /// Waits for `future` until the request is cancelled.
     fn wait_for<T>(&self, future: impl Future<Output = T>) -> Result<T, TransferError> {
-        const NOW_AND_THEN: Duration = Duration::from_millis(200);
+        const POLL_INTERVAL: Duration = Duration::from_millis(200);
         self.handle.block_on(async {
             let mut future = pin!(future);
             loop {
-                match timeout(NOW_AND_THEN, future.as_mut()).await {
+                match timeout(POLL_INTERVAL, future.as_mut()).await {
                     Ok(done) => return Ok(done),
                     Err(_elapsed) if !(self.report)(0) => return Err(TransferError::Unwanted),
                     Err(_elapsed) => {}
@@ -152,43 +152,43 @@ impl fmt::Debug for Job<'_> {
     }
 }
 
-/// What a transfer did.
+/// The result of a transfer.
 #[derive(Clone, Debug)]
 pub struct Received {
-    /// The file, which is part of the ingest now.
+    /// The file, which is now part of the ingest.
     pub file: Descriptor,
-    /// What its header says, if it is of a known format.
+    /// The facts in its header, if the format is known.
     pub facts: Option<ModelFacts>,
-    /// What has come over the network in bytes.
+    /// Bytes downloaded by this transfer.
     pub downloaded_bytes: u64,
-    /// What had come before.
+    /// Bytes received by earlier transfers.
     pub resumed_bytes: u64,
-    /// What the store had.
+    /// Bytes reused from the store.
     pub reused_bytes: u64,
 }
 
-/// How much of a file there is before it is transferred.
+/// How much of a file need not be downloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferPlan {
-    /// What has come before.
+    /// Bytes received by earlier transfers.
     pub resumed_bytes: u64,
-    /// What tensors of a relative seem to be.
+    /// Bytes of stored tensors that are probably the same.
     pub similar_bytes: u64,
 }
 
 impl Transfers {
-    /// None yet, to be made by this policy.
+    /// Without transfers yet.
     #[must_use]
     pub fn new(policy: TransferPolicy) -> Self {
         Self { policy, limit: RateLimit::new(policy.bytes_per_second), ..Self::default() }
     }
 
-    /// Takes the right to transfer a file; waits while somebody else has it, and tells `report` how
-    /// far that one is. When `report` returns false, the wait ends. Meanwhile the file comes as fast as
-    /// the least limited of all who want it would have it.
+    /// Waits for the right to transfer a file, and calls `report` with the progress of the transfer that
+    /// has it. The wait ends when `report` returns false. The highest rate limit of all waiting requests
+    /// applies to the running transfer.
     ///
     /// # Errors
-    /// [`TransferError::Unwanted`] then.
+    /// [`TransferError::Unwanted`] when `report` returns false.
     pub fn acquire(
         &self,
         file: Digest,
@@ -198,23 +198,23 @@ impl Transfers {
         self.single_flight.acquire(file, limit, report).ok_or(TransferError::Unwanted)
     }
 
-    /// What has come over the network since the daemon started, in bytes.
+    /// Bytes downloaded since the daemon started.
     #[must_use]
     pub fn received_bytes(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// What a pull with this limit of its own has to keep to.
+    /// The rate limits of a pull with the limit `own`.
     #[must_use]
     pub fn limits(&self, own: &RateLimit) -> Vec<RateLimit> {
         vec![self.limit.clone(), own.clone()]
     }
 
-    /// Transfers a file into the ingest, durably, so that nothing of it has to come again even if
-    /// the ingest is never committed.
+    /// Transfers a file into the ingest, durably: it need not be downloaded again even if the ingest is
+    /// never committed.
     ///
     /// # Errors
-    /// [`TransferError`]. What has arrived is kept, unless it proved to be wrong.
+    /// [`TransferError`]. Received data is kept unless it proved to be wrong.
     pub fn receive(
         &self,
         guard: &TransferGuard,
@@ -235,7 +235,7 @@ impl Transfers {
         }
     }
 
-    /// How much of a file there is, without keeping anything of what is fetched to know it.
+    /// Determines how much of a file need not be downloaded. Keeps nothing of what it fetches.
     ///
     /// # Errors
     /// [`TransferError`].
@@ -245,16 +245,16 @@ impl Transfers {
         lease: &Lease,
         job: &Job<'_>,
     ) -> Result<TransferPlan, TransferError> {
-        let home = PartialFile::open(store, job.file.identity(), job.file.size())?;
-        let resumed_bytes = if job.file.is_resumable() { home.claimed_bytes() } else { 0 };
-        let relatives = tensor_reuse::relatives(store, job.file)?;
-        let near = relatives.first().map(|relative| &**relative);
-        let Start { head: Head { plan, whole, .. }, .. } = Start::of(job, store, &home, near)?;
+        let partial = PartialFile::open(store, job.file.identity(), job.file.size())?;
+        let resumed_bytes = if job.file.is_resumable() { partial.claimed_bytes() } else { 0 };
+        let similar_files = tensor_reuse::similar_files(store, job.file)?;
+        let near = similar_files.first().map(|similar| &**similar);
+        let Start { head: Head { plan, whole, .. }, .. } = Start::of(job, store, &partial, near)?;
         if whole.is_some() {
             return Ok(TransferPlan { resumed_bytes, similar_bytes: 0 });
         }
-        let mut candidates = tensor_reuse::candidates(store, lease, &relatives, &plan)?;
-        candidates.retain(|candidate| !home.has_begun(candidate.blob));
+        let mut candidates = tensor_reuse::candidates(store, lease, &similar_files, &plan)?;
+        candidates.retain(|candidate| !partial.has_begun(candidate.blob));
         let reused = ReusedTensors::of(job, store, &plan, candidates)?;
         Ok(TransferPlan { resumed_bytes, similar_bytes: reused.bytes() })
     }
@@ -279,7 +279,10 @@ impl Transfers {
                     _ => return transfer.finish(ingest, hashed),
                 }
             }
-            tracing::debug!("{}: what was there is not part of it; begun anew", job.file.label());
+            tracing::debug!(
+                "{}: data of an earlier transfer does not match, starting again",
+                job.file.label()
+            );
             drop(transfer);
             ingest.store().remove_partial(job.file.identity())?;
             may_reuse_head = false;
@@ -294,25 +297,25 @@ impl Transfers {
         may_reuse_head: bool,
     ) -> Result<Transfer<'t>, TransferError> {
         let size = job.file.size();
-        let home = PartialFile::open(ingest.store(), job.file.identity(), size)?;
-        let relatives = tensor_reuse::relatives(ingest.store(), job.file)?;
-        let near = relatives.first().filter(|_| may_reuse_head).map(|relative| &**relative);
+        let partial = PartialFile::open(ingest.store(), job.file.identity(), size)?;
+        let similar_files = tensor_reuse::similar_files(ingest.store(), job.file)?;
+        let near = similar_files.first().filter(|_| may_reuse_head).map(|similar| &**similar);
         let Start { head: Head { plan, facts, whole }, bytes, fetched, has_reused_head } =
-            Start::of(job, ingest.store(), &home, near)?;
-        let assembler = home.follow(plan, ingest.staging())?;
+            Start::of(job, ingest.store(), &partial, near)?;
+        let assembler = partial.follow(plan, ingest.staging())?;
         for (blob, digest) in assembler.stored() {
-            // Pinned before the look that counts: until then a collection could take it.
+            // Pinned before the check, so that no collection deletes it in between.
             ingest.lease().pin(digest);
             if ingest.store().blob_size(digest)?.is_none() {
                 assembler.forget_stored(blob);
             }
         }
         let resumed_bytes = assembler.arrived_bytes();
-        // Who sends everything at once cannot be asked for samples.
+        // A server without ranges cannot send samples.
         let reused = if whole.is_some() {
             ReusedTensors::default()
         } else {
-            self.reused(ingest, job, &relatives, &assembler)?
+            self.reused(ingest, job, &similar_files, &assembler)?
         };
         admit(ingest, &assembler)?;
         start::write_head(&assembler, &bytes)?;
@@ -335,18 +338,19 @@ impl Transfers {
         })
     }
 
-    /// Takes provisionally what the store may have of the rest.
+    /// Reuses stored tensors for the missing parts, provisionally.
     fn reused(
         &self,
         ingest: &Ingest,
         job: &Job<'_>,
-        relatives: &[Arc<Recipe>],
+        similar_files: &[Arc<Recipe>],
         assembler: &Assembler,
     ) -> Result<ReusedTensors, TransferError> {
         let store = ingest.store();
-        // What does not agree is given up at once: it may have to make room for this file.
+        // Candidates that do not agree are released immediately: eviction may need their space for this
+        // file.
         let lease = store.leases().grant(format!("comparison with {}", job.file.label()));
-        let mut candidates = tensor_reuse::candidates(store, &lease, relatives, assembler.plan())?;
+        let mut candidates = tensor_reuse::candidates(store, &lease, similar_files, assembler.plan())?;
         candidates.retain(|candidate| assembler.is_untouched(candidate.blob));
         let reused = ReusedTensors::of(job, store, assembler.plan(), candidates)?;
         for candidate in reused.candidates() {
@@ -356,11 +360,11 @@ impl Transfers {
         Ok(reused)
     }
 
-    /// The connections that a host may get: one user may have them all, and the next one has one
-    /// beside them.
+    /// The permits for connections to a host: one user may have all of them, and each other user gets one
+    /// more.
     fn connections(&self, host: &str) -> Arc<PermitPool> {
         let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-        // A host that nobody has or waits for a connection to is forgotten: they are all free.
+        // A host without connections or waiting requests is forgotten: all its permits are free.
         hosts.retain(|_, connections| Arc::strong_count(connections) > 1);
         let most = u32::try_from(self.policy.max_connections).unwrap_or(u32::MAX);
         let limits = Limits { per_principal: most, total: most };
@@ -369,7 +373,8 @@ impl Transfers {
     }
 }
 
-/// Room for the blobs that are neither provisionally reused nor begun; those that are begun have theirs.
+/// Reserves space for the blobs that are neither reused nor begun; those that are begun have reserved
+/// theirs.
 fn admit(ingest: &Ingest, assembler: &Assembler) -> Result<(), StoreError> {
     let blobs = assembler.plan().blobs().iter().enumerate();
     let new = blobs.filter(|(blob, _)| assembler.is_untouched(*blob)).map(|(_, planned)| planned.size);
@@ -382,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_that_nobody_is_connected_to_is_forgotten() {
+    fn host_without_connections_is_forgotten() {
         let transfers = Transfers::default();
         let used = transfers.connections("used.example");
         for number in 0..100 {

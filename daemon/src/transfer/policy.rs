@@ -1,21 +1,21 @@
-//! How files are transferred.
+//! The policy of transfers.
 
 use std::time::Duration;
 
-/// How files are transferred.
+/// Limits and timing of transfers.
 #[derive(Clone, Copy, Debug)]
 pub struct TransferPolicy {
-    /// How fast all transfers together may be at first; `None` is no limit.
+    /// The initial rate limit of all transfers together; `None` is no limit.
     pub bytes_per_second: Option<u64>,
     /// The most connections to one host, of all transfers together.
     pub max_connections: usize,
-    /// The least that is asked for at once in bytes, unless less is missing.
+    /// The smallest range to request in bytes, unless less is missing.
     pub min_range_bytes: u64,
-    /// The most.
+    /// The largest range to request in bytes.
     pub max_range_bytes: u64,
     /// How long a range should take.
     pub range_takes: Duration,
-    /// How often it is considered whether one more connection would help.
+    /// How often the transfer checks whether one more connection would help.
     pub tick: Duration,
 }
 
@@ -23,10 +23,10 @@ impl Default for TransferPolicy {
     fn default() -> Self {
         Self {
             bytes_per_second: None,
-            // Registries' networks serve one connection at 10 to 100 MB/s; more than eight are
-            // taken for abuse by some.
+            // Registries' networks serve one connection at 10 to 100 MB/s; some treat more than eight as
+            // abuse.
             max_connections: 8,
-            // A round trip around the world costs less than a tenth of it at 10 MB/s.
+            // At 10 MB/s, a round trip around the world takes less than a tenth of its time.
             min_range_bytes: 4 << 20,
             max_range_bytes: 64 << 20,
             range_takes: Duration::from_secs(2),
@@ -36,7 +36,7 @@ impl Default for TransferPolicy {
 }
 
 impl TransferPolicy {
-    /// How much to ask for next, after `length` bytes have taken this long.
+    /// The length of the next range, after one of `length` bytes took this long.
     pub(super) fn next_length(&self, length: u64, took: Duration) -> u64 {
         let next = if took < self.range_takes / 2 {
             length.saturating_mul(2)

@@ -1,4 +1,4 @@
-//! How fast bytes may come: a limit that transfers share and that can be changed.
+//! A rate limit that transfers share and that can be changed.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,20 +7,20 @@ use blobd_store::RateLimiter;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// A limit that several transfers share. It can be changed while they run.
+/// A rate limit that several transfers share. It can be changed while they run.
 #[derive(Clone, Debug)]
 pub struct RateLimit(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     limiter: Mutex<RateLimiter>,
-    /// From when on the limiter's times are counted.
+    /// The start of the limiter's clock.
     started: Instant,
-    /// Rung when the rate is another: whoever waits by the old one need not go on.
+    /// Notified when the rate changes, which ends waits by the old rate.
     changed: Notify,
 }
 
-/// Waits as long as `bytes`, which have come, take by all of these; says whether that was any time.
+/// Waits as long as all `limits` require after receiving `bytes`; returns whether it waited.
 pub(super) async fn wait(limits: &[RateLimit], bytes: usize) -> bool {
     let mut has_waited = false;
     for limit in limits {
@@ -43,19 +43,19 @@ impl RateLimit {
         Self(Arc::new(Shared { limiter, started: Instant::now(), changed: Notify::new() }))
     }
 
-    /// Changes it, from the next bytes on.
+    /// Changes the rate, which applies to the next bytes.
     pub fn set(&self, bytes_per_second: Option<u64>) {
         *self.lock() = RateLimiter::new(bytes_per_second);
         self.0.changed.notify_waiters();
     }
 
-    /// What it is in bytes per second.
+    /// The rate in bytes per second.
     #[must_use]
     pub fn get(&self) -> Option<u64> {
         self.lock().bytes_per_second()
     }
 
-    /// Lets it be at least this; `None` is no limit.
+    /// Raises the rate to at least this; `None` is no limit.
     pub(super) fn raise_to(&self, least: Option<u64>) {
         match (self.get(), least) {
             (Some(rate), Some(least)) if least <= rate => {}
@@ -64,12 +64,12 @@ impl RateLimit {
         }
     }
 
-    /// Waits as long as `bytes`, which have come, take at this rate, or until it is another; says whether
-    /// that was any time.
+    /// Waits as long as the rate requires after receiving `bytes`, or until the rate changes; returns
+    /// whether it waited.
     pub async fn wait(&self, bytes: u64) -> bool {
         let changed = self.0.changed.notified();
         tokio::pin!(changed);
-        // Before the look at the rate, or a change in between would be missed.
+        // Before the rate is read, or a change in between would be missed.
         changed.as_mut().enable();
         let wait = self.take(bytes, self.0.started.elapsed());
         if wait.is_zero() {
@@ -83,7 +83,7 @@ impl RateLimit {
     }
 
     fn take(&self, bytes: u64, now: Duration) -> Duration {
-        /// No piece of a file holds a transfer up for longer, however low the rate.
+        /// The longest wait for one piece of a file at a very low rate.
         const LONGEST_SECONDS: u64 = 60;
         let mut limiter = self.lock();
         let rate = limiter.bytes_per_second().unwrap_or_default();
@@ -91,7 +91,7 @@ impl RateLimit {
     }
 
     fn lock(&self) -> MutexGuard<'_, RateLimiter> {
-        // Every change is complete before anything could panic.
+        // Each change is complete before anything can panic.
         self.0.limiter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limit_that_is_changed_holds_at_once() {
+    fn changed_limit_applies_immediately() {
         let (limit, now) = (RateLimit::new(Some(1)), Duration::from_secs(1));
         let longest = Duration::from_secs(60) - RateLimiter::BURST;
         assert_eq!(limit.take(1000, now), longest);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_goes_on_when_the_limit_is_lifted() {
+    async fn wait_ends_when_the_limit_is_removed() {
         let limit = RateLimit::new(Some(1));
         let waits = limit.clone();
         let started = Instant::now();

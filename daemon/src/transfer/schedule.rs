@@ -1,20 +1,20 @@
-//! Who fetches which bytes next: a value without clock or network.
+//! Decides which bytes are downloaded next, without clock or network.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-/// What has to be fetched, and what is being fetched.
+/// The ranges to download, and those in progress.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
-    /// Nobody has these yet; in the order in which they are wanted.
+    /// Unclaimed ranges, in the order in which they are needed.
     waiting: VecDeque<Range<u64>>,
     active: BTreeMap<u64, Range<u64>>,
     next_id: u64,
-    /// One stream brings everything from front to back: the server knows no ranges.
+    /// One stream delivers everything from front to back: the server does not support ranges.
     is_sequential: bool,
 }
 
-/// A range that somebody has taken.
+/// A range that a worker has claimed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) id: u64,
@@ -22,8 +22,7 @@ pub(super) struct Claim {
 }
 
 impl Schedule {
-    /// Has these ranges fetched. Two that lie so near to each other that a request of their own
-    /// would cost more than the bytes between them become one.
+    /// Schedules these ranges. Two ranges with at most `nearest` bytes between them become one.
     pub(super) fn new(missing: impl IntoIterator<Item = Range<u64>>, nearest: u64) -> Self {
         let mut schedule = Self::default();
         for range in missing {
@@ -35,7 +34,7 @@ impl Schedule {
         schedule
     }
 
-    /// The next range, of at most `length` bytes; none when all are taken.
+    /// The next range of at most `length` bytes; `None` when all are claimed.
     pub(super) fn claim(&mut self, length: u64) -> Option<Claim> {
         if self.is_sequential {
             return None;
@@ -52,20 +51,19 @@ impl Schedule {
         Some(Claim { id: self.next_id, range })
     }
 
-    /// Whoever asks brings everything from front to back; false if somebody does already.
+    /// Claims everything for one sequential stream; false if another stream has claimed it.
     pub(super) fn claim_all(&mut self) -> bool {
         !std::mem::replace(&mut self.is_sequential, true)
     }
 
-    /// The stream that was to bring everything has broken: these ranges are anybody's.
+    /// The sequential stream has failed: these ranges can be claimed again.
     pub(super) fn reopen(&mut self, missing: impl IntoIterator<Item = Range<u64>>) {
         self.waiting = missing.into_iter().collect();
-        // Whoever still has a claim finds it gone; its number is never given again.
+        // The numbers of earlier claims are never used again, so those have no effect.
         self.active.clear();
         self.is_sequential = false;
     }
 
-    /// Bytes of a claim have arrived up to `position`.
     pub(super) fn advance(&mut self, id: u64, position: u64) {
         if let Some(range) = self.active.get_mut(&id) {
             range.start = position.min(range.end);
@@ -75,7 +73,7 @@ impl Schedule {
         }
     }
 
-    /// The rest of a claim is anybody's again, and wanted first.
+    /// Returns the rest of a claim, which is then needed first.
     pub(super) fn give_back(&mut self, id: u64) {
         if let Some(range) = self.active.remove(&id) {
             let place = self.waiting.partition_point(|waiting| waiting.start < range.start);
@@ -83,12 +81,11 @@ impl Schedule {
         }
     }
 
-    /// Whether nothing is left to do, for anybody.
+    /// Whether nothing is left to download or in progress.
     pub(super) fn is_done(&self) -> bool {
         self.waiting.is_empty() && self.active.is_empty()
     }
 
-    /// How many bytes have still to arrive.
     pub(super) fn left_bytes(&self) -> u64 {
         let ranges = self.waiting.iter().chain(self.active.values());
         ranges.map(|range| range.end - range.start).fold(0, u64::saturating_add)
@@ -131,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_byte_is_fetched_once_whatever_breaks(
+        fn every_byte_is_fetched_once_even_if_connections_break(
             steps in prop::collection::vec((1u64..50, 0u64..60, any::<bool>()), 1..200),
         ) {
             let mut schedule = Schedule::new([3..200, 250..300], 0);

@@ -7,7 +7,7 @@ use blobd_store::{Assembler, StoreError};
 
 use super::TransferError;
 
-/// An assembler with what its readers need to wait for bytes, and the failure that ends the wait.
+/// An assembler whose readers wait for bytes until they arrive or the transfer fails.
 #[derive(Debug)]
 pub(super) struct SharedAssembler {
     assembler: Assembler,
@@ -17,9 +17,8 @@ pub(super) struct SharedAssembler {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Why no more will arrive.
     failure: Option<TransferError>,
-    /// Whether somebody has given up waiting.
+    /// Whether the reader has ended.
     is_over: bool,
 }
 
@@ -32,7 +31,6 @@ impl SharedAssembler {
         &self.assembler
     }
 
-    /// Writes bytes that have come.
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         self.assembler.write(offset, bytes)?;
         drop(self.lock());
@@ -40,37 +38,37 @@ impl SharedAssembler {
         Ok(())
     }
 
-    /// No more will arrive, for this reason. Only the first counts.
+    /// Ends the wait of readers. Only the first error counts.
     pub(super) fn fail(&self, error: TransferError) {
         self.lock().failure.get_or_insert(error);
         self.changed.notify_all();
     }
 
-    /// Somebody waits for what is missing.
+    /// Resets the state for a new reader.
     pub(super) fn begin(&self) {
         *self.lock() = State::default();
     }
 
-    /// Nobody waits any more.
+    /// The reader has ended.
     pub(super) fn end(&self) {
         self.lock().is_over = true;
     }
 
-    /// Whether nobody waits any more, or it has failed.
+    /// Whether the reader has ended or the transfer has failed.
     pub(super) fn is_over(&self) -> bool {
         let state = self.lock();
         state.is_over || state.failure.is_some()
     }
 
-    /// Why it has failed.
     pub(super) fn take_failure(&self) -> Option<TransferError> {
         self.lock().failure.take()
     }
 
-    /// Waits until a byte has arrived at `offset`, and says where the run ends that it begins;
-    /// `None` when it never will. `report` is called now and then; it may give up by returning false.
+    /// Waits until the byte at `offset` has arrived, and returns the end of the run of bytes that starts
+    /// there; `None` if it will never arrive. Calls `report` regularly, which ends the wait by returning
+    /// false.
     pub(super) fn wait_for(&self, offset: u64, mut report: impl FnMut() -> bool) -> Option<u64> {
-        const NOW_AND_THEN: Duration = Duration::from_millis(100);
+        const POLL_INTERVAL: Duration = Duration::from_millis(100);
         let mut state = self.lock();
         loop {
             let end = self.assembler.end_of_run(offset);
@@ -80,7 +78,7 @@ impl SharedAssembler {
             if state.failure.is_some() {
                 return None;
             }
-            let waited = self.changed.wait_timeout(state, NOW_AND_THEN);
+            let waited = self.changed.wait_timeout(state, POLL_INTERVAL);
             drop(waited.unwrap_or_else(PoisonError::into_inner));
             if !report() {
                 return None;
@@ -90,7 +88,7 @@ impl SharedAssembler {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change is complete before anything could panic.
+        // Each change is complete before anything can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! Single flight: a file is transferred once at a time, however many ask for it.
+//! Single flight: concurrent requests for one file share one transfer.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,6 @@ use blobd_store_format::digest::Digest;
 
 use super::RateLimit;
 
-/// The files that are being transferred.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SingleFlight(Arc<Inner>);
 
@@ -20,46 +19,49 @@ struct Inner {
 
 #[derive(Debug)]
 struct Running {
-    /// How many bytes have come so far.
+    /// How many bytes have arrived.
     done: u64,
-    /// The limit of the pull that transfers it.
+    /// The rate limit of the pull that transfers the file.
     limit: RateLimit,
     progress: Progress,
-    /// It makes no progress and shall be left to somebody who waits.
+    /// It makes no progress, and a waiting pull shall take over.
     should_yield: bool,
 }
 
-/// How far a transfer was when it last got on, and when that was.
+/// The last progress of a transfer, and when it was made.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     at: u64,
     since: Instant,
-    patience: Duration,
+    time_limit: Duration,
 }
 
 impl Progress {
-    /// How long a transfer may take to begin: to fetch the head and compare samples.
-    const TO_BEGIN: Duration = Duration::from_secs(300);
-    /// How long it may go on without so much as [`Self::STEP_BYTES`].
-    const TO_GO_ON: Duration = Duration::from_secs(30);
+    /// How long a transfer may take to start: to fetch the head and compare samples.
+    const START_TIMEOUT: Duration = Duration::from_secs(300);
+    /// How long it may then take for each [`Self::STEP_BYTES`].
+    const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
     const STEP_BYTES: u64 = 64 << 10;
 
-    fn begun() -> Self {
-        Self { at: 0, since: Instant::now(), patience: Self::TO_BEGIN }
+    fn started() -> Self {
+        Self { at: 0, since: Instant::now(), time_limit: Self::START_TIMEOUT }
     }
 
     fn note(&mut self, at: u64) {
-        if self.patience == Self::TO_BEGIN || at >= self.at.saturating_add(Self::STEP_BYTES) || at < self.at {
-            *self = Self { at, since: Instant::now(), patience: Self::TO_GO_ON };
+        if self.time_limit == Self::START_TIMEOUT
+            || at >= self.at.saturating_add(Self::STEP_BYTES)
+            || at < self.at
+        {
+            *self = Self { at, since: Instant::now(), time_limit: Self::PROGRESS_TIMEOUT };
         }
     }
 
     fn is_stuck(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.since) > self.patience
+        now.saturating_duration_since(self.since) > self.time_limit
     }
 }
 
-/// The right to transfer a file, until it is dropped.
+/// The right to transfer a file, returned on drop.
 #[derive(Debug)]
 #[must_use]
 pub struct TransferGuard {
@@ -68,42 +70,42 @@ pub struct TransferGuard {
 }
 
 impl SingleFlight {
-    /// Takes the right to transfer a file. While somebody else has it, `report` is told how far that
-    /// one is; when it returns false, the wait ends with nothing. Who waits and has a higher limit, or
-    /// none, lifts that one's. One that does not get on is told to leave it to those who wait: a registry
-    /// that trickles holds up nobody who has a better one.
+    /// Waits for the right to transfer a file. Meanwhile `report` is called with the number of bytes that
+    /// the other transfer has received; when it returns false, the wait ends without the right. A waiting
+    /// pull with a higher rate limit, or none, raises that of the running transfer. A transfer without
+    /// progress is asked to yield, so that a slow registry does not block pulls that have a better one.
     pub(super) fn acquire(
         &self,
         file: Digest,
         limit: &RateLimit,
         mut report: impl FnMut(u64) -> bool,
     ) -> Option<TransferGuard> {
-        const NOW_AND_THEN: Duration = Duration::from_millis(100);
+        const POLL_INTERVAL: Duration = Duration::from_millis(100);
         let mut running = self.lock();
-        while let Some(theirs) = running.get_mut(&file) {
-            let done = theirs.done;
-            theirs.limit.raise_to(limit.get());
-            theirs.should_yield |= theirs.progress.is_stuck(Instant::now());
+        while let Some(active) = running.get_mut(&file) {
+            let done = active.done;
+            active.limit.raise_to(limit.get());
+            active.should_yield |= active.progress.is_stuck(Instant::now());
             drop(running);
             if !report(done) {
                 return None;
             }
-            let waited = self.0.finished.wait_timeout(self.lock(), NOW_AND_THEN);
+            let waited = self.0.finished.wait_timeout(self.lock(), POLL_INTERVAL);
             running = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let (limit, progress) = (limit.clone(), Progress::begun());
+        let (limit, progress) = (limit.clone(), Progress::started());
         running.insert(file, Running { done: 0, limit, progress, should_yield: false });
         Some(TransferGuard { single_flight: self.clone(), file })
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Digest, Running>> {
-        // Every change is complete before anything could panic.
+        // Each change is complete before anything can panic.
         self.0.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl TransferGuard {
-    /// Tells those who wait how far it is: how many bytes have come, and how many were hashed.
+    /// Reports progress to waiting pulls: how many bytes have arrived, and how many were hashed.
     pub(super) fn note(&self, done: u64, hashed: u64) {
         if let Some(running) = self.single_flight.lock().get_mut(&self.file) {
             running.done = done;
@@ -111,7 +113,7 @@ impl TransferGuard {
         }
     }
 
-    /// Whether to stop, so that somebody who waits can go on with it.
+    /// Whether to stop, so that a waiting pull can continue the transfer.
     #[must_use]
     pub fn should_yield(&self) -> bool {
         self.single_flight.lock().get(&self.file).is_some_and(|running| running.should_yield)
@@ -130,36 +132,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn transfer_that_does_not_get_on_is_left_to_those_who_wait() {
+    fn transfer_without_progress_yields_to_a_waiting_one() {
         let (single_flight, file) = (SingleFlight::default(), Digest::of(b"x"));
         let (first, limit) =
             (single_flight.acquire(file, &RateLimit::default(), |_| false).unwrap(), RateLimit::default());
-        let waits_in_vain = || assert!(single_flight.acquire(file, &limit, |_| false).is_none());
+        let cannot_acquire = || assert!(single_flight.acquire(file, &limit, |_| false).is_none());
         let pass = |seconds| {
             let mut running = single_flight.lock();
             let progress = &mut running.get_mut(&file).unwrap().progress;
             progress.since = progress.since.checked_sub(Duration::from_secs(seconds)).unwrap();
         };
         pass(60);
-        waits_in_vain();
-        assert!(!first.should_yield(), "a beginning takes its time");
+        cannot_acquire();
+        assert!(!first.should_yield(), "the start has a longer time limit");
         for (done, hashed) in [(0, 0), (1 << 20, 0), (1 << 20, 1 << 20)] {
             first.note(done, hashed);
             pass(20);
-            waits_in_vain();
-            assert!(!first.should_yield(), "it gets on");
+            cannot_acquire();
+            assert!(!first.should_yield(), "it makes progress");
         }
         first.note((1 << 20) + 100, 1 << 20);
         pass(20);
-        assert!(!first.should_yield(), "nobody waits");
-        waits_in_vain();
+        assert!(!first.should_yield(), "no other waits");
+        cannot_acquire();
         assert!(first.should_yield(), "a few bytes are not enough");
         drop(first);
         let _second = single_flight.acquire(file, &limit, |_| false).unwrap();
     }
 
     #[test]
-    fn second_one_waits_sees_how_far_the_first_is_and_goes_on_after_it() {
+    fn second_pull_waits_sees_the_progress_of_the_first_and_continues_after_it() {
         let (single_flight, file) = (SingleFlight::default(), Digest::of(b"x"));
         let (slow, unlimited) = (RateLimit::new(Some(10)), RateLimit::default());
         let first = single_flight.acquire(file, &slow, |_| false).unwrap();

@@ -1,4 +1,4 @@
-//! The start of a transfer: the head, which is there already, reused or fetched.
+//! Obtains the head of a file: from an earlier transfer, from a similar file, or by download.
 
 use blobd_store::{Assembler, PartialFile, Store, StoreError};
 use blobd_store_format::file_format::MAX_HEADER_BYTES;
@@ -9,28 +9,24 @@ use super::head::{self, Head};
 use super::head_reuse::{ReusedHead, reuse_head};
 use super::{Job, TransferError};
 
-/// What is known of a file before its tensors are looked at.
 #[derive(Debug)]
 pub(super) struct Start {
     pub(super) head: Head,
-    /// The file's first bytes, as far as they are there.
+    /// The known first bytes of the file.
     pub(super) bytes: Vec<u8>,
-    /// How many of them came over the network just now.
+    /// How many of them were downloaded by this transfer.
     pub(super) fetched: u64,
-    /// Whether some of them are a relative's.
+    /// Whether some of them are copied from a similar file, now or by an earlier transfer.
     pub(super) has_reused_head: bool,
 }
 
 impl Start {
-    /// Reads the head if it has arrived before, reuses that of `near` as far as it agrees, and
-    /// fetches it otherwise.
-    ///
-    /// # Errors
-    /// [`TransferError`] when it cannot be had or is refused.
+    /// Reads the head from an earlier transfer, or reuses that of the similar file `near` where samples
+    /// agree, or downloads it.
     pub(super) fn of(
         job: &Job<'_>,
         store: &Store,
-        home: &PartialFile,
+        partial: &PartialFile,
         near: Option<&Recipe>,
     ) -> Result<Self, TransferError> {
         let size = job.file.size();
@@ -42,54 +38,51 @@ impl Start {
                 has_reused_head: false,
             });
         }
-        let mut bytes = home.head(MAX_HEADER_BYTES);
+        let mut bytes = partial.head(MAX_HEADER_BYTES);
         let known = bytes.len();
         if known == 0
-            && let Some(relative) = near
-            && let Some(start) = Self::reused(job, store, relative)?
+            && let Some(similar) = near
+            && let Some(start) = Self::reused(job, store, similar)?
         {
             return Ok(start);
         }
         let head = fetch_head(job, &mut bytes)?;
         let fetched = (bytes.len() - known) as u64;
-        // An earlier transfer may have reused what is there.
+        // An earlier transfer may have reused these bytes.
         Ok(Self { head, bytes, fetched, has_reused_head: known > 0 })
     }
 
-    fn reused(job: &Job<'_>, store: &Store, relative: &Recipe) -> Result<Option<Self>, TransferError> {
-        let Some(ReusedHead { header, mut bytes, fetched }) = reuse_head(job, store, relative)? else {
+    fn reused(job: &Job<'_>, store: &Store, similar: &Recipe) -> Result<Option<Self>, TransferError> {
+        let Some(ReusedHead { header, mut bytes, fetched }) = reuse_head(job, store, similar)? else {
             return Ok(None);
         };
         let Ok(head) = Head::of(&*header, job.file.size(), None) else { return Ok(None) };
-        // What follows the relative's head is not what follows this one's.
+        // Only the head is reused, not the bytes after it.
         bytes.truncate(head_bytes(&head.plan));
         Ok(Some(Self { head, bytes, fetched, has_reused_head: true }))
     }
 }
 
-/// The length of the head with its padding, which is the first blob of every plan.
+/// The length of the head with its padding, which is the first blob of each plan.
 pub(super) fn head_bytes(plan: &SplitPlan) -> usize {
     plan.blobs().first().map_or(0, |head| usize::try_from(head.size).unwrap_or(usize::MAX))
 }
 
-/// Fetches the head, trying again as for any other range.
-///
-/// # Errors
-/// [`TransferError`] when it cannot be had or is refused.
+/// Downloads the head, with retries.
 pub(super) fn fetch_head(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, TransferError> {
-    job.retried(|came| {
+    job.retried(|received| {
         if !job.file.is_resumable() {
             bytes.clear();
         }
         let before = bytes.len();
         let head = head::fetch(job, bytes);
-        // What has to come again is no progress.
-        *came = if job.file.is_resumable() { (bytes.len() - before) as u64 } else { 0 };
+        // Bytes that must be downloaded again are no progress.
+        *received = if job.file.is_resumable() { (bytes.len() - before) as u64 } else { 0 };
         head
     })
 }
 
-/// Writes what of the file's first bytes is missing.
+/// Writes the missing part of the file's first bytes.
 pub(super) fn write_head(assembler: &Assembler, bytes: &[u8]) -> Result<(), StoreError> {
     for gap in assembler.missing().into_iter().filter(|gap| gap.start < bytes.len() as u64) {
         let place = usize::try_from(gap.start).unwrap_or_default();

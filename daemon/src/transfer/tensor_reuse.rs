@@ -1,9 +1,9 @@
 //! Reuses stored tensors of similar files instead of downloading them.
 //!
-//! A registry names a file only by the digest of the whole. But the head lists the tensors; where a
-//! stored file has one of the same name, type and shape, a few bytes of it are fetched and compared.
-//! If they agree, the stored tensor is reused provisionally, and the digest of the whole file decides.
-//! If that is not the expected one, reused tensors are downloaded after all, the least certain first
+//! A registry gives only the digest of the whole file. But the head lists the tensors; where a stored file
+//! has a tensor of the same name, type and shape, a few of its bytes are fetched and compared. If they
+//! agree, the stored tensor is reused provisionally, and the digest of the whole file decides. If that is
+//! wrong, reused tensors are downloaded after all, the least certain first
 //! ([`ReusedTensors::next_to_fetch`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 
 use super::{Job, RateLimit, TransferError, rate_limit};
 
-/// A planned blob that a blob of the store may be.
+/// A planned blob and the stored blob that may be the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Candidate {
     pub(super) blob: usize,
@@ -30,45 +30,42 @@ pub(super) struct Candidate {
     samples: usize,
 }
 
-/// Stored blobs that are reused until the digest of the whole file proves or disproves them.
+/// Stored blobs that are reused until the digest of the whole file is checked.
 #[derive(Debug, Default)]
 pub(super) struct ReusedTensors {
-    /// The least certain last.
+    /// Sorted, the least certain last.
     candidates: Vec<Candidate>,
-    /// How many bytes are fetched after all if the digest differs next.
+    /// How many bytes are downloaded after all if the digest differs the next time.
     batch_bytes: u64,
 }
 
-/// How many stored files are looked at: the nearest come first.
-const MAX_RELATIVES: usize = 32;
-/// A tensor up to this is not worth a request: it is what its relative's large ones are.
+/// How many stored files are compared: the most similar ones.
+const MAX_SIMILAR_FILES: usize = 32;
+/// Tensors up to this size are not sampled: they are reused if the large ones of the same file agree.
 const UNSAMPLED_BYTES: u64 = 4 << 10;
-/// What is compared at each place.
+/// The length of one sample.
 const SAMPLE_BYTES: u64 = 64;
-/// The most requests for samples; of a model with more tensors only the largest are tried.
+/// The largest number of sampled tensors; in a model with more, only the largest are sampled.
 const MAX_SAMPLED: usize = 4096;
-/// How many requests are under way at once.
+/// How many samples are requested concurrently.
 const SAMPLES_AT_ONCE: usize = 8;
-/// After so many that could not be had, no more are asked for.
+/// After this many failed requests, no more are sent.
 const MAX_FAILURES: usize = 8;
-/// If none of so many agrees, it is no relative.
+/// If none of this many tensors agrees, nothing is reused.
 const PROBES: usize = 8;
-/// Less is fetched as fast as it is compared.
-const LEAST_BYTES: u64 = 1 << 20;
+/// Fewer bytes are downloaded as fast as they are compared.
+const MIN_REUSED_BYTES: u64 = 1 << 20;
 
-/// What of the planned blobs the store may have, none of it compared yet. What is returned is pinned.
-///
-/// # Errors
-/// [`StoreError`].
+/// The planned blobs that the store may have, not yet compared. Pins their digests.
 pub(super) fn candidates(
     store: &Store,
     lease: &Lease,
-    relatives: &[Arc<Recipe>],
+    similar_files: &[Arc<Recipe>],
     plan: &SplitPlan,
 ) -> Result<Vec<Candidate>, StoreError> {
     let mut found: BTreeMap<usize, Digest> = BTreeMap::new();
-    for recipe in relatives {
-        // Of a nearer one it is more likely the same.
+    for recipe in similar_files {
+        // A more similar file has priority.
         for (blob, digest) in same_tensors(plan, recipe) {
             found.entry(blob).or_insert(digest);
         }
@@ -76,24 +73,21 @@ pub(super) fn candidates(
     let mut candidates = Vec::new();
     for (blob, digest) in found {
         let size = plan.blobs().get(blob).map_or(0, |planned| planned.size);
-        // Pinned first: found and then collected would be worse than not found.
+        // Pinned before the check, so that no collection deletes it in between.
         lease.pin(digest);
         if size > 0 && store.blob_size(digest)? == Some(size) {
             candidates.push(Candidate { blob, digest, size, samples: 0 });
         }
     }
     let all = candidates.iter().map(|candidate| candidate.size).fold(0, u64::saturating_add);
-    Ok(if all < LEAST_BYTES { Vec::new() } else { candidates })
+    Ok(if all < MIN_REUSED_BYTES { Vec::new() } else { candidates })
 }
 
-/// Recipes of stored files that may share tensors, the nearest first: other tags of the model, then
-/// what is about as large.
-///
-/// # Errors
-/// [`StoreError`].
-pub(super) fn relatives(store: &Store, file: &RemoteFile) -> Result<Vec<Arc<Recipe>>, StoreError> {
+/// Recipes of stored files that may share tensors, the most similar first: other tags of the model, then
+/// files of about the same size.
+pub(super) fn similar_files(store: &Store, file: &RemoteFile) -> Result<Vec<Arc<Recipe>>, StoreError> {
     if file.digest().is_none() {
-        // Nothing would ever prove that what is taken provisionally is the file's.
+        // Without an expected digest, reuse could not be verified.
         return Ok(Vec::new());
     }
     let mut models = store.summaries()?;
@@ -104,21 +98,21 @@ pub(super) fn relatives(store: &Store, file: &RemoteFile) -> Result<Vec<Arc<Reci
     });
     let files = models.iter().filter_map(|model| model.manifest.as_ref().ok());
     let mut seen = BTreeSet::new();
-    let mut relatives = Vec::new();
+    let mut similar_files = Vec::new();
     for other in files.flat_map(|manifest| manifest.files.iter()).filter(|other| seen.insert(**other)) {
-        // One that is damaged helps nobody; `verify` tells of it.
+        // Damaged ones are skipped here; `verify` reports them.
         if let Ok(Some(recipe)) = store.recipe(*other) {
-            relatives.push(recipe);
+            similar_files.push(recipe);
         }
-        if relatives.len() == MAX_RELATIVES {
+        if similar_files.len() == MAX_SIMILAR_FILES {
             break;
         }
     }
-    Ok(relatives)
+    Ok(similar_files)
 }
 
-/// The planned blobs all of whose tensors a stored file has too, by name, type and shape, in one
-/// blob and at the same places of it.
+/// The planned blobs whose tensors a stored file has too, all in one blob, with the same name, type, shape
+/// and offset.
 fn same_tensors(plan: &SplitPlan, recipe: &Recipe) -> BTreeMap<usize, Digest> {
     let stored: BTreeMap<&str, &TensorEntry> =
         recipe.tensors().iter().map(|entry| (entry.name.as_str(), entry)).collect();
@@ -140,11 +134,8 @@ fn same_tensors(plan: &SplitPlan, recipe: &Recipe) -> BTreeMap<usize, Digest> {
 }
 
 impl ReusedTensors {
-    /// Those of the candidates whose samples agree.
-    ///
-    /// # Errors
-    /// [`TransferError`] when the store or the client fails. Samples that cannot be had prove
-    /// nothing: then the tensor is fetched like any other.
+    /// Keeps the candidates whose samples agree. A sample that cannot be fetched is no error: its tensor is
+    /// then downloaded. Fails when the store fails or the client disconnects.
     pub(super) fn of(
         job: &Job<'_>,
         store: &Arc<Store>,
@@ -166,27 +157,25 @@ impl ReusedTensors {
         }
         agreeing.extend(compare(job, store, plan, bare(rest))?);
         agreeing.extend(unsampled);
-        // The fewer bytes were compared for each that was not, the less certain.
+        // A tensor is less certain the smaller the compared part is.
         agreeing.sort_by_key(|candidate| {
             let compared = candidate.samples as u64 * SAMPLE_BYTES;
             std::cmp::Reverse((compared > 0, compared.saturating_mul(1 << 20) / candidate.size))
         });
-        let batch_bytes = (plan.file_size() / 64).max(LEAST_BYTES);
+        let batch_bytes = (plan.file_size() / 64).max(MIN_REUSED_BYTES);
         Ok(Self { candidates: agreeing, batch_bytes })
     }
 
-    /// What is provisionally reused.
     pub(super) fn candidates(&self) -> &[Candidate] {
         &self.candidates
     }
 
-    /// How much that is.
     pub(super) fn bytes(&self) -> u64 {
         self.candidates.iter().map(|candidate| candidate.size).fold(0, u64::saturating_add)
     }
 
-    /// What to fetch after all, because the whole is not what it should be: each time about twice as
-    /// much, so that the number of passes stays small. Empty when nothing is provisionally reused.
+    /// Removes the tensors to download because the digest of the whole differs: each time about twice as
+    /// many bytes, so that there are few passes. Empty when nothing is reused.
     pub(super) fn next_to_fetch(&mut self) -> Vec<Candidate> {
         let (mut batch, mut bytes) = (Vec::new(), 0u64);
         while bytes < self.batch_bytes
@@ -200,7 +189,7 @@ impl ReusedTensors {
     }
 }
 
-/// One place to compare: where it is in the file, and the bytes that the store has there.
+/// A position in the file, and the stored bytes to compare there.
 #[derive(Debug)]
 struct Sample {
     offset_in_file: u64,
@@ -221,14 +210,17 @@ fn compare(
     job.wait_for(async {
         let (mut running, mut agreeing) = (JoinSet::new(), Vec::new());
         let mut failures = 0;
-        let asked =
-            Asked { registry: job.registry.clone(), file: job.file.clone(), limits: job.limits.clone() };
-        let asked = Arc::new(asked);
+        let source = SampleSource {
+            registry: job.registry.clone(),
+            file: job.file.clone(),
+            limits: job.limits.clone(),
+        };
+        let source = Arc::new(source);
         loop {
             while running.len() < SAMPLES_AT_ONCE
                 && let Some((candidate, samples)) = waiting.pop()
             {
-                running.spawn(agrees(Arc::clone(&asked), candidate, samples));
+                running.spawn(agrees(Arc::clone(&source), candidate, samples));
             }
             match running.join_next().await {
                 Some(Ok(Ok(Some(candidate)))) => agreeing.push(candidate),
@@ -236,7 +228,7 @@ fn compare(
                     tracing::debug!("no sample: {error}");
                     failures += 1;
                     if failures == MAX_FAILURES {
-                        // The rest is fetched like any other: a server that is tired is not asked more.
+                        // The rest is downloaded: the server may be overloaded.
                         waiting.clear();
                     }
                 }
@@ -247,27 +239,27 @@ fn compare(
     })
 }
 
-/// Who is asked for samples, and how fast they may come.
-struct Asked {
+/// Fetches samples.
+struct SampleSource {
     registry: RegistryClient,
     file: RemoteFile,
     limits: Vec<RateLimit>,
 }
 
 async fn agrees(
-    asked: Arc<Asked>,
+    source: Arc<SampleSource>,
     mut candidate: Candidate,
     samples: Vec<Sample>,
 ) -> Result<Option<Candidate>, RegistryError> {
     for sample in samples {
         let range = sample.offset_in_file..sample.offset_in_file.saturating_add(sample.stored.len() as u64);
-        let mut stream = asked.registry.open_part(&asked.file, range).await?;
+        let mut stream = source.registry.open_part(&source.file, range).await?;
         let mut found = Vec::new();
-        // A server without ranges would send everything for each.
+        // A server without ranges would send the whole file for each sample.
         while !stream.is_whole()
             && let Some(bytes) = stream.next().await?
         {
-            rate_limit::wait(&asked.limits, bytes.len()).await;
+            rate_limit::wait(&source.limits, bytes.len()).await;
             found.extend_from_slice(&bytes);
         }
         if found != sample.stored {
@@ -278,8 +270,8 @@ async fn agrees(
     Ok(Some(candidate))
 }
 
-/// Where to look at a blob: at places that nobody can foresee who does not know the file, spread
-/// over its segments.
+/// Chooses samples of a blob: at positions spread over its segments, which cannot be predicted without
+/// knowing the file.
 fn samples(
     store: &Store,
     (plan, places): (&SplitPlan, &BlobPlaces),
@@ -326,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn suspects_come_in_batches_that_double() {
+    fn candidates_come_in_batches_that_double() {
         let candidates = (0..100).map(|blob| candidate(blob, 10)).collect();
         let mut reused = ReusedTensors { candidates, batch_bytes: 20 };
         let mut batches = Vec::new();
