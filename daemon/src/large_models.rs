@@ -8,7 +8,6 @@ use tokio::sync::MutexGuard;
 
 use crate::permits::Permit;
 
-/// The large models in use.
 #[derive(Debug, Default)]
 pub(crate) struct LargeModels(Mutex<BTreeMap<Digest, Weak<Counted>>>);
 

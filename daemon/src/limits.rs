@@ -65,11 +65,9 @@ pub(crate) struct RequestLimits {
     pub(crate) connections: ConnectionLimits,
     /// Long-lived connections: open models, imports, pulls, verifications.
     pub(crate) lasting: PermitPool,
-    /// Threads for short requests.
     pub(crate) disk: PermitPool,
     /// Memory in KiB.
     pub(crate) memory: PermitPool,
-    /// Open descriptors of opens in progress.
     pub(crate) opening: PermitPool,
     /// Descriptors that were sent and not yet acknowledged.
     pub(crate) in_flight: PermitPool,

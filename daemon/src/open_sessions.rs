@@ -35,14 +35,12 @@ struct OpenSession {
     ended: watch::Receiver<()>,
 }
 
-/// Which sessions to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SessionSelector {
     Process(i32),
     Model(Reference),
 }
 
-/// Sessions that are ending.
 #[derive(Debug, Default)]
 pub(crate) struct Ending {
     pub(crate) sessions: Vec<SessionSummary>,
@@ -88,7 +86,6 @@ impl Sessions {
     }
 
     /// The open sessions. Reads `/etc/passwd`.
-    #[must_use]
     pub(crate) fn list(&self) -> SessionList {
         // The table is not locked while the summaries are made: finding user names reads a file.
         let open: Vec<OpenSession> = self.lock().open.values().cloned().collect();
@@ -101,12 +98,10 @@ impl Sessions {
     }
 
     /// When a model was last opened since the daemon started, as RFC 3339 text.
-    #[must_use]
     pub(crate) fn last_opened(&self, model: &Reference) -> Option<String> {
         self.last_opened_at(model).map(rfc3339)
     }
 
-    #[must_use]
     pub(crate) fn last_opened_at(&self, model: &Reference) -> Option<SystemTime> {
         self.lock().last_opened.get(model).copied()
     }

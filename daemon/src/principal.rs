@@ -11,7 +11,6 @@ pub(crate) struct Peer {
     pub(crate) uid: u32,
 }
 
-/// The right that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Right {
     /// List and open models.
@@ -29,7 +28,6 @@ impl Peer {
     }
 
     /// The name of its command, as `ps` shows it; `None` after it has ended.
-    #[must_use]
     pub(crate) fn command(&self) -> Option<String> {
         let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).ok()?;
         Some(name.trim_end().chars().filter(|c| !c.is_control()).collect())
@@ -37,7 +35,6 @@ impl Peer {
 
     /// Whether the peer has this right. The mode of the socket decides which users can connect: all of them
     /// may read and pull. The daemon's own user and root have all rights.
-    #[must_use]
     pub(crate) fn may(&self, right: Right) -> bool {
         let own_uid = rustix::process::geteuid().as_raw();
         match right {
@@ -47,7 +44,6 @@ impl Peer {
     }
 
     /// The peer's name in `rm` and in the log.
-    #[must_use]
     pub(crate) fn description(&self) -> String {
         match self.command() {
             Some(command) => format!("process {} ({command})", self.pid),

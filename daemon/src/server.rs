@@ -31,7 +31,6 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    #[must_use]
     pub(crate) fn new(daemon: Arc<Daemon>) -> Self {
         let connections = Connections::new(daemon.limits.connections);
         Self { daemon, connections }
@@ -59,7 +58,7 @@ impl Server {
         let Ok(peer) = Peer::of(&stream) else { return };
         let closer = &self.daemon.closer;
         let permit = match self.connections.admit(peer.uid) {
-            Ok(permit) if !closer.is_stuck(peer.uid) => permit,
+            Some(permit) if !closer.is_stuck(peer.uid) => permit,
             _ => {
                 // The socket's queue may already hold descriptors.
                 let socket = ClientSocket::new(stream, peer.uid, None, closer);

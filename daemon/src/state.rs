@@ -33,7 +33,6 @@ pub(crate) struct Daemon {
     pub(crate) large_models: LargeModels,
     /// The responses to the latest opens.
     pub answers: Answers,
-    /// Limits of concurrent work.
     pub(crate) work: WorkLimits,
     /// How much imports and pulls have read recently.
     pub(crate) activity: Activity,
@@ -65,7 +64,6 @@ pub(crate) struct WorkLimits {
     pub(crate) file_readers: PermitPool,
     /// Pulls, including those that wait for another pull of the same file. Each has a thread.
     pub(crate) pulls: PermitPool,
-    /// Pulls that download.
     pub(crate) fetches: FetchLimit,
     /// Dry runs of pulls: each has a thread that waits for a registry.
     pub(crate) plans: PermitPool,
@@ -77,7 +75,6 @@ pub(crate) struct WorkLimits {
 }
 
 impl WorkLimits {
-    /// Running imports of one user.
     const IMPORTS: u32 = 2;
     /// How many processes of one user may be blocked by files that do not respond before its imports are
     /// refused.
@@ -162,7 +159,6 @@ impl Daemon {
 
     /// Whether a verification runs, or imports and pulls keep the disk busy. Very slow or blocked ones do
     /// not count.
-    #[must_use]
     pub(crate) fn is_busy(&self) -> bool {
         let moved = self.transfers.received_bytes().saturating_add(self.activity.imported());
         self.activity.is_active(moved, Instant::now()) || self.work.verifications.in_use() > 0
@@ -170,14 +166,12 @@ impl Daemon {
 
     /// The same for a daemon whose clients are other users. A client that runs as the daemon's own user is
     /// then a danger to the others, because the owner of a blob may change it.
-    #[must_use]
     pub(crate) fn for_many_users(mut self) -> Self {
         self.is_single_user = false;
         self.limits.for_many_users();
         self
     }
 
-    #[must_use]
     pub(crate) fn with_transfers(mut self, policy: TransferPolicy) -> Self {
         self.transfers = Transfers::new(policy);
         self
@@ -223,7 +217,6 @@ impl Daemon {
         self.blocking(work).await
     }
 
-    /// Runs blocking work on a thread for it.
     pub(crate) async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> Result<T, OpError> + Send + 'static,

@@ -142,7 +142,6 @@ fn response(status: StatusCode, content: Content, permits: Vec<Arc<Permit>>) -> 
 }
 
 impl ResponseBody {
-    /// Keeps `permit` until the body is written or dropped.
     pub(super) fn hold(&mut self, permit: Arc<Permit>) {
         self._permits.push(permit);
     }

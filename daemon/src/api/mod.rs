@@ -21,6 +21,7 @@ use crate::state::Daemon;
 
 mod body;
 mod details;
+mod events;
 mod open;
 mod pull;
 mod release;
@@ -125,7 +126,6 @@ impl Route {
     }
 }
 
-/// Handles one request.
 pub(crate) async fn respond(
     daemon: Arc<Daemon>,
     peer: Peer,
@@ -147,7 +147,6 @@ pub(crate) async fn respond(
     }
 }
 
-/// One request's client, and the daemon.
 struct Caller {
     daemon: Arc<Daemon>,
     peer: Peer,

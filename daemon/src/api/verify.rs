@@ -8,35 +8,22 @@ use blobd_client::protocol::upkeep::{VerifyEvent, VerifyProgress};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::body::{HttpResponse, Lines, lines_response};
-use super::pull::{LINES_WAITING, write_lines};
+use super::body::HttpResponse;
+use super::events::{event_response, permit_for};
 use crate::ops;
-use crate::permits::Exhausted;
 use crate::state::Daemon;
 
 /// Starts a verification. It stops when the client closes the connection.
 pub(super) fn start(daemon: &Arc<Daemon>, uid: u32, params: VerifyParams) -> HttpResponse {
-    let (events, waiting) = mpsc::channel(LINES_WAITING);
-    let (lines, body) = mpsc::channel(LINES_WAITING);
-    tokio::spawn(run(Arc::clone(daemon), uid, params, events));
-    tokio::spawn(write_lines(waiting, lines));
-    lines_response(Lines(body))
+    event_response(|events| run(Arc::clone(daemon), uid, params, events))
 }
 
 async fn run(daemon: Arc<Daemon>, uid: u32, params: VerifyParams, events: mpsc::Sender<VerifyEvent>) {
-    let verifications = &daemon.work.verifications;
-    let permit = match verifications.try_acquire(uid) {
-        Ok(permit) => permit,
-        Err(Exhausted) => {
-            let status = "waiting for another verification to end".to_owned();
-            let progress = VerifyProgress { status, ..VerifyProgress::default() };
-            let _ = events.try_send(VerifyEvent::Progress(progress));
-            tokio::select! {
-                permit = verifications.acquire(uid) => permit,
-                () = events.closed() => return,
-            }
-        }
+    let waiting = || {
+        let status = "waiting for another verification to end".to_owned();
+        VerifyEvent::Progress(VerifyProgress { status, ..VerifyProgress::default() })
     };
+    let Some(permit) = permit_for(&daemon.work.verifications, uid, &events, waiting).await else { return };
     let (handle, sender) = (Handle::current(), events.clone());
     let verify = move |daemon: &Daemon| {
         // Returned when the work is over, not when its client has read the last line.

@@ -33,7 +33,6 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// How often the daemon checks whether a dropped peer has released its descriptors.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// An upgraded connection.
 #[derive(Debug)]
 pub(crate) struct FrameStream {
     socket: ClientSocket,
@@ -117,12 +116,10 @@ impl FrameStream {
         self.send(&frame.encode()?, &[]).await
     }
 
-    /// Waits for the next frame for at most [`PEER_TIMEOUT`].
     pub(crate) async fn receive(&mut self) -> Result<Frame, SessionError> {
         timeout(PEER_TIMEOUT, self.next_frame()).await.map_err(|_elapsed| SessionError::Slow)?
     }
 
-    /// The next frame, if it has arrived.
     pub(crate) fn try_receive(&mut self) -> Result<Option<Frame>, SessionError> {
         loop {
             if let Some(frame) = self.decoder.next_frame()? {

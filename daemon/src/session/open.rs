@@ -60,14 +60,12 @@ pub(crate) async fn serve_open(
     drop(listed);
 }
 
-/// The permits of an open model.
 pub(crate) struct OpenPermits {
     /// Open descriptors. Like the next two, held until the client has received all descriptors.
     pub(crate) opening: Permit,
     /// Memory for the response, unless that is counted with a large model.
     pub(crate) memory: Option<Permit>,
     pub(crate) model: ReadPermit,
-    /// The long-lived connection.
     pub(crate) lasting: Arc<Permit>,
 }
 

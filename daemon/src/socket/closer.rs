@@ -95,7 +95,6 @@ mod tests {
 
     use super::*;
 
-    /// Blocks its drop until the other end is dropped.
     struct BlocksOnDrop(Receiver<()>);
 
     impl Drop for BlocksOnDrop {
@@ -104,7 +103,6 @@ mod tests {
         }
     }
 
-    /// Reports its drop.
     struct ReportsDrop(Sender<()>);
 
     impl Drop for ReportsDrop {

@@ -47,13 +47,11 @@ impl Socket {
         })
     }
 
-    /// Lets the members of a group connect.
     pub(crate) fn admit_group(&self, gid: u32) -> io::Result<()> {
         std::os::unix::fs::chown(&self.path, None, Some(gid))?;
         fs::set_permissions(&self.path, fs::Permissions::from_mode(0o660))
     }
 
-    #[must_use]
     pub(crate) const fn listener(&self) -> &UnixListener {
         &self.listener
     }

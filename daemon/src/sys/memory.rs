@@ -12,7 +12,6 @@ const MAX_HEAPS: libc::c_int = 2;
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM_BYTES: libc::c_int = 256 << 10;
 
-/// Keeps the heap's size close to the memory in use.
 pub(crate) fn limit_heaps() {
     #[cfg(target_env = "gnu")]
     // SAFETY: needed because no safe crate has the call; sound because it takes no pointer and sets

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::schedule::{Claim, Schedule};
 use super::shared_assembler::SharedAssembler;
 use super::speed::{Meter, Speeds};
-use super::{RateLimit, TransferPolicy, rate_limit};
+use super::{Job, RateLimit, TransferPolicy, Transfers, rate_limit};
 use crate::permits::PermitPool;
 
 /// The download of one file.
@@ -26,17 +26,15 @@ use crate::permits::PermitPool;
 pub(super) struct Fetch {
     registry: RegistryClient,
     file: RemoteFile,
-    pub(super) shared: Arc<SharedAssembler>,
-    pub(super) policy: TransferPolicy,
-    /// The daemon's rate limit and this pull's own.
-    pub(super) limits: Vec<RateLimit>,
+    shared: Arc<SharedAssembler>,
+    policy: TransferPolicy,
+    limits: Vec<RateLimit>,
     /// The permits for connections to the host, and the user whose share they are of.
     connections: Arc<PermitPool>,
     uid: u32,
     schedule: Mutex<Schedule>,
     /// Notified when a range is available again, or all is done.
     changed: Notify,
-    /// Notified when the download is to stop.
     stopped: Notify,
     received: AtomicU64,
     /// The bytes received by all transfers.
@@ -64,32 +62,23 @@ const PIECE_TIMEOUT: Duration = Duration::from_millis(200);
 const NEAR_BYTES: u64 = 4 << 10;
 
 impl Fetch {
-    pub(super) fn new(
-        (registry, file): (RegistryClient, RemoteFile),
-        shared: Arc<SharedAssembler>,
-        policy: TransferPolicy,
-        limits: Vec<RateLimit>,
-        (connections, uid): (Arc<PermitPool>, u32),
-        received_by_all: Arc<AtomicU64>,
-    ) -> Arc<Self> {
+    pub(super) fn new(transfers: &Transfers, job: &Job<'_>, shared: Arc<SharedAssembler>) -> Arc<Self> {
         let schedule = Mutex::new(Schedule::new(shared.assembler().missing(), NEAR_BYTES));
-        let (received, workers) = (AtomicU64::new(0), AtomicUsize::new(0));
-        let (changed, stopped) = (Notify::new(), Notify::new());
         Arc::new(Self {
-            registry,
-            file,
+            registry: job.registry.clone(),
+            file: job.file.clone(),
             shared,
-            policy,
-            limits,
-            connections,
-            uid,
+            policy: transfers.policy,
+            limits: job.limits.clone(),
+            connections: transfers.connections(job.file.host()),
+            uid: job.uid,
             schedule,
-            changed,
-            stopped,
-            received,
-            received_by_all,
+            changed: Notify::new(),
+            stopped: Notify::new(),
+            received: AtomicU64::new(0),
+            received_by_all: Arc::clone(&transfers.received),
             was_delayed: AtomicBool::new(false),
-            workers,
+            workers: AtomicUsize::new(0),
             speeds: Speeds::default(),
         })
     }
@@ -98,7 +87,6 @@ impl Fetch {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Ends [`Self::run`].
     pub(super) fn stop(&self) {
         self.stopped.notify_one();
     }
@@ -158,7 +146,6 @@ impl Fetch {
         workers.spawn(async move { fetch.work(None, writer).await });
     }
 
-    /// Downloads ranges until none is left.
     async fn work(
         self: Arc<Self>,
         whole: Option<(ByteStream, u64)>,
@@ -360,13 +347,11 @@ impl Fetch {
 
 /// The result of a request.
 enum Outcome {
-    /// The whole range was received.
     Fetched,
     /// Another connection is likely to be faster for the rest.
     TooSlow,
     /// Nothing is left to do for this worker.
     Done,
-    /// The writer thread has ended.
     WriterClosed,
 }
 

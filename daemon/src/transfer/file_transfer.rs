@@ -32,10 +32,8 @@ pub(super) struct Transfer<'t> {
     pub(super) received: Received,
 }
 
-/// A completely received file.
 pub(super) struct Hashed {
     pub(super) file: HashedFile,
-    /// Its new blobs.
     staged: Vec<StagedBlob>,
 }
 
@@ -45,14 +43,7 @@ impl Transfer<'_> {
         const PIECES_WAITING: usize = 4;
         let (job, shared, guard) = (self.job, &self.shared, self.guard);
         let assembler = shared.assembler();
-        let fetch = Fetch::new(
-            (job.registry.clone(), job.file.clone()),
-            Arc::clone(shared),
-            self.transfers.policy,
-            job.limits.clone(),
-            (self.transfers.connections(job.file.host()), job.uid),
-            Arc::clone(&self.transfers.received),
-        );
+        let fetch = Fetch::new(self.transfers, job, Arc::clone(shared));
         let (to_writer, pieces) = mpsc::channel(PIECES_WAITING);
         let report = |hashed| {
             let arrived = assembler.arrived_bytes();
@@ -161,7 +152,6 @@ impl Transfer<'_> {
 /// What to download again when the digest of the file differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Recheck {
-    /// The parts that are missing now.
     Some,
     All,
 }

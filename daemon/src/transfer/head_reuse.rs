@@ -17,7 +17,6 @@ pub(super) struct ReusedHead {
     pub(super) header: Box<dyn ModelHeader>,
     /// The file's first bytes, at least as long as the header.
     pub(super) bytes: Vec<u8>,
-    /// How many of them were downloaded.
     pub(super) fetched: u64,
 }
 

@@ -26,7 +26,8 @@ impl Default for TransferPolicy {
             // Registries' networks serve one connection at 10 to 100 MB/s; some treat more than eight as
             // abuse.
             max_connections: 8,
-            // At 10 MB/s, a round trip around the world takes less than a tenth of its time.
+            // At 10 MB/s, a round trip around the world takes less than a tenth of the time of such a
+            // range.
             min_range_bytes: 4 << 20,
             max_range_bytes: 64 << 20,
             range_takes: Duration::from_secs(2),

@@ -18,7 +18,6 @@ pub(super) struct SharedAssembler {
 #[derive(Debug, Default)]
 struct State {
     failure: Option<TransferError>,
-    /// Whether the reader has ended.
     is_over: bool,
 }
 
@@ -49,7 +48,6 @@ impl SharedAssembler {
         *self.lock() = State::default();
     }
 
-    /// The reader has ended.
     pub(super) fn end(&self) {
         self.lock().is_over = true;
     }

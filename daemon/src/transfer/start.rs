@@ -12,9 +12,7 @@ use super::{Job, TransferError};
 #[derive(Debug)]
 pub(super) struct Start {
     pub(super) head: Head,
-    /// The known first bytes of the file.
     pub(super) bytes: Vec<u8>,
-    /// How many of them were downloaded by this transfer.
     pub(super) fetched: u64,
     /// Whether some of them are copied from a similar file, now or by an earlier transfer.
     pub(super) has_reused_head: bool,
