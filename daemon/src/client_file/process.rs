@@ -47,9 +47,12 @@ fn serve(connection: OwnedFd, bytes: &UnixStream, mut notes: &UnixStream) -> io:
         Err(refusal) => return notes.write_all(&Note::Refused(refusal).encode()),
     };
     notes.write_all(&Note::Received.encode())?;
-    let inspected = FileFacts::of(&file);
-    notes.write_all(&note_of(inspected.as_ref().copied()).encode())?;
-    let Some(facts) = inspected.ok().filter(FileFacts::is_file) else { return Ok(()) };
+    let inspected = inspect(&file);
+    notes.write_all(&inspected.encode())?;
+    let Note::Facts(facts) = inspected else { return Ok(()) };
+    if !facts.is_file() {
+        return Ok(());
+    }
     if let Err(note) = send(&file, facts.size, bytes) {
         notes.write_all(&note.encode())?;
         return bytes.shutdown(Shutdown::Write);
@@ -57,13 +60,13 @@ fn serve(connection: OwnedFd, bytes: &UnixStream, mut notes: &UnixStream) -> io:
     let mut request = [0];
     notes.set_read_timeout(None)?;
     if notes.read(&mut request)? == 1 {
-        notes.write_all(&note_of(FileFacts::of(&file).as_ref().copied()).encode())?;
+        notes.write_all(&inspect(&file).encode())?;
     }
     Ok(())
 }
 
-fn note_of(inspected: Result<FileFacts, &io::Error>) -> Note {
-    inspected.map_or_else(|error| Note::Failed(errno(error)), Note::Facts)
+fn inspect(file: &File) -> Note {
+    FileFacts::of(file).map_or_else(|error| Note::Failed(errno(&error)), Note::Facts)
 }
 
 fn errno(error: &io::Error) -> i32 {

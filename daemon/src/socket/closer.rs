@@ -60,12 +60,8 @@ impl Closer {
 
     fn run(&self, uid: u32, waiting: &Receiver<Box<dyn Any + Send>>, busy_since: &Mutex<Option<Instant>>) {
         loop {
-            match waiting.recv_timeout(IDLE) {
-                Ok(value) => {
-                    *lock(busy_since) = Some(Instant::now());
-                    drop(value);
-                    *lock(busy_since) = None;
-                }
+            let value = match waiting.recv_timeout(IDLE) {
+                Ok(value) => value,
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
                     let mut queues = lock(&self.0);
@@ -74,12 +70,12 @@ impl Closer {
                         queues.remove(&uid);
                         return;
                     };
-                    drop(queues);
-                    *lock(busy_since) = Some(Instant::now());
-                    drop(last);
-                    *lock(busy_since) = None;
+                    last
                 }
-            }
+            };
+            *lock(busy_since) = Some(Instant::now());
+            drop(value);
+            *lock(busy_since) = None;
         }
     }
 }
