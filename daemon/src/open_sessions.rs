@@ -166,7 +166,6 @@ pub(crate) struct SessionGuard {
 }
 
 impl SessionGuard {
-    /// Waits until somebody requests the end of the session.
     pub(crate) async fn stopped(&self) {
         self.stop.notified().await;
     }

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 
 use super::note::{Note, Refusal};
 use crate::ops::FileFacts;
+use crate::socket::MAX_FDS_PER_MESSAGE;
 use crate::sys::take_standard_descriptors;
 
 /// The request to inspect the file again.
@@ -25,9 +26,6 @@ pub(super) const INSPECT: u8 = b'i';
 pub(crate) const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 const CHUNK_BYTES: usize = 1 << 20;
-
-/// The kernel's limit for one message.
-const MAX_FDS_PER_MESSAGE: usize = 253;
 
 /// Receives a descriptor on standard input, sends the file's bytes to standard output, and reports on
 /// standard error. Ends when the daemon closes either.

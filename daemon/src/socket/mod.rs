@@ -28,7 +28,7 @@ pub(crate) use http_io::HttpIo;
 pub(crate) use listener::Socket;
 
 /// The kernel's limit for one message: all are received, so that the kernel itself closes none.
-const MAX_FDS_PER_MESSAGE: usize = 253;
+pub(crate) const MAX_FDS_PER_MESSAGE: usize = 253;
 
 /// The connection to one client, counted until it is closed.
 #[derive(Clone, Debug)]

@@ -21,7 +21,6 @@ use super::speed::{Meter, Speeds};
 use super::{Job, RateLimit, TransferPolicy, Transfers, rate_limit};
 use crate::permits::PermitPool;
 
-/// The download of one file.
 #[derive(Debug)]
 pub(super) struct Fetch {
     registry: RegistryClient,

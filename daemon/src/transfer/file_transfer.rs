@@ -15,7 +15,6 @@ use super::start::{fetch_head, head_bytes};
 use super::tensor_reuse::{Candidate, ReusedTensors};
 use super::{Job, Received, TransferError, Transfers};
 
-/// The transfer of one file.
 pub(super) struct Transfer<'t> {
     pub(super) transfers: &'t Transfers,
     pub(super) guard: &'t TransferGuard,

@@ -43,7 +43,6 @@ impl SharedAssembler {
         self.changed.notify_all();
     }
 
-    /// Resets the state for a new reader.
     pub(super) fn begin(&self) {
         *self.lock() = State::default();
     }

@@ -19,7 +19,6 @@ struct Inner {
 
 #[derive(Debug)]
 struct Running {
-    /// How many bytes have arrived.
     done: u64,
     /// The rate limit of the pull that transfers the file.
     limit: RateLimit,
