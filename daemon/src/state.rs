@@ -138,7 +138,7 @@ impl Daemon {
         let (store, sessions) = (Arc::new(store), Sessions::default());
         let opened = sessions.clone();
         let last_opened: Arc<LastOpened> = Arc::new(move |model: &Reference| opened.last_opened_at(model));
-        store.set_room_maker(Box::new(Evictor::new(&store, Arc::clone(&last_opened))));
+        store.set_space_maker(Box::new(Evictor::new(&store, Arc::clone(&last_opened))));
         store.make_reserve();
         Ok(Self {
             store,

@@ -147,7 +147,7 @@ pub enum OpError {
     },
     /// A pull does not fit.
     #[error("{source}")]
-    NoRoomForPull {
+    NoSpaceForPull {
         /// What does not fit, and where.
         source: Box<OpError>,
         /// What a collection would free, if that is known without a look at the disk.
@@ -191,7 +191,7 @@ impl OpError {
             Self::NotInModel { .. } | Self::NotInTrash { .. } => ErrorCode::NotFound,
             Self::Pinned { .. } => ErrorCode::Denied,
             Self::NameTaken { .. } => ErrorCode::Busy,
-            Self::NoRoomForPull { source, .. } => source.code(),
+            Self::NoSpaceForPull { source, .. } => source.code(),
             Self::Internal(_) => ErrorCode::Internal,
         }
     }
@@ -201,7 +201,7 @@ impl OpError {
             Self::Store(error) | Self::Intake { source: IntakeError::Store(error), .. } => {
                 matches!(error, StoreError::Quota { .. })
             }
-            Self::NoRoomForPull { source, .. } => source.is_over_quota(),
+            Self::NoSpaceForPull { source, .. } => source.is_over_quota(),
             _ => false,
         }
     }
@@ -215,7 +215,7 @@ impl OpError {
                 "one process at a time has a store open: talk to that one, or stop it first"
             }
             (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists what there is",
-            (Self::NoRoomForPull { reclaimable_bytes, .. }, _) => {
+            (Self::NoSpaceForPull { reclaimable_bytes, .. }, _) => {
                 return Some(self.room_hint(*reclaimable_bytes));
             }
             (_, ErrorCode::NoSpace) if self.is_over_quota() => {
@@ -251,7 +251,7 @@ impl OpError {
 fn store_code(error: &StoreError) -> ErrorCode {
     match error {
         error if error.is_no_space() => ErrorCode::NoSpace,
-        StoreError::NoRoom { .. } | StoreError::Quota { .. } => ErrorCode::NoSpace,
+        StoreError::NoSpace { .. } | StoreError::Quota { .. } => ErrorCode::NoSpace,
         StoreError::ReadOnly { .. } => ErrorCode::ReadOnly,
         StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
             ErrorCode::Denied

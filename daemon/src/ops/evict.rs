@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use blobd_client::protocol::upkeep::{Eviction, EvictionPlan, Spared};
 use blobd_store::gc;
-use blobd_store::{MakeRoom, Store, StoreError};
+use blobd_store::{MakeSpace, Store, StoreError};
 use blobd_store_format::reference::Reference;
 
 use super::{OpError, rfc3339};
@@ -30,15 +30,15 @@ impl fmt::Debug for Evictor {
 }
 
 impl Evictor {
-    /// An evictor for a store, to be given to [`Store::set_room_maker`].
+    /// An evictor for a store, to be given to [`Store::set_space_maker`].
     #[must_use]
     pub fn new(store: &Arc<Store>, last_opened: Arc<LastOpened>) -> Self {
         Self { store: Arc::downgrade(store), last_opened, alone: Mutex::default() }
     }
 }
 
-impl MakeRoom for Evictor {
-    fn make_room(&self, bytes: u64) -> Result<bool, StoreError> {
+impl MakeSpace for Evictor {
+    fn make_space(&self, bytes: u64) -> Result<bool, StoreError> {
         let Some(store) = self.store.upgrade() else { return Ok(false) };
         if store.space_policy().eviction == blobd_store::Eviction::Never {
             return Ok(false);
@@ -46,7 +46,7 @@ impl MakeRoom for Evictor {
         let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
         for patience in PATIENCE {
             std::thread::sleep(patience);
-            if self.try_to_make_room(&store, bytes)? {
+            if self.try_to_make_space(&store, bytes)? {
                 return Ok(true);
             }
         }
@@ -58,7 +58,7 @@ impl MakeRoom for Evictor {
 const PATIENCE: [Duration; 3] = [Duration::ZERO, Duration::from_millis(100), Duration::from_millis(300)];
 
 impl Evictor {
-    fn try_to_make_room(&self, store: &Store, bytes: u64) -> Result<bool, StoreError> {
+    fn try_to_make_space(&self, store: &Store, bytes: u64) -> Result<bool, StoreError> {
         if store.shortage(bytes) == 0 {
             // Somebody else has just made enough.
             return Ok(true);

@@ -63,7 +63,7 @@ pub fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
     leaving_nothing(pull.store, || take_model(pull)).map_err(|error| match error.code() {
         ErrorCode::NoSpace => {
             let reclaimable_bytes = usage::reclaimable_bytes(pull.store);
-            OpError::NoRoomForPull { source: Box::new(error), reclaimable_bytes }
+            OpError::NoSpaceForPull { source: Box::new(error), reclaimable_bytes }
         }
         _ => error,
     })
@@ -300,9 +300,10 @@ impl Incoming<'_> {
             return Err(StoreError::Quota { root, needed_bytes, used_bytes, quota_bytes }.into());
         }
         let is_plain = !file.media_type().holds_tensors();
-        if needed_bytes > capacity || is_plain && store.shortage(needed_bytes) > 0 && !store.can_make_room() {
+        if needed_bytes > capacity || is_plain && store.shortage(needed_bytes) > 0 && !store.can_make_space()
+        {
             let free_bytes = store.free_bytes()?;
-            return Err(StoreError::NoRoom { root, needed_bytes, free_bytes }.into());
+            return Err(StoreError::NoSpace { root, needed_bytes, free_bytes }.into());
         }
         Ok(())
     }

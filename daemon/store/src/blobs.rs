@@ -53,25 +53,16 @@ impl Store {
     }
 
     /// A blob's length, or `None` when there is none. What is no regular file is no blob.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub fn blob_size(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
         Ok(self.blob_status(digest)?.filter(FileStatus::is_file).map(|status| status.len()))
     }
 
     /// What a blob takes on disk, or `None` when there is none.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub(crate) fn blob_bytes_on_disk(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
         Ok(self.blob_status(digest)?.map(|status| self.file_system.bytes_on_disk(&status)))
     }
 
     /// Every blob there is. Names that no digest gives are left out: they are not blobd's.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub fn blobs(&self) -> Result<Vec<Digest>, StoreError> {
         self.digests_in(layout::BLOBS, layout::parse_blob_name)
     }
@@ -94,9 +85,6 @@ impl Store {
     }
 
     /// Every file that there is a recipe for.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub fn recipes(&self) -> Result<Vec<Digest>, StoreError> {
         self.digests_in(layout::RECIPES, layout::parse_recipe_name)
     }
@@ -137,17 +125,11 @@ impl Store {
     }
 
     /// What the file system says about a blob's name; nothing if there is none.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub(crate) fn blob_status(&self, digest: Digest) -> Result<Option<FileStatus>, StoreError> {
         self.blobs_directory()?.status(layout::blob_name(digest))
     }
 
     /// Makes a blob read-only again.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub fn make_blob_read_only(&self, digest: Digest) -> Result<(), StoreError> {
         let path = layout::blob(digest);
         let file = self.disk().set_mode_of(&path, 0o444)?;

@@ -16,9 +16,6 @@ impl Store {
 
     /// Makes sure that the directories without which nobody knows what is needed are there. A collection
     /// that took one that is gone for one that is empty would delete everything.
-    ///
-    /// # Errors
-    /// [`StoreError::MissingDirectory`], [`StoreError::UnexpectedFile`], [`StoreError::Io`].
     pub(crate) fn check_directories(&self) -> Result<(), StoreError> {
         self.essential.iter().try_for_each(|name| self.existing_directory(name).map(drop))
     }

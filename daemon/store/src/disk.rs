@@ -1,11 +1,11 @@
 //! The disk: every change that the store makes to files goes through here.
 //!
-//! [`Disk`] is the seam: the kernel's file system, or in tests one that fails or forgets. What is
-//! read needs no seam, because reading promises nothing; see [`Root`]. `GuardedDisk` adds the rule that an
-//! error of a sync is final: the kernel reports a lost write once, so a second try would succeed
-//! with the bytes gone. From then on the store is read-only until it is opened again.
+//! [`Disk`] is an interface, so that tests can use a disk that fails or loses writes. Reads do not use it,
+//! see [`Root`]. `GuardedDisk` makes the first failed sync final: the kernel reports a lost write only
+//! once, so a second sync would succeed although the bytes are lost. The store is then read-only until it
+//! is opened again.
 //!
-//! The order of the steps is `ingest`'s and [`crate::gc`]'s business.
+//! `ingest` and [`crate::gc`] determine the order of the steps.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,28 +22,27 @@ pub use super::root::Root;
 use super::root::{FILE, FileStatus, OPEN_DIRECTORY};
 use crate::sys::start_writeback;
 
-/// What changes a file system. Paths are relative to the store's root, and no symbolic link on them
-/// is followed.
+/// Changes a file system. Paths are relative to the store's root, and symbolic links in them are not
+/// followed.
 ///
 /// # Errors
-/// Each call fails as the system call does that it stands for, and has then changed nothing.
+/// Those of the underlying system call; nothing has been changed then.
 pub trait Disk: fmt::Debug + Send + Sync {
     /// `mkdir`.
     fn create_dir(&self, root: &Root, path: &Path) -> io::Result<()>;
     /// Creates a file for reading and writing; fails if anything has that name.
     fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File>;
-    /// Opens a regular file that is to be changed; one that has another name too, or another owner, is
-    /// refused.
+    /// Opens a regular file to change it. Refuses a file with several names or another owner.
     fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File>;
-    /// Has the file system set aside `size` bytes for the file, which then has that length.
+    /// Allocates `size` bytes for the file, which then has that length.
     fn reserve(&self, path: &Path, file: &File, size: u64) -> io::Result<()>;
-    /// Writes all of `bytes` at `offset` and, if they are many, has the kernel start to put them on disk.
+    /// Writes all of `bytes` at `offset`; if they are many, also starts writeback.
     fn write_at(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()>;
     /// `fchmod`.
     fn set_mode(&self, path: &Path, file: &File, mode: u32) -> io::Result<()>;
-    /// Makes a file's content durable, not its name.
+    /// Makes a file's content durable, but not its name.
     fn sync_file(&self, path: &Path, file: &File) -> io::Result<()>;
-    /// Makes the names in a directory durable, which has been opened for this.
+    /// Makes the names in a directory durable. `directory` must have been opened for this call.
     fn sync_dir(&self, path: &Path, directory: &File) -> io::Result<()>;
     /// `syncfs`: makes everything durable that was written since `directory` was opened.
     fn sync_file_system(&self, directory: &File) -> io::Result<()>;
@@ -57,19 +56,19 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn remove_dir(&self, root: &Root, path: &Path) -> io::Result<()>;
 }
 
-/// What a file is opened for.
+/// Why a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// To be written to.
+    /// To write to it.
     Content,
-    /// To be given another mode, which needs no permission to write.
+    /// To set its mode, which needs no write permission.
     Mode,
 }
 
-/// Less dirties no more memory than the kernel writes by itself in time, and would be asked for often.
+/// The kernel writes smaller amounts back in time by itself, and a call for each would be expensive.
 const WORTH_WRITEBACK_BYTES: usize = 64 << 10;
 
-/// The file system as the kernel has it.
+/// The kernel's file system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelDisk;
 
@@ -97,10 +96,10 @@ impl Disk for KernelDisk {
 
     fn reserve(&self, _path: &Path, file: &File, size: u64) -> io::Result<()> {
         match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
-            // The file system cannot; then a write will tell whether there is room.
+            // Not supported by the file system; a write will fail if there is no space.
             Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
             Err(errno) => {
-                // ext4 keeps what it got although it was not enough, and that is all there was.
+                // ext4 keeps the blocks that it could allocate, which may be all that were free.
                 file.set_len(0)?;
                 Err(errno.into())
             }
@@ -153,8 +152,8 @@ impl Disk for KernelDisk {
     }
 }
 
-/// Refuses a file that is not the store's alone: writing to one that has another name, or that
-/// belongs to somebody who does not own the store, would change what is somebody else's.
+/// Refuses a file that has another name, or whose owner is neither this process nor the store's owner:
+/// writing to it would change another user's file.
 fn check_own(root: &Root, file: &File) -> io::Result<()> {
     let (status, above) = (FileStatus::of(file)?, FileStatus::of(root.directory_file())?);
     if status.links() != 1 {
@@ -169,13 +168,13 @@ fn check_own(root: &Root, file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// A disk whose first failed sync ends all changes. Paths are relative to the root.
+/// A disk that refuses all changes after the first failed sync. Paths are relative to the root.
 #[derive(Clone, Debug)]
 pub(crate) struct GuardedDisk {
     disk: Arc<dyn Disk>,
     root: Root,
     failure: Arc<OnceLock<String>>,
-    /// Directories whose own name is known to be durable.
+    /// Directories whose names are known to be durable.
     durable: Arc<Mutex<BTreeSet<PathBuf>>>,
 }
 
@@ -184,17 +183,16 @@ impl GuardedDisk {
         Self { disk, root, failure: Arc::default(), durable: Arc::default() }
     }
 
-    /// Why nothing can be changed any more, if that is so.
+    /// Why changes are refused, if they are.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
-    /// From now on every change is refused, for this reason.
     pub(crate) fn refuse_changes(&self, reason: &str) {
         let _ = self.failure.set(reason.to_owned());
     }
 
-    /// Creates a directory unless it is there.
+    /// Creates a directory unless it exists.
     pub(crate) fn create_dir(&self, path: &Path) -> Result<(), StoreError> {
         match self.writable()?.create_dir(&self.root, path) {
             Ok(()) => Ok(()),
@@ -203,14 +201,14 @@ impl GuardedDisk {
         }
     }
 
-    /// Creates a directory and those above it, and makes their names durable: also of those that are
-    /// there, since whoever made them may have died before it came to that.
+    /// Creates a directory and its parents, and makes their names durable. Existing ones are synced, too,
+    /// since the process that created them may have been killed before its sync.
     pub(crate) fn create_dir_all(&self, relative: &Path) -> Result<(), StoreError> {
         let mut path = PathBuf::new();
         for part in relative {
             let parent = path.clone();
             path.push(part);
-            // Somebody may have removed it by hand.
+            // It may have been removed manually.
             let is_dir = || self.root.try_status(&path).is_ok_and(|status| status.is_dir());
             if !super::lock(&self.durable).contains(&path) || !is_dir() {
                 self.create_dir(&path)?;
@@ -221,17 +219,15 @@ impl GuardedDisk {
         Ok(())
     }
 
-    /// Creates a file for writing.
     pub(crate) fn create_file(&self, path: &Path, mode: u32) -> Result<File, StoreError> {
         self.writable()?.create_file(&self.root, path, mode).map_err(self.failed("create", path))
     }
 
-    /// Opens a file for writing.
     pub(crate) fn open_file(&self, path: &Path) -> Result<File, StoreError> {
         self.writable()?.open_file(&self.root, path, Change::Content).map_err(self.failed("open", path))
     }
 
-    /// The same; creates it if nothing has that name.
+    /// Opens a file for writing; creates it if it does not exist.
     pub(crate) fn open_or_create(&self, path: &Path, mode: u32) -> Result<File, StoreError> {
         match self.writable()?.open_file(&self.root, path, Change::Content) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.create_file(path, mode),
@@ -239,9 +235,8 @@ impl GuardedDisk {
         }
     }
 
-    /// Has the file system set aside what the file will take.
     pub(crate) fn reserve(&self, path: &Path, file: &File, size: u64) -> Result<(), StoreError> {
-        self.writable()?.reserve(path, file, size).map_err(self.failed("reserve room for", path))
+        self.writable()?.reserve(path, file, size).map_err(self.failed("reserve space for", path))
     }
 
     pub(crate) fn write_at(
@@ -254,7 +249,7 @@ impl GuardedDisk {
         self.writable()?.write_at(path, file, bytes, offset).map_err(self.failed("write", path))
     }
 
-    /// Says who may do what with a file that is not open; returns it, open for reading.
+    /// Sets the mode of a file that is not open; returns the file, opened for reading.
     pub(crate) fn set_mode_of(&self, path: &Path, mode: u32) -> Result<File, StoreError> {
         let opened = self.writable()?.open_file(&self.root, path, Change::Mode);
         let file = opened.map_err(self.failed("open", path))?;
@@ -262,18 +257,17 @@ impl GuardedDisk {
         Ok(file)
     }
 
-    /// Says who may do what with it.
     pub(crate) fn set_mode(&self, path: &Path, file: &File, mode: u32) -> Result<(), StoreError> {
         self.writable()?.set_mode(path, file, mode).map_err(self.failed("set the mode of", path))
     }
 
-    /// Makes a file's content durable. The descriptor should be the one that wrote it: one that
-    /// was opened after a write has failed may be told that all is well.
+    /// Makes a file's content durable. `file` should be the descriptor that wrote it: one that was
+    /// opened after a failed write may get no error.
     pub(crate) fn sync_file(&self, path: &Path, file: &File) -> Result<(), StoreError> {
         self.synced(self.writable()?.sync_file(path, file), "sync", path)
     }
 
-    /// Makes the names in a directory durable; in the root if the path is empty.
+    /// Makes the names in a directory durable; the root is the empty path.
     pub(crate) fn sync_dir(&self, path: &Path) -> Result<(), StoreError> {
         self.sync_directory(path, || self.root.try_open_directory(path))
     }
@@ -287,26 +281,24 @@ impl GuardedDisk {
         let disk = self.writable()?;
         let directory = open().map_err(self.failed(OPEN_DIRECTORY, path))?;
         self.synced(disk.sync_dir(path, &directory), "sync directory", path)?;
-        // XFS reports success to who opened the directory before the file system shut itself down,
-        // although the names are lost. It refuses to open anything after that.
+        // If XFS shuts down, it reports success for a directory that was opened before, although the
+        // names are lost. It refuses to open anything after that.
         let reopened = open();
         if let Err(source) = &reopened
-            && is_from_the_disk(source)
+            && is_disk_failure(source)
         {
-            self.end_changes("reopen directory", path, source);
+            self.refuse_changes_after("reopen directory", path, source);
         }
         reopened.map(drop).map_err(self.failed("reopen directory", path))
     }
 
-    /// Makes everything durable that was written since `directory`, which lies at `path`, was
-    /// opened.
+    /// Makes everything durable that was written since `directory`, at `path`, was opened.
     pub(crate) fn sync_file_system(&self, directory: &File, path: &Path) -> Result<(), StoreError> {
         self.synced(self.writable()?.sync_file_system(directory), "sync the file system of", path)
     }
 
-    /// Writes a small file under a temporary name, durably, and then gives it its own: a reader
-    /// sees the old content or the new one, whatever happens. The new name is durable once the
-    /// caller has synced its directory.
+    /// Replaces a small file atomically: writes a temporary file, syncs it and renames it. The new name
+    /// is durable when the caller has synced its directory.
     pub(crate) fn replace_file(
         &self,
         temporary: &Path,
@@ -314,7 +306,7 @@ impl GuardedDisk {
         content: &[u8],
         mode: u32,
     ) -> Result<(), StoreError> {
-        // What a failure has left would be in the way.
+        // An earlier failure may have left it.
         self.remove_file(temporary)?;
         let file = self.create_file(temporary, mode)?;
         self.write_at(temporary, &file, content, 0)?;
@@ -322,12 +314,11 @@ impl GuardedDisk {
         self.rename(temporary, target)
     }
 
-    /// Gives a file another name, replacing what has it.
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<(), StoreError> {
         self.writable()?.rename(&self.root, from, to).map_err(self.failed("rename to", to))
     }
 
-    /// Gives a staged file its final name unless that is taken; says whether it was free.
+    /// Renames a staged file to its final name unless that exists; returns whether it was renamed.
     pub(crate) fn publish(&self, staged: &Path, target: &Path) -> Result<bool, StoreError> {
         match self.writable()?.publish(&self.root, staged, target) {
             Ok(()) => Ok(true),
@@ -336,22 +327,21 @@ impl GuardedDisk {
         }
     }
 
-    /// Removes a file; says how many bytes it took on disk, or `None` when there was none.
+    /// Removes a file; returns its bytes on disk, or `None` if it did not exist.
     pub(crate) fn remove_file(&self, path: &Path) -> Result<Option<u64>, StoreError> {
         let Some(status) = self.root.status(path)? else { return Ok(None) };
         self.writable()?.remove_file(&self.root, path).map_err(self.failed("remove", path))?;
         Ok(Some(status.allocated_bytes()))
     }
 
-    /// Removes a directory if it is empty; says whether it was.
+    /// Removes a directory if it is empty; returns whether it was.
     pub(crate) fn remove_dir(&self, path: &Path) -> Result<bool, StoreError> {
-        // Before it goes, so that nobody takes it for durable who makes it again.
+        // Before the removal: if it is created again, it must be synced again.
         super::lock(&self.durable).remove(path);
         Ok(self.writable()?.remove_dir(&self.root, path).is_ok())
     }
 
-    /// Removes a directory and what is in it, such as a transaction's. A symbolic link in it goes,
-    /// and what it points to stays.
+    /// Removes a directory and its content. A symbolic link in it is removed, but not its target.
     pub(crate) fn remove_tree(&self, path: &Path) -> Result<(), StoreError> {
         remove_tree(self.writable()?, &self.root, path)
     }
@@ -373,23 +363,19 @@ impl GuardedDisk {
 
     fn synced(&self, result: io::Result<()>, action: &'static str, path: &Path) -> Result<(), StoreError> {
         result.map_err(|source| {
-            self.end_changes(action, path, &source);
+            self.refuse_changes_after(action, path, &source);
             self.failed(action, path)(source)
         })
     }
 
-    /// Only the first failure says what happened; the others follow from it.
-    fn end_changes(&self, action: &str, path: &Path, source: &io::Error) {
+    /// Keeps the first failure, which is the cause of later ones.
+    fn refuse_changes_after(&self, action: &str, path: &Path, source: &io::Error) {
         let what = format!("cannot {action} {}: {source}", self.root.full(path).display());
         tracing::error!("{what}; the store is read-only from now on");
-        let _ = self.failure.set(format!("{what}; look at the disk, then restart blobd"));
+        let _ = self.failure.set(format!("{what}; check the disk, then restart blobd"));
     }
 }
 
-/// Removes a directory and what is in it.
-///
-/// # Errors
-/// [`StoreError::Io`].
 pub(super) fn remove_tree(disk: &dyn Disk, root: &Root, path: &Path) -> Result<(), StoreError> {
     remove_levels(disk, root, path, MAX_LEVELS)
 }
@@ -400,7 +386,7 @@ fn remove_levels(disk: &dyn Disk, root: &Root, path: &Path, levels: usize) -> Re
         let entry = entry?;
         let path = path.join(&entry.name);
         match levels.checked_sub(1) {
-            // Not of blobd's making, but in a place where nothing has a right to be.
+            // blobd creates no directories here, but nothing else may keep files here either.
             Some(levels) if entry.is_dir() => remove_levels(disk, root, &path, levels)?,
             _ => disk.remove_file(root, &path).map_err(root.failure("remove", &path))?,
         }
@@ -408,13 +394,13 @@ fn remove_levels(disk: &dyn Disk, root: &Root, path: &Path, levels: usize) -> Re
     disk.remove_dir(root, path).map_err(root.failure("remove", path))
 }
 
-/// The directory that the root is in, as a [`Disk`] is told of it.
+/// The root's parent directory, as a [`Disk`] gets it.
 const ABOVE_ROOT: &str = "..";
-/// blobd makes directories of files alone; what somebody else has put there is removed to this depth.
+/// blobd's own directories are not nested this deep; deeper ones cannot be removed.
 const MAX_LEVELS: usize = 32;
 
-/// Whether an error tells of the disk and not of the one who asked, as too many open files does.
-fn is_from_the_disk(error: &io::Error) -> bool {
+/// Whether an error means that the disk has failed, unlike too many open files.
+fn is_disk_failure(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::IO | Errno::ROFS | Errno::SHUTDOWN | Errno::UCLEAN | Errno::NODEV))
@@ -424,7 +410,7 @@ fn is_from_the_disk(error: &io::Error) -> bool {
 mod tests {
     use super::*;
 
-    /// A disk that keeps nothing: its syncs fail.
+    /// A disk whose syncs fail.
     #[derive(Debug)]
     struct Broken;
 
@@ -489,12 +475,12 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_disk_itself_says_ends_all_changes() {
+    fn only_disk_failures_end_all_changes() {
         use rustix::io::Errno;
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOENT, Errno::ACCESS] {
-            assert!(!is_from_the_disk(&errno.into()), "{errno}");
+            assert!(!is_disk_failure(&errno.into()), "{errno}");
         }
-        assert!(is_from_the_disk(&Errno::IO.into()));
+        assert!(is_disk_failure(&Errno::IO.into()));
         let folder = tempfile::tempdir().unwrap();
         let disk = disk_in(&folder, Broken);
         disk.sync_dir(Path::new("absent")).unwrap_err();
@@ -502,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn room_that_is_not_there_is_not_taken() {
+    fn failed_reservation_allocates_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let root = Root::open(folder.path()).unwrap();
         let path = Path::new("f");

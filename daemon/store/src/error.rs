@@ -1,4 +1,4 @@
-//! What can go wrong in the store.
+//! Errors of the store.
 
 use std::io;
 
@@ -12,27 +12,27 @@ use super::place::Place;
 /// A failure of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The file system refused something.
+    /// A system call failed.
     #[error("{}: cannot {action}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The failed operation.
         action: &'static str,
-        /// On what.
+        /// Its file.
         path: Place,
-        /// Why it failed.
+        /// The error that the system reported.
         source: io::Error,
     },
-    /// Something larger than the room there is.
+    /// The file system has too little free space.
     #[error("store {}: {needed_bytes} bytes needed, {free_bytes} available on the disk", root.display())]
-    NoRoom {
+    NoSpace {
         /// The store.
         root: Place,
-        /// How much was asked for.
+        /// The bytes requested.
         needed_bytes: u64,
-        /// How much there is.
+        /// The bytes available.
         free_bytes: u64,
     },
-    /// Something larger than what is left of the store's share of the disk.
+    /// The store's quota has too little space left.
     #[error(
         "store {}: {needed_bytes} bytes needed, {} available: {used_bytes} of the quota of {quota_bytes} in use",
         root.display(),
@@ -41,18 +41,18 @@ pub enum StoreError {
     Quota {
         /// The store.
         root: Place,
-        /// How much was asked for.
+        /// The bytes requested.
         needed_bytes: u64,
-        /// How much the store takes already.
+        /// The bytes that the store uses already.
         used_bytes: u64,
-        /// The most it may take.
+        /// The most bytes that it may use.
         quota_bytes: u64,
     },
-    /// A sync has failed, so nothing that was written can be relied upon; or it could not be opened for
-    /// writing.
+    /// A sync has failed, so it is unknown which writes are durable; or the store could not be opened
+    /// for writing.
     #[error("store is read-only: {reason}")]
     ReadOnly {
-        /// What failed.
+        /// The cause.
         reason: String,
     },
     /// Another process has the store open.
@@ -60,10 +60,10 @@ pub enum StoreError {
     Locked {
         /// The store.
         root: Place,
-        /// Who has it.
+        /// The other process.
         holder: Box<LockHolder>,
     },
-    /// Written by a later blobd.
+    /// A newer blobd wrote the store.
     #[error(
         "store {}: format {found} is newer than this blobd supports ({supported}); upgrade blobd or choose \
          another --root",
@@ -74,10 +74,10 @@ pub enum StoreError {
         root: Place,
         /// Its format.
         found: u32,
-        /// The newest format that this code reads.
+        /// The newest supported format.
         supported: u32,
     },
-    /// `store.json` is no JSON of the known form.
+    /// `store.json` cannot be parsed.
     #[error("{}: not a blobd store file: {source}", path.display())]
     StoreFile {
         /// The file.
@@ -85,7 +85,7 @@ pub enum StoreError {
         /// What is wrong with it.
         source: serde_json::Error,
     },
-    /// The index is being built and takes its time.
+    /// The index is not built yet.
     #[error("store {}: its index is still being built", root.display())]
     IndexBuilding {
         /// The store.
@@ -113,7 +113,7 @@ pub enum StoreError {
         /// What is wrong with it.
         source: RecipeError,
     },
-    /// A recipe lies under another file's name.
+    /// A recipe has another file's name.
     #[error("{}: is the recipe of {found}; pull or import the model again", path.display())]
     WrongRecipe {
         /// The recipe's place.
@@ -121,7 +121,7 @@ pub enum StoreError {
         /// The file that it rebuilds.
         found: Digest,
     },
-    /// A recipe rebuilds a longer or shorter file than the manifest names.
+    /// A recipe rebuilds a file of another size than the manifest says.
     #[error(
         "{}: rebuilds {found} bytes, the manifest says {expected}; pull or import the model again",
         path.display()
@@ -129,12 +129,12 @@ pub enum StoreError {
     RecipeSize {
         /// The recipe's place.
         path: Place,
-        /// What it rebuilds, in bytes.
+        /// The size that it rebuilds, in bytes.
         found: u64,
-        /// What the manifest says, in bytes.
+        /// The size in the manifest, in bytes.
         expected: u64,
     },
-    /// A tag points to a manifest one of whose files is not there.
+    /// A tag's manifest lists a file that is missing.
     #[error("model {name}: file {digest} is missing; pull or import the model again, or remove it")]
     Incomplete {
         /// The model.
@@ -142,29 +142,29 @@ pub enum StoreError {
         /// The file.
         digest: Digest,
     },
-    /// Something in the store is not of the kind that it must be, or not the store's own.
+    /// A file in the store has the wrong type, another owner or another name too.
     #[error("{}: a {found}, {expected} expected; move it out of the store", path.display())]
     UnexpectedFile {
         /// The file.
         path: Place,
-        /// What it is.
+        /// Its type.
         found: String,
-        /// What it must be.
+        /// The expected type.
         expected: &'static str,
     },
-    /// A directory without which nobody knows what is needed is not there.
+    /// A directory is missing without which it is unknown what tags need.
     #[error("{}: missing; put it back, or make an empty one if what was in it is to be given up", path.display())]
     MissingDirectory {
         /// The directory.
         path: Place,
     },
-    /// A file below `manifests/` or in `trash/` has a name that blobd gives none there.
+    /// A file below `manifests/` or in `trash/` that blobd did not create.
     #[error("{}: not a file of blobd's, and nothing is collected while it is there; move it out of the store", path.display())]
     ForeignFile {
         /// The file.
         path: Place,
     },
-    /// A record in the trash cannot be read, so nobody knows what it keeps.
+    /// A record in the trash is damaged, so it is unknown what it protects.
     #[error("{}: damaged record of a model in the trash: {what}; move it out of the store", path.display())]
     Trash {
         /// The file.
@@ -172,31 +172,31 @@ pub enum StoreError {
         /// What is wrong with it.
         what: String,
     },
-    /// A blob that a model needs is not there.
+    /// A blob that a model needs is missing.
     #[error("blob {digest}: missing; pull or import the model again")]
     MissingBlob {
         /// The blob.
         digest: Digest,
     },
-    /// A blob has not the length that is recorded.
+    /// A blob has not the recorded length.
     #[error("blob {digest}: {found} bytes on disk, {expected} recorded; pull or import the model again")]
     BlobSize {
         /// The blob.
         digest: Digest,
         /// Its length on disk.
         found: u64,
-        /// The length on record.
+        /// The recorded length.
         expected: u64,
     },
-    /// A file that is being stored has not the length that was announced.
+    /// A file that is being stored has not the announced length.
     #[error("file ends at byte {found}, {expected} expected")]
     FileSize {
-        /// Where it ends.
+        /// Its length.
         found: u64,
-        /// Where it should.
+        /// The announced length.
         expected: u64,
     },
-    /// No model of that name.
+    /// No model has that name.
     #[error("model {name}: not in the store")]
     NoSuchModel {
         /// The name.
@@ -211,32 +211,33 @@ impl StoreError {
         move |source| Self::Io { action, path, source }
     }
 
-    /// The same for a call that reports an error number.
+    /// Like [`Self::io`] for a call that reports an error number.
     pub fn errno(action: &'static str, path: impl Into<Place>) -> impl FnOnce(rustix::io::Errno) -> Self {
         let wrap = Self::io(action, path);
         move |errno| wrap(errno.into())
     }
 
-    /// The same refusal for more than the step that was refused.
+    /// Sets the bytes needed, which may be more than the failed step needed.
     pub(super) fn needing(mut self, bytes: u64) -> Self {
-        if let Self::NoRoom { needed_bytes, .. } | Self::Quota { needed_bytes, .. } = &mut self {
+        if let Self::NoSpace { needed_bytes, .. } | Self::Quota { needed_bytes, .. } = &mut self {
             *needed_bytes = bytes;
         }
         self
     }
 
-    /// Whether the disk or the user's share of it is full.
+    /// Whether the disk or a quota is full.
     #[must_use]
     pub fn is_no_space(&self) -> bool {
         match self {
             Self::Io { source, .. } => is_no_space(source),
-            Self::NoRoom { .. } | Self::Quota { .. } => true,
+            Self::NoSpace { .. } | Self::Quota { .. } => true,
             _ => false,
         }
     }
 }
 
-/// Why an open file is not used. It travels in an [`io::Error`] where the seam asks for one.
+/// An open file has the wrong type, owner or number of names. [`Disk`](super::disk::Disk) returns it inside
+/// an [`io::Error`].
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("a {found}, {expected} expected")]
 pub(super) struct UnexpectedFile {
@@ -245,7 +246,6 @@ pub(super) struct UnexpectedFile {
 }
 
 impl UnexpectedFile {
-    /// The one that an error is about, if it is.
     pub(super) fn of(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
     }
@@ -257,7 +257,7 @@ impl From<UnexpectedFile> for io::Error {
     }
 }
 
-/// Whether a write failed because the disk or the user's share of it is full.
+/// Whether a write failed because the disk or a quota is full.
 pub(crate) fn is_no_space(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }

@@ -33,9 +33,6 @@ pub struct FileSystem {
 
 impl FileSystem {
     /// The file system of a store.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub(super) fn of(root: &Root) -> Result<Self, StoreError> {
         let stat = rustix::fs::fstatfs(root.directory_file());
         let stat = stat.map_err(StoreError::errno("inspect", root.place()))?;

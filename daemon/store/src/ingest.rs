@@ -115,9 +115,6 @@ struct Records {
 
 impl Ingest {
     /// Starts a transaction. Everything it stages is pinned by `lease` until it ends.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub fn begin(store: &Arc<Store>, lease: Lease) -> Result<Self, StoreError> {
         Ok(Self {
             store: Arc::clone(store),
@@ -158,7 +155,7 @@ impl Ingest {
     /// promised, and the rest is admitted piece by piece.
     ///
     /// # Errors
-    /// [`StoreError::NoRoom`], [`StoreError::Quota`].
+    /// [`StoreError::NoSpace`], [`StoreError::Quota`].
     pub fn admit(&self, sizes: impl Iterator<Item = u64> + Clone) -> Result<(), StoreError> {
         let on_disk = |size| self.store.space().on_disk(size);
         let all = sizes.clone().map(on_disk).fold(0, u64::saturating_add);
@@ -170,9 +167,6 @@ impl Ingest {
 
     /// Takes a finished blob. One that the store or this transaction has already is dropped at
     /// once, so that the disk never holds more than is new.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub fn add_blob(&mut self, blob: StagedBlob) -> Result<Digest, StoreError> {
         let digest = blob.digest;
         // Before the look whether it exists: a collection could delete it between look and pin.
@@ -192,9 +186,6 @@ impl Ingest {
     }
 
     /// Stages and takes a blob that is in memory.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub fn add_bytes(&mut self, bytes: &[u8]) -> Result<Digest, StoreError> {
         let mut writer = self.staging.stage(bytes.len() as u64);
         writer.append(bytes)?;
@@ -284,9 +275,6 @@ impl Ingest {
     /// Makes what has been added durable and visible ahead of the commit: one file of a model whose
     /// others are still to come. Without a commit it is collected, unless something is left in
     /// `partial/` of that file.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub fn publish(&mut self) -> Result<(), StoreError> {
         self.publish_blobs()?;
         self.publish_recipes()?;
@@ -296,9 +284,6 @@ impl Ingest {
 
     /// Makes the blobs alone durable and visible: those of a repair, which a tag needs already.
     /// What no tag needs is the next collection's. Recipes are not committed.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub fn commit_blobs(mut self) -> Result<(), StoreError> {
         self.publish_blobs()?;
         self.is_committed = true;

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What the lock file says about the process that has the store open.
+/// The process that has the store open, as recorded in the lock file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockHolder {
-    /// The process; 0 if it has not said so yet.
+    /// The process id; 0 if not recorded yet.
     pub pid: u32,
-    /// The socket it serves, if it is a daemon.
+    /// Its socket, if it is a daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
 }
@@ -28,7 +28,7 @@ impl std::fmt::Display for LockHolder {
     }
 }
 
-/// What the lock file says. Its holder may be writing that this very moment.
+/// Reads the holder; tries again for a moment, since the holder may be writing the record.
 pub(super) fn read_holder(file: &File) -> LockHolder {
     const TRIES: u32 = 20;
     const PAUSE: Duration = Duration::from_millis(10);
@@ -46,12 +46,12 @@ pub(super) fn read_holder(file: &File) -> LockHolder {
 /// Long enough for the path of a socket.
 const HOLDER_BYTES: usize = 4096;
 
-/// Writes who has the store into its lock file: over what is there, so that a reader finds a whole
-/// record, and on a full disk too.
+/// Overwrites the record in place, so that a reader always finds a complete one, and so that it works on
+/// a full disk.
 pub(super) fn write_holder(file: &File, holder: &LockHolder) -> io::Result<()> {
     let mut json = serde_json::to_vec(holder)?;
     let length = file.metadata()?.len();
-    // Blanks after a JSON value belong to nothing.
+    // Blanks overwrite the rest of a longer old record; JSON permits them.
     let before = usize::try_from(length).unwrap_or(HOLDER_BYTES).min(HOLDER_BYTES);
     json.resize(json.len().max(before), b' ');
     file.write_all_at(&json, 0)

@@ -151,9 +151,6 @@ impl Store {
 
     /// The same by what is on disk now, whatever is remembered. `None` if the recipe there is
     /// damaged, which is as good as none: a commit of the file replaces it.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub fn stored_file_now(&self, file: &Descriptor) -> Result<Option<StoredFile>, StoreError> {
         self.forget_recipe(file.digest);
         match self.stored_file(file) {

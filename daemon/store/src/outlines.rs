@@ -26,9 +26,6 @@ impl Store {
     }
 
     /// Waits until this recipe may be read into memory: if it is large, until no other large one is read.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub(super) fn recipe_permit(
         &self,
         file: Digest,

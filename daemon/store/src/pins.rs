@@ -1,5 +1,5 @@
-//! Pins that people set: models that eviction and removal leave alone. Each is an empty file under
-//! `pins/`, at the place that its tag has under `manifests/`.
+//! Pins: users' marks that keep models from eviction and removal. A pin is an empty file under `pins/`
+//! with the relative path that its tag has under `manifests/`.
 
 use std::path::Path;
 
@@ -9,13 +9,13 @@ use blobd_store_format::reference::Reference;
 use super::{Store, StoreError};
 
 impl Store {
-    /// Whether a model is pinned; if that cannot be told, it is. The reference is a stored tag's.
+    /// Whether a model is pinned; true if that cannot be read. `reference` must be a stored tag.
     #[must_use]
     pub fn is_pinned(&self, reference: &Reference) -> bool {
         self.root.status(&layout::pin(reference)).map_or(true, |status| status.is_some())
     }
 
-    /// Whether any model may be pinned.
+    /// Whether any model may be pinned; true if that cannot be read.
     #[must_use]
     pub fn has_pins(&self) -> bool {
         let pins = self.root.find_directory(Path::new(layout::PINS));
@@ -23,9 +23,6 @@ impl Store {
     }
 
     /// Pins a model, durably.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub fn pin(&self, reference: &Reference) -> Result<(), StoreError> {
         let path = layout::pin(reference);
         let Some(directory) = path.parent() else { return Ok(()) };
@@ -35,14 +32,11 @@ impl Store {
         self.disk().sync_dir(directory)
     }
 
-    /// Lets a model go again, durably; says whether it was pinned.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// Unpins a model, durably; returns whether it was pinned.
     pub fn unpin(&self, reference: &Reference) -> Result<bool, StoreError> {
         let path = layout::pin(reference);
         let was_pinned = self.disk().remove_file(&path)?.is_some();
-        // Also if it was gone: whoever removed it may have died before it came to a sync.
+        // Also if there was no pin: the process that removed it may have been killed before the sync.
         let directory = path.parent().map(|directory| self.root.status(directory)).transpose()?.flatten();
         if directory.is_some_and(|directory| directory.is_dir()) {
             self.sync_and_prune(&path)?;

@@ -1,8 +1,8 @@
-//! Where something of the store is, for messages.
+//! Paths of the store's files, for messages.
 
 use std::path::{Display, Path, PathBuf};
 
-/// Where something is, for messages alone: it can be shown, and nothing can be opened by it.
+/// A path that can be shown in messages but not opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place(PathBuf);
 
@@ -13,12 +13,11 @@ impl Place {
         self.0.display()
     }
 
-    /// The place of something in this directory.
     pub(crate) fn join(&self, name: impl AsRef<Path>) -> Self {
         Self(self.0.join(name))
     }
 
-    /// The path, for tests that look at the store from outside.
+    /// For tests that inspect the store's files directly.
     #[cfg(test)]
     pub(crate) fn path(&self) -> &Path {
         &self.0

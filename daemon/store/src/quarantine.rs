@@ -55,9 +55,6 @@ impl Store {
     /// Puts a blob aside that was found damaged when `seen` was under its name. Answers with its
     /// new place; with nothing if that file is gone from there, because it was collected or a
     /// good one has replaced it.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`]; the blob is still in its place then, or the move is not durable.
     pub(crate) fn quarantine(&self, digest: Digest, seen: &FileStatus) -> Result<Option<Place>, StoreError> {
         self.create_directories(Path::new(layout::QUARANTINE))?;
         let _change = self.begin_change();
@@ -149,9 +146,6 @@ impl Store {
     }
 
     /// When the copies of a blob were put aside, in Unix seconds, the newest first.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub fn quarantined_copies(&self, digest: Digest) -> Result<Vec<u64>, StoreError> {
         let mut times: Vec<u64> = copies_in(&self.root)?
             .into_iter()

@@ -1,4 +1,4 @@
-//! Stored files, read at any offset.
+//! Reads stored files at any offset.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -12,7 +12,7 @@ use blobd_store_format::stored_file::FilePieces;
 
 use crate::{Store, StoreError, StoredFile};
 
-/// A stored file, whole or in pieces. Blobs are opened when they are needed, and the last one stays open.
+/// Reads a stored file, whether a blob or split. Blobs are opened when needed; the last one stays open.
 #[derive(Debug)]
 pub struct FileReader<'s> {
     store: &'s Store,
@@ -21,7 +21,7 @@ pub struct FileReader<'s> {
 }
 
 impl<'s> FileReader<'s> {
-    /// A file of a model.
+    /// Reads a file of a model.
     #[must_use]
     pub fn of(store: &'s Store, file: &'s StoredFile) -> Self {
         match &file.recipe {
@@ -30,24 +30,24 @@ impl<'s> FileReader<'s> {
         }
     }
 
-    /// The file that a recipe rebuilds.
+    /// Reads the file that a recipe rebuilds.
     #[must_use]
     pub const fn of_recipe(store: &'s Store, recipe: &'s Recipe) -> Self {
         Self { store, pieces: Cow::Borrowed(recipe.pieces()), open: None }
     }
 
-    /// A blob of `size` bytes.
+    /// Reads a blob of `size` bytes.
     #[must_use]
     pub fn of_blob(store: &'s Store, blob: Digest, size: u64) -> Self {
         Self { store, pieces: Cow::Owned(FilePieces::whole(blob, size)), open: None }
     }
 
-    /// A file of `size` bytes that is open and should be a blob.
+    /// Reads an open file of `size` bytes as if it were this blob.
     pub(crate) fn of_opened(store: &'s Store, blob: Digest, size: u64, file: File) -> Self {
         Self { open: Some((blob, file)), ..Self::of_blob(store, blob, size) }
     }
 
-    /// Fills `buffer` from `offset` on, or the start of it where the file ends; how much that is.
+    /// Reads into `buffer` from `offset` on; returns how many bytes, which are fewer at the end of the file.
     ///
     /// # Errors
     /// [`StoreError::MissingBlob`], [`StoreError::BlobSize`], [`StoreError::Io`].
@@ -65,10 +65,7 @@ impl<'s> FileReader<'s> {
         })
     }
 
-    /// A range of the file, or the start of it where the file ends. The caller has bounded its length.
-    ///
-    /// # Errors
-    /// As for [`Self::read_at`].
+    /// Reads a range of the file, shorter at the end of the file. The caller must bound its length.
     pub fn read_range(&mut self, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
         let end = range.end.min(self.pieces.size());
         let mut bytes = vec![0; usize::try_from(end.saturating_sub(range.start)).unwrap_or(usize::MAX)];

@@ -1,36 +1,36 @@
-//! The disk space of a file that is being stored.
+//! The disk space reserved for one file.
 
 use std::sync::Arc;
 
 use super::Store;
 
-/// Disk space that is reserved for one file; released when this is dropped.
+/// Disk space reserved for one file. On drop, releases that of a staged file.
 #[derive(Debug)]
 pub(super) struct Reservation {
     store: Arc<Store>,
     bytes: u64,
-    /// The file lies in `partial/` and not in `staging/`: it may outlive this process.
+    /// The file is in `partial/` and not in `staging/`: it is kept after a restart.
     is_partial: bool,
 }
 
 impl Reservation {
-    /// The space of a file in `staging/`, which the ledger has counted.
+    /// For a file in `staging/`, which the ledger has counted.
     pub(super) fn of_staged(store: &Arc<Store>, bytes: u64) -> Self {
         Self { store: Arc::clone(store), bytes, is_partial: false }
     }
 
-    /// The space of a file in `partial/`.
+    /// For a file in `partial/`.
     pub(super) fn of_partial(store: &Arc<Store>, bytes: u64) -> Self {
         Self { store: Arc::clone(store), bytes, is_partial: true }
     }
 
-    /// The file lies in `partial/`, whatever becomes of the transaction.
+    /// The file is in `partial/` from now on, and stays there if the transaction fails.
     pub(super) fn stays_in_partial(mut self) {
         self.is_partial = true;
         self.store.space().stays_in_partial(self.bytes);
     }
 
-    /// The file has its final name, and takes `bytes` on disk from now on.
+    /// The file was published and uses `bytes` on disk.
     pub(super) fn settle(&mut self, bytes: u64) {
         let reserved = std::mem::take(&mut self.bytes);
         if self.is_partial {

@@ -1,5 +1,5 @@
-//! The reserve: a file of zeros that takes room for the day when there is none, so that removing
-//! and collecting, which need a little for the file system's own books, work on a full disk.
+//! The reserve: a file of zeros whose space is released on a full disk, so that removal and collection
+//! work. They need a little space for the file system's metadata.
 
 use std::path::Path;
 
@@ -8,14 +8,14 @@ use blobd_store_format::layout;
 use super::root::FileStatus;
 use super::{Store, StoreError};
 
-/// As large as the reserve gets.
+/// The most bytes of the reserve.
 const MAX_BYTES: u64 = 16 << 20;
-/// The share of the file system that it takes at the most.
+/// The reserve is at most this fraction (one in so many) of the file system.
 const SHARE: u64 = 256;
 
 impl Store {
-    /// Does something that frees space; on a full disk it may use the reserve, which is made
-    /// again after it if there is room.
+    /// Runs `work`, which frees space. On a full disk, releases the reserve first. Afterwards the
+    /// reserve is created again if there is space.
     pub fn with_reserve<T>(&self, work: impl FnOnce() -> T) -> T {
         if self.root.free_bytes().is_ok_and(|free| free < MAX_BYTES) {
             self.give_up_reserve();
@@ -25,11 +25,11 @@ impl Store {
         done
     }
 
-    /// Makes the reserve unless it is there or there is no room for it.
+    /// Creates the reserve unless it exists or there is no space for it.
     pub fn make_reserve(&self) {
-        // One that a power cut has emptied takes no room, and so keeps none.
-        let takes_room = self.reserve_status().is_some_and(|reserve| reserve.allocated_bytes() > 0);
-        if takes_room || self.read_only_reason().is_some() {
+        // A power cut may have left a file without allocated blocks, which reserves nothing.
+        let has_blocks = self.reserve_status().is_some_and(|reserve| reserve.allocated_bytes() > 0);
+        if has_blocks || self.read_only_reason().is_some() {
             return;
         }
         if let Err(error) = self.try_make_reserve() {
@@ -37,7 +37,7 @@ impl Store {
         }
     }
 
-    /// How large the reserve is, if there is one.
+    /// The size of the reserve in bytes, if there is one.
     #[must_use]
     pub fn reserve_bytes(&self) -> Option<u64> {
         self.reserve_status().map(|reserve| reserve.len())

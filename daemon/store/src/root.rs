@@ -1,13 +1,12 @@
-//! The store's root directory, and the only way to anything in it.
+//! The store's root directory, and the only way to open files in it.
 //!
-//! Whoever may write to a store, or could at some time, may have put anything into it: symbolic
-//! links to other people's files, FIFOs that block whoever opens them, directories in the place of
-//! files. So every access starts from the open root and names what it wants by a relative path. No
-//! symbolic link on that path is followed, a path never leads out of the root, opening never blocks,
-//! and a file is used only after its type has been checked on the open descriptor.
+//! Users with write access to a store may have created anything in it: symbolic links to other users'
+//! files, FIFOs that block on open, directories instead of files. So every access uses a path relative
+//! to the open root. Symbolic links are not followed, a path never leads out of the root, opening never
+//! blocks, and a file's type is checked on the open descriptor.
 //!
-//! `openat2` does this in one call. Where the kernel or a seccomp filter refuses that call, the path
-//! is walked component by component with `openat` and `O_NOFOLLOW`.
+//! `openat2` does this in one call. If the kernel or a seccomp filter refuses it, the path is resolved
+//! component by component with `openat` and `O_NOFOLLOW`.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -46,13 +45,13 @@ struct Inner {
 /// How a relative path is resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Resolver {
-    /// By the kernel, in one call.
+    /// In one call of the kernel.
     Openat2,
     /// Component by component.
     Walk,
 }
 
-/// The directory that a path ends in.
+/// The directory of a path's last component.
 #[derive(Debug)]
 pub(super) enum Parent<'r> {
     Root(&'r File),
@@ -71,18 +70,15 @@ impl AsFd for Parent<'_> {
 const RESOLVE: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// What is tried when a directory is opened.
+/// The action that errors name when a directory cannot be opened.
 pub(super) const OPEN_DIRECTORY: &str = "open directory";
-/// Opening a FIFO or a terminal must neither block nor make it the process's own.
+/// Opening a FIFO must not block, and a terminal must not become the controlling one.
 pub(super) const FILE: OFlags =
     OFlags::NONBLOCK.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NOCTTY);
 
 impl Root {
-    /// Opens the directory at `path`, which is resolved as any other path: where the store lies is
-    /// its administrator's decision.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// Opens the directory at `path`. Symbolic links in it are followed: the administrator decides
+    /// where the store is.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let path = path.into();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -93,76 +89,53 @@ impl Root {
         Ok(Self(Arc::new(Inner { place: path.into(), directory, resolver })))
     }
 
-    /// Where the store is.
     pub(crate) fn place(&self) -> Place {
         self.0.place.clone()
     }
 
-    /// Where something in the store is.
     pub(crate) fn full(&self, relative: impl AsRef<Path>) -> Place {
         let relative = relative.as_ref();
         if relative.as_os_str().is_empty() { self.place() } else { self.0.place.join(relative) }
     }
 
-    /// The root directory itself.
     pub(super) fn directory_file(&self) -> &File {
         &self.0.directory
     }
 
     /// Opens a regular file for reading.
-    ///
-    /// # Errors
-    /// [`StoreError::UnexpectedFile`] for anything else, [`StoreError::Io`].
     pub(crate) fn open_file(&self, relative: &Path) -> Result<File, StoreError> {
         self.try_open_file(relative, OFlags::RDONLY).map_err(self.failure("open", relative))
     }
 
-    /// The same; `None` if nothing has that name.
+    /// Opens a regular file for reading; `None` if it does not exist.
     pub(crate) fn find_file(&self, relative: &Path) -> Result<Option<File>, StoreError> {
         self.optional(self.try_open_file(relative, OFlags::RDONLY), "open", relative)
     }
 
-    /// Opens a directory; `None` if nothing has that name.
-    ///
-    /// # Errors
-    /// [`StoreError::UnexpectedFile`] for anything else, [`StoreError::Io`].
+    /// Opens a directory; `None` if it does not exist.
     pub(crate) fn find_directory(&self, relative: &Path) -> Result<Option<Directory>, StoreError> {
         let opened = self.optional(self.try_open_directory(relative), OPEN_DIRECTORY, relative)?;
         Ok(opened.map(|file| Directory::new(file, self.full(relative))))
     }
 
-    /// Opens a directory that must be there.
-    ///
-    /// # Errors
-    /// [`StoreError::MissingDirectory`]; as for [`Self::find_directory`].
     pub(crate) fn existing_directory(&self, relative: impl AsRef<Path>) -> Result<Directory, StoreError> {
         let opened = self.find_directory(relative.as_ref())?;
         opened.ok_or_else(|| StoreError::MissingDirectory { path: self.full(relative) })
     }
 
-    /// What the file system says about a name; `None` if nothing has it. A symbolic link is not
-    /// followed.
-    ///
-    /// # Errors
-    /// [`StoreError::UnexpectedFile`] when something on the way is no directory, [`StoreError::Io`].
+    /// The status of a file; `None` if it does not exist. A symbolic link is not followed.
     pub(crate) fn status(&self, relative: &Path) -> Result<Option<FileStatus>, StoreError> {
         self.optional(self.try_status(relative), "inspect", relative)
     }
 
-    /// Reads a file of at most `limit` bytes; `None` if nothing has that name. One byte more is
-    /// returned of a longer one, so that the caller's own check of the length sees the excess.
-    ///
-    /// # Errors
-    /// As for [`Self::open_file`].
+    /// Reads a file of at most `limit` bytes; `None` if it does not exist. If the file is longer, returns
+    /// one byte more than `limit`, so that the caller's own check of the length fails.
     pub(crate) fn read_limited(&self, relative: &Path, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
         let Some(file) = self.find_file(relative)? else { return Ok(None) };
         self.read_opened(file, relative, limit).map(Some)
     }
 
-    /// The same of a file that is open already; `relative` is its name.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// Like [`Self::read_limited`] for an open file; `relative` is its path.
     pub(super) fn read_opened(&self, file: File, relative: &Path, limit: u64) -> Result<Vec<u8>, StoreError> {
         read_limited(file, limit).map_err(self.failure("read", relative))
     }
@@ -172,7 +145,6 @@ impl Root {
         Ok(statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?.into())
     }
 
-    /// Opens a regular file; `access` is how.
     pub(super) fn try_open_file(&self, relative: &Path, access: OFlags) -> io::Result<File> {
         let file = retry_while_leased(|| self.resolve(relative, access | FILE))?;
         expect_regular(file)
@@ -186,45 +158,32 @@ impl Root {
         Ok(File::from(self.resolve(relative, flags)?))
     }
 
-    /// Opens the directory that the root is in.
     pub(super) fn try_open_above(&self) -> io::Result<File> {
         Ok(File::from(openat(&self.0.directory, "..", OFlags::RDONLY | DIRECTORY, Mode::empty())?))
     }
 
-    /// Sets the mode of a directory that may not even be opened for reading.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`], also if it is no directory.
+    /// Sets the mode of a directory for which the process may have no read permission.
     pub(super) fn set_directory_mode(&self, relative: &Path, mode: u32) -> Result<(), StoreError> {
         let set = self.resolve(relative, OFlags::PATH | DIRECTORY).and_then(|directory| {
-            // `fchmod` takes no such descriptor.
+            // `fchmod` does not accept an `O_PATH` descriptor.
             let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
             rustix::fs::chmod(path, Mode::from_raw_mode(mode))
         });
         set.map_err(|errno| self.failure("set the mode of", relative)(errno.into()))
     }
 
-    /// What is free on the file system for a user without privileges, in bytes.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// Bytes free for a user without privileges.
     pub(crate) fn free_bytes(&self) -> Result<u64, StoreError> {
         let stat = self.file_system_status()?;
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
     }
 
-    /// In which steps the file system hands out room, in bytes.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// The file system's allocation unit in bytes.
     pub(crate) fn block_bytes(&self) -> Result<u64, StoreError> {
         Ok(self.file_system_status()?.f_frsize.max(1))
     }
 
-    /// How large the file system is, in bytes.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// The size of the file system in bytes.
     pub(crate) fn capacity_bytes(&self) -> Result<u64, StoreError> {
         let stat = self.file_system_status()?;
         Ok(stat.f_blocks.saturating_mul(stat.f_frsize))
@@ -235,21 +194,17 @@ impl Root {
         stat.map_err(StoreError::errno("inspect", self.place()))
     }
 
-    /// What a directory's files take on disk, all levels; what vanishes meanwhile or cannot be read
-    /// counts not.
+    /// Bytes on disk of all files below a directory. Files that cannot be read count as 0.
     pub(crate) fn tree_bytes(&self, relative: &Path) -> u64 {
         self.find_directory(relative).ok().flatten().map_or(0, |directory| directory.tree_bytes())
     }
 
-    /// What a file takes on disk, or nothing if there is none.
-    ///
-    /// # Errors
-    /// As for [`Self::status`].
+    /// A file's bytes on disk; 0 if it does not exist.
     pub(crate) fn allocated_bytes(&self, relative: &Path) -> Result<u64, StoreError> {
         Ok(self.status(relative)?.map_or(0, |status| status.allocated_bytes()))
     }
 
-    /// The directory of the last component, and that.
+    /// The directory of the last component, and the last component.
     pub(super) fn parent_of<'p>(&self, relative: &'p Path) -> io::Result<(Parent<'_>, &'p OsStr)> {
         let name = relative.file_name().ok_or(Errno::INVAL)?;
         let parent = match relative.parent() {
@@ -272,7 +227,7 @@ impl Root {
         let mut components = relative.components().peekable();
         let mut directory: Option<OwnedFd> = None;
         while let Some(component) = components.next() {
-            // `..` or a path from the root of the file system would lead out of the store.
+            // `..` or an absolute path would lead out of the store.
             let Component::Normal(name) = component else { return Err(Errno::XDEV) };
             let flags = match components.peek() {
                 Some(_) => OFlags::PATH | DIRECTORY,
@@ -284,7 +239,7 @@ impl Root {
         directory.ok_or(Errno::INVAL)
     }
 
-    /// `Ok(None)` where a missing file is an answer.
+    /// Turns a not-found error into `Ok(None)`.
     fn optional<T>(
         &self,
         result: io::Result<T>,
@@ -298,8 +253,8 @@ impl Root {
         }
     }
 
-    /// Wraps a failed call. If that failed because something on the way is not what it should be, the
-    /// error says what.
+    /// Wraps a failed call. If it failed because a component of the path has the wrong type, the error
+    /// names that component.
     pub(crate) fn failure<'r>(
         &'r self,
         action: &'static str,
@@ -315,17 +270,17 @@ impl Root {
                 };
             }
             match Errno::from_io_error(&error) {
-                Some(Errno::LOOP | Errno::NOTDIR | Errno::NXIO) => {
-                    self.obstacle(action, relative).unwrap_or_else(|| StoreError::io(action, path)(error))
-                }
+                Some(Errno::LOOP | Errno::NOTDIR | Errno::NXIO) => self
+                    .wrong_component(action, relative)
+                    .unwrap_or_else(|| StoreError::io(action, path)(error)),
                 _ => StoreError::io(action, path)(error),
             }
         }
     }
 
-    /// The first component of a path that is not what it should be: a directory, in the end a file
-    /// unless a directory was to be opened.
-    fn obstacle(&self, action: &str, relative: &Path) -> Option<StoreError> {
+    /// An error about the first component of a path that has the wrong type. The last one must be a
+    /// regular file unless `action` opens a directory; the others must be directories.
+    fn wrong_component(&self, action: &str, relative: &Path) -> Option<StoreError> {
         let mut path = PathBuf::new();
         let count = relative.components().count();
         for (index, component) in relative.components().enumerate() {
@@ -343,14 +298,14 @@ impl Root {
     }
 }
 
-/// Opens a regular file in an open directory, by a name without a slash. The descriptor is as if it
-/// had been opened for reading alone, without other flags.
+/// Opens a regular file in an open directory, by a name without a slash. The descriptor is read-only and
+/// has no other flags.
 pub(super) fn open_blob_in(directory: &File, name: &str) -> io::Result<(File, FileStatus)> {
     let file = retry_while_leased(|| openat(directory, name, OFlags::RDONLY | FILE, Mode::empty()))?;
     let file = File::from(file);
     let status = FileStatus::of(&file)?;
     check_regular(status.kind())?;
-    // It goes to clients, which must not inherit a flag that they did not ask for.
+    // Clients get the descriptor, and `O_NONBLOCK` is of no use to them.
     rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
     Ok((file, status))
 }
@@ -370,11 +325,11 @@ fn check_regular(kind: FileType) -> io::Result<()> {
     }
 }
 
-/// Somebody may hold a lease on the file, such as a collection that looks whether it is in use. An
-/// `open` that may block waits for its end; one that may not is refused, and tried again.
+/// A process may hold a kernel lease on the file, such as a collection that checks whether it is in use.
+/// A blocking `open` would wait until it ends; a non-blocking one fails, so it is tried again.
 fn retry_while_leased<T>(open: impl Fn() -> rustix::io::Result<T>) -> io::Result<T> {
     const FIRST_PAUSE: Duration = Duration::from_micros(50);
-    /// In all some four seconds.
+    /// About four seconds in total.
     const TRIES: u32 = 17;
     let mut pause = FIRST_PAUSE;
     for _ in 1..TRIES {
@@ -388,7 +343,7 @@ fn retry_while_leased<T>(open: impl Fn() -> rustix::io::Result<T>) -> io::Result
 }
 
 fn read_limited(file: File, limit: u64) -> io::Result<Vec<u8>> {
-    // One read where the length is known; a hostile one is capped.
+    // One read if the length is right; the capacity is bounded by `limit`.
     let length = FileStatus::of(&file)?.len().min(limit);
     let mut content = Vec::with_capacity(usize::try_from(length).unwrap_or_default().saturating_add(1));
     file.take(limit.saturating_add(1)).read_to_end(&mut content)?;

@@ -1,9 +1,9 @@
-//! The ledger of the disk: whether something fits, before a byte of it is written.
+//! The ledger of disk space: checks whether data fits before any of it is written.
 //!
-//! A transaction first has the least that it will certainly write promised to it; then each file
-//! takes its own length when it is begun, which the file system sets aside at once. What a
-//! promise or a file has is not promised to anyone else, so whoever was admitted does not fail
-//! for want of room because of others in the same store.
+//! A transaction is first promised the least that it will certainly write. Then each new file takes its
+//! own length, which the file system allocates before anything is written. Bytes that are promised or
+//! taken are not available to other transactions, so an admitted transaction does not run out of space
+//! because of others in the same store.
 
 use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,36 +13,36 @@ use blobd_store_format::layout;
 use super::StoreError;
 use super::root::Root;
 
-/// How much of the disk the store may take. Percentages are of the quota.
+/// How much of the disk the store may use. Percentages are of the quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpacePolicy {
-    /// The most the store may take on disk, in bytes; only the disk limits it if absent.
+    /// The most bytes that the store may use; unlimited if absent.
     pub quota_bytes: Option<u64>,
-    /// What others are left of the file system, in bytes; a default by its size if absent.
+    /// Bytes of the file system to leave free; if absent, a default by its size.
     pub min_free_bytes: Option<u64>,
-    /// Eviction begins above this share of the quota …
+    /// Eviction starts above this percentage …
     pub high_percent: u8,
-    /// … and ends below this one.
+    /// … and stops below this one.
     pub low_percent: u8,
-    /// Which models eviction may take.
+    /// Which models may be evicted.
     pub eviction: Eviction,
 }
 
-/// Which models may be evicted to make room.
+/// Which models may be evicted to free space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Eviction {
-    /// None: what does not fit is refused.
+    /// None: data that does not fit is refused.
     #[default]
     Never,
-    /// Those that can be pulled again from where they came from.
+    /// Models that can be pulled again from their origin.
     Pullable,
-    /// Imported ones too, which are lost with it.
+    /// Also imported models, which cannot be recovered.
     All,
 }
 
 impl Eviction {
-    /// The policy's name, as in the configuration.
+    /// The name in the configuration.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -66,31 +66,29 @@ impl Default for SpacePolicy {
 }
 
 impl SpacePolicy {
-    /// How many bytes are above or below a share of the quota.
-    fn share(&self, percent: u8) -> Option<u64> {
+    fn share_of_quota(&self, percent: u8) -> Option<u64> {
         let quota = u128::from(self.quota_bytes?);
         u64::try_from(quota * u128::from(percent) / 100).ok()
     }
 
-    /// Above this, models are evicted.
+    /// Models are evicted if more bytes than this are used.
     #[must_use]
     pub fn high_bytes(&self) -> Option<u64> {
-        self.share(self.high_percent)
+        self.share_of_quota(self.high_percent)
     }
 
-    /// Down to this.
+    /// Eviction stops when no more bytes than this are used.
     #[must_use]
     pub fn low_bytes(&self) -> Option<u64> {
-        self.share(self.low_percent)
+        self.share_of_quota(self.low_percent)
     }
 }
 
-/// What is left to others by default: the smaller of a fiftieth of the file system and 1 GiB.
+/// Leaves free 2 % of the file system, at most 1 GiB.
 fn default_min_free(capacity: u64) -> u64 {
     (capacity / 50).min(1 << 30)
 }
 
-/// The store's books.
 #[derive(Debug)]
 pub(crate) struct Space {
     root: Root,
@@ -98,22 +96,22 @@ pub(crate) struct Space {
     min_free_bytes: u64,
     block_bytes: u64,
     ledger: Mutex<Ledger>,
-    /// Rung when the file system has set something aside, or has not.
+    /// Notified when the file system has finished or refused an allocation.
     reserved: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Ledger {
-    /// What files in `staging/` take.
+    /// Bytes of files in `staging/`.
     staged: u64,
-    /// What transactions were promised and have not taken yet.
+    /// Bytes promised to transactions that they have not taken yet.
     promised: u64,
-    /// What the file system is asked to set aside at this moment.
+    /// Bytes that the file system is allocating now.
     reserving: u64,
-    /// What blobs, recipes, manifests and what is kept beside those take; counted when it is first
-    /// asked for, then kept up to date.
+    /// Bytes of blobs, recipes, manifests, origins and trash; counted when first needed, then kept up
+    /// to date.
     stored: Option<u64>,
-    /// What resumable downloads take; counted again when it has changed.
+    /// Bytes of resumable downloads; `None` until counted again after a change.
     partial: Option<u64>,
 }
 
@@ -136,7 +134,7 @@ impl Space {
         &self.policy
     }
 
-    /// What a file of `bytes` will take on disk: whole blocks.
+    /// The size on disk of a file of `bytes`: whole blocks.
     pub(crate) const fn on_disk(&self, bytes: u64) -> u64 {
         match bytes.checked_next_multiple_of(self.block_bytes) {
             Some(rounded) => rounded,
@@ -145,9 +143,6 @@ impl Space {
     }
 
     /// Promises `bytes` to a transaction.
-    ///
-    /// # Errors
-    /// [`StoreError::NoRoom`], [`StoreError::Quota`].
     pub(crate) fn promise(&self, bytes: u64) -> Result<(), StoreError> {
         let mut ledger = self.lock_settled(bytes);
         self.check(&mut ledger, bytes)?;
@@ -155,18 +150,14 @@ impl Space {
         Ok(())
     }
 
-    /// Gives back what was promised and not taken.
     pub(crate) fn release_promise(&self, bytes: u64) {
         let mut ledger = self.lock();
         ledger.promised = ledger.promised.saturating_sub(bytes);
     }
 
-    /// Takes room for a file of `bytes`, `promised` of which are promised to its transaction.
-    /// `reserve` has the file system set them aside, which may take long; the books are open to others
-    /// meanwhile, and the bytes are spoken for.
-    ///
-    /// # Errors
-    /// [`StoreError::NoRoom`], [`StoreError::Quota`], those of `reserve`.
+    /// Takes space for a file of `bytes`, `promised` of which are promised to its transaction.
+    /// `reserve` has the file system allocate them, which may take long; the ledger is not locked during
+    /// that time and counts the bytes as taken.
     pub(crate) fn take(
         &self,
         bytes: u64,
@@ -174,7 +165,7 @@ impl Space {
         reserve: impl FnOnce() -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         {
-            // What was promised is spoken for already.
+            // The promised bytes are already subtracted from the free space.
             let mut ledger = self.lock_settled(bytes.saturating_sub(promised));
             ledger.promised = ledger.promised.saturating_sub(promised);
             if let Err(error) = self.check(&mut ledger, bytes) {
@@ -194,8 +185,8 @@ impl Space {
         reserved
     }
 
-    /// The books, for who needs so much of the file system. What is being set aside may count twice
-    /// until it is, here and there; so if that matters, they are those of afterwards.
+    /// Locks the ledger for a check of `needed_bytes`. Bytes that are being allocated may be counted
+    /// twice, in the ledger and by the file system. If they make the check fail, waits for the allocation.
     fn lock_settled(&self, needed_bytes: u64) -> MutexGuard<'_, Ledger> {
         let is_short = |ledger: &Ledger| self.free(ledger).is_ok_and(|free| free < needed_bytes);
         let may_count_twice = |ledger: &mut Ledger| ledger.reserving > 0 && is_short(ledger);
@@ -203,25 +194,25 @@ impl Space {
         settled.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it has still to be counted what is stored, because a quota asks for it.
+    /// Whether a quota requires the stored bytes, which have not been counted yet.
     pub(crate) fn is_uncounted(&self) -> bool {
         self.policy.quota_bytes.is_some() && self.lock().stored.is_none()
     }
 
-    /// Enters what blobs and recipes take, counted by somebody else.
+    /// Sets the bytes of blobs and recipes, as counted by the caller.
     pub(crate) fn count(&self, bytes: u64) {
         let records = || bytes.saturating_add(self.records());
         self.lock().stored.get_or_insert_with(records);
     }
 
-    /// A staged file of `bytes` is gone.
+    /// Subtracts a staged file of `bytes` that was removed.
     pub(crate) fn unstage(&self, bytes: u64) {
         let mut ledger = self.lock();
         ledger.staged = ledger.staged.saturating_sub(bytes);
     }
 
-    /// A staged file of `staged` bytes has its final name and takes `stored` bytes on disk. In one
-    /// step, so that it never counts twice or not at all.
+    /// A staged file of `staged` bytes was published and uses `stored` bytes on disk. One step, so that
+    /// it is never counted twice or not at all.
     pub(crate) fn stored(&self, staged: u64, stored: u64) {
         let mut ledger = self.lock();
         ledger.staged = ledger.staged.saturating_sub(staged);
@@ -230,7 +221,7 @@ impl Space {
         }
     }
 
-    /// A staged file of `bytes` lies in `partial/`.
+    /// A staged file of `bytes` is in `partial/`.
     pub(crate) fn stays_in_partial(&self, bytes: u64) {
         let mut ledger = self.lock();
         ledger.staged = ledger.staged.saturating_sub(bytes);
@@ -239,7 +230,7 @@ impl Space {
         }
     }
 
-    /// A file in `partial/` of `bytes` has its final name and takes `stored` bytes on disk.
+    /// A file in `partial/` of `bytes` was published and uses `stored` bytes on disk.
     pub(crate) fn stored_from_partial(&self, bytes: u64, stored: u64) {
         self.stored(0, stored);
         if let Some(partial) = &mut self.lock().partial {
@@ -247,24 +238,23 @@ impl Space {
         }
     }
 
-    /// What lies in `partial/` has changed otherwise.
+    /// Files in `partial/` have changed in another way.
     pub(crate) fn recount_partial(&self) {
         self.lock().partial = None;
     }
 
-    /// A blob, recipe or record is gone that took `bytes` on disk.
+    /// A blob, recipe or record of `bytes` on disk was removed.
     pub(crate) fn freed(&self, bytes: u64) {
         if let Some(stored) = &mut self.lock().stored {
             *stored = stored.saturating_sub(bytes);
         }
     }
 
-    /// What the store takes on disk, work in progress included.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.used(&mut self.lock())
     }
 
-    /// How much more than there is a need of `bytes` takes; 0 if it fits.
+    /// How many more bytes must become free before `bytes` fit; 0 if they fit.
     pub(crate) fn shortage(&self, bytes: u64) -> u64 {
         let mut ledger = self.lock_settled(bytes);
         let on_disk = self.free(&ledger).map_or(0, |free| bytes.saturating_sub(free));
@@ -277,7 +267,7 @@ impl Space {
     fn check(&self, ledger: &mut Ledger, needed_bytes: u64) -> Result<(), StoreError> {
         let free_bytes = self.free(ledger)?;
         if needed_bytes > free_bytes {
-            return Err(StoreError::NoRoom { root: self.root.place(), needed_bytes, free_bytes });
+            return Err(StoreError::NoSpace { root: self.root.place(), needed_bytes, free_bytes });
         }
         let Some(quota_bytes) = self.policy.quota_bytes else { return Ok(()) };
         let used_bytes = self.used(ledger).saturating_add(ledger.promised);
@@ -288,26 +278,25 @@ impl Space {
         Ok(())
     }
 
-    /// What may be taken of the file system.
     fn free(&self, ledger: &Ledger) -> Result<u64, StoreError> {
-        let spoken_for = ledger.promised.saturating_add(ledger.reserving).saturating_add(self.min_free_bytes);
-        Ok(self.root.free_bytes()?.saturating_sub(spoken_for))
+        let taken = ledger.promised.saturating_add(ledger.reserving).saturating_add(self.min_free_bytes);
+        Ok(self.root.free_bytes()?.saturating_sub(taken))
     }
 
     fn used(&self, ledger: &mut Ledger) -> u64 {
         let count = || self.bytes([layout::BLOBS, layout::RECIPES]).saturating_add(self.records());
         let stored = *ledger.stored.get_or_insert_with(count);
-        // Few files, if any: counted each time.
-        let beside = self.bytes([layout::QUARANTINE]);
+        // Quarantine has few files, so they are counted each time.
+        let quarantine = self.bytes([layout::QUARANTINE]);
         let partial = *ledger.partial.get_or_insert_with(|| self.bytes([layout::PARTIAL]));
-        let beside = beside.saturating_add(partial);
-        stored.saturating_add(ledger.staged).saturating_add(ledger.reserving).saturating_add(beside)
+        let others = [ledger.staged, ledger.reserving, quarantine, partial];
+        others.into_iter().fold(stored, u64::saturating_add)
     }
 
-    /// What manifests and what is kept beside them take. Each is small, but whoever may pull may
-    /// have many.
+    /// Bytes of manifests, origins and trash. Each file is small, but a client that may pull can create
+    /// many.
     fn records(&self) -> u64 {
-        self.bytes([layout::MANIFESTS, layout::ORIGINS]).saturating_add(self.bytes([layout::TRASH]))
+        self.bytes([layout::MANIFESTS, layout::ORIGINS, layout::TRASH])
     }
 
     fn bytes<const N: usize>(&self, directories: [&str; N]) -> u64 {
@@ -318,7 +307,7 @@ impl Space {
     }
 
     fn lock(&self) -> MutexGuard<'_, Ledger> {
-        // Every change of the books is complete before anything could panic.
+        // A panic cannot leave the ledger inconsistent.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -336,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_promised_or_taken_is_not_given_twice() {
+    fn promised_or_taken_bytes_are_not_given_twice() {
         let (_folder, space) = space(100);
         space.promise(60).unwrap();
         let error = space.promise(41).unwrap_err();
@@ -349,9 +338,9 @@ mod tests {
     }
 
     #[test]
-    fn room_comes_back_when_a_file_could_not_be_reserved_or_is_gone() {
+    fn space_is_released_when_an_allocation_fails_or_a_file_is_removed() {
         let (folder, space) = space(100);
-        let full = || Err(StoreError::NoRoom { root: folder.path().into(), needed_bytes: 1, free_bytes: 0 });
+        let full = || Err(StoreError::NoSpace { root: folder.path().into(), needed_bytes: 1, free_bytes: 0 });
         space.promise(100).unwrap();
         space.take(100, 100, full).unwrap_err();
         space.take(100, 100, || Ok(())).unwrap();
@@ -362,12 +351,12 @@ mod tests {
     }
 
     #[test]
-    fn books_are_open_while_the_file_system_sets_something_aside() {
+    fn ledger_is_usable_while_the_file_system_allocates() {
         let (_folder, space) = space(100);
         space.promise(60).unwrap();
         let reserve = || {
             assert_eq!(space.used_bytes(), 60);
-            assert!(space.promise(41).is_err(), "it is spoken for");
+            assert!(space.promise(41).is_err(), "the bytes are taken");
             space.promise(40)
         };
         space.take(60, 60, reserve).unwrap();
@@ -377,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_refused_for_what_counts_twice_for_a_moment() {
+    fn bytes_counted_twice_during_an_allocation_refuse_no_promise() {
         let (folder, _) = space(0);
         let root = Root::open(folder.path()).unwrap();
         let free = root.free_bytes().unwrap();
@@ -396,18 +385,18 @@ mod tests {
                 std::thread::sleep(std::time::Duration::from_millis(20));
                 Ok(())
             };
-            // The file system gives nothing away here, so that afterwards there is room again.
+            // `reserve` allocates nothing here, so the space is free again afterwards.
             space.take(free / 3, 0, reserve).unwrap();
         });
     }
 
     #[test]
-    fn some_of_the_file_system_is_left_to_others() {
+    fn minimum_of_the_file_system_is_left_free() {
         let folder = tempfile::tempdir().unwrap();
         let free = Root::open(folder.path()).unwrap().free_bytes().unwrap();
         let policy = SpacePolicy { min_free_bytes: Some(free), ..SpacePolicy::default() };
         let space = Space::new(Root::open(folder.path()).unwrap(), policy).unwrap();
-        assert!(matches!(space.promise(1 << 40), Err(StoreError::NoRoom { .. })));
+        assert!(matches!(space.promise(1 << 40), Err(StoreError::NoSpace { .. })));
         assert_eq!(default_min_free(1 << 20), (1 << 20) / 50);
         assert_eq!(default_min_free(1 << 50), 1 << 30);
     }

@@ -1,4 +1,4 @@
-//! Where one transaction writes: a directory of its own, and its share of the ledger.
+//! The directory that one transaction writes to, and the disk space promised to it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use super::root::OPEN_DIRECTORY;
 use super::seal::{DurableBlob, StagedBlob, WrittenFiles};
 use super::{Store, StoreError};
 
-/// A transaction's directory. Its clones may be used by several threads; with the last of them
-/// the directory goes, and all that is in it.
+/// A transaction's directory. Several threads may use clones of it; when the last one is dropped, the
+/// directory and its content are removed.
 #[derive(Clone, Debug)]
 pub struct Staging(Arc<Inner>);
 
@@ -25,9 +25,9 @@ struct Inner {
     directory: PathBuf,
     written: WrittenFiles,
     next_file: AtomicU64,
-    /// What the ledger has promised and no file has taken yet.
+    /// Bytes that the ledger has promised and no file has taken yet.
     promised: AtomicU64,
-    /// What the transaction may still take at the most, as far as that is known.
+    /// The most bytes that the transaction may still take, as far as known.
     expected: AtomicU64,
 }
 
@@ -50,34 +50,33 @@ impl Staging {
         })))
     }
 
-    /// Has room for `bytes` promised, if need be by evicting models. The files that are staged
-    /// from now on are taken from it.
+    /// Has `bytes` of disk space promised, if necessary by evicting models. Files that are staged later
+    /// use these bytes first.
     ///
     /// # Errors
-    /// [`StoreError::NoRoom`], [`StoreError::Quota`].
+    /// [`StoreError::NoSpace`], [`StoreError::Quota`].
     pub fn promise(&self, bytes: u64) -> Result<(), StoreError> {
         let store = &self.0.store;
         let with_the_rest = bytes.max(self.0.expected.load(Ordering::Relaxed));
-        store.with_room(with_the_rest, || store.space().promise(bytes))?;
+        store.with_space(with_the_rest, || store.space().promise(bytes))?;
         self.0.promised.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Announces that the transaction may take `bytes` more. When something does not fit, models
-    /// are evicted for all that is announced or not at all: half of it would be of no use.
+    /// Announces that the transaction may take `bytes` more. If something does not fit, models are
+    /// evicted for all announced bytes or not at all, since a part of them would be of no use.
     pub fn expect(&self, bytes: u64) {
         self.0.expected.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Announces files of these sizes, each of which takes whole blocks, in place of `announced`
-    /// bytes that they turn out to be.
+    /// Announces files of these sizes, each of which takes whole blocks, instead of `announced` bytes.
     pub fn expect_instead(&self, announced: u64, sizes: impl IntoIterator<Item = u64>) {
         let space = self.0.store.space();
         spend(&self.0.expected, announced);
         self.expect(sizes.into_iter().map(|size| space.on_disk(size)).fold(0, u64::saturating_add));
     }
 
-    /// A name for a file in the transaction's directory that no other file of it has.
+    /// A new path in the transaction's directory.
     pub(super) fn next_path(&self) -> PathBuf {
         let number = self.0.next_file.fetch_add(1, Ordering::Relaxed);
         self.0.directory.join(number.to_string())
@@ -96,26 +95,25 @@ impl Staging {
         &self.0.directory
     }
 
-    /// Through which all its files are written.
     pub(super) fn written(&self) -> &WrittenFiles {
         &self.0.written
     }
 
-    /// Drops a file that the store has already.
+    /// Removes a staged blob that the store has already.
     pub(super) fn discard(&self, blob: &StagedBlob) -> Result<(), StoreError> {
         self.written().forget(&blob.path);
         self.disk().remove_file(&blob.path).map(|_freed| ())
     }
 
-    /// Makes the content of finished blobs durable and then gives them their names.
+    /// Makes the content of finished blobs durable and then renames them to their final names.
     pub(super) fn publish(&self, blobs: Vec<StagedBlob>) -> Result<(), StoreError> {
         let _change = self.0.store.begin_change();
         let durable = self.written().seal(blobs)?;
         durable.into_iter().try_for_each(|blob| self.publish_blob(blob))
     }
 
-    /// If another transaction was faster, its file stays, since clients may have it mapped. One
-    /// of the wrong length is damaged and replaced; whoever has mapped it keeps the old file.
+    /// If another transaction has published the blob already, keeps that file, since clients may have
+    /// mapped it. A file of the wrong length is replaced; clients that have mapped it keep the old one.
     fn publish_blob(&self, blob: DurableBlob) -> Result<(), StoreError> {
         let mut blob = blob.into_blob();
         self.written().forget(&blob.path);
@@ -132,8 +130,8 @@ impl Staging {
         store.note_blob_added(blob.digest, &mut blob.reservation)
     }
 
-    /// Reserves space for a file of `size` bytes, if need be by evicting models; `reserve` has the
-    /// file system set it aside.
+    /// Reserves space for a file of `size` bytes, if necessary by evicting models; `reserve` has the
+    /// file system allocate it.
     pub(super) fn reserve_space(
         &self,
         size: u64,
@@ -146,7 +144,7 @@ impl Staging {
         let (expected, in_hand) = (&self.0.expected, self.0.promised.load(Ordering::Relaxed));
         let rest = expected.load(Ordering::Relaxed).saturating_sub(in_hand);
         let with_the_rest = bytes.saturating_sub(promised).saturating_add(rest);
-        let taken = store.with_room(with_the_rest, || store.space().take(bytes, promised, &reserve));
+        let taken = store.with_space(with_the_rest, || store.space().take(bytes, promised, &reserve));
         if taken.is_err() {
             self.0.promised.fetch_add(promised, Ordering::Relaxed);
         }
@@ -164,14 +162,13 @@ impl Drop for Inner {
     }
 }
 
-/// Takes up to `bytes` off a sum; says how much that was.
+/// Subtracts up to `bytes` from a sum; returns how many.
 fn spend(sum: &AtomicU64, bytes: u64) -> u64 {
     let rest = |left: u64| Some(left.saturating_sub(bytes));
     let left = sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest);
     left.unwrap_or_default().min(bytes)
 }
 
-/// Makes a transaction's directory, and opens it.
 fn make_directory(store: &Store, directory: &Path) -> Result<File, StoreError> {
     store.create_directories(Path::new(layout::STAGING))?;
     store.disk().create_dir(directory)?;

@@ -1,9 +1,9 @@
-//! What `ls` and `df` say about each tag, without reading ten thousand manifests each time.
+//! A cache of what `ls` and `df` report about each tag, so that they need not read every manifest each
+//! time.
 //!
-//! What was read is kept with the inode, size and times of the file it came from, and what was
-//! listed with those of the directory; each call asks the kernel for them anew, so a change by
-//! hand is seen. A file or directory that was changed in the very last moment is not believed to
-//! be unchanged: another change may have fallen into the same tick of the clock.
+//! Each entry is kept with the inode, size and times of its file or directory. Every call compares them
+//! with the current ones, so manual changes are seen. A file or directory that was changed within the
+//! last clock tick is read again, because another change may have happened in the same tick.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -26,29 +26,29 @@ pub struct TagSummary {
     pub reference: Reference,
     /// When it was last set.
     pub modified: SystemTime,
-    /// What it points to, or what is wrong with that.
+    /// Its manifest, or why that is unusable.
     pub manifest: Result<ManifestSummary, String>,
-    /// Where the model came from, if that is on record.
+    /// The model's origin, if recorded.
     pub origin: Option<String>,
 }
 
-/// A manifest in short.
+/// What is kept of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestSummary {
     /// The manifest's own digest.
     pub digest: Digest,
-    /// What its files add up to in bytes.
+    /// The sum of its files' sizes in bytes.
     pub size: u64,
     /// Its files, each once.
     pub files: Box<[Digest]>,
 }
 
-/// What has been read so far. The lock is held while tags are read from disk: only listing all tags takes
-/// it, and a caller that waits needs the same data.
+/// The lock is held while tags are read from disk. Only listing all tags takes it, and a caller that
+/// waits for it needs the same data.
 #[derive(Debug, Default)]
 pub(super) struct Summaries(Mutex<KnownDirectory>);
 
-/// A directory below `manifests/`, or that itself.
+/// `manifests/` or a directory below it.
 #[derive(Debug, Default)]
 struct KnownDirectory {
     stamp: Option<Stamp>,
@@ -62,19 +62,16 @@ struct Tag {
     summary: Option<Arc<TagSummary>>,
 }
 
-/// Inode, length, modification and change: the times in seconds and nanoseconds since 1970.
+/// Inode, length, and modification and change time, each in seconds and nanoseconds since 1970.
 type Stamp = (u64, u64, [i64; 4]);
 
 /// Directories between `manifests/` and a tag.
 const DEPTH: usize = 3;
-/// No clock that a file system goes by has longer ticks; those of the older ones have two seconds.
+/// No file system has a longer clock tick; some older ones have two seconds.
 const TICK: Duration = Duration::from_secs(2);
 
 impl Store {
-    /// Every tag with what it points to, in order. Those that vanish meanwhile are left out.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// Every tag with its manifest's summary, in order. Tags that are removed meanwhile are left out.
     pub fn summaries(&self) -> Result<Vec<Arc<TagSummary>>, StoreError> {
         let mut found = Vec::new();
         let manifests = self.existing_directory(layout::MANIFESTS)?;
@@ -101,8 +98,8 @@ impl Store {
 }
 
 impl KnownDirectory {
-    /// Brings what is known of an open directory, which lies at `place` below `manifests/`, up to
-    /// date, and adds what is below it to `found`.
+    /// Updates the entry of an open directory at `place` below `manifests/`, and adds its tags to
+    /// `found`.
     fn read(
         &mut self,
         store: &Store,
@@ -128,7 +125,7 @@ impl KnownDirectory {
         Ok(())
     }
 
-    /// Takes over the names that there are; what is known of those that stay, stays known.
+    /// Replaces the names by those in the directory; keeps the entries of names that still exist.
     fn list(&mut self, directory: &Directory, depth: usize) -> Result<(), StoreError> {
         let (mut directories, mut tags) = (BTreeMap::new(), BTreeMap::new());
         for entry in directory.entries()? {
@@ -147,7 +144,7 @@ impl KnownDirectory {
 }
 
 impl Tag {
-    /// What the tag at a place points to; nothing if it has vanished or is no tag.
+    /// The summary of the tag at `place`; `None` if it was removed or is no tag.
     fn read(
         &mut self,
         store: &Store,
@@ -157,7 +154,7 @@ impl Tag {
         let stamp = settled_stamp(status);
         let is_known = self.stamp.is_some() && self.stamp == stamp;
         if let Some(known) = self.summary.as_ref().filter(|_| is_known) {
-            // A record of the origin may have come since, but none changes.
+            // An origin may have been recorded since; a recorded one does not change.
             if known.origin.is_some() || !known.has_origin(store) {
                 return Ok(Some(Arc::clone(known)));
             }
@@ -181,7 +178,7 @@ impl TagSummary {
     }
 }
 
-/// What tells whether a file has changed, unless it is so new that this would not tell.
+/// The stamp of a file; `None` if it changed so recently that the stamp would not show another change.
 fn settled_stamp(status: &FileStatus) -> Option<Stamp> {
     let (content, changed) = (status.content_changed(), status.status_changed());
     let since = Duration::new(u64::try_from(changed.0).ok()?, u32::try_from(changed.1).ok()?);

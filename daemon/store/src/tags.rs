@@ -49,9 +49,6 @@ impl OriginRecord {
 
 impl Store {
     /// Lists all tags.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub fn tags(&self) -> Result<Tags, StoreError> {
         let mut tags = Tags::default();
         tags.collect(&self.existing_directory(layout::MANIFESTS)?, Path::new(""), 0)?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread;
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::reference::Reference;

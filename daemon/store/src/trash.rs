@@ -83,9 +83,6 @@ struct Record {
 
 impl Store {
     /// Puts a model into the trash, durably. Its tag may be removed after that.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub fn add_to_trash(
         &self,
         reference: &Reference,

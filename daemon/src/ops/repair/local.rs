@@ -35,7 +35,7 @@ impl Repair<'_> {
             if places.is_empty() {
                 return false;
             }
-            let _reading = self.store.note_own_read(file);
+            let _reading = self.store.begin_internal_read(file);
             let whole = FileReader::of_blob(self.store, file, recipe.size());
             self.tells_of(&self.copy(digest, need, whole, &places), digest, "the whole file")
         })

@@ -24,7 +24,7 @@ pub(super) fn mistake(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -
 /// The bytes of the header blob, if they are right.
 fn header(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -> Option<Vec<u8>> {
     let (digest, size) = recipe.header()?;
-    let _reading = store.note_own_read(digest);
+    let _reading = store.begin_internal_read(digest);
     let file = store.open_blob(digest, size).ok()?;
     // Anybody could have a recipe that names a tensor as its header.
     if file.metadata().ok()?.len() > MAX_HEADER_BYTES {

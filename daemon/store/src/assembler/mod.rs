@@ -96,7 +96,7 @@ impl Assembler {
     /// have been hashed already.
     ///
     /// # Errors
-    /// [`StoreError::Io`], [`StoreError::NoRoom`], [`StoreError::Quota`]; [`StoreError::FileSize`] for bytes
+    /// [`StoreError::Io`], [`StoreError::NoSpace`], [`StoreError::Quota`]; [`StoreError::FileSize`] for bytes
     /// beyond the end.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let gaps = lock(&self.state).arrived.gaps(offset..offset.saturating_add(bytes.len() as u64));

@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn blob_that_is_being_verified_is_kept_until_that_is_over() {
         let (_folder, store, digest) = store_with(b"weights");
-        let reading = store.note_own_read(digest);
+        let reading = store.begin_internal_read(digest);
         let done = collect(&store).unwrap();
         assert_eq!((done.freed_bytes(), done.held.len()), (0, 1));
         let [kept] = done.kept(&store).try_into().unwrap();

@@ -71,7 +71,7 @@ pub fn collect(store: &Store) -> Result<GcPlan, StoreError> {
     let _alone = store.lock_collections();
     let collection = store.leases().begin_collection();
     let plan = plan_alone(store)?;
-    let _barred = store.bar_own_reads(plan.blobs());
+    let _barred = store.block_internal_reads(plan.blobs());
     let deleted = execute(store, &plan, &collection)?;
     forget_origins(store, &collection)?;
     Ok(deleted)
@@ -109,7 +109,7 @@ fn collect_unless_held(store: &Store, candidates: BTreeSet<Digest>) -> Result<Gc
     }
     // Until they are deleted, or known to be needed: a reader that goes on to the next blob meanwhile
     // must not open that one.
-    let _barred = store.bar_own_reads(free.clone());
+    let _barred = store.block_internal_reads(free.clone());
     let nodes = free.into_iter().flat_map(|digest| [Node::Recipe(digest), Node::Blob(digest)]).collect();
     let _alone = store.lock_collections();
     let collection = store.leases().begin_collection();

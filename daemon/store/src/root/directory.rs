@@ -1,4 +1,4 @@
-//! An open directory of the store: what is in it, without the way to it being walked again.
+//! An open directory of the store. Access to its entries does not resolve its path again.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,29 +13,24 @@ use super::FileStatus;
 use crate::StoreError;
 use crate::place::Place;
 
-/// Directories nest no deeper than `manifests/` does; what somebody else has nested deeper is not counted.
+/// The store's own directories are not nested this deep; files in deeper ones are not counted.
 const MAX_LEVELS: usize = 32;
 
-/// A directory of the store, open for listing.
 #[derive(Debug)]
 pub(crate) struct Directory {
     file: File,
     place: Place,
 }
 
-/// A name in a directory.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// The name.
     pub(crate) name: OsString,
-    /// What it is; a symbolic link is that, whatever it points to.
+    /// The type of the entry itself, also of a symbolic link.
     pub(crate) kind: FileType,
-    /// Its inode.
     pub(crate) inode: u64,
 }
 
 impl Entry {
-    /// Whether it is a directory.
     pub(crate) fn is_dir(&self) -> bool {
         self.kind == FileType::Directory
     }
@@ -46,29 +41,19 @@ impl Directory {
         Self { file, place }
     }
 
-    /// Where it is.
     pub(crate) const fn place(&self) -> &Place {
         &self.place
     }
 
-    /// The open directory.
     pub(crate) const fn file(&self) -> &File {
         &self.file
     }
 
-    /// What it says about itself.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
     pub(crate) fn own_status(&self) -> Result<FileStatus, StoreError> {
         FileStatus::of(&self.file).map_err(StoreError::io("inspect", self.place.clone()))
     }
 
-    /// What the file system says about a name in it; `None` if nothing has it. A symbolic link is
-    /// not followed.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// The status of an entry; `None` if it does not exist. A symbolic link is not followed.
     pub(crate) fn status(&self, name: impl AsRef<Path>) -> Result<Option<FileStatus>, StoreError> {
         let name = name.as_ref();
         match statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -78,10 +63,7 @@ impl Directory {
         }
     }
 
-    /// Opens a directory in it; `None` if nothing has that name.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`], also if it is no directory.
+    /// Opens a subdirectory; `None` if it does not exist.
     pub(crate) fn find_directory(&self, name: impl AsRef<Path>) -> Result<Option<Self>, StoreError> {
         let place = self.place.join(name.as_ref());
         match openat(&self.file, name.as_ref(), OFlags::RDONLY | super::DIRECTORY, Mode::empty()) {
@@ -91,10 +73,7 @@ impl Directory {
         }
     }
 
-    /// Opens a regular file or a directory in it for reading; `None` if nothing has that name.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// Opens a file or directory in it for reading; `None` if it does not exist.
     pub(crate) fn find_entry(&self, name: impl AsRef<Path>) -> Result<Option<File>, StoreError> {
         let name = name.as_ref();
         match openat(&self.file, name, OFlags::RDONLY | super::FILE, Mode::empty()) {
@@ -104,23 +83,19 @@ impl Directory {
         }
     }
 
-    /// Removes a file from it. For a cache: what is to last is removed through a [`super::super::disk::Disk`].
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// Removes a file of a cache. Other files are removed through a [`crate::disk::Disk`].
     pub(crate) fn remove_file(&self, name: impl AsRef<Path>) -> Result<(), StoreError> {
         let name = name.as_ref();
         let removed = unlinkat(&self.file, name, AtFlags::empty());
         removed.map_err(StoreError::errno("remove", self.place.join(name)))
     }
 
-    /// Whether it can be seen that nothing is in it.
+    /// Whether it could be listed and has no entries.
     pub(crate) fn is_empty(&self) -> bool {
         self.entries().is_ok_and(|mut entries| entries.next().is_none())
     }
 
-    /// What the files in it take on disk, all levels; what vanishes meanwhile or cannot be read
-    /// counts not.
+    /// Bytes on disk of all files below it. Files that cannot be read count as 0.
     pub(crate) fn tree_bytes(&self) -> u64 {
         self.bytes_to_depth(MAX_LEVELS)
     }
@@ -139,10 +114,7 @@ impl Directory {
         bytes
     }
 
-    /// Its entries, in no order. One that vanishes while they are read may be left out.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`], also for each entry.
+    /// Its entries, unordered. An entry that is removed during the iteration may be left out.
     pub(crate) fn entries(&self) -> Result<impl Iterator<Item = Result<Entry, StoreError>> + '_, StoreError> {
         let names = Dir::read_from(&self.file).map_err(StoreError::errno("list", self.place.clone()))?;
         let named = names.filter(|entry| {
@@ -159,7 +131,7 @@ impl Directory {
 
     fn entry(&self, entry: &rustix::fs::DirEntry) -> io::Result<Option<Entry>> {
         let kind = match entry.file_type() {
-            // Some file systems do not say it in the listing.
+            // Some file systems do not return the type in the listing.
             FileType::Unknown => match statat(&self.file, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => FileType::from_raw_mode(stat.st_mode),
                 Err(Errno::NOENT) => return Ok(None),

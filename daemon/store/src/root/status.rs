@@ -1,4 +1,4 @@
-//! What the file system says about a file.
+//! The result of `stat`.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FileType, Stat};
 
-/// What `stat` says about a file, without having followed a symbolic link.
+/// The status of a file; of a symbolic link itself, not of its target.
 #[derive(Clone, Copy, Debug)]
 pub struct FileStatus(Stat);
 
@@ -17,15 +17,12 @@ impl From<Stat> for FileStatus {
 }
 
 impl FileStatus {
-    /// That of an open file.
-    ///
-    /// # Errors
-    /// Those of `fstat`.
+    /// The status of an open file.
     pub fn of(file: impl AsFd) -> io::Result<Self> {
         Ok(Self(rustix::fs::fstat(file)?))
     }
 
-    /// What kind of file it is.
+    /// The type of the file.
     #[must_use]
     pub fn kind(&self) -> FileType {
         FileType::from_raw_mode(self.0.st_mode)
@@ -50,53 +47,53 @@ impl FileStatus {
         u64::try_from(self.0.st_size).unwrap_or_default()
     }
 
-    /// What has been allocated for it, which for sparse or short files is not its length.
+    /// The bytes allocated on disk, which for sparse or short files differ from the length.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         const STAT_BLOCK_BYTES: u64 = 512;
         u64::try_from(self.0.st_blocks).unwrap_or_default().saturating_mul(STAT_BLOCK_BYTES)
     }
 
-    /// Who may do what with it.
+    /// The permission bits.
     #[must_use]
     pub const fn permissions(&self) -> u32 {
         self.0.st_mode & 0o7777
     }
 
-    /// Its owner's user id.
+    /// The owner's user id.
     #[must_use]
     pub const fn owner(&self) -> u32 {
         self.0.st_uid
     }
 
-    /// How many names it has.
+    /// The number of names (hard links).
     #[must_use]
     #[allow(clippy::useless_conversion, reason = "its width depends on the architecture")]
     pub fn links(&self) -> u64 {
         u64::from(self.0.st_nlink)
     }
 
-    /// Device and inode, which tell files apart.
+    /// Device and inode, which identify the file.
     #[must_use]
     pub const fn identity(&self) -> (u64, u64) {
         (self.0.st_dev, self.0.st_ino)
     }
 
-    /// When its content was changed last, in seconds and nanoseconds since 1970.
+    /// The modification time (mtime) in seconds and nanoseconds since 1970.
     #[must_use]
     #[allow(clippy::unnecessary_fallible_conversions, reason = "its width depends on the architecture")]
     pub(crate) fn content_changed(&self) -> (i64, i64) {
         (self.0.st_mtime, i64::try_from(self.0.st_mtime_nsec).unwrap_or_default())
     }
 
-    /// When anything of it was changed last, in seconds and nanoseconds since 1970.
+    /// The change time (ctime) in seconds and nanoseconds since 1970.
     #[must_use]
     #[allow(clippy::unnecessary_fallible_conversions, reason = "its width depends on the architecture")]
     pub(crate) fn status_changed(&self) -> (i64, i64) {
         (self.0.st_ctime, i64::try_from(self.0.st_ctime_nsec).unwrap_or_default())
     }
 
-    /// When its content was changed last; 1970 if before.
+    /// The modification time; 1970 if earlier.
     #[must_use]
     pub fn modified(&self) -> SystemTime {
         let (seconds, nanos) = self.content_changed();
@@ -108,7 +105,7 @@ impl FileStatus {
     }
 }
 
-/// What people call a kind of file.
+/// The name of a file type, for messages.
 pub(crate) const fn describe(kind: FileType) -> &'static str {
     match kind {
         FileType::RegularFile => "regular file",

@@ -117,7 +117,8 @@ impl DiskReader {
             let heeds_condemned = yields == 0;
             let is_wanted = || {
                 yields < MAX_YIELDS
-                    && (store.is_own_read_barred(digest) || heeds_condemned && store.is_condemned(digest))
+                    && (store.is_internal_read_blocked(digest)
+                        || heeds_condemned && store.is_condemned(digest))
             };
             match self.attempt(store, digest, &is_wanted, gate)? {
                 Reading::LetGo if stand_aside(store, digest, gate) == Step::Stop => break,
@@ -135,10 +136,10 @@ impl DiskReader {
         is_wanted: &dyn Fn() -> bool,
         gate: &mut Gate<'_>,
     ) -> Result<Reading, StoreError> {
-        let _reading = match store.note_own_read_unless_barred(digest) {
+        let _reading = match store.begin_internal_read_unless_blocked(digest) {
             Some(reading) => reading,
             None if is_wanted() => return Ok(Reading::LetGo),
-            None => store.note_own_read(digest),
+            None => store.begin_internal_read(digest),
         };
         let file = match store.open_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(Reading::Gone),
@@ -185,7 +186,7 @@ fn stand_aside(store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Step {
     let since = Instant::now();
     let is_wanted = || {
         let is_condemned = store.is_condemned(digest) && since.elapsed() < LONG_ENOUGH;
-        is_condemned || store.is_own_read_barred(digest)
+        is_condemned || store.is_internal_read_blocked(digest)
     };
     while is_wanted() && matches!(store.blob_status(digest), Ok(Some(_))) {
         if gate(0) == Step::Stop {
@@ -406,7 +407,7 @@ mod tests {
     #[test]
     fn reader_begins_nothing_that_is_being_collected() {
         let (_folder, store, digest) = store_with(b"weights");
-        let barred = store.bar_own_reads([digest].into());
+        let barred = store.block_internal_reads([digest].into());
         let of_reader = Arc::clone(&store);
         let reader = thread::spawn(move || check(&of_reader, digest));
         let start = Instant::now();
@@ -425,7 +426,7 @@ mod tests {
         let mut barred = None;
         let verdict = DiskReader::default().check(&store, digest, &mut |_| {
             // A new one begins each time the reader waits for the end of one.
-            barred = (!store.is_reading(digest)).then(|| store.bar_own_reads([digest].into()));
+            barred = (!store.is_reading(digest)).then(|| store.block_internal_reads([digest].into()));
             Step::Go
         });
         assert!(matches!(verdict.unwrap(), Verdict::Bad { .. }));

@@ -8,7 +8,7 @@ use blobd_store_format::digest::Digest;
 use super::check::verdict_on_mode;
 use super::read::{Buffer, DiskFile, Next};
 use super::{DiskReader, Ended, Gate, Verdict};
-use crate::own_reads::OwnRead;
+use crate::internal_reads::InternalRead;
 use crate::{FileStatus, Store, StoreError};
 
 /// Checks the blobs that `next` returns, until it returns none or `gate` stops it, and tells `verdict` of each.
@@ -50,7 +50,7 @@ struct Lane<'s> {
     seen: FileStatus,
     file: DiskFile<File>,
     hash: Sha256,
-    _reading: OwnRead<'s>,
+    _reading: InternalRead<'s>,
 }
 
 #[derive(Default)]
@@ -71,7 +71,7 @@ impl<'s> Lane<'s> {
     /// Nothing if it has to be looked at more closely.
     fn open(store: &'s Store, digest: Digest) -> Option<Self> {
         let seen = store.blob_status(digest).ok().flatten().filter(FileStatus::is_file)?;
-        let reading = store.note_own_read_unless_barred(digest)?;
+        let reading = store.begin_internal_read_unless_blocked(digest)?;
         let file = DiskFile::open(store.open_blob(digest, 0).ok()?);
         Some(Self { digest, seen, file, hash: Sha256::new(), _reading: reading })
     }
@@ -82,7 +82,7 @@ impl<'s> Lane<'s> {
         buffer: &'b mut Buffer,
         gate: &mut Gate<'_>,
     ) -> Result<&'b [u8], Outcome> {
-        if store.is_own_read_barred(self.digest) || store.is_condemned(self.digest) {
+        if store.is_internal_read_blocked(self.digest) || store.is_condemned(self.digest) {
             return Err(Outcome::Unclear);
         }
         match self.file.next(buffer, gate) {

@@ -1,5 +1,5 @@
-//! Leases of the kernel, `fcntl(F_SETLEASE)`: the only way to learn whether any process still has
-//! a file open or mapped.
+//! Kernel leases, `fcntl(F_SETLEASE)`: the only way to find out whether any process has a file open or
+//! mapped.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -7,11 +7,8 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::sync::Once;
 
-/// Whether somebody else has the file open or mapped: any process, and any other descriptor of
-/// this one. `file` must be the only description through which the caller has it open.
-///
-/// # Errors
-/// `EINVAL` where the file system has no leases, `EACCES` for a file of another user.
+/// Whether the file is open or mapped elsewhere, in this or another process. `file` must be the only
+/// description through which the caller has it open.
 pub(crate) fn is_in_use(file: &File) -> io::Result<bool> {
     ignore_lease_breaks();
     let fd = file.as_raw_fd();
@@ -29,8 +26,8 @@ pub(crate) fn is_in_use(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Who opens a file in the microsecond in which its lease is held makes the kernel send SIGIO,
-/// and that would end the process.
+/// If another process opens the file while the lease is held, the kernel sends SIGIO, which would end
+/// this process.
 fn ignore_lease_breaks() {
     static ONCE: Once = Once::new();
     // SAFETY: SIG_IGN runs no code of ours, and nothing else in the daemon uses SIGIO.

@@ -1,8 +1,8 @@
-//! Giving memory back.
+//! Returns free heap memory to the system.
 #![allow(unsafe_code)]
 
-/// Gives what is free in the heap back to the system. After gigabytes of recipes have gone through
-/// it, a quarter of a daemon's memory is holes. Takes some milliseconds.
+/// Returns free heap memory to the system; takes some milliseconds. After gigabytes of recipes have been
+/// parsed, a quarter of the daemon's memory is free but not returned.
 pub fn give_back_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: needed because no safe crate has the call; sound because it takes no pointer, only

@@ -1,4 +1,4 @@
-//! `sync_file_range(2)`: safe crates leave it out because its name promises more than it does.
+//! `sync_file_range(2)`: safe crates omit it because, despite its name, it makes nothing durable.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd};

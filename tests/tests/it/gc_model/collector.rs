@@ -48,7 +48,7 @@ pub(super) struct Collector {
     step: Step,
     runs_left: u8,
     tag: Tag,
-    /// What it may delete at most: of `rm`, what the model needed. `Condemned::take_unpinned`
+    /// What it may delete at most: of `rm`, what the model needed. `Collection::delete_unpinned`
     /// only takes away from that.
     candidates: BlobSet,
     pinned: BlobSet,

@@ -1,4 +1,4 @@
-//! The directory that a store lives in: who may make one where, and who has it.
+//! Creates and opens the store's directory, and takes its lock.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read as _};
@@ -15,56 +15,47 @@ use super::disk::{Change, Disk as _, GuardedDisk, KernelDisk};
 use super::lock_file::read_holder;
 use super::root::Root;
 
-/// What every store has from the beginning.
+/// The directories of a new store.
 const DIRECTORIES: [&str; 6] =
     [layout::BLOBS, layout::RECIPES, layout::MANIFESTS, layout::ORIGINS, layout::STAGING, layout::TRASH];
-/// Without these nobody knows what is needed, so that nothing may be collected.
+/// If one of these is missing, it is unknown what tags need, so nothing may be collected.
 const ESSENTIAL: [&str; 3] = [layout::BLOBS, layout::RECIPES, layout::MANIFESTS];
 
-/// The format this code writes, and the newest it reads.
+/// The format that this code writes, and the newest that it reads.
 pub const FORMAT: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
 struct StoreFile {
     format: u32,
     id: String,
-    /// The directories that the store was made with. Those of an earlier blobd do not say so, and had
-    /// no `trash/` before it was needed.
+    /// The directories that the store was created with. Earlier versions of blobd did not record them,
+    /// and created `trash/` only when it was needed.
     #[serde(default)]
     directories: Vec<String>,
 }
 
-/// A store that has been entered.
 #[derive(Debug)]
-pub(super) struct Home {
-    /// The lock, taken. There is none to be taken of a store that cannot be written to and that has no
-    /// lock file.
+pub(super) struct StoreDir {
+    /// The locked lock file; `None` if the store cannot be written to and has no lock file.
     pub(super) lock: Option<File>,
-    /// The directories that must be there.
+    /// The directories that must exist.
     pub(super) essential: Vec<&'static str>,
 }
 
-/// Makes the directory unless it is there, and opens it.
-///
-/// # Errors
-/// [`StoreError::Io`].
+/// Opens the directory; creates it if it does not exist.
 pub(super) fn open_root(path: &Path) -> Result<Root, StoreError> {
     let made = DirBuilder::new().recursive(true).mode(MODE).create(path);
     made.map_err(StoreError::io("create directory", path))?;
     Root::open(path)
 }
 
-/// Makes the directory a store's unless it is one, and takes its lock. If it cannot be written to, the
-/// disk refuses changes from now on.
-///
-/// # Errors
-/// [`StoreError::Locked`], [`StoreError::NewerFormat`], [`StoreError::NotAStore`],
-/// [`StoreError::Io`].
-pub(super) fn enter(root: &Root, disk: &GuardedDisk) -> Result<Home, StoreError> {
-    // Before a lock file is made in a directory that is something else.
+/// Takes the store's lock; creates the store if the directory is empty. If the store cannot be written
+/// to, `disk` refuses all changes.
+pub(super) fn open_or_create(root: &Root, disk: &GuardedDisk) -> Result<StoreDir, StoreError> {
+    // Checked first, so that no lock file is created in a directory with other files.
     find_store(root)?;
     let lock = take_lock(root, disk)?;
-    // Another process may have made the store, or converted it, before the lock was taken.
+    // Checked again: another process may have created or converted the store before the lock was taken.
     let file = match find_store(root)? {
         Some(file) => file,
         None => create_store(root, disk)?,
@@ -73,11 +64,11 @@ pub(super) fn enter(root: &Root, disk: &GuardedDisk) -> Result<Home, StoreError>
     let mut essential = ESSENTIAL.to_vec();
     essential.extend(had_trash.then_some(layout::TRASH));
     complete_empty_store(root, disk, &essential);
-    Ok(Home { lock, essential })
+    Ok(StoreDir { lock, essential })
 }
 
-/// An earlier blobd wrote `store.json` before it made the directories, and may have died in between.
-/// While none of them has anything in it, nothing is lost if one is made anew.
+/// Creates missing directories if all others are empty. Earlier versions of blobd wrote `store.json`
+/// before they created the directories, and may have been killed in between.
 fn complete_empty_store(root: &Root, disk: &GuardedDisk, essential: &[&str]) {
     let state =
         |name: &&str| root.find_directory(Path::new(name)).map(|found| found.map(|found| found.is_empty()));
@@ -93,15 +84,15 @@ fn complete_empty_store(root: &Root, disk: &GuardedDisk, essential: &[&str]) {
     }
 }
 
-/// What is in a store may be under a licence that one user has accepted and others have not: they
-/// get at it by the daemon, or not at all.
+/// Models may have a licence that only some users have accepted, so other users must not be able to
+/// read them without the daemon.
 const MODE: u32 = 0o700;
 
-/// What `store.json` is called until it is complete.
+/// The temporary name of `store.json`.
 const NEW_STORE_FILE: &str = "store.json.new";
 
-/// What `store.json` says, if there is a store. Refuses one of a later format, and a directory that
-/// holds something else.
+/// Reads `store.json`; `None` if the directory may become a store. Refuses a newer format, and a
+/// directory with other files.
 fn find_store(root: &Root) -> Result<Option<StoreFile>, StoreError> {
     const MAX_BYTES: u64 = 4096;
     let Some(json) = root.read_limited(Path::new(layout::STORE_FILE), MAX_BYTES)? else {
@@ -115,9 +106,9 @@ fn find_store(root: &Root) -> Result<Option<StoreFile>, StoreError> {
     Ok(Some(file))
 }
 
-/// A store is not strewn into a directory that holds something else, such as a home.
+/// Refuses to create a store in a directory with other files, such as a home directory.
 fn refuse_foreign_directory(root: &Root) -> Result<(), StoreError> {
-    // Left by a process that died while it made the store.
+    // These may be left by a process that was killed while it created the store.
     let is_own_file = |name: &str| [layout::LOCK_FILE, NEW_STORE_FILE].contains(&name);
     let is_own_directory = |name: &str| DIRECTORIES.contains(&name) && is_empty(root, name);
     for entry in
@@ -136,8 +127,8 @@ fn is_empty(root: &Root, directory: &str) -> bool {
     directory.is_some_and(|directory| directory.is_empty())
 }
 
-/// `store.json` comes last: where it is, the directories have been made and their names are durable, so
-/// that one that is missing later was taken away.
+/// `store.json` is written last, when the names of the directories are durable. So a directory that is
+/// missing later was removed.
 fn create_store(root: &Root, disk: &GuardedDisk) -> Result<StoreFile, StoreError> {
     let path = Path::new(layout::STORE_FILE);
     let directories = DIRECTORIES.map(str::to_owned).to_vec();
@@ -145,7 +136,7 @@ fn create_store(root: &Root, disk: &GuardedDisk) -> Result<StoreFile, StoreError
     let content = serde_json::to_vec(&file)
         .map_err(|source| StoreError::StoreFile { path: root.full(path), source })?;
     make_private(disk, root)?;
-    // First the root's own name: who finds a store.json later takes all above it for durable.
+    // The root's own name first: an opener that finds store.json relies on the path being durable.
     unless_denied(disk.sync_above_root())?;
     DIRECTORIES.iter().try_for_each(|name| disk.create_dir(Path::new(name)))?;
     disk.sync_dir(Path::new(""))?;
@@ -154,13 +145,14 @@ fn create_store(root: &Root, disk: &GuardedDisk) -> Result<StoreFile, StoreError
     Ok(file)
 }
 
-/// The directory may have been there, empty and open to all. One that is somebody else's stays as
-/// it is, and `doctor` says what is wrong with it.
+/// The directory may have existed before, empty and readable by others. If another user owns it, it is
+/// not changed, and `doctor` reports it.
 fn make_private(disk: &GuardedDisk, root: &Root) -> Result<(), StoreError> {
     unless_denied(disk.set_mode(Path::new(""), root.directory_file(), MODE))
 }
 
-/// Whoever may not even list the directory above has not made the root there just now.
+/// A process that is denied access to the parent directory has not just created the root in it, so
+/// there is nothing to make durable.
 fn unless_denied(done: Result<(), StoreError>) -> Result<(), StoreError> {
     match done {
         Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => Ok(()),
@@ -168,22 +160,22 @@ fn unless_denied(done: Result<(), StoreError>) -> Result<(), StoreError> {
     }
 }
 
-/// Tells stores apart in logs and bundles; nothing secret depends on it.
-#[expect(clippy::disallowed_methods, reason = "a device of the system, none of the store")]
+/// Identifies a store in logs and bundles. It is not a secret.
+#[expect(clippy::disallowed_methods, reason = "a device, not a file of the store")]
 fn new_store_id() -> String {
     let mut hasher = Hasher::new();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     hasher.update(format!("{now:?} {}", std::process::id()).as_bytes());
     let mut random = [0; 16];
     if let Ok(mut source) = File::open("/dev/urandom") {
-        // Without it, time and process tell stores apart well enough.
+        // Without random bytes, time and process id are sufficient.
         let _ = source.read_exact(&mut random);
     }
     hasher.update(&random);
     Digest::to_hex(hasher.finish())[..32].to_owned()
 }
 
-/// The kernel releases the lock when the process ends, however it ends: it is never stale.
+/// The kernel releases the lock when the process ends, so a lock is never stale.
 fn take_lock(root: &Root, disk: &GuardedDisk) -> Result<Option<File>, StoreError> {
     let path = Path::new(layout::LOCK_FILE);
     let file = match open_lock(root, path) {
@@ -194,7 +186,7 @@ fn take_lock(root: &Root, disk: &GuardedDisk) -> Result<Option<File>, StoreError
                 disk.refuse_changes(reason);
                 match root.find_file(path) {
                     Ok(Some(file)) => file,
-                    // Nothing is changed without it, and what is read is whole whoever changes what.
+                    // A read-only store needs no lock: published files are complete and do not change.
                     Ok(None) => return Ok(None),
                     Err(StoreError::Io { source, .. }) if read_only_reason(&source).is_some() => {
                         return Ok(None);
@@ -204,7 +196,7 @@ fn take_lock(root: &Root, disk: &GuardedDisk) -> Result<Option<File>, StoreError
             }
         },
     };
-    // Any number of processes may share a store that none of them can change.
+    // Several processes may share a store that none of them can change.
     let operation = match disk.failure() {
         None => rustix::fs::FlockOperation::NonBlockingLockExclusive,
         Some(_) => rustix::fs::FlockOperation::NonBlockingLockShared,
@@ -224,7 +216,7 @@ fn open_lock(root: &Root, path: &Path) -> io::Result<File> {
         opened => return opened,
     }
     match KernelDisk.create_file(root, path, 0o600) {
-        // Another process was faster.
+        // Another process created it first.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             KernelDisk.open_file(root, path, Change::Content)
         }
@@ -232,7 +224,7 @@ fn open_lock(root: &Root, path: &Path) -> io::Result<File> {
     }
 }
 
-/// Why nothing in the store can be changed, if that is what the error says.
+/// Why the store is read-only, if the error says so.
 fn read_only_reason(error: &io::Error) -> Option<&'static str> {
     match Errno::from_io_error(error)? {
         Errno::ROFS => Some("it is on a file system that is mounted read-only"),

@@ -1,0 +1,108 @@
+//! Disk space as the store's users see it: how much is free and used, and eviction when something does
+//! not fit.
+
+use std::path::Path;
+
+use blobd_store_format::layout;
+
+use super::space::{Eviction, Space, SpacePolicy};
+use super::{Store, StoreError};
+
+/// Frees disk space when something does not fit.
+pub trait MakeSpace: std::fmt::Debug + Send + Sync {
+    /// Tries to free `bytes`, all or nothing; returns whether to try the failed step again.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    fn make_space(&self, bytes: u64) -> Result<bool, StoreError>;
+}
+
+impl Store {
+    /// Bytes free on the file system for a user without privileges.
+    pub fn free_bytes(&self) -> Result<u64, StoreError> {
+        self.root.free_bytes()
+    }
+
+    /// The size of the file system in bytes.
+    pub fn capacity_bytes(&self) -> Result<u64, StoreError> {
+        self.root.capacity_bytes()
+    }
+
+    /// Bytes on disk of unfinished transactions and downloads.
+    #[must_use]
+    pub fn unfinished_bytes(&self) -> u64 {
+        let [staging, partial] =
+            [layout::STAGING, layout::PARTIAL].map(|name| self.root.tree_bytes(Path::new(name)));
+        staging.saturating_add(partial)
+    }
+
+    /// Bytes on disk of damaged blobs in quarantine.
+    #[must_use]
+    pub fn quarantine_bytes(&self) -> u64 {
+        self.root.tree_bytes(Path::new(layout::QUARANTINE))
+    }
+
+    /// How much of the disk the store may use.
+    #[must_use]
+    pub const fn space_policy(&self) -> &SpacePolicy {
+        self.space.policy()
+    }
+
+    /// Bytes on disk that the store uses, work in progress included.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.space().used_bytes()
+    }
+
+    /// How many more bytes must become free before `bytes` fit; 0 if they fit.
+    #[must_use]
+    pub fn shortage(&self, bytes: u64) -> u64 {
+        self.space().shortage(bytes)
+    }
+
+    /// Whether models may be evicted when something does not fit.
+    #[must_use]
+    pub fn can_make_space(&self) -> bool {
+        self.space_policy().eviction != Eviction::Never
+    }
+
+    /// Sets what frees space when something does not fit. Only the first call has an effect.
+    pub fn set_space_maker(&self, maker: Box<dyn MakeSpace>) {
+        let _ = self.space_maker.set(maker);
+    }
+
+    pub(super) fn space(&self) -> &Space {
+        if self.space.is_uncounted() {
+            // Without a catalog the ledger itself inspects every file.
+            let counted = self.catalog_now().map(|catalog| catalog.used_bytes());
+            counted.into_iter().for_each(|bytes| self.space.count(bytes));
+        }
+        &self.space
+    }
+
+    /// Tries a step that needs disk space. If that is missing, has `bytes` freed and tries again;
+    /// `bytes` may be more than this one step needs.
+    pub(super) fn with_space<T>(
+        &self,
+        bytes: u64,
+        attempt: impl Fn() -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        /// Other transactions may take the freed space first, so several tries may be needed.
+        const MAX_TRIES: usize = 16;
+        let mut tries = 0;
+        loop {
+            let refused = match attempt() {
+                Err(error) if error.is_no_space() => error,
+                other => return other,
+            };
+            let made = match self.space_maker.get() {
+                Some(maker) if tries < MAX_TRIES => maker.make_space(bytes)?,
+                _ => false,
+            };
+            if !made {
+                return Err(refused.needing(bytes));
+            }
+            tries += 1;
+        }
+    }
+}
