@@ -1,5 +1,4 @@
-//! What is counted when files of the store appear and go: their bytes in the ledger, their digests in the
-//! index.
+//! Updates the ledger and the index when files of the store are published or removed.
 
 use std::path::Path;
 
@@ -11,7 +10,7 @@ use super::reservation::Reservation;
 use super::{Store, StoreError};
 
 impl Store {
-    /// Counts a blob that has just been published, and notes it in the index.
+    /// Counts a blob that was just published, and notes it in the index.
     pub(crate) fn note_blob_added(
         &self,
         digest: Digest,
@@ -22,13 +21,13 @@ impl Store {
         Ok(())
     }
 
-    /// The same for one that is gone and took `bytes` on disk.
+    /// Subtracts a removed blob of `bytes` on disk, and notes it in the index.
     pub(crate) fn note_blob_removed(&self, digest: Digest, bytes: u64) {
         self.note_blob(digest);
         self.space.freed(bytes);
     }
 
-    /// The same for a recipe that has replaced one of `replaced` bytes on disk.
+    /// Counts a recipe that has replaced one of `replaced` bytes on disk.
     pub(crate) fn note_recipe_added(
         &self,
         recipe: &Recipe,
@@ -42,31 +41,29 @@ impl Store {
         Ok(())
     }
 
-    /// The same for one that is gone.
     pub(crate) fn note_recipe_removed(&self, file: Digest, bytes: u64) {
         self.forget_recipe(file);
         self.note_recipe(file);
         self.space.freed(bytes);
     }
 
-    /// What a file takes on disk, or `None` when it is not there.
+    /// A file's bytes on disk; `None` if it does not exist.
     pub(crate) fn file_bytes(&self, path: &Path) -> Result<Option<u64>, StoreError> {
         Ok(self.root.status(path)?.map(|status| self.file_system.bytes_on_disk(&status)))
     }
 
-    /// What a recipe takes on disk, or `None` when there is none.
     pub(crate) fn recipe_bytes(&self, file: Digest) -> Result<Option<u64>, StoreError> {
         self.file_bytes(&layout::recipe(file))
     }
 
-    /// Removes a blob's file; says what it took on disk, or `None` when there was none. The caller
-    /// holds a change, and notes the removal.
+    /// Removes a blob's file; returns its bytes on disk, or `None` if it did not exist. The caller holds a
+    /// change, and notes the removal.
     pub(crate) fn remove_blob_file(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
         let bytes = self.blob_bytes_on_disk(digest)?;
         Ok(self.disk.remove_file(&layout::blob(digest))?.and(bytes))
     }
 
-    /// The same for a recipe.
+    /// Like [`Self::remove_blob_file`] for a recipe.
     pub(crate) fn remove_recipe_file(&self, file: Digest) -> Result<Option<u64>, StoreError> {
         let bytes = self.recipe_bytes(file)?;
         let removed = self.disk.remove_file(&layout::recipe(file));
@@ -74,7 +71,7 @@ impl Store {
         Ok(removed?.and(bytes))
     }
 
-    /// Writes a manifest or a record beside it and counts its bytes, against `reservation` if there is one.
+    /// Writes a manifest, origin or trash record and counts its bytes, from `reservation` if there is one.
     /// The caller makes the name durable.
     pub(crate) fn write_record(
         &self,
@@ -94,8 +91,8 @@ impl Store {
         Ok(())
     }
 
-    /// Removes what [`Self::write_record`] has written; returns what that frees, or `None` when it
-    /// was not there.
+    /// Removes a file that [`Self::write_record`] wrote; returns the bytes freed, or `None` if it did not
+    /// exist.
     pub(crate) fn remove_record(&self, path: &Path) -> Result<Option<u64>, StoreError> {
         let bytes = self.file_bytes(path)?;
         let removed = self.disk().remove_file(path)?.and(bytes);

@@ -12,22 +12,22 @@ use super::root::{FileStatus, open_blob_in};
 use super::{Store, StoreError};
 
 impl Store {
-    /// Where the blobs lie, as the kernel names them in `/proc`.
+    /// The path of `blobs/` as it appears in `/proc`.
     #[expect(clippy::disallowed_methods, reason = "a descriptor of this process")]
     pub(crate) fn blobs_location(&self) -> Option<PathBuf> {
         let blobs = self.blobs_directory().ok()?.file();
         std::fs::read_link(format!("/proc/self/fd/{}", blobs.as_raw_fd())).ok()
     }
 
-    /// Opens a blob for one reader: read-only, with a file description of its own, because a
-    /// shared one would share its offset and flags between clients. Nothing of it is read.
+    /// Opens a blob read-only, with its own file description, because clients would share the offset and
+    /// flags of a common one. The content is not read.
     ///
     /// # Errors
-    /// [`StoreError::MissingBlob`], [`StoreError::BlobSize`] when it is shorter than
-    /// `least_size` bytes (mapping it would end in SIGBUS), [`StoreError::Io`].
+    /// [`StoreError::MissingBlob`], [`StoreError::BlobSize`] if it is shorter than `least_size` bytes (a
+    /// client that maps it would get SIGBUS), [`StoreError::Io`].
     pub fn open_blob(&self, digest: Digest, least_size: u64) -> Result<File, StoreError> {
-        // Relative to the open directory: opening a model takes hundreds of these, and the way
-        // from the root would be walked each time.
+        // Relative to the open directory: opening a model opens hundreds of blobs, and the path
+        // from the root would be resolved each time.
         let blobs = self.blobs_directory()?;
         let (file, status) = match open_blob_in(blobs.file(), &layout::blob_name(digest)) {
             Ok(opened) => opened,
@@ -43,8 +43,8 @@ impl Store {
         Ok(file)
     }
 
-    /// What is in a small blob, or `None` when there is none; of a longer one, one byte more than
-    /// `limit`.
+    /// The content of a blob of at most `limit` bytes; `None` if it does not exist. Of a longer one, one
+    /// byte more than `limit`.
     ///
     /// # Errors
     /// [`StoreError::UnexpectedFile`], [`StoreError::Io`].
@@ -52,44 +52,39 @@ impl Store {
         self.root.read_limited(&layout::blob(digest), limit)
     }
 
-    /// A blob's length, or `None` when there is none. What is no regular file is no blob.
+    /// A blob's length; `None` if it does not exist or is not a regular file.
     pub fn blob_size(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
         Ok(self.blob_status(digest)?.filter(FileStatus::is_file).map(|status| status.len()))
     }
 
-    /// What a blob takes on disk, or `None` when there is none.
+    /// A blob's bytes on disk; `None` if it does not exist.
     pub(crate) fn blob_bytes_on_disk(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
         Ok(self.blob_status(digest)?.map(|status| self.file_system.bytes_on_disk(&status)))
     }
 
-    /// Every blob there is. Names that no digest gives are left out: they are not blobd's.
+    /// All blobs. Files whose name is no digest are left out.
     pub fn blobs(&self) -> Result<Vec<Digest>, StoreError> {
         self.digests_in(layout::BLOBS, layout::parse_blob_name)
     }
 
-    /// What files of these lengths add up to, but for those whose length some blob has: they may
-    /// be there already.
+    /// The sum of those lengths that no stored blob has: files of these are certainly not stored yet.
     pub(super) fn certainly_new(&self, sizes: impl Iterator<Item = u64>) -> Result<u64, StoreError> {
-        // Nobody waits for an index that is being built: until then nothing is certain.
+        // Does not wait for an index that is being built: until then nothing is certain.
         let Some(catalog) = self.catalog_unless_building()? else { return Ok(0) };
         let is_new = |size: &u64| catalog.blobs_of_length(*size) == 0;
         Ok(sizes.filter(is_new).fold(0, u64::saturating_add))
     }
 
-    /// Calls `visit` with every blob there is. A million of them need no list of their own.
-    ///
-    /// # Errors
-    /// As for [`Self::blobs`].
+    /// Calls `visit` with every blob, without a list of all in memory.
     pub fn each_blob(&self, visit: impl FnMut(Digest)) -> Result<(), StoreError> {
         self.each_digest_in(layout::BLOBS, layout::parse_blob_name, visit)
     }
 
-    /// Every file that there is a recipe for.
+    /// All files that have a recipe.
     pub fn recipes(&self) -> Result<Vec<Digest>, StoreError> {
         self.digests_in(layout::RECIPES, layout::parse_recipe_name)
     }
 
-    /// Every manifest whose origin is on record.
     pub(crate) fn origins(&self) -> Result<Vec<Digest>, StoreError> {
         self.digests_in(layout::ORIGINS, layout::parse_recipe_name)
     }
@@ -113,7 +108,7 @@ impl Store {
         let mut visit = visit;
         let listed = match self.root.find_directory(Path::new(directory))? {
             Some(listed) => listed,
-            // Nothing depends on it, and it is made when it is needed.
+            // It is optional and created when needed.
             None if directory == layout::ORIGINS => return Ok(()),
             None => return Err(StoreError::MissingDirectory { path: self.root.full(directory) }),
         };
@@ -124,7 +119,6 @@ impl Store {
         Ok(())
     }
 
-    /// What the file system says about a blob's name; nothing if there is none.
     pub(crate) fn blob_status(&self, digest: Digest) -> Result<Option<FileStatus>, StoreError> {
         self.blobs_directory()?.status(layout::blob_name(digest))
     }

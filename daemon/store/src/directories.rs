@@ -1,4 +1,4 @@
-//! The directories that a store must have, and what is not of the kind that it should be.
+//! Checks and creates the directories of a store.
 
 use std::path::Path;
 
@@ -9,19 +9,17 @@ use super::root::Directory;
 use super::{Store, StoreError, root};
 
 impl Store {
-    /// One of the directories that every store has.
     pub(super) fn existing_directory(&self, name: &str) -> Result<Directory, StoreError> {
         self.root.existing_directory(name)
     }
 
-    /// Makes sure that the directories without which nobody knows what is needed are there. A collection
-    /// that took one that is gone for one that is empty would delete everything.
+    /// Checks that the essential directories exist. A collection that treated a missing one as empty
+    /// would delete everything.
     pub(crate) fn check_directories(&self) -> Result<(), StoreError> {
         self.essential.iter().try_for_each(|name| self.existing_directory(name).map(drop))
     }
 
-    /// What in the root is not of the kind that it should be, or missing. What is optional may be
-    /// missing.
+    /// Errors about files and directories in the root that have the wrong type or are missing.
     #[must_use]
     pub fn misplaced(&self) -> Vec<StoreError> {
         const OPTIONAL: [&str; 7] = [
@@ -51,8 +49,8 @@ impl Store {
         Some(StoreError::UnexpectedFile { path: self.root.full(path), found, expected })
     }
 
-    /// Makes a directory and those above it, and makes their names durable. One that the store had from
-    /// its beginning is not made anew: whoever took it away has what was in it.
+    /// Creates a directory and its parents, and makes their names durable. A missing essential directory
+    /// is not created again, since its content was removed with it.
     pub(super) fn create_directories(&self, relative: &Path) -> Result<(), StoreError> {
         let top = relative.iter().next().and_then(|top| top.to_str());
         if let Some(top) = self.essential.iter().find(|name| Some(**name) == top) {

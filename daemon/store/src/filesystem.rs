@@ -1,4 +1,4 @@
-//! What kind of file system the store lies on, and how far its syncs can be trusted.
+//! The type of the file system that the store is on, and whether its syncs are reliable.
 
 use super::StoreError;
 use super::root::{FileStatus, Root};
@@ -7,46 +7,44 @@ use super::root::{FileStatus, Root};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Durability {
-    /// A few blobs are synced one by one, many by one `syncfs`; one by one always where `syncfs`
-    /// promises nothing.
+    /// A few blobs are synced one by one, many by one `syncfs`. Always one by one where `syncfs` is not
+    /// reliable.
     #[default]
     Auto,
-    /// Each blob by itself: slower for small tensors, undisturbed by what others write.
+    /// Always one `fsync` per blob: slower for small tensors, but independent of other writers.
     Fsync,
     /// Always one `syncfs`.
     Syncfs,
 }
 
-/// A file system by the number that `statfs` gives.
+/// A type of file system, identified by the number that `statfs` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileSystem {
     /// Its name, as `mount` prints it.
     pub name: &'static str,
-    /// Whether `syncfs` makes durable what was written.
+    /// Whether `syncfs` makes written data durable.
     pub syncfs_is_reliable: bool,
-    /// Whether it decides only some seconds after a write, when its transaction group is synced,
-    /// how much a file takes; until then `stat` says next to nothing.
+    /// Whether it allocates blocks some seconds after a write, when its transaction group is synced. Until
+    /// then, `stat` reports almost no blocks.
     pub allocates_late: bool,
-    /// What a store on it has to reckon with.
+    /// A risk for stores on it.
     pub warning: Option<&'static str>,
 }
 
 impl FileSystem {
-    /// The file system of a store.
     pub(super) fn of(root: &Root) -> Result<Self, StoreError> {
         let stat = rustix::fs::fstatfs(root.directory_file());
         let stat = stat.map_err(StoreError::errno("inspect", root.place()))?;
         Ok(Self::by_magic(stat.f_type))
     }
 
-    /// What a file takes on disk. It must be the same when it is written and when it is removed, or
-    /// the books drift.
+    /// A file's bytes on disk. Must be the same when it is written and when it is removed, or the
+    /// ledger becomes wrong.
     pub(crate) fn bytes_on_disk(self, status: &FileStatus) -> u64 {
-        self.taken_bytes(status.len(), status.allocated_bytes())
+        self.estimate(status.len(), status.allocated_bytes())
     }
 
-    /// What a file of this length takes that has been given `allocated` bytes so far.
-    const fn taken_bytes(self, length: u64, allocated: u64) -> u64 {
+    const fn estimate(self, length: u64, allocated: u64) -> u64 {
         const BLOCK_BYTES: u64 = 4096;
         if !self.allocates_late {
             return allocated;
@@ -86,7 +84,7 @@ impl FileSystem {
 }
 
 impl Durability {
-    /// What `auto` means on a file system.
+    /// Resolves `auto` for a file system.
     #[must_use]
     pub const fn on(self, file_system: FileSystem) -> Self {
         match self {
@@ -101,18 +99,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_just_written_takes_its_length_where_blocks_come_late() {
+    fn length_is_used_where_blocks_are_allocated_late() {
         let [zfs, ext4] = [0x2fc1_2fc1, 0xef53].map(FileSystem::by_magic);
         for (length, allocated, on_zfs) in
             [(0, 0, 0), (1, 0, 4096), (4096, 512, 4096), (4097, 1 << 20, 8192), (u64::MAX, 512, u64::MAX)]
         {
-            assert_eq!(zfs.taken_bytes(length, allocated), on_zfs, "{length}");
-            assert_eq!(ext4.taken_bytes(length, allocated), allocated, "{length}");
+            assert_eq!(zfs.estimate(length, allocated), on_zfs, "{length}");
+            assert_eq!(ext4.estimate(length, allocated), allocated, "{length}");
         }
     }
 
     #[test]
-    fn syncfs_is_not_trusted_where_it_may_do_nothing() {
+    fn syncfs_is_not_used_automatically_where_unreliable() {
         for (magic, name, auto) in [
             (0xef53, "ext4", Durability::Auto),
             (0x6573_5546, "fuse", Durability::Fsync),

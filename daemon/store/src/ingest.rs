@@ -1,9 +1,8 @@
-//! Ingests: how anything gets into the store.
+//! Ingests: the transactions that write models into the store.
 //!
-//! The order of the steps in [`Ingest::commit`] is what makes the store's first promise true:
-//! whatever happens at whatever moment, a file under its final name is complete and has its
-//! digest, and a tag points only at a model that is whole. `docs/STORE-FORMAT.md` lists what
-//! goes wrong, and on which file system, when a step is left out or moved.
+//! The order of the steps in [`Ingest::commit`] guarantees that after a crash at any moment a file under
+//! its final name is complete and has its digest, and a tag points only at a complete model.
+//! `docs/STORE-FORMAT.md` lists what fails, and on which file system, if a step is omitted or moved.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -23,33 +22,32 @@ use super::staging::Staging;
 use super::tags::OriginRecord;
 use super::{Store, StoreError};
 
-/// One transaction: blobs and recipes are staged, then committed together with the tag that
-/// needs them. Dropped without a commit, it leaves nothing behind but blobs of large files that
-/// had their names already; those are condemned ([`Store::condemn`]).
+/// One transaction: blobs and recipes are staged, then committed together with the tag that needs them.
+/// If it is dropped without a commit, only blobs of large files that were already published remain, and
+/// are queued for deletion ([`Store::condemn`]).
 #[derive(Debug)]
 #[must_use]
 pub struct Ingest {
     store: Arc<Store>,
     lease: Lease,
     staging: Staging,
-    /// Blobs that are finished and have no name yet.
+    /// Blobs that are finished and not published yet.
     group: Group,
     publisher: Publisher,
-    /// Every blob that the store did not have when it was finished.
+    /// Every blob that the store did not have when the blob was finished.
     new: BTreeSet<Digest>,
     recipes: BTreeMap<Digest, Recipe>,
-    /// Recipes that have been published ahead of the commit.
+    /// Recipes that were published before the commit.
     published_recipes: BTreeSet<Digest>,
     new_bytes: u64,
     reused_bytes: u64,
-    /// Names in `partial/` that are of no more use after the commit.
+    /// Names in `partial/` that are not needed after the commit.
     partials: BTreeSet<Digest>,
     is_committed: bool,
 }
 
-/// Blobs that are made durable and published together. The groups of a large file go one after
-/// the other while the next is being written, so that neither the staging directory nor the
-/// memory that waits to be written back grows with the file.
+/// Blobs that are made durable and published together. A large file has several groups: one is published
+/// while the next is written, so that the staging directory and the amount of dirty memory stay bounded.
 #[derive(Debug, Default)]
 struct Group {
     blobs: Vec<StagedBlob>,
@@ -74,7 +72,7 @@ impl Group {
     }
 }
 
-/// Publishes one group at a time beside the thread that fills the next.
+/// Publishes one group at a time in the background.
 #[derive(Debug, Default)]
 struct Publisher(Option<JoinHandle<Result<(), StoreError>>>);
 
@@ -95,18 +93,18 @@ impl Publisher {
     }
 }
 
-/// What a transaction did.
+/// The result of a commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
-    /// The length of the blobs that were written.
+    /// Bytes of the blobs that were written.
     pub new_bytes: u64,
-    /// How many those are.
+    /// The number of blobs that were written.
     pub new_blob_count: u64,
-    /// The length of what was staged and turned out to be there already.
+    /// Bytes of staged blobs that were stored already.
     pub reused_bytes: u64,
 }
 
-/// What a commit writes beside blobs and recipes.
+/// Files that a commit writes besides blobs and recipes.
 struct Records {
     origin: Option<OriginRecord>,
     /// Space for the manifest.
@@ -114,7 +112,7 @@ struct Records {
 }
 
 impl Ingest {
-    /// Starts a transaction. Everything it stages is pinned by `lease` until it ends.
+    /// Starts a transaction. `lease` protects everything that it stages until it ends.
     pub fn begin(store: &Arc<Store>, lease: Lease) -> Result<Self, StoreError> {
         Ok(Self {
             store: Arc::clone(store),
@@ -138,21 +136,20 @@ impl Ingest {
         &self.store
     }
 
-    /// The lease that protects what the transaction needs.
+    /// The lease that protects the digests that the transaction needs.
     pub const fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// Where its blobs are written.
+    /// The directory that its blobs are written to.
     #[must_use]
     pub fn staging(&self) -> Staging {
         self.staging.clone()
     }
 
-    /// Has room promised for files of these lengths, before a byte of them is written. If not all of
-    /// them fit, those fit perhaps that the store does not have: of a sibling of what is there,
-    /// most tensors are. Then only what cannot be there, because nothing stored has its length, is
-    /// promised, and the rest is admitted piece by piece.
+    /// Has disk space promised for files of these lengths, before any of them is written. If they do not
+    /// all fit, many may be stored already, such as most tensors of a similar model. Then only space for
+    /// those whose length no stored blob has is promised, and the others take space one by one.
     ///
     /// # Errors
     /// [`StoreError::NoSpace`], [`StoreError::Quota`].
@@ -165,11 +162,11 @@ impl Ingest {
         self.staging.promise(self.store.certainly_new(sizes)?)
     }
 
-    /// Takes a finished blob. One that the store or this transaction has already is dropped at
-    /// once, so that the disk never holds more than is new.
+    /// Adds a finished blob. If the store or this transaction has it already, removes it immediately, so
+    /// that duplicates take no disk space.
     pub fn add_blob(&mut self, blob: StagedBlob) -> Result<Digest, StoreError> {
         let digest = blob.digest;
-        // Before the look whether it exists: a collection could delete it between look and pin.
+        // Before the check whether it exists, or a collection could delete it in between.
         self.lease.pin(digest);
         if self.new.contains(&digest) || self.store.blob_size(digest)? == Some(blob.size) {
             self.reused_bytes += blob.size;
@@ -185,48 +182,41 @@ impl Ingest {
         Ok(digest)
     }
 
-    /// Stages and takes a blob that is in memory.
+    /// Stages and adds a blob from memory.
     pub fn add_bytes(&mut self, bytes: &[u8]) -> Result<Digest, StoreError> {
         let mut writer = self.staging.stage(bytes.len() as u64);
         writer.append(bytes)?;
         self.add_blob(writer.finish()?)
     }
 
-    /// Takes a recipe whose blobs have been added or are in the store.
+    /// Adds a recipe whose blobs were added or are stored.
     pub fn add_recipe(&mut self, recipe: Recipe) {
         self.lease.pin(recipe.file());
         self.lease.pin_all(recipe.digests());
         self.recipes.insert(recipe.file(), recipe);
     }
 
-    /// Makes everything durable and visible, the tag last.
-    ///
-    /// A failure before the tag is written leaves at most blobs that no tag needs: the next
-    /// collection takes them. An error of a sync is final, because the kernel reports it once
-    /// and a second try would succeed with the data gone.
+    /// Makes everything durable and visible, the tag last. A failure before the tag is written leaves at
+    /// most blobs that no tag needs, which the next collection deletes.
     ///
     /// # Errors
-    /// [`StoreError::Io`]; [`StoreError::MissingBlob`] or [`StoreError::BlobSize`] when the
-    /// model would not be whole.
+    /// [`StoreError::Io`]; [`StoreError::MissingBlob`] or [`StoreError::BlobSize`] if the model would be
+    /// incomplete.
     pub fn commit(
         self,
         reference: &Reference,
         manifest: &Manifest,
         origin: Option<&str>,
     ) -> Result<Committed, StoreError> {
-        // Before any lock is taken: to make room, models may have to go.
+        // Before any lock is taken, since freeing space may evict models.
         let origin = origin.map(|origin| OriginRecord::new(&self.staging, origin)).transpose()?;
         let tag = self.staging.reserve_space(manifest.raw().len() as u64, || Ok(()))?;
         self.commit_records(reference, manifest, Records { origin, tag: Some(tag) }, |_present| Ok(()))
     }
 
-    /// The same unless `allowed` refuses. It is told which tag would be replaced, and no tag
-    /// changes between its look and the deed. It takes what the manifest takes whether there is
-    /// room or not, because it is for a model that comes back from the trash: the record there
-    /// gives as much back.
-    ///
-    /// # Errors
-    /// As for [`Self::commit`], and those of `allowed`.
+    /// Like [`Self::commit`], unless `allowed` refuses. It gets the tag that would be replaced, and no tag
+    /// changes between its call and the commit. Reserves no space for the manifest: it is for a model that
+    /// is restored from the trash, where the removal of the record frees as much.
     pub fn commit_if<E: From<StoreError>>(
         self,
         reference: &Reference,
@@ -243,7 +233,7 @@ impl Ingest {
         records: Records,
         allowed: impl FnOnce(Option<&Reference>) -> Result<(), E>,
     ) -> Result<Committed, E> {
-        // Content before names: a name that survives a crash without its content is a torn blob.
+        // Content is durable before names: a name that survives a crash without its content is a torn blob.
         self.publish_blobs()?;
         self.publish_recipes()?;
         self.lease.pin(manifest.digest());
@@ -252,29 +242,28 @@ impl Ingest {
         let _tags = store.lock_tags();
         let stored = store.stored_case(reference)?;
         allowed(stored.as_ref())?;
-        self.check_whole(manifest)?;
+        self.check_complete(manifest)?;
         let temporary = self.staging.directory().join("tag");
         if let Some(origin) = records.origin {
             store.write_origin(&temporary, manifest.digest(), origin)?;
         }
-        // The commit point: before it the model does not exist, after it it is whole.
+        // The commit point: before it the model does not exist, after it the model is complete.
         store.write_tag(&temporary, stored.as_ref().unwrap_or(reference), manifest, records.tag)?;
         self.is_committed = true;
-        // The tag protects all of it from now on.
+        // From now on the tag protects the model.
         self.lease.release();
         store.forget_partials(manifest.digests().into_iter().chain(self.partials.iter().copied()));
         let new_blob_count = self.new.len() as u64;
         Ok(Committed { new_bytes: self.new_bytes, new_blob_count, reused_bytes: self.reused_bytes })
     }
 
-    /// With the commit, what is left in `partial/` under this name is of no more use.
+    /// The commit deletes what is left in `partial/` under this name.
     pub fn note_partial(&mut self, file: Digest) {
         self.partials.insert(file);
     }
 
-    /// Makes what has been added durable and visible ahead of the commit: one file of a model whose
-    /// others are still to come. Without a commit it is collected, unless something is left in
-    /// `partial/` of that file.
+    /// Makes what was added so far durable and visible before the commit: one file of a model whose
+    /// other files follow. Without a commit it is collected, unless `partial/` has data of that file.
     pub fn publish(&mut self) -> Result<(), StoreError> {
         self.publish_blobs()?;
         self.publish_recipes()?;
@@ -282,16 +271,16 @@ impl Ingest {
         Ok(())
     }
 
-    /// Makes the blobs alone durable and visible: those of a repair, which a tag needs already.
-    /// What no tag needs is the next collection's. Recipes are not committed.
+    /// Makes only the blobs durable and visible, for a repair of a model that has a tag already. Recipes
+    /// are not committed.
     pub fn commit_blobs(mut self) -> Result<(), StoreError> {
         self.publish_blobs()?;
         self.is_committed = true;
         Ok(())
     }
 
-    /// The directory is synced even when every blob was there already: the transaction that
-    /// published them may not have come that far yet.
+    /// Syncs the directory even if every blob was stored already: the transaction that published them may
+    /// not have synced it yet.
     fn publish_blobs(&mut self) -> Result<(), StoreError> {
         self.publisher.wait()?;
         self.staging.publish(self.group.take())?;
@@ -311,12 +300,12 @@ impl Ingest {
         store.disk().sync_dir(Path::new(layout::RECIPES))
     }
 
-    fn check_whole(&self, manifest: &Manifest) -> Result<(), StoreError> {
+    fn check_complete(&self, manifest: &Manifest) -> Result<(), StoreError> {
         let mut checked = BTreeSet::new();
         for file in manifest.files().filter(|file| checked.insert(file.digest)) {
             self.store.drop_useless_recipe(file)?;
-            if let Some(lack) = self.store.check_file(file)? {
-                return Err(lack);
+            if let Some(error) = self.store.check_file(file)? {
+                return Err(error);
             }
         }
         Ok(())
@@ -325,7 +314,7 @@ impl Ingest {
 
 impl Drop for Ingest {
     fn drop(&mut self) {
-        // Its error was or will be the transaction's own, or nobody asks for it any more.
+        // The transaction has failed already, or its result is not needed any more.
         let _ = self.publisher.wait();
         if !self.is_committed {
             let recipes = self.recipes.keys().chain(&self.published_recipes);

@@ -1,15 +1,14 @@
-//! Leases: what may not be collected although no tag points to it yet, or no more.
+//! Leases: they protect digests from collection that no tag needs yet, or needs no more.
 //!
-//! A lease pins digests for as long as it lives. An import holds one from before it looks
-//! whether a blob exists until its manifest is durable; a session holds one while its client has
-//! a model open. Pins live in memory alone: when the daemon dies, nothing that they protected
-//! had been promised to anyone.
+//! An import holds a lease from before it checks whether a blob exists until its manifest is durable; a
+//! session holds one while its client has a model open. Leases exist only in memory: if the daemon is
+//! killed, its clients and transactions end too.
 //!
-//! Garbage collection claims each digest before it deletes it ([`Collection::delete_unpinned`]), under
-//! the lock that pinning takes; the deletion itself, which may take long, happens without it. Whoever
-//! pins a digest that is being deleted waits until that is over, and nobody else waits. What has been
-//! pinned since the collection began is refused, even if the pin is gone again: the manifest that was
-//! committed under that pin is one that the mark phase may not have seen.
+//! A collection claims each digest before it deletes it ([`Collection::delete_unpinned`]), under the lock
+//! that leasing takes. The deletion itself, which may take long, happens without the lock. A caller that
+//! leases a digest which is being deleted waits until that is over; no other caller waits. A digest that
+//! was leased since the collection began is not deleted, even if the lease has ended: a manifest may have
+//! been committed under it that the mark phase did not see.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -23,7 +22,7 @@ pub struct Leases(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     table: Mutex<Table>,
-    /// Rung when a deletion is over.
+    /// Notified when a deletion is over.
     deleted: Condvar,
 }
 
@@ -31,12 +30,12 @@ struct Inner {
 struct Table {
     next_id: u64,
     pins: BTreeMap<u64, Pins>,
-    /// The sets that leases of models share, by the digests of their manifests: a set has an entry for each
-    /// tensor. Only to find one that is the same: what is pinned is in `pins` alone.
+    /// The sets that leases of the same model share, by manifest digest. Only used to find an equal set,
+    /// which has an entry for each tensor: `pins` decides what is protected.
     models: BTreeMap<Digest, Weak<BTreeSet<Digest>>>,
-    /// What was pinned since the running collection began; `None` when none is running.
+    /// Digests pinned since the running collection began; `None` if none is running.
     since_collection: Option<BTreeSet<Digest>>,
-    /// What is being deleted at this moment.
+    /// Digests that are being deleted now.
     deleting: BTreeSet<Digest>,
 }
 
@@ -50,7 +49,7 @@ impl Table {
 struct Pins {
     holder: String,
     digests: BTreeSet<Digest>,
-    /// The model's, if there is one, shared with other leases.
+    /// The digests of the leased model, shared with other leases.
     model: Option<Arc<BTreeSet<Digest>>>,
 }
 
@@ -61,7 +60,7 @@ impl Pins {
 }
 
 impl Leases {
-    /// A new lease that pins nothing yet. `holder` tells people who it is, in `rm`'s answer.
+    /// Creates a lease that protects nothing yet. `holder` names it for users, in the response to `rm`.
     pub fn grant(&self, holder: impl Into<String>) -> Lease {
         let mut table = self.lock();
         let id = table.next_id;
@@ -70,7 +69,7 @@ impl Leases {
         Lease { leases: self.clone(), id }
     }
 
-    /// Who pins a digest.
+    /// The holders of the leases that protect a digest.
     #[must_use]
     pub fn holders(&self, digest: Digest) -> Vec<String> {
         let table = self.lock();
@@ -78,13 +77,13 @@ impl Leases {
         pinning.map(|pins| pins.holder.clone()).collect()
     }
 
-    /// Whether anybody pins a digest.
+    /// Whether any lease protects a digest.
     #[must_use]
     pub fn is_pinned(&self, digest: Digest) -> bool {
         self.lock().is_pinned(digest)
     }
 
-    /// Every digest that is pinned now.
+    /// All digests that leases protect now.
     #[must_use]
     pub fn pinned(&self) -> BTreeSet<Digest> {
         let table = self.lock();
@@ -100,18 +99,18 @@ impl Leases {
         pinned
     }
 
-    /// Starts a collection: from now on, what is pinned stays even when its pin goes.
+    /// Starts a collection: digests that are leased from now on stay even if the lease ends.
     pub fn begin_collection(&self) -> Collection {
         self.lock().since_collection.get_or_insert_default();
         Collection { leases: self.clone() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // Every change of the table is complete before anything could panic.
+        // A panic cannot leave the table inconsistent.
         self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The table once none of `digests` is being deleted.
+    /// Waits until none of `digests` is being deleted, and locks the table.
     fn lock_unless_deleting(&self, digests: &BTreeSet<Digest>) -> MutexGuard<'_, Table> {
         let is_deleting = |table: &mut Table| !table.deleting.is_disjoint(digests);
         let waited = self.0.deleted.wait_while(self.lock(), is_deleting);
@@ -119,7 +118,7 @@ impl Leases {
     }
 }
 
-/// A collection in progress. Only one may run at a time, which the collector's own lock ensures.
+/// A collection in progress. Only one runs at a time, see [`crate::Store::lock_collections`].
 #[derive(Debug)]
 #[must_use]
 pub struct Collection {
@@ -127,9 +126,8 @@ pub struct Collection {
 }
 
 impl Collection {
-    /// Calls `delete` unless the digest is pinned or was since the collection began; whoever would pin it
-    /// meanwhile waits. `None` when it was left alone. `delete` may take as long as it likes, but must
-    /// not pin this digest.
+    /// Calls `delete` unless the digest is leased or was since the collection began; returns `None` then.
+    /// Callers that lease the digest meanwhile wait. `delete` may take long, but must not lease it.
     pub fn delete_unpinned<T>(&self, digest: Digest, delete: impl FnOnce() -> T) -> Option<T> {
         let claim = self.claim(digest)?;
         let deleted = delete();
@@ -148,7 +146,7 @@ impl Collection {
     }
 }
 
-/// A digest that is being deleted, until this is dropped.
+/// Marks a digest as being deleted until dropped.
 struct Claim<'c> {
     leases: &'c Leases,
     digest: Digest,
@@ -167,7 +165,7 @@ impl Drop for Collection {
     }
 }
 
-/// Keeps digests from being collected until it is dropped.
+/// Protects digests from collection until it is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct Lease {
@@ -176,14 +174,14 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Pins one more digest. Pin first, look whether the blob exists after: the other way round
-    /// the collector could delete it in between.
+    /// Protects one more digest. Check only after this whether the blob exists, or a collection could
+    /// delete it in between.
     pub fn pin(&self, digest: Digest) {
         self.pin_all([digest]);
     }
 
-    /// Pins nothing any more. Of several who hold the same and then look whether it is held, the
-    /// last sees that it is not.
+    /// Protects nothing any more. Several callers that release the same digest and then check whether it
+    /// is leased: the last one sees that it is not.
     pub fn release(&self) {
         if let Some(pins) = self.leases.lock().pins.get_mut(&self.id) {
             pins.digests.clear();
@@ -191,8 +189,8 @@ impl Lease {
         }
     }
 
-    /// Pins what a model needs, `manifest` being its manifest's digest. What the lease had pinned of a model
-    /// before is let go. As for [`Self::pin_all`], what is being deleted is waited for.
+    /// Protects the digests of a model; `manifest` is its manifest's digest. The digests of a model that
+    /// the lease protected before are released. Waits for deletions like [`Self::pin_all`].
     pub(crate) fn pin_model(&self, manifest: Digest, digests: impl IntoIterator<Item = Digest>) {
         let digests: BTreeSet<Digest> = digests.into_iter().collect();
         let mut table = self.leases.lock_unless_deleting(&digests);
@@ -211,9 +209,9 @@ impl Lease {
         pins.model = Some(model);
     }
 
-    /// Pins several digests, as soon as none of them is being deleted.
+    /// Protects several digests. Waits until none of them is being deleted.
     pub fn pin_all(&self, digests: impl IntoIterator<Item = Digest>) {
-        // A set made of many is made faster than one by one, which for a model is a thousand.
+        // Building the set at once is faster than inserting a model's thousand digests one by one.
         let more: BTreeSet<Digest> = digests.into_iter().collect();
         let mut table = self.leases.lock_unless_deleting(&more);
         let Table { pins, since_collection, .. } = &mut *table;
@@ -258,13 +256,13 @@ mod tests {
     }
 
     #[test]
-    fn slow_deletion_holds_up_those_who_pin_what_it_deletes_and_nobody_else() {
+    fn only_callers_that_pin_the_deleted_digest_wait_for_a_slow_deletion() {
         let (leases, digest, other) = (Leases::default(), Digest::of(b"x"), Digest::of(b"y"));
         let collection = leases.begin_collection();
         let (lease, has_pinned) = (leases.grant("import"), AtomicBool::new(false));
         thread::scope(|scope| {
             let deleted = collection.delete_unpinned(digest, || {
-                // Everything else goes on, on this very thread.
+                // Other calls do not wait, even on this thread.
                 leases.grant("another import").pin(other);
                 assert!(!leases.is_pinned(digest) && leases.holders(digest).is_empty());
                 assert_eq!(collection.delete_unpinned(other, || ()), None, "it was pinned");
@@ -273,7 +271,10 @@ mod tests {
                     has_pinned.store(true, Ordering::SeqCst);
                 });
                 thread::sleep(Duration::from_millis(50));
-                assert!(!has_pinned.load(Ordering::SeqCst), "what is being deleted is not pinned");
+                assert!(
+                    !has_pinned.load(Ordering::SeqCst),
+                    "a digest that is being deleted cannot be pinned"
+                );
             });
             assert_eq!(deleted, Some(()));
         });
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn deletion_that_panics_keeps_nobody_waiting() {
+    fn deletion_that_panics_is_over() {
         let (leases, digest) = (Leases::default(), Digest::of(b"x"));
         let collection = leases.begin_collection();
         let deletion = || collection.delete_unpinned(digest, || panic!("a test"));

@@ -14,12 +14,12 @@ use blobd_store_format::stored_file::StoredForm;
 use super::leases::Lease;
 use super::{Store, StoreError};
 
-/// A model that can be opened.
+/// A stored model with its recipes.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// Its tag.
     pub reference: Reference,
-    /// What its registry says about it.
+    /// Its manifest.
     pub manifest: Manifest,
     /// Its files, the configuration first.
     pub files: Vec<StoredFile>,
@@ -28,19 +28,19 @@ pub struct Model {
 /// One file of a model.
 #[derive(Clone, Debug)]
 pub struct StoredFile {
-    /// What the manifest says about it.
+    /// Its entry in the manifest.
     pub descriptor: Descriptor,
-    /// How it is put together, if it was split. If not, it is one blob.
+    /// Its recipe if it was split; otherwise it is one blob.
     pub recipe: Option<Arc<Recipe>>,
 }
 
 impl Model {
-    /// Every blob the model needs and the least length it must have in bytes.
+    /// Every blob that the model needs, with the least length it must have in bytes.
     pub fn blob_sizes(&self) -> impl Iterator<Item = (Digest, u64)> + '_ {
         self.files.iter().flat_map(StoredFile::blob_sizes)
     }
 
-    /// Whether both are of one manifest and stored in the same parts.
+    /// Whether both have the same manifest and the same blobs and recipes.
     fn is_stored_as(&self, other: &Self) -> bool {
         self.manifest.digest() == other.manifest.digest()
             && self.files.len() == other.files.len()
@@ -52,13 +52,13 @@ impl StoredFile {
     fn is_stored_as(&self, other: &Self) -> bool {
         match (&self.recipe, &other.recipe) {
             (None, None) => self.descriptor.digest == other.descriptor.digest,
-            // Recipes are remembered: most often both have the very same, and nothing is compared.
+            // Recipes are cached, so the pointers are usually equal.
             (Some(recipe), Some(other)) => Arc::ptr_eq(recipe, other) || recipe == other,
             _ => false,
         }
     }
 
-    /// How it is stored.
+    /// Whether it is stored as a blob or a recipe.
     #[must_use]
     pub const fn form(&self) -> StoredForm {
         match self.recipe {
@@ -67,7 +67,7 @@ impl StoredFile {
         }
     }
 
-    /// Every blob the file needs and the least length it must have in bytes.
+    /// Every blob that the file needs, with the least length it must have in bytes.
     #[must_use]
     pub fn blob_sizes(&self) -> Vec<(Digest, u64)> {
         match &self.recipe {
@@ -78,7 +78,7 @@ impl StoredFile {
 }
 
 impl Store {
-    /// A model with all its recipes. Its blobs are not looked at.
+    /// Reads a model with all its recipes. Its blobs are not checked.
     ///
     /// # Errors
     /// [`StoreError::NoSuchModel`], or a damaged manifest or recipe.
@@ -89,8 +89,7 @@ impl Store {
         Ok(Model { reference, manifest, files })
     }
 
-    /// How long the recipes of a model are in all, in bytes of text, and its manifest's digest. None of them
-    /// is read.
+    /// A model's manifest digest and the sum of its recipes' file sizes in bytes. The recipes are not read.
     ///
     /// # Errors
     /// [`StoreError::NoSuchModel`], or a damaged manifest.
@@ -104,7 +103,7 @@ impl Store {
         Ok((manifest.digest(), sum))
     }
 
-    /// How long the headers of a model's files are in all, in bytes. Reads its recipes.
+    /// The sum of the header sizes of a model's files, in bytes. Reads its recipes.
     ///
     /// # Errors
     /// As for [`Self::model`].
@@ -114,16 +113,15 @@ impl Store {
         Ok(recipes.filter_map(|recipe| recipe.header()).fold(0, |sum, (_, size)| sum.saturating_add(size)))
     }
 
-    /// A model whose files and blobs `lease` pins. Its tag named it when all were pinned, so
-    /// nothing of it can have been collected: a model that is removed meanwhile is not found,
-    /// instead of found with holes.
+    /// Reads a model and has `lease` protect its files and blobs. The tag is read again afterwards, so a
+    /// model that was removed meanwhile is not found, rather than returned with missing blobs.
     ///
     /// # Errors
     /// As for [`Self::model`].
     pub fn leased_model(&self, reference: &Reference, lease: &Lease) -> Result<Model, StoreError> {
         let mut model = self.model(reference)?;
         loop {
-            // The manifest's own digest says which model is in use.
+            // The manifest's own digest shows which model is in use.
             let manifest = model.manifest.digest();
             let files = std::iter::once(manifest).chain(model.manifest.digests());
             lease.pin_model(manifest, files.chain(model.blob_sizes().map(|(digest, _)| digest)));
@@ -135,13 +133,13 @@ impl Store {
         }
     }
 
-    /// How a file is stored, or would be: a file without a recipe is a blob.
+    /// A file with its recipe. A file without one is a blob, which may be missing.
     ///
     /// # Errors
     /// A damaged recipe, [`StoreError::Io`].
     pub fn stored_file(&self, file: &Descriptor) -> Result<StoredFile, StoreError> {
         let recipe = self.recipe(file.digest)?;
-        // Whoever writes a file from its recipe stops where the manifest says that it ends.
+        // Code that rebuilds a file relies on the manifest's size.
         if let Some(found) = recipe.as_ref().map(|recipe| recipe.size()).filter(|size| *size != file.size) {
             let path = self.root.full(layout::recipe(file.digest));
             return Err(StoreError::RecipeSize { path, found, expected: file.size });
@@ -149,8 +147,8 @@ impl Store {
         Ok(StoredFile { descriptor: file.clone(), recipe })
     }
 
-    /// The same by what is on disk now, whatever is remembered. `None` if the recipe there is
-    /// damaged, which is as good as none: a commit of the file replaces it.
+    /// Like [`Self::stored_file`], but not from the cache. `None` if the recipe is damaged: a commit of
+    /// the file replaces it.
     pub fn stored_file_now(&self, file: &Descriptor) -> Result<Option<StoredFile>, StoreError> {
         self.forget_recipe(file.digest);
         match self.stored_file(file) {
@@ -164,7 +162,7 @@ impl Store {
     /// The recipe of the file with this digest, if it was split.
     ///
     /// # Errors
-    /// [`StoreError::Recipe`] when it is damaged, [`StoreError::Io`].
+    /// [`StoreError::Recipe`] if it is damaged, [`StoreError::Io`].
     pub fn recipe(&self, file: Digest) -> Result<Option<Arc<Recipe>>, StoreError> {
         if let Some(recipe) = self.recipes.find(file) {
             return Ok(Some(recipe));
@@ -186,7 +184,7 @@ impl Store {
         Ok(Some(reading.keep(recipe)))
     }
 
-    /// Whether every blob of a file is there at its full length.
+    /// Whether every blob of a file exists with its full length.
     ///
     /// # Errors
     /// A damaged recipe, [`StoreError::Io`].
@@ -194,8 +192,8 @@ impl Store {
         self.check_file(file).map(|missing| missing.is_none())
     }
 
-    /// Drops a recipe that lacks blobs or is damaged where the file is there whole: one whose
-    /// removal a power cut has undone would hide it.
+    /// Removes a file's recipe if it is damaged or lacks blobs and the file is also stored as a blob. A
+    /// power cut may undo the removal of a recipe, which would then hide the blob.
     pub(super) fn drop_useless_recipe(&self, file: &Descriptor) -> Result<(), StoreError> {
         let is_whole = self.blob_size(file.digest)? == Some(file.size);
         if !is_whole || self.stored_file_now(file)?.is_some() && self.check_file(file)?.is_none() {
@@ -204,17 +202,17 @@ impl Store {
         let _change = self.begin_change();
         let freed = self.remove_recipe_file(file.digest)?;
         self.note_recipe_removed(file.digest, freed.unwrap_or_default());
-        // Before a tag needs the file: another power cut would bring it back once more.
+        // Durable before a tag needs the file, or another power cut could restore the recipe.
         self.disk().sync_dir(Path::new(layout::RECIPES))
     }
 
-    /// What a file lacks, if anything.
+    /// An error about the first missing or damaged part of a file, if there is one.
     pub(super) fn check_file(&self, file: &Descriptor) -> Result<Option<StoreError>, StoreError> {
         let stored = match self.stored_file(file) {
             Err(mismatch @ StoreError::RecipeSize { .. }) => return Ok(Some(mismatch)),
             stored => stored?,
         };
-        // On disk: what the cache remembers may have been collected.
+        // Checked on disk: a cached recipe may have been collected.
         if stored.recipe.is_some() && self.recipe_bytes(file.digest)?.is_none() {
             return Ok(Some(StoreError::MissingBlob { digest: file.digest }));
         }
@@ -230,7 +228,7 @@ impl Store {
         Ok(None)
     }
 
-    /// Forgets a recipe that is about to be removed.
+    /// Removes a recipe from the cache, before it is deleted.
     pub(crate) fn forget_recipe(&self, file: Digest) {
         self.recipes.forget(file);
     }

@@ -1,9 +1,8 @@
-//! Quarantine: damaged blobs, put aside under a name that nothing uses.
+//! Quarantine: damaged blobs, moved to a directory that nothing reads from.
 //!
-//! A damaged blob is renamed, never changed or shortened: clients may have it mapped, and whoever
-//! looks for the cause wants it as it was found. What is in `quarantine/` is the administrator's;
-//! nothing here or in [`crate::gc`] deletes it. That the models which need such a blob lack it now
-//! is remembered as long as the store is open, and read from `quarantine/` when it is opened.
+//! A damaged blob is renamed, never changed or truncated: clients may have it mapped, and its content
+//! helps to find the cause. Only the administrator deletes files in `quarantine/`. The store keeps in
+//! memory which blobs are damaged, and reads that from `quarantine/` when it is opened.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -19,28 +18,26 @@ use super::place::Place;
 use super::root::{FileStatus, Root};
 use super::{FileReader, Store, StoreError, lock};
 
-/// The blobs that are known not to be there as they should.
+/// The blobs that are known to be damaged or missing.
 #[derive(Debug, Default)]
 pub(super) struct DamagedBlobs {
-    /// Held for changes in memory alone.
+    /// Not held during disk access.
     known: Mutex<BTreeMap<Digest, Fate>>,
-    /// Held while a blob is moved to quarantine, and while the record of a blob that is back is removed.
-    /// No other operation takes it.
+    /// Held while a blob is moved to quarantine, and while the entry of a restored blob is removed.
     moving: Mutex<()>,
 }
 
-/// Why a blob is not there.
+/// Why a blob is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It was put aside, or is about to be.
+    /// It was moved to quarantine, or is about to be.
     Quarantined,
-    /// Somebody else took it away.
+    /// It was not removed by blobd.
     Missing,
 }
 
 impl DamagedBlobs {
-    /// What `quarantine/` says. Names of another form are not blobd's. If it cannot be read, a blob that
-    /// was put aside is taken for lost, and nothing is collected.
+    /// Reads `quarantine/`. If that fails, quarantined blobs count as missing, and nothing is collected.
     pub(super) fn load(root: &Root) -> Self {
         let copies = copies_in(root).unwrap_or_else(|error| {
             tracing::warn!("{error}");
@@ -52,13 +49,13 @@ impl DamagedBlobs {
 }
 
 impl Store {
-    /// Puts a blob aside that was found damaged when `seen` was under its name. Answers with its
-    /// new place; with nothing if that file is gone from there, because it was collected or a
-    /// good one has replaced it.
+    /// Moves a damaged blob to quarantine; returns its new path. `seen` is the status of the damaged
+    /// file: if the blob is another file by now, or was collected, returns `None`. After an error, the
+    /// blob is in its old place or the move is not durable.
     pub(crate) fn quarantine(&self, digest: Digest, seen: &FileStatus) -> Result<Option<Place>, StoreError> {
         self.create_directories(Path::new(layout::QUARANTINE))?;
         let _change = self.begin_change();
-        let moved = self.move_aside(digest, seen)?;
+        let moved = self.quarantine_if_same(digest, seen)?;
         if moved.is_some() {
             self.note_blob_removed(digest, self.file_system.bytes_on_disk(seen));
             self.disk().sync_dir(Path::new(layout::QUARANTINE))?;
@@ -67,10 +64,10 @@ impl Store {
         Ok(moved.map(|place| self.root.full(place)))
     }
 
-    /// Reads a blob and puts it aside if it is not what its name says. Answers with its new place.
+    /// Reads a blob and moves it to quarantine if its digest is wrong; returns its new path.
     ///
     /// # Errors
-    /// [`StoreError::Io`] when it cannot be read, or not moved; it is still in its place then.
+    /// [`StoreError::Io`] if it cannot be read or moved.
     pub fn set_aside_if_damaged(&self, digest: Digest) -> Result<Option<Place>, StoreError> {
         let mut file = match self.open_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(None),
@@ -82,17 +79,17 @@ impl Store {
         if found == digest { Ok(None) } else { self.quarantine(digest, &seen) }
     }
 
-    /// The record comes before the move: a collection that misses the blob must find it there, or it would
-    /// take the model for one that has lost a recipe.
-    fn move_aside(&self, digest: Digest, seen: &FileStatus) -> Result<Option<PathBuf>, StoreError> {
+    /// The entry in memory is made before the move: a collection that finds the blob missing must see it,
+    /// or it would assume that the model has lost a recipe.
+    fn quarantine_if_same(&self, digest: Digest, seen: &FileStatus) -> Result<Option<PathBuf>, StoreError> {
         let _alone = lock(&self.damaged.moving);
-        // With the time of change: a file system may give the inode's number to the next file.
+        // The change time is compared, too, since a file system may reuse the inode number.
         let id = |file: &FileStatus| (file.identity(), file.status_changed());
         if self.blob_status(digest)?.as_ref().map(id) != Some(id(seen)) {
             return Ok(None);
         }
         let before = lock(&self.damaged.known).insert(digest, Fate::Quarantined);
-        let moved = self.rename_aside(digest);
+        let moved = self.rename_to_quarantine(digest);
         if moved.is_err() {
             let mut known = lock(&self.damaged.known);
             match before {
@@ -103,26 +100,25 @@ impl Store {
         moved.map(Some)
     }
 
-    fn rename_aside(&self, digest: Digest) -> Result<PathBuf, StoreError> {
+    fn rename_to_quarantine(&self, digest: Digest) -> Result<PathBuf, StoreError> {
         let blob = layout::blob(digest);
         let mut time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let mut target = layout::quarantined(digest, time);
         while !self.disk().publish(&blob, &target)? {
-            // It was put aside within this very second before.
+            // A copy was quarantined in the same second.
             time = time.saturating_add(1);
             target = layout::quarantined(digest, time);
         }
         Ok(target)
     }
 
-    /// Remembers that a blob which a model needs is not there.
+    /// Records that a blob which a model needs is missing.
     pub fn note_missing(&self, digest: Digest) {
         lock(&self.damaged.known).entry(digest).or_insert(Fate::Missing);
     }
 
-    /// Every blob that is known to be damaged or missing, whether a model needs it or not. Takes
-    /// no time if there is none, otherwise a look at each: a blob that was published again is not
-    /// among them.
+    /// Every blob known to be damaged or missing, whether a model needs it or not. Checks each on disk:
+    /// a blob that was published again is left out.
     #[must_use]
     pub fn damaged(&self) -> BTreeSet<Digest> {
         let known: Vec<_> = lock(&self.damaged.known).keys().copied().collect();
@@ -139,13 +135,13 @@ impl Store {
         matches!(self.blob_size(digest), Ok(Some(_)))
     }
 
-    /// Whether a blob that is not there was put aside. Then it was a blob, and the file of this
-    /// digest had no recipe that could be lost.
+    /// Whether a missing blob is in quarantine. Then the file of this digest was stored as a blob, and no
+    /// recipe of it is lost.
     pub fn is_quarantined(&self, digest: Digest) -> bool {
         lock(&self.damaged.known).get(&digest) == Some(&Fate::Quarantined)
     }
 
-    /// When the copies of a blob were put aside, in Unix seconds, the newest first.
+    /// The Unix times (seconds) when copies of a blob were quarantined, newest first.
     pub fn quarantined_copies(&self, digest: Digest) -> Result<Vec<u64>, StoreError> {
         let mut times: Vec<u64> = copies_in(&self.root)?
             .into_iter()
@@ -155,7 +151,7 @@ impl Store {
         Ok(times)
     }
 
-    /// Opens such a copy of a blob of `size` bytes for reading.
+    /// Opens the copy of a blob of `size` bytes that was quarantined at `time`.
     ///
     /// # Errors
     /// [`StoreError::UnexpectedFile`], [`StoreError::Io`].
@@ -180,7 +176,7 @@ fn digest_of(file: &mut File) -> io::Result<Digest> {
     }
 }
 
-/// The digests and Unix times of what was put aside.
+/// The digests and Unix times of the quarantined blobs.
 fn copies_in(root: &Root) -> Result<Vec<(Digest, u64)>, StoreError> {
     let Some(quarantine) = root.find_directory(Path::new(layout::QUARANTINE))? else {
         return Ok(Vec::new());
@@ -219,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_known_after_a_restart_until_the_blob_is_there_again() {
+    fn damage_is_known_after_a_restart_until_the_blob_is_restored() {
         let (folder, store, digest) = store_with(b"weights");
         quarantine(&store, digest).unwrap();
         fs::write(store.path("quarantine/notes.txt"), "of the administrator").unwrap();
@@ -233,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn blob_can_be_put_aside_twice_within_a_second() {
+    fn blob_can_be_quarantined_twice_within_a_second() {
         let (_folder, store, digest) = store_with(b"weights");
         let first = quarantine(&store, digest).unwrap();
         add_blobs(&store, [b"weights"]);
@@ -242,10 +238,10 @@ mod tests {
     }
 
     #[test]
-    fn blob_that_took_the_place_of_the_damaged_one_stays() {
+    fn blob_that_replaced_the_damaged_one_is_not_moved() {
         let (_folder, store, digest) = store_with(b"weights");
         let seen = store.blob_status(digest).unwrap().unwrap();
-        // Kept open, so that its inode is not given to the next file.
+        // Kept open, so that its inode is not reused.
         let _mapped = store.open_blob(digest, 0).unwrap();
         fs::remove_file(store.path(layout::blob(digest))).unwrap();
         assert_eq!(store.quarantine(digest, &seen).unwrap(), None);
@@ -255,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_blob_is_no_quarantined_one() {
+    fn missing_blob_does_not_count_as_quarantined() {
         let (_folder, store, _) = store_with(b"weights");
         let missing = Digest::of(b"something else");
         store.note_missing(missing);

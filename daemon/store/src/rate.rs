@@ -1,21 +1,21 @@
-//! How fast bytes may be read from a disk or from the network.
+//! Limits the rate of reads from a disk or the network.
 
 use std::time::Duration;
 
-/// Keeps bytes to so many per second, over any stretch longer than [`Self::BURST`]. It knows no clock
-/// and does not sleep: times are passed in, counted from any fixed moment.
+/// Limits bytes per second over any period longer than [`Self::BURST`]. It does not read a clock or
+/// sleep: the caller passes times, counted from any fixed moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RateLimiter {
     bytes_per_second: Option<u64>,
-    /// Up to when what has been taken has used up the rate.
+    /// The time until which the bytes taken so far use the whole rate.
     spent_until: Duration,
 }
 
 impl RateLimiter {
-    /// What was not used a moment ago may be used now, but no more than that.
+    /// Unused rate of at most this period may be used later.
     pub const BURST: Duration = Duration::from_millis(100);
 
-    /// A limit in bytes per second; `None` or 0 is none.
+    /// A limit in bytes per second; `None` or 0 means unlimited.
     #[must_use]
     pub fn new(bytes_per_second: Option<u64>) -> Self {
         Self { bytes_per_second: bytes_per_second.filter(|rate| *rate > 0), spent_until: Duration::ZERO }
@@ -27,7 +27,7 @@ impl RateLimiter {
         self.bytes_per_second
     }
 
-    /// Enters `bytes` that are taken now, and says how long to wait before the next.
+    /// Records that `bytes` are taken now; returns how long to wait before the next.
     pub fn take(&mut self, bytes: u64, now: Duration) -> Duration {
         let Some(rate) = self.bytes_per_second else { return Duration::ZERO };
         let start = self.spent_until.max(now.saturating_sub(Self::BURST));
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_keep_to_the_rate_however_they_are_cut() {
+    fn rate_is_kept_for_any_chunk_size() {
         for chunk in [1000, 4096, 1 << 20] {
             let (mut limiter, mut now, mut bytes) = (limiter(10 << 20), Duration::from_secs(7), 0u64);
             while bytes < 100 << 20 {
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn pause_is_not_made_up_for() {
+    fn pause_allows_at_most_one_burst() {
         let mut limiter = limiter(1000);
         limiter.take(1000, Duration::ZERO);
         let after_an_hour = Duration::from_secs(3600);

@@ -1,4 +1,4 @@
-//! Parsed recipes in memory.
+//! A cache of parsed recipes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -8,35 +8,35 @@ use blobd_store_format::recipe::Recipe;
 
 use super::lock;
 
-/// The recipes used last, so that opening a model again reads nothing, and all that are in use, so that
-/// none is in memory twice.
+/// Keeps recently used recipes, so that opening a model again reads nothing, and all recipes in use, so
+/// that none is in memory twice.
 #[derive(Debug, Default)]
 pub(super) struct RecipeCache {
     recipes: Mutex<Recipes>,
-    /// The permit to read a large recipe; there is one. It protects no data: it bounds the memory that
-    /// readers take, so it may be held while the disk is read.
+    /// The only permit to read a large recipe. It protects no data but bounds the memory of readers, so
+    /// it may be held during disk access.
     large: Mutex<()>,
 }
 
-/// Recipes from this size on are read one at a time: text and parsed form of the largest take 40 MiB, and
-/// a hundred requests may want them at once.
+/// Recipes of at least this size are read one at a time: text and parsed form of the largest take 40 MiB,
+/// and a hundred requests may read them concurrently.
 const LARGE_FROM_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, Default)]
 struct Recipes {
-    /// The last used comes first.
+    /// Most recently used first.
     recent: VecDeque<(Digest, Arc<Recipe>)>,
-    /// Those that are too large for the above, or no longer among them, while somebody uses them.
+    /// Recipes that are too large for `recent` or were evicted from it, while they are in use.
     in_use: BTreeMap<Digest, Weak<Recipe>>,
-    /// Those that are being read from disk.
+    /// Recipes that are being read from disk.
     readings: BTreeMap<Digest, Readings>,
 }
 
-/// The readings of one recipe that are under way.
+/// The reads of one recipe in progress.
 #[derive(Debug, Default)]
 struct Readings {
     count: usize,
-    /// How often the recipe was forgotten since the first of them began.
+    /// How often [`RecipeCache::forget`] was called since the first of them began.
     generation: u64,
 }
 
@@ -49,20 +49,20 @@ pub(super) struct Reading<'c> {
 }
 
 impl RecipeCache {
-    /// Tensors and pieces over all recipes that are kept though nobody uses them: some 40 MiB at the most.
+    /// The most tensors and pieces of all recipes in `recent`: about 40 MiB.
     const MAX_ENTRIES: usize = 1 << 17;
 
     pub(super) fn find(&self, file: Digest) -> Option<Arc<Recipe>> {
         lock(&self.recipes).find(file)
     }
 
-    /// Waits for the permit to read a recipe of `bytes` bytes, if it is so large that it takes one. To be
-    /// held until the recipe is parsed.
+    /// Waits for the permit to read a recipe of `bytes` bytes; `None` if it is too small to need one. It
+    /// must be held until the recipe is parsed.
     pub(super) fn permit(&self, bytes: u64) -> Option<MutexGuard<'_, ()>> {
         (bytes >= LARGE_FROM_BYTES).then(|| lock(&self.large))
     }
 
-    /// To be called before the recipe of `file` is read.
+    /// Must be called before the recipe of `file` is read.
     pub(super) fn begin(&self, file: Digest) -> Reading<'_> {
         let mut recipes = lock(&self.recipes);
         let readings = recipes.readings.entry(file).or_default();
@@ -70,7 +70,7 @@ impl RecipeCache {
         Reading { cache: self, file, generation: readings.generation }
     }
 
-    /// Forgets a recipe that is about to be removed. What is being read of it now is not kept.
+    /// Removes a recipe that is about to be deleted. Reads of it in progress are not kept.
     pub(super) fn forget(&self, file: Digest) {
         let mut recipes = lock(&self.recipes);
         if let Some(readings) = recipes.readings.get_mut(&file) {
@@ -82,8 +82,8 @@ impl RecipeCache {
 }
 
 impl Reading<'_> {
-    /// Keeps what was read, unless it was forgotten meanwhile. Returns the recipe to use: the copy of
-    /// another reader if that one finished first.
+    /// Adds the recipe to the cache, unless it was forgotten meanwhile. Returns the recipe to use: another
+    /// reader's copy if that one finished first.
     pub(super) fn keep(self, recipe: Recipe) -> Arc<Recipe> {
         let recipe = Arc::new(recipe);
         let mut recipes = lock(&self.cache.recipes);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn recipe_is_kept_though_others_are_forgotten_while_it_is_read() {
+    fn recipe_is_kept_if_others_are_forgotten_while_it_is_read() {
         let (cache, file, other) = (RecipeCache::default(), Digest::of(b"file"), Digest::of(b"other"));
         for tensors in [1, RecipeCache::MAX_ENTRIES] {
             let reading = cache.begin(file);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn two_who_read_a_recipe_at_once_use_the_same() {
+    fn concurrent_readers_of_a_recipe_share_one_copy() {
         let (cache, file) = (RecipeCache::default(), Digest::of(b"file"));
         for tensors in [1, RecipeCache::MAX_ENTRIES] {
             let (first, second) = (cache.begin(file), cache.begin(file));
@@ -199,13 +199,13 @@ mod tests {
     }
 
     #[test]
-    fn recipe_in_use_is_found_though_it_is_large_or_crowded_out() {
+    fn recipe_in_use_is_found_even_if_large_or_evicted() {
         let cache = RecipeCache::default();
         let (small, large, last) = (Digest::of(b"small"), Digest::of(b"large"), Digest::of(b"last"));
         let (few, most) = (read(&cache, small, 10), read(&cache, large, RecipeCache::MAX_ENTRIES));
         drop(read(&cache, last, RecipeCache::MAX_ENTRIES - 1));
         assert!(is_found(&cache, small, &few) && is_found(&cache, large, &most));
-        assert!(cache.find(last).is_some(), "it is small enough to be kept though nobody uses it");
+        assert!(cache.find(last).is_some(), "it is small enough to be kept although it is not in use");
         drop((few, most));
         assert!(cache.find(small).is_none() && cache.find(large).is_none());
     }

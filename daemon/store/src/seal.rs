@@ -1,16 +1,15 @@
-//! Between a file that is written and its name: what makes the content durable.
+//! Makes the content of written files durable before they are published.
 //!
-//! Every file that is to become a blob is written through a descriptor from here, whatever way its
-//! bytes come: an import, a repair or small files in `staging/`, a pull in `partial/`, whoever
-//! wrote the first of them. [`WrittenFiles::seal`] is the only place where a [`DurableBlob`] is
-//! made, and only a [`DurableBlob`] can be published.
+//! Every file that becomes a blob is written through a descriptor from here: files of imports and repairs
+//! in `staging/`, downloads in `partial/`, also those that an earlier process began. Only
+//! [`WrittenFiles::seal`] creates a [`DurableBlob`], and only a [`DurableBlob`] can be published.
 //!
-//! A descriptor that has written is kept until what it wrote is durable. The kernel reports a write
-//! that failed to descriptors that were open then; when none was, it may forget the failure with
-//! the file's pages, and an `fsync` through a later descriptor succeeds although bytes are lost.
-//! Descriptors are few, so one may have to be closed before: in mode `fsync` what it wrote is
-//! synced first; in the others the group of such a file is synced by `syncfs`, through a descriptor
-//! that was opened before the transaction wrote anything.
+//! A descriptor is kept open until the data written through it is durable. The kernel reports a failed
+//! write to descriptors that were open at that time. If none was, it may drop the failure together with
+//! the file's pages, and an `fsync` through a later descriptor succeeds although bytes are lost. The
+//! number of descriptors is limited, so one may have to be closed early: in mode `fsync` its data is
+//! synced first; in the other modes the group of its file is synced by `syncfs`, through a descriptor that
+//! was opened before the transaction wrote anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -24,30 +23,30 @@ use super::filesystem::Durability;
 use super::reservation::Reservation;
 use super::{StoreError, lock};
 
-/// The mode of a blob.
+/// The permissions of a blob.
 const READ_ONLY: u32 = 0o444;
 
-/// The files that a transaction has written and not published.
+/// The files that a transaction has written and not yet published.
 #[derive(Debug)]
 pub(super) struct WrittenFiles {
     disk: GuardedDisk,
     durability: Durability,
-    /// The transaction's directory, for `syncfs`. Opened before the first write: only then does
-    /// `syncfs` report what went wrong since.
+    /// The transaction's directory, for `syncfs`. Opened before the first write, so that `syncfs` reports
+    /// every write error of the transaction.
     directory_fd: File,
     directory: PathBuf,
     files: Mutex<Files>,
-    /// Held while single files are synced. Of two that sync one file only the first is told of an
-    /// error; the other must not publish it before the first has ended all changes.
+    /// Held while single files are synced. If two threads sync one file, only the first gets an error; the
+    /// other must not publish the file before the first has made the store read-only.
     syncing: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct Files {
     open: BTreeMap<PathBuf, OpenFile>,
-    /// Those that were sealed ahead of their group and are closed.
+    /// Files that were sealed before their group, and are closed.
     sealed: BTreeSet<PathBuf>,
-    /// Counts the uses, so that the file is closed that nobody has used for the longest time.
+    /// Counts uses, to find the least recently used file.
     uses: u64,
 }
 
@@ -55,36 +54,34 @@ struct Files {
 struct OpenFile {
     file: Arc<File>,
     last_use: u64,
-    /// Nothing more is written to it.
+    /// No more data will be written to it.
     is_complete: bool,
 }
 
-/// A blob that is completely written: content hashed, not yet durable.
+/// A blob that is completely written and hashed, but not yet durable.
 #[derive(Debug)]
 pub struct StagedBlob {
-    /// Where it lies in the store.
+    /// Its path in the store.
     pub(super) path: PathBuf,
     /// The SHA-256 of its bytes.
     pub digest: Digest,
-    /// How many they are.
+    /// Its size in bytes.
     pub size: u64,
-    /// The space it takes, until it is removed or published.
+    /// Its disk space, until it is removed or published.
     pub(super) reservation: Reservation,
 }
 
-/// A blob whose content is durable and read-only: it may get its name.
+/// A blob whose content is durable and read-only, so it may be published.
 #[derive(Debug)]
 pub(super) struct DurableBlob(StagedBlob);
 
 impl DurableBlob {
-    /// The blob, to be published.
     pub(super) fn into_blob(self) -> StagedBlob {
         self.0
     }
 }
 
 impl WrittenFiles {
-    /// None yet, of a transaction with this directory.
     pub(super) fn new(
         disk: GuardedDisk,
         durability: Durability,
@@ -95,16 +92,16 @@ impl WrittenFiles {
         Self { disk, durability, directory_fd, directory, files, syncing }
     }
 
-    /// Takes a file that has just been created, for writing.
+    /// Adds a file that was just created for writing.
     pub(super) fn add(&self, path: &Path, file: File) -> Result<Arc<File>, StoreError> {
-        self.close_the_oldest()?;
+        self.close_least_recently_used()?;
         let mut files = lock(&self.files);
         files.sealed.remove(path);
         Ok(files.insert(path, file))
     }
 
-    /// The descriptor through which a file is written. One that was created by another session is
-    /// opened here, before it is read: what of it is not on disk yet will be reported to this one.
+    /// The descriptor for writing a file. A file that an earlier session created is opened here, before
+    /// it is read, so that this descriptor gets errors of its pending writes.
     pub(super) fn writer(&self, path: &Path) -> Result<Arc<File>, StoreError> {
         if let Some(file) = lock(&self.files).used(path) {
             return Ok(file);
@@ -112,24 +109,24 @@ impl WrittenFiles {
         self.add(path, self.disk.open_file(path)?)
     }
 
-    /// Nothing more is written to a file: it may be sealed ahead of its group.
+    /// Declares that a file is completely written, so it may be sealed before its group.
     pub(super) fn complete(&self, path: &Path) {
         if let Some(open) = lock(&self.files).open.get_mut(path) {
             open.is_complete = true;
         }
     }
 
-    /// A file has another name by now, or none.
+    /// Forgets a file that was renamed or removed.
     pub(super) fn forget(&self, path: &Path) {
         let mut files = lock(&self.files);
         files.sealed.remove(path);
         files.open.remove(path);
     }
 
-    /// Makes the content of finished blobs durable, in the way that is configured, and read-only.
+    /// Makes the content of finished blobs durable, in the configured mode, and read-only.
     ///
-    /// A few are synced one by one, since `syncfs` would also write what others have dirtied on
-    /// the file system; from about eight on it is several times cheaper.
+    /// A few are synced one by one, since `syncfs` also writes dirty data of other programs; from about
+    /// eight blobs on it is several times cheaper.
     pub(super) fn seal(&self, blobs: Vec<StagedBlob>) -> Result<Vec<DurableBlob>, StoreError> {
         const SYNCFS_FROM: usize = 8;
         let is_one_by_one = match self.durability {
@@ -146,13 +143,13 @@ impl WrittenFiles {
         Ok(blobs.into_iter().map(DurableBlob).collect())
     }
 
-    /// Seals a file by itself, unless that was done when it was closed.
+    /// Seals a single file, unless that was done when it was closed.
     fn seal_file(&self, path: &Path) -> Result<(), StoreError> {
         let _syncing = lock(&self.syncing);
         if lock(&self.files).sealed.contains(path) {
             return Ok(());
         }
-        // If it was closed, all that was written through closed descriptors was synced then.
+        // If it was closed before, its data was synced then.
         let file = self.make_read_only(path)?;
         self.disk.sync_file(path, &file)
     }
@@ -165,7 +162,7 @@ impl WrittenFiles {
         Ok(file)
     }
 
-    /// Read-only before the sync and the rename: a crash after those must not leave a writable blob.
+    /// Sets the mode before the sync, so that a crash after the rename cannot leave a writable blob.
     fn make_durable(&self, path: &Path, file: &File) -> Result<(), StoreError> {
         self.disk.set_mode(path, file, READ_ONLY)?;
         self.disk.sync_file(path, file)
@@ -176,12 +173,14 @@ impl WrittenFiles {
         blobs.iter().all(|blob| files.open.contains_key(&blob.path))
     }
 
-    /// Makes room for one more descriptor.
-    fn close_the_oldest(&self) -> Result<(), StoreError> {
+    /// Closes files until one more can be opened.
+    fn close_least_recently_used(&self) -> Result<(), StoreError> {
         const MAX_OPEN: usize = 64;
         loop {
             let _syncing = (self.durability == Durability::Fsync).then(|| lock(&self.syncing));
-            let Some((path, open)) = lock(&self.files).take_oldest(MAX_OPEN) else { return Ok(()) };
+            let Some((path, open)) = lock(&self.files).take_least_recently_used(MAX_OPEN) else {
+                return Ok(());
+            };
             match self.durability {
                 Durability::Auto | Durability::Syncfs => {}
                 Durability::Fsync if open.is_complete => {
@@ -210,8 +209,8 @@ impl Files {
         Some(Arc::clone(&open.file))
     }
 
-    /// The file that nobody has used for the longest time, if there are `limit` of them.
-    fn take_oldest(&mut self, limit: usize) -> Option<(PathBuf, OpenFile)> {
+    /// Takes the least recently used file, if `limit` files are open.
+    fn take_least_recently_used(&mut self, limit: usize) -> Option<(PathBuf, OpenFile)> {
         if self.open.len() < limit {
             return None;
         }

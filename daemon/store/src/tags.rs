@@ -1,6 +1,6 @@
 //! Tags: the names under `manifests/` and the manifests that they hold.
 //!
-//! The files are read each time: they are the truth, and there are few.
+//! The files are read each time: there are few, and only the files are authoritative.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -17,13 +17,13 @@ use super::root::Directory;
 use super::staging::Staging;
 use super::{Store, StoreError};
 
-/// What is under `manifests/`.
+/// The content of `manifests/`.
 #[derive(Clone, Debug, Default)]
 pub struct Tags {
     /// Every tag, in order.
     pub references: Vec<Reference>,
-    /// Files whose place is not a model's name. They may be manifests that someone moved, so a
-    /// collection must not ignore them.
+    /// Files whose path is not a model's name. They may be manifests that a user moved, so a collection
+    /// must not ignore them.
     pub foreign: Vec<Place>,
 }
 
@@ -32,7 +32,7 @@ struct Origin {
     origin: String,
 }
 
-/// Where a manifest came from, with space reserved for the file that will say so.
+/// The origin of a manifest, with disk space reserved for its file.
 #[derive(Debug)]
 pub(super) struct OriginRecord {
     json: Vec<u8>,
@@ -56,7 +56,7 @@ impl Store {
         Ok(tags)
     }
 
-    /// The tag as it is stored: the same but for upper and lower case.
+    /// The stored tag that equals `reference` except for upper and lower case.
     ///
     /// # Errors
     /// [`StoreError::NoSuchModel`], [`StoreError::Io`].
@@ -73,8 +73,7 @@ impl Store {
     /// The manifest that a tag points to.
     ///
     /// # Errors
-    /// [`StoreError::NoSuchModel`], [`StoreError::Manifest`] when it is damaged,
-    /// [`StoreError::Io`].
+    /// [`StoreError::NoSuchModel`], [`StoreError::Manifest`], [`StoreError::Io`].
     pub fn manifest(&self, reference: &Reference) -> Result<Manifest, StoreError> {
         let raw = self.raw_manifest(reference)?;
         Manifest::parse(raw).map_err(|source| {
@@ -83,8 +82,8 @@ impl Store {
         })
     }
 
-    /// What is under a tag, whether it is a manifest or not; of a longer file no more than shows that
-    /// it is too long.
+    /// The unparsed content of a tag's file; of a file longer than [`Manifest::MAX_BYTES`], one byte more
+    /// than that.
     ///
     /// # Errors
     /// [`StoreError::NoSuchModel`], [`StoreError::Io`].
@@ -103,7 +102,7 @@ impl Store {
         modified.ok_or_else(|| StoreError::NoSuchModel { name: reference.short() })
     }
 
-    /// Where the model with this manifest came from, if that is on record.
+    /// The origin of the model with this manifest, if recorded.
     #[must_use]
     pub fn origin(&self, manifest: Digest) -> Option<String> {
         const MAX_BYTES: u64 = 64 << 10;
@@ -111,7 +110,7 @@ impl Store {
         Some(serde_json::from_slice::<Origin>(&json).ok()?.origin)
     }
 
-    /// Removes a tag, durably: only after this may anything that it kept be deleted.
+    /// Removes a tag, durably. Only after this may blobs that it needed be deleted.
     pub fn remove_tag(&self, reference: &Reference) -> Result<(), StoreError> {
         let path = layout::manifest(reference);
         if self.remove_record(&path)?.is_none() {
@@ -120,15 +119,14 @@ impl Store {
         self.sync_and_prune(&path)
     }
 
-    /// Makes the removal of a file durable that had a tag's place, and removes the directories
-    /// above it that are empty now.
+    /// Makes the removal of a tag's or pin's file durable, and removes parent directories that are empty.
     pub(super) fn sync_and_prune(&self, path: &Path) -> Result<(), StoreError> {
         let directories = path.ancestors().skip(1).take(3);
         for (level, directory) in directories.enumerate() {
             if level == 0 {
                 self.disk().sync_dir(directory)?;
             }
-            // Fails while other models share it, which is just what is wanted.
+            // Fails if other models share the directory, as intended.
             if !self.disk().remove_dir(directory)? {
                 break;
             }
@@ -136,7 +134,7 @@ impl Store {
         Ok(())
     }
 
-    /// Points a tag at a manifest, durably. The caller has made sure that the model is whole.
+    /// Sets a tag to a manifest, durably. The caller has checked that the model is complete.
     pub(super) fn write_tag(
         &self,
         temporary: &Path,
@@ -151,7 +149,7 @@ impl Store {
         self.disk().sync_dir(directory)
     }
 
-    /// Records where a manifest came from, durably, unless that is on record already.
+    /// Records the origin of a manifest, durably, unless one is recorded already.
     pub(super) fn write_origin(
         &self,
         temporary: &Path,
@@ -160,14 +158,13 @@ impl Store {
     ) -> Result<(), StoreError> {
         let (target, directory) = (layout::origin(manifest), Path::new(layout::ORIGINS));
         self.create_directories(directory)?;
-        // If it is there, whoever recorded it may have died before its name was durable.
+        // Synced even if the file exists: the process that wrote it may have been killed before its sync.
         if self.root.status(&target)?.is_none() {
             self.write_record(temporary, &target, &json, Some(reservation))?;
         }
         self.disk().sync_dir(directory)
     }
 
-    /// Removes the record of where a manifest came from.
     pub(crate) fn remove_origin(&self, manifest: Digest) -> Result<(), StoreError> {
         self.remove_record(&layout::origin(manifest)).map(drop)
     }
@@ -186,8 +183,8 @@ impl Store {
 const DEPTH: usize = 3;
 
 impl Tags {
-    /// Adds what is in a directory that lies at `place` below `manifests/`. One that has just been
-    /// removed with its last tag has nothing in it.
+    /// Adds the content of the directory at `place` below `manifests/`. A subdirectory that was just
+    /// removed with its last tag counts as empty.
     fn collect(&mut self, directory: &Directory, place: &Path, depth: usize) -> Result<(), StoreError> {
         for entry in directory.entries()? {
             let entry = entry?;

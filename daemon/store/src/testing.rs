@@ -1,4 +1,4 @@
-//! What unit tests of this crate and of the daemon build on.
+//! Helpers for unit tests of this crate and of the daemon.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "for tests alone")]
 
 use std::fs::{self, Permissions};
@@ -11,19 +11,13 @@ use tempfile::TempDir;
 
 use crate::{Ingest, Store, StoreOptions};
 
-/// An empty store, and the directory that it is in, which is removed when it is dropped.
-///
-/// # Panics
-/// When there is no room for it.
+/// Creates an empty store in a temporary directory, which is removed when the first value is dropped.
 #[must_use]
 pub fn new_store() -> (TempDir, Arc<Store>) {
     new_store_with(StoreOptions::default())
 }
 
-/// The same with options.
-///
-/// # Panics
-/// When there is no room for it.
+/// Like [`new_store`], with options.
 #[must_use]
 pub fn new_store_with(options: StoreOptions) -> (TempDir, Arc<Store>) {
     let folder = tempfile::tempdir().unwrap();
@@ -31,18 +25,12 @@ pub fn new_store_with(options: StoreOptions) -> (TempDir, Arc<Store>) {
     (folder, store)
 }
 
-/// A transaction.
-///
-/// # Panics
-/// When none can begin.
+/// Begins a transaction.
 pub fn begin(store: &Arc<Store>) -> Ingest {
     Ingest::begin(store, store.leases().grant("a test")).unwrap()
 }
 
 /// Stores blobs that no model needs.
-///
-/// # Panics
-/// When that fails.
 pub fn add_blobs<B: AsRef<[u8]>>(store: &Arc<Store>, blobs: impl IntoIterator<Item = B>) -> Vec<Digest> {
     let mut ingest = begin(store);
     let digests = blobs.into_iter().map(|blob| ingest.add_bytes(blob.as_ref()).unwrap()).collect();
@@ -50,10 +38,7 @@ pub fn add_blobs<B: AsRef<[u8]>>(store: &Arc<Store>, blobs: impl IntoIterator<It
     digests
 }
 
-/// A new store of one blob.
-///
-/// # Panics
-/// As for [`add_blobs`].
+/// Creates a store with one blob.
 #[must_use]
 pub fn store_with(bytes: &[u8]) -> (TempDir, Arc<Store>, Digest) {
     let (folder, store) = new_store();
@@ -61,10 +46,7 @@ pub fn store_with(bytes: &[u8]) -> (TempDir, Arc<Store>, Digest) {
     (folder, store, digests[0])
 }
 
-/// Damages a blob of the store that [`new_store`] has made in `folder`: writes these bytes in place of its own.
-///
-/// # Panics
-/// When that fails.
+/// Damages a blob of the store that [`new_store`] created in `folder`: replaces its content by `bytes`.
 pub fn overwrite_blob(folder: &TempDir, digest: Digest, bytes: &[u8]) {
     let path = folder.path().join("store").join(layout::blob(digest));
     fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();

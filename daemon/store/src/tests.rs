@@ -1,4 +1,4 @@
-//! The store's promises, one by one, on a real directory.
+//! Tests of the store's guarantees on a real directory.
 
 use std::fs;
 use std::io::Read as _;
@@ -56,7 +56,7 @@ fn entries(path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn new_store_has_an_identity_that_stays() {
+fn store_id_survives_a_restart() {
     let (folder, store) = new_store();
     let read = || fs::read_to_string(folder.path().join("store/store.json")).unwrap();
     let first = read();
@@ -69,7 +69,7 @@ fn new_store_has_an_identity_that_stays() {
 }
 
 #[test]
-fn one_process_has_the_store_and_says_who_it_is() {
+fn one_process_locks_the_store_and_records_itself() {
     let (folder, store) = new_store();
     store.announce(Some(Path::new("/run/x.sock")));
     let error = Store::open(folder.path().join("store")).unwrap_err();
@@ -82,7 +82,7 @@ fn one_process_has_the_store_and_says_who_it_is() {
 }
 
 #[test]
-fn lock_file_of_any_content_is_no_obstacle() {
+fn lock_file_may_have_any_content() {
     let (folder, store) = new_store();
     fs::write(folder.path().join("store/lock"), "{\"pid\":\"what?\"").unwrap();
     let error = Store::open(folder.path().join("store")).unwrap_err();
@@ -110,7 +110,7 @@ fn directory_of_other_files_is_not_made_a_store() {
 }
 
 #[test]
-fn creation_that_was_interrupted_is_taken_up_again() {
+fn interrupted_creation_is_continued() {
     let folder = tempfile::tempdir().unwrap();
     for left in ["lock", "store.json.new"] {
         fs::write(folder.path().join(left), "{").unwrap();
@@ -120,7 +120,7 @@ fn creation_that_was_interrupted_is_taken_up_again() {
 }
 
 #[test]
-fn what_dead_transactions_staged_is_swept_and_nothing_else() {
+fn only_abandoned_transactions_are_removed_from_staging() {
     let (folder, store) = new_store();
     add(&store, "m", &[b"config", b"layer"]);
     drop(store);
@@ -151,9 +151,9 @@ fn committed_blob_is_read_only_under_its_digest() {
     assert_eq!(store.origin(manifest(&[b"config", b"layer"]).digest()).as_deref(), Some("a test"));
 }
 
-/// From eight new blobs on, one `syncfs` takes the place of an `fsync` each.
+/// From eight new blobs on, one `syncfs` replaces one `fsync` each.
 #[test]
-fn many_blobs_are_committed_like_few() {
+fn many_blobs_are_committed_with_syncfs() {
     let (_folder, store) = new_store();
     let files: Vec<Vec<u8>> = (0..20).map(|n| vec![n; 100]).collect();
     let files: Vec<&[u8]> = files.iter().map(Vec::as_slice).collect();
@@ -176,7 +176,7 @@ fn ingest_that_is_dropped_leaves_nothing() {
 }
 
 #[test]
-fn tag_never_points_at_a_model_that_is_not_whole() {
+fn incomplete_model_gets_no_tag() {
     let (_folder, store) = new_store();
     let mut ingest = begin(&store);
     ingest.add_bytes(b"config").unwrap();
@@ -186,7 +186,7 @@ fn tag_never_points_at_a_model_that_is_not_whole() {
 }
 
 #[test]
-fn recipe_counts_only_with_all_its_blobs() {
+fn recipe_without_all_its_blobs_is_refused() {
     let (_folder, store) = new_store();
     let whole = b"headtensor";
     let piece = |bytes: &[u8]| Piece::Blob { blob: Digest::of(bytes), offset: 0, length: bytes.len() as u64 };
@@ -213,7 +213,7 @@ fn recipe_counts_only_with_all_its_blobs() {
 }
 
 #[test]
-fn leased_model_is_pinned_down_to_its_last_blob() {
+fn leased_model_has_all_its_blobs_pinned() {
     let (_folder, store) = new_store();
     let (whole, piece) = (b"headtensor", |bytes: &[u8]| Piece::Blob {
         blob: Digest::of(bytes),
@@ -238,7 +238,7 @@ fn leased_model_is_pinned_down_to_its_last_blob() {
 }
 
 #[test]
-fn blob_that_is_there_is_neither_written_nor_replaced() {
+fn stored_blob_is_neither_written_nor_replaced() {
     let (_folder, store) = new_store();
     add(&store, "m", &[b"config", b"layer"]);
     let inode = || fs::metadata(blob_path(&store, b"layer")).unwrap().ino();
@@ -313,7 +313,7 @@ fn blob_that_is_missing_short_or_a_link_is_not_opened() {
 }
 
 #[test]
-fn files_that_no_digest_names_are_no_blobs() {
+fn files_without_a_digest_as_name_are_not_listed_as_blobs() {
     let (_folder, store) = new_store();
     for foreign in ["README", "sha256-00", ".sha256-x", "sha512-00"] {
         fs::write(store.path(layout::BLOBS).join(foreign), "").unwrap();
@@ -322,7 +322,7 @@ fn files_that_no_digest_names_are_no_blobs() {
 }
 
 #[test]
-fn tags_are_one_whatever_their_case() {
+fn tags_are_case_insensitive() {
     let (_folder, store) = new_store();
     add(&store, "Me/Llama:8B", &[b"1", b"one"]);
     add(&store, "me/llama:8b", &[b"2", b"two"]);
@@ -334,7 +334,7 @@ fn tags_are_one_whatever_their_case() {
 }
 
 #[test]
-fn tag_that_vanishes_is_no_failure_of_the_disk() {
+fn removed_tag_is_not_reported_as_a_disk_failure() {
     let (_folder, store) = new_store();
     for result in [store.modified(&name("m")).map(drop), store.manifest(&name("m")).map(drop)] {
         assert!(matches!(result, Err(StoreError::NoSuchModel { .. })));
@@ -347,7 +347,7 @@ fn files_that_are_no_tags_are_listed_as_foreign() {
     add(&store, "m", &[b"1", b"one"]);
     let manifests = store.path(layout::MANIFESTS);
     let library = manifests.join("registry.ollama.ai/library");
-    // A directory in a tag's place may have taken a tag's place, whatever is in it.
+    // A directory at a tag's path may have replaced the tag.
     let foreign = [manifests.join("stray"), library.join("m/latest~"), library.join("m/deep")];
     fs::create_dir(&foreign[2]).unwrap();
     foreign[..2].iter().for_each(|path| fs::write(path, "").unwrap());
@@ -389,7 +389,7 @@ fn damaged_manifest_is_named() {
 }
 
 #[test]
-fn recipe_is_read_once_and_forgotten_when_told() {
+fn recipe_is_read_once_until_it_is_forgotten() {
     let (_folder, store) = new_store();
     let recipe = Recipe::new(Digest::of(b"file"), vec![Piece::Zeros { zeros: 5 }], Vec::new()).unwrap();
     let path = store.path(layout::recipe(recipe.file()));
@@ -402,7 +402,7 @@ fn recipe_is_read_once_and_forgotten_when_told() {
 }
 
 #[test]
-fn large_recipe_that_many_ask_for_at_once_is_in_memory_once() {
+fn large_recipe_read_concurrently_is_in_memory_once() {
     let (_folder, store) = new_store();
     let names = (0..8192).map(|number| format!("{number:0100}"));
     let recipe = testing::recipe(Digest::of(b"file"), names);
@@ -427,12 +427,12 @@ fn recipe_of_another_file_is_refused() {
 }
 
 #[test]
-fn transaction_in_progress_is_never_litter() {
+fn transaction_in_progress_is_not_abandoned() {
     let (_folder, store) = new_store();
     let ingest = begin(&store);
     let directory = ingest.staging().directory().to_path_buf();
     assert_eq!(store.abandoned_staging().unwrap(), []);
-    // Also if it was found before it was known whose it is.
+    // Even if a caller treats it as abandoned.
     store.remove_abandoned(directory.file_name().unwrap()).unwrap();
     assert!(store.path(directory).is_dir());
 }
@@ -445,19 +445,19 @@ fn directory_that_becomes_a_store_is_closed_to_others() {
     fs::set_permissions(&root, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     drop(Store::open(&root).unwrap());
     assert_eq!(fs::metadata(&root).unwrap().mode() & 0o777, 0o700);
-    // What its owner decides later holds.
+    // A later decision of the owner is kept.
     fs::set_permissions(&root, std::os::unix::fs::PermissionsExt::from_mode(0o750)).unwrap();
     drop(Store::open(&root).unwrap());
     assert_eq!(fs::metadata(&root).unwrap().mode() & 0o777, 0o750);
 }
 
 #[test]
-fn writing_to_staging_that_is_gone_is_an_error() {
+fn writing_to_removed_staging_is_an_error() {
     let (_folder, store) = new_store();
     let mut ingest = begin(&store);
     fs::remove_dir_all(store.path(layout::STAGING)).unwrap();
     assert!(matches!(ingest.add_bytes(b"x"), Err(StoreError::Io { .. })));
-    // The next transaction makes it again.
+    // The next transaction creates it again.
     assert!(begin(&store).add_bytes(b"x").is_ok());
 }
 
@@ -475,7 +475,7 @@ fn staged_file_cannot_be_opened_by_others_before_it_is_complete() {
     assert_eq!(fs::metadata(blob_path(&store, b"half")).unwrap().mode() & 0o777, 0o444);
 }
 
-/// What lies below the places that the quota counts, measured from outside.
+/// The bytes on disk below the directories that the quota counts.
 fn measured(store: &Store) -> u64 {
     let places = ["blobs", "recipes", "manifests", "origins", "trash"];
     places.into_iter().map(|place| store.root.tree_bytes(Path::new(place))).sum()
@@ -488,7 +488,7 @@ fn limited_store(quota_bytes: u64) -> (TempDir, Arc<Store>) {
 }
 
 #[test]
-fn quota_counts_manifests_and_what_is_kept_beside_them() {
+fn quota_counts_manifests_origins_and_trash() {
     let (folder, store) = limited_store(1 << 30);
     assert_eq!(store.used_bytes(), 0);
     let files: [&[u8]; 2] = [b"{}", b"weights"];
@@ -522,7 +522,7 @@ fn quota_counts_manifests_and_what_is_kept_beside_them() {
 }
 
 #[test]
-fn manifest_that_the_quota_has_no_room_for_is_refused() {
+fn manifest_over_quota_is_refused() {
     let (_folder, store) = limited_store(1 << 30);
     let files: [&[u8]; 2] = [b"{}", b"weights"];
     add(&store, "m:a", &files);
@@ -534,7 +534,7 @@ fn manifest_that_the_quota_has_no_room_for_is_refused() {
     assert_eq!(tight.tags().unwrap().references, [name("m:a")]);
     assert_eq!(tight.used_bytes(), used);
     assert_eq!(entries(&folder.path().join("store/staging")), [""; 0]);
-    // A model comes back whatever the books say: what it was is still counted.
+    // A model is restored even over quota: its bytes are still counted.
     tight.add_to_trash(&name("m:a"), &manifest(&files), std::time::Duration::from_secs(60)).unwrap();
     tight.remove_tag(&name("m:a")).unwrap();
     begin(&tight).commit_if::<StoreError>(&name("m:a"), &manifest(&files), |_| Ok(())).unwrap();

@@ -1,12 +1,11 @@
-//! The trash: models that `rm --keep` has put aside. A record holds the manifest, byte for byte,
-//! and keeps alive what the manifest needs until it expires.
+//! The trash: models removed by `rm --keep`. A record contains the manifest, byte for byte, and protects
+//! the files of the model from collection until it expires.
 //!
-//! A record is named by the digest of its own content, so that damage shows. As with a manifest,
-//! one that cannot be read stops collections.
+//! A record is named by the digest of its own content, so that damage is detected. Like a manifest, a
+//! record that cannot be read stops collections.
 //!
-//! A record that says that it will be made in the future was made by a clock that was wrong. It is
-//! taken for one that is made when it is first seen, so that it neither stays for years nor goes
-//! before its time.
+//! A record with a removal time in the future was written with a wrong clock. Its time is counted from
+//! when it is first seen, so that it expires neither years later nor too early.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,28 +27,27 @@ pub struct TrashedModel {
     pub record: Digest,
     /// The tag that it had.
     pub reference: Reference,
-    /// What the tag pointed to.
+    /// The tag's manifest.
     pub manifest: Manifest,
-    /// When it was put there.
+    /// When it was removed.
     pub removed: SystemTime,
-    /// From when on it may be collected.
+    /// When it may be collected.
     pub expires: SystemTime,
 }
 
 impl TrashedModel {
-    /// Whether its time is over at `now`.
-    #[must_use]
     pub(crate) fn is_expired(&self, now: SystemTime) -> bool {
         self.expires <= now
     }
 }
 
-/// When records were first seen that are of the future. Forgotten by a restart, which keeps them longer.
+/// When records with a removal time in the future were first seen. A restart forgets that, so they are
+/// kept longer.
 #[derive(Debug, Default)]
 pub(super) struct FutureRecords(Mutex<BTreeMap<Digest, SystemTime>>);
 
 impl FutureRecords {
-    /// From when on a record may be collected that says when it was made and when it expires.
+    /// When a record with these times may be collected.
     fn expiry(
         &self,
         record: Digest,
@@ -72,7 +70,7 @@ impl FutureRecords {
     }
 }
 
-/// Times are nanoseconds since 1970: of two removals within a second, one was the last.
+/// Times are nanoseconds since 1970, so that two removals within a second have an order.
 #[derive(Serialize, Deserialize)]
 struct Record {
     reference: Reference,
@@ -82,7 +80,7 @@ struct Record {
 }
 
 impl Store {
-    /// Puts a model into the trash, durably. Its tag may be removed after that.
+    /// Adds a model to the trash, durably; returns when it expires. Its tag may be removed after that.
     pub fn add_to_trash(
         &self,
         reference: &Reference,
@@ -90,7 +88,7 @@ impl Store {
         keep: Duration,
     ) -> Result<SystemTime, StoreError> {
         let removed = SystemTime::now();
-        // A time that cannot be written down is never.
+        // A time that cannot be represented becomes the latest one that can.
         let expires = time(unix_nanos(removed.checked_add(keep).unwrap_or(time(u64::MAX))));
         let record = Record {
             reference: reference.clone(),
@@ -107,7 +105,7 @@ impl Store {
         let target = layout::trashed(Digest::of(&json));
         let temporary = Path::new(layout::STAGING).join(self.new_transaction());
         let added = self.write_record(&temporary, &target, &json, None).inspect_err(|_| {
-            // If it cannot be removed now, `gc` or the next start does it.
+            // If this fails, `gc` or the next start removes it.
             let _ = self.disk().remove_file(&temporary);
         });
         if let Some(name) = temporary.file_name().and_then(|name| name.to_str()) {
@@ -118,11 +116,11 @@ impl Store {
         Ok(expires)
     }
 
-    /// What is in the trash, the expired included, by name.
+    /// The models in the trash, expired ones included, ordered by name.
     ///
     /// # Errors
-    /// [`StoreError::Trash`] for a record that cannot be read, [`StoreError::ForeignFile`] for a
-    /// file that is none, [`StoreError::Io`].
+    /// [`StoreError::Trash`] for a damaged record, [`StoreError::ForeignFile`] for another file,
+    /// [`StoreError::Io`].
     pub fn trash(&self) -> Result<Vec<TrashedModel>, StoreError> {
         let Some(directory) = self.root.find_directory(Path::new(layout::TRASH))? else {
             return Ok(Vec::new());
@@ -139,7 +137,8 @@ impl Store {
         Ok(models)
     }
 
-    /// Removes a record, durably: only after this may anything that it kept be deleted.
+    /// Removes a record, durably; returns the bytes freed. Only after this may blobs that it needed be
+    /// deleted.
     pub fn remove_from_trash(&self, record: Digest) -> Result<Option<u64>, StoreError> {
         let freed = self.remove_record(&layout::trashed(record))?;
         self.disk().sync_dir(Path::new(layout::TRASH))?;
@@ -147,20 +146,19 @@ impl Store {
         Ok(freed)
     }
 
-    /// What a record takes on disk.
     pub(crate) fn trashed_bytes(&self, record: Digest) -> Result<u64, StoreError> {
         self.root.allocated_bytes(&layout::trashed(record))
     }
 
-    /// `None` when it has just been removed.
+    /// `None` if it was just removed.
     fn trashed(&self, record: Digest) -> Result<Option<TrashedModel>, StoreError> {
-        // A manifest as a JSON string: each of its bytes becomes six at the most.
+        // The manifest is a JSON string, in which each byte becomes at most six.
         const MAX_BYTES: u64 = Manifest::MAX_BYTES * 6 + 4096;
         let path = layout::trashed(record);
         let Some(json) = self.root.read_limited(&path, MAX_BYTES)? else { return Ok(None) };
         let damaged = |what: String| StoreError::Trash { path: self.root.full(&path), what };
         if Digest::of(&json) != record {
-            return Err(damaged("its content is not what it was written with".to_owned()));
+            return Err(damaged("its content does not have the digest in its name".to_owned()));
         }
         let parsed: Record = serde_json::from_slice(&json).map_err(|error| damaged(error.to_string()))?;
         let manifest =
@@ -187,7 +185,7 @@ mod tests {
     const DAY: Duration = Duration::from_secs(86400);
 
     #[test]
-    fn record_of_the_future_is_kept_as_long_as_it_says_from_when_it_is_seen() {
+    fn record_with_a_future_time_is_kept_its_full_time_from_when_it_is_first_seen() {
         let (records, record) = (FutureRecords::default(), Digest::of(b"record"));
         let now = UNIX_EPOCH + 20_000 * DAY;
         let expiry = |removed, expires, now| records.expiry(record, removed, expires, now);
@@ -196,7 +194,7 @@ mod tests {
         assert_eq!(expiry(removed, expires, now), now + 7 * DAY);
         assert_eq!(expiry(removed, expires, now + DAY), now + 7 * DAY, "it was seen a day ago");
         assert_eq!(expiry(removed, expires, now - DAY), now + 6 * DAY, "the clock was set back again");
-        assert_eq!(expiry(removed, expires, removed), expires, "it was right after all");
+        assert_eq!(expiry(removed, expires, removed), expires, "the clock reached the time in the record");
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! Nothing in a store is followed, blocks, or is taken for what it is not, by either way of resolving
-//! a path.
+//! With both resolvers: links are not followed, opening does not block, and types are checked.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -12,7 +11,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::disk::{Change, Disk as _, GuardedDisk, KernelDisk};
 
-/// A root with some files, and a directory beside it that nothing may touch.
+/// A root with some files, and a directory next to it that must not be accessed.
 struct Place {
     folder: TempDir,
     root: Root,
@@ -75,7 +74,7 @@ fn files_and_directories_are_found_by_relative_paths() {
 }
 
 #[test]
-fn no_link_is_followed_wherever_it_is() {
+fn no_link_is_followed_in_any_component() {
     each(|place| {
         symlink(place.outside("secret"), place.full("d/link")).unwrap();
         symlink("e/f", place.full("d/inner")).unwrap();
@@ -114,7 +113,7 @@ fn no_path_leads_out_of_the_root() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_refused_at_once() {
+fn irregular_file_is_refused_without_blocking() {
     each(|place| {
         mkfifoat(CWD, place.full("fifo"), Mode::from_raw_mode(0o600)).unwrap();
         let _listener = UnixListener::bind(place.full("socket")).unwrap();
@@ -146,7 +145,7 @@ fn file_with_another_name_is_not_changed() {
 }
 
 #[test]
-fn tree_is_removed_without_what_its_links_lead_to() {
+fn tree_is_removed_without_the_targets_of_its_links() {
     each(|place| {
         symlink(place.outside(""), place.full("d/dir")).unwrap();
         symlink(place.outside("secret"), place.full("d/e/link")).unwrap();
@@ -169,7 +168,7 @@ fn tree_that_is_a_link_is_not_entered() {
 }
 
 #[test]
-fn new_file_takes_nobodys_place() {
+fn created_file_replaces_no_other() {
     each(|place| {
         let path = Path::new("d/e/f");
         place.disk().create_file(path, 0o600).unwrap_err();
@@ -178,7 +177,7 @@ fn new_file_takes_nobodys_place() {
 }
 
 #[test]
-fn blob_that_is_leased_for_a_moment_is_opened_after_it() {
+fn blob_with_a_short_kernel_lease_is_opened_after_it() {
     let place = Place::new(Resolver::Openat2);
     let directory = place.root.try_open_directory(Path::new("d/e")).unwrap();
     let tries = std::cell::Cell::new(0);

@@ -1,5 +1,5 @@
-//! Whatever way its bytes come and in whatever mode: no file gets its name before its content is
-//! durable, and an error of each write would have been reported.
+//! In every mode and for every source: no file is published before its content is durable, and an error
+//! of each write would have been reported.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,14 +16,14 @@ use crate::{Assembler, Ingest, PartialFile, Store, StoreOptions};
 
 const MODES: [Durability; 3] = [Durability::Auto, Durability::Fsync, Durability::Syncfs];
 
-/// The kernel's disk, with a list of what is written and not synced.
+/// The kernel's disk, with a list of writes that are not synced.
 #[derive(Debug, Default)]
-struct Watched(Mutex<Books>);
+struct Watched(Mutex<Records>);
 
 #[derive(Debug, Default)]
-struct Books {
-    /// The descriptors that have written to a file since it was synced through them; none of them
-    /// is known of what a process wrote that has died.
+struct Records {
+    /// For each file, the descriptors through which it was written and not yet synced. The set is empty
+    /// if a process wrote it that was killed.
     unsynced: BTreeMap<PathBuf, BTreeSet<i32>>,
     published: usize,
     file_syncs: usize,
@@ -32,7 +32,7 @@ struct Books {
 }
 
 impl Watched {
-    /// Who wrote is gone: its descriptors cannot be synced any more.
+    /// The descriptors of a killed process cannot be synced any more.
     fn process_dies(&self) {
         lock(&self.0).unsynced.values_mut().for_each(BTreeSet::clear);
     }
@@ -46,9 +46,9 @@ impl Watched {
 
     /// Asserts that there were no violations.
     fn published(&self) -> usize {
-        let books = lock(&self.0);
-        assert_eq!(books.violations, [""; 0]);
-        books.published
+        let records = lock(&self.0);
+        assert_eq!(records.violations, [""; 0]);
+        records.published
     }
 }
 
@@ -71,17 +71,17 @@ impl Disk for Watched {
         KernelDisk.write_at(path, file, bytes, offset)
     }
     fn set_mode(&self, path: &Path, file: &File, mode: u32) -> io::Result<()> {
-        // Which descriptor is synced after it does not matter.
+        // Any descriptor may be synced after it.
         lock(&self.0).unsynced.entry(path.to_path_buf()).or_default();
         KernelDisk.set_mode(path, file, mode)
     }
     fn sync_file(&self, path: &Path, file: &File) -> io::Result<()> {
-        let mut books = lock(&self.0);
-        books.file_syncs += 1;
-        if let Some(writers) = books.unsynced.get_mut(path) {
+        let mut records = lock(&self.0);
+        records.file_syncs += 1;
+        if let Some(writers) = records.unsynced.get_mut(path) {
             writers.remove(&file.as_raw_fd());
             if writers.is_empty() {
-                books.unsynced.remove(path);
+                records.unsynced.remove(path);
             }
         }
         KernelDisk.sync_file(path, file)
@@ -90,19 +90,19 @@ impl Disk for Watched {
         KernelDisk.sync_dir(path, directory)
     }
     fn sync_file_system(&self, directory: &File) -> io::Result<()> {
-        let mut books = lock(&self.0);
-        books.file_system_syncs += 1;
-        books.unsynced.clear();
+        let mut records = lock(&self.0);
+        records.file_system_syncs += 1;
+        records.unsynced.clear();
         KernelDisk.sync_file_system(directory)
     }
     fn rename(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
         KernelDisk.rename(root, from, to)
     }
     fn publish(&self, root: &Root, from: &Path, to: &Path) -> io::Result<()> {
-        let mut books = lock(&self.0);
-        books.published += 1;
-        if let Some(writers) = books.unsynced.remove(from) {
-            books.violations.push(format!("{} is not synced through {writers:?}", from.display()));
+        let mut records = lock(&self.0);
+        records.published += 1;
+        if let Some(writers) = records.unsynced.remove(from) {
+            records.violations.push(format!("{} is not synced through {writers:?}", from.display()));
         }
         KernelDisk.publish(root, from, to)
     }
@@ -133,11 +133,11 @@ impl Rig {
         begin(&self.store)
     }
 
-    fn count(&self, of: impl Fn(&Books) -> usize) -> usize {
+    fn count(&self, of: impl Fn(&Records) -> usize) -> usize {
         of(&lock(&self.disk.0))
     }
 
-    /// Stages blobs half by half: all first halves, then all second ones.
+    /// Stages blobs by writing all first halves, then all second halves.
     fn add_interleaved(&self, ingest: &mut Ingest, count: u32) {
         let half = |blob: u32| [blob.to_le_bytes(); 8].concat();
         let stage = |_| ingest.staging().stage(64);
@@ -166,7 +166,7 @@ fn finish(file: &Assembler, mut ingest: Ingest) {
 }
 
 #[test]
-fn staged_blobs_are_durable_before_they_have_their_names() {
+fn staged_blobs_are_durable_before_they_are_published() {
     for durability in MODES {
         for count in [1, 3, 30, 150] {
             let rig = Rig::new(durability);
@@ -179,7 +179,7 @@ fn staged_blobs_are_durable_before_they_have_their_names() {
 }
 
 #[test]
-fn pulled_file_is_durable_before_it_has_its_name() {
+fn pulled_file_is_durable_before_it_is_published() {
     for durability in MODES {
         let rig = Rig::new(durability);
         let (ingest, content) = (rig.begin(), [7; 3000]);
@@ -192,7 +192,7 @@ fn pulled_file_is_durable_before_it_has_its_name() {
 }
 
 #[test]
-fn what_a_process_left_that_died_is_durable_before_it_has_its_name() {
+fn file_of_a_killed_process_is_durable_before_it_is_published() {
     for durability in MODES {
         for rest in [0_usize, 1000] {
             let rig = Rig::new(durability);
@@ -210,8 +210,8 @@ fn what_a_process_left_that_died_is_durable_before_it_has_its_name() {
     }
 }
 
-/// `syncfs` reports what failed since the transaction began, whoever wrote it; an `fsync` through a
-/// new descriptor may not.
+/// `syncfs` reports every write error since the transaction began; an `fsync` through a new descriptor may
+/// not.
 #[test]
 fn few_blobs_whose_descriptors_were_closed_are_synced_with_the_file_system() {
     let rig = Rig::new(Durability::Auto);
@@ -226,24 +226,24 @@ fn few_blobs_whose_descriptors_were_closed_are_synced_with_the_file_system() {
     ingest.add_blob(first.finish().unwrap()).unwrap();
     drop(others);
     ingest.commit_blobs().unwrap();
-    assert_eq!((rig.disk.published(), rig.count(|books| books.file_system_syncs)), (1, 1));
+    assert_eq!((rig.disk.published(), rig.count(|records| records.file_system_syncs)), (1, 1));
 }
 
 #[test]
 fn blob_that_was_sealed_when_it_was_closed_is_not_synced_again() {
     let rig = Rig::new(Durability::Fsync);
     let mut ingest = rig.begin();
-    let before = rig.count(|books| books.file_syncs);
+    let before = rig.count(|records| records.file_syncs);
     for blob in 0..200_u32 {
         ingest.add_bytes(&blob.to_le_bytes()).unwrap();
     }
     ingest.commit_blobs().unwrap();
     assert_eq!(rig.disk.published(), 200);
-    assert_eq!(rig.count(|books| books.file_syncs) - before, 200);
+    assert_eq!(rig.count(|records| records.file_syncs) - before, 200);
 }
 
 #[test]
-fn file_that_is_begun_anew_is_not_written_through_the_old_descriptor() {
+fn restarted_file_is_not_written_through_the_old_descriptor() {
     for durability in MODES {
         let rig = Rig::new(durability);
         let (ingest, content) = (rig.begin(), [7; 3000]);
