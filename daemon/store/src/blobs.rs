@@ -45,9 +45,6 @@ impl Store {
 
     /// The content of a blob of at most `limit` bytes; `None` if it does not exist. Of a longer one, one
     /// byte more than `limit`.
-    ///
-    /// # Errors
-    /// [`StoreError::UnexpectedFile`], [`StoreError::Io`].
     pub fn read_blob(&self, digest: Digest, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
         self.root.read_limited(&layout::blob(digest), limit)
     }

@@ -11,9 +11,6 @@ use super::{Store, StoreError};
 /// Frees disk space when something does not fit.
 pub trait MakeSpace: std::fmt::Debug + Send + Sync {
     /// Tries to free `bytes`, all or nothing; returns whether to try the failed step again.
-    ///
-    /// # Errors
-    /// [`StoreError`].
     fn make_space(&self, bytes: u64) -> Result<bool, StoreError>;
 }
 

@@ -90,9 +90,6 @@ impl Store {
     }
 
     /// A model's manifest digest and the sum of its recipes' file sizes in bytes. The recipes are not read.
-    ///
-    /// # Errors
-    /// [`StoreError::NoSuchModel`], or a damaged manifest.
     pub fn recipes_length(&self, reference: &Reference) -> Result<(Digest, u64), StoreError> {
         let manifest = self.manifest(&self.resolve(reference)?)?;
         let mut sum = 0u64;
@@ -104,9 +101,6 @@ impl Store {
     }
 
     /// The sum of the header sizes of a model's files, in bytes. Reads its recipes.
-    ///
-    /// # Errors
-    /// As for [`Self::model`].
     pub fn header_bytes(&self, reference: &Reference) -> Result<u64, StoreError> {
         let model = self.model(reference)?;
         let recipes = model.files.iter().filter_map(|file| file.recipe.as_ref());
@@ -115,9 +109,6 @@ impl Store {
 
     /// Reads a model and has `lease` protect its files and blobs. The tag is read again afterwards, so a
     /// model that was removed meanwhile is not found, rather than returned with missing blobs.
-    ///
-    /// # Errors
-    /// As for [`Self::model`].
     pub fn leased_model(&self, reference: &Reference, lease: &Lease) -> Result<Model, StoreError> {
         let mut model = self.model(reference)?;
         loop {
@@ -134,9 +125,6 @@ impl Store {
     }
 
     /// A file with its recipe. A file without one is a blob, which may be missing.
-    ///
-    /// # Errors
-    /// A damaged recipe, [`StoreError::Io`].
     pub fn stored_file(&self, file: &Descriptor) -> Result<StoredFile, StoreError> {
         let recipe = self.recipe(file.digest)?;
         // Code that rebuilds a file relies on the manifest's size.
@@ -160,9 +148,6 @@ impl Store {
     }
 
     /// The recipe of the file with this digest, if it was split.
-    ///
-    /// # Errors
-    /// [`StoreError::Recipe`] if it is damaged, [`StoreError::Io`].
     pub fn recipe(&self, file: Digest) -> Result<Option<Arc<Recipe>>, StoreError> {
         if let Some(recipe) = self.recipes.find(file) {
             return Ok(Some(recipe));
@@ -185,9 +170,6 @@ impl Store {
     }
 
     /// Whether every blob of a file exists with its full length.
-    ///
-    /// # Errors
-    /// A damaged recipe, [`StoreError::Io`].
     pub fn has_file(&self, file: &Descriptor) -> Result<bool, StoreError> {
         self.check_file(file).map(|missing| missing.is_none())
     }

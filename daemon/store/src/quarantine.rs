@@ -65,9 +65,6 @@ impl Store {
     }
 
     /// Reads a blob and moves it to quarantine if its digest is wrong; returns its new path.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`] if it cannot be read or moved.
     pub fn set_aside_if_damaged(&self, digest: Digest) -> Result<Option<Place>, StoreError> {
         let mut file = match self.open_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(None),
@@ -152,9 +149,6 @@ impl Store {
     }
 
     /// Opens the copy of a blob of `size` bytes that was quarantined at `time`.
-    ///
-    /// # Errors
-    /// [`StoreError::UnexpectedFile`], [`StoreError::Io`].
     pub fn open_quarantined(
         &self,
         digest: Digest,

@@ -57,9 +57,6 @@ impl Store {
     }
 
     /// The stored tag that equals `reference` except for upper and lower case.
-    ///
-    /// # Errors
-    /// [`StoreError::NoSuchModel`], [`StoreError::Io`].
     pub fn resolve(&self, reference: &Reference) -> Result<Reference, StoreError> {
         let no_such_model = || StoreError::NoSuchModel { name: reference.short() };
         let stored = self.stored_case(reference)?.ok_or_else(no_such_model)?;
@@ -84,18 +81,12 @@ impl Store {
 
     /// The unparsed content of a tag's file; of a file longer than [`Manifest::MAX_BYTES`], one byte more
     /// than that.
-    ///
-    /// # Errors
-    /// [`StoreError::NoSuchModel`], [`StoreError::Io`].
     pub fn raw_manifest(&self, reference: &Reference) -> Result<Vec<u8>, StoreError> {
         let raw = self.root.read_limited(&layout::manifest(reference), Manifest::MAX_BYTES)?;
         raw.ok_or_else(|| StoreError::NoSuchModel { name: reference.short() })
     }
 
     /// When a tag was last set.
-    ///
-    /// # Errors
-    /// [`StoreError::NoSuchModel`], [`StoreError::Io`].
     pub fn modified(&self, reference: &Reference) -> Result<SystemTime, StoreError> {
         let status = self.root.status(&layout::manifest(reference))?;
         let modified = status.map(|status| status.modified());
