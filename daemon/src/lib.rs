@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use blobd::intake::ingest_file;
+//! use blobd::ingest::ingest_file;
 //! use blobd_store::{Ingest, Store};
 //! use blobd_store_format::gguf::{GgmlType, GgufWriter};
 //!
@@ -25,7 +25,7 @@
 //! ```
 //!
 //! From the outside in: [`cli`] turns arguments into requests; `server` and `api` turn requests into verbs;
-//! [`ops`] has one file per verb; `session` serves open models. [`intake`] and [`transfer`] bring files into
+//! [`ops`] has one file per verb; `session` serves open models. [`ingest`] and [`transfer`] bring files into
 //! the store. `mount` is a client of the daemon that shows models as files.
 
 mod admission;
@@ -35,7 +35,7 @@ mod client_file;
 mod config;
 mod demo;
 mod housekeeping;
-pub mod intake;
+pub mod ingest;
 mod large_models;
 mod limits;
 mod log_limit;

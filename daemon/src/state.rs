@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 use crate::large_models::LargeModels;
 use crate::limits::RequestLimits;
 use crate::open_sessions::Sessions;
-use crate::ops::{Answers, Evictor, FetchLimit, LastOpened, OpError, Surroundings};
+use crate::ops::{DoctorContext, Evictor, FetchLimit, LastOpened, OpError, OpenCache};
 use crate::permits::{Limits, PermitPool};
 use crate::principal::Peer;
 use crate::socket::Closer;
@@ -32,7 +32,7 @@ pub(crate) struct Daemon {
     /// Models so large that one request reads them for all.
     pub(crate) large_models: LargeModels,
     /// The responses to the latest opens.
-    pub answers: Answers,
+    pub open_cache: OpenCache,
     pub(crate) work: WorkLimits,
     /// How much imports and pulls have read recently.
     pub(crate) activity: Activity,
@@ -148,7 +148,7 @@ impl Daemon {
             limits: RequestLimits::of_process(),
             closer: Arc::default(),
             large_models: LargeModels::default(),
-            answers: Answers::default(),
+            open_cache: OpenCache::default(),
             work: WorkLimits::new(),
             activity: Activity::default(),
             last_opened,
@@ -194,8 +194,8 @@ impl Daemon {
     }
 
     /// What `doctor` needs to know besides the store.
-    pub(crate) fn surroundings(&self) -> Surroundings {
-        Surroundings {
+    pub(crate) fn doctor_context(&self) -> DoctorContext {
+        DoctorContext {
             is_single_user: self.is_single_user,
             has_met_owner: self.has_met_owner.load(Ordering::Relaxed),
         }

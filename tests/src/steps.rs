@@ -90,7 +90,7 @@ impl Step {
             Self::Pin { name, pinned } => {
                 ops::pin(store, &PinParams { reference: reference(name), pinned }).map(|_| ())
             }
-            Self::Collect => ops::collect(store, GcParams { dry_run: false }).map(|_| ()),
+            Self::Collect => ops::gc(store, GcParams { dry_run: false }).map(|_| ()),
             Self::Abandon { file } => abandon(store, &files()[file].bytes),
         };
         done.map_err(|error| error.body())
@@ -195,7 +195,7 @@ fn remove(store: &Store, name: usize, keep_seconds: Option<u64>) -> Result<(), O
 fn abandon(store: &Arc<Store>, bytes: &[u8]) -> Result<(), OpError> {
     let mut ingest = Ingest::begin(store, store.leases().grant("a test"))?;
     let size = bytes.len() as u64;
-    blobd::intake::ingest_file(&mut ingest, &mut &*bytes, size, &mut |_| ())
+    blobd::ingest::ingest_file(&mut ingest, &mut &*bytes, size, &mut |_| ())
         .map(|_| ())
-        .map_err(|source| OpError::Intake { name: "model.gguf".to_owned(), source })
+        .map_err(|source| OpError::Ingest { name: "model.gguf".to_owned(), source })
 }

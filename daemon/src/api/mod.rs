@@ -170,7 +170,7 @@ async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Result<HttpRes
             caller.survey(usage).await
         }
         Route::Trash => caller.respond(|daemon| ops::trash(&daemon.store)).await,
-        Route::Doctor => caller.survey(|daemon| ops::doctor(&daemon.store, daemon.surroundings())).await,
+        Route::Doctor => caller.survey(|daemon| ops::doctor(&daemon.store, daemon.doctor_context())).await,
         Route::Eviction(bytes) => {
             let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
             caller.survey(plan).await
@@ -202,7 +202,7 @@ async fn dispatch_post(
         Route::Tag => caller.respond_to(request, ops::tag).await,
         Route::Gc => {
             let params: GcParams = caller.params(request).await?;
-            let collect = move |daemon: &Daemon| ops::collect(&daemon.store, params);
+            let collect = move |daemon: &Daemon| ops::gc(&daemon.store, params);
             if params.dry_run { caller.survey(collect).await } else { caller.respond(collect).await }
         }
         Route::Verify => {

@@ -26,11 +26,11 @@ pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Res
     let opening = daemon.limits.opening_for(peer.uid).await?;
     let (reference, holder) = (params.reference.clone(), peer.description());
     let params = Arc::new(params);
-    let open = move |daemon: &Daemon| ops::open(&daemon.store, &daemon.answers, &params, holder.clone());
+    let open = move |daemon: &Daemon| ops::open(&daemon.store, &daemon.open_cache, &params, holder.clone());
     let limits = &daemon.limits;
     // Concurrent opens of one large model share one response, which is counted once.
     let count = async |located: &Located| {
-        let answer = &located.answer;
+        let answer = &located.response;
         if answer.memory.get().is_none()
             && let Some(permit) = limits.memory_for(peer.uid, answer.bytes()).await?
         {
@@ -43,7 +43,7 @@ pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Res
     drop(params_permit);
     let memory = match model.is_counted() {
         true => None,
-        false => limits.memory_for(peer.uid, located.answer.bytes()).await?,
+        false => limits.memory_for(peer.uid, located.response.bytes()).await?,
     };
     let permits = OpenPermits { opening, memory, model, lasting };
     let serving = Arc::clone(&daemon);

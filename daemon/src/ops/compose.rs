@@ -1,4 +1,4 @@
-//! The manifest of a model that no registry has published: the one that Ollama would write.
+//! Composes the manifest of a model that no registry has published, as Ollama would write it.
 
 use blobd_store::Ingest;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
@@ -9,27 +9,23 @@ use blobd_store_format::model_facts::ModelFacts;
 use serde::Serialize;
 
 use super::OpError;
-use crate::intake::TakenFile;
+use crate::ingest::IngestedFile;
 
-/// One file of the model.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
-    /// What it is, and its digest and size.
     pub(super) file: Descriptor,
-    /// What it is called, where that tells it from the others.
+    /// Its name, if the model has several files.
     pub(super) name: Option<String>,
 }
 
 impl Part {
-    /// All weights of a model in one file. It has no name: the same file makes the same manifest,
-    /// whatever it was called and wherever it came from.
-    pub(super) fn model(taken: &TakenFile) -> Self {
+    /// A model's only file of weights. It has no name, so that the manifest depends only on the content.
+    pub(super) fn model(file: &IngestedFile) -> Self {
         let media_type = MediaType::new(MediaType::OLLAMA_MODEL);
-        Self { file: Descriptor { media_type, digest: taken.digest, size: taken.size }, name: None }
+        Self { file: Descriptor { media_type, digest: file.digest, size: file.size }, name: None }
     }
 }
 
-/// Composes the manifest and adds its configuration to the ingest.
 pub(super) fn compose(ingest: &mut Ingest, parts: &[Part], facts: &ModelFacts) -> Result<Manifest, OpError> {
     let family = facts.architecture.as_deref().unwrap_or("unknown");
     let config = ModelConfig {

@@ -1,4 +1,4 @@
-//! What damaged blobs mean for a model: which of its tensors and files are concerned.
+//! Finds the tensors and files of a model that damaged blobs affect.
 
 use std::collections::BTreeSet;
 
@@ -10,20 +10,14 @@ use blobd_store_format::reference::Reference;
 
 use super::OpError;
 
-/// The parts of a model that are damaged, for people.
 #[derive(Debug, Default)]
 struct DamagedParts {
-    /// The names of tensors.
     tensors: Vec<String>,
     /// `its template`, `the header of its model`.
     others: BTreeSet<String>,
 }
 
-/// What `ls` says about a model of which some blobs are damaged; nothing if none of them is. A
-/// model whose recipes cannot be read needs nobody knows what.
-///
-/// # Errors
-/// [`StoreError::Io`].
+/// Describes a model's damage for `ls`; `None` if it has none. An unreadable recipe is damage too.
 pub(super) fn of_model(
     store: &Store,
     reference: &Reference,
@@ -45,17 +39,14 @@ pub(super) fn of_model(
     Ok(parts.summary().map(|what| format!("{what} damaged: blobd verify --repair {}", reference.short())))
 }
 
-/// Refuses to hand out blobs that are damaged. What is not asked for may be.
-///
-/// # Errors
-/// [`OpError::DamagedParts`], naming the first of them.
-pub(super) fn refuse(store: &Store, model: &Model, asked_for: &[(Digest, u64)]) -> Result<(), OpError> {
+/// Fails if any of the requested blobs is damaged. Other blobs of the model may be damaged.
+pub(super) fn refuse(store: &Store, model: &Model, requested: &[(Digest, u64)]) -> Result<(), OpError> {
     let mut damaged = store.damaged();
     if damaged.is_empty() {
         return Ok(());
     }
-    let asked_for: BTreeSet<Digest> = asked_for.iter().map(|(digest, _)| *digest).collect();
-    damaged.retain(|digest| asked_for.contains(digest));
+    let requested: BTreeSet<Digest> = requested.iter().map(|(digest, _)| *digest).collect();
+    damaged.retain(|digest| requested.contains(digest));
     let mut parts = DamagedParts::default();
     model.files.iter().for_each(|file| parts.add(file, &damaged));
     match parts.list() {
@@ -91,11 +82,11 @@ impl DamagedParts {
             self.others.insert(format!("the header of its {component}"));
         }
         if !left.is_empty() {
-            self.others.insert(format!("what lies between the tensors of its {component}"));
+            self.others.insert(format!("the bytes between the tensors of its {component}"));
         }
     }
 
-    /// `3 of its tensors and its template are`.
+    /// For example `3 of its tensors and its template are`.
     fn summary(&self) -> Option<String> {
         let mut subjects = Vec::new();
         match self.tensors.len() {

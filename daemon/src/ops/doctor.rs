@@ -1,4 +1,4 @@
-//! `doctor`: what is wrong with the set-up and how to mend it.
+//! `doctor`: checks the setup and says how to correct it.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -11,26 +11,26 @@ use blobd_store::{Eviction, Store, StoreError};
 use super::{OpError, rfc3339};
 use crate::size::human_bytes;
 
-/// What doctor has to know about the daemon around the store.
+/// What `doctor` needs to know about the daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Surroundings {
-    /// Whether clients are meant to be of the daemon's own user.
+pub struct DoctorContext {
+    /// Whether the configuration allows clients of the daemon's own user.
     pub is_single_user: bool,
-    /// Whether a client of the daemon's own user, root aside, has connected.
+    /// Whether a client of the daemon's own user, other than root, has connected.
     pub has_met_owner: bool,
 }
 
-/// Asks every question that there is. None of them changes anything.
+/// Runs all checks. None changes anything.
 ///
 /// # Errors
-/// [`StoreError::Io`] when the store's own directory cannot be looked at.
-pub fn doctor(store: &Store, surroundings: Surroundings) -> Result<DoctorReport, OpError> {
+/// [`StoreError::Io`] when the store's directory cannot be inspected.
+pub fn doctor(store: &Store, context: DoctorContext) -> Result<DoctorReport, OpError> {
     Ok(DoctorReport {
         checks: vec![
             writable(store),
             file_system(store),
             privacy(store)?,
-            owner(surroundings),
+            owner(context),
             hard_links(),
             space(store)?,
             reserve(store),
@@ -61,7 +61,7 @@ fn failure(name: &str, detail: impl Into<String>, hint: &str) -> Check {
 }
 
 fn writable(store: &Store) -> Check {
-    const HINT: &str = "models are served all the same; mend the cause and restart blobd to change any";
+    const HINT: &str = "models can still be opened; fix the cause and restart blobd to change any";
     match store.read_only_reason() {
         Some(reason) => failure("writes", format!("the store is read-only: {reason}"), HINT),
         None => ok("writes", "every sync so far has succeeded"),
@@ -85,28 +85,28 @@ fn privacy(store: &Store) -> Result<Check, StoreError> {
     Ok(match mode {
         _ if mode & 0o022 != 0 => failure("directory", format!("{detail}: others may write to it"), HINT),
         _ if mode & 0o055 != 0 => {
-            warning("directory", format!("{detail}: others may read it past the daemon"), HINT)
+            warning("directory", format!("{detail}: others may read it without the daemon"), HINT)
         }
         _ => ok("directory", detail),
     })
 }
 
-/// Who owns a blob may make it writable again and change it under everybody's maps.
-fn owner(surroundings: Surroundings) -> Check {
+/// The owner of a blob can make it writable and change it while others have it mapped.
+fn owner(context: DoctorContext) -> Check {
     const HINT: &str =
         "run the daemon as a user of its own, or set single_user = true if nobody else uses it";
     let uid = rustix::process::geteuid().as_raw();
-    match surroundings {
-        Surroundings { is_single_user: true, .. } => {
+    match context {
+        DoctorContext { is_single_user: true, .. } => {
             ok("owner", format!("uid {uid}, the only user of this store"))
         }
-        Surroundings { has_met_owner: true, .. } => warning(
+        DoctorContext { has_met_owner: true, .. } => warning(
             "owner",
             format!("clients run as uid {uid}, which owns the blobs and can change them"),
             HINT,
         ),
         _ if uid == 0 => ok("owner", "root; other users cannot change what they open"),
-        _ => ok("owner", format!("uid {uid}, which no client so far has had")),
+        _ => ok("owner", format!("uid {uid}, which no client has used so far")),
     }
 }
 
@@ -116,7 +116,7 @@ fn hard_links() -> Check {
     match std::fs::read_to_string(PATH).as_deref().map(str::trim) {
         Ok("0") => warning(
             "hard links",
-            "anybody who can read a blob can link it and keep its space",
+            "any user who can read a blob can link it and so keep its space in use",
             "sysctl fs.protected_hardlinks=1",
         ),
         _ => ok("hard links", "protected by the kernel"),
@@ -124,7 +124,7 @@ fn hard_links() -> Check {
 }
 
 fn space(store: &Store) -> Result<Check, StoreError> {
-    const HINT: &str = "`blobd gc`, `blobd rm`, or eviction in the configuration make room";
+    const HINT: &str = "free space with `blobd gc` or `blobd rm`, or configure eviction";
     let free = store.free_bytes()?;
     let policy = store.space_policy();
     let quota = policy.quota_bytes.map_or_else(String::new, |quota| {
@@ -142,13 +142,13 @@ fn space(store: &Store) -> Result<Check, StoreError> {
 
 fn reserve(store: &Store) -> Check {
     match store.reserve_bytes() {
-        Some(bytes) => ok("reserve", format!("{}, for removing on a full disk", human_bytes(bytes))),
-        None => warning("reserve", "none", "it is made when there is room"),
+        Some(bytes) => ok("reserve", format!("{}, for removals on a full disk", human_bytes(bytes))),
+        None => warning("reserve", "none", "it is created when there is enough space"),
     }
 }
 
 fn index(store: &Store) -> Check {
-    const HINT: &str = "models are served all the same; `blobd reindex` or a restart rebuilds it";
+    const HINT: &str = "models can still be opened; `blobd reindex` or a restart rebuilds it";
     match store.index_status() {
         IndexStatus::Degraded(reason) => warning("index", format!("kept in memory only: {reason}"), HINT),
         IndexStatus::Building => ok("index", "being built"),
@@ -157,11 +157,11 @@ fn index(store: &Store) -> Check {
 }
 
 fn layout(store: &Store) -> Check {
-    const HINT: &str = "move what is in the way out of the store and put back what is missing from a copy; \
-                        nothing is collected before";
+    const HINT: &str = "move misplaced files out of the store and restore missing ones from a copy; nothing is \
+                        collected until then";
     let misplaced: Vec<_> = store.misplaced().iter().map(ToString::to_string).collect();
     if misplaced.is_empty() {
-        ok("layout", "every file and directory is what it should be")
+        ok("layout", "every file and directory has the right type")
     } else {
         failure("layout", misplaced.join("; "), HINT)
     }
@@ -179,11 +179,11 @@ fn damage(store: &Store) -> Check {
 
 fn scrub(store: &Store) -> Check {
     let cursor = Cursor::load(store);
-    // A cursor has no times behind the year 9999, which neither sum nor text would take.
+    // Cannot overflow: a cursor has no times after the year 9999.
     let time = |seconds| rfc3339(UNIX_EPOCH + Duration::from_secs(seconds));
     let ended = match (cursor.ended, cursor.ended_by(unix_seconds())) {
         (_, Some(ended)) => format!("ended {}", time(ended)),
-        (Some(_), None) => "ended at a time that is yet to come: the clock was set".to_owned(),
+        (Some(_), None) => "ended at a time in the future: the clock was set back".to_owned(),
         (None, None) => "none yet".to_owned(),
     };
     let running = match cursor.running {
@@ -194,10 +194,11 @@ fn scrub(store: &Store) -> Check {
 }
 
 fn metadata(store: &Store) -> Check {
-    const HINT: &str = "nothing is collected until it is mended: `blobd rm`, `pull` or `import` the model";
+    const HINT: &str =
+        "nothing is collected until this is repaired: `blobd rm`, `pull` or `import` the model";
     const BUSY: &str = "a collection is running; manifests and recipes were not checked";
     match gc::plan_unless_collecting(store) {
-        Ok(None) => warning("metadata", BUSY, "ask again when it is over"),
+        Ok(None) => warning("metadata", BUSY, "run `blobd doctor` again when it has ended"),
         Ok(Some(plan)) => {
             ok("metadata", format!("all readable, {} reclaimable", human_bytes(plan.freed_bytes())))
         }
@@ -205,11 +206,11 @@ fn metadata(store: &Store) -> Check {
     }
 }
 
-/// A descriptor on its way to a client counts until it is received.
+/// The limit includes descriptors that were sent and not received yet.
 fn descriptors() -> Check {
     const ENOUGH: u64 = 4096;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    let detail = format!("{limit} may be open");
+    let detail = format!("at most {limit} can be open");
     if limit >= ENOUGH {
         ok("descriptors", detail)
     } else {
@@ -227,7 +228,7 @@ mod tests {
     fn doctor_does_not_wait_for_a_collection() {
         let (_folder, store) = new_store();
         let metadata = || {
-            let report = doctor(&store, Surroundings::default()).unwrap();
+            let report = doctor(&store, DoctorContext::default()).unwrap();
             report.checks.into_iter().find(|check| check.name == "metadata").unwrap()
         };
         let collection = store.lock_collections();
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_in_the_scrub_file_is_too_strange() {
+    fn times_in_the_scrub_file_outside_the_range_are_ignored() {
         assert_eq!(
             scrub_after(r#"{"began":1,"ended":1767225600}"#),
             "last complete pass ended 2026-01-01T00:00:00Z"
@@ -254,6 +255,6 @@ mod tests {
         for ended in ["18446744073709551615", "253402300800", "-5", "1e99"] {
             assert_eq!(scrub_after(&format!("{{\"ended\":{ended}}}")), "last complete pass none yet");
         }
-        assert!(scrub_after(r#"{"ended":253402300799}"#).contains("yet to come"));
+        assert!(scrub_after(r#"{"ended":253402300799}"#).contains("in the future"));
     }
 }

@@ -1,77 +1,74 @@
-//! What a verb can fail with, and how the client is told.
+//! The errors of all verbs, and their codes and hints in the protocol.
 
 use blobd_client::protocol::MAX_OPEN_LAYERS;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_registry::{FailureKind, RegistryError};
 use blobd_store::StoreError;
+use blobd_store_format::digest::Digest;
+use blobd_store_format::file_format::FormatError;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::{Reference, ReferenceError};
 
-use crate::intake::IntakeError;
+use crate::ingest::IngestError;
 use crate::size::human_bytes;
+use crate::transfer::TransferError;
 
 /// A verb's failure.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpError {
-    /// The store failed or lacks what was asked for.
+    /// The store failed, or lacks what was requested.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A file was refused or could not be read.
     #[error("{name}: {source}")]
-    Intake {
-        /// The file, as the user knows it.
+    Ingest {
+        /// The name that the user gave.
         name: String,
         /// Why.
-        source: IntakeError,
+        source: IngestError,
     },
-    /// A registry failed, lied or could not be reached.
+    /// A registry failed, sent wrong data, or could not be reached.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// What was imported does not make a manifest.
+    /// No manifest can be composed from the imported files.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
     /// A stored header does not parse.
     #[error("blob {digest}: damaged: {source}; `blobd verify --repair` replaces it")]
     Damaged {
         /// The header's blob.
-        digest: blobd_store_format::digest::Digest,
+        digest: Digest,
         /// What is wrong with it.
-        source: blobd_store_format::file_format::FormatError,
+        source: FormatError,
     },
-    /// A name to be given says which manifest it stands for.
-    #[error("{name}: a name that is given cannot be pinned to a digest; leave out the part from @ on")]
+    /// A new name includes a digest.
+    #[error("{name}: a new name cannot include a digest; leave out the part from @ on")]
     PinnedTarget {
         /// The name.
         name: String,
     },
-    /// The model is pinned, and a removal is no slip of the finger then.
-    #[error("model {name}: is pinned; `blobd unpin {name}` first")]
+    /// The model is pinned.
+    #[error("model {name}: is pinned; run `blobd unpin {name}` first")]
     Pinned {
         /// The model.
         name: String,
     },
-    /// There is no such model in the trash.
-    #[error("model {name}: not in the trash; `blobd ls --trash` lists what is")]
+    /// The trash has no such model.
+    #[error("model {name}: not in the trash; `blobd ls --trash` lists the models there")]
     NotInTrash {
         /// The name.
         name: String,
     },
-    /// Another model has the name by now.
-    #[error("model {name}: there is another model of this name; `blobd tag` it or remove it first")]
+    /// Another model has the name.
+    #[error(
+        "model {name}: the name belongs to another model; give that one another name with `blobd tag`, or remove it"
+    )]
     NameTaken {
         /// The name.
         name: String,
     },
-    /// A name cannot be made from a file's.
-    #[error("{file_name}: makes no model name ({source}); give one with --name")]
-    Name {
-        /// The file's name.
-        file_name: String,
-        /// What is wrong with it.
-        source: ReferenceError,
-    },
-    /// The caller passed something that is no file.
+    /// The caller passed something other than a regular file.
     #[error("{name}: {found}, a regular file expected")]
     NotAFile {
         /// Its name.
@@ -79,55 +76,55 @@ pub enum OpError {
         /// What it is.
         found: &'static str,
     },
-    /// The file was written to while it was read.
-    #[error("{name}: changed while it was imported; import it again when nothing writes to it")]
+    /// The file changed during the import.
+    #[error("{name}: changed while it was imported; import it again when no program writes to it")]
     Changed {
         /// Its name.
         name: String,
     },
-    /// The files of a sharded model are not its shards.
-    #[error("model {model}: {what}; its publisher has to mend that")]
+    /// The files of a sharded model are not exactly its shards.
+    #[error("model {model}: {what}; only its publisher can correct this")]
     Shards {
         /// The model.
         model: String,
         /// What is wrong with them.
         what: String,
     },
-    /// The address of a file makes no name for a model.
-    #[error("{address}: makes no model name ({source}); give one with --name")]
-    Address {
-        /// The address.
-        address: String,
+    /// No model name can be derived from a file's name or URL.
+    #[error("{from}: no model name can be derived from it ({source}); give one with --name")]
+    Name {
+        /// The file's name or URL.
+        from: String,
         /// What is wrong with it.
         source: ReferenceError,
     },
-    /// The bytes that came are not the ones that were named.
+    /// The received bytes do not have the expected digest.
     #[error("{what}: digest {found}, {expected} expected")]
     DigestMismatch {
         /// The file.
         what: String,
-        /// The digest of what came.
-        found: blobd_store_format::digest::Digest,
-        /// The digest that was named.
-        expected: blobd_store_format::digest::Digest,
+        /// The digest of the received bytes.
+        found: Digest,
+        /// The digest of the request.
+        expected: Digest,
     },
-    /// A transfer has ended before the file was whole.
+    /// A transfer ended before the file was complete.
     #[error("{name}: {source}")]
     Interrupted {
         /// The file.
         name: String,
         /// Why.
-        source: Box<crate::transfer::TransferError>,
+        source: Box<TransferError>,
     },
-    /// The model lacks something that was asked for.
+    /// The model lacks something that was requested.
     #[error("model {model}: no {what}")]
     NotInModel {
         /// The model.
         model: String,
-        /// What was asked for.
+        /// What was requested.
         what: String,
     },
-    /// What was asked for of the model is damaged, as a verification has found.
+    /// Requested parts of the model are known to be damaged.
     #[error("model {model}: damaged: {parts}")]
     DamagedParts {
         /// The model.
@@ -135,31 +132,31 @@ pub enum OpError {
         /// The first few parts.
         parts: String,
     },
-    /// The model has more layers than one answer can list.
+    /// More layers were selected than one response can list.
     #[error(
         "model {model}: {count} layers, at most {MAX_OPEN_LAYERS} can be opened at once; name a component"
     )]
     TooManyLayers {
         /// The model.
         model: String,
-        /// How many layers were asked for.
+        /// How many layers were selected.
         count: usize,
     },
-    /// A pull does not fit.
+    /// There is not enough space for a pull.
     #[error("{source}")]
     NoSpaceForPull {
-        /// What does not fit, and where.
+        /// The store's error.
         source: Box<OpError>,
-        /// What a collection would free, if that is known without a look at the disk.
+        /// What `gc` would free, if known.
         reclaimable_bytes: Option<u64>,
     },
-    /// The daemon itself failed: the task that did the work died.
+    /// The daemon itself failed.
     #[error("internal error: {0}")]
     Internal(String),
 }
 
 impl OpError {
-    /// The failure as it travels.
+    /// The error as the protocol sends it.
     #[must_use]
     pub fn body(&self) -> ErrorBody {
         let body = ErrorBody::new(self.code(), self);
@@ -169,20 +166,18 @@ impl OpError {
         }
     }
 
-    /// The peer's fault or ours, and which.
     pub(super) fn code(&self) -> ErrorCode {
         match self {
-            Self::Store(error) | Self::Intake { source: IntakeError::Store(error), .. } => store_code(error),
-            Self::Intake { source: IntakeError::Source(error), .. } => match registry_error(error) {
+            Self::Store(error) | Self::Ingest { source: IngestError::Store(error), .. } => store_code(error),
+            Self::Ingest { source: IngestError::Source(error), .. } => match registry_error(error) {
                 Some(error) => registry_code(error),
                 None => ErrorCode::Internal,
             },
-            Self::Intake { .. } | Self::Manifest(_) | Self::Changed { .. } | Self::Shards { .. } => {
+            Self::Ingest { .. } | Self::Manifest(_) | Self::Changed { .. } | Self::Shards { .. } => {
                 ErrorCode::InvalidInput
             }
             Self::Registry(error) => registry_code(error),
             Self::Name { .. }
-            | Self::Address { .. }
             | Self::NotAFile { .. }
             | Self::PinnedTarget { .. }
             | Self::TooManyLayers { .. } => ErrorCode::InvalidRequest,
@@ -198,7 +193,7 @@ impl OpError {
 
     fn is_over_quota(&self) -> bool {
         match self {
-            Self::Store(error) | Self::Intake { source: IntakeError::Store(error), .. } => {
+            Self::Store(error) | Self::Ingest { source: IngestError::Store(error), .. } => {
                 matches!(error, StoreError::Quota { .. })
             }
             Self::NoSpaceForPull { source, .. } => source.is_over_quota(),
@@ -212,39 +207,38 @@ impl OpError {
                 "try again in a minute; models can be opened meanwhile"
             }
             (Self::Store(StoreError::Locked { .. }), _) => {
-                "one process at a time has a store open: talk to that one, or stop it first"
+                "only one process at a time can have a store open: connect to that one, or stop it first"
             }
-            (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists what there is",
+            (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists the models",
             (Self::NoSpaceForPull { reclaimable_bytes, .. }, _) => {
-                return Some(self.room_hint(*reclaimable_bytes));
+                return Some(self.no_space_hint(*reclaimable_bytes));
             }
             (_, ErrorCode::NoSpace) if self.is_over_quota() => {
-                "`blobd gc` or `blobd rm` makes room, and so does a larger quota; nothing was kept of this"
+                "`blobd gc`, `blobd rm` or a larger quota provides space; nothing was stored"
             }
-            (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` makes room; nothing was kept of this",
+            (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` frees space; nothing was stored",
             (Self::DigestMismatch { .. }, _) => {
-                "what came was thrown away: pull again, and if that ends the same way, the registry or \
-                 something on the way changes it"
+                "the received data was deleted: pull again; if it fails again, the registry or a proxy sends \
+                 other data"
             }
             (Self::DamagedParts { model, .. }, _) => {
-                return Some(format!("`blobd verify --repair {model}` mends it; the rest can be opened"));
+                return Some(format!(
+                    "`blobd verify --repair {model}` repairs it; the other parts can be opened"
+                ));
             }
             _ => return None,
         };
         Some(hint.to_owned())
     }
-}
 
-impl OpError {
-    /// What a pull that does not fit can be helped with.
-    fn room_hint(&self, reclaimable_bytes: Option<u64>) -> String {
-        let way = match reclaimable_bytes {
+    fn no_space_hint(&self, reclaimable_bytes: Option<u64>) -> String {
+        let command = match reclaimable_bytes {
             None => "`blobd gc --dry-run` shows what could be freed, `blobd rm` frees models".to_owned(),
             Some(0) => "`blobd gc` would free nothing; `blobd rm` frees models".to_owned(),
             Some(bytes) => format!("`blobd gc` frees {}, `blobd rm` more", human_bytes(bytes)),
         };
-        let quota = if self.is_over_quota() { ", and a larger quota helps too" } else { "" };
-        format!("{way}{quota}; what has arrived is kept for the next pull")
+        let quota = if self.is_over_quota() { ", or set a larger quota" } else { "" };
+        format!("{command}{quota}; received data is kept for the next pull")
     }
 }
 
@@ -277,10 +271,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
     }
 }
 
-/// Refuses a name with a digest where a name is given, not looked up.
-///
-/// # Errors
-/// [`OpError::PinnedTarget`].
+/// Refuses a new name that includes a digest.
 pub(super) fn refuse_pinned(target: &Reference) -> Result<(), OpError> {
     match target.digest() {
         Some(_) => Err(OpError::PinnedTarget { name: target.short() }),
@@ -298,7 +289,7 @@ const fn registry_code(error: &RegistryError) -> ErrorCode {
     }
 }
 
-/// A pull reads its layers through [`std::io::Read`]; the registry's own error is inside.
+/// The registry's error inside an [`std::io::Error`], as a pull's reader returns it.
 fn registry_error(error: &std::io::Error) -> Option<&RegistryError> {
     error.get_ref()?.downcast_ref()
 }

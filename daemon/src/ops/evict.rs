@@ -1,5 +1,5 @@
-//! Making room: who asks for it, how much, and what people are told about it. What nothing needs is
-//! collected before any model goes.
+//! `evict`: frees space by policy, and reports what it would remove. Collects what nothing needs before it
+//! removes any model.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -12,15 +12,15 @@ use blobd_store_format::reference::Reference;
 
 use super::{OpError, rfc3339};
 
-/// Tells when a model was last opened, if that is known.
+/// Returns when a model was last opened, if known.
 pub type LastOpened = dyn Fn(&Reference) -> Option<SystemTime> + Send + Sync;
 
-/// Evicts models when something does not fit, if the policy allows.
+/// Evicts models when space is needed, if the policy allows.
 pub struct Evictor {
     store: Weak<Store>,
     last_opened: Arc<LastOpened>,
-    /// One at a time: two would choose the same models, and one of them would find them gone.
-    alone: Mutex<()>,
+    /// Serializes evictions: two at a time would choose the same models.
+    running: Mutex<()>,
 }
 
 impl fmt::Debug for Evictor {
@@ -33,7 +33,7 @@ impl Evictor {
     /// An evictor for a store, to be given to [`Store::set_space_maker`].
     #[must_use]
     pub fn new(store: &Arc<Store>, last_opened: Arc<LastOpened>) -> Self {
-        Self { store: Arc::downgrade(store), last_opened, alone: Mutex::default() }
+        Self { store: Arc::downgrade(store), last_opened, running: Mutex::default() }
     }
 }
 
@@ -43,9 +43,9 @@ impl MakeSpace for Evictor {
         if store.space_policy().eviction == blobd_store::Eviction::Never {
             return Ok(false);
         }
-        let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
-        for patience in PATIENCE {
-            std::thread::sleep(patience);
+        let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        for delay in RETRY_DELAYS {
+            std::thread::sleep(delay);
             if self.try_to_make_space(&store, bytes)? {
                 return Ok(true);
             }
@@ -54,30 +54,28 @@ impl MakeSpace for Evictor {
     }
 }
 
-/// What looks in use may be so for a moment only: a commit about to return, a blob being verified.
-const PATIENCE: [Duration; 3] = [Duration::ZERO, Duration::from_millis(100), Duration::from_millis(300)];
+/// Blobs may be in use only briefly, for instance by a commit or a verification, so eviction is retried.
+const RETRY_DELAYS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(100), Duration::from_millis(300)];
 
 impl Evictor {
     fn try_to_make_space(&self, store: &Store, bytes: u64) -> Result<bool, StoreError> {
         if store.shortage(bytes) == 0 {
-            // Somebody else has just made enough.
+            // Another request has just freed enough.
             return Ok(true);
         }
-        // No model goes for what nobody needs.
         gc::collect(store)?;
         let needed = store.shortage(bytes);
         if needed == 0 {
             return Ok(true);
         }
-        // To the low watermark at best, so that it lasts a while.
+        // Preferably down to the low watermark, so that the next eviction is later.
         let goals = [needed.max(excess(store, bytes)), needed];
         let freed = evict(store, &*self.last_opened, &goals)?;
         Ok(freed > 0 || store.shortage(bytes) == 0)
     }
 }
 
-/// What has to go for the store to be at its low watermark, if with `bytes` more it is above the
-/// high one.
+/// How much to free to reach the low watermark, if the store plus `bytes` is above the high one.
 fn excess(store: &Store, bytes: u64) -> u64 {
     let policy = store.space_policy();
     let (Some(high), Some(low)) = (policy.high_bytes(), policy.low_bytes()) else { return 0 };
@@ -85,7 +83,7 @@ fn excess(store: &Store, bytes: u64) -> u64 {
     if used > high { used.saturating_sub(low) } else { 0 }
 }
 
-/// Comes down to the low watermark if the store is above the high one; returns what that freed.
+/// Evicts down to the low watermark if the store is above the high one. Returns the bytes freed.
 ///
 /// # Errors
 /// [`StoreError`].
@@ -99,13 +97,11 @@ pub fn evict_excess(store: &Store, last_opened: &LastOpened) -> Result<u64, Stor
     Ok(garbage_bytes.saturating_add(evict(store, last_opened, &[needed])?))
 }
 
-/// What is left to free by models, once what nothing needs is gone.
 fn evict(store: &Store, last_opened: &LastOpened, goals: &[u64]) -> Result<u64, StoreError> {
     gc::evict(store, &gc::plan_eviction(store, goals, &|model| last_opened(model))?)
 }
 
-/// What would go to free `bytes`, or to come down to the low watermark if that is not said: what
-/// nothing needs first, models for the rest.
+/// Plans how to free `bytes`, by default down to the low watermark: unneeded files first, then models.
 ///
 /// # Errors
 /// [`StoreError`].

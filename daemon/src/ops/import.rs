@@ -1,4 +1,4 @@
-//! `import`: a model file that the caller has opened becomes a model.
+//! `import`: makes a model from a file that the caller has opened.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -17,31 +17,31 @@ use blobd_store_format::reference::Reference;
 use rustix::fs::FileType;
 
 use super::compose::{Part, compose};
-use super::{OpError, commit::leaving_nothing, error::refuse_pinned};
-use crate::intake::{IntakeError, ingest_file};
+use super::{OpError, collect_on_failure::collect_on_failure, error::refuse_pinned};
+use crate::ingest::{IngestError, ingest_file};
 
-/// A file to be imported: read from its start, and inspected before and after that.
+/// A file to import: read from its start, and inspected before and after.
 pub trait ImportSource: Read + Send {
-    /// What the file system says about it now.
+    /// Returns the file's current metadata.
     ///
     /// # Errors
-    /// Those of the file system, or that the import was cancelled.
+    /// Those of the file system; the import was cancelled.
     fn inspect(&mut self) -> io::Result<FileFacts>;
 }
 
-/// What a file system says about a file.
+/// A file's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileFacts {
-    /// Its type and its permissions, as `stat` has them.
+    /// Type and permissions, as in `stat`.
     pub mode: u32,
     /// Its length in bytes.
     pub size: u64,
-    /// When it was written to: seconds and nanoseconds.
+    /// Modification time: seconds and nanoseconds.
     pub modified: (i64, i64),
 }
 
 impl FileFacts {
-    /// Asks about an open file.
+    /// Reads the metadata of an open file.
     ///
     /// # Errors
     /// Those of `fstat`.
@@ -63,11 +63,11 @@ impl FileFacts {
     }
 }
 
-/// Imports one file. `progress` is told how many bytes have been read, and of how many. Soon
-/// after `cancelled` is set, it stops.
+/// Imports one file. `progress` receives the bytes read and the file's size. Setting `cancelled` stops the
+/// import.
 ///
 /// # Errors
-/// [`OpError`]; nothing of the file is kept then.
+/// [`OpError`]; then nothing is stored.
 pub fn import(
     store: &Arc<Store>,
     params: &ImportParams,
@@ -78,20 +78,20 @@ pub fn import(
     import_from(store, params, &mut FileSource { file, offset: 0, cancelled }, progress)
 }
 
-/// The same for a file that somebody else reads.
+/// Imports one file from any source.
 ///
 /// # Errors
-/// [`OpError`]; nothing of the file is kept then.
+/// [`OpError`]; then nothing is stored.
 pub fn import_from(
     store: &Arc<Store>,
     params: &ImportParams,
     source: &mut dyn ImportSource,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
-    leaving_nothing(store, || take_file(store, params, source, progress))
+    collect_on_failure(store, || import_file(store, params, source, progress))
 }
 
-fn take_file(
+fn import_file(
     store: &Arc<Store>,
     params: &ImportParams,
     mut source: &mut dyn ImportSource,
@@ -105,24 +105,24 @@ fn take_file(
     let mut ingest = Ingest::begin(store, lease)?;
     let size = before.size;
     ingest.staging().expect(size);
-    let refused = |source| OpError::Intake { name: file_name.clone(), source };
-    let taken = ingest_file(&mut ingest, &mut source, size, &mut |completed| progress(completed, size))
+    let refused = |source| OpError::Ingest { name: file_name.clone(), source };
+    let ingested = ingest_file(&mut ingest, &mut source, size, &mut |completed| progress(completed, size))
         .map_err(refused)?;
-    let facts = &taken.facts;
+    let facts = &ingested.facts;
     if let Some(shard) = facts.shard {
-        return Err(refused(IntakeError::Shard { count: shard.count }));
+        return Err(refused(IngestError::Shard { count: shard.count }));
     }
     let after = inspect(source, &file_name)?;
     if (after.size, after.modified) != (before.size, before.modified) {
         return Err(OpError::Changed { name: file_name });
     }
-    let manifest = compose(&mut ingest, &[Part::model(&taken)], facts)?;
+    let manifest = compose(&mut ingest, &[Part::model(&ingested)], facts)?;
     let origin = format!("import {file_name}");
     let committed = ingest.commit(&reference, &manifest, Some(&origin))?;
     Ok(Imported {
         name: reference.short(),
         digest: manifest.digest(),
-        file: taken.digest,
+        file: ingested.digest,
         size,
         new_bytes: committed.new_bytes,
         reused_bytes: committed.reused_bytes,
@@ -131,7 +131,7 @@ fn take_file(
     })
 }
 
-/// Reads with offsets of its own: the caller's description shares its offset with us.
+/// Reads at its own offset, because the file offset is shared with the caller.
 struct FileSource<'f> {
     file: &'f File,
     offset: u64,
@@ -155,12 +155,12 @@ impl ImportSource for FileSource<'_> {
     }
 }
 
-/// What ends an import whose client does not want it any more.
+/// The error of an import whose client has disconnected.
 pub(crate) fn client_has_gone() -> io::Error {
     io::Error::other("the client that asked for this import has gone")
 }
 
-/// Anything but a regular file could block for ever or end nowhere.
+/// Inspects the file and refuses anything but a regular file, which could block or never end.
 fn inspect(source: &mut dyn ImportSource, name: &str) -> Result<FileFacts, OpError> {
     let facts = source.inspect().map_err(StoreError::io("inspect", name))?;
     let found = match facts.kind() {
@@ -173,7 +173,7 @@ fn inspect(source: &mut dyn ImportSource, name: &str) -> Result<FileFacts, OpErr
     Err(OpError::NotAFile { name: name.to_owned(), found })
 }
 
-/// The last part of a path, without what could harm a terminal or a log.
+/// The last part of a path, without control characters.
 fn display_name(file_name: &str) -> String {
     const MAX_CHARS: usize = 200;
     let last = Path::new(file_name).file_name().and_then(|name| name.to_str()).unwrap_or(file_name);
@@ -188,7 +188,7 @@ fn name_from_file(file_name: &str) -> Result<Reference, OpError> {
     let model: String = model.chars().map(allowed).take(80).collect();
     let model = model.trim_start_matches(['-', '.']);
     Reference::from_parts(Reference::DEFAULT_HOST, Reference::DEFAULT_NAMESPACE, model, tag)
-        .map_err(|source| OpError::Name { file_name: file_name.to_owned(), source })
+        .map_err(|source| OpError::Name { from: file_name.to_owned(), source })
 }
 
 #[cfg(test)]

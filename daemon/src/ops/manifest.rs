@@ -1,4 +1,4 @@
-//! `GET /v1/manifests/…`: what a model's registry says about it, byte for byte.
+//! `GET /v1/manifests/…`: returns a model's manifest unchanged.
 
 use blobd_store::Store;
 use blobd_store_format::manifest::Manifest;
@@ -9,7 +9,7 @@ use super::OpError;
 /// Reads a model's manifest.
 ///
 /// # Errors
-/// [`blobd_store::StoreError`]: there is none, or it is damaged.
+/// [`blobd_store::StoreError`] when it is missing or damaged.
 pub fn manifest(store: &Store, reference: &Reference) -> Result<Manifest, OpError> {
     Ok(store.manifest(&store.resolve(reference)?)?)
 }

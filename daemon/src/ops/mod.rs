@@ -1,50 +1,54 @@
-//! The verbs: one file each. They say what happens in which order; how it is done is the
-//! store's, the intake's and the registry's business.
+//! One file per verb, and the steps that several verbs share: `measure`, `pull_source`, `stored_header`,
+//! `survey` and others. Verbs orchestrate; the store, [`crate::ingest`], [`crate::transfer`] and the
+//! registry do the work. A verb does not use another verb.
 //!
-//! All of them block on the disk; the server calls them where blocking is allowed.
+//! All functions block on the disk; the server calls them on blocking threads.
 
-// Files of the store are reached through its root alone, see `clippy.toml`.
+// Files of the store are accessed only through its root, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-mod answers;
-mod collect;
-mod commit;
+mod collect_on_failure;
 mod compose;
 mod damage;
 mod doctor;
 mod error;
 mod evict;
+mod gc;
 mod import;
 mod list;
 mod manifest;
+mod measure;
 mod open;
+mod open_cache;
 mod pin;
 mod plan_pull;
 mod pull;
+mod pull_source;
 mod reindex;
 mod remove;
 mod repair;
 mod shards;
 mod show;
+mod stored_header;
 mod survey;
 mod tag;
+mod time;
 mod undelete;
 mod usage;
 mod verify;
 mod verify_progress;
 
-pub use answers::{Answer, Answers};
-pub use collect::collect;
-pub use doctor::{Surroundings, doctor};
+pub use doctor::{DoctorContext, doctor};
 pub use error::OpError;
 pub use evict::{Evictor, LastOpened, evict_excess, eviction_plan};
+pub use gc::gc;
 pub(crate) use import::client_has_gone;
 pub use import::{FileFacts, ImportSource, import, import_from};
 pub use list::list;
-pub(crate) use list::rfc3339;
 pub use manifest::manifest;
 pub(crate) use open::open_blobs;
 pub use open::{Located, open};
+pub use open_cache::{OpenCache, OpenResponse};
 pub use pin::pin;
 pub use plan_pull::{Planning, plan_pull};
 pub use pull::{FetchLimit, Pull, pull};
@@ -52,6 +56,7 @@ pub use reindex::reindex;
 pub use remove::remove;
 pub use show::{Shown, outline, show};
 pub use tag::tag;
+pub(crate) use time::rfc3339;
 pub use undelete::{trash, undelete};
 pub use usage::usage;
 pub use verify::verify;

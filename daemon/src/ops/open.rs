@@ -1,7 +1,7 @@
-//! `open`: where a model's bytes are, and a lease that keeps them there.
+//! `open`: locates a model's bytes, and leases them.
 //!
-//! Nothing is hashed and no blob is read: a reference leads to a manifest, that to recipes, and
-//! those are the tensor table.
+//! Reads no blob and hashes nothing: the reference names a manifest, the manifest names recipes, and the recipes
+//! contain the tensor table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -18,7 +18,7 @@ use blobd_store_format::expert::separate_expert;
 use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
 
-use super::answers::{Answer, Answers};
+use super::open_cache::{OpenCache, OpenResponse};
 use super::{OpError, damage};
 
 /// Everything an open session needs.
@@ -26,52 +26,52 @@ use super::{OpError, damage};
 pub struct Located {
     /// The model's tag.
     pub reference: Reference,
-    /// What to tell the client, and which blobs to pass.
-    pub answer: Arc<Answer>,
-    /// The first of them, as many as go out in one batch, open already.
+    /// The frames and blobs to send to the client.
+    pub response: Arc<OpenResponse>,
+    /// The blobs of the first batch, opened.
     pub first_files: Vec<File>,
-    /// Keeps all of the model from being collected.
+    /// Protects the whole model from collection.
     pub lease: Lease,
-    /// The model's recipes. While somebody holds them, others who open the model find them and the answer
-    /// in memory, however large they are.
+    /// The model's recipes. While a session holds them, other opens of the model reuse them and the response,
+    /// however large they are.
     pub recipes: Vec<Arc<Recipe>>,
 }
 
-/// Locates what is asked for, if `answers` has not got it. `holder` is who `rm` will name as the one that
-/// keeps the bytes.
+/// Locates what `params` selects, or takes the response from `open_cache`. `rm` reports `holder` as the reason
+/// why bytes are kept.
 ///
 /// # Errors
-/// [`blobd_store::StoreError`]; [`OpError::NotInModel`] for a component or tensor name that the
-/// model lacks; [`OpError::DamagedParts`] when something that is asked for is damaged.
+/// [`blobd_store::StoreError`]; [`OpError::NotInModel`] for an unknown component or tensor;
+/// [`OpError::DamagedParts`] when something selected is damaged.
 pub fn open(
     store: &Store,
-    answers: &Answers,
+    open_cache: &OpenCache,
     params: &OpenParams,
     holder: String,
 ) -> Result<Located, OpError> {
     let lease = store.leases().grant(holder);
     let model = store.leased_model(&params.reference, &lease)?;
     store.note_use(model.manifest.digest());
-    let answer = match answers.find(params, &model) {
-        Some(answer) => answer,
+    let response = match open_cache.find(params, &model) {
+        Some(response) => response,
         None => {
-            let answer = Arc::new(locate(&model, params)?);
-            answers.keep(params, &model, &answer);
-            answer
+            let response = Arc::new(locate(&model, params)?);
+            open_cache.keep(params, &model, &response);
+            response
         }
     };
-    damage::refuse(store, &model, &answer.blobs)?;
-    let first = answer.blobs.get(..MAX_FDS_PER_BATCH).unwrap_or(&answer.blobs);
+    damage::refuse(store, &model, &response.blobs)?;
+    let first = response.blobs.get(..MAX_FDS_PER_BATCH).unwrap_or(&response.blobs);
     let first_files = open_blobs(store, first)?;
     let recipes = model.files.into_iter().filter_map(|file| file.recipe).collect();
-    Ok(Located { reference: model.reference, answer, first_files, lease, recipes })
+    Ok(Located { reference: model.reference, response, first_files, lease, recipes })
 }
 
-/// Tables up to this length are joined with what comes before them, which saves a system call. Longer ones
-/// are not copied.
+/// Tables up to this length are appended to the previous frame, which saves a system call. Longer ones are not
+/// copied.
 const JOINED_BYTES: usize = 256 << 10;
 
-fn locate(model: &Model, params: &OpenParams) -> Result<Answer, OpError> {
+fn locate(model: &Model, params: &OpenParams) -> Result<OpenResponse, OpError> {
     let mut locator = Locator::new(params);
     for (file, name) in model.files.iter().zip(model.manifest.names()) {
         locator.add(file, name)?;
@@ -85,7 +85,7 @@ fn locate(model: &Model, params: &OpenParams) -> Result<Answer, OpError> {
         tensor_count: locator.tensor_count,
         fd_count: locator.fds.next_number(),
     };
-    // Thousands of layers with long names: better said than sent in a frame that no peer takes.
+    // Thousands of layers with long names can exceed the largest frame.
     let (name, count) = (head.name.clone(), head.layers.len());
     let too_many = |_too_long| OpError::TooManyLayers { model: name, count };
     let mut frames = vec![Frame::Open(head).encode().map_err(too_many)?];
@@ -95,13 +95,9 @@ fn locate(model: &Model, params: &OpenParams) -> Result<Answer, OpError> {
             _ => frames.push(table),
         }
     }
-    Ok(Answer::new(frames, locator.fds.order))
+    Ok(OpenResponse::new(frames, locator.fds.order))
 }
 
-/// Opens blobs for one client.
-///
-/// # Errors
-/// As for [`Store::open_blob`].
 pub(crate) fn open_blobs(store: &Store, blobs: &[(Digest, u64)]) -> Result<Vec<File>, OpError> {
     let open = |(digest, least_size): &(Digest, u64)| store.open_blob(*digest, *least_size);
     Ok(blobs.iter().map(open).collect::<Result<_, _>>()?)
@@ -115,7 +111,7 @@ struct FdTable {
 }
 
 impl FdTable {
-    /// The number of a blob's descriptor; whoever has it may read up to `end`.
+    /// The number of a blob's descriptor. The blob must have at least `end` bytes.
     fn number(&mut self, digest: Digest, end: u64) -> u32 {
         let next = self.next_number();
         let number = *self.numbers.entry(digest).or_insert(next);
@@ -133,8 +129,8 @@ impl FdTable {
     }
 }
 
-/// How many tensors are put into frames at a time: some ten frames full.
-const MAX_TENSORS_WAITING: usize = 4096;
+/// How many tensors are encoded at a time: some ten full frames.
+const MAX_PENDING_TENSORS: usize = 4096;
 
 fn too_long(error: &frame::FrameError) -> OpError {
     OpError::Internal(error.to_string())
@@ -144,20 +140,17 @@ struct Locator<'p> {
     params: &'p OpenParams,
     names: Option<BTreeSet<&'p str>>,
     experts: BTreeSet<u64>,
-    /// Whether any layer plays the part asked for.
+    /// Whether any layer is of the requested component.
     has_component: bool,
     layers: Vec<OpenLayer>,
-    /// The frames of pieces so far.
     pieces: Vec<u8>,
-    /// The frames of tensors so far.
     tables: Vec<u8>,
-    /// Tensors that are in no frame yet.
     tensors: Vec<TensorLocation>,
     tensor_count: u64,
-    /// Those of the tensors asked for by name that there are.
+    /// The tensors found of those requested by name.
     found: BTreeSet<String>,
     fds: FdTable,
-    /// A manifest may name one file many times; its tables are given once.
+    /// Files whose tables are encoded already: a manifest may name a file several times.
     described: BTreeSet<Digest>,
 }
 
@@ -236,20 +229,20 @@ impl<'p> Locator<'p> {
                 self.tensors.push(location);
                 self.tensor_count += 1;
             }
-            if self.tensors.len() >= MAX_TENSORS_WAITING {
+            if self.tensors.len() >= MAX_PENDING_TENSORS {
                 self.flush()?;
             }
         }
         Ok(())
     }
 
-    /// Puts the tensors so far into frames: a table of all of them would be twice as large as its frames.
+    /// Encodes the pending tensors. Collecting all of them first would take twice the memory of the frames.
     fn flush(&mut self) -> Result<(), OpError> {
         let tensors = std::mem::take(&mut self.tensors);
         frame::encode_tensors(&tensors, &mut self.tables).map_err(|error| too_long(&error))
     }
 
-    /// A component that ends in a slash is the start of a name.
+    /// A component that ends in a slash is a prefix of layer names.
     fn is_of_component(&self, component: &str, name: Option<&str>) -> bool {
         self.params.component.as_deref().is_none_or(|wanted| {
             wanted == component
@@ -257,8 +250,8 @@ impl<'p> Locator<'p> {
         })
     }
 
-    /// A layer that is itself a tensor is there only if it is asked for. Without tensors, what is left
-    /// are files, and it is one of them.
+    /// A layer that is itself a tensor is selected like a tensor. If no tensors are requested it is selected
+    /// as a file.
     fn selects_layer(&self, component: &str, name: Option<&str>) -> bool {
         let Some(name) = name.filter(|_| component == "tensor") else { return true };
         match &self.params.tensors {
@@ -283,7 +276,7 @@ impl<'p> Locator<'p> {
         }
     }
 
-    /// Whether a tensor is one of the experts asked for, or a stack with one of them.
+    /// Whether a tensor is a requested expert, or a stack that contains one.
     fn has_expert(&self, tensor: &TensorEntry) -> bool {
         match tensor.experts {
             Some(stack) => self.experts.first().is_some_and(|least| *least < stack.count),
@@ -317,7 +310,7 @@ impl<'p> Locator<'p> {
         }
     }
 
-    /// What was named must be there; a prefix may match nothing.
+    /// Checks that every requested name exists; a prefix may match nothing.
     fn check_selection(&self, model: &Reference) -> Result<(), OpError> {
         let count = self.layers.len();
         if count > MAX_OPEN_LAYERS {

@@ -1,4 +1,4 @@
-//! `pin` and `unpin`: whether eviction and removal leave a model alone.
+//! `pin` and `unpin`: protects a model from eviction and removal, or ends that.
 
 use blobd_client::protocol::request::PinParams;
 use blobd_client::protocol::upkeep::Pinned;
@@ -6,12 +6,12 @@ use blobd_store::Store;
 
 use super::OpError;
 
-/// Pins a model, or lets it go.
+/// Pins or unpins a model.
 ///
 /// # Errors
 /// [`blobd_store::StoreError`] when there is no such model.
 pub fn pin(store: &Store, params: &PinParams) -> Result<Pinned, OpError> {
-    // No removal comes between the look and the deed.
+    // Prevents a removal between the lookup and the change.
     let _tags = store.lock_tags();
     let reference = store.resolve(&params.reference)?;
     if params.pinned {

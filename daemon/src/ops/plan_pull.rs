@@ -1,4 +1,4 @@
-//! `pull --dry-run`: what a pull would move, and why not more.
+//! `pull --dry-run`: reports what a pull would download and what it would reuse.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -12,41 +12,41 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use super::OpError;
-use super::pull::{failed, layers, name, resolved};
+use super::pull_source::{layers, model_name, resolve, transfer_error};
 use crate::transfer::{Job, RateLimit, Transfers};
 
-/// What a plan is made with.
+/// The arguments of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Planning<'p> {
-    /// Where the model would go.
+    /// The store to compare with.
     pub store: &'p Arc<Store>,
-    /// Where it would come from.
+    /// The client for the model's registry.
     pub registry: &'p RegistryClient,
-    /// What is being transferred.
+    /// The transfers of all users.
     pub transfers: &'p Transfers,
-    /// The runtime on which the network is.
+    /// The runtime for network I/O.
     pub handle: &'p Handle,
-    /// Who asks.
+    /// The client's user.
     pub uid: u32,
-    /// What is asked for.
+    /// The request.
     pub params: &'p PullParams,
-    /// Closed as soon as nobody wants to know any more.
+    /// Closed when the client disconnects.
     pub wanted: &'p Sender<Infallible>,
 }
 
-/// Plans a pull as [`super::pull`] does, and keeps nothing. Blocks the calling thread.
+/// Plans what [`super::pull`] would do, and stores nothing. Blocks the calling thread.
 ///
 /// # Errors
-/// [`OpError`]: those that the pull would end with, as far as it gets.
+/// [`OpError`], as for the pull.
 pub fn plan_pull(planning: &Planning<'_>) -> Result<PullPlan, OpError> {
     let Planning { store, registry, handle, params, wanted, .. } = planning;
-    let reference = name(params)?;
-    let remote = handle.block_on(resolved(registry, &params.source, wanted.closed()))?;
+    let reference = model_name(params)?;
+    let remote = handle.block_on(resolve(registry, &params.source, wanted.closed()))?;
     let (digest, files) = match remote {
         RemoteModel::Published(manifest) => (Some(manifest.digest()), layers(&params.source, &manifest)),
         RemoteModel::Files { files, .. } => (None, files),
     };
-    // What is found must still be there when it is compared.
+    // Protects what is found until it has been compared.
     let lease = store.leases().grant(format!("plan of a pull of {}", reference.short()));
     let files: Vec<_> =
         files.iter().map(|file| planned(planning, &lease, file)).collect::<Result<_, OpError>>()?;
@@ -75,7 +75,7 @@ fn planned(planning: &Planning<'_>, lease: &Lease, file: &RemoteFile) -> Result<
     }
     let limits = transfers.limits(&RateLimit::new(params.limit_rate));
     let job = Job { registry, file, handle, uid: *uid, limits, report: &|_arrived| !wanted.is_closed() };
-    let plan = transfers.plan(store, lease, &job).map_err(|error| failed(file, error))?;
+    let plan = transfers.plan(store, lease, &job).map_err(|error| transfer_error(file, error))?;
     let (resumed_bytes, similar_bytes) = (plan.resumed_bytes, plan.similar_bytes);
     let download_bytes = size.saturating_sub(resumed_bytes).saturating_sub(similar_bytes);
     Ok(PlannedFile { resumed_bytes, similar_bytes, download_bytes, ..bare })

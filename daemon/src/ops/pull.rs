@@ -1,4 +1,4 @@
-//! `pull`: a model comes from its registry, or from where its files are.
+//! `pull`: downloads a model from a registry, or from the URLs of its files.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PullSource;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use super::compose::{Part, compose};
-use super::show::read_header;
-use super::{OpError, commit::leaving_nothing, error::refuse_pinned, shards, usage};
+use super::pull_source::{layers, model_name, resolve, transfer_error};
+use super::stored_header::read_header;
+use super::{OpError, collect_on_failure::collect_on_failure, measure, shards};
 use crate::permits::{Limits, Permit, PermitPool};
 use crate::transfer::{Job, RateLimit, Received, TransferError, TransferGuard, Transfers};
 
-/// How many pulls may fetch something at once: of one user, and of all. Each takes some 20 MiB at full speed,
-/// next to nothing when it crawls.
+/// Limits concurrent downloads per user and in total. Each takes up to some 20 MiB of memory, depending on its
+/// speed.
 #[derive(Debug)]
 pub struct FetchLimit(PermitPool);
 
@@ -33,47 +33,46 @@ impl Default for FetchLimit {
     }
 }
 
-/// What a pull works with.
+/// The arguments of a pull.
 #[derive(Clone, Copy, Debug)]
 pub struct Pull<'p> {
-    /// Where the model goes.
+    /// The store that receives the model.
     pub store: &'p Arc<Store>,
-    /// Where it comes from.
+    /// The client for the model's registry.
     pub registry: &'p RegistryClient,
-    /// What is being transferred, for whomever.
+    /// The transfers of all users.
     pub transfers: &'p Transfers,
-    /// How many may fetch something at once. Who waits for another's transfer is not counted.
+    /// Limits concurrent downloads. A pull that waits for another pull's transfer is not counted.
     pub fetches: &'p FetchLimit,
-    /// The runtime on which the network is.
+    /// The runtime for network I/O.
     pub handle: &'p Handle,
-    /// Who asks.
+    /// The client's user.
     pub uid: u32,
-    /// What is asked for.
+    /// The request.
     pub params: &'p PullParams,
-    /// Who is told; when nobody listens any more, the pull stops.
+    /// Receives progress. The pull stops when the receiver is dropped.
     pub events: &'p Sender<PullEvent>,
 }
 
-/// Pulls a model: its manifest, then every file that the store lacks. Blocks the calling thread.
+/// Pulls a model: its manifest, then every file that is not in the store. Blocks the calling thread.
 ///
 /// # Errors
-/// [`OpError`]; of the model nothing is kept then but what has arrived of its files, for the next
-/// pull to go on with.
+/// [`OpError`]; then only partial downloads are kept, which the next pull resumes.
 pub fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
-    leaving_nothing(pull.store, || take_model(pull)).map_err(|error| match error.code() {
+    collect_on_failure(pull.store, || pull_model(pull)).map_err(|error| match error.code() {
         ErrorCode::NoSpace => {
-            let reclaimable_bytes = usage::reclaimable_bytes(pull.store);
+            let reclaimable_bytes = measure::reclaimable_bytes(pull.store);
             OpError::NoSpaceForPull { source: Box::new(error), reclaimable_bytes }
         }
         _ => error,
     })
 }
 
-fn take_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
+fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let Pull { store, registry, handle, params, events, .. } = pull;
-    let reference = &name(params)?;
-    tell(events, PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
-    let remote = handle.block_on(resolved(registry, &params.source, events.closed()))?;
+    let reference = &model_name(params)?;
+    send_progress(events, PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
+    let remote = handle.block_on(resolve(registry, &params.source, events.closed()))?;
     let lease = store.leases().grant(format!("pull of {}", reference.short()));
     let ingest = Ingest::begin(store, lease)?;
     let limit = RateLimit::new(params.limit_rate);
@@ -81,15 +80,15 @@ fn take_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let (manifest, origin) = match remote {
         RemoteModel::Published(manifest) => {
             let files = layers(&params.source, &manifest);
-            model.keeping_what_is_of_use(&files, |model| model.take_published(&files))?;
+            model.forgetting_invalid(&files, |model| model.take_published(&files))?;
             (manifest, params.source.origin())
         }
         RemoteModel::Files { files, origin } => {
-            (model.keeping_what_is_of_use(&files, |model| model.take_files(&files))?, origin)
+            (model.forgetting_invalid(&files, |model| model.take_files(&files))?, origin)
         }
     };
-    tell(events, PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
-    // What cannot be had again is as if it were imported.
+    send_progress(events, PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
+    // A source that cannot be fetched again is recorded as an import.
     let origin = origin.unwrap_or_else(|| format!("import {}", params.source));
     let committed = model.ingest.commit(reference, &manifest, Some(&origin))?;
     Ok(PullDone {
@@ -101,31 +100,6 @@ fn take_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     })
 }
 
-/// What a source stands for, unless `nobody_wants_it` comes first.
-pub(super) async fn resolved(
-    registry: &RegistryClient,
-    source: &PullSource,
-    nobody_wants_it: impl Future<Output = ()>,
-) -> Result<RemoteModel, OpError> {
-    tokio::select! {
-        remote = registry.resolve(source) => Ok(remote?),
-        () = nobody_wants_it => {
-            let unwanted = Box::new(TransferError::Unwanted);
-            Err(OpError::Interrupted { name: source.to_string(), source: unwanted })
-        }
-    }
-}
-
-/// What the model is to be called.
-pub(super) fn name(params: &PullParams) -> Result<Reference, OpError> {
-    let address = || params.source.to_string();
-    match &params.name {
-        Some(name) => refuse_pinned(name).map(|()| name.clone()),
-        None => params.source.name().map_err(|source| OpError::Address { address: address(), source }),
-    }
-}
-
-/// A model on its way.
 struct Incoming<'p> {
     pull: Pull<'p>,
     reference: &'p Reference,
@@ -135,16 +109,16 @@ struct Incoming<'p> {
     present_bytes: u64,
 }
 
-/// A file that is in the store now, or will be with the commit.
+/// A file that is in the store, or will be after the commit.
 struct Held {
     file: Descriptor,
-    /// What its header says, if it is of a known format.
+    /// From its header, if the format is known.
     facts: Option<ModelFacts>,
 }
 
 impl Incoming<'_> {
-    /// What has arrived is kept for the next pull, unless that would fail for the same reason.
-    fn keeping_what_is_of_use<T>(
+    /// Runs `take`. On invalid input, drops the partial downloads: resuming them would fail in the same way.
+    fn forgetting_invalid<T>(
         &mut self,
         files: &[RemoteFile],
         take: impl FnOnce(&mut Self) -> Result<T, OpError>,
@@ -157,16 +131,15 @@ impl Incoming<'_> {
         taken
     }
 
-    /// Takes all files of a manifest.
     fn take_published(&mut self, files: &[RemoteFile]) -> Result<(), OpError> {
         let held = self.take_all(files)?;
         shards::joined(&self.reference.short(), &facts_of_weights(held)).map(drop)
     }
 
-    /// Takes files that have no manifest and composes one.
+    /// Receives files that have no manifest, and composes one.
     fn take_files(&mut self, files: &[RemoteFile]) -> Result<Manifest, OpError> {
         let held = self.take_all(files)?;
-        // The name of a file that is alone says nothing, and would make another manifest of it.
+        // A single file gets no name: the manifest must not depend on it.
         let is_alone = files.len() == 1;
         let name = |file: &RemoteFile| file.name().filter(|_| !is_alone).map(str::to_owned);
         let parts = held.iter().zip(files);
@@ -190,14 +163,13 @@ impl Incoming<'_> {
         self.admit(file)?;
         let events = self.pull.events;
         let report = |arrived: u64| {
-            // None may be there, or not be known yet.
             let completed = (arrived > 0).then(|| arrived.min(file.size()));
-            tell(events, PullProgress { completed, ..file_progress(file, 0, None) });
+            send_progress(events, PullProgress { completed, ..file_progress(file, 0, None) });
             !events.is_closed()
         };
         report(0);
         let (guard, _permit) = self.acquire(file, report)?;
-        // Whoever has just brought it has brought it for all.
+        // Another pull may have completed it meanwhile.
         if let Some(held) = self.take_present(file)? {
             return Ok(held);
         }
@@ -209,11 +181,11 @@ impl Incoming<'_> {
         }
         let received = transfers.receive(&guard, &mut self.ingest, &job);
         let Received { file: descriptor, facts, downloaded_bytes, resumed_bytes, reused_bytes } =
-            received.map_err(|error| failed(file, error))?;
+            received.map_err(|error| transfer_error(file, error))?;
         self.downloaded_bytes += downloaded_bytes;
         let reused_bytes = resumed_bytes.saturating_add(reused_bytes);
         self.present_bytes += reused_bytes;
-        self.tell(file, file.size(), Some(reused_bytes));
+        self.send_file_progress(file, file.size(), Some(reused_bytes));
         Ok(Held { file: descriptor, facts })
     }
 
@@ -225,12 +197,13 @@ impl Incoming<'_> {
             facts => facts?,
         };
         self.present_bytes += file.size();
-        self.tell(file, file.size(), Some(file.size()));
+        self.send_file_progress(file, file.size(), Some(file.size()));
+        let facts = self.stored_facts(&descriptor)?;
         Ok(Some(Held { file: descriptor, facts }))
     }
 
-    /// Takes the right to transfer a file and a permit to fetch, as soon as both can be had. Who waits for
-    /// one of them holds none, so that nobody waits for who waits.
+    /// Acquires the transfer of a file and a permit to fetch. Holds neither while waiting for the other, which
+    /// prevents deadlocks.
     fn acquire(
         &self,
         file: &RemoteFile,
@@ -239,13 +212,13 @@ impl Incoming<'_> {
         let Pull { transfers, fetches, uid, .. } = self.pull;
         loop {
             let guard = transfers.acquire(file.identity(), &self.limit, &report);
-            let guard = guard.map_err(|error| failed(file, error))?;
+            let guard = guard.map_err(|error| transfer_error(file, error))?;
             if let Ok(permit) = fetches.0.try_acquire(uid) {
                 return Ok((guard, permit));
             }
             drop(guard);
             let permit = self.fetch_permit(file)?;
-            // Somebody else may have taken it up meanwhile.
+            // Another pull may have acquired the transfer meanwhile.
             if let Ok(guard) = transfers.acquire(file.identity(), &self.limit, |_| false) {
                 return Ok((guard, permit));
             }
@@ -255,20 +228,19 @@ impl Incoming<'_> {
     fn fetch_permit(&self, file: &RemoteFile) -> Result<Permit, OpError> {
         let Pull { fetches, handle, events, uid, .. } = self.pull;
         let status = "waiting for other pulls to end".to_owned();
-        tell(events, PullProgress { status, ..PullProgress::default() });
+        send_progress(events, PullProgress { status, ..PullProgress::default() });
         let permit = handle.block_on(async {
             tokio::select! {
                 permit = fetches.0.acquire(uid) => Some(permit),
                 () = events.closed() => None,
             }
         });
-        permit.ok_or_else(|| failed(file, TransferError::Unwanted))
+        permit.ok_or_else(|| transfer_error(file, TransferError::Unwanted))
     }
 
-    /// Not worth a journal, nor a directory of its own.
     fn receive_small(&mut self, job: &Job<'_>) -> Result<Held, OpError> {
         let file = job.file;
-        let bytes = job.read_small().map_err(|error| failed(file, error))?;
+        let bytes = job.read_small().map_err(|error| transfer_error(file, error))?;
         self.downloaded_bytes += bytes.len() as u64;
         let size = bytes.len() as u64;
         self.ingest.admit(std::iter::once(size))?;
@@ -276,12 +248,12 @@ impl Incoming<'_> {
         if let Some(expected) = file.digest().filter(|expected| *expected != digest) {
             return Err(OpError::DigestMismatch { what: file.label(), found: digest, expected });
         }
-        self.tell(file, size, Some(0));
+        self.send_file_progress(file, size, Some(0));
         let media_type = file.media_type().clone();
         Ok(Held { file: Descriptor { media_type, digest, size }, facts: None })
     }
 
-    /// What is missing may have to be stored; then room for all of it is made at once.
+    /// Announces a missing file, so that space for all files is freed in one step.
     fn expect(&self, file: &RemoteFile) -> Result<(), OpError> {
         if self.present(file)?.is_none() {
             self.ingest.staging().expect(file.size());
@@ -289,8 +261,8 @@ impl Incoming<'_> {
         Ok(())
     }
 
-    /// Refuses what no disk of this size could hold before a byte of it is asked for: a manifest
-    /// may claim anything. What is really new is known once the file's header is.
+    /// Refuses a file that can never fit, before any byte is requested: a manifest may claim any size. How much
+    /// of a file with tensors is new is known only after its header.
     fn admit(&self, file: &RemoteFile) -> Result<(), OpError> {
         let store = self.ingest.store();
         let root = store.place();
@@ -308,9 +280,8 @@ impl Incoming<'_> {
         Ok(())
     }
 
-    /// The file's descriptor if all of it is stored. Pinned first: what is found present must not be
-    /// collected before the tag needs it. The recipe is read from the disk, so that a damaged one
-    /// is mended.
+    /// The file's descriptor if all of it is stored. Leased before the check, so that it is not collected
+    /// before the commit. The recipe is read from the disk, so that a damaged one is replaced.
     fn present(&self, file: &RemoteFile) -> Result<Option<Descriptor>, OpError> {
         let Some(file) = file.descriptor() else { return Ok(None) };
         let (store, lease) = (self.ingest.store(), self.ingest.lease());
@@ -324,12 +295,12 @@ impl Incoming<'_> {
     fn set_aside_if_damaged(&self, digest: Digest) -> Result<bool, OpError> {
         let place = self.ingest.store().set_aside_if_damaged(digest)?;
         if let Some(place) = &place {
-            tracing::warn!("blob {digest} was damaged; it is in {}", place.display());
+            tracing::warn!("blob {digest}: damaged; moved to {}", place.display());
         }
         Ok(place.is_some())
     }
 
-    /// What a file that is stored says about itself, if it is one of weights.
+    /// The facts from a stored file's header, if it is a file of weights.
     fn stored_facts(&self, file: &Descriptor) -> Result<Option<ModelFacts>, OpError> {
         let store = self.ingest.store();
         match store.stored_file(file)?.recipe {
@@ -340,48 +311,20 @@ impl Incoming<'_> {
         }
     }
 
-    fn tell(&self, file: &RemoteFile, completed: u64, reused: Option<u64>) {
-        tell(self.pull.events, file_progress(file, completed, reused));
+    fn send_file_progress(&self, file: &RemoteFile, completed: u64, reused: Option<u64>) {
+        send_progress(self.pull.events, file_progress(file, completed, reused));
     }
 }
 
-/// A template or the like up to this is fetched by one request into memory.
+/// Files without tensors up to this size are downloaded into memory by one request.
 const SMALL_BYTES: u64 = 256 << 10;
 
-pub(super) fn failed(file: &RemoteFile, error: TransferError) -> OpError {
-    let name = file.label();
-    match error {
-        TransferError::Registry(error) => error.into(),
-        TransferError::Store(error) => error.into(),
-        TransferError::Format(error) => OpError::Intake { name, source: error.into() },
-        TransferError::Recipe(error) => OpError::Intake { name, source: error.into() },
-        TransferError::Digest { found, expected } => OpError::DigestMismatch { what: name, found, expected },
-        TransferError::Incomplete | TransferError::Unwanted | TransferError::HandedOver => {
-            OpError::Interrupted { name, source: Box::new(error) }
-        }
-    }
-}
-
-/// The part of those files that shards are parts of.
+/// The component of files that can be shards.
 const WEIGHTS: &str = "model";
 
 fn facts_of_weights(held: Vec<Held>) -> Vec<ModelFacts> {
     let weights = held.into_iter().filter(|held| held.file.media_type.component() == WEIGHTS);
     weights.filter_map(|held| held.facts).collect()
-}
-
-/// The files of a registry's model.
-pub(super) fn layers(source: &PullSource, manifest: &Manifest) -> Vec<RemoteFile> {
-    // Nothing else has a manifest.
-    let PullSource::Registry(upstream) = source else { return Vec::new() };
-    files_in_order(manifest).into_iter().map(|file| RemoteFile::layer(upstream, file)).collect()
-}
-
-/// Layers first, the configuration last, no file twice.
-fn files_in_order(manifest: &Manifest) -> Vec<&Descriptor> {
-    let mut seen = std::collections::BTreeSet::new();
-    let layers = manifest.layers().iter().chain([manifest.config()]);
-    layers.filter(|file| seen.insert(file.digest)).collect()
 }
 
 fn file_progress(file: &RemoteFile, completed: u64, reused: Option<u64>) -> PullProgress {
@@ -395,7 +338,7 @@ fn file_progress(file: &RemoteFile, completed: u64, reused: Option<u64>) -> Pull
     }
 }
 
-/// Progress is dropped when the client does not keep up; the next line says more anyway.
-fn tell(events: &Sender<PullEvent>, progress: PullProgress) {
+/// Sends progress. It is dropped when the client does not keep up; the next event replaces it.
+fn send_progress(events: &Sender<PullEvent>, progress: PullProgress) {
     let _ = events.try_send(PullEvent::Progress(progress));
 }

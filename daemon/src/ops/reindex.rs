@@ -1,4 +1,4 @@
-//! `reindex`: the index is compared with the disk and mended.
+//! `reindex`: compares the index with the disk and corrects it.
 
 use blobd_client::protocol::upkeep::Reindexed;
 use blobd_store::Store;
@@ -6,18 +6,18 @@ use blobd_store::index::IndexStatus;
 
 use super::OpError;
 
-/// Compares the index with the disk and mends it. In a command of its own the index is loaded, or
-/// built, for that and closed again.
+/// Compares the index with the disk and corrects it. If the index is not in use, as in embedded mode, it is
+/// loaded or built first and closed afterwards.
 ///
 /// # Errors
 /// [`blobd_store::StoreError`].
 pub fn reindex(store: &Store) -> Result<Reindexed, OpError> {
-    let is_ours = store.index_status() == IndexStatus::Unused;
-    if is_ours {
+    let was_unused = store.index_status() == IndexStatus::Unused;
+    if was_unused {
         store.start_index();
     }
     let found = store.reindex();
-    if is_ours {
+    if was_unused {
         store.stop_index();
     }
     let found = found?;

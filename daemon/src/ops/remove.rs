@@ -1,4 +1,4 @@
-//! `rm`: names go, and with them what only they needed.
+//! `rm`: removes names, and what only they needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
@@ -12,27 +12,26 @@ use blobd_store_format::reference::Reference;
 
 use super::{OpError, rfc3339};
 
-/// Drops the names and frees what nothing else needs. What another model, the trash, a session or
-/// a program that has mapped it needs stays and is reported with who needs it. With `keep_seconds`
-/// the models go to the trash, and nothing is freed.
+/// Removes the names and frees what nothing else needs. What another model, the trash, a session or a
+/// mapping program needs is kept and reported with its holder. With `keep_seconds`, moves the models to
+/// the trash and frees nothing.
 ///
 /// # Errors
-/// [`StoreError::NoSuchModel`] when one of the names is unknown, [`OpError::Pinned`] when one is
-/// pinned: then none is dropped.
+/// [`StoreError::NoSuchModel`] or [`OpError::Pinned`] for any of the names; then none is removed.
 pub fn remove(store: &Store, params: &RemoveParams) -> Result<Removed, OpError> {
     store.with_reserve(|| match params.keep_seconds {
-        Some(seconds) => put_aside(store, &params.references, Duration::from_secs(seconds)),
+        Some(seconds) => move_to_trash(store, &params.references, Duration::from_secs(seconds)),
         None => free(store, &params.references),
     })
 }
 
-fn put_aside(store: &Store, names: &[Reference], keep: Duration) -> Result<Removed, OpError> {
-    // Until the tags are gone: a collection that saw neither record nor tag would free it all.
+fn move_to_trash(store: &Store, names: &[Reference], keep: Duration) -> Result<Removed, OpError> {
+    // Held until the tags are removed: a collection that saw neither record nor tag would delete the models.
     let lease = store.leases().grant("rm --keep");
     let mut trashed_until = None;
     let trash = |reference: &Reference| -> Result<(), OpError> {
         let manifest = store.leased_model(reference, &lease)?.manifest;
-        // Before the tag goes: a crash in between leaves both, and neither does harm.
+        // Before the tag is removed: a crash in between leaves both, which is harmless.
         trashed_until = Some(rfc3339(store.add_to_trash(reference, &manifest, keep)?));
         Ok(())
     };
@@ -44,12 +43,12 @@ fn put_aside(store: &Store, names: &[Reference], keep: Duration) -> Result<Remov
 
 fn free(store: &Store, names: &[Reference]) -> Result<Removed, OpError> {
     let (removed, mut candidates) = drop_names(store, names, |_| Ok(()))?;
-    // One unreadable manifest may need any blob: names are gone, bytes stay.
+    // An unreadable manifest may need any blob: then the names are removed and the bytes kept.
     let deleted = match gc::collect_from(store, candidates.iter().map(|node| node.digest()).collect()) {
         Ok(deleted) => deleted,
         Err(error) => {
             let kept = vec![kept_because(store, &candidates, &error)];
-            // Tried again when that may have been mended, by the next `gc` at the latest.
+            // Retried later, by the next `gc` at the latest.
             store.condemn(candidates.iter().map(|node| node.digest()));
             return Ok(Removed { removed, freed_bytes: 0, kept, trashed_until: None });
         }
@@ -62,7 +61,7 @@ fn free(store: &Store, names: &[Reference]) -> Result<Removed, OpError> {
     Ok(Removed { removed, freed_bytes: deleted.freed_bytes(), kept, trashed_until: None })
 }
 
-/// The names are gone: that it cannot be told who else needs the bytes is no failure of that.
+/// The names are removed already, so a failure to find the holders is reported, not returned.
 fn kept_or_why(store: &Store, nodes: &BTreeSet<Node>, held: &BTreeSet<Digest>) -> Vec<Kept> {
     kept(store, nodes, held).unwrap_or_else(|error| vec![kept_because(store, nodes, &error)])
 }
@@ -71,12 +70,12 @@ fn kept_because(store: &Store, nodes: &BTreeSet<Node>, error: &StoreError) -> Ke
     Kept { bytes: bytes_on_disk(store, nodes).unwrap_or_default(), by: vec![error.to_string()] }
 }
 
-/// Drops the names, all or none, and returns them with what they needed. Before each goes, `first`
-/// is called with it. No tag changes between the look and the deed.
+/// Removes the names, all or none, after `before` was called with each. Returns them with what they needed.
+/// Tags are locked, so that none changes between check and removal.
 fn drop_names(
     store: &Store,
     names: &[Reference],
-    mut first: impl FnMut(&Reference) -> Result<(), OpError>,
+    mut before: impl FnMut(&Reference) -> Result<(), OpError>,
 ) -> Result<(Vec<String>, BTreeSet<Node>), OpError> {
     let _tags = store.lock_tags();
     let references: BTreeSet<Reference> =
@@ -88,14 +87,14 @@ fn drop_names(
     if let Some(pinned) = references.iter().find(|reference| store.is_pinned(reference)) {
         return Err(OpError::Pinned { name: pinned.short() });
     }
-    references.iter().try_for_each(&mut first)?;
+    references.iter().try_for_each(&mut before)?;
     for reference in &references {
         store.remove_tag(reference)?;
     }
     Ok((references.iter().map(Reference::short).collect(), needed))
 }
 
-/// What a tag needs; nothing if its own manifest is damaged, for then `gc` has to find it.
+/// What a tag needs. Nothing if its manifest or a recipe is damaged: then only `gc` can find what to free.
 fn needed_if_readable(store: &Store, reference: &Reference) -> Result<BTreeSet<Node>, StoreError> {
     match store.manifest(reference).and_then(|manifest| gc::needs(store, &manifest)) {
         Ok(nodes) => Ok(nodes),
@@ -103,7 +102,7 @@ fn needed_if_readable(store: &Store, reference: &Reference) -> Result<BTreeSet<N
             StoreError::Manifest { .. }
             | StoreError::Recipe { .. }
             | StoreError::WrongRecipe { .. }
-            // Removed meanwhile, by somebody else.
+            // Removed by another client meanwhile.
             | StoreError::NoSuchModel { .. },
         ) => {
             Ok(BTreeSet::new())
@@ -112,11 +111,11 @@ fn needed_if_readable(store: &Store, reference: &Reference) -> Result<BTreeSet<N
     }
 }
 
-/// Groups what is left by who needs it: models, the trash, unfinished downloads, sessions, and for
-/// `held` the programs that have it mapped without a session.
+/// Groups what is kept by its holders: models, the trash, partial downloads, sessions, and for `held`
+/// programs that have it mapped without a session.
 fn kept(store: &Store, nodes: &BTreeSet<Node>, held: &BTreeSet<Digest>) -> Result<Vec<Kept>, StoreError> {
     let mut keepers: BTreeMap<Node, BTreeSet<String>> = BTreeMap::new();
-    // Of the trash everything stays: what has expired there goes with its record.
+    // At the epoch no trash record has expired, so all of them count as holders.
     gc::walk(store, SystemTime::UNIX_EPOCH, &mut |owned| {
         let Some(name) = owned.owner.name() else { return Ok(()) };
         for node in owned.nodes(store)?.intersection(nodes) {

@@ -1,9 +1,10 @@
-//! Repair: the bytes of a damaged blob, from wherever they can be had.
+//! Repairs damaged blobs, from these sources in this order:
 //!
-//! In this order: a copy in quarantine that reads right after all, which is so when the page
-//! cache still holds what the disk has lost; a file that is stored whole beside its recipe; the
-//! registry that a model came from, which is asked for just the ranges of the file that the blob
-//! is. Whatever comes is hashed before it gets its name.
+//! 1. a copy in quarantine, which can be right if the page cache still has what the disk has lost;
+//! 2. a file that is stored whole beside its recipe;
+//! 3. the registry of a model, which sends only the ranges of the file that contain the blob.
+//!
+//! The bytes are hashed before they are published.
 
 use std::sync::Arc;
 
@@ -21,7 +22,6 @@ mod local;
 mod origin;
 mod place;
 
-/// A repair of what one verification has found.
 pub(super) struct Repair<'r> {
     store: &'r Arc<Store>,
     registry: &'r RegistryClient,
@@ -29,11 +29,10 @@ pub(super) struct Repair<'r> {
     events: &'r Sender<VerifyEvent>,
 }
 
-/// Why a blob could not be mended, for people.
+/// Why a blob could not be repaired, for the user.
 type Failure = String;
 
 impl<'r> Repair<'r> {
-    /// A repair that has done nothing yet.
     pub(super) const fn new(
         store: &'r Arc<Store>,
         registry: &'r RegistryClient,
@@ -43,9 +42,9 @@ impl<'r> Repair<'r> {
         Self { store, registry, handle, events }
     }
 
-    /// Mends a finding if that is possible, and says so in its entry. `survey` is of all models:
+    /// Repairs a finding if possible, and records the outcome in its entry. `survey` must be of all models:
     /// their recipes say where in their files a blob is.
-    pub(super) fn mend(
+    pub(super) fn repair(
         &self,
         survey: &Survey,
         finding: &Finding,
@@ -54,14 +53,14 @@ impl<'r> Repair<'r> {
     ) -> CorruptBlob {
         let status = format!("repairing {}", finding.digest.short());
         send_progress(self.events, VerifyProgress { status, ..VerifyProgress::default() });
-        let mended = match (&finding.damage, need) {
+        let repaired = match (&finding.damage, need) {
             (Damage::Lost, Some(need)) => self.replace(survey, finding.digest, need),
             (Damage::Lost, None) => Err("no model needs it".to_owned()),
             (Damage::Writable, _) => self.make_read_only(finding.digest).map(|()| None),
-            // The reason says what to do already.
+            // The reason says what to do.
             _ => return entry,
         };
-        match mended {
+        match repaired {
             Ok(fetched_bytes) => {
                 tracing::info!("blob {}: repaired", finding.digest);
                 (entry.repaired, entry.fetched_bytes) = (true, fetched_bytes);
@@ -71,19 +70,19 @@ impl<'r> Repair<'r> {
         entry
     }
 
-    /// Publishes the blob anew; says how much came over the network for that.
+    /// Publishes the blob again. Returns the bytes received from the network, if any.
     fn replace(&self, survey: &Survey, digest: Digest, need: &Need) -> Result<Option<u64>, Failure> {
         if self.take_from_quarantine(digest, need) || self.take_from_whole_file(digest, need) {
             return Ok(None);
         }
         if survey.is_whole_weights(need) && !self.store.is_quarantined(digest) {
-            return Err("neither the file nor its recipe is there; pull or import the model again".to_owned());
+            return Err("neither the file nor its recipe exists; pull or import the model again".to_owned());
         }
         self.take_from_origin(survey, digest, need).map(Some)
     }
 
-    /// Publishes what `fill` writes, if it is the blob. The old one, if it is mapped, stays with
-    /// those who have it.
+    /// Publishes what `fill` writes, if it has the blob's digest. Processes that have the old blob mapped
+    /// keep it.
     fn publish(
         &self,
         digest: Digest,
@@ -98,12 +97,12 @@ impl<'r> Repair<'r> {
         fill(&mut writer)?;
         let staged = writer.finish().map_err(failed)?;
         if staged.digest != digest {
-            return Err(format!("what came has the digest {}", staged.digest));
+            return Err(format!("the received bytes have the digest {}", staged.digest));
         }
         ingest.add_blob(staged).and_then(|_| ingest.commit_blobs()).map_err(failed)
     }
 
-    /// Synced, or the blob could be writable again after a power cut.
+    /// Syncs the mode, so that it survives a power failure.
     fn make_read_only(&self, digest: Digest) -> Result<(), Failure> {
         self.store.make_blob_read_only(digest).map_err(|error| error.to_string())
     }

@@ -1,7 +1,7 @@
-//! Shards: whether the files of a model that come in parts are all of its parts.
+//! Checks that the files of a sharded model are exactly its shards.
 //!
-//! A registry lists the parts and their headers say which parts they are; both come from outside.
-//! Engines that find a part missing, or one twice, crash or compute nonsense.
+//! The registry's list and the headers of the shards are both untrusted. Engines crash or compute wrong results
+//! when a shard is missing or repeated.
 
 use std::collections::BTreeSet;
 
@@ -9,11 +9,8 @@ use blobd_store_format::model_facts::{ModelFacts, Shard};
 
 use super::OpError;
 
-/// The facts of a model from those of its files of weights: of one file its own, of shards their
-/// sum.
-///
-/// # Errors
-/// [`OpError::Shards`] when they are not exactly the shards of one model.
+/// The facts of a model from those of its files of weights, summed over shards. Refuses files that are not
+/// exactly the shards of one model.
 pub(super) fn joined(model: &str, files: &[ModelFacts]) -> Result<ModelFacts, OpError> {
     let mut facts = files.first().cloned().unwrap_or_default();
     let shards: Vec<(Shard, &ModelFacts)> =
@@ -35,7 +32,7 @@ fn contradiction(shards: &[(Shard, &ModelFacts)]) -> Option<String> {
     let (first, _) = shards.first()?;
     let (count, found) = (first.count, shards.len() as u64);
     if let Some((other, _)) = shards.iter().find(|(shard, _)| shard.count != count) {
-        return Some(format!("one says that there are {count} shards, another {}", other.count));
+        return Some(format!("one shard says that there are {count} shards, another says {}", other.count));
     }
     if found != count {
         return Some(format!("{found} of {count} shards"));
@@ -52,9 +49,9 @@ fn contradiction(shards: &[(Shard, &ModelFacts)]) -> Option<String> {
         }
     }
     let tensor_count = shards.iter().fold(0u64, |sum, (_, file)| sum.saturating_add(file.tensor_count));
-    let promised =
+    let wrong_total =
         shards.iter().filter_map(|(shard, _)| shard.total_tensor_count).find(|total| *total != tensor_count);
-    promised.map(|total| format!("{tensor_count} tensors in all shards, {total} promised"))
+    wrong_total.map(|total| format!("{tensor_count} tensors in all shards, {total} declared"))
 }
 
 #[cfg(test)]
@@ -71,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_models_are_joined() {
+    fn facts_of_all_shards_are_summed() {
         let whole = joined("m", &[file(1, 2, 4), file(0, 2, 4)]).unwrap();
         assert_eq!((whole.parameters, whole.tensor_count), (20, 4));
         let one = ModelFacts { parameters: 7, ..ModelFacts::default() };
@@ -80,11 +77,11 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_make_no_model_are_refused() {
+    fn missing_repeated_or_contradictory_shards_are_refused() {
         assert!(refused(&[file(0, 2, 4)]).contains("1 of 2 shards"));
         assert!(refused(&[file(0, 2, 4), file(0, 2, 4)]).contains("shard 1 twice"));
         assert!(refused(&[file(0, 2, 4), file(7, 2, 4)]).contains("number 7"));
-        assert!(refused(&[file(0, 2, 4), file(1, 3, 4)]).contains("another 3"));
-        assert!(refused(&[file(0, 2, 5), file(1, 2, 5)]).contains("4 tensors in all shards, 5 promised"));
+        assert!(refused(&[file(0, 2, 4), file(1, 3, 4)]).contains("another says 3"));
+        assert!(refused(&[file(0, 2, 5), file(1, 2, 5)]).contains("4 tensors in all shards, 5 declared"));
     }
 }

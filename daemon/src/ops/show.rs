@@ -1,40 +1,39 @@
-//! `show`: one model in depth.
+//! `show`: describes one model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use blobd_client::protocol::response::{LayerSummary, ModelDetails};
-use blobd_store::{FileReader, Model, Store, StoredFile};
-use blobd_store_format::file_format::{self, MAX_HEADER_BYTES, MetadataValue, ModelHeader};
+use blobd_store::{Model, Store, StoredFile};
+use blobd_store_format::file_format::{MetadataValue, ModelHeader};
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 use serde_json::{Value as Json, json};
 
 use super::OpError;
+use super::stored_header::read_header;
 
 /// Describes a model: its files, its tensors, and what the first header says.
 ///
 /// # Errors
-/// [`blobd_store::StoreError`]; [`OpError::Damaged`] when the stored header does not parse, which means that
-/// its blob is damaged.
+/// [`blobd_store::StoreError`]; [`OpError::Damaged`] when the stored header does not parse.
 pub fn show(store: &Store, reference: &Reference) -> Result<ModelDetails, OpError> {
     let Shown { mut details, recipes } = outline(store, reference)?;
     details.tensors = recipes.iter().flat_map(|recipe| recipe.tensors().to_vec()).collect();
     Ok(details)
 }
 
-/// What [`show`] says, with the tensors where they are: of a large model they take more memory in any
-/// other form.
+/// The result of [`show`] with the tensors left in their recipes, where they take the least memory.
 #[derive(Debug)]
 pub struct Shown {
-    /// All but the tensors.
+    /// Everything except the tensors.
     pub details: ModelDetails,
-    /// The recipes whose tensors are the model's, in this order.
+    /// The recipes with the model's tensors, in order.
     pub recipes: Vec<Arc<Recipe>>,
 }
 
-/// The same as [`show`] without copying the tensors.
+/// Describes a model as [`show`] does, without copying the tensors.
 ///
 /// # Errors
 /// As for [`show`].
@@ -44,9 +43,9 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
     let facts = header.as_ref().map(|header| header.facts()).unwrap_or_default();
     let parameters = parameters(store, &model, &facts)?;
     let metadata = header.iter().flat_map(|header| header.metadata());
-    let mut room = MAX_TEXT_BYTES;
+    let mut text_budget = MAX_TEXT_BYTES;
     let metadata: BTreeMap<String, Json> =
-        metadata.map(|(key, value)| (key.into_owned(), metadata_json(&value, &mut room))).collect();
+        metadata.map(|(key, value)| (key.into_owned(), metadata_json(&value, &mut text_budget))).collect();
     let details = ModelDetails {
         name: model.reference.short(),
         digest: model.manifest.digest(),
@@ -60,14 +59,14 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
     Ok(Shown { details, recipes: recipes(&model).cloned().collect() })
 }
 
-/// Of a file that the manifest names many times, once.
+/// The recipe of each file once, even if the manifest names the file several times.
 fn recipes(model: &Model) -> impl Iterator<Item = &Arc<Recipe>> {
     let mut seen = BTreeSet::new();
     let files = model.files.iter().filter(move |file| seen.insert(file.descriptor.digest));
     files.filter_map(|file| file.recipe.as_ref())
 }
 
-/// The number of elements of the first split file, or of all shards if it is one.
+/// The parameters of the first split file, or the sum over all shards if it is a shard.
 fn parameters(store: &Store, model: &Model, first: &ModelFacts) -> Result<u64, OpError> {
     if first.shard.is_none() {
         return Ok(first.parameters);
@@ -80,20 +79,11 @@ fn parameters(store: &Store, model: &Model, first: &ModelFacts) -> Result<u64, O
     Ok(sum)
 }
 
-/// The header of the model's first split file.
 fn header(store: &Store, model: &Model) -> Result<Option<Box<dyn ModelHeader>>, OpError> {
     match recipes(model).find(|recipe| recipe.header().is_some()) {
         Some(recipe) => read_header(store, recipe),
         None => Ok(None),
     }
-}
-
-/// The header of a stored file.
-pub(super) fn read_header(store: &Store, recipe: &Recipe) -> Result<Option<Box<dyn ModelHeader>>, OpError> {
-    let Some((digest, size)) = recipe.header() else { return Ok(None) };
-    // A recipe's first piece is as long as a header with its padding: limited when it was made.
-    let bytes = FileReader::of_recipe(store, recipe).read_range(0..size.min(MAX_HEADER_BYTES))?;
-    file_format::read_header(&bytes).map(Some).map_err(|source| OpError::Damaged { digest, source })
 }
 
 fn layer((file, name): (&StoredFile, Option<&str>)) -> LayerSummary {
@@ -107,22 +97,24 @@ fn layer((file, name): (&StoredFile, Option<&str>)) -> LayerSummary {
     }
 }
 
-/// The text of a model's metadata that is listed. Templates and licences of real models are some 100 KiB;
-/// a header may have 32 MiB, and six times that as JSON.
+/// Limit for the metadata strings of one model. Templates and licences of real models are some 100 KiB; a
+/// header may have 32 MiB, which can be six times as long in JSON.
 const MAX_TEXT_BYTES: usize = 1 << 20;
 
-/// A metadata value as JSON. Vocabularies have hundreds of thousands of entries: a long array is
-/// described, not listed, and so is a string that is longer than the `room` that is left for all of them.
-fn metadata_json(value: &MetadataValue<'_>, room: &mut usize) -> Json {
+/// A metadata value as JSON. An array of more than 64 elements, such as a vocabulary, is replaced by its type
+/// and length, and a string longer than the remaining `text_budget` by its length.
+fn metadata_json(value: &MetadataValue<'_>, text_budget: &mut usize) -> Json {
     const MAX_LISTED: usize = 64;
     match value {
         MetadataValue::Array(array) if array.len() > MAX_LISTED => {
             json!({"type": array.element_type().to_string(), "count": array.len()})
         }
-        MetadataValue::Array(array) => array.iter().map(|element| metadata_json(&element, room)).collect(),
-        MetadataValue::String(bytes) => match room.checked_sub(bytes.len()) {
+        MetadataValue::Array(array) => {
+            array.iter().map(|element| metadata_json(&element, text_budget)).collect()
+        }
+        MetadataValue::String(bytes) => match text_budget.checked_sub(bytes.len()) {
             Some(left) => {
-                *room = left;
+                *text_budget = left;
                 String::from_utf8_lossy(bytes).into_owned().into()
             }
             None => json!({"type": "string", "bytes": bytes.len()}),

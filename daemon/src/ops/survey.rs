@@ -1,7 +1,7 @@
-//! What a verification looks at: models and their files, read anew from the disk.
+//! A survey for a verification: models and their files, read from the disk.
 //!
-//! Recipes are read one at a time, shown to who asked for the survey, and dropped. What is kept is
-//! an entry per model and one per file, so its size does not depend on how many blobs there are.
+//! Each recipe is read, passed to a callback, and dropped. The survey keeps one entry per model and per file, so
+//! its size does not depend on the number of blobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -18,35 +18,29 @@ use blobd_store_format::stored_file::StoredForm;
 
 mod recipe;
 
-/// Something that is not as it should be.
 #[derive(Clone, Debug)]
 pub(super) struct Finding {
-    /// What it should be.
     pub(super) digest: Digest,
-    /// In what way it is not.
     pub(super) damage: Damage,
-    /// The same for people.
     pub(super) reason: String,
 }
 
-/// What kind of damage it is, and so what can be done about it.
+/// The kind of damage, which decides how it can be repaired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Damage {
-    /// A blob is in quarantine or missing: its bytes are to be had elsewhere.
+    /// A blob is in quarantine or missing, and must be restored from elsewhere.
     Lost,
-    /// A damaged blob could not be put aside, and so cannot be replaced.
-    InTheWay,
-    /// A blob's mode lets its owner write to it.
+    /// A damaged blob could not be moved to quarantine, and so cannot be replaced.
+    NotQuarantined,
     Writable,
-    /// A blob cannot be read, and nobody knows whether it is damaged.
+    /// A blob cannot be read; whether it is damaged is unknown.
     Unreadable,
-    /// A blob reads right, but not always.
+    /// A blob was read correctly only on the second attempt.
     Unreliable,
-    /// The recipe of the file with this digest is not what it should be.
+    /// The recipe of the file with this digest is damaged.
     Recipe,
-    /// A model's manifest is none; the digest is that of what is there.
+    /// A model's manifest is damaged; the finding has the digest of its content.
     Manifest {
-        /// The model.
         model: String,
     },
 }
@@ -56,61 +50,47 @@ pub(super) enum Damage {
 pub(super) struct Survey {
     models: Vec<SurveyedModel>,
     files: BTreeMap<FileId, SurveyedFile>,
-    /// Manifests and recipes that are not what they should be.
     findings: Vec<Finding>,
 }
 
-/// One model.
 #[derive(Debug)]
 pub(super) struct SurveyedModel {
-    /// Its name.
     pub(super) name: String,
-    /// Its manifest's digest.
     pub(super) manifest: Digest,
 }
 
-/// A file as manifests name it. Two that do not agree on its length cannot both be right.
+/// A file as manifests name it. Manifests may disagree about a file's length, which is a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FileId {
-    /// Its digest.
     pub(super) digest: Digest,
-    /// Its length in bytes.
     pub(super) size: u64,
 }
 
-/// One file, however many models have it.
 #[derive(Debug)]
 struct SurveyedFile {
     media_type: MediaType,
-    /// Whether some model takes it for weights.
+    /// Whether any model has it as weights.
     is_weights: bool,
-    /// How it is stored; as a blob too if its recipe is lost. Nothing if its recipe is damaged: nobody knows
-    /// its pieces.
+    /// How it is stored: as a blob if it has no recipe, unknown if its recipe is damaged.
     form: Option<StoredForm>,
-    /// Those that have it, by their index.
+    /// Indices into [`Survey::models`].
     models: Vec<usize>,
 }
 
 /// What the models need of a blob.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Need {
-    /// Its length in bytes.
     pub(super) size: u64,
-    /// The files that it is part of, or is.
     pub(super) files: Vec<FileId>,
 }
 
-/// What the models need of some blobs.
 pub(super) type Needs = BTreeMap<Digest, Need>;
 
-/// Is shown every file that can be read, once, with its recipe if it has one.
+/// Called once for each readable file, with its recipe if it has one.
 type Visit<'v> = dyn FnMut(FileId, Option<&Recipe>) + 'v;
 
 impl Survey {
-    /// Looks at all models, or at one, and adds every blob that they need to `blobs`.
-    ///
-    /// # Errors
-    /// As for [`Self::visiting`].
+    /// Surveys all models, or one, and adds every blob that they need to `blobs`.
     pub(super) fn of(
         store: &Store,
         named: Option<&Reference>,
@@ -119,10 +99,7 @@ impl Survey {
         Self::visiting(store, named, &mut |file, recipe| blobs.extend(blob_sizes(file, recipe).into_keys()))
     }
 
-    /// Looks at all models, and at what they need of the `wanted` blobs.
-    ///
-    /// # Errors
-    /// As for [`Self::visiting`].
+    /// Surveys all models, and what they need of the `wanted` blobs.
     pub(super) fn with_needs(store: &Store, wanted: &BTreeSet<Digest>) -> Result<(Self, Needs), StoreError> {
         let mut needs = Needs::new();
         let survey = Self::visiting(store, None, &mut |file, recipe| {
@@ -137,11 +114,8 @@ impl Survey {
         Ok((survey, needs))
     }
 
-    /// Reads the manifests and recipes of all models, or of one.
-    ///
-    /// # Errors
-    /// [`StoreError::NoSuchModel`] and a damaged manifest if one model was named; of all models,
-    /// such a manifest is a finding. [`StoreError::Io`].
+    /// Reads the manifests and recipes of all models, or of one. A damaged manifest is an error if one model was
+    /// named, and a finding otherwise.
     fn visiting(store: &Store, named: Option<&Reference>, visit: &mut Visit<'_>) -> Result<Self, StoreError> {
         let mut reader = DiskReader::default();
         let mut survey = Self::default();
@@ -161,7 +135,7 @@ impl Survey {
                 Err(error) => return Err(error),
             }
         }
-        // Its records say themselves whether they are damaged, and `gc` reports that.
+        // Damaged trash records are reported by `gc`.
         for trashed in store.trash().unwrap_or_default() {
             let name = format!("{} (in the trash)", trashed.reference.short());
             survey.add(store, &mut reader, name, &trashed.manifest, visit)?;
@@ -217,11 +191,8 @@ impl Survey {
         }
     }
 
-    /// Compares the recipes of the files that `is_wanted` picks with the headers of those files, and
-    /// enters what is wrong with them.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// Compares the recipes of the files that `is_wanted` selects with the headers of those files, and adds
+    /// findings.
     pub(super) fn check_recipes(
         &mut self,
         store: &Store,
@@ -232,8 +203,8 @@ impl Survey {
         let split = self.files.iter().filter(|(id, file)| is_split(file) && is_wanted(id.digest));
         for file in split.map(|(id, _)| *id) {
             let reason = match read_recipe(store, &mut reader, file)? {
-                Ok(Some(recipe)) => recipe::mistake(store, &mut reader, &recipe),
-                // Collected meanwhile.
+                Ok(Some(recipe)) => recipe::mismatch(store, &mut reader, &recipe),
+                // Collected since the survey.
                 Ok(None) => None,
                 Err(reason) => Some(reason),
             };
@@ -242,56 +213,52 @@ impl Survey {
         Ok(())
     }
 
-    /// What was found; the rest is dropped.
     pub(super) fn into_findings(self) -> Vec<Finding> {
         self.findings
     }
 
-    /// Whether this survey finds what an earlier one has found: the manifest of the same model with the
-    /// same content, or a recipe of the same file.
+    /// Whether this survey repeats a finding of an earlier one: the same model's manifest with the same
+    /// content, or the recipe of the same file.
     pub(super) fn confirms(&self, finding: &Finding) -> bool {
         let is_same = |now: &Finding| (&now.damage, now.digest) == (&finding.damage, finding.digest);
         self.findings.iter().any(is_same)
     }
 
-    /// The names of the models that have one of these files.
     pub(super) fn names_of(&self, files: &[FileId]) -> BTreeSet<&str> {
         files.iter().flat_map(|file| self.models_of(*file)).map(|model| model.name.as_str()).collect()
     }
 
-    /// The names of the models that have the file of this digest, of whatever length.
     pub(super) fn names_with(&self, digest: Digest) -> BTreeSet<&str> {
         let of_any_length = FileId { digest, size: 0 }..=FileId { digest, size: u64::MAX };
         let files: Vec<FileId> = self.files.range(of_any_length).map(|(id, _)| *id).collect();
         self.names_of(&files)
     }
 
-    /// The models that have a file.
     pub(super) fn models_of(&self, file: FileId) -> impl Iterator<Item = &SurveyedModel> {
         let models = self.files.get(&file).map(|file| file.models.as_slice()).unwrap_or_default();
         models.iter().filter_map(|model| self.models.get(*model))
     }
 
-    /// What a manifest says about a file, and how it is stored, if that can be read.
+    /// A file's descriptor, and how it is stored if that is known.
     pub(super) fn file(&self, id: FileId) -> Option<(Descriptor, Option<StoredForm>)> {
         let file = self.files.get(&id)?;
         let FileId { digest, size } = id;
         Some((Descriptor { media_type: file.media_type.clone(), digest, size }, file.form))
     }
 
-    /// Whether a blob is a file of weights that lies there whole, or has lost its recipe.
+    /// Whether a blob is a file of weights that is stored whole, or that has lost its recipe.
     pub(super) fn is_whole_weights(&self, need: &Need) -> bool {
         let mut files = need.files.iter().filter_map(|file| self.files.get(file));
         files.any(|file| file.is_weights && file.form == Some(StoredForm::Blob))
     }
 }
 
-/// Every blob of a file, and how much of it is needed.
+/// The blobs of a file, with the size that is needed of each.
 fn blob_sizes(file: FileId, recipe: Option<&Recipe>) -> BTreeMap<Digest, u64> {
     recipe.map_or_else(|| BTreeMap::from([(file.digest, file.size)]), Recipe::blob_sizes)
 }
 
-/// Whether a manifest that cannot be read is one model's trouble alone.
+/// Whether an unreadable manifest affects only one model. A shortage of descriptors or memory does not.
 fn is_finding(error: &StoreError) -> bool {
     match error {
         StoreError::Manifest { .. } | StoreError::UnexpectedFile { .. } => true,
@@ -300,7 +267,7 @@ fn is_finding(error: &StoreError) -> bool {
     }
 }
 
-/// What a damaged manifest should be nobody knows: it is named by what it is.
+/// The expected digest of a manifest is unknown, so the finding has the digest of what is there.
 fn manifest_finding(store: &Store, reference: &Reference, error: &StoreError) -> Finding {
     let raw = store.raw_manifest(reference).unwrap_or_default();
     let reason = format!("{error}; pull or import the model again, or remove it");
@@ -314,11 +281,8 @@ fn recipe_finding(file: FileId, reason: &str) -> Finding {
     Finding { digest: file.digest, damage: Damage::Recipe, reason }
 }
 
-/// A file's recipe from the disk, whatever the store remembers of it; nothing if there is none, or
-/// what is wrong with it. One that reads wrong is read once more, like a blob.
-///
-/// # Errors
-/// [`StoreError::Io`] for what says nothing about it.
+/// Reads a file's recipe from the disk, past the store's caches. The inner error says what is wrong with the
+/// recipe; the outer one is a failure that says nothing about it. A wrong recipe is read twice, like a blob.
 fn read_recipe(
     store: &Store,
     reader: &mut DiskReader,
@@ -338,7 +302,10 @@ fn read_recipe(
     };
     let second = read()?;
     if second.is_ok() {
-        tracing::error!("recipe of {}: {first}, and right when read again", file.digest);
+        tracing::error!(
+            "recipe of {}: first read failed ({first}), second read succeeded; check memory and disk of this machine",
+            file.digest
+        );
     }
     Ok(second)
 }
@@ -367,8 +334,7 @@ fn recipe_bytes(store: &Store, reader: &mut DiskReader, file: Digest) -> io::Res
         }
         let mut json = Vec::new();
         let ended = reader.read(&opened, &mut |_| Step::Go, &mut |bytes| json.extend_from_slice(bytes))?;
-        // One that was removed or replaced while it was read was not read to its end: the next
-        // opening finds the other one or none.
+        // Removed or replaced while it was read: try again with the new one, if any.
         if ended != Ended::Unlinked {
             return Ok(Some(json));
         }
@@ -436,12 +402,12 @@ mod tests {
         assert_eq!(shown.iter().filter(|(file, _)| *file == weights()).count(), 1);
         assert!(shown.contains(&(weights(), true)) && shown.len() == 41);
         assert_eq!(survey.models_of(weights()).count(), 40);
-        // Whatever the number of blobs.
+        // Independent of the number of blobs.
         assert!(size_of::<(FileId, SurveyedFile)>() + size_of::<SurveyedModel>() <= 192);
     }
 
     #[test]
-    fn needs_are_of_what_is_asked_for_and_nothing_else() {
+    fn needs_are_limited_to_the_requested_blobs() {
         let (_folder, store) = store_of_relatives(3, 100);
         let mut blobs = BTreeSet::new();
         assert!(Survey::of(&store, None, &mut blobs).unwrap().into_findings().is_empty());
@@ -463,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn model_that_does_not_agree_with_the_recipe_on_the_length_is_a_finding() {
+    fn model_that_disagrees_with_the_recipe_on_the_length_is_a_finding() {
         let (folder, store) = store_of_relatives(2, 100);
         add_model(&folder, "liar", WEIGHTS_BYTES + 1);
         let mut blobs = BTreeSet::new();

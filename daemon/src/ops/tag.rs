@@ -1,4 +1,4 @@
-//! `tag`: a further name for a model.
+//! `tag`: gives a model another name.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use blobd_store::{Ingest, Store};
 
 use super::{OpError, error::refuse_pinned};
 
-/// Points `target` at the manifest of `source`; not a byte of the model is copied.
+/// Points `target` at the manifest of `source`. Copies no data.
 ///
 /// # Errors
-/// [`blobd_store::StoreError`] when there is no such model or it is not whole.
+/// [`blobd_store::StoreError`] when the model does not exist or is incomplete.
 pub fn tag(store: &Arc<Store>, params: &TagParams) -> Result<Tagged, OpError> {
     refuse_pinned(&params.target)?;
     let lease = store.leases().grant(format!("tag {}", params.target.short()));

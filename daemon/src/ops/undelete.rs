@@ -1,4 +1,4 @@
-//! `undelete`: a model comes back from the trash; `trash` lists what can.
+//! `undelete` restores a model from the trash; `trash` lists the trash.
 
 use std::sync::Arc;
 
@@ -11,21 +11,21 @@ use blobd_store_format::reference::Reference;
 
 use super::{OpError, rfc3339};
 
-/// Gives a model in the trash its name back; of several of that name the one that was removed last.
+/// Restores a model under its old name. If several have that name, restores the one that was removed last.
 ///
 /// # Errors
-/// [`OpError::NotInTrash`]; [`OpError::NameTaken`] when another model has the name by now;
-/// [`blobd_store::StoreError`] when it is not whole any more.
+/// [`OpError::NotInTrash`]; [`OpError::NameTaken`] when another model has the name;
+/// [`blobd_store::StoreError`] when the model is incomplete.
 pub fn undelete(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, OpError> {
-    // It takes a block for the manifest and gives back the record's.
-    store.with_reserve(|| take_out(store, params))
+    // The new manifest takes a block before the record's is freed.
+    store.with_reserve(|| restore(store, params))
 }
 
-fn take_out(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, OpError> {
+fn restore(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, OpError> {
     let lease = store.leases().grant(format!("undelete {}", params.reference.short()));
     let trashed = find(store, &params.reference)?;
     let (reference, manifest) = (&trashed.reference, &trashed.manifest);
-    pin_all(store, &lease, manifest)?;
+    lease_all(store, &lease, manifest)?;
     let is_free = |present: Option<&Reference>| match present {
         Some(present) if store.manifest(present)?.digest() != manifest.digest() => {
             Err(OpError::NameTaken { name: present.short() })
@@ -39,10 +39,10 @@ fn take_out(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, Op
     Ok(done)
 }
 
-/// A collection that reads the tags before the new one is there and the trash after the record is
-/// gone sees neither, and of an expired model it has not even to be so unlucky. The commit looks
-/// whether everything is still there.
-fn pin_all(store: &Store, lease: &Lease, manifest: &Manifest) -> Result<(), OpError> {
+/// Leases everything that the model needs. A collection could otherwise read the tags before the new tag exists
+/// and the trash after the record is removed, and delete the model; an expired record protects nothing at all.
+/// The commit checks that everything still exists.
+fn lease_all(store: &Store, lease: &Lease, manifest: &Manifest) -> Result<(), OpError> {
     lease.pin_all(manifest.digests());
     for file in manifest.files() {
         lease.pin_all(store.stored_file(file)?.blob_sizes().into_iter().map(|(digest, _)| digest));

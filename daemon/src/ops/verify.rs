@@ -1,10 +1,9 @@
-//! `verify`: everything that is stored is read from the disk and compared with its name.
+//! `verify`: reads stored files from the disk and compares them with their digests.
 //!
-//! First manifests and recipes are read anew, which says what the models need; then the blobs,
-//! by two readers; then each recipe is compared with the header of the file that it rebuilds.
-//! Nothing is locked and nothing leased meanwhile, so models come and go. What was not there or not
-//! right when it was looked at is a finding only if models that exist now need it: it is protected
-//! from collection, the models are read once more, and it is looked at again.
+//! Reads the manifests and recipes, which name the blobs that models need; then the blobs; then compares each
+//! recipe with the header of its file. Models can be added and removed meanwhile, because nothing is locked or
+//! leased. So a missing or damaged file is only a candidate: it is leased, the models are read again, and it is
+//! reported if a model still needs it and it is still missing or damaged.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,13 +28,12 @@ mod report;
 use reading::{Read, Reading};
 use report::Report;
 
-/// Verifies one model or everything there is, and mends what is damaged if told to. Blocks the
-/// calling thread; a repair's network runs on the runtime of `handle`. Stops when nobody listens
-/// to `events` any more.
+/// Verifies one model or the whole store, and repairs damage if requested. Blocks the calling thread; the network
+/// I/O of repairs runs on `handle`. Stops when the receiver of `events` is dropped.
 ///
 /// # Errors
-/// [`blobd_store::StoreError::NoSuchModel`]; a damaged manifest of the one model that was named; another
-/// [`OpError`] when something cannot be looked at. Damage that is found is no error.
+/// [`OpError`] when something cannot be inspected, or when the requested model is missing or has a damaged
+/// manifest. Other damage is part of the result.
 pub fn verify(
     store: &Arc<Store>,
     registry: &RegistryClient,
@@ -56,12 +54,12 @@ pub fn verify(
     }
     let mut read = Reading::new(store, blobs, events).run()?;
     survey.check_recipes(store, &|_| true)?;
-    let suspects = std::mem::take(&mut read.strange);
+    let candidates = std::mem::take(&mut read.not_good);
     let mut verified =
         Verified { checked_blobs: read.blobs, checked_bytes: read.bytes, ..Verified::default() };
     let repair = params.repair.then(|| Repair::new(store, registry, handle, events));
     let again = |missing| Reading::new(store, missing, events).run();
-    judge(store, suspects, survey.into_findings(), &again, repair.as_ref(), &mut verified)?;
+    confirm(store, candidates, survey.into_findings(), &again, repair.as_ref(), &mut verified)?;
     Ok(verified)
 }
 
@@ -74,62 +72,59 @@ fn finding(store: &Store, digest: Digest, verdict: Verdict) -> Option<Finding> {
         Verdict::Gone => (Damage::Lost, "is missing".to_owned()),
         Verdict::Writable { mode } => (Damage::Writable, format!("has mode {mode:04o}, 0444 expected")),
         Verdict::Unreliable { reason } => {
-            let machine = "read again it was right: memory, bus or disk of this machine err";
+            let machine = "a second read was correct: memory, bus or disk of this machine is faulty";
             (Damage::Unreliable, format!("{reason}; {machine}"))
         }
         Verdict::Unreadable { reason } => {
-            (Damage::Unreadable, format!("cannot be read ({reason}); it may be right"))
+            (Damage::Unreadable, format!("cannot be read ({reason}); it may be undamaged"))
         }
         Verdict::Bad { reason, set_aside: Ok(()) } => (Damage::Lost, reason),
         Verdict::Bad { reason, set_aside: Err(error) } => {
-            (Damage::InTheWay, format!("{reason}; it cannot be put aside: {error}"))
+            (Damage::NotQuarantined, format!("{reason}; it cannot be moved to quarantine: {error}"))
         }
     };
     Some(Finding { digest, damage, reason })
 }
 
-/// Reads some blobs again.
 type ReadAgain<'r> = dyn Fn(BTreeSet<Digest>) -> Result<Read, OpError> + 'r;
 
-/// Says of everything that was not as it should be whether it still is damage, and which models need
-/// it now, and repairs what can be.
+/// Decides which candidates are damage and which models need them, and repairs what it can.
 ///
-/// From the first step on nothing that is in question is collected. So a blob that a model needs which
-/// is found after that, and that is not there after that, was not removed together with the model.
-fn judge(
+/// All candidates are leased first. So a blob that is missing after that, and that a model read after that needs,
+/// was not removed together with the model.
+fn confirm(
     store: &Store,
-    suspects: Vec<(Digest, Verdict)>,
+    candidates: Vec<(Digest, Verdict)>,
     mut found: Vec<Finding>,
     again: &ReadAgain<'_>,
     repair: Option<&Repair<'_>>,
     verified: &mut Verified,
 ) -> Result<(), OpError> {
-    if suspects.is_empty() && found.is_empty() {
+    if candidates.is_empty() && found.is_empty() {
         return Ok(());
     }
-    let wanted: BTreeSet<Digest> =
-        suspects.iter().map(|(digest, _)| *digest).chain(found.iter().map(|found| found.digest)).collect();
+    let leased: BTreeSet<Digest> =
+        candidates.iter().map(|(digest, _)| *digest).chain(found.iter().map(|found| found.digest)).collect();
     let lease = store.leases().grant(OWN_VERIFICATION);
-    lease.pin_all(wanted.iter().copied());
-    let (mut now, needs) = Survey::with_needs(store, &wanted)?;
-    now.check_recipes(store, &|file| wanted.contains(&file))?;
+    lease.pin_all(leased.iter().copied());
+    let (mut now, needs) = Survey::with_needs(store, &leased)?;
+    now.check_recipes(store, &|file| leased.contains(&file))?;
     found.retain(|finding| now.confirms(finding));
-    let (missing, mut strange): (Vec<_>, Vec<_>) =
-        suspects.into_iter().partition(|(_, verdict)| *verdict == Verdict::Gone);
-    // Those that were imported again since are read after all.
+    let (missing, mut not_good): (Vec<_>, Vec<_>) =
+        candidates.into_iter().partition(|(_, verdict)| *verdict == Verdict::Gone);
+    // They may have been imported again since, and are then read like the others.
     let missing = missing.into_iter().map(|(digest, _)| digest).filter(|digest| needs.contains_key(digest));
     let read = again(missing.collect())?;
     verified.checked_blobs = verified.checked_blobs.saturating_add(read.blobs);
     verified.checked_bytes = verified.checked_bytes.saturating_add(read.bytes);
-    strange.extend(read.strange);
-    found.extend(strange.into_iter().filter_map(|(digest, verdict)| finding(store, digest, verdict)));
+    not_good.extend(read.not_good);
+    found.extend(not_good.into_iter().filter_map(|(digest, verdict)| finding(store, digest, verdict)));
     found.sort_by_key(|finding| finding.digest);
     verified.corrupt = report(store, &found, &now, &needs, repair);
     drop(lease);
     Ok(())
 }
 
-/// Tells what is damaged, repaired as far as it can be.
 fn report(
     store: &Store,
     found: &[Finding],
@@ -148,12 +143,12 @@ fn report(
         }
         let entry = report::entry(now, finding, need);
         report.add(match repair {
-            Some(repair) => repair.mend(now, finding, need, entry),
+            Some(repair) => repair.repair(now, finding, need, entry),
             None => entry,
         });
     }
     report.finish()
 }
 
-/// The holder of a lease on what is looked at again.
+/// The lease holder while candidates are checked again.
 const OWN_VERIFICATION: &str = "blobd's own verification";

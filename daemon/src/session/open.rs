@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use super::connection::{FrameStream, Sent, SessionError, unexpected};
 use crate::large_models::ReadPermit;
 use crate::open_sessions::SessionGuard;
-use crate::ops::{self, Answer, Located, OpError};
+use crate::ops::{self, Located, OpError, OpenResponse};
 use crate::permits::Permit;
 use crate::principal::Peer;
 use crate::state::Daemon;
@@ -31,7 +31,7 @@ pub(crate) async fn serve_open(
     located: Located,
     permits: OpenPermits,
 ) {
-    let Located { reference: model, answer, first_files, lease, recipes } = located;
+    let Located { reference: model, response: answer, first_files, lease, recipes } = located;
     tracing::debug!("{}: opens {}", peer.description(), model.short());
     let OpenPermits { opening, memory, model: read_permit, lasting } = permits;
     let sender = DescriptorSender::new(stream, answer, first_files, peer.uid);
@@ -147,7 +147,7 @@ enum SendError {
 /// next batch is opened.
 struct DescriptorSender {
     stream: FrameStream,
-    answer: Arc<Answer>,
+    answer: Arc<OpenResponse>,
     uid: u32,
     /// The number of blobs opened so far.
     opened: usize,
@@ -167,7 +167,7 @@ const PARTS_IN_FLIGHT: usize = 8;
 const IN_FLIGHT_TIMEOUT: Duration = Duration::from_secs(12);
 
 impl DescriptorSender {
-    fn new(stream: FrameStream, answer: Arc<Answer>, first_files: Vec<File>, uid: u32) -> Self {
+    fn new(stream: FrameStream, answer: Arc<OpenResponse>, first_files: Vec<File>, uid: u32) -> Self {
         Self {
             stream,
             answer,

@@ -29,7 +29,7 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::intake::announce;
+use crate::ingest::announce;
 use crate::permits::{Limits, PermitPool};
 
 mod error;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use blobd::ops::{self, OpError, Surroundings};
+use blobd::ops::{self, DoctorContext, OpError};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
     GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
@@ -132,11 +132,11 @@ impl Verbs for InProcess {
     }
 
     fn doctor(&self) -> Result<DoctorReport, ErrorBody> {
-        let surroundings = Surroundings { is_single_user: true, has_met_owner: false };
+        let surroundings = DoctorContext { is_single_user: true, has_met_owner: false };
         ops::doctor(&self.store, surroundings).map_err(|error| error.body())
     }
 
     fn gc(&self, dry_run: bool) -> Result<GcReport, ErrorBody> {
-        ops::collect(&self.store, GcParams { dry_run }).map_err(|error| error.body())
+        ops::gc(&self.store, GcParams { dry_run }).map_err(|error| error.body())
     }
 }

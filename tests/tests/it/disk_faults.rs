@@ -156,7 +156,7 @@ impl Rig {
             component: None,
             files: FileSelection::All,
         };
-        ops::open(&self.verbs.store, &ops::Answers::default(), &params, "a test".to_owned()).unwrap();
+        ops::open(&self.verbs.store, &ops::OpenCache::default(), &params, "a test".to_owned()).unwrap();
     }
 
     fn works_again_when_reopened(self, allowed: &Allowed) {

@@ -172,7 +172,7 @@ impl Pair {
         let store = &self.verbs().store;
         let mut ingest = Ingest::begin(store, store.leases().grant("a test")).unwrap();
         let size = bytes.len() as u64;
-        blobd::intake::ingest_file(&mut ingest, &mut &*bytes, size, &mut |_| ()).unwrap();
+        blobd::ingest::ingest_file(&mut ingest, &mut &*bytes, size, &mut |_| ()).unwrap();
         if crash {
             // As a dead process leaves it: staged, and swept when the store is opened again.
             let directory = self.verbs().root().join("staging");

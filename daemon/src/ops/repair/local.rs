@@ -1,4 +1,4 @@
-//! Bytes of a damaged blob that are in the store itself.
+//! Repairs a blob from bytes in the store.
 
 use std::collections::BTreeSet;
 
@@ -9,23 +9,22 @@ use super::place::{Place, places};
 use super::{Failure, Repair};
 use crate::ops::survey::Need;
 
-/// How much is copied at once, in bytes.
 const CHUNK_BYTES: u64 = 1 << 20;
 
 impl Repair<'_> {
-    /// A copy that was put aside may be right: when the page cache has what the disk has lost, or
-    /// when the machine erred. It is read through the page cache on purpose.
+    /// A copy in quarantine may be right: if the page cache still has what the disk has lost, or if the machine
+    /// read it wrongly. So it is read through the page cache.
     pub(super) fn take_from_quarantine(&self, digest: Digest, need: &Need) -> bool {
         let copies = self.store.quarantined_copies(digest).unwrap_or_default();
         copies.into_iter().any(|time| {
             let copy =
                 self.store.open_quarantined(digest, time, need.size).map_err(|error| error.to_string());
             let copied = copy.and_then(|copy| self.copy(digest, need, copy, &[Place::whole(need.size)]));
-            self.tells_of(&copied, digest, "its copy in quarantine")
+            self.is_ok_or_log(&copied, digest, "its copy in quarantine")
         })
     }
 
-    /// A file that was stored whole before it was split has the bytes of all its tensors.
+    /// A file that was stored whole before it was split contains all of its blobs.
     pub(super) fn take_from_whole_file(&self, digest: Digest, need: &Need) -> bool {
         let split: BTreeSet<Digest> = self.store.recipes().unwrap_or_default().into_iter().collect();
         let whole = self.store.blobs().unwrap_or_default();
@@ -37,7 +36,7 @@ impl Repair<'_> {
             }
             let _reading = self.store.begin_internal_read(file);
             let whole = FileReader::of_blob(self.store, file, recipe.size());
-            self.tells_of(&self.copy(digest, need, whole, &places), digest, "the whole file")
+            self.is_ok_or_log(&self.copy(digest, need, whole, &places), digest, "the whole file")
         })
     }
 
@@ -54,9 +53,9 @@ impl Repair<'_> {
         })
     }
 
-    fn tells_of(&self, copied: &Result<(), Failure>, digest: Digest, source: &str) -> bool {
+    fn is_ok_or_log(&self, copied: &Result<(), Failure>, digest: Digest, source: &str) -> bool {
         if let Err(failure) = copied {
-            tracing::debug!("blob {digest}: {source} is no help: {failure}");
+            tracing::debug!("blob {digest}: not repaired from {source}: {failure}");
         }
         copied.is_ok()
     }

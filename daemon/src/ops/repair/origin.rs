@@ -1,4 +1,4 @@
-//! Bytes of a damaged blob from the registry that a model came from.
+//! Repairs a blob from the registry of a model.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +14,8 @@ use super::{Failure, Repair};
 use crate::ops::survey::{FileId, Need, Survey, SurveyedModel};
 
 impl Repair<'_> {
-    /// Asks the origins of all models that need the blob, one after the other; answers with how
-    /// many bytes came.
+    /// Tries the origins of all models that need the blob, one after the other. Returns the number of bytes
+    /// received.
     pub(super) fn take_from_origin(
         &self,
         survey: &Survey,
@@ -23,7 +23,7 @@ impl Repair<'_> {
         need: &Need,
     ) -> Result<u64, Failure> {
         let mut failures = BTreeSet::new();
-        let mut asked = BTreeSet::new();
+        let mut tried = BTreeSet::new();
         let mut received_bytes = 0;
         for id in &need.files {
             let Some((file, form)) = survey.file(*id) else { continue };
@@ -39,8 +39,8 @@ impl Repair<'_> {
                         continue;
                     }
                 };
-                // Several tags may have come from one place.
-                if !asked.insert((origin.to_string(), id.digest)) {
+                // Several tags may have the same origin.
+                if !tried.insert((origin.to_string(), id.digest)) {
                     continue;
                 }
                 let fetch = Fetch { repair: self, origin: &origin, file: &file };
@@ -51,12 +51,12 @@ impl Repair<'_> {
             }
         }
         match failures.is_empty() {
-            true => Err("no file that is left tells where it was".to_owned()),
+            true => Err("no recipe or manifest says which file contained it".to_owned()),
             false => Err(failures.into_iter().collect::<Vec<_>>().join("; ")),
         }
     }
 
-    /// Where in a file the blob is; nowhere if the recipe that says so is gone or damaged.
+    /// The ranges of a file that contain the blob; none if its recipe is missing or damaged.
     fn places(&self, file: FileId, form: Option<StoredForm>, blob: Digest) -> Vec<Place> {
         match form {
             Some(StoredForm::Blob) if file.digest == blob => vec![Place::whole(file.size)],
@@ -68,22 +68,21 @@ impl Repair<'_> {
         }
     }
 
-    /// Where a model can be had again, or what to do in place of asking there.
+    /// The origin of a model, or what to do if it cannot be fetched.
     fn origin_of(&self, model: &SurveyedModel) -> Result<PullSource, Failure> {
         let Some(origin) = self.store.origin(model.manifest) else {
-            return Err(format!("nobody knows where {} came from; pull or import it again", model.name));
+            return Err(format!("the origin of {} is unknown; pull or import it again", model.name));
         };
-        // No source starts like this.
+        // A source never starts like this.
         match origin.strip_prefix("import ") {
             Some(file_name) => Err(format!("import {file_name} again")),
             None => origin
                 .parse()
-                .map_err(|_not_a_source| format!("{origin:?} is no registry; pull {} again", model.name)),
+                .map_err(|_not_a_source| format!("{origin:?} is not a registry; pull {} again", model.name)),
         }
     }
 }
 
-/// Ranges of one file at one registry.
 struct Fetch<'f> {
     repair: &'f Repair<'f>,
     origin: &'f PullSource,
@@ -91,11 +90,11 @@ struct Fetch<'f> {
 }
 
 impl Fetch<'_> {
-    /// Fetches all places, in the order of the blob, so that it is hashed as it comes.
+    /// Fetches all ranges in the order of the blob, so that it is hashed while it is received.
     fn run(&self, digest: Digest, need: &Need, places: &[Place], received: &mut u64) -> Result<(), Failure> {
         let fill = |writer: &mut BlobWriter| {
             let located = self.repair.registry.locate(self.origin, self.file);
-            let remote = self.while_wanted(located)?;
+            let remote = self.while_connected(located)?;
             let nonempty = places.iter().filter(|place| place.length > 0);
             nonempty.into_iter().try_for_each(|place| self.take(&remote, *place, writer, received))
         };
@@ -115,9 +114,9 @@ impl Fetch<'_> {
     ) -> Result<(), Failure> {
         let range = place.offset_in_file..place.end_in_file();
         let stream = self.repair.registry.open_range(remote, range);
-        let mut stream = self.while_wanted(stream)?;
+        let mut stream = self.while_connected(stream)?;
         let taken = loop {
-            match self.while_wanted(stream.next()) {
+            match self.while_connected(stream.next()) {
                 Ok(Some(bytes)) => {
                     if let Err(error) = writer.append(&bytes) {
                         break Err(error.to_string());
@@ -131,12 +130,14 @@ impl Fetch<'_> {
         taken
     }
 
-    /// Waits for the registry as long as somebody wants the repair.
-    fn while_wanted<T>(&self, answer: impl Future<Output = Result<T, RegistryError>>) -> Result<T, Failure> {
+    fn while_connected<T>(
+        &self,
+        response: impl Future<Output = Result<T, RegistryError>>,
+    ) -> Result<T, Failure> {
         let events = self.repair.events;
         self.repair.handle.block_on(async {
             tokio::select! {
-                answer = answer => answer.map_err(|error| error.to_string()),
+                response = response => response.map_err(|error| error.to_string()),
                 () = events.closed() => Err("the client that asked for this repair has gone".to_owned()),
             }
         })

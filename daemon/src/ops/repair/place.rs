@@ -1,4 +1,4 @@
-//! Where in a file a blob's bytes are.
+//! The ranges of a file that contain a blob.
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::{Piece, Recipe};
@@ -6,28 +6,23 @@ use blobd_store_format::recipe::{Piece, Recipe};
 /// A range of a file that is a range of a blob. All numbers are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Where it starts in the file.
     pub(super) offset_in_file: u64,
-    /// Where it starts in the blob.
     pub(super) offset_in_blob: u64,
-    /// How long it is.
     pub(super) length: u64,
 }
 
 impl Place {
-    /// All of a file that is one blob.
     pub(super) const fn whole(size: u64) -> Self {
         Self { offset_in_file: 0, offset_in_blob: 0, length: size }
     }
 
-    /// Where it ends in the file.
     pub(super) const fn end_in_file(&self) -> u64 {
         self.offset_in_file.saturating_add(self.length)
     }
 }
 
-/// All of a blob in a file that was split, in the order of the blob, as few places as possible; none
-/// if the file does not have all of it.
+/// The ranges of a split file that together contain the whole blob, in the order of the blob and as few as
+/// possible. Empty if the file does not contain all of it.
 pub(super) fn places(recipe: &Recipe, blob: Digest) -> Vec<Place> {
     let place = |(offset_in_file, piece): (u64, &Piece)| match *piece {
         Piece::Blob { blob: other, offset: offset_in_blob, length } if other == blob => {
@@ -40,7 +35,7 @@ pub(super) fn places(recipe: &Recipe, blob: Digest) -> Vec<Place> {
     covering(&found)
 }
 
-/// Joins neighbours and leaves out what is there twice, as a tensor may be in its file.
+/// Joins adjacent ranges and drops repeated ones: a file may contain a tensor twice.
 fn covering(places: &[Place]) -> Vec<Place> {
     let end_in_blob = |place: &Place| place.offset_in_blob.saturating_add(place.length);
     let size = places.iter().map(end_in_blob).max().unwrap_or_default();
@@ -79,24 +74,24 @@ mod tests {
     }
 
     #[test]
-    fn tensor_is_one_range_behind_all_that_comes_before() {
+    fn tensor_is_one_range_after_the_preceding_pieces() {
         assert_eq!(found(&[(b"h", 0, 100), (b"", 0, 28), (b"t", 0, 64), (b"u", 0, 9)]), [(128, 0, 64)]);
     }
 
     #[test]
-    fn experts_are_taken_in_the_order_of_their_group_and_neighbours_at_once() {
+    fn experts_are_in_the_order_of_their_group_and_adjacent_ones_are_joined() {
         let file: [(&[u8], u64, u64); 5] =
             [(b"t", 128, 64), (b"", 0, 1), (b"t", 0, 64), (b"t", 64, 64), (b"u", 0, 5)];
         assert_eq!(found(&file), [(65, 0, 128), (0, 128, 64)]);
     }
 
     #[test]
-    fn tensor_that_is_there_twice_is_taken_once() {
+    fn repeated_tensor_is_listed_once() {
         assert_eq!(found(&[(b"t", 0, 64), (b"u", 0, 5), (b"t", 0, 64)]), [(0, 0, 64)]);
     }
 
     #[test]
-    fn blob_that_is_not_there_from_first_byte_to_last_has_no_place() {
+    fn incomplete_blob_has_no_ranges() {
         assert_eq!(found(&[(b"t", 0, 64), (b"t", 65, 64)]), []);
         assert_eq!(found(&[(b"t", 1, 64)]), []);
         assert_eq!(found(&[(b"u", 0, 64)]), []);

@@ -1,4 +1,4 @@
-//! Whether a recipe is the one that its file's header makes.
+//! Compares a recipe with the one made from its file's header.
 
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::file_format::{MAX_HEADER_BYTES, read_header};
@@ -8,11 +8,11 @@ use blobd_store_format::split::{SplitPlan, Target};
 use blobd_store::Store;
 use blobd_store::scrub::{DiskReader, Ended, Step};
 
-/// What is wrong with a recipe, if anything: its pieces, its table of tensors, or the lengths of
-/// the blobs that it names. One whose header is damaged or missing cannot be judged.
-pub(super) fn mistake(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -> Option<String> {
+/// What is wrong with a recipe, if anything: its pieces, its tensor table, or the lengths of its blobs. A recipe
+/// whose header blob is damaged or missing cannot be checked.
+pub(super) fn mismatch(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -> Option<String> {
     for (digest, needed) in recipe.blob_sizes() {
-        // A blob that cannot be looked at is a finding already.
+        // A blob that cannot be inspected is a finding already.
         let found = store.blob_size(digest).ok().flatten();
         if let Some(found) = found.filter(|found| *found != needed) {
             return Some(format!("names {needed} bytes of blob {digest}, which has {found}"));
@@ -21,12 +21,12 @@ pub(super) fn mistake(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -
     compare(&header(store, reader, recipe)?, recipe).err()
 }
 
-/// The bytes of the header blob, if they are right.
+/// The bytes of the header blob, if they have the right digest.
 fn header(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -> Option<Vec<u8>> {
     let (digest, size) = recipe.header()?;
     let _reading = store.begin_internal_read(digest);
     let file = store.open_blob(digest, size).ok()?;
-    // Anybody could have a recipe that names a tensor as its header.
+    // A damaged recipe can name a large tensor as its header.
     if file.metadata().ok()?.len() > MAX_HEADER_BYTES {
         return None;
     }
@@ -41,25 +41,26 @@ fn header(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -> Option<Vec
 
 fn compare(header: &[u8], recipe: &Recipe) -> Result<(), String> {
     let header = match read_header(header) {
-        // There is no plan to compare with.
+        // Without a known format there is no plan to compare with.
         Err(error) if error.is_unknown_format() => return Ok(()),
-        header => header.map_err(|error| format!("its header is none: {error}"))?,
+        header => header.map_err(|error| format!("its header is invalid: {error}"))?,
     };
-    let layout = header.file_layout(recipe.size()).map_err(|error| format!("its header says: {error}"))?;
+    let layout =
+        header.file_layout(recipe.size()).map_err(|error| format!("its header is invalid: {error}"))?;
     let plan = SplitPlan::new(layout);
     let Some((blobs, literals)) = parts(&plan, recipe) else {
         let (found, expected) = (recipe.pieces().len(), plan.segments().len());
-        return Err(format!("its {found} pieces are not the {expected} that its header makes"));
+        return Err(format!("its {found} pieces do not match the {expected} of its header"));
     };
     match plan.recipe(recipe.file(), &blobs, literals) {
         Ok(expected) if expected == *recipe => Ok(()),
-        Ok(_) => Err("its pieces or its table of tensors are not those that its header makes".to_owned()),
+        Ok(_) => Err("its pieces or its table of tensors do not match its header".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// What the recipe puts into each blob and each literal of the plan; nothing if they differ in
-/// number or in kind.
+/// The recipe's digest for each blob and content for each literal of the plan; `None` if they differ in number or
+/// kind.
 fn parts(plan: &SplitPlan, recipe: &Recipe) -> Option<(Vec<Digest>, Vec<Vec<u8>>)> {
     if plan.segments().len() != recipe.pieces().len() {
         return None;
@@ -70,7 +71,7 @@ fn parts(plan: &SplitPlan, recipe: &Recipe) -> Option<(Vec<Digest>, Vec<Vec<u8>>
         match (segment.target, piece) {
             (Target::Blob { blob, .. }, Piece::Blob { blob: digest, .. }) => *blobs.get_mut(blob)? = *digest,
             (Target::Literal { .. }, Piece::Literal { literal }) => literals.push(literal.clone()),
-            // No longer than planned: a recipe may claim any number of zeros.
+            // The length is checked before allocating: a recipe can declare any number of zeros.
             (Target::Literal { .. }, Piece::Zeros { zeros }) if *zeros == segment.length => {
                 literals.push(vec![0; usize::try_from(*zeros).ok()?]);
             }
@@ -105,52 +106,52 @@ mod tests {
         (folder, store, recipe)
     }
 
-    fn mistake_of(store: &Store, recipe: &Recipe) -> Option<String> {
-        mistake(store, &mut DiskReader::default(), recipe)
+    fn mismatch_of(store: &Store, recipe: &Recipe) -> Option<String> {
+        mismatch(store, &mut DiskReader::default(), recipe)
     }
 
     #[test]
-    fn recipe_that_its_header_makes_is_right() {
+    fn recipe_that_matches_its_header_is_accepted() {
         let (_folder, store, recipe) = stored();
-        assert_eq!(mistake_of(&store, &recipe), None);
+        assert_eq!(mismatch_of(&store, &recipe), None);
     }
 
     #[test]
-    fn recipe_with_another_table_or_other_pieces_is_not() {
+    fn recipe_with_another_table_or_other_pieces_is_refused() {
         let (_folder, store, recipe) = stored();
         let renamed = |name: &str| {
             let mut tensors = recipe.tensors().to_vec();
             tensors[1].name = name.to_owned();
             Recipe::new(recipe.file(), recipe.pieces().to_vec(), tensors).unwrap()
         };
-        assert_eq!(mistake_of(&store, &renamed("b")), None);
-        assert!(mistake_of(&store, &renamed("c")).unwrap().contains("table of tensors"));
+        assert_eq!(mismatch_of(&store, &renamed("b")), None);
+        assert!(mismatch_of(&store, &renamed("c")).unwrap().contains("table of tensors"));
         let mut pieces = recipe.pieces().to_vec();
         pieces.swap(2, 4);
         let swapped = Recipe::new(recipe.file(), pieces, recipe.tensors().to_vec()).unwrap();
-        assert!(mistake_of(&store, &swapped).unwrap().contains("pieces"));
+        assert!(mismatch_of(&store, &swapped).unwrap().contains("pieces"));
         let mut pieces = recipe.pieces().to_vec();
         pieces.remove(2);
         let shorter = Recipe::new(recipe.file(), pieces, recipe.tensors().to_vec()).unwrap();
-        assert!(mistake_of(&store, &shorter).is_some());
+        assert!(mismatch_of(&store, &shorter).is_some());
     }
 
     #[test]
-    fn recipe_that_names_more_or_less_of_a_blob_than_there_is_is_not() {
+    fn recipe_with_a_wrong_blob_size_is_refused() {
         let (_folder, store, recipe) = stored();
         let mut pieces = recipe.pieces().to_vec();
         let Piece::Blob { blob, .. } = pieces[1].clone() else { panic!("{pieces:?}") };
         pieces[1] = Piece::Blob { blob, offset: 0, length: 32 };
         let longer = Recipe::new(recipe.file(), pieces, recipe.tensors().to_vec()).unwrap();
-        assert!(mistake_of(&store, &longer).unwrap().contains("which has 24"));
+        assert!(mismatch_of(&store, &longer).unwrap().contains("which has 24"));
     }
 
     #[test]
-    fn recipe_without_its_header_cannot_be_judged() {
+    fn recipe_without_its_header_is_not_checked() {
         let (folder, store, recipe) = stored();
         let (header, _) = recipe.header().unwrap();
         let blob = blobd_store_format::layout::blob(header);
         std::fs::remove_file(folder.path().join("store").join(blob)).unwrap();
-        assert_eq!(mistake_of(&store, &recipe), None);
+        assert_eq!(mismatch_of(&store, &recipe), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Reading many blobs at once, as fast as the disk goes.
+//! Reads many blobs in parallel, at the speed of the disk.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -16,35 +16,30 @@ use tokio::sync::mpsc::Sender;
 use crate::ops::OpError;
 use crate::ops::verify_progress::send_progress;
 
-/// One hashes while the other reads; four are as fast as the fastest disks, and more would only take from those
-/// who have work to do.
+/// With two readers, one hashes while the other reads. Four saturate the fastest disks.
 const READERS: RangeInclusive<usize> = 2..=4;
-/// Progress is told no more often.
 const BETWEEN_EVENTS: Duration = Duration::from_millis(100);
 
-/// The blobs that are to be read, and how far that is.
+/// A list of blobs to read, shared by the readers.
 pub(super) struct Reading<'r> {
     store: &'r Store,
     events: &'r Sender<VerifyEvent>,
-    /// With their sizes, sorted.
+    /// With their sizes, sorted by digest.
     blobs: Vec<(Digest, u64)>,
     next: AtomicUsize,
     total: u64,
     completed: AtomicU64,
-    /// One reader has failed; the other need not go on.
+    /// Set when one reader has failed, which stops the others.
     failed: AtomicBool,
-    told: Mutex<Option<Instant>>,
+    last_event: Mutex<Option<Instant>>,
 }
 
-/// What came of it. The good, of which there may be a million, are only counted.
+/// The result. Good blobs, of which there may be millions, are only counted.
 #[derive(Debug, Default)]
 pub(super) struct Read {
-    /// How many blobs were there.
     pub(super) blobs: u64,
-    /// How many bytes they have.
     pub(super) bytes: u64,
-    /// Those that are not good, in no order.
-    pub(super) strange: Vec<(Digest, Verdict)>,
+    pub(super) not_good: Vec<(Digest, Verdict)>,
 }
 
 impl Read {
@@ -54,21 +49,21 @@ impl Read {
             self.bytes = self.bytes.saturating_add(bytes);
         }
         if verdict != Verdict::Good {
-            self.strange.push((digest, verdict));
+            self.not_good.push((digest, verdict));
         }
     }
 
     fn join(&mut self, mut other: Self) {
         self.blobs += other.blobs;
         self.bytes = self.bytes.saturating_add(other.bytes);
-        self.strange.append(&mut other.strange);
+        self.not_good.append(&mut other.not_good);
     }
 }
 
 impl<'r> Reading<'r> {
-    /// Plans to read these blobs, those that are not there included.
+    /// Missing blobs may be among `blobs`.
     pub(super) fn new(store: &'r Store, blobs: BTreeSet<Digest>, events: &'r Sender<VerifyEvent>) -> Self {
-        // One that cannot be looked at now is a finding when it is read.
+        // A blob that cannot be inspected now is a finding when it is read.
         let size = |digest| (digest, store.blob_size(digest).ok().flatten().unwrap_or_default());
         let blobs: Vec<(Digest, u64)> = blobs.into_iter().map(size).collect();
         let total = blobs.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
@@ -80,14 +75,11 @@ impl<'r> Reading<'r> {
             total,
             completed: AtomicU64::new(0),
             failed: AtomicBool::new(false),
-            told: Mutex::default(),
+            last_event: Mutex::default(),
         }
     }
 
-    /// Checks all of them.
-    ///
-    /// # Errors
-    /// [`OpError`] when a blob cannot be looked at, or when nobody listens any more.
+    /// Checks all blobs. Fails when a blob cannot be inspected or when the client has disconnected.
     pub(super) fn run(&self) -> Result<Read, OpError> {
         let readers = thread::scope(|scope| {
             let count = thread::available_parallelism().map_or(*READERS.start(), usize::from);
@@ -97,7 +89,7 @@ impl<'r> Reading<'r> {
         });
         let mut read = Read::default();
         for reader in readers {
-            let died = |_panic| OpError::Internal("a reader of blobs has died".to_owned());
+            let died = |_panic| OpError::Internal("a reader thread panicked".to_owned());
             read.join(reader.map_err(died)??);
         }
         if self.events.is_closed() {
@@ -130,17 +122,17 @@ impl<'r> Reading<'r> {
             return Step::Stop;
         }
         let completed = self.completed.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
-        self.tell(completed);
+        self.report(completed);
         Step::Go
     }
 
-    /// What is read twice counts twice, but no more than all can be done.
-    fn tell(&self, completed: u64) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.is_some_and(|told| told.elapsed() < BETWEEN_EVENTS) {
+    /// Blobs that are read twice count twice, so the sum is limited to the total.
+    fn report(&self, completed: u64) {
+        let mut last_event = self.last_event.lock().unwrap_or_else(PoisonError::into_inner);
+        if last_event.is_some_and(|sent| sent.elapsed() < BETWEEN_EVENTS) {
             return;
         }
-        *told = Some(Instant::now());
+        *last_event = Some(Instant::now());
         let (total, completed) = (self.total, completed.min(self.total));
         send_progress(self.events, VerifyProgress { status: "reading blobs".to_owned(), total, completed });
     }
@@ -154,20 +146,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_blobs_are_read_once_and_progress_is_told() {
+    fn all_blobs_are_read_once_and_progress_is_sent() {
         let (_folder, store) = new_store();
         let mut blobs: BTreeSet<_> =
             add_blobs(&store, (0..50).map(|byte| [byte; 3000])).into_iter().collect();
         let missing = Digest::of(b"missing");
         blobs.insert(missing);
-        let (events, mut told) = mpsc::channel(64);
+        let (events, mut received) = mpsc::channel(64);
         let read = Reading::new(&store, blobs.clone(), &events).run().unwrap();
         assert_eq!((read.blobs, read.bytes), (50, 150_000));
-        assert_eq!(read.strange, [(missing, Verdict::Gone)], "what is good is not kept");
-        let Ok(VerifyEvent::Progress(progress)) = told.try_recv() else { panic!("no progress") };
+        assert_eq!(read.not_good, [(missing, Verdict::Gone)], "good blobs are not listed");
+        let Ok(VerifyEvent::Progress(progress)) = received.try_recv() else { panic!("no progress") };
         assert_eq!(progress.total, 150_000);
 
-        drop(told);
+        drop(received);
         let error = Reading::new(&store, blobs, &events).run().unwrap_err();
         assert!(error.to_string().contains("has gone"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! Findings as they are told.
+//! The report of a verification.
 
 use std::collections::BTreeSet;
 
@@ -6,12 +6,12 @@ use blobd_client::protocol::upkeep::CorruptBlob;
 
 use crate::ops::survey::{Damage, Finding, Need, Survey};
 
-/// The report travels as one line, of which a client takes 1 MiB.
+/// The report is sent as one line, and clients accept lines of up to 1 MiB.
 const MAX_REPORT_BYTES: usize = 900 << 10;
 /// A tensor may be part of very many models, and a name has up to 500 bytes.
 const MAX_MODELS: usize = 20;
 
-/// A finding with the models that need it, not repaired.
+/// The entry of a finding that is not repaired, with the models that need it.
 pub(super) fn entry(survey: &Survey, finding: &Finding, need: Option<&Need>) -> CorruptBlob {
     let models = match &finding.damage {
         Damage::Recipe => survey.names_with(finding.digest),
@@ -32,7 +32,7 @@ pub(super) fn entry(survey: &Survey, finding: &Finding, need: Option<&Need>) -> 
     }
 }
 
-/// As many entries as fit.
+/// Collects as many entries as fit into [`MAX_REPORT_BYTES`].
 #[derive(Debug, Default)]
 pub(super) struct Report {
     listed: Vec<CorruptBlob>,
@@ -41,7 +41,6 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Adds an entry, or only counts it.
     pub(super) fn add(&mut self, entry: CorruptBlob) {
         let length = serde_json::to_vec(&entry).map_or(0, |json| json.len() + 1);
         self.bytes = self.bytes.saturating_add(length);
@@ -56,8 +55,7 @@ impl Report {
     pub(super) fn finish(mut self) -> Vec<CorruptBlob> {
         let surplus = self.surplus;
         if let Some(last) = self.listed.last_mut().filter(|_| surplus > 0) {
-            last.reason
-                .push_str(&format!("; {surplus} more are damaged: verify again when these are mended"));
+            last.reason.push_str(&format!("; {surplus} more are damaged: repair these, then verify again"));
         }
         self.listed
     }

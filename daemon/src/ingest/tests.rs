@@ -1,4 +1,4 @@
-//! Files taken in, put together again, and refused without a trace.
+//! Files are ingested and rebuilt, or refused without leaving anything.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,27 +13,31 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A GGUF file of I8 tensors of these sizes, all of noise.
+/// A GGUF file of I8 tensors of these sizes, filled with noise.
 fn gguf(tensors: &[(&str, u64)]) -> Vec<u8> {
     let mut file = ModelFile::empty();
     tensors.iter().for_each(|(name, size)| file.add_noise(1, name, GgmlType::I8, &[*size]));
     file.bytes()
 }
 
-/// Takes a file in and commits it, so that its blobs can be looked at.
-fn take(store: &Arc<Store>, source: &mut (dyn Read + Send), size: u64) -> Result<TakenFile, IntakeError> {
+/// Ingests and commits a file, so that its blobs can be read.
+fn ingest_and_commit(
+    store: &Arc<Store>,
+    source: &mut (dyn Read + Send),
+    size: u64,
+) -> Result<IngestedFile, IngestError> {
     use blobd_store_format::descriptor::{Descriptor, MediaType};
     use blobd_store_format::manifest::Manifest;
     let mut ingest = begin(store);
-    let taken = ingest_file(&mut ingest, source, size, &mut |_| ())?;
+    let ingested = ingest_file(&mut ingest, source, size, &mut |_| ())?;
     let config = Descriptor { media_type: MediaType::new("x"), digest: ingest.add_bytes(b"{}")?, size: 2 };
-    let model = Descriptor { digest: taken.digest, size: taken.size, ..config.clone() };
+    let model = Descriptor { digest: ingested.digest, size: ingested.size, ..config.clone() };
     let manifest = Manifest::compose(config, vec![model]).unwrap();
     ingest.commit(&"m".parse().unwrap(), &manifest, None)?;
-    Ok(taken)
+    Ok(ingested)
 }
 
-/// The file as its recipe rebuilds it from what lies in the store.
+/// Rebuilds a file from the store.
 fn rebuild(store: &Store, file: Digest) -> Vec<u8> {
     let recipe = store.recipe(file).unwrap().unwrap();
     FileReader::of_recipe(store, &recipe).read_range(0..recipe.size()).unwrap()
@@ -48,7 +52,7 @@ fn check_nothing_staged(folder: &TempDir, store: &Store) {
     assert!(store.blobs().unwrap().is_empty() && store.recipes().unwrap().is_empty());
 }
 
-/// Hands out a few bytes at a time, is interrupted now and then, and counts.
+/// Returns a few bytes per call, and is interrupted at every seventh.
 struct Trickle<'b> {
     bytes: &'b [u8],
     step: usize,
@@ -70,7 +74,7 @@ impl Read for Trickle<'_> {
 }
 
 #[test]
-fn tensors_around_the_size_of_a_chunk_come_back() {
+fn tensors_around_the_size_of_a_chunk_are_rebuilt() {
     const CHUNK: u64 = CHUNK_BYTES as u64;
     for tensors in [
         &[("a", CHUNK)][..],
@@ -81,19 +85,19 @@ fn tensors_around_the_size_of_a_chunk_come_back() {
     ] {
         let (_folder, store) = new_store();
         let file = gguf(tensors);
-        let taken = take(&store, &mut file.as_slice(), file.len() as u64).unwrap();
-        assert_eq!((taken.digest, taken.size), (Digest::of(&file), file.len() as u64));
-        assert!(rebuild(&store, taken.digest) == file, "{tensors:?}");
+        let ingested = ingest_and_commit(&store, &mut file.as_slice(), file.len() as u64).unwrap();
+        assert_eq!((ingested.digest, ingested.size), (Digest::of(&file), file.len() as u64));
+        assert!(rebuild(&store, ingested.digest) == file, "{tensors:?}");
     }
 }
 
 #[test]
-fn source_may_give_as_little_as_it_likes() {
+fn short_and_interrupted_reads_are_continued() {
     let (_folder, store) = new_store();
     let file = gguf(&[("a", 300), ("b", 7), ("c", 70_000)]);
     let mut source = Trickle { bytes: &file, step: 13, calls: 0 };
-    let taken = take(&store, &mut source, file.len() as u64).unwrap();
-    assert!(rebuild(&store, taken.digest) == file);
+    let ingested = ingest_and_commit(&store, &mut source, file.len() as u64).unwrap();
+    assert!(rebuild(&store, ingested.digest) == file);
 }
 
 #[test]
@@ -101,19 +105,20 @@ fn bytes_beyond_the_announced_size_are_not_read() {
     let (_folder, store) = new_store();
     let file = gguf(&[("a", 100)]);
     let mut source = Cursor::new([file.as_slice(), b"more"].concat());
-    let taken = take(&store, &mut source, file.len() as u64).unwrap();
-    assert_eq!((taken.digest, source.position()), (Digest::of(&file), file.len() as u64));
+    let ingested = ingest_and_commit(&store, &mut source, file.len() as u64).unwrap();
+    assert_eq!((ingested.digest, source.position()), (Digest::of(&file), file.len() as u64));
 }
 
 #[test]
 fn progress_grows_up_to_the_size() {
     let (_folder, store) = new_store();
     let file = gguf(&[("a", 9 << 20), ("b", 100)]);
-    let mut heard = Vec::new();
+    let mut reported = Vec::new();
     let mut ingest = begin(&store);
-    ingest_file(&mut ingest, &mut file.as_slice(), file.len() as u64, &mut |done| heard.push(done)).unwrap();
-    assert!(heard.len() >= 3 && heard.is_sorted(), "{heard:?}");
-    assert_eq!(heard.last(), Some(&(file.len() as u64)));
+    ingest_file(&mut ingest, &mut file.as_slice(), file.len() as u64, &mut |done| reported.push(done))
+        .unwrap();
+    assert!(reported.len() >= 3 && reported.is_sorted(), "{reported:?}");
+    assert_eq!(reported.last(), Some(&(file.len() as u64)));
 }
 
 #[test]
@@ -121,15 +126,15 @@ fn file_that_ends_early_is_refused_wherever_it_ends() {
     let (folder, store) = new_store();
     let file = gguf(&[("a", 5 << 20), ("b", 100)]);
     for length in [0, 3, 24, 60, 200, 1 << 20, file.len() - 1] {
-        let error = take(&store, &mut &file[..length], file.len() as u64).unwrap_err();
-        let IntakeError::Truncated { found, expected } = error else { panic!("{length}: {error}") };
+        let error = ingest_and_commit(&store, &mut &file[..length], file.len() as u64).unwrap_err();
+        let IngestError::Truncated { found, expected } = error else { panic!("{length}: {error}") };
         assert_eq!((found, expected), (length as u64, file.len() as u64));
         check_nothing_staged(&folder, &store);
     }
 }
 
 #[test]
-fn failure_of_the_source_is_passed_on() {
+fn failure_of_the_source_is_returned() {
     struct Broken;
     impl Read for Broken {
         fn read(&mut self, _buffer: &mut [u8]) -> io::Result<usize> {
@@ -139,19 +144,19 @@ fn failure_of_the_source_is_passed_on() {
     let (folder, store) = new_store();
     let file = gguf(&[("a", 5 << 20)]);
     for length in [0, 30, 1 << 20, file.len() - 1] {
-        let error = take(&store, &mut file[..length].chain(Broken), file.len() as u64).unwrap_err();
+        let error =
+            ingest_and_commit(&store, &mut file[..length].chain(Broken), file.len() as u64).unwrap_err();
         assert!(
-            matches!(&error, IntakeError::Source(error) if error.to_string().contains("cable")),
+            matches!(&error, IngestError::Source(error) if error.to_string().contains("cable")),
             "{error}"
         );
         check_nothing_staged(&folder, &store);
     }
 }
 
-/// The thread that writes fails while the one that reads goes on: the cause is told, not the
-/// consequence, and nobody waits for ever.
+/// The writing thread fails while the reading thread continues: the error is the cause, and no thread hangs.
 #[test]
-fn failure_of_the_store_is_told_and_not_its_consequence() {
+fn failure_of_the_store_is_returned_and_not_its_consequence() {
     let (folder, store) = new_store();
     let file = gguf(&[("a", 1 << 20), ("b", 30 << 20)]);
     let mut ingest = begin(&store);
@@ -160,26 +165,26 @@ fn failure_of_the_store_is_told_and_not_its_consequence() {
     let size = file.len() as u64;
     remove_staging(0);
     let error = ingest_file(&mut ingest, &mut file.as_slice(), size, &mut remove_staging).unwrap_err();
-    assert!(matches!(error, IntakeError::Store(StoreError::Io { .. })), "{error}");
+    assert!(matches!(error, IngestError::Store(StoreError::Io { .. })), "{error}");
 }
 
 #[test]
-fn refused_file_is_told_as_such() {
+fn invalid_file_is_refused_with_the_reason() {
     let (folder, store) = new_store();
     for (mut file, reason) in [
         (b"no model at all, but long enough".to_vec(), "starts with \"no m\""),
         (gguf(&[("a", 64)]), "end beyond the data section"),
     ] {
         file.pop();
-        let error = take(&store, &mut file.as_slice(), file.len() as u64).unwrap_err();
-        assert!(matches!(error, IntakeError::Format(_)), "{error}");
+        let error = ingest_and_commit(&store, &mut file.as_slice(), file.len() as u64).unwrap_err();
+        assert!(matches!(error, IngestError::Format(_)), "{error}");
         assert!(error.to_string().contains(reason), "{error}");
         check_nothing_staged(&folder, &store);
     }
 }
 
 #[test]
-fn facts_tell_what_the_header_says() {
+fn facts_come_from_the_header() {
     let (_folder, store) = new_store();
     let mut writer = GgufWriter::new();
     writer.metadata("general.architecture", "llama").unwrap();
@@ -189,8 +194,8 @@ fn facts_tell_what_the_header_says() {
     let mut file = writer.header().unwrap();
     file.extend([0; 32]);
     let mut ingest = begin(&store);
-    let taken = ingest_file(&mut ingest, &mut file.as_slice(), file.len() as u64, &mut |_| ()).unwrap();
-    let facts = taken.facts;
+    let ingested = ingest_file(&mut ingest, &mut file.as_slice(), file.len() as u64, &mut |_| ()).unwrap();
+    let facts = ingested.facts;
     assert_eq!(
         (facts.architecture.as_deref(), facts.quantization.as_deref()),
         (Some("llama"), Some("Q4_K_M"))

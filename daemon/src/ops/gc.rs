@@ -1,4 +1,4 @@
-//! `gc`: what nothing needs goes.
+//! `gc`: deletes what nothing needs.
 
 use blobd_client::protocol::request::GcParams;
 use blobd_client::protocol::response::{GcItem, GcReason, GcReport, Kept};
@@ -10,9 +10,8 @@ use super::OpError;
 /// Plans a collection and, unless it is a dry run, executes the plan.
 ///
 /// # Errors
-/// [`blobd_store::StoreError`] when one manifest, recipe or record in the trash cannot be read;
-/// then nothing is deleted.
-pub fn collect(store: &Store, params: GcParams) -> Result<GcReport, OpError> {
+/// [`blobd_store::StoreError`] when a manifest, recipe or trash record cannot be read; then nothing is deleted.
+pub fn gc(store: &Store, params: GcParams) -> Result<GcReport, OpError> {
     let plan = if params.dry_run { gc::plan(store)? } else { store.with_reserve(|| gc::collect(store))? };
     Ok(GcReport {
         dry_run: params.dry_run,

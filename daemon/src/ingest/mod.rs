@@ -1,6 +1,6 @@
-//! Model files that are read from their start become staged blobs.
+//! Splits a model file, read from its start, into staged blobs and a recipe.
 
-// Files of the store are reached through its root alone, see `clippy.toml`.
+// Files of the store are accessed only through its root, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 use std::io::{self, Cursor, Read};
@@ -13,28 +13,28 @@ use blobd_store_format::split::SplitPlan;
 
 use blobd_store::{Assembler, Ingest, StoreError};
 
-/// A file that has been taken in; its blobs and its recipe are part of the ingest.
+/// A file whose blobs and recipe have been added to an ingest.
 #[derive(Clone, Debug)]
-pub struct TakenFile {
+pub struct IngestedFile {
     /// The SHA-256 of the whole file.
     pub digest: Digest,
     /// Its length in bytes.
     pub size: u64,
-    /// What its header says.
+    /// The facts from its header.
     pub facts: ModelFacts,
 }
 
-/// Takes in a model file of `size` bytes and adds its blobs and its recipe to the ingest.
-/// `progress` is told how many bytes have been read.
+/// Reads a model file of `size` bytes and adds its blobs and its recipe to the ingest. `progress` receives the number
+/// of bytes read so far.
 ///
 /// # Errors
-/// [`IntakeError`]; the ingest is then only good to be dropped.
+/// [`IngestError`]; then the ingest must be dropped.
 pub fn ingest_file(
     ingest: &mut Ingest,
     source: &mut (dyn Read + Send),
     size: u64,
     progress: &mut dyn FnMut(u64),
-) -> Result<TakenFile, IntakeError> {
+) -> Result<IngestedFile, IngestError> {
     let Head { header, surplus } = read_head(source, size)?;
     let plan = SplitPlan::new(header.file_layout(size)?);
     announce(ingest, &plan, plan.blobs().iter().map(|blob| blob.size));
@@ -45,49 +45,49 @@ pub fn ingest_file(
         let end = offset.saturating_add(buffer.len() as u64);
         fill(&mut source, buffer, offset, size)?;
         progress(end);
-        Ok::<_, IntakeError>(())
+        Ok::<_, IngestError>(())
     };
     let assembler = Assembler::new(ingest.staging(), plan);
     let file = assembler.store_in_order(&mut read, &mut |blob| ingest.add_blob(blob).map(drop))?;
     let digest = file.digest;
     assembler.recipe(file)?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
-    Ok(TakenFile { digest, size, facts })
+    Ok(IngestedFile { digest, size, facts })
 }
 
-/// The file itself was announced when the transaction began; now its parts are known, and that
-/// blobs of these sizes may have to be stored.
+/// Replaces the announced size of the whole file by the sizes of the blobs that may have to be stored and an estimate
+/// of the recipe's.
 pub(crate) fn announce(ingest: &Ingest, plan: &SplitPlan, blobs: impl Iterator<Item = u64>) {
-    /// What a tensor takes of a recipe, with its pieces, and generously.
+    /// A generous estimate, with the tensor's pieces.
     const RECIPE_BYTES_PER_TENSOR: u64 = 512;
     let recipe = RECIPE_BYTES_PER_TENSOR.saturating_mul(plan.tensors().len() as u64);
     ingest.staging().expect_instead(plan.file_size(), blobs.chain([recipe]));
 }
 
-/// Why a file cannot be taken in.
+/// Why a file was not ingested.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum IntakeError {
-    /// It could not be read.
+pub enum IngestError {
+    /// The source could not be read.
     #[error("{0}")]
     Source(io::Error),
-    /// It is shorter than announced.
+    /// The file is shorter than announced.
     #[error("file ends at byte {found}, {expected} expected")]
     Truncated {
-        /// Where it ends.
+        /// The length found, in bytes.
         found: u64,
-        /// Where it should.
+        /// The announced length, in bytes.
         expected: u64,
     },
-    /// Its format is unknown, or its header or its tensors are refused.
+    /// Its format is unknown, or its header or its tensors are invalid.
     #[error("{0}")]
     Format(#[from] FormatError),
-    /// It is only a part of a model.
+    /// The file is one shard of a model.
     #[error("is one of {count} shards; join them with `llama-gguf-split --merge` and import the result")]
     Shard {
         /// How many shards the model has.
         count: u64,
     },
-    /// Its recipe is refused.
+    /// No valid recipe can be made for it.
     #[error("{0}")]
     Recipe(#[from] RecipeError),
     /// The store failed.
@@ -97,12 +97,12 @@ pub enum IntakeError {
 
 struct Head {
     header: Box<dyn ModelHeader>,
-    /// What was read beyond the header.
+    /// The bytes read after the header.
     surplus: Vec<u8>,
 }
 
-/// Reads in small steps, so that a refused header costs little.
-fn read_head(source: &mut dyn Read, size: u64) -> Result<Head, IntakeError> {
+/// Reads the header in small steps, so that an invalid one is refused early.
+fn read_head(source: &mut dyn Read, size: u64) -> Result<Head, IngestError> {
     const STEP_BYTES: usize = 64 << 10;
     let mut reader = HeaderReader::new();
     let mut step = vec![0; STEP_BYTES];
@@ -124,14 +124,14 @@ fn read_head(source: &mut dyn Read, size: u64) -> Result<Head, IntakeError> {
 }
 
 /// Fills `buffer` with the bytes at `offset` of a file of `size` bytes.
-fn fill(source: &mut dyn Read, buffer: &mut [u8], offset: u64, size: u64) -> Result<(), IntakeError> {
+fn fill(source: &mut dyn Read, buffer: &mut [u8], offset: u64, size: u64) -> Result<(), IngestError> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         match source.read(rest) {
-            Ok(0) => return Err(IntakeError::Truncated { found: offset + filled as u64, expected: size }),
+            Ok(0) => return Err(IngestError::Truncated { found: offset + filled as u64, expected: size }),
             Ok(read) => filled += read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(IntakeError::Source(error)),
+            Err(error) => return Err(IngestError::Source(error)),
         }
     }
     Ok(())

@@ -1,0 +1,64 @@
+//! What a pull and its plan share: the model's name, its remote files, and their errors.
+
+use std::collections::BTreeSet;
+
+use blobd_client::protocol::request::PullParams;
+use blobd_registry::{RegistryClient, RemoteFile, RemoteModel};
+use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
+
+use super::{OpError, error::refuse_pinned};
+use crate::transfer::TransferError;
+
+/// Resolves a source to a remote model, until `client_gone` completes.
+pub(super) async fn resolve(
+    registry: &RegistryClient,
+    source: &PullSource,
+    client_gone: impl Future<Output = ()>,
+) -> Result<RemoteModel, OpError> {
+    tokio::select! {
+        remote = registry.resolve(source) => Ok(remote?),
+        () = client_gone => {
+            let unwanted = Box::new(TransferError::Unwanted);
+            Err(OpError::Interrupted { name: source.to_string(), source: unwanted })
+        }
+    }
+}
+
+pub(super) fn model_name(params: &PullParams) -> Result<Reference, OpError> {
+    match &params.name {
+        Some(name) => refuse_pinned(name).map(|()| name.clone()),
+        None => {
+            params.source.name().map_err(|source| OpError::Name { from: params.source.to_string(), source })
+        }
+    }
+}
+
+pub(super) fn layers(source: &PullSource, manifest: &Manifest) -> Vec<RemoteFile> {
+    // Only registries publish manifests.
+    let PullSource::Registry(upstream) = source else { return Vec::new() };
+    files_in_order(manifest).into_iter().map(|file| RemoteFile::layer(upstream, file)).collect()
+}
+
+/// Layers first, the configuration last, without duplicates.
+fn files_in_order(manifest: &Manifest) -> Vec<&Descriptor> {
+    let mut seen = BTreeSet::new();
+    let layers = manifest.layers().iter().chain([manifest.config()]);
+    layers.filter(|file| seen.insert(file.digest)).collect()
+}
+
+pub(super) fn transfer_error(file: &RemoteFile, error: TransferError) -> OpError {
+    let name = file.label();
+    match error {
+        TransferError::Registry(error) => error.into(),
+        TransferError::Store(error) => error.into(),
+        TransferError::Format(error) => OpError::Ingest { name, source: error.into() },
+        TransferError::Recipe(error) => OpError::Ingest { name, source: error.into() },
+        TransferError::Digest { found, expected } => OpError::DigestMismatch { what: name, found, expected },
+        TransferError::Incomplete | TransferError::Unwanted | TransferError::HandedOver => {
+            OpError::Interrupted { name, source: Box::new(error) }
+        }
+    }
+}
