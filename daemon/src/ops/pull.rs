@@ -198,7 +198,6 @@ impl Incoming<'_> {
         };
         self.present_bytes += file.size();
         self.send_file_progress(file, file.size(), Some(file.size()));
-        let facts = self.stored_facts(&descriptor)?;
         Ok(Some(Held { file: descriptor, facts }))
     }
 
