@@ -5,12 +5,12 @@ use crate::{Block, State};
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-/// Compresses equally many blocks into each of two states.
+/// Compresses the same number of blocks into each of two states.
 pub(crate) fn compress_both(states: [&mut State; 2], blocks: [&[Block]; 2]) {
     let [first, second] = blocks;
     #[cfg(target_arch = "x86_64")]
     if are_available() {
-        // SAFETY: the processor has the instructions, as `are_available` has just asked it.
+        // SAFETY: the processor has the instructions, as `are_available` has just checked.
         #[expect(unsafe_code, reason = "functions that need instructions which not every processor has")]
         unsafe {
             if std::ptr::eq(first, second) {
@@ -26,7 +26,6 @@ pub(crate) fn compress_both(states: [&mut State; 2], blocks: [&[Block]; 2]) {
     }
 }
 
-/// Whether the processor has the instructions. The answer is cached by the standard library.
 pub(crate) fn are_available() -> bool {
     #[cfg(target_arch = "x86_64")]
     return is_x86_feature_detected!("sha")

@@ -1,11 +1,10 @@
 //! SHA-256 of two streams of bytes in one pass.
 //!
 //! One SHA-256 computation spends most of its time waiting for the previous round. A second, independent
-//! one fills the gaps: on x86-64 with the SHA extensions, two cost 1.0 to 1.3 times as much as one
-//! (`just bench hash` measures it). So the digest of a file and the digests of its parts are computed in one
-//! pass, and stored blobs are verified two at a time.
-//!
-//! Without the SHA extensions, and for whatever comes without a partner, `sha2` does the work.
+//! one fills the gaps: on x86-64 with the SHA extensions, two cost 1.0 to 1.3 times as much as one (`just
+//! bench hash` measures it). So the digest of a file and the digests of its parts are computed in one pass,
+//! and stored blobs are verified two at a time. Without the SHA extensions, and for bytes of one stream
+//! alone, `sha2` is used.
 //!
 //! ```
 //! use blobd_sha256::{Sha256, update_both};
@@ -36,15 +35,15 @@ type Block = [u8; BLOCK_BYTES];
 const INITIAL_STATE: State =
     [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
 
-/// A SHA-256 computation over bytes that arrive in pieces.
+/// A SHA-256 computation over bytes that are added in pieces.
 #[derive(Clone, Debug)]
 pub struct Sha256 {
     state: State,
-    /// The start of a block whose rest has not arrived.
+    /// An incomplete block.
     block: Block,
-    /// How many bytes of `block` are there; less than all.
+    /// The number of bytes in `block`, fewer than a block has.
     filled: usize,
-    /// How many bytes have arrived.
+    /// The number of bytes added.
     length: u64,
 }
 
@@ -55,7 +54,7 @@ impl Default for Sha256 {
 }
 
 impl Sha256 {
-    /// The computation over no bytes yet.
+    /// Starts a computation.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -72,7 +71,7 @@ impl Sha256 {
     /// The digest of all bytes.
     #[must_use]
     pub fn finish(mut self) -> [u8; 32] {
-        // The standard is for less than 2^64 bits; nothing of 2^61 bytes can be read.
+        // The standard is for less than 2^64 bits; no input has 2^61 bytes.
         let bits = self.length.wrapping_mul(8);
         let zeros = [0; BLOCK_BYTES];
         self.fill_block_with(&[0x80]);
@@ -88,7 +87,7 @@ impl Sha256 {
         digest
     }
 
-    /// Completes the block that has been started, if one has; returns what follows it.
+    /// Adds to the incomplete block, if there is one; returns the bytes after it.
     fn fill_block<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
         if self.filled == 0 {
             return bytes;
@@ -98,7 +97,7 @@ impl Sha256 {
         rest
     }
 
-    /// Adds bytes to the current block, which has room for them.
+    /// Adds bytes to the current block, which must have space for them.
     fn fill_block_with(&mut self, bytes: &[u8]) {
         let end = self.filled + bytes.len();
         if let Some(free) = self.block.get_mut(self.filled..end) {
@@ -112,15 +111,15 @@ impl Sha256 {
         }
     }
 
-    /// What follows of `blocks` behind `count` blocks that another function has compressed.
+    /// Counts `count` blocks that another function has compressed; returns the bytes after them.
     fn skip_blocks<'b>(&mut self, bytes: &'b [u8], count: usize) -> &'b [u8] {
         self.length = self.length.wrapping_add((count * BLOCK_BYTES) as u64);
         bytes.get(count * BLOCK_BYTES..).unwrap_or_default()
     }
 }
 
-/// Adds the next bytes of two computations, which may be the same bytes. Fastest when both slices have the
-/// same length; the rest of the longer one is added alone.
+/// Adds the next bytes to two computations. Both slices may be the same. Fastest when they have the same
+/// length; the rest of the longer one is added alone.
 pub fn update_both(first: &mut Sha256, first_bytes: &[u8], second: &mut Sha256, second_bytes: &[u8]) {
     let (first_bytes, second_bytes) = (first.fill_block(first_bytes), second.fill_block(second_bytes));
     let (first_blocks, second_blocks) = (first_bytes.as_chunks().0, second_bytes.as_chunks().0);
@@ -133,7 +132,7 @@ pub fn update_both(first: &mut Sha256, first_bytes: &[u8], second: &mut Sha256, 
     second.update(second_rest);
 }
 
-/// Whether this processor computes two digests in less than the time of two.
+/// Whether this processor computes two digests in one pass faster than one after the other.
 #[must_use]
 pub fn has_lanes() -> bool {
     lanes::are_available()

@@ -1,4 +1,4 @@
-//! Equal to `sha2` for all lengths, phases and cuts.
+//! Digests are equal to those of `sha2` for all lengths, phases and cuts.
 
 use proptest::prelude::*;
 use sha2::Digest as _;
@@ -24,7 +24,7 @@ fn every_length_around_a_block_has_the_digest_of_the_reference() {
 }
 
 #[test]
-fn two_in_one_pass_have_their_digests_at_every_pair_of_phases() {
+fn two_in_one_pass_match_the_reference_at_every_pair_of_phases() {
     let bytes = noise(1000, 0);
     for first_phase in 0..BLOCK_BYTES {
         for second_phase in 0..BLOCK_BYTES {
@@ -46,7 +46,7 @@ fn messages() -> impl Strategy<Value = (Vec<u8>, Vec<u8>, Vec<(usize, usize)>)> 
 
 proptest! {
     #[test]
-    fn pieces_of_two_messages_in_any_lengths_have_the_digests_of_the_whole((a, b, cuts) in messages()) {
+    fn pieces_of_two_messages_have_the_digests_of_the_whole((a, b, cuts) in messages()) {
         let (mut first, mut second) = (Sha256::new(), Sha256::new());
         let (mut a_rest, mut b_rest) = (&a[..], &b[..]);
         for (a_cut, b_cut) in cuts {
@@ -61,7 +61,7 @@ proptest! {
     }
 
     #[test]
-    fn file_and_part_of_the_same_bytes_have_their_digests(
+    fn file_and_its_part_match_the_reference(
         before in 0usize..200, length in 0usize..5000, seed in any::<u8>(),
     ) {
         let bytes = noise(before + length, seed);

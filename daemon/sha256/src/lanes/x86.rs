@@ -1,11 +1,11 @@
-//! With the SHA extensions of x86-64.
+//! The compression function with the SHA extensions of x86-64.
 //!
-//! `sha256rnds2` makes two rounds and takes 4 cycles, and the next one needs its result; a processor
-//! could begin another one after 2 cycles (agner.org/optimize, instruction tables). Hence two chains of
-//! them, written side by side so that the compiler's order of instructions alternates between them.
+//! `sha256rnds2` does two rounds, takes 4 cycles and needs the result of the previous one, but a processor
+//! can start one every 2 cycles (agner.org/optimize, instruction tables). So two independent chains are
+//! written side by side, and the compiler interleaves their instructions.
 //!
-//! The instructions keep a state as two vectors, `ABEF` and `CDGH`, named for the words of FIPS 180-4 from the
-//! highest lane to the lowest.
+//! The instructions keep a state as two vectors, `ABEF` and `CDGH`, named for the words of FIPS 180-4 from
+//! the highest lane to the lowest.
 
 use std::arch::x86_64::{
     __m128i, _mm_add_epi32, _mm_alignr_epi8, _mm_extract_epi32, _mm_set_epi32, _mm_set_epi64x,
@@ -40,7 +40,7 @@ struct Lane {
     cdgh: __m128i,
 }
 
-/// Expands to four rounds of each group of message words that is named.
+/// Repeats a block, which does four rounds, for each of the 16 groups of message words.
 macro_rules! for_each_group {
     ($group:ident, $rounds:block) => {
         for_each_group!(@ $group, $rounds, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
@@ -50,7 +50,7 @@ macro_rules! for_each_group {
     };
 }
 
-/// Compresses the same blocks into both states: one message schedule serves both.
+/// Compresses the same blocks into both states, with one message schedule.
 #[target_feature(enable = "sha,ssse3,sse4.1")]
 pub(super) fn compress_same([first, second]: [&mut State; 2], blocks: &[Block]) {
     let (mut a, mut b) = (Lane::load(first), Lane::load(second));
@@ -71,7 +71,7 @@ pub(super) fn compress_same([first, second]: [&mut State; 2], blocks: &[Block]) 
     b.store(second);
 }
 
-/// Compresses equally many blocks into each state, of the longer slice as many as the shorter one has.
+/// Compresses as many blocks into each state as the shorter slice has.
 #[target_feature(enable = "sha,ssse3,sse4.1")]
 pub(super) fn compress_different([first, second]: [&mut State; 2], [a_blocks, b_blocks]: [&[Block]; 2]) {
     let (mut a, mut b) = (Lane::load(first), Lane::load(second));
@@ -142,7 +142,7 @@ fn words(first: u32, second: u32, third: u32, fourth: u32) -> __m128i {
     _mm_set_epi32(word(fourth), word(third), word(second), word(first))
 }
 
-/// The sixteen big-endian words of a block. The compiler makes one load of two halves.
+/// The sixteen big-endian words of a block. The compiler combines the two halves into one load.
 #[inline]
 #[target_feature(enable = "sha,ssse3,sse4.1")]
 fn message(block: &Block) -> [__m128i; 4] {
@@ -155,8 +155,8 @@ fn message(block: &Block) -> [__m128i; 4] {
     })
 }
 
-/// The four words of the message schedule that a group of rounds takes, with their constants added. From the
-/// fifth group on they are computed from the sixteen words before them, the first of which they replace.
+/// The next four words of the message schedule, with their constants added. From the fifth group on they
+/// are computed from the previous sixteen words and replace the oldest four.
 #[inline]
 #[target_feature(enable = "sha,ssse3,sse4.1")]
 fn schedule<const GROUP: usize>(words: &mut [__m128i; 4]) -> __m128i {
@@ -169,7 +169,7 @@ fn schedule<const GROUP: usize>(words: &mut [__m128i; 4]) -> __m128i {
     _mm_add_epi32(words[GROUP % 4], self::words(first, second, third, fourth))
 }
 
-/// The inputs of the last two of four rounds, where the instruction takes them from.
+/// Moves the inputs of the last two of four rounds to where the instruction reads them.
 #[inline]
 #[target_feature(enable = "sha,ssse3,sse4.1")]
 fn upper_half(input: __m128i) -> __m128i {

@@ -1,4 +1,4 @@
-//! One blob, written from its start to its end by one thread.
+//! Writes one blob from its start to its end, on one thread.
 
 use blobd_sha256::Sha256;
 use blobd_store_format::digest::Digest;
@@ -8,7 +8,7 @@ use super::Assembler;
 use crate::seal::StagedBlob;
 use crate::{Staging, StoreError};
 
-/// A blob that is being written in order. Its digest comes out at the end.
+/// A blob that is being written in order. Its digest is known at the end.
 #[derive(Debug)]
 pub struct BlobWriter {
     assembler: Assembler,
@@ -26,10 +26,7 @@ impl Staging {
 }
 
 impl BlobWriter {
-    /// Writes and hashes the next bytes.
-    ///
-    /// # Errors
-    /// Those of [`Assembler::write`].
+    /// Writes and hashes the next bytes. Fails as [`Assembler::write`] does.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         self.assembler.write(self.written, bytes)?;
         self.hash.update(bytes);
@@ -37,10 +34,7 @@ impl BlobWriter {
         Ok(())
     }
 
-    /// Ends the blob.
-    ///
-    /// # Errors
-    /// [`StoreError::FileSize`] when bytes are missing.
+    /// Ends the blob; [`StoreError::FileSize`] if bytes are missing.
     pub fn finish(self) -> Result<StagedBlob, StoreError> {
         let expected = self.assembler.plan().file_size();
         if self.written != expected {

@@ -1,4 +1,4 @@
-//! The digest of a file and those of its blobs, in one pass from its first byte to its last.
+//! Computes the digests of a file and of its blobs in one pass from its first byte to its last.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt as _;
@@ -11,34 +11,33 @@ use super::{Assembler, HashedFile};
 use crate::StoreError;
 use crate::seal::StagedBlob;
 
-/// Takes blobs as they are completely hashed.
+/// Receives each blob when it is completely hashed.
 pub type BlobSink<'s> = dyn FnMut(StagedBlob) -> Result<(), StoreError> + Send + 's;
 
-/// Hashes a file that an assembler has written, or reads from the store.
+/// Hashes a file that an assembler has written, or that is read from the store.
 pub(super) struct FileHasher<'a> {
     assembler: &'a Assembler,
     file: Sha256,
     position: u64,
-    /// Those that have begun and are not complete: one, or as many as there are expert groups whose members
-    /// are interleaved.
+    /// Blobs that are partly hashed: one, or as many as there are expert groups with interleaved members.
     open: BTreeMap<usize, BlobHash>,
     digests: Vec<Option<Digest>>,
     literals: Vec<Vec<u8>>,
 }
 
-/// The digest of a blob in the making. The members of an expert group may lie in the file in any order: what
-/// comes ahead of its turn is read back from the blob's file.
+/// The digest of a blob in progress. The members of an expert group may be in the file in any order, so
+/// bytes that come too early are read back later from the blob's file.
 #[derive(Default)]
 struct BlobHash {
     hash: Sha256,
     hashed: u64,
-    /// Offsets and lengths of what came ahead.
+    /// Offsets and lengths of bytes that came too early.
     ahead: BTreeMap<u64, u64>,
 }
 
 impl<'a> FileHasher<'a> {
-    /// What is read from the store has its digest already: if it is not what the file needs, the digest of
-    /// the whole file shows it.
+    /// Blobs that are read from the store have their digest already. If one is not what the file needs, the
+    /// digest of the whole file will be wrong.
     pub(super) fn new(assembler: &'a Assembler) -> Self {
         let (plan, stored) = (assembler.plan(), assembler.stored());
         Self {
@@ -51,7 +50,7 @@ impl<'a> FileHasher<'a> {
         }
     }
 
-    /// Takes the next bytes, which are in their blobs' files.
+    /// Hashes the next bytes, which must be in their blobs' files already.
     pub(super) fn push(&mut self, bytes: &[u8], sink: &mut BlobSink<'_>) -> Result<(), StoreError> {
         let parts = self.assembler.parts(self.position, bytes)?;
         self.position = self.position.saturating_add(bytes.len() as u64);
@@ -60,7 +59,7 @@ impl<'a> FileHasher<'a> {
 
     fn push_part(&mut self, part: &Part<'_>, sink: &mut BlobSink<'_>) -> Result<(), StoreError> {
         match part.target {
-            Target::Blob { blob, offset_in_blob } if self.is_hashed_apart(blob) => {
+            Target::Blob { blob, offset_in_blob } if self.needs_own_hash(blob) => {
                 self.push_to_blob(blob, offset_in_blob, part.bytes, sink)
             }
             Target::Blob { .. } => {
@@ -77,8 +76,8 @@ impl<'a> FileHasher<'a> {
         }
     }
 
-    /// Not if its digest is known, and not if it is the whole file.
-    fn is_hashed_apart(&self, blob: usize) -> bool {
+    /// False if the digest is known, or if the blob is the whole file.
+    fn needs_own_hash(&self, blob: usize) -> bool {
         let content = self.assembler.plan().blobs().get(blob).map(|planned| planned.content);
         content != Some(BlobContent::File) && self.digests.get(blob) == Some(&None)
     }
@@ -109,16 +108,13 @@ impl<'a> FileHasher<'a> {
     }
 
     fn complete(&mut self, blob: usize, digest: Digest, sink: &mut BlobSink<'_>) -> Result<(), StoreError> {
-        if let Some(place) = self.digests.get_mut(blob) {
-            *place = Some(digest);
+        if let Some(entry) = self.digests.get_mut(blob) {
+            *entry = Some(digest);
         }
         sink(self.assembler.staged_blob(blob, digest)?)
     }
 
-    /// Ends the file.
-    ///
-    /// # Errors
-    /// [`StoreError::FileSize`] when bytes are missing.
+    /// Ends the file; [`StoreError::FileSize`] if bytes are missing.
     pub(super) fn finish(mut self, sink: &mut BlobSink<'_>) -> Result<HashedFile, StoreError> {
         let expected = self.assembler.plan().file_size();
         if self.position != expected {
@@ -137,7 +133,7 @@ impl<'a> FileHasher<'a> {
 }
 
 impl BlobHash {
-    /// Hashes what came ahead and is next now.
+    /// Hashes bytes that came too early and are next now.
     fn catch_up(&mut self, assembler: &Assembler, blob: usize) -> Result<(), StoreError> {
         const READ_BACK_BYTES: u64 = 1 << 20;
         let Some(mut length) = self.ahead.remove(&self.hashed) else { return Ok(()) };

@@ -1,12 +1,12 @@
-//! A file while it is being stored: from ranges of its bytes to blobs with their digests.
+//! Assembles a file in the store: turns ranges of its bytes into blobs with digests.
 //!
-//! An [`Assembler`] follows a [`SplitPlan`], which may be that of a file in one piece. Every byte is
-//! written once, to the file that becomes its blob, in ranges of any order and from any thread. The file is
-//! hashed from its start, its own digest and those of its blobs in one pass (`hash`). Imports, pulls and
+//! An [`Assembler`] follows a [`SplitPlan`], which may leave the file in one piece. Every byte is written
+//! once, to the file that becomes its blob, in ranges of any order and from any thread. The digests of the
+//! file and of its blobs are computed in one pass from the start of the file (`hash`). Imports, pulls and
 //! repairs differ in where the ranges come from.
 //!
-//! The files lie in `staging/` and go with the transaction, or in `partial/` ([`PartialFile`]), where a
-//! later transaction finds what has arrived.
+//! The files are in `staging/` and removed with the transaction, or in `partial/` ([`PartialFile`]), where
+//! a later transaction finds what has arrived.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -39,24 +39,24 @@ pub use pipeline::{CHUNK_BYTES, ReadAt};
 
 use partial::{Extents, PartialDirectory};
 
-/// A file that is being stored.
+/// A file that is being assembled.
 #[derive(Debug)]
 pub struct Assembler {
     staging: Staging,
     plan: SplitPlan,
-    /// None if the files are of no use to a later transaction.
+    /// `None` if the files are in `staging/`.
     partial: Option<PartialDirectory>,
-    /// Held while a blob's file is made and space is reserved for it, which may take long: two who write the
-    /// same blob must not both create it. Readers wait for nobody.
+    /// Held while a blob's file is created and space is reserved for it, which may take long, so that two
+    /// writers of a blob do not both create it. Readers do not need it.
     creating: Mutex<()>,
-    /// Held for changes in memory alone.
+    /// Held only for changes in memory.
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     arrived: Extents,
-    /// Planned blobs whose bytes are read from the store.
+    /// Planned blobs that are read from the store.
     stored: BTreeMap<usize, Digest>,
     /// Planned blobs that have a file here.
     files: BTreeMap<usize, PathBuf>,
@@ -64,14 +64,14 @@ struct State {
     reservations: BTreeMap<usize, Reservation>,
 }
 
-/// What a file turned out to be.
+/// The digests of an assembled file.
 #[derive(Clone, Debug)]
 pub struct HashedFile {
     /// The SHA-256 of the whole file.
     pub digest: Digest,
     /// The digests of the planned blobs, in order.
     pub blobs: Vec<Digest>,
-    /// The bytes that lie in no blob.
+    /// The bytes that belong to no blob.
     literals: Vec<Vec<u8>>,
 }
 
@@ -92,12 +92,12 @@ impl Assembler {
         &self.plan
     }
 
-    /// Writes bytes of the file to where they stay. Bytes that have arrived before are not replaced: they may
-    /// have been hashed already.
+    /// Writes bytes of the file to their final position. Bytes that have arrived before are not replaced:
+    /// they may have been hashed already.
     ///
     /// # Errors
-    /// [`StoreError::Io`], [`StoreError::NoSpace`], [`StoreError::Quota`]; [`StoreError::FileSize`] for bytes
-    /// beyond the end.
+    /// [`StoreError::Io`], [`StoreError::NoSpace`], [`StoreError::Quota`]; [`StoreError::FileSize`] for
+    /// bytes beyond the end.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let gaps = lock(&self.state).arrived.gaps(offset..offset.saturating_add(bytes.len() as u64));
         for gap in gaps {
@@ -108,10 +108,7 @@ impl Assembler {
         Ok(())
     }
 
-    /// Writes bytes in place of those that have arrived. Nobody may be hashing the file.
-    ///
-    /// # Errors
-    /// Those of [`Self::write`].
+    /// Replaces bytes that have arrived. The file must not be hashed at the same time.
     pub fn replace(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         lock(&self.state).arrived.remove(offset..offset.saturating_add(bytes.len() as u64));
         self.write(offset, bytes)
@@ -137,55 +134,52 @@ impl Assembler {
                 self.staging.disk().write_at(&path, &file, part.bytes, offset_in_blob)
             }
             (Target::Literal { .. }, Some(partial)) => partial.write_literal(offset_in_file, part.bytes),
-            // Whoever hashes the file collects them.
+            // The hasher collects them.
             (Target::Literal { .. }, None) => Ok(()),
         }
     }
 
-    /// Fills `buffer` with bytes of the file that have arrived or are read from the store.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// Fills `buffer` with bytes of the file that have arrived or are in the store.
     pub fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), StoreError> {
         let targets = self.parts(offset, buffer)?.into_iter().map(|part| (part.target, part.bytes.len()));
         let mut done = 0;
         for (target, length) in targets.collect::<Vec<_>>() {
-            let (path, offset_there) = self.source(target, offset.saturating_add(done as u64))?;
+            let (path, offset_in_source) = self.source(target, offset.saturating_add(done as u64))?;
             let part = buffer.get_mut(done..done + length).unwrap_or_default();
             let root = &self.store().root;
             let file = root.open_file(&path)?;
-            file.read_exact_at(part, offset_there).map_err(root.failure("read", &path))?;
+            file.read_exact_at(part, offset_in_source).map_err(root.failure("read", &path))?;
             done += length;
         }
         Ok(())
     }
 
-    /// Which ranges have not arrived, in order.
+    /// The ranges that have not arrived, in order.
     #[must_use]
     pub fn missing(&self) -> Vec<Range<u64>> {
         lock(&self.state).arrived.gaps(0..self.plan.file_size())
     }
 
-    /// Where the run ends of bytes that can be read from `offset` on.
+    /// The end of the run of readable bytes that starts at `offset`.
     #[must_use]
     pub fn end_of_run(&self, offset: u64) -> u64 {
         lock(&self.state).arrived.end_of_run(offset)
     }
 
-    /// How many bytes have arrived or are read from the store.
+    /// The number of bytes that have arrived or are read from the store.
     #[must_use]
     pub fn arrived_bytes(&self) -> u64 {
         lock(&self.state).arrived.total()
     }
 
-    /// Whether nothing of a planned blob has arrived yet.
+    /// Whether no byte of a planned blob has arrived.
     #[must_use]
     pub fn is_untouched(&self, blob: usize) -> bool {
         let state = lock(&self.state);
         !state.files.contains_key(&blob) && !state.stored.contains_key(&blob)
     }
 
-    /// From now on a planned blob of a download is read from the store, where it has this digest. The caller
+    /// Reads a planned blob of a download from the store, where it has this digest, from now on. The caller
     /// has it pinned.
     pub fn take_stored(&self, blob: usize, digest: Digest) {
         let mut state = lock(&self.state);
@@ -195,7 +189,7 @@ impl Assembler {
         }
     }
 
-    /// Undoes [`Self::take_stored`]: the blob has to arrive.
+    /// Undoes [`Self::take_stored`]: the blob has to be downloaded.
     pub fn forget_stored(&self, blob: usize) {
         let mut state = lock(&self.state);
         if state.stored.remove(&blob).is_some() {
@@ -211,19 +205,13 @@ impl Assembler {
         lock(&self.state).stored.clone()
     }
 
-    /// Notes in a download's journal that planned blobs have these digests, before their files get their
-    /// final names: a crash on the way loses nothing then.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// Records the digests of planned blobs in a download's journal, before their files get their final
+    /// names. So a crash in between loses nothing.
     pub fn note_digests(&self, digests: &[Digest]) -> Result<(), StoreError> {
         self.partial.as_ref().map_or(Ok(()), |partial| partial.note_digests(digests))
     }
 
-    /// The recipe of a file that was split; none for one in a single blob.
-    ///
-    /// # Errors
-    /// [`RecipeError`].
+    /// The recipe of a file that was split; `None` for a single blob.
     pub fn recipe(&self, file: HashedFile) -> Result<Option<Recipe>, RecipeError> {
         let HashedFile { digest, blobs, literals } = file;
         if self.plan.blobs().iter().any(|blob| blob.content == BlobContent::File) {
@@ -232,11 +220,11 @@ impl Assembler {
         self.plan.recipe(digest, &blobs, literals).map(Some)
     }
 
-    /// The blob in a file that is completely written and has been hashed.
+    /// The blob in a file that is completely written and hashed.
     fn staged_blob(&self, blob: usize, digest: Digest) -> Result<StagedBlob, StoreError> {
         let size = self.plan.blobs().get(blob).map_or(0, |planned| planned.size);
         let begun = lock(&self.state).files.get(&blob).cloned();
-        // A file that was closed is not opened again: that it was closed decides how it is synced.
+        // A closed file is not opened again, because open and closed files are synced differently.
         let path = begun.map_or_else(|| self.file_of(blob).map(|(path, _empty)| path), Ok)?;
         if self.partial.is_none() {
             self.staging.written().complete(&path);
@@ -254,7 +242,7 @@ impl Assembler {
         })
     }
 
-    /// Where bytes are read from that lie at `offset_in_file`.
+    /// The file and offset to read bytes from that are at `offset_in_file`.
     fn source(&self, target: Target, offset_in_file: u64) -> Result<(PathBuf, u64), StoreError> {
         match (target, &self.partial) {
             (Target::Blob { blob, offset_in_blob }, _) => {
@@ -277,11 +265,11 @@ impl Assembler {
 
     /// The file of a planned blob, for writing. Space is reserved for a new one.
     fn file_of(&self, blob: usize) -> Result<(PathBuf, Arc<File>), StoreError> {
-        if let Some(begun) = self.begun_file(blob)? {
+        if let Some(begun) = self.open_file_of(blob)? {
             return Ok(begun);
         }
-        let _alone = lock(&self.creating);
-        if let Some(begun) = self.begun_file(blob)? {
+        let _guard = lock(&self.creating);
+        if let Some(begun) = self.open_file_of(blob)? {
             return Ok(begun);
         }
         let path = match &self.partial {
@@ -299,7 +287,7 @@ impl Assembler {
         Ok((path, file))
     }
 
-    fn begun_file(&self, blob: usize) -> Result<Option<(PathBuf, Arc<File>)>, StoreError> {
+    fn open_file_of(&self, blob: usize) -> Result<Option<(PathBuf, Arc<File>)>, StoreError> {
         let Some(path) = lock(&self.state).files.get(&blob).cloned() else { return Ok(None) };
         let file = self.staging.written().writer(&path)?;
         Ok(Some((path, file)))
@@ -313,13 +301,13 @@ impl Assembler {
         let file = disk.create_file(path, 0o600)?;
         let reserve = || if size == 0 { Ok(()) } else { disk.reserve(path, &file, size) };
         let reservation = self.staging.reserve_space(size, reserve).inspect_err(|_| {
-            // Empty, and nothing of it is noted.
+            // The file is empty and recorded nowhere.
             let _ = disk.remove_file(path);
         })?;
         Ok((self.staging.written().add(path, file)?, reservation))
     }
 
-    /// Where a planned blob's bytes are in the file.
+    /// The ranges of the file that a planned blob has; none in `staging/`.
     fn ranges(&self, blob: usize) -> impl Iterator<Item = Range<u64>> {
         self.partial.iter().flat_map(move |partial| partial.ranges(&self.plan, blob))
     }

@@ -1,6 +1,6 @@
-//! The threads between which a file's bytes travel: one brings them in order, one writes them if that is
-//! not done, one hashes them. The slowest sets the pace, not the sum; a fixed number of buffers bounds the
-//! memory whatever the file's size.
+//! A pipeline of threads: one brings a file's bytes in order, one writes them if needed, one hashes them.
+//! It is as slow as the slowest thread, not as all together; a fixed number of buffers bounds the memory
+//! for a file of any size.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, ScopedJoinHandle};
@@ -9,21 +9,20 @@ use super::hash::{BlobSink, FileHasher};
 use super::{Assembler, HashedFile};
 use crate::StoreError;
 
-/// How much is read and written at once. Writes of this size and alignment let the page cache build 2 MiB
-/// folios, which makes the first touch of a mapped blob ten times cheaper.
+/// Bytes per read and write. Writes of this size and alignment let the page cache build 2 MiB folios, which
+/// makes the first access to a mapped blob ten times cheaper.
 pub const CHUNK_BYTES: usize = 4 << 20;
-/// One buffer in each thread's hands and one waiting for each.
+/// One buffer in use by each thread and one waiting for each.
 const CHUNK_COUNT: usize = 6;
 
-/// How much is read back at once of what has arrived.
+/// Bytes per read when bytes that have arrived are read back.
 const READ_BACK_BYTES: usize = 1 << 20;
-/// One in each thread's hands, and two on the way.
+/// One buffer in use by each thread, and two waiting.
 const READ_BACK_COUNT: usize = 4;
 
-/// Fills a buffer with a file's bytes from an offset on.
+/// Fills a buffer with the bytes of a file from an offset on.
 pub type ReadAt<'r, E> = dyn FnMut(u64, &mut [u8]) -> Result<(), E> + 'r;
 
-/// The next bytes of a file.
 struct Chunk {
     offset: u64,
     buffer: Vec<u8>,
@@ -36,24 +35,22 @@ impl Chunk {
     }
 }
 
-/// The two ends that the thread has which brings the bytes. The others end when this is dropped.
+/// The channels of the thread that brings the bytes. The other threads end when this is dropped.
 struct Feed {
     to_next: Sender<Chunk>,
     empty: Receiver<Vec<u8>>,
 }
 
 impl Feed {
-    /// Passes a chunk on; false when a later thread has failed.
+    /// Passes a chunk on; returns false when a later thread has failed.
     fn send(&self, offset: u64, buffer: Vec<u8>, length: usize) -> bool {
         self.to_next.send(Chunk { offset, buffer, length }).is_ok()
     }
 }
 
 impl Assembler {
-    /// Writes and hashes a file that is read in order. `sink` takes each blob as soon as it is complete.
-    ///
-    /// # Errors
-    /// Those of `read`, of [`Self::write`] and of `sink`.
+    /// Writes and hashes a file that is read in order, and passes each blob to `sink` when it is complete.
+    /// Fails as `read`, [`Self::write`] and `sink` do.
     pub fn store_in_order<E: From<StoreError>>(
         &self,
         read: &mut ReadAt<'_, E>,
@@ -62,7 +59,8 @@ impl Assembler {
         thread::scope(|scope| {
             let (to_hasher, written) = channel();
             let (to_writer, full) = channel();
-            // A small file is one chunk: six times 4 MiB of zeros would take longer than all the rest.
+            // A small file is one chunk: filling six buffers of 4 MiB with zeros would take most of the
+            // time.
             let size = usize::try_from(self.plan.file_size()).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
             let (to_reader, empty) = buffers(CHUNK_COUNT, || vec![0; size]);
             let writer = scope.spawn(move || self.write_chunks(&full, &to_hasher));
@@ -70,18 +68,15 @@ impl Assembler {
             let read = self.read_in_order(&Feed { to_next: to_writer, empty }, read);
             join(writer)?;
             let hashed = join(hasher);
-            // The hasher misses bytes when the reader has failed.
+            // When the reader has failed, the hasher fails too, because bytes are missing.
             read?;
             hashed.map_err(E::from)
         })
     }
 
-    /// Hashes a file while it is written by others. `wait` waits for a byte at an offset and returns where
-    /// the run of bytes ends that have arrived there; with `None`, hashing ends and so does this function.
-    /// `sink` takes each blob as soon as it is complete.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`], those of `sink`.
+    /// Hashes a file while other threads write it, and passes each blob to `sink` when it is complete.
+    /// `wait` waits until the byte at an offset has arrived and returns the end of the run of bytes there.
+    /// If it returns `None`, hashing stops and the result is `None`. Fails as reading and `sink` do.
     pub fn hash_as_it_arrives(
         &self,
         wait: &mut dyn FnMut(u64) -> Option<u64>,
@@ -93,12 +88,12 @@ impl Assembler {
             let hasher = scope.spawn(move || self.hash_chunks(&full, &to_reader, sink));
             let read = self.read_arrived(&Feed { to_next: to_hasher, empty }, wait);
             let hashed = join(hasher);
-            // The hasher misses bytes when the reader has ended early.
+            // When the reader has stopped early, the hasher fails, because bytes are missing.
             if read? { hashed.map(Some) } else { Ok(None) }
         })
     }
 
-    /// Reads all of it, or as much as the later threads take before they fail.
+    /// Reads the whole file, or stops when a later thread has failed.
     fn read_in_order<E>(&self, feed: &Feed, read: &mut ReadAt<'_, E>) -> Result<(), E> {
         let mut offset = 0;
         while offset < self.plan.file_size() {
@@ -114,7 +109,7 @@ impl Assembler {
         Ok(())
     }
 
-    /// Whether all of it was read.
+    /// Returns false if `wait` stopped it.
     fn read_arrived(
         &self,
         feed: &Feed,
@@ -123,7 +118,7 @@ impl Assembler {
         let mut offset = 0;
         while offset < self.plan.file_size() {
             let Some(arrived) = wait(offset) else { return Ok(false) };
-            // Without a hasher that takes it, its error is what is returned.
+            // The hasher has failed; its error is returned.
             let Ok(mut buffer) = feed.empty.recv() else { return Ok(true) };
             let arrived = usize::try_from(arrived.saturating_sub(offset)).unwrap_or(READ_BACK_BYTES);
             let length = arrived.min(READ_BACK_BYTES);
@@ -156,18 +151,18 @@ impl Assembler {
         let mut hasher = FileHasher::new(self);
         for chunk in written {
             hasher.push(chunk.bytes(), sink)?;
-            // Fails at the end, when the reader has all it needs.
+            // The reader has ended when it needs no more buffers.
             let _ = to_reader.send(chunk.buffer);
         }
         hasher.finish(sink)
     }
 }
 
-/// A channel that has `count` buffers in it.
+/// A channel with `count` buffers in it.
 fn buffers(count: usize, new: impl Fn() -> Vec<u8>) -> (Sender<Vec<u8>>, Receiver<Vec<u8>>) {
     let (sender, receiver) = channel();
     for _ in 0..count {
-        // The receiver is here.
+        // The receiver is in scope, so this cannot fail.
         let _ = sender.send(new());
     }
     (sender, receiver)

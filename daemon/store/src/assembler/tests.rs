@@ -5,7 +5,7 @@ use blobd_store_format::gguf::{GgmlType, GgufWriter, Header};
 use super::*;
 use crate::testing::{begin, new_store};
 
-/// A GGUF file whose four experts lie in it in this order, and its plan.
+/// A GGUF file whose four experts are in this order, and its plan.
 fn expert_group(order: [usize; 4]) -> (Vec<u8>, SplitPlan) {
     let mut writer = GgufWriter::new();
     for expert in order {
@@ -19,7 +19,7 @@ fn expert_group(order: [usize; 4]) -> (Vec<u8>, SplitPlan) {
 }
 
 #[test]
-fn members_of_an_expert_group_may_lie_in_any_order() {
+fn members_of_an_expert_group_may_be_in_any_order() {
     let blob: Vec<u8> = (0..4).flat_map(|expert| [expert; 128]).collect();
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]] {
         let (_folder, store) = new_store();
@@ -66,7 +66,7 @@ fn ranges_in_any_order_give_the_file_and_its_blobs() {
 }
 
 #[test]
-fn bytes_that_are_missing_or_too_many_are_refused() {
+fn missing_or_excess_bytes_are_refused() {
     let (_folder, store) = new_store();
     let ingest = begin(&store);
     let mut writer = ingest.staging().stage(6);
@@ -78,7 +78,7 @@ fn bytes_that_are_missing_or_too_many_are_refused() {
 }
 
 #[test]
-fn blob_without_bytes_is_a_file() {
+fn empty_blob_is_stored() {
     let (_folder, store) = new_store();
     let mut ingest = begin(&store);
     let assembler = Assembler::new(ingest.staging(), SplitPlan::whole(0));

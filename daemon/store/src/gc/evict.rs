@@ -1,8 +1,8 @@
-//! Eviction: whole models go, the one that was used longest ago first, until enough is free.
+//! Eviction: removes whole models, the least recently used first, until enough space is free.
 //!
-//! Never one that is pinned, open or mapped, and never one that could not be pulled again unless
-//! the policy says so. If all that may go were not enough, nothing goes; nor if what they need could
-//! not be collected after them.
+//! A model that is pinned, open or mapped is never evicted. One that cannot be pulled again is evicted only
+//! if the policy allows it. If all candidates together would not free enough, or if a collection after the
+//! eviction would be refused, nothing is evicted.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::SystemTime;
@@ -17,42 +17,42 @@ use super::{Node, Owned, Owner, collect_condemned, needs, walk};
 use crate::sys::give_back_memory;
 use crate::{Eviction, Store, StoreError};
 
-/// What would be evicted, as a value.
+/// An eviction before it is executed.
 #[derive(Clone, Debug, Default)]
 pub struct EvictionPlan {
-    /// The models that go, in this order.
+    /// The models to evict, in this order.
     pub victims: Vec<Victim>,
-    /// The models that stay whatever happens, and why.
+    /// The models that cannot be evicted, and why.
     pub spared: Vec<(Reference, &'static str)>,
-    /// What the plan frees on disk.
+    /// Bytes on disk that the plan frees.
     pub freed_bytes: u64,
 }
 
-/// A model that is to go.
+/// A model to evict.
 #[derive(Clone, Debug)]
 pub struct Victim {
-    /// Its tag.
+    /// The model's tag.
     pub reference: Reference,
     /// The digest of the manifest that the tag points to.
     pub manifest: Digest,
     /// When it was last used.
     pub last_used: SystemTime,
-    /// What goes with it and with those before it.
+    /// Bytes on disk that this eviction and those before it free.
     pub freed_bytes: u64,
 }
 
-/// A model that may go, with the numbers of what it needs.
+/// A model that may be evicted, with the numbers of the nodes that it needs.
 #[derive(Clone)]
 struct Candidate {
     victim: Victim,
     needs: Box<[usize]>,
 }
 
-/// A blob or recipe and how many need it.
+/// A blob or recipe, and the number of its users.
 type Counted = (Node, u32);
 
-/// Who needs what. A node has a number, so that ten thousand models which need hundreds of blobs
-/// each take megabytes.
+/// Counts the users of each node. Nodes are numbered, so that ten thousand models that need hundreds of
+/// blobs each take only megabytes.
 #[derive(Default)]
 struct Users {
     numbers: HashMap<Node, usize>,
@@ -60,7 +60,7 @@ struct Users {
 }
 
 impl Users {
-    /// One more needs these; returns their numbers.
+    /// Adds a user of `nodes` and returns their numbers.
     fn add(&mut self, nodes: impl IntoIterator<Item = Node>) -> Box<[usize]> {
         let Self { numbers, counted } = self;
         let number = |node| {
@@ -75,19 +75,19 @@ impl Users {
     }
 }
 
-/// Plans to free as many bytes as the first of `goals` that can be reached. Nothing is planned if
-/// none can. What nothing needs has been collected before, and does not count.
-/// `last_used` tells when a model was last opened.
+/// Plans to free as many bytes as the first of `goals` that can be reached; plans nothing if none can.
+/// Unneeded data is not counted: the caller has collected it before. `last_used` returns when a model was
+/// last opened.
 ///
 /// # Errors
-/// As for [`super::plan`]: the collection that frees what the victims needed would refuse.
+/// As for [`super::plan`].
 pub fn plan_eviction(
     store: &Store,
     goals: &[u64],
     last_used: &dyn Fn(&Reference) -> Option<SystemTime>,
 ) -> Result<EvictionPlan, StoreError> {
-    // What a collection deletes meanwhile would look like damage.
-    let _alone = store.lock_collections();
+    // A collection at the same time would make files disappear, which would look like damage.
+    let _guard = store.lock_collections();
     let mut users = Users::default();
     let mut candidates = candidates(store, &mut users, last_used)?;
     let pinned = store.leases().pinned();
@@ -95,7 +95,7 @@ pub fn plan_eviction(
     candidates.sort_by(|a, b| a.victim.order().cmp(&b.victim.order()));
     let (mut evictable, mut plan) = (Vec::new(), EvictionPlan::default());
     for candidate in candidates {
-        match reason_to_spare(store, &candidate, &counted, &pinned) {
+        match reason_to_keep(store, &candidate, &counted, &pinned) {
             Some(reason) => plan.spared.push((candidate.victim.reference, reason)),
             None => evictable.push(candidate),
         }
@@ -111,11 +111,11 @@ pub fn plan_eviction(
     Ok(plan)
 }
 
-/// Evicts what the plan lists, but for what has come into use since; returns what that freed.
+/// Evicts the models of the plan that have not come into use since; returns the bytes freed.
 ///
 /// # Errors
-/// As for [`super::plan`]; then no model has gone. [`StoreError::Io`] when one cannot be removed;
-/// what those before it needed is condemned, so it goes all the same.
+/// As for [`super::plan`]; then no model was removed. [`StoreError::Io`] when one cannot be removed; what
+/// the models before it needed is condemned.
 pub fn evict(store: &Store, plan: &EvictionPlan) -> Result<u64, StoreError> {
     if plan.victims.is_empty() {
         return Ok(0);
@@ -125,9 +125,9 @@ pub fn evict(store: &Store, plan: &EvictionPlan) -> Result<u64, StoreError> {
     Ok(collect_condemned(store)?.freed_bytes())
 }
 
-/// A collection that refuses would keep every byte of the models that have gone by then.
+/// If the collection is refused, evicting frees nothing.
 fn check_collectable(store: &Store) -> Result<(), StoreError> {
-    let _alone = store.lock_collections();
+    let _guard = store.lock_collections();
     mark(store, Vec::new(), SystemTime::UNIX_EPOCH).map(drop)
 }
 
@@ -140,15 +140,14 @@ fn evict_one(store: &Store, victim: &Victim) -> Result<(), StoreError> {
         return Ok(());
     }
     let needed = needs(store, &manifest)?;
-    tracing::info!("evicting {} to make room", victim.reference.short());
+    tracing::info!("evicting {} to free space", victim.reference.short());
     let removed = store.remove_tag(&victim.reference);
-    // At once, and whatever came of it: nobody else knows what this tag has needed.
+    // Even if removing failed: after it, nothing else records what this tag needed.
     store.condemn(needed.into_iter().map(Node::digest));
     removed
 }
 
-/// The models that may go. What others keep too, such as a session, the trash or an unfinished download,
-/// is counted among the users and frees nothing.
+/// The models that may be evicted. Sessions, the trash and unfinished downloads are only counted as users.
 fn candidates(
     store: &Store,
     users: &mut Users,
@@ -175,13 +174,13 @@ fn candidates(
 }
 
 impl Victim {
-    /// Who was used longest ago goes first.
+    /// Least recently used first.
     const fn order(&self) -> (SystemTime, &Reference) {
         (self.last_used, &self.reference)
     }
 }
 
-fn reason_to_spare(
+fn reason_to_keep(
     store: &Store,
     Candidate { victim, needs }: &Candidate,
     counted: &[Counted],
@@ -198,22 +197,22 @@ fn reason_to_spare(
     if policy != Eviction::All && !can_be_pulled {
         return Some("cannot be pulled again");
     }
-    // What a session has pinned is another model's that shares it, and stays without this one.
-    // What this process itself reads to verify it, it lets go of when it is to be evicted.
+    // A blob that is pinned belongs to an open model that shares it, and stays without this one. This
+    // process's own verification releases a blob that is to be evicted.
     let nodes = needs.iter().filter_map(|number| counted.get(*number));
-    let mut unexplained = nodes.filter_map(|(node, _)| match node {
+    let mut unpinned = nodes.filter_map(|(node, _)| match node {
         Node::Blob(digest) if !pinned.contains(digest) => Some(*digest),
         _ => None,
     });
-    unexplained.any(|digest| is_held_by_a_program(store, digest)).then_some("mapped by a running program")
+    unpinned.any(|digest| is_held_by_a_program(store, digest)).then_some("mapped by a running program")
 }
 
-/// An origin is a source, or `import` and a file's name.
+/// The origin of an imported model is `import` and a file name, which is no source.
 pub(crate) fn is_pullable(origin: &str) -> bool {
     origin.parse::<PullSource>().is_ok()
 }
 
-/// The least recently used that together free enough; `None` if all do not.
+/// The least recently used models that together free enough; `None` if all of them do not.
 fn choose(
     store: &Store,
     evictable: &[Candidate],
@@ -239,13 +238,13 @@ fn choose(
     if freed < needed_bytes {
         return Ok(None);
     }
-    spare_the_useless(store, &mut chosen, counted, needed_bytes)?;
+    drop_unneeded_victims(store, &mut chosen, counted, needed_bytes)?;
     Ok(Some(chosen.into_iter().map(|candidate| candidate.victim).collect()))
 }
 
-/// A model all of whose bytes others share frees nothing: those that the goal is reached without
-/// stay, the ones used last first.
-fn spare_the_useless(
+/// Drops models without which the goal is reached too, the most recently used first: one that shares all
+/// its bytes frees nothing.
+fn drop_unneeded_victims(
     store: &Store,
     chosen: &mut Vec<Candidate>,
     mut counted: Vec<Counted>,

@@ -1,9 +1,9 @@
-//! Carrying out a plan.
+//! Executes a plan.
 //!
-//! Records in the trash go first, durably, because blobs that they kept follow. Then the file
-//! system is synced once, and each digest is deleted by itself, while whoever would pin it waits.
-//! A blob that some process still has open or mapped stays: unlinking it would free nothing and
-//! make the next load fetch it again.
+//! Expired records in the trash are removed first and durably, because the blobs that they kept follow.
+//! Then the file system is synced once, and digests are deleted one at a time under the lock that pinning
+//! takes. A blob that a process has open or mapped is kept: unlinking it would free nothing, and the next
+//! open would have to download it again.
 
 use std::thread;
 use std::time::Duration;
@@ -15,10 +15,8 @@ use super::plan::{GcPlan, Litter, Node};
 use crate::leases::Collection;
 use crate::{Store, StoreError};
 
-/// Deletes what the plan lists, but for what has come into use since; returns what was deleted.
-///
-/// # Errors
-/// [`StoreError::Io`] when something cannot be removed; what was removed before stays removed.
+/// Deletes what the plan lists and has not come into use since; returns what was deleted. What was removed
+/// before an error stays removed.
 pub(super) fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> Result<GcPlan, StoreError> {
     let mut done = GcPlan::default();
     for litter in &plan.litter {
@@ -27,7 +25,9 @@ pub(super) fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> 
         }
     }
     if !plan.deletions.is_empty() || !plan.held.is_empty() {
-        settle(store)?;
+        // Otherwise a tag that was just removed or replaced could come back after a power cut, when what it
+        // needs has been deleted.
+        store.sync_everything()?;
     }
     let _change = store.begin_change();
     let mut held = plan.held.clone();
@@ -40,19 +40,19 @@ pub(super) fn execute(store: &Store, plan: &GcPlan, collection: &Collection) -> 
         held = delete_all(store, &held, collection, &mut done)?;
     }
     done.held = held;
-    // What a program holds goes when it lets go: whoever comes by next tries again.
+    // A later collection deletes these when they are released.
     store.condemn(done.held.iter().map(|(node, _)| node.digest()).chain(plan.leased.iter().copied()));
     Ok(done)
 }
 
-/// How long to wait before a held blob is checked again. A file looks open while the kernel writes it out. A
+/// The pause before a held blob is checked again. A file looks open while the kernel writes it back. A
 /// program that is being started has copies of its parent's descriptors until its `exec`, which can take
 /// tens of milliseconds on a busy machine.
 const RECHECK_PAUSE: Duration = Duration::from_millis(20);
 /// How often a held blob is checked again: 100 ms in all for one that a program really uses.
 const RECHECKS: usize = 5;
 
-/// Deletes what nobody holds; returns the rest.
+/// Deletes what is not held; returns the rest.
 fn delete_all(
     store: &Store,
     nodes: &[(Node, u64)],
@@ -88,13 +88,7 @@ fn delete(store: &Store, node: Node) -> Result<Outcome, StoreError> {
     Ok(node.remove(store)?.map_or(Outcome::Gone, Outcome::Deleted))
 }
 
-/// What the mark phase has read must be what is on disk: a tag that was removed or replaced a
-/// moment ago must not come back after a power cut, when what it needs has been deleted.
-fn settle(store: &Store) -> Result<(), StoreError> {
-    store.sync_everything()
-}
-
-/// Says whether it is gone: a download may have been taken up again meanwhile.
+/// Returns whether it was removed: a download may have been resumed meanwhile.
 fn remove_litter(store: &Store, litter: &Litter, collection: &Collection) -> Result<bool, StoreError> {
     match litter {
         Litter::Trash { record, .. } => store.remove_from_trash(*record).map(|_freed| true),
@@ -106,9 +100,9 @@ fn remove_litter(store: &Store, litter: &Litter, collection: &Collection) -> Res
     }
 }
 
-/// Drops the records of where manifests came from that no tag points to any more.
-pub(super) fn forget_origins(store: &Store, collection: &Collection) -> Result<(), StoreError> {
-    for origin in forgettable_origins(store)? {
+/// Removes the origins of manifests that no tag points to any more.
+pub(super) fn remove_unreferenced_origins(store: &Store, collection: &Collection) -> Result<(), StoreError> {
+    for origin in unreferenced_origins(store)? {
         if let Some(removed) = collection.delete_unpinned(origin, || store.remove_origin(origin)) {
             removed?;
         }
@@ -116,9 +110,9 @@ pub(super) fn forget_origins(store: &Store, collection: &Collection) -> Result<(
     Ok(())
 }
 
-/// A commit pins its manifest, records the origin and sets the tag, in this order; so the pins are
-/// looked at before the tags, or one that ends in between would be in neither.
-fn forgettable_origins(store: &Store) -> Result<Vec<Digest>, StoreError> {
+/// A commit pins its manifest, records the origin and sets the tag, in this order. So pins are read before
+/// tags; otherwise a commit that ends in between would be in neither.
+fn unreferenced_origins(store: &Store) -> Result<Vec<Digest>, StoreError> {
     let mut manifests = store.leases().pinned();
     let tagged = store.tags()?.references;
     manifests.extend(tagged.iter().filter_map(|reference| Some(store.manifest(reference).ok()?.digest())));
@@ -137,24 +131,24 @@ mod tests {
     use crate::testing::{new_store, store_with};
 
     #[test]
-    fn origin_of_a_commit_in_flight_is_kept() {
+    fn origin_of_a_commit_in_progress_is_kept() {
         let (_folder, store) = new_store();
-        let (in_flight, forgotten) = (Digest::of(b"in flight"), Digest::of(b"forgotten"));
-        for manifest in [in_flight, forgotten] {
+        let (in_progress, forgotten) = (Digest::of(b"in progress"), Digest::of(b"forgotten"));
+        for manifest in [in_progress, forgotten] {
             fs::write(store.path(layout::origin(manifest)), "{}").unwrap();
         }
         let lease = store.leases().grant("a commit");
-        lease.pin(in_flight);
-        assert_eq!(forgettable_origins(&store).unwrap(), [forgotten]);
+        lease.pin(in_progress);
+        assert_eq!(unreferenced_origins(&store).unwrap(), [forgotten]);
         let collection = store.leases().begin_collection();
-        forget_origins(&store, &collection).unwrap();
-        assert_eq!(store.origins().unwrap(), [in_flight]);
+        remove_unreferenced_origins(&store, &collection).unwrap();
+        assert_eq!(store.origins().unwrap(), [in_progress]);
         drop(lease);
-        assert_eq!(forgettable_origins(&store).unwrap(), [in_flight]);
+        assert_eq!(unreferenced_origins(&store).unwrap(), [in_progress]);
     }
 
     #[test]
-    fn blob_that_is_being_verified_is_kept_until_that_is_over() {
+    fn blob_is_kept_while_it_is_verified() {
         let (_folder, store, digest) = store_with(b"weights");
         let reading = store.begin_internal_read(digest);
         let done = collect(&store).unwrap();

@@ -1,4 +1,4 @@
-//! Whether a process has a blob open or mapped.
+//! Detects whether a process has a blob open or mapped.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,61 +11,62 @@ use rustix::io::Errno;
 
 use crate::{Store, StoreError};
 
-/// Whether a process has the blob open or mapped, as far as the kernel tells; also this one, to
-/// verify it. When in doubt it is: what is kept for nothing can still be collected later.
+/// Whether any process, this one included, has the blob open or mapped. In doubt the answer is yes: a blob
+/// that was kept can still be collected later.
 pub(super) fn is_held(store: &Store, digest: Digest) -> bool {
-    // Unlinked while it is read, its bytes would be free only when the reader lets go.
+    // If it were unlinked while this process reads it, its space would only be freed when the reader closes
+    // it.
     store.is_reading(digest) || is_in_use(store, digest)
 }
 
-/// The same, but for this process's own verification, which lets go of what is to be deleted.
+/// Like `is_held`, without this process's own verification, which releases a blob that is to be deleted.
 pub(super) fn is_held_by_a_program(store: &Store, digest: Digest) -> bool {
-    // The second look is for a reading that began between the first and the kernel's answer.
+    // The second `is_reading` catches a read that began between the first and the kernel's answer.
     !store.is_reading(digest) && is_in_use(store, digest) && !store.is_reading(digest)
 }
 
 fn is_in_use(store: &Store, digest: Digest) -> bool {
-    let _alone = Look::at(digest);
-    let look = || match store.open_blob(digest, 0) {
-        Ok(file) => crate::sys::is_in_use(&file).unwrap_or_else(|error| !has_no_answer(&error)),
-        Err(StoreError::Io { source, .. }) => !has_no_answer(&source),
-        // There is none, or something else has its name.
+    let _check = Check::begin(digest);
+    let check = || match store.open_blob(digest, 0) {
+        Ok(file) => crate::sys::is_in_use(&file).unwrap_or_else(|error| !is_permanent(&error)),
+        Err(StoreError::Io { source, .. }) => !is_permanent(&source),
+        // There is no blob, or something else has its name.
         Err(_) => false,
     };
-    // A program that this process is starting has a copy of the last look's descriptor for a moment.
-    look() && {
+    // A program that this process is starting has a copy of the last check's descriptor for a moment.
+    check() && {
         thread::sleep(Duration::from_millis(1));
-        look()
+        check()
     }
 }
 
-/// A look at who holds a blob, until it is dropped. To the kernel two who look at once have the blob open,
-/// and each would see the other.
-struct Look(Digest);
+/// A check of one blob; another check of the same blob waits until it is dropped. To check, a process opens
+/// the blob, so two checks at the same time would detect each other.
+struct Check(Digest);
 
-static LOOKED_AT: Mutex<BTreeSet<Digest>> = Mutex::new(BTreeSet::new());
-static LOOK_OVER: Condvar = Condvar::new();
+static CHECKED: Mutex<BTreeSet<Digest>> = Mutex::new(BTreeSet::new());
+static CHECK_ENDED: Condvar = Condvar::new();
 
-impl Look {
-    fn at(digest: Digest) -> Self {
-        let looked_at = LOOKED_AT.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = LOOK_OVER.wait_while(looked_at, |looked_at| looked_at.contains(&digest));
+impl Check {
+    fn begin(digest: Digest) -> Self {
+        let checked = CHECKED.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = CHECK_ENDED.wait_while(checked, |checked| checked.contains(&digest));
         waited.unwrap_or_else(PoisonError::into_inner).insert(digest);
         Self(digest)
     }
 }
 
-impl Drop for Look {
+impl Drop for Check {
     fn drop(&mut self) {
-        LOOKED_AT.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
-        LOOK_OVER.notify_all();
+        CHECKED.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        CHECK_ENDED.notify_all();
     }
 }
 
-/// Whether the kernel will never say who holds the blob: it is gone, it is another user's, or the
-/// file system has no leases. Then the sessions' own leases have to do. Any other failure, such
-/// as too many open files, passes.
-fn has_no_answer(error: &io::Error) -> bool {
+/// Whether the kernel can never say who holds the blob: it is gone or another user's, or the file system
+/// has no leases. Then only the sessions' own leases protect it. Other failures, such as too many open
+/// files, are temporary.
+fn is_permanent(error: &io::Error) -> bool {
     let never = [Errno::NOENT, Errno::ACCESS, Errno::INVAL, Errno::OPNOTSUPP];
     Errno::from_io_error(error).is_some_and(|errno| never.contains(&errno))
 }
@@ -75,12 +76,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failure_that_passes_does_not_make_a_blob_free() {
+    fn temporary_failure_does_not_make_a_blob_unheld() {
         for errno in [Errno::NOENT, Errno::ACCESS, Errno::INVAL, Errno::OPNOTSUPP] {
-            assert!(has_no_answer(&errno.into()), "{errno}");
+            assert!(is_permanent(&errno.into()), "{errno}");
         }
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::IO, Errno::NOLCK, Errno::AGAIN] {
-            assert!(!has_no_answer(&errno.into()), "{errno}");
+            assert!(!is_permanent(&errno.into()), "{errno}");
         }
     }
 }

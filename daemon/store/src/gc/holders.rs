@@ -1,4 +1,4 @@
-//! Which programs hold a blob, for people: `/proc` tells, as far as the daemon may look.
+//! Names the programs that hold a blob, as found in `/proc`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,11 +9,10 @@ use blobd_store_format::layout;
 
 use crate::Store;
 
-/// This process, while it reads a blob to verify it.
 const OWN_VERIFICATION: &str = "blobd's own verification";
 
-/// For each of `digests` the processes that have the store's blob open or mapped, for people.
-/// Those of other users are seen by root alone, so the answer may be short of some.
+/// For each of `digests`, describes the processes that have the blob open or mapped. Only root sees the
+/// processes of other users, so some may be missing.
 #[expect(clippy::disallowed_methods, reason = "processes, not the store")]
 pub fn holders(store: &Store, digests: &BTreeSet<Digest>) -> BTreeMap<Digest, BTreeSet<String>> {
     let mut found: BTreeMap<Digest, BTreeSet<String>> = BTreeMap::new();

@@ -1,7 +1,7 @@
-//! The mark phase: what is needed, read from manifests and recipes on disk.
+//! The mark phase: finds what is needed, from the manifests and recipes on disk. It does not use the index.
 //!
-//! For a million blobs it takes seconds and some 40 MiB: the candidates are one sorted list, and
-//! of each recipe only the blobs are read. The index has no say in it.
+//! For a million blobs it takes seconds and some 40 MiB: the candidates are one sorted list, and of each
+//! recipe only the digests are read.
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::SystemTime;
@@ -16,17 +16,14 @@ use super::walk::{Owner, references, roots_of, walk};
 use crate::sys::give_back_memory;
 use crate::{Store, StoreError};
 
-/// Which of `candidates` are needed by a tag, by a model whose time in the trash is not over at `now`, or
-/// by an unfinished download.
-///
-/// # Errors
-/// The first manifest or recipe that cannot be read or is missing, or a file under `manifests/`
-/// that is none; the same in the trash.
+/// Marks which of `candidates` are needed by a tag, by a model that has not expired in the trash at `now`,
+/// or by an unfinished download. Fails on the first manifest or recipe that is missing or unreadable, and
+/// on a foreign file under `manifests/` or in the trash.
 pub(super) fn mark(store: &Store, candidates: Vec<Node>, now: SystemTime) -> Result<Marks<Node>, StoreError> {
     store.check_directories()?;
     let mut roots = Vec::new();
     walk(store, now, &mut |owned| {
-        // What is pinned is no more needed for that: it is left alone, and tried again.
+        // A lease does not make a blob needed; the deletion skips pinned digests and condemns them.
         if owned.owner != Owner::Leases {
             roots.extend(owned.roots);
         }
@@ -39,7 +36,7 @@ pub(super) fn mark(store: &Store, candidates: Vec<Node>, now: SystemTime) -> Res
     marks
 }
 
-/// The recipes among the roots as the mark phase comes by them: from the last to the first.
+/// The recipes among the roots in the order in which the mark phase reads them: from the last to the first.
 fn recipes_in_order(roots: &[Node]) -> Vec<Digest> {
     let mut seen = HashSet::new();
     let recipe = |node: &Node| match node {
@@ -49,10 +46,7 @@ fn recipes_in_order(roots: &[Node]) -> Vec<Digest> {
     roots.iter().rev().filter_map(recipe).collect()
 }
 
-/// Everything that a manifest needs.
-///
-/// # Errors
-/// A recipe that cannot be read.
+/// All blobs and recipes that a manifest needs. Fails if a recipe cannot be read.
 pub fn needs(store: &Store, manifest: &Manifest) -> Result<BTreeSet<Node>, StoreError> {
     reachable(roots_of(manifest), |node| references(node, |file| store.recipe_outline(file)))
 }

@@ -1,4 +1,4 @@
-//! What a collection would delete, as a value.
+//! The plan of a collection.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -10,13 +10,13 @@ use super::held::is_held_by_a_program;
 use super::holders;
 use crate::{Store, StoreError};
 
-/// Who holds a blob, when the kernel says that somebody does and `/proc` does not say who.
+/// Names the holder of a blob when the kernel says that one exists and `/proc` does not show it.
 pub const UNKNOWN_HOLDER: &str = "a program that has it open or mapped";
 
 /// Something that a collection may delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Node {
-    /// How to rebuild a file. Ordered before blobs: a recipe goes before what it refers to.
+    /// A recipe. Ordered before blobs, so that it is deleted before the blobs that it names.
     Recipe(Digest),
     /// A blob.
     Blob(Digest),
@@ -31,7 +31,7 @@ impl Node {
         }
     }
 
-    /// What it takes on disk, or `None` when it is not there.
+    /// Its size on disk, or `None` when it is not there.
     pub fn bytes_on_disk(self, store: &Store) -> Result<Option<u64>, StoreError> {
         match self {
             Self::Blob(digest) => store.blob_bytes_on_disk(digest),
@@ -39,8 +39,8 @@ impl Node {
         }
     }
 
-    /// Deletes the file; what it took on disk, or `None` when there was none. [`Self::note_removed`]
-    /// has to follow.
+    /// Deletes the file and returns its size on disk, or `None` if there was none. The caller must then
+    /// call [`Self::note_removed`].
     pub(super) fn remove(self, store: &Store) -> Result<Option<u64>, StoreError> {
         match self {
             Self::Blob(digest) => store.remove_blob_file(digest),
@@ -48,7 +48,7 @@ impl Node {
         }
     }
 
-    /// Enters into the books that it is gone, which took `bytes` on disk.
+    /// Updates the accounting after a removal that freed `bytes`.
     pub(super) fn note_removed(self, store: &Store, bytes: u64) {
         match self {
             Self::Blob(digest) => store.note_blob_removed(digest, bytes),
@@ -57,24 +57,24 @@ impl Node {
     }
 }
 
-/// Something that lies in the store and is neither blob nor recipe.
+/// Something else that a collection removes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Litter {
-    /// The record of a model in the trash whose time is over.
+    /// The record of an expired model in the trash.
     Trash {
         /// Its name.
         record: Digest,
         /// What it takes on disk.
         bytes: u64,
     },
-    /// What a transaction that died has left in `staging/`.
+    /// What a transaction left in `staging/` when its process died.
     Staging {
-        /// What it is called there.
+        /// Its file name in `staging/`.
         name: OsString,
         /// What it takes on disk.
         bytes: u64,
     },
-    /// What has arrived of a file whose download nobody has gone on with for a week.
+    /// A partial download that was not continued for a week.
     Partial {
         /// The file.
         file: Digest,
@@ -91,33 +91,30 @@ impl Litter {
     }
 }
 
-/// Bytes that nothing needs and that stay because a process holds them.
+/// Unneeded bytes that stay because a process holds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptBytes {
     /// What it takes on disk.
     pub bytes: u64,
-    /// The processes, or what is known of them.
+    /// Descriptions of the processes.
     pub by: Vec<String>,
 }
 
-/// A list of deletions: nothing reachable and nothing pinned is on it.
+/// What a collection deletes and what it has to keep. Nothing needed or pinned is deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GcPlan {
-    /// What goes, recipes first, with its size on disk in bytes.
+    /// What is deleted, recipes first, with its size on disk in bytes.
     pub deletions: Vec<(Node, u64)>,
-    /// What nothing needs and some process has open or mapped, with its size on disk: it stays.
+    /// Unneeded, but open or mapped in a process: kept. With its size on disk in bytes.
     pub held: Vec<(Node, u64)>,
-    /// What nothing needs and a lease pins: it goes when that ends.
+    /// Unneeded, but pinned by a lease: kept until the lease ends.
     pub leased: Vec<Digest>,
-    /// What else goes.
+    /// Other things that are deleted.
     pub litter: Vec<Litter>,
 }
 
 impl GcPlan {
-    /// Plans to delete what of `unneeded` is not pinned, in the order in which it comes.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`] when a candidate's size cannot be read.
+    /// Plans to delete the nodes of `unneeded` that are not pinned, in their order.
     pub fn new(
         store: &Store,
         unneeded: impl IntoIterator<Item = Node>,
@@ -138,11 +135,7 @@ impl GcPlan {
         Ok(plan)
     }
 
-    /// Adds what transactions that died, downloads that nobody goes on with and models whose time in
-    /// the trash is over have left.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Adds abandoned staging files, abandoned downloads and expired models in the trash.
     pub fn with_litter(mut self, store: &Store, now: SystemTime) -> Result<Self, StoreError> {
         for trashed in store.trash()?.into_iter().filter(|trashed| trashed.is_expired(now)) {
             let bytes = store.trashed_bytes(trashed.record)?;
@@ -160,27 +153,27 @@ impl GcPlan {
         Ok(self)
     }
 
-    /// The blobs that it deletes, or would if no program held them.
+    /// The blobs to delete, and those that are kept only because a program holds them.
     pub(super) fn blobs(&self) -> BTreeSet<Digest> {
         let nodes = self.deletions.iter().chain(&self.held);
         let blob = |(node, _): &(Node, u64)| matches!(node, Node::Blob(_)).then(|| node.digest());
         nodes.filter_map(blob).collect()
     }
 
-    /// What the plan frees on disk.
+    /// Bytes on disk that the plan frees.
     #[must_use]
     pub fn freed_bytes(&self) -> u64 {
         let deletions = self.deletions.iter().map(|(_, bytes)| *bytes);
         deletions.chain(self.litter.iter().map(Litter::bytes)).fold(0, u64::saturating_add)
     }
 
-    /// What nothing needs and stays all the same on disk.
+    /// Bytes on disk that are unneeded and kept.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.held.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add)
     }
 
-    /// What stays, grouped by who holds it.
+    /// Bytes that are kept, grouped by their holders.
     #[must_use]
     pub fn kept(&self, store: &Store) -> Vec<KeptBytes> {
         let holders = holders(store, &self.held.iter().map(|(node, _)| node.digest()).collect());

@@ -1,7 +1,7 @@
-//! Reads recipes ahead of the mark phase, on all processors.
+//! Reads recipes ahead of the mark phase, on several processors.
 //!
-//! Ten thousand recipes are a gigabyte of JSON. The mark phase asks for them one after the
-//! other, in an order that is known before; meanwhile the next ones are read and checked.
+//! Ten thousand recipes are a gigabyte of JSON. The mark phase reads them one after the other, in an order
+//! that is known before, so threads read and check the next ones meanwhile.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
@@ -11,21 +11,20 @@ use blobd_store_format::outline::RecipeOutline;
 
 use crate::{Store, StoreError};
 
-/// What the recipe of a file keeps alive, if there is one.
-type Outline = Result<Option<RecipeOutline>, StoreError>;
+/// The outline of a recipe, if the file has one.
+type ReadResult = Result<Option<RecipeOutline>, StoreError>;
 
-/// The recipes that are being read.
 pub(super) struct ReadAhead<'a> {
     store: &'a Store,
     files: &'a [Digest],
     next: usize,
-    readers: Vec<Receiver<Outline>>,
+    readers: Vec<Receiver<ReadResult>>,
 }
 
-/// Fewer are read faster than a thread starts.
+/// So few recipes are read faster than a thread starts.
 const FILES_PER_READER: usize = 16;
 const MAX_READERS: usize = 4;
-/// How far each reader is ahead: some 10 KiB each.
+/// How many recipes each reader is ahead; each takes some 10 KiB.
 const DEPTH: usize = 8;
 
 /// Calls `work` while the recipes of `files` are read in this order.
@@ -41,13 +40,13 @@ pub(super) fn with_read_ahead<T>(
             let (sender, receiver) = sync_channel(DEPTH);
             let read = move || {
                 for file in files.iter().skip(first).step_by(count) {
-                    // An error ends the mark phase, and nobody listens any more.
+                    // The receiver is gone if an error has ended the mark phase.
                     if sender.send(store.recipe_outline(*file)).is_err() {
                         break;
                     }
                 }
             };
-            // Without a thread the recipes are read when they are asked for.
+            // If no thread can be started, `outline` reads the recipes itself.
             let _ = thread::Builder::new().name("recipes".to_owned()).spawn_scoped(scope, read);
             receiver
         };
@@ -60,8 +59,8 @@ pub(super) fn with_read_ahead<T>(
 }
 
 impl ReadAhead<'_> {
-    /// The recipe of `file`, which is read now if it is not the next in order.
-    pub(super) fn outline(&mut self, file: Digest) -> Outline {
+    /// The recipe of `file`; reads it now if it is not the next in order.
+    pub(super) fn outline(&mut self, file: Digest) -> ReadResult {
         if self.readers.is_empty() || self.files.get(self.next) != Some(&file) {
             return self.store.recipe_outline(file);
         }
@@ -94,17 +93,17 @@ mod tests {
     }
 
     #[test]
-    fn recipes_are_the_same_in_whatever_order_they_are_asked_for() {
+    fn recipes_are_the_same_in_any_order_of_requests() {
         let (_folder, store, files) = store_with_recipes(100);
         let absent = Digest::of(b"no recipe");
-        for asked in [
+        for requested in [
             files.clone(),
             files.iter().rev().copied().collect(),
             files.iter().flat_map(|file| [*file, absent, *file]).collect(),
             files[..3].to_vec(),
         ] {
             with_read_ahead(&store, &files, |ahead| {
-                for file in asked {
+                for file in requested {
                     let outline = ahead.outline(file).unwrap();
                     assert_eq!(outline, store.recipe_outline(file).unwrap());
                 }
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_recipe_is_an_error_where_it_is_asked_for() {
+    fn damaged_recipe_is_an_error_when_it_is_requested() {
         let (_folder, store, files) = store_with_recipes(50);
         std::fs::write(store.path(layout::recipe(files[40])), "damaged").unwrap();
         with_read_ahead(&store, &files, |ahead| {

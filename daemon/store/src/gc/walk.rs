@@ -1,5 +1,5 @@
-//! The one enumeration of what is alive, and why. Collection, `df`, `rm` and eviction are folds over it,
-//! so that they cannot disagree.
+//! Enumerates what is needed or protected, and by what. Collection, `df`, `rm` and eviction all use it, so
+//! that they cannot disagree.
 
 use std::collections::BTreeSet;
 use std::time::SystemTime;
@@ -13,33 +13,33 @@ use blobd_store_format::reference::Reference;
 use super::plan::Node;
 use crate::{Store, StoreError};
 
-/// Who keeps something in the store.
+/// What keeps data in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// All sessions and transactions; [`crate::leases::Leases::holders`] tells them apart.
+    /// All sessions and transactions; [`crate::leases::Leases::holders`] lists them one by one.
     Leases,
-    /// A model under its name.
+    /// A tagged model.
     Tag(Reference),
-    /// A model in the trash whose time is not over.
+    /// A model in the trash that has not expired.
     Trash(Reference),
-    /// A download that can be resumed, by the digest of its file.
+    /// An unfinished download, by the digest of its file.
     Download(Digest),
 }
 
-/// What one owner keeps.
+/// An owner and what it keeps.
 #[derive(Clone, Debug)]
 pub struct Owned {
-    /// Who keeps it.
+    /// The owner.
     pub owner: Owner,
-    /// The digest of the manifest that says so, if one does.
+    /// The digest of the owner's manifest, if it has one.
     pub manifest: Option<Digest>,
-    /// What is kept by itself, in no order. What recipes among these name is kept too, except
-    /// by a lease, which pins each blob by itself.
+    /// What the owner keeps directly, in no order. Blobs that recipes among these name are kept too, except
+    /// for leases, which pin each blob themselves.
     pub roots: Vec<Node>,
 }
 
 impl Owner {
-    /// The owner as people read it; nothing for leases, of which there are many.
+    /// The owner's name for messages; `None` for leases, of which there are many.
     pub fn name(&self) -> Option<String> {
         match self {
             Self::Leases => None,
@@ -51,10 +51,7 @@ impl Owner {
 }
 
 impl Owned {
-    /// Everything that is kept.
-    ///
-    /// # Errors
-    /// A recipe that cannot be read.
+    /// All nodes that the owner keeps. Fails if a recipe cannot be read.
     pub fn nodes(self, store: &Store) -> Result<BTreeSet<Node>, StoreError> {
         match self.owner {
             Owner::Leases => Ok(self.roots.into_iter().collect()),
@@ -63,25 +60,23 @@ impl Owned {
     }
 }
 
-/// Is shown one owner after the other.
+/// Called with one owner after the other.
 pub type Visit<'v> = dyn FnMut(Owned) -> Result<(), StoreError> + 'v;
 
-/// Calls `visit` with everything that keeps bytes at `now`. Leases come first: what they pin may get a
-/// tag meanwhile. The trash comes after the tags: what is put there loses its tag afterwards.
+/// Calls `visit` with everything that keeps data at `now`. Leases come first, because what they pin may get
+/// a tag meanwhile; the trash comes after the tags, because a removed model gets its record in the trash
+/// before its tag disappears.
 ///
 /// # Errors
-/// What no collection goes on after: a file under `manifests/` or in the trash that is none, a manifest
-/// that cannot be read, a file of a model that is missing; those of `visit`.
+/// A foreign file under `manifests/` or in the trash, an unreadable manifest, a missing file of a model;
+/// those of `visit`.
 pub fn walk(store: &Store, now: SystemTime, visit: &mut Visit<'_>) -> Result<(), StoreError> {
     visit(leases(store))?;
     each_model(store, |reference, manifest| visit(of_manifest(Owner::Tag(reference), &manifest)))?;
     trash_and_downloads(store, now, visit)
 }
 
-/// The same without tags.
-///
-/// # Errors
-/// As for [`walk`].
+/// Like [`walk`], without tags.
 pub fn walk_beside_tags(store: &Store, now: SystemTime, visit: &mut Visit<'_>) -> Result<(), StoreError> {
     visit(leases(store))?;
     trash_and_downloads(store, now, visit)
@@ -99,7 +94,7 @@ fn trash_and_downloads(store: &Store, now: SystemTime, visit: &mut Visit<'_>) ->
     }
     for file in store.partial_files()? {
         let mut roots: Vec<Node> = store.blobs_of_partial(file)?.into_iter().map(Node::Blob).collect();
-        // One whose recipe cannot be read is not whole: it is put together again from its blobs.
+        // If the recipe cannot be read, the file is incomplete and will be assembled again from its blobs.
         if store.recipe_outline(file).is_ok() {
             roots.extend([Node::Blob(file), Node::Recipe(file)]);
         }
@@ -112,11 +107,6 @@ fn of_manifest(owner: Owner, manifest: &Manifest) -> Owned {
     Owned { owner, manifest: Some(manifest.digest()), roots: roots_of(manifest) }
 }
 
-/// Calls `visit` with every tag and its manifest.
-///
-/// # Errors
-/// What no collection goes on after: a file under `manifests/` that is no manifest, a manifest
-/// that cannot be read, a file of a model that is missing; those of `visit`.
 fn each_model(
     store: &Store,
     mut visit: impl FnMut(Reference, Manifest) -> Result<(), StoreError>,
@@ -127,7 +117,7 @@ fn each_model(
                 check_complete(store, &reference, manifest.digests())?;
                 visit(reference, manifest)?;
             }
-            // Removed since it was listed, by its owner.
+            // The user has removed it since it was listed.
             Err(StoreError::NoSuchModel { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -135,8 +125,7 @@ fn each_model(
     Ok(())
 }
 
-/// Checks of models with these files what [`walk`] checks of models, but for the manifests themselves,
-/// which have been read.
+/// Makes the checks that [`walk`] makes for models, for models whose manifests have been read already.
 ///
 /// # Errors
 /// [`StoreError::ForeignFile`], [`StoreError::Incomplete`], [`StoreError::Io`].
@@ -149,7 +138,7 @@ pub fn check_models<'m>(
     models.try_for_each(|(reference, files)| check_complete(store, reference, files.iter().copied()))
 }
 
-/// The tags, unless there is a file among them that is none.
+/// The tags; an error if there is a file that is not a manifest among them.
 fn references_alone(store: &Store) -> Result<Vec<Reference>, StoreError> {
     let tags = store.tags()?;
     match tags.foreign.into_iter().next() {
@@ -158,8 +147,8 @@ fn references_alone(store: &Store) -> Result<Vec<Reference>, StoreError> {
     }
 }
 
-/// A file that has neither blob nor recipe may have had a recipe, and nobody knows which blobs
-/// that would have named. One that was put aside was a blob.
+/// If a file has neither blob nor recipe, its recipe may be lost, and the blobs that the recipe named are
+/// unknown. A file in quarantine was a blob.
 fn check_complete(
     store: &Store,
     reference: &Reference,

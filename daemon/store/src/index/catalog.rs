@@ -1,10 +1,8 @@
-//! The catalog: which blobs and recipes there are and how large, in memory, for a million blobs.
+//! The catalog: the blobs and recipes of a store and their sizes, in memory, for a million blobs.
 //!
-//! It is a cache. The file system decides, and nothing is deleted because of what the catalog says. A blob
-//! has a row with a number, and a recipe is a list of such numbers, so that ten thousand models that
-//! share a million blobs take some 80 MiB.
-//!
-//! It also records which pages of rows and which recipes the database does not have yet.
+//! It is a cache: nothing is deleted because of what it says. A blob has a numbered row, and a recipe is a
+//! list of such numbers, so ten thousand models that share a million blobs take some 80 MiB. It also tracks
+//! which pages of rows and which recipes the database does not have yet.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -15,7 +13,7 @@ use hashbrown::HashTable;
 
 use super::facts::{BlobFacts, RecipeFacts};
 
-/// What is known of the blobs and recipes there are.
+/// The known blobs and recipes.
 #[derive(Debug, Default)]
 pub struct Catalog {
     rows: Vec<Row>,
@@ -23,17 +21,15 @@ pub struct Catalog {
     free: Vec<u32>,
     /// The number of each digest's row.
     numbers: HashTable<u32>,
-    /// Keyed, because whoever makes blobs can choose digests that begin alike.
+    /// Keyed, because users that make blobs can choose digests with equal prefixes.
     hasher: RandomState,
     recipes: HashMap<Digest, RecipeRow>,
-    /// How many blobs there are of each length.
     lengths: BTreeMap<u64, u32>,
     used_bytes: u64,
     blob_count: u64,
     unwritten: Unwritten,
 }
 
-/// What the database does not have yet.
 #[derive(Debug, Default)]
 pub(super) struct Unwritten {
     /// Numbers of pages of [`PAGE_ROWS`] rows.
@@ -42,60 +38,53 @@ pub(super) struct Unwritten {
     pub(super) recipes: BTreeSet<Digest>,
 }
 
-/// A row of the table of blobs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     pub(super) digest: Digest,
     pub(super) length: u64,
     pub(super) bytes_on_disk: u64,
-    /// How many recipes name it.
     needed_by: u32,
     pub(super) state: RowState,
-    /// The disk has been asked about it since the last [`Catalog::start_scan`].
+    /// Whether it was compared with the disk since the last [`Catalog::start_scan`].
     is_seen: bool,
 }
 
-/// What a row stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RowState {
-    /// Nothing.
     Free,
-    /// A blob that some recipe names and that is not there.
+    /// A recipe names the blob, but it does not exist.
     Absent,
-    /// A blob.
     Present,
 }
 
 #[derive(Debug)]
 pub(super) struct RecipeRow {
     pub(super) bytes_on_disk: u64,
-    /// Numbers of rows; `None` when it cannot be read.
+    /// Numbers of rows; `None` when the recipe cannot be read.
     pub(super) needs: Option<Box<[u32]>>,
 }
 
-/// How many rows make a page, the unit in which the database keeps them: a page stays below 4 KiB.
+/// Rows per page, the unit of storage in the database: a page stays below 4 KiB.
 pub(super) const PAGE_ROWS: usize = 80;
 
 impl Catalog {
-    /// What blobs and recipes take on disk in bytes.
+    /// The size on disk of all blobs and recipes in bytes.
     #[must_use]
     pub const fn used_bytes(&self) -> u64 {
         self.used_bytes
     }
 
-    /// How many blobs there are.
+    /// The number of blobs.
     #[must_use]
     pub const fn blob_count(&self) -> u64 {
         self.blob_count
     }
 
-    /// How many recipes there are.
     pub(super) fn recipe_count(&self) -> u64 {
         self.recipes.len() as u64
     }
 
-    /// How many blobs have this length in bytes. Where there is none, a tensor of that length is
-    /// certainly new.
+    /// The number of blobs with this length in bytes. If it is 0, a tensor of that length is certainly new.
     pub(crate) fn blobs_of_length(&self, length: u64) -> u64 {
         self.lengths.get(&length).copied().unwrap_or_default().into()
     }
@@ -105,7 +94,6 @@ impl Catalog {
         self.row(self.find(digest)?)?.facts()
     }
 
-    /// What is known of a file's recipe, if there is one.
     pub(super) fn recipe(&self, file: Digest) -> Option<RecipeFacts> {
         let row = self.recipes.get(&file)?;
         let named = |numbers: &[u32]| {
@@ -117,7 +105,7 @@ impl Catalog {
         Some(RecipeFacts { bytes_on_disk: row.bytes_on_disk, needs: row.needs.as_deref().map(named) })
     }
 
-    /// Enters what the disk says about a blob; says whether that is news.
+    /// Sets the state of a blob as read from disk; returns whether it changed.
     pub(super) fn set_blob(&mut self, digest: Digest, facts: Option<BlobFacts>) -> bool {
         let number = self.find(digest).or_else(|| facts.and_then(|_| self.insert(digest)));
         let Some((number, row)) = number.and_then(|number| Some((number, self.row_mut(number)?))) else {
@@ -129,12 +117,12 @@ impl Catalog {
             return false;
         }
         self.recount(old, facts);
-        self.touch(number);
+        self.mark_unwritten(number);
         self.free_if_unused(number);
         true
     }
 
-    /// Enters what the disk says about a recipe; says whether that is news.
+    /// Sets the state of a recipe as read from disk; returns whether it changed.
     pub(super) fn set_recipe(&mut self, file: Digest, facts: Option<RecipeFacts>) -> bool {
         if self.recipe(file) == facts {
             return false;
@@ -160,12 +148,12 @@ impl Catalog {
         true
     }
 
-    /// Begins a comparison with the disk: no blob has been compared.
+    /// Starts a comparison with the disk: marks all blobs as not compared.
     pub(super) fn start_scan(&mut self) {
         self.rows.iter_mut().for_each(|row| row.is_seen = false);
     }
 
-    /// The blobs that have not been compared since.
+    /// The blobs that were not compared since [`Self::start_scan`].
     pub(super) fn unseen(&self) -> Vec<Digest> {
         let unseen = self.rows.iter().filter(|row| row.state == RowState::Present && !row.is_seen);
         unseen.map(|row| row.digest).collect()
@@ -179,13 +167,11 @@ impl Catalog {
         &self.rows
     }
 
-    /// The number of a digest's row.
     pub(super) fn find(&self, digest: Digest) -> Option<u32> {
         let is_it = |number: &u32| self.row(*number).is_some_and(|row| row.digest == digest);
         self.numbers.find(self.hasher.hash_one(digest), is_it).copied()
     }
 
-    /// The rows of one page; none beyond the end.
     pub(super) fn page(&self, number: u32) -> &[Row] {
         self.rows.chunks(PAGE_ROWS).nth(number as usize).unwrap_or_default()
     }
@@ -194,7 +180,7 @@ impl Catalog {
         !self.unwritten.pages.is_empty() || !self.unwritten.recipes.is_empty()
     }
 
-    /// Takes at most `limit` pages and as many recipes from what is to be written.
+    /// Takes at most `limit` pages and `limit` recipes that are to be written.
     pub(super) fn take_unwritten(&mut self, limit: usize) -> Unwritten {
         let Unwritten { pages, recipes } = &mut self.unwritten;
         Unwritten {
@@ -203,15 +189,13 @@ impl Catalog {
         }
     }
 
-    /// Has everything written anew.
     pub(super) fn mark_all_unwritten(&mut self) {
         let page_count = u32::try_from(self.rows.len().div_ceil(PAGE_ROWS)).unwrap_or(u32::MAX);
         self.unwritten =
             Unwritten { pages: (0..page_count).collect(), recipes: self.recipes.keys().copied().collect() };
     }
 
-    /// Appends a row as the database has it: to be followed by [`Self::push_recipe`]. `None` if the
-    /// row cannot be part of a table.
+    /// Appends a row from the database; all rows come before recipes. `None` if the row is invalid.
     pub(super) fn push_row(&mut self, digest: Digest, state: RowState, facts: BlobFacts) -> Option<()> {
         let number = u32::try_from(self.rows.len()).ok()?;
         if state != RowState::Free && self.find(digest).is_some() {
@@ -221,13 +205,13 @@ impl Catalog {
         if state == RowState::Free {
             self.free.push(number);
         } else {
-            self.enter(digest, number);
+            self.add_number(digest, number);
             self.recount(None, (state == RowState::Present).then_some(facts));
         }
         Some(())
     }
 
-    /// Adds a recipe as the database has it. `None` if it names no rows of the table.
+    /// Adds a recipe from the database. `None` if it names rows that do not exist.
     pub(super) fn push_recipe(&mut self, file: Digest, row: RecipeRow) -> Option<()> {
         for number in row.needs.iter().flatten() {
             let needed = self.row_mut(*number).filter(|row| row.state != RowState::Free)?;
@@ -245,12 +229,12 @@ impl Catalog {
         self.rows.get_mut(number as usize)
     }
 
-    /// Has the page of a row written.
-    fn touch(&mut self, number: u32) {
+    /// Marks the page of a row to be written.
+    fn mark_unwritten(&mut self, number: u32) {
         self.unwritten.pages.extend(u32::try_from(number as usize / PAGE_ROWS));
     }
 
-    /// Makes a row for a digest that has none. `None` if there are 2^32 already.
+    /// Adds a row for a digest that has none. `None` if there are 2^32 already.
     fn insert(&mut self, digest: Digest) -> Option<u32> {
         let row = Row::new(digest, RowState::Absent, BlobFacts { length: 0, bytes_on_disk: 0 });
         let number = match self.free.pop() {
@@ -264,19 +248,18 @@ impl Catalog {
                 number
             }
         };
-        self.enter(digest, number);
-        self.touch(number);
+        self.add_number(digest, number);
+        self.mark_unwritten(number);
         Some(number)
     }
 
-    fn enter(&mut self, digest: Digest, number: u32) {
+    fn add_number(&mut self, digest: Digest, number: u32) {
         let Self { rows, hasher, .. } = self;
-        // Every number in the table is that of a row.
         let hash_of = |number: &u32| rows.get(*number as usize).map_or(0, |row| hasher.hash_one(row.digest));
         self.numbers.insert_unique(hasher.hash_one(digest), number, hash_of);
     }
 
-    /// Notes that one more recipe names these blobs; returns the numbers of their rows.
+    /// Counts one more recipe that names these blobs; returns the numbers of their rows.
     fn need_all(&mut self, digests: &[Digest]) -> Box<[u32]> {
         let mut numbers = Vec::with_capacity(digests.len());
         for digest in digests {
@@ -289,7 +272,7 @@ impl Catalog {
         numbers.into()
     }
 
-    /// Frees a row that stands for no blob and that no recipe names any more.
+    /// Frees a row without a blob that no recipe names any more.
     fn free_if_unused(&mut self, number: u32) {
         let Some(row) = self.row_mut(number) else { return };
         if row.state != RowState::Absent || row.needed_by > 0 {
@@ -302,10 +285,10 @@ impl Catalog {
             entry.remove();
         }
         self.free.push(number);
-        self.touch(number);
+        self.mark_unwritten(number);
     }
 
-    /// Corrects the sums when what is known of a blob changes.
+    /// Updates the sums after a blob has changed.
     fn recount(&mut self, old: Option<BlobFacts>, new: Option<BlobFacts>) {
         if let Some(new) = new {
             self.blob_count += 1;
@@ -336,7 +319,6 @@ impl Row {
         (self.state == RowState::Present).then_some(facts)
     }
 
-    /// Enters what the disk says about the blob.
     fn set(&mut self, facts: Option<BlobFacts>) {
         self.state = if facts.is_some() { RowState::Present } else { RowState::Absent };
         self.length = facts.map_or(0, |facts| facts.length);

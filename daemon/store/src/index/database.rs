@@ -1,11 +1,11 @@
-//! The catalog's copy on disk, in sled 0.34.7, by the rules under which that behaves.
+//! The copy of the catalog on disk, in sled 0.34.7, with workarounds for that version:
 //!
-//! - A snapshot that was being written when the process died would be taken for the newest and
-//!   the database be unopenable: it is deleted before opening.
-//! - Plain inserts only: batches of a few operations and transactions deadlock it.
-//! - Its `flush` is no fsync on Linux: when it is closed, its files are synced here.
-//! - It follows symbolic links, so nothing is opened that is not this user's own regular file.
-//! - It may panic or hang: the caller runs it where that harms nobody.
+//! - A snapshot whose writing was interrupted is taken for the newest and makes the database unreadable:
+//!   it is deleted before opening.
+//! - Only plain inserts: batches of a few operations and transactions deadlock it.
+//! - Its `flush` does not fsync on Linux: its files are synced here when it is closed.
+//! - It follows symbolic links: only regular files of this user are opened.
+//! - It may panic or hang: the caller runs it where that does no harm.
 
 use std::collections::HashMap;
 use std::os::fd::AsRawFd as _;
@@ -26,19 +26,18 @@ use crate::root::{Directory, describe};
 #[derive(Debug)]
 pub(super) struct Database {
     db: sled::Db,
-    /// Pages of rows.
     blobs: sled::Tree,
     recipes: sled::Tree,
     /// Digest of the manifest → seconds since 1970 (8 bytes, little-endian).
     uses: sled::Tree,
-    /// The database's own paths lead through this descriptor, so it is closed last.
+    /// The paths of the database go through this descriptor, so it is closed last.
     directory: Directory,
 }
 
-/// When models were used last, by the digest of the manifest, in seconds since 1970.
+/// When models were last used, by the digest of the manifest, in seconds since 1970.
 pub(super) type Uses = HashMap<Digest, u64>;
 
-/// Why the database cannot be used. Nothing but a cache is lost.
+/// Why the database cannot be used. It is only a cache.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum IndexError {
     #[error("sled: {0}")]
@@ -57,20 +56,19 @@ pub(super) enum IndexError {
     TooSlow(Duration),
 }
 
-/// A page cache of this size holds what changes at a time; a scan needs none.
+/// Large enough for concurrent changes; a scan needs no cache.
 const CACHE_BYTES: u64 = 16 << 20;
-/// Others have no business in the index, nor a way to put something there.
+/// Other users can neither read the index nor put files into it.
 const MODE: u32 = 0o700;
 
 impl Database {
-    /// Opens the one that was written before.
     pub(super) fn existing(root: &Root) -> Result<Self, IndexError> {
         Self::open(root.existing_directory(path())?)
     }
 
-    /// Makes an empty one in place of what is there.
+    /// Replaces whatever is there with an empty database.
     pub(super) fn create(root: &Root) -> Result<Self, IndexError> {
-        let made = make_empty(root).or_else(|_| put_aside(root).and_then(|()| make_empty(root)));
+        let made = make_empty(root).or_else(|_| rename_damaged(root).and_then(|()| make_empty(root)));
         Self::open(made?)
     }
 
@@ -78,7 +76,7 @@ impl Database {
         check(&directory)?;
         check_entries(&directory, true)?;
         remove_torn_snapshots(&directory)?;
-        // sled knows paths alone. This one leads to the directory that was checked, whatever has its
+        // sled only takes paths. This one leads to the directory that was checked, even if another has its
         // name by now.
         let path = format!("/proc/self/fd/{}", directory.file().as_raw_fd());
         let config = sled::Config::new().path(path).cache_capacity(CACHE_BYTES);
@@ -88,7 +86,6 @@ impl Database {
         Ok(Self { db, blobs, recipes, uses, directory })
     }
 
-    /// Reads everything.
     pub(super) fn read(&self) -> Result<(Catalog, Uses), IndexError> {
         let mut decoder = Decoder::default();
         for entry in &self.blobs {
@@ -102,7 +99,7 @@ impl Database {
         let mut uses = Uses::new();
         for entry in &self.uses {
             let (key, value) = entry?;
-            // One that is malformed is forgotten.
+            // Malformed entries are skipped.
             if let (Ok(manifest), Ok(last)) = (key.as_ref().try_into(), value.as_ref().try_into()) {
                 uses.insert(Digest::from_bytes(manifest), u64::from_le_bytes(last));
             }
@@ -110,10 +107,7 @@ impl Database {
         Ok((decoder.finish().ok_or_else(|| malformed("recipes", b""))?, uses))
     }
 
-    /// Makes a change.
-    ///
-    /// # Errors
-    /// [`IndexError`]; the database is of no use then.
+    /// Applies an edit. After an error the database cannot be used.
     pub(super) fn apply(&self, edit: Edit) -> Result<(), IndexError> {
         match edit {
             Edit::Page { number, value } => {
@@ -125,7 +119,7 @@ impl Database {
                     self.recipes.insert(chunk_key(file, count), chunk)?;
                     count += 1;
                 }
-                // It may have had more of them.
+                // Removes the rest of a recipe that had more chunks.
                 while self.recipes.remove(chunk_key(file, count))?.is_some() {
                     count += 1;
                 }
@@ -134,7 +128,6 @@ impl Database {
         Ok(())
     }
 
-    /// Replaces all uses.
     pub(super) fn set_uses(&self, uses: &Uses) -> Result<(), IndexError> {
         self.uses.clear()?;
         for (manifest, last) in uses {
@@ -143,14 +136,14 @@ impl Database {
         Ok(())
     }
 
-    /// Lets go of the files, everything in them durable.
+    /// Closes the database and syncs its files.
     pub(super) fn close(self) -> Result<(), IndexError> {
         let Self { db, blobs, recipes, uses, directory } = self;
         db.flush()?;
         drop((blobs, recipes, uses, db));
         for entry in directory.entries()? {
             let name = entry?.name;
-            // A snapshot may be replaced meanwhile.
+            // A snapshot may have been replaced meanwhile.
             if let Some(file) = directory.find_entry(&name)? {
                 file.sync_all().map_err(StoreError::io("sync", directory.place().join(&name)))?;
             }
@@ -166,7 +159,7 @@ fn malformed(table: &'static str, key: &[u8]) -> IndexError {
     IndexError::Malformed { table, key: key.iter().take(36).map(|byte| format!("{byte:02x}")).collect() }
 }
 
-/// Refuses a directory that somebody else may write to.
+/// Refuses a directory that other users may write to.
 fn check(directory: &Directory) -> Result<(), StoreError> {
     const WRITABLE_BY_OTHERS: u32 = 0o022;
     let (own, status) = (rustix::process::geteuid().as_raw(), directory.own_status()?);
@@ -174,18 +167,18 @@ fn check(directory: &Directory) -> Result<(), StoreError> {
         return Ok(());
     }
     let found = format!("directory of uid {}, mode {:04o}", status.owner(), status.permissions());
-    let expected = "one that its owner alone writes to";
+    let expected = "directory that only its owner can write to";
     Err(StoreError::UnexpectedFile { path: directory.place().clone(), found, expected })
 }
 
-/// Refuses a directory with anything in it that is not a file or directory of this user's alone.
+/// Refuses a directory that contains anything but files and directories of this user alone.
 fn check_entries(directory: &Directory, may_nest: bool) -> Result<(), StoreError> {
     let own = rustix::process::geteuid().as_raw();
     for entry in directory.entries()? {
         let name = entry?.name;
         let Some(status) = directory.status(&name)? else { continue };
         if status.is_dir() && may_nest && status.owner() == own {
-            // sled's own, for values that are too long for its log.
+            // sled makes it for values that are too long for its log.
             directory.find_directory(&name)?.map_or(Ok(()), |below| check_entries(&below, false))?;
         } else if !status.is_file() || status.links() != 1 || status.owner() != own {
             let (path, found) = (directory.place().join(&name), describe(status.kind()).to_owned());
@@ -211,8 +204,8 @@ fn path() -> PathBuf {
     Path::new(layout::INDEX).join("sled")
 }
 
-/// Changes the index's files. Not the store's own guard: a sync that fails here costs a rebuild, and is no
-/// reason to refuse changes of the store.
+/// The disk for the files of the index. It is separate from the store's own guard: a failed sync here only
+/// costs a rebuild, and must not make the store read-only.
 pub(super) fn disk(root: &Root) -> GuardedDisk {
     GuardedDisk::new(Arc::new(KernelDisk), root.clone())
 }
@@ -222,22 +215,21 @@ fn make_empty(root: &Root) -> Result<Directory, StoreError> {
     disk.remove_tree(&path)?;
     for path in [Path::new(layout::INDEX), &path] {
         disk.create_dir(path)?;
-        // Whatever the umask is.
+        // Regardless of the umask.
         root.set_directory_mode(path, MODE)?;
     }
     root.existing_directory(path)
 }
 
-/// Renames `index` to `index.bad-<unix seconds>`, in place of an older one, for whoever wants to know what
-/// was wrong with it.
-pub(super) fn put_aside(root: &Root) -> Result<(), StoreError> {
+/// Renames `index` to `index.bad-<unix seconds>` for diagnosis, and removes an older one.
+pub(super) fn rename_damaged(root: &Root) -> Result<(), StoreError> {
     const BAD: &str = "index.bad-";
     for entry in root.existing_directory("")?.entries()? {
         let name = entry?.name;
         if name.to_string_lossy().starts_with(BAD)
             && let Err(error) = remove_older(root, Path::new(&name))
         {
-            // One copy too many does less harm than no index.
+            // An extra copy does less harm than no index.
             tracing::warn!("{error}");
         }
     }
@@ -245,7 +237,6 @@ pub(super) fn put_aside(root: &Root) -> Result<(), StoreError> {
     disk(root).rename(Path::new(layout::INDEX), Path::new(&format!("{BAD}{}", now.as_secs())))
 }
 
-/// Removes what was put aside before: often just because it could not be read or written.
 fn remove_older(root: &Root, path: &Path) -> Result<(), StoreError> {
     match root.set_directory_mode(path, MODE) {
         Ok(()) => disk(root).remove_tree(path),

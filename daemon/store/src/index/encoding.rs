@@ -1,13 +1,12 @@
-//! The form in which the database keeps the catalog: pages of rows, and recipes as lists of row numbers.
+//! The format of the catalog in the database: pages of rows, and recipes as lists of row numbers.
 //!
-//! Measured with sled 0.34.7 and a million blobs: one key per blob takes 29 s to write and 4 s to
-//! read again, pages of eighty rows 0.8 s and 0.25 s, in half the memory and half the disk.
+//! Measured with sled 0.34.7 and a million blobs: one key per blob takes 29 s to write and 4 s to read,
+//! pages of eighty rows 0.8 s and 0.25 s, with half the memory and half the disk space.
 //!
-//! A page's key is its number (4 bytes, big-endian), its value 49 bytes per row: state, digest,
-//! length and bytes on disk (8 bytes each, little-endian). A recipe's key is the digest of its
-//! file and the number of a chunk (4 bytes, big-endian); the value of chunk 0 begins with bytes
-//! on disk (8) and whether it can be read (1), then come row numbers (4 each). No value exceeds
-//! 4 KiB.
+//! The key of a page is its number (4 bytes, big-endian), its value 49 bytes per row: state, digest, length
+//! and bytes on disk (8 bytes each, little-endian). The key of a recipe is the digest of its file and the
+//! number of a chunk (4 bytes, big-endian). The value of chunk 0 begins with bytes on disk (8) and whether
+//! the recipe can be read (1); row numbers (4 each) follow. No value exceeds 4 KiB.
 
 use blobd_store_format::digest::Digest;
 
@@ -16,19 +15,17 @@ use super::facts::BlobFacts;
 
 /// Row numbers per chunk of a recipe.
 const CHUNK_NEEDS: usize = 1000;
-/// What a row takes in a page.
 const ROW_BYTES: usize = 49;
 
-/// A change to be made to the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Edit {
-    /// A page and its value from now on.
+    /// The new value of a page.
     Page { number: u32, value: Vec<u8> },
-    /// A recipe and all its chunks from now on; none if it is to go.
+    /// All chunks of a recipe; none to remove it.
     Recipe { file: Digest, chunks: Vec<Vec<u8>> },
 }
 
-/// What the database does not have yet: at most `limit` pages and as many recipes.
+/// The changes that the database lacks: at most `limit` pages and `limit` recipes.
 pub(super) fn next_edits(catalog: &mut Catalog, limit: usize) -> Vec<Edit> {
     let unwritten = catalog.take_unwritten(limit);
     let page = |number| Edit::Page { number, value: encode_page(catalog.page(number)) };
@@ -37,7 +34,6 @@ pub(super) fn next_edits(catalog: &mut Catalog, limit: usize) -> Vec<Edit> {
     unwritten.pages.into_iter().map(page).chain(unwritten.recipes.into_iter().map(recipe)).collect()
 }
 
-/// The key of a chunk of a recipe.
 pub(super) fn chunk_key(file: Digest, chunk: u32) -> Vec<u8> {
     [&file.as_bytes()[..], &chunk.to_be_bytes()].concat()
 }
@@ -69,19 +65,19 @@ fn encode_recipe(row: &RecipeRow) -> Vec<Vec<u8>> {
     std::iter::once(first).chain(rest.chunks(CHUNK_NEEDS).map(encode)).collect()
 }
 
-/// Reads a catalog from what the database has: all its pages, then all chunks of recipes, both in the
-/// order of their keys. Every step yields `None` for what is not of the form above.
+/// Decodes a catalog: all pages, then all chunks of recipes, both in the order of their keys. Every step
+/// returns `None` for malformed data.
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
     catalog: Catalog,
-    /// The recipe that is being read, and the number of its next chunk.
+    /// The current recipe, and the number of its next chunk.
     recipe: Option<(Digest, u32, RecipeRow)>,
 }
 
 impl Decoder {
     pub(super) fn add_page(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
         let number = u32::from_be_bytes(key.try_into().ok()?);
-        // Pages come in order, without gaps, each full but the last.
+        // Pages are in order and without gaps, and all but the last are full.
         let rows_before = (number as usize).checked_mul(PAGE_ROWS)?;
         let is_whole = value.len().is_multiple_of(ROW_BYTES) && value.len() <= ROW_BYTES * PAGE_ROWS;
         if rows_before != self.catalog.rows().len() || !is_whole {

@@ -1,4 +1,4 @@
-//! What the disk says about one blob or recipe.
+//! The state of one blob or recipe on disk.
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
@@ -8,26 +8,21 @@ use crate::outlines::read_outline;
 use crate::root::Directory;
 use crate::{FileSystem, StoreError};
 
-/// What a blob is on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlobFacts {
-    /// Its length in bytes.
     pub(super) length: u64,
-    /// What it takes on disk in bytes.
     pub(super) bytes_on_disk: u64,
 }
 
-/// What a recipe is on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RecipeFacts {
-    /// What its own file takes on disk in bytes.
     pub(super) bytes_on_disk: u64,
     /// The blobs that it names, each once and in order; `None` when it cannot be read.
     pub(super) needs: Option<Vec<Digest>>,
 }
 
 impl BlobFacts {
-    /// Looks at a blob in `blobs`, the directory of all of them; `None` if it is not there.
+    /// Reads the state of a blob in `blobs`, the directory of all of them; `None` if it does not exist.
     pub(super) fn read(
         blobs: &Directory,
         file_system: FileSystem,
@@ -40,10 +35,7 @@ impl BlobFacts {
 }
 
 impl RecipeFacts {
-    /// Reads the recipe of a file; `None` if there is none.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`] when it cannot be inspected. That it cannot be read is a fact.
+    /// Reads the state of a recipe; `None` if there is none. An unreadable recipe is not an error.
     pub(super) fn read(
         root: &Root,
         file_system: FileSystem,

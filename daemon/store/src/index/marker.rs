@@ -1,9 +1,9 @@
-//! `index/CLEAN`: the statement of the process that closed the database that nothing is missing in it.
+//! `index/CLEAN`: states that the database was closed completely.
 //!
-//! It is there only while nobody writes: whoever is about to change the store removes it first.
-//! It says which store it is of, how much is in the database, and when `blobs/` and `recipes/` were
-//! changed last. The kernel notes that time for every change whoever makes it, so a copy of a
-//! store, or one that somebody has put something into, has an index that is not believed.
+//! It exists only while nothing changes the store: a process that is about to change the store removes it
+//! first. It records the ID of the store, the number of entries in the database, and the change times of
+//! `blobs/` and `recipes/`. The kernel updates these for every change by any process, so the index of a
+//! copied store, or of one that another program has changed, is not used.
 
 use std::path::{Path, PathBuf};
 
@@ -15,10 +15,9 @@ use super::database::{IndexError, disk};
 use crate::StoreError;
 use crate::disk::Root;
 
-/// The form of the database. Another is not read.
+/// The format of the database. No other is read.
 const FORMAT: u32 = 1;
 
-/// What `index/CLEAN` says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Marker {
@@ -29,7 +28,7 @@ pub(super) struct Marker {
     directories: Stamps,
 }
 
-/// When the directories of blobs and recipes were changed last.
+/// When the directories of blobs and recipes last changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stamps {
     blobs: Stamp,
@@ -40,7 +39,7 @@ pub(super) struct Stamps {
 type Stamp = (u64, i64, i64);
 
 impl Stamps {
-    /// Those of a store as it is now. `None` when it cannot be told.
+    /// The current state of a store; `None` if it cannot be read.
     pub(super) fn of(root: &Root) -> Option<Self> {
         let stamp = |directory: &str| {
             let status = root.status(Path::new(directory)).ok()??;
@@ -52,14 +51,13 @@ impl Stamps {
 }
 
 impl Marker {
-    /// Of a store with this ID, whose database holds this.
     pub(super) fn new(store: String, catalog: &Catalog, directories: Stamps) -> Self {
         let (blob_count, recipe_count) = (catalog.blob_count(), catalog.recipe_count());
         Self { format: FORMAT, store, blob_count, recipe_count, directories }
     }
 
-    /// Reads the marker and removes it, durably: what is done from now on is not in the database
-    /// yet. `None` when there is none that means anything.
+    /// Reads the marker and removes it, durably, because changes from now on are not in the database.
+    /// `None` if there is no valid one.
     pub(super) fn take(root: &Root) -> Option<Self> {
         const MAX_BYTES: u64 = 4096;
         let json = root.read_limited(&path(), MAX_BYTES).ok()??;
@@ -70,7 +68,6 @@ impl Marker {
         serde_json::from_slice(&json).ok()
     }
 
-    /// Writes it, durably.
     pub(super) fn write(&self, root: &Root) -> Result<(), StoreError> {
         let (disk, target) = (disk(root), path());
         let json =
@@ -79,10 +76,7 @@ impl Marker {
         disk.sync_dir(Path::new(layout::INDEX))
     }
 
-    /// Whether it is of this store as it is now.
-    ///
-    /// # Errors
-    /// [`IndexError::NotClean`].
+    /// Checks that the marker is for the current state of this store.
     pub(super) fn check_store(&self, root: &Root) -> Result<(), IndexError> {
         let is_current = self.format == FORMAT
             && store_id(root).as_ref() == Some(&self.store)
@@ -90,10 +84,7 @@ impl Marker {
         is_current.then_some(()).ok_or(IndexError::NotClean)
     }
 
-    /// Whether what was read from the database is what it says.
-    ///
-    /// # Errors
-    /// [`IndexError::Incomplete`].
+    /// Checks that the database had as many entries as the marker says.
     pub(super) fn check_content(&self, catalog: &Catalog) -> Result<(), IndexError> {
         let found = (catalog.blob_count(), catalog.recipe_count());
         let expected = (self.blob_count, self.recipe_count);
@@ -101,7 +92,6 @@ impl Marker {
     }
 }
 
-/// Removes the marker, durably, if it is there.
 pub(super) fn remove(root: &Root) -> Result<(), StoreError> {
     let disk = disk(root);
     match disk.remove_file(&path())? {
@@ -114,7 +104,7 @@ fn path() -> PathBuf {
     Path::new(layout::INDEX).join("CLEAN")
 }
 
-/// The ID in `store.json`; `None` if that cannot be read.
+/// The ID in `store.json`; `None` if it cannot be read.
 pub(super) fn store_id(root: &Root) -> Option<String> {
     #[derive(Deserialize)]
     struct StoreFile {

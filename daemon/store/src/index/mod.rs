@@ -1,24 +1,24 @@
-//! The index: what is in the store and how large, without asking the disk each time.
+//! The index: which blobs and recipes the store has and their sizes, without reading the disk each time.
 //!
-//! The [`Catalog`] in memory answers; a copy of it in `index/`, the database, spares the daemon from reading
-//! a million names and ten thousand recipes when it starts. Both are caches of the file system.
-//! Nothing is deleted because of them, nothing waits for them but `df` and `reindex`, and losing
-//! or damaging the database costs a rebuild in the background.
+//! The [`Catalog`] is in memory. The database in `index/` is a copy of it, so that the daemon does not have
+//! to read a million names and ten thousand recipes when it starts. Both are caches of the file system.
+//! Nothing is deleted because of them, only `df` and `reindex` wait for them, and losing or damaging the
+//! database costs a rebuild in the background.
 //!
-//! Whoever changes `blobs/` or `recipes/` holds a [`Change`] meanwhile (`Store::begin_change`)
-//! and says afterwards which name it was (`Store::note_blob`, `Store::note_recipe`). The disk is then asked
-//! about that name, so the order in which two changes are noted does not matter. What somebody else puts
-//! there is noticed by the time of change that the kernel gives the directories, unless it happens while a
-//! change is under way.
+//! Code that changes `blobs/` or `recipes/` holds a [`Change`] meanwhile (`Store::begin_change`) and
+//! reports the changed names afterwards (`Store::note_blob`, `Store::note_recipe`). The index then reads
+//! the state of that name from disk, so the order in which two changes are reported does not matter.
+//! Changes by other processes are detected by the change times of the directories, unless they happen
+//! during a change of our own.
 //!
 //! | file | responsibility |
 //! |---|---|
-//! | `catalog`, `facts` | the tables in memory; what the disk says about one name |
-//! | `usage` | what models take, counted over the catalog |
-//! | `state` | what the threads share: the catalog, changes under way, what is known of the directories |
-//! | `scan` | comparing the catalog with the disk, and mending it |
-//! | `encoding`, `database` | the form of the copy; sled, and the directory that it is in |
-//! | `marker` | whether the database can be believed |
+//! | `catalog`, `facts` | the tables in memory; the state of one name on disk |
+//! | `usage` | the space that models use, counted over the catalog |
+//! | `state` | the state shared by threads: catalog, changes in progress, times of the directories |
+//! | `scan` | compares the catalog with the disk and corrects it |
+//! | `encoding`, `database` | the format of the copy; sled, and the directory that it is in |
+//! | `marker` | whether the database can be trusted |
 //! | `writer` | the thread that loads the database and writes to it |
 
 use std::ops::Deref;
@@ -47,38 +47,38 @@ pub use usage::{ModelShare, UnreadableRecipe, Usage, UsageCounter};
 
 use state::{Name, Stage, State, Writer};
 
-/// How long `df` waits while the catalog is built.
+/// How long `df` waits for the catalog to be built.
 const BUILD_LIMIT: Duration = Duration::from_secs(60);
-/// A write of the database that takes longer is taken for one that never ends.
+/// A write that takes longer is considered to hang.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 
-/// What a comparison of the catalog with the disk has found.
+/// The result of a comparison of the catalog with the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
-    /// How many blobs there are.
+    /// The number of blobs.
     pub blob_count: u64,
-    /// How many recipes there are.
+    /// The number of recipes.
     pub recipe_count: u64,
-    /// In how many entries the catalog was not what the disk says.
+    /// The number of entries in which the catalog differed from the disk.
     pub count: u64,
 }
 
-/// How the index is, for `doctor`.
+/// The state of the index, for `doctor`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IndexStatus {
-    /// Nobody has needed it so far.
+    /// It has not been used yet.
     Unused,
-    /// It is being read or rebuilt.
+    /// It is being loaded or rebuilt.
     Building,
     /// It is complete.
     Ready,
-    /// It is in memory alone, and why; the next start rebuilds it.
+    /// It is only in memory, with the reason; the next start rebuilds it.
     Degraded(String),
 }
 
-/// The catalog while nobody changes it. To be held for moments, and without calling the store:
-/// imports wait for it to note what they have done.
+/// The locked catalog. Hold it only briefly, and do not call the store meanwhile: imports wait for it to
+/// report their changes.
 #[derive(Debug)]
 #[must_use]
 pub struct CatalogGuard<'i>(MutexGuard<'i, State>);
@@ -92,78 +92,74 @@ impl Deref for CatalogGuard<'_> {
 }
 
 impl Store {
-    /// Has a thread keep a copy of the catalog in `index/`, from what lies there if it can be
-    /// believed, from the disk if not. For the daemon: a command would pay for it and gain
-    /// nothing. Returns at once. Of a store that cannot be written to there is no copy.
+    /// Starts a thread that keeps a copy of the catalog in `index/`. It loads the copy if that can be
+    /// trusted, and reads the disk otherwise. Returns immediately. For the daemon: a command would not
+    /// benefit. A read-only store has no copy.
     pub fn start_index(&self) {
         if self.read_only_reason().is_none() {
             self.index.start();
         }
     }
 
-    /// Ends the thread, with everything written if that takes but a few seconds. A change that
-    /// comes later is not in the copy, and makes that known.
+    /// Ends the thread, with everything written if that takes only a few seconds. A later change is not in
+    /// the copy, and removes the marker that makes the copy trusted.
     pub fn stop_index(&self) {
         self.index.stop();
     }
 
-    /// To be called before names in `blobs/` or `recipes/` change, and held until the changes
-    /// are noted.
+    /// Call before names in `blobs/` or `recipes/` change, and hold the result until the changes are
+    /// reported.
     pub(crate) fn begin_change(&self) -> Change {
         self.index.begin_change()
     }
 
-    /// Notes that a blob may have appeared, vanished or been replaced. Never fails: an index that
-    /// misses something is mended by `reindex`.
+    /// Reports that a blob may have appeared, disappeared or been replaced. Never fails: `reindex` corrects
+    /// an index that misses something.
     pub(crate) fn note_blob(&self, digest: Digest) {
         self.index.note(Name::Blob(digest));
     }
 
-    /// Notes that a recipe may have appeared, vanished or been replaced. Never fails.
+    /// Reports that a recipe may have appeared, disappeared or been replaced. Never fails.
     pub fn note_recipe(&self, file: Digest) {
         self.index.note(Name::Recipe(file));
     }
 
-    /// Notes that the model with this manifest is used now. It is kept when the index is closed, and lost
-    /// when the process is killed.
+    /// Records that the model with this manifest is used now. The record is saved when the index is closed,
+    /// and lost when the process is killed.
     pub fn note_use(&self, manifest: Digest) {
         self.index.note_use(manifest, UNIX_EPOCH.elapsed().unwrap_or_default().as_secs());
     }
 
-    /// When the model with this manifest was used last, as far as that is known.
+    /// When the model with this manifest was last used, if known.
     #[must_use]
     pub fn last_use(&self, manifest: Digest) -> Option<SystemTime> {
         let last = *lock(&self.index.uses).get(&manifest)?;
         UNIX_EPOCH.checked_add(Duration::from_secs(last))
     }
 
-    /// The catalog, complete and up to date with what others have put into the store. Waits up
-    /// to a minute while it is built; builds it if nobody has.
+    /// The catalog, complete and up to date with changes by other processes. Waits up to a minute while it
+    /// is built; builds it if no other thread has.
     ///
     /// # Errors
-    /// [`StoreError::IndexBuilding`] after that minute; [`StoreError::Io`] when the disk cannot
-    /// be read.
+    /// [`StoreError::IndexBuilding`] after that minute; [`StoreError::Io`] when the disk cannot be read.
     pub fn catalog(&self) -> Result<CatalogGuard<'_>, StoreError> {
         drop(self.index.built()?);
         self.index.detect_foreign_changes();
         if lock(&self.index.state).is_stale {
-            // Once: somebody who changes it all the time must not keep us here.
+            // Only once, so that constant changes by another process do not keep this call here.
             self.index.refresh()?;
         }
         Ok(CatalogGuard(lock(&self.index.state)))
     }
 
-    /// The catalog if it is complete now: for those who do not wait.
+    /// The catalog if it is complete now. Never waits.
     #[must_use]
     pub fn catalog_now(&self) -> Option<CatalogGuard<'_>> {
         let state = lock(&self.index.state);
         (state.stage == Stage::Ready).then_some(CatalogGuard(state))
     }
 
-    /// The catalog as it is if it is complete; none while it is built. Builds it if nobody has.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`] when the disk cannot be read.
+    /// The catalog if it is complete; `None` while it is built. Builds it if no other thread has.
     pub(crate) fn catalog_unless_building(&self) -> Result<Option<CatalogGuard<'_>>, StoreError> {
         let stage = lock(&self.index.state).stage;
         if stage == Stage::Unbuilt {
@@ -172,12 +168,9 @@ impl Store {
         Ok(self.catalog_now())
     }
 
-    /// Compares the catalog with the disk, mends it, and has the database written anew. Reads every recipe.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`] when the disk cannot be read.
+    /// Compares the catalog with the disk, corrects it, and has the database rewritten. Reads every recipe.
     pub fn reindex(&self) -> Result<Differences, StoreError> {
-        // What is being built is no difference.
+        // While the catalog is being built, missing entries are not differences.
         drop(self.index.built()?);
         let count = self.index.compare()?;
         let mut state = lock(&self.index.state);
@@ -192,7 +185,7 @@ impl Store {
         Ok(Differences { blob_count, recipe_count, count })
     }
 
-    /// How the index is.
+    /// The state of the index.
     #[must_use]
     pub fn index_status(&self) -> IndexStatus {
         let state = lock(&self.index.state);

@@ -1,4 +1,5 @@
-//! Comparing the catalog with the disk, and mending it, name by name, so that nobody waits for a cold disk.
+//! Compares the catalog with the disk and corrects it name by name, so that no lock is held while the disk
+//! is read.
 
 use std::collections::HashSet;
 
@@ -10,16 +11,14 @@ use crate::root::Directory;
 use crate::sys::give_back_memory;
 use crate::{StoreError, lock};
 
-/// Names that are sorted before they are inspected: 2.5 MiB of them.
+/// The number of names that are sorted before they are inspected: 2.5 MiB.
 const LISTED_AT_ONCE: usize = 1 << 16;
 
 impl StoreIndex {
-    /// Makes the catalog say what the disk says, unless another thread has just done so.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`]; the catalog is as complete as it was.
+    /// Makes the catalog agree with the disk, unless another thread has just done so. After an error it is
+    /// as complete as before.
     pub(super) fn refresh(&self) -> Result<(), StoreError> {
-        let _alone = lock(&self.scans);
+        let _guard = lock(&self.scans);
         let is_current = {
             let state = lock(&self.state);
             state.stage == Stage::Ready && !state.is_stale
@@ -27,16 +26,17 @@ impl StoreIndex {
         if is_current { Ok(()) } else { self.scan().map(drop) }
     }
 
-    /// The same in any case; returns how many entries the catalog did not have as the disk has them.
+    /// Like [`Self::refresh`], but always compares; returns the number of entries that differed.
     pub(super) fn compare(&self) -> Result<u64, StoreError> {
-        let _alone = lock(&self.scans);
+        let _guard = lock(&self.scans);
         self.scan()
     }
 
     fn scan(&self) -> Result<u64, StoreError> {
-        // A database that is closed meanwhile is not marked if others have changed something by now.
+        // Otherwise the stamps below would hide earlier changes by other processes, and a database closed
+        // meanwhile would be marked as complete.
         self.detect_foreign_changes();
-        // Before the listing: what others do from now on is noticed afterwards.
+        // Before the listing, so that later changes by other processes are detected.
         self.stamp_directories();
         {
             let mut state = lock(&self.state);
@@ -86,9 +86,8 @@ impl StoreIndex {
     }
 }
 
-/// Calls `visit` with the digests of the names in a directory, many at a time, those in
-/// the order of their inodes: so the disk is read from front to back and not criss-cross when they
-/// are inspected.
+/// Calls `visit` with the digests of the names in a directory, in batches sorted by inode, so that
+/// inspecting them reads the disk sequentially.
 fn list(
     directory: &Directory,
     parse: impl Fn(&str) -> Option<Digest>,

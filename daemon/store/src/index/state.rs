@@ -1,4 +1,4 @@
-//! The state that the index's threads share, and how what the disk says gets into it.
+//! The state shared by the threads of the index, and how it is updated from disk.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,16 +20,16 @@ pub(crate) struct StoreIndex {
     pub(super) root: Root,
     file_system: FileSystem,
     pub(super) state: Mutex<State>,
-    /// Something that somebody may wait for has changed.
+    /// Notified when something changes that a thread may wait for.
     pub(super) changed: Condvar,
-    /// Separate, because whoever opens a model notes that, and must not wait.
+    /// Has its own lock, so that opening a model does not wait for the catalog.
     pub(super) uses: Mutex<Uses>,
-    /// Held while the disk is compared with the catalog: once at a time.
+    /// Held while the disk is compared with the catalog, so that this runs once at a time.
     pub(super) scans: Mutex<()>,
-    /// Held while the disk is asked about a name and what it says is entered, so that of two answers the
-    /// later one is entered last. Names share locks by their first byte.
+    /// Held while the state of a name is read from disk and set in the catalog, so that of two states the
+    /// later one is set last. Names share locks by their first byte.
     entry_locks: [Mutex<()>; 64],
-    /// Whether there may be an `index/CLEAN`. Held while it is written or removed.
+    /// Whether `index/CLEAN` may exist. Held while it is written or removed.
     pub(super) has_marker: Mutex<bool>,
 }
 
@@ -38,57 +38,53 @@ pub(super) struct State {
     pub(super) catalog: Catalog,
     pub(super) stage: Stage,
     pub(super) writer: Writer,
-    /// What has been noted while the database is loaded.
-    pub(super) noted: Vec<Name>,
-    /// Changes of the store's own that are under way.
+    /// Names that were reported while the database was loaded.
+    pub(super) pending: Vec<Name>,
+    /// The number of own changes in progress.
     pub(super) changes: usize,
-    /// How `blobs/` and `recipes/` were after the last change that is known of.
+    /// The times of `blobs/` and `recipes/` after the last known change.
     directories: Option<Stamps>,
-    /// Readings of their times are numbered: which one this is, and the last one that has begun.
+    /// Readings of these times are numbered: the current one, and the last one that was started.
     stamped: (u64, u64),
-    /// Somebody else has changed them, so the catalog must be compared with the disk.
+    /// Another process has changed them, so the catalog must be compared with the disk.
     pub(super) is_stale: bool,
 }
 
-/// How far the catalog is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Nobody has asked for it.
+    /// It has not been used yet.
     #[default]
     Unbuilt,
-    /// It is being read from the database, and replaced by what that says.
+    /// It is being loaded from the database, which will replace it.
     Loading,
-    /// It is being completed from the disk.
+    /// It is being built from the disk.
     Building,
-    /// It says what the disk says.
+    /// It agrees with the disk.
     Ready,
 }
 
-/// The thread that writes the database.
 #[derive(Debug, Default)]
 pub(super) enum Writer {
-    /// None: the store is open in a command, or closing.
+    /// There is none: the store is open in a command, or closing.
     #[default]
     Absent,
-    /// It runs.
     Running {
-        /// When the write that is in progress began.
+        /// When the current write began.
         busy_since: Option<Instant>,
-        /// It is to write the rest and end.
+        /// It writes the rest and ends.
         is_stopping: bool,
     },
-    /// It has ended, and why.
+    /// It has failed, for this reason.
     Failed(String),
 }
 
-/// A name in `blobs/` or `recipes/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Name {
     Blob(Digest),
     Recipe(Digest),
 }
 
-/// Held while names appear in or vanish from `blobs/` or `recipes/`.
+/// Held while names appear in or disappear from `blobs/` or `recipes/`.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Change(Arc<StoreIndex>);
@@ -112,25 +108,25 @@ impl StoreIndex {
         lock(&self.state).changes += 1;
         let mut has_marker = lock(&self.has_marker);
         if *has_marker && let Err(error) = marker::remove(&self.root) {
-            // The times of the directories tell as much.
+            // The times of the directories show the change as well.
             tracing::warn!("{error}; the next daemon may rebuild the index");
         }
         *has_marker = false;
         Change(Arc::clone(self))
     }
 
-    /// Finds out whether somebody else has changed the directories since the last change of our own.
+    /// Detects whether another process has changed the directories since our own last change.
     pub(super) fn detect_foreign_changes(&self) {
         let number = lock(&self.state).stamped.1;
         let now = Stamps::of(&self.root);
         let mut state = lock(&self.state);
-        // After a change of our own that has begun meanwhile, the two cannot be compared.
+        // If a change of our own has begun meanwhile, the two cannot be compared.
         if state.stage == Stage::Ready && state.changes == 0 && state.stamped == (number, number) {
             state.is_stale |= now.is_none() || now != state.directories;
         }
     }
 
-    /// Records the times of the directories as they are now. Of two readings at once the later one counts.
+    /// Records the current times of the directories. Of two concurrent readings the later one is kept.
     pub(super) fn stamp_directories(&self) {
         let number = {
             let mut state = lock(&self.state);
@@ -145,13 +141,13 @@ impl StoreIndex {
         }
     }
 
-    /// Enters what the disk says about a name that may have appeared, vanished or been replaced.
+    /// Updates a name that may have appeared, disappeared or been replaced.
     pub(super) fn note(&self, name: Name) {
         {
             let mut state = lock(&self.state);
             match state.stage {
                 Stage::Unbuilt => return,
-                Stage::Loading => return state.noted.push(name),
+                Stage::Loading => return state.pending.push(name),
                 Stage::Building | Stage::Ready => {}
             }
         }
@@ -169,19 +165,18 @@ impl StoreIndex {
         self.changed.notify_all();
     }
 
-    /// Enters what the disk says about a blob; says whether that is news.
+    /// Updates a blob from disk; returns whether it changed.
     pub(super) fn update_blob(&self, blobs: &Directory, digest: Digest) -> Result<bool, StoreError> {
         let read = || BlobFacts::read(blobs, self.file_system, digest);
         self.update_entry(digest, read, |catalog, facts| catalog.set_blob(digest, facts))
     }
 
-    /// The same for a recipe.
     pub(super) fn update_recipe(&self, file: Digest) -> Result<bool, StoreError> {
         let read = || RecipeFacts::read(&self.root, self.file_system, file);
         self.update_entry(file, read, |catalog, facts| catalog.set_recipe(file, facts))
     }
 
-    /// `read` asks the disk, `enter` says whether the answer is news.
+    /// `read` reads the state from disk; `enter` returns whether it changed.
     pub(super) fn update_entry<F>(
         &self,
         name: Digest,
@@ -189,27 +184,26 @@ impl StoreIndex {
         enter: impl FnOnce(&mut Catalog, F) -> bool,
     ) -> Result<bool, StoreError> {
         let [first, ..] = name.as_bytes();
-        let _alone = self.entry_locks.get(usize::from(first % 64)).map(lock);
+        let _guard = self.entry_locks.get(usize::from(first % 64)).map(lock);
         let facts = read()?;
         Ok(enter(&mut lock(&self.state).catalog, facts))
     }
 
-    /// Notes that a model was used at `now`, in seconds since 1970.
+    /// Records that a model was used at `now`, in seconds since 1970.
     pub(super) fn note_use(&self, manifest: Digest, now: u64) {
         let mut uses = lock(&self.uses);
         let last = uses.entry(manifest).or_default();
         *last = now.max(*last);
     }
 
-    /// Waits while something is so, but no longer than `limit`.
     pub(super) fn wait_while<'s>(
         &'s self,
         state: MutexGuard<'s, State>,
         limit: Duration,
-        is_so: impl Fn(&State) -> bool,
+        condition: impl Fn(&State) -> bool,
     ) -> MutexGuard<'s, State> {
-        // As for `lock`: no panic leaves the state half changed.
-        let waited = self.changed.wait_timeout_while(state, limit, |state| is_so(state));
+        // As for `lock`: no panic leaves the state inconsistent.
+        let waited = self.changed.wait_timeout_while(state, limit, |state| condition(state));
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
@@ -219,7 +213,6 @@ impl State {
         matches!(self.writer, Writer::Running { .. })
     }
 
-    /// Whether the writer is to end.
     pub(super) fn is_stopping(&self) -> bool {
         !matches!(self.writer, Writer::Running { is_stopping: false, .. })
     }
@@ -230,12 +223,12 @@ impl State {
         }
     }
 
-    /// What can be said of the database of the store with this ID when it is closed; `None` if the database
-    /// may lack something.
+    /// The marker for the database of the store with this ID when it is closed; `None` if the database may
+    /// be incomplete.
     pub(super) fn marker(&self, store: String) -> Option<Marker> {
         let is_complete = self.is_running() && !self.catalog.has_unwritten();
-        let is_settled = self.changes == 0 && !self.is_stale;
-        let directories = self.directories.clone().filter(|_| is_complete && is_settled)?;
+        let is_unchanged = self.changes == 0 && !self.is_stale;
+        let directories = self.directories.clone().filter(|_| is_complete && is_unchanged)?;
         Some(Marker::new(store, &self.catalog, directories))
     }
 }

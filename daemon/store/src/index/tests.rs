@@ -1,4 +1,4 @@
-//! The index of a store: its database in every state that a directory can be in, and while somebody imports.
+//! The index of a store: with its database in every state of a directory, and during imports.
 
 use std::fs;
 use std::path::PathBuf;
@@ -45,7 +45,7 @@ impl Fixture {
         self.root().join(layout::INDEX).join(name)
     }
 
-    /// Publishes blobs and a recipe of them; what is not committed is there all the same.
+    /// Imports a model of blobs and a recipe.
     fn add(&self, store: &Arc<Store>, numbers: std::ops::Range<u32>) {
         let mut ingest = Ingest::begin(store, store.leases().grant("a test")).unwrap();
         let pieces = numbers.clone().map(|number| {
@@ -62,7 +62,7 @@ impl Fixture {
         ingest.commit(&reference, &manifest, None).unwrap();
     }
 
-    /// Opens with an index, waits for it, and says whether it was loaded.
+    /// Opens the store with an index, waits for it, runs `then`, and closes it.
     fn with_index(&self, then: impl FnOnce(&Arc<Store>)) {
         let store = self.open();
         store.start_index();
@@ -75,7 +75,7 @@ impl Fixture {
         fs::read_dir(self.root().join("blobs")).unwrap().count() as u64
     }
 
-    /// Whatever was done to the index, it is rebuilt and right, and the next start loads it.
+    /// Checks that the index is rebuilt correctly, and that the next start loads it.
     fn check_recovers(&self) {
         self.with_index(|store| {
             let found = store.reindex().unwrap();
@@ -99,11 +99,11 @@ fn manifest(file: Digest, size: u64) -> blobd_store_format::manifest::Manifest {
 }
 
 #[test]
-fn index_is_marked_while_nobody_writes_and_only_then() {
+fn index_is_marked_only_while_nothing_writes() {
     let fixture = Fixture::new();
     fixture.with_index(|_| assert!(!fixture.index("CLEAN").exists()));
     assert!(fixture.index("CLEAN").is_file());
-    // A command that only looks leaves it; one that changes something removes it first.
+    // A command that only reads leaves it; one that changes something removes it first.
     let store = fixture.open();
     assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
     assert!(fixture.index("CLEAN").is_file());
@@ -115,16 +115,16 @@ fn index_is_marked_while_nobody_writes_and_only_then() {
 fn closed_index_is_loaded_and_not_rebuilt() {
     let fixture = Fixture::new();
     fixture.with_index(|store| store.note_use(Digest::of(b"some manifest")));
-    // What only a copy knows: it was read, and not the disk.
+    // Only the database has the use, so it was loaded.
     fixture.with_index(|store| {
         assert!(store.last_use(Digest::of(b"some manifest")).is_some());
         assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
-        assert!(!lock(&store.index.state).is_stale, "it is believed without a scan");
+        assert!(!lock(&store.index.state).is_stale, "it is used without a scan");
     });
 }
 
 #[test]
-fn marker_that_does_not_fit_is_not_believed() {
+fn marker_that_does_not_match_is_ignored() {
     let fixture = Fixture::new();
     fixture.with_index(|_| ());
     let marker = fs::read_to_string(fixture.index("CLEAN")).unwrap();
@@ -153,7 +153,7 @@ fn marker_that_does_not_fit_is_not_believed() {
 }
 
 #[test]
-fn index_of_another_store_is_not_believed() {
+fn index_of_another_store_is_ignored() {
     let (fixture, other) = (Fixture::new(), Fixture::new());
     other.add(&other.open(), 100..140);
     other.with_index(|_| ());
@@ -162,7 +162,7 @@ fn index_of_another_store_is_not_believed() {
 }
 
 #[test]
-fn damaged_index_costs_a_rebuild_and_no_more() {
+fn damaged_index_is_rebuilt() {
     let fixture = Fixture::new();
     fixture.with_index(|_| ());
     let mut seed = 1u32;
@@ -188,7 +188,7 @@ fn damaged_index_costs_a_rebuild_and_no_more() {
 }
 
 #[test]
-fn torn_snapshot_is_removed_before_it_is_taken_for_the_newest() {
+fn torn_snapshot_is_removed_before_opening() {
     let fixture = Fixture::new();
     fixture.with_index(|_| ());
     fs::write(fixture.index("sled/snap.ffffffffffffffff.generating"), b"torn").unwrap();
@@ -197,7 +197,7 @@ fn torn_snapshot_is_removed_before_it_is_taken_for_the_newest() {
 }
 
 #[test]
-fn whatever_lies_in_place_of_the_index_is_put_aside_once() {
+fn file_in_place_of_the_index_is_renamed_and_kept_once() {
     let fixture = Fixture::new();
     for _ in 0..2 {
         let index = fixture.root().join("index");
@@ -213,16 +213,16 @@ fn whatever_lies_in_place_of_the_index_is_put_aside_once() {
 }
 
 #[test]
-fn blob_put_in_by_hand_is_seen() {
+fn blob_added_by_another_process_is_detected() {
     let fixture = Fixture::new();
-    let plant = |name: &[u8]| {
+    let add_blob = |name: &[u8]| {
         fs::write(fixture.root().join(layout::blob(Digest::of(name))), name).unwrap();
     };
     fixture.with_index(|store| {
-        plant(b"while it is open");
+        add_blob(b"while it is open");
         assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
     });
-    plant(b"while it is closed");
+    add_blob(b"while it is closed");
     fixture.with_index(|store| {
         assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
         fs::remove_file(fixture.root().join(layout::blob(Digest::of(b"while it is closed")))).unwrap();
@@ -257,7 +257,7 @@ fn imports_during_a_rebuild_are_not_lost() {
 }
 
 #[test]
-fn change_that_is_under_way_at_the_stop_leaves_no_marker() {
+fn change_in_progress_at_the_stop_leaves_no_marker() {
     let fixture = Fixture::new();
     let store = fixture.open();
     store.start_index();
@@ -285,15 +285,15 @@ fn unusable_index_directory_leaves_a_catalog_in_memory() {
     }
     fs::rename(&hidden, &blobs).unwrap();
     assert_eq!(store.catalog().unwrap().blob_count(), fixture.blob_count());
-    // And `reindex` takes it up again.
+    // `reindex` starts the database again.
     assert_eq!(store.reindex().unwrap().count, 0);
     assert_eq!(store.index_status(), IndexStatus::Ready);
     store.stop_index();
 }
 
-/// sled follows links and writes to what they lead to.
+/// sled follows symbolic links and writes to their targets.
 #[test]
-fn index_with_a_link_in_it_is_begun_anew_and_nothing_is_written_through_it() {
+fn index_with_a_symlink_is_replaced_and_the_target_not_written() {
     let fixture = Fixture::new();
     let start = || {
         let store = fixture.open();
@@ -313,7 +313,7 @@ fn index_with_a_link_in_it_is_begun_anew_and_nothing_is_written_through_it() {
 }
 
 #[test]
-fn index_is_not_locked_while_the_disk_is_asked() {
+fn index_is_not_locked_while_the_disk_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("store")).unwrap();
     drop(store.catalog().unwrap());
@@ -328,15 +328,15 @@ fn index_is_not_locked_while_the_disk_is_asked() {
 }
 
 #[test]
-fn of_two_who_ask_the_disk_about_one_name_the_later_one_is_entered_last() {
+fn later_of_two_concurrent_reads_of_a_name_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("store")).unwrap();
     drop(store.catalog().unwrap());
-    let asked = AtomicU64::new(0);
-    // What is read is the number of the reader, and the first one takes the longest.
+    let reads = AtomicU64::new(0);
+    // Each reader returns its number, and the first one takes the longest.
     let update = || {
         let read = || {
-            let number = asked.fetch_add(1, Ordering::SeqCst) + 1;
+            let number = reads.fetch_add(1, Ordering::SeqCst) + 1;
             thread::sleep(Duration::from_millis(20 / number));
             Ok(Some(BlobFacts { length: number, bytes_on_disk: 512 }))
         };
@@ -351,7 +351,7 @@ fn of_two_who_ask_the_disk_about_one_name_the_later_one_is_entered_last() {
 }
 
 #[test]
-fn what_changes_while_the_index_is_loaded_is_in_the_catalog() {
+fn changes_during_loading_are_in_the_catalog() {
     let fixture = Fixture::new();
     fixture.with_index(|_| ());
     for round in 0..5 {
@@ -379,7 +379,7 @@ fn uses_are_kept_when_the_index_is_closed() {
 }
 
 #[test]
-fn oldest_uses_are_forgotten_when_there_are_too_many() {
+fn oldest_uses_are_dropped_when_there_are_too_many() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("store")).unwrap();
     let count = MAX_USES as u64 + 10;

@@ -1,4 +1,4 @@
-//! What models take on disk, alone and together, counted over the catalog.
+//! Counts over the catalog how much disk space models use, alone and together.
 
 use std::collections::HashMap;
 
@@ -16,16 +16,16 @@ pub struct UsageCounter<'c> {
     models: Vec<ModelShare>,
 }
 
-/// What all models that were added take together, and each of them.
+/// The space used by each counted model and by all together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// One per model, in the order in which they were added.
     pub models: Vec<ModelShare>,
-    /// What is needed by any of them in bytes on disk.
+    /// Bytes on disk that any model needs.
     pub needed_bytes: u64,
-    /// What only the trash needs in bytes on disk.
+    /// Bytes on disk that only the trash needs.
     pub trash_bytes: u64,
-    /// What only unfinished downloads need in bytes on disk, of what is under its own name already.
+    /// Bytes on disk of published blobs and recipes that only unfinished downloads need.
     pub download_bytes: u64,
     /// The recipes that nothing needs.
     pub unneeded_recipes: Vec<Digest>,
@@ -33,41 +33,41 @@ pub struct Usage {
     pub unneeded_blobs: Vec<Digest>,
 }
 
-/// One model's part in bytes on disk.
+/// The bytes on disk of one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelShare {
-    /// What no other model needs.
+    /// Bytes that no other model needs.
     pub unique_bytes: u64,
-    /// What others need too. While models are added, all that this one needs.
+    /// Bytes that others need too. Until [`UsageCounter::finish`], all bytes that this one needs.
     pub shared_bytes: u64,
     /// Whether a file or blob of it is missing.
     pub is_partial: bool,
 }
 
-/// A recipe cannot be read, so nobody knows what its file needs.
+/// A recipe cannot be read, so the blobs of its file are unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnreadableRecipe {
     /// The file.
     pub file: Digest,
 }
 
-/// Who needs a blob or recipe: the number of a model, from 1 on, or one of the constants below. A
-/// million of these take 8 MB.
+/// The user of a blob or recipe: the number of a model, from 1 on, or one of the constants below. A million
+/// of these take 8 MB.
 #[derive(Clone, Copy, Debug, Default)]
 struct Users {
     user: u32,
-    /// The model that was counted last, so that none counts it twice.
+    /// The model that was counted last, so that no model is counted twice.
     last: u32,
 }
 
-const NOBODY: u32 = 0;
-/// Several models do.
+const UNUSED: u32 = 0;
+/// Several models need it.
 const SEVERAL: u32 = u32::MAX;
-/// No model does, and it stays.
+/// No model needs it, but it is kept.
 const KEPT: u32 = u32::MAX - 1;
-/// The models in the trash, which are all one to the others.
+/// The trash, whose models are counted as one.
 const TRASH: u32 = u32::MAX - 2;
-/// An unfinished download.
+/// An unfinished download needs it.
 const DOWNLOAD: u32 = u32::MAX - 3;
 
 impl<'c> UsageCounter<'c> {
@@ -78,11 +78,8 @@ impl<'c> UsageCounter<'c> {
         Self { catalog, blobs, recipes: HashMap::new(), models: Vec::new() }
     }
 
-    /// Adds a model that is made of `files`. A file that is there neither as a blob nor as a
-    /// recipe counts nothing.
-    ///
-    /// # Errors
-    /// [`UnreadableRecipe`]; the count is of no use then.
+    /// Adds a model with these `files`. A file with neither blob nor recipe counts nothing. The count
+    /// cannot be used after an error.
     pub fn add(&mut self, files: &[Digest]) -> Result<(), UnreadableRecipe> {
         let model = u32::try_from(self.models.len() + 1).unwrap_or(DOWNLOAD - 1);
         let share = self.count(files, model)?;
@@ -90,15 +87,12 @@ impl<'c> UsageCounter<'c> {
         Ok(())
     }
 
-    /// Adds a model in the trash. What a model needs too is shared between the two.
-    ///
-    /// # Errors
-    /// As for [`Self::add`].
+    /// Adds a model in the trash. What a model needs as well counts as shared. Fails as [`Self::add`] does.
     pub fn add_trashed(&mut self, files: &[Digest]) -> Result<(), UnreadableRecipe> {
         self.count(files, TRASH).map(drop)
     }
 
-    /// Notes that blobs and recipes of these names stay although no model may need them.
+    /// Marks blobs and recipes with these digests as kept, even if no model needs them.
     pub fn keep(&mut self, digests: impl IntoIterator<Item = Digest>) {
         for digest in digests {
             self.keep_blob(self.catalog.find(digest), KEPT);
@@ -106,7 +100,8 @@ impl<'c> UsageCounter<'c> {
         }
     }
 
-    /// Notes that an unfinished download keeps a blob of this name, or the recipe and what it needs.
+    /// Marks as needed by an unfinished download: the blob with this digest, or the recipe and the blobs
+    /// that it names.
     pub fn keep_for_download(&mut self, digest: Digest, is_recipe: bool) {
         if !is_recipe {
             self.keep_blob(self.catalog.find(digest), DOWNLOAD);
@@ -119,21 +114,21 @@ impl<'c> UsageCounter<'c> {
         }
     }
 
-    /// The sums.
+    /// Ends the count.
     #[must_use]
     pub fn finish(self) -> Usage {
         let mut usage = Usage { models: self.models, ..Usage::default() };
         let present = self.catalog.rows().iter().zip(&self.blobs);
         for (row, users) in present.filter(|(row, _)| row.state == RowState::Present) {
             match users.user {
-                NOBODY => usage.unneeded_blobs.push(row.digest),
-                user => usage.enter(user, row.bytes_on_disk),
+                UNUSED => usage.unneeded_blobs.push(row.digest),
+                user => usage.add(user, row.bytes_on_disk),
             }
         }
         for (file, row) in self.catalog.recipes() {
-            match self.recipes.get(file).map_or(NOBODY, |users| users.user) {
-                NOBODY => usage.unneeded_recipes.push(*file),
-                user => usage.enter(user, row.bytes_on_disk),
+            match self.recipes.get(file).map_or(UNUSED, |users| users.user) {
+                UNUSED => usage.unneeded_recipes.push(*file),
+                user => usage.add(user, row.bytes_on_disk),
             }
         }
         for share in &mut usage.models {
@@ -154,13 +149,12 @@ impl<'c> UsageCounter<'c> {
         }
     }
 
-    /// What `files` add to a model.
     fn count(&mut self, files: &[Digest], model: u32) -> Result<ModelShare, UnreadableRecipe> {
         let mut share = ModelShare::default();
         for file in files {
             let blob = self.count_blob(self.catalog.find(*file), model);
             match self.catalog.recipes().get(file) {
-                // A split file needs no blob of its own name.
+                // A split file does not need a blob with its own digest.
                 Some(row) => {
                     share.add(ModelShare { is_partial: false, ..blob });
                     share.add(self.count_recipe(*file, row, model)?);
@@ -188,7 +182,6 @@ impl<'c> UsageCounter<'c> {
         Ok(share)
     }
 
-    /// What a blob adds to a model.
     fn count_blob(&mut self, number: Option<u32>, model: u32) -> ModelShare {
         let entry = number.and_then(|number| {
             let number = number as usize;
@@ -203,10 +196,9 @@ impl<'c> UsageCounter<'c> {
 }
 
 impl Usage {
-    /// Enters what somebody needs.
-    fn enter(&mut self, user: u32, bytes: u64) {
+    fn add(&mut self, user: u32, bytes: u64) {
         match user {
-            NOBODY | KEPT => {}
+            UNUSED | KEPT => {}
             DOWNLOAD => self.download_bytes += bytes,
             TRASH => self.trash_bytes += bytes,
             user => {
@@ -227,19 +219,19 @@ impl ModelShare {
 }
 
 impl Users {
-    /// Notes a model; says whether it was not noted before.
+    /// Adds a user; returns false if it was the last one added.
     const fn add(&mut self, model: u32) -> bool {
         if self.last == model {
             return false;
         }
         self.last = model;
-        self.user = if self.user == NOBODY || self.user == KEPT { model } else { SEVERAL };
+        self.user = if self.user == UNUSED || self.user == KEPT { model } else { SEVERAL };
         true
     }
 
-    /// Notes that it stays, for who keeps it, if nothing needs it more than that.
+    /// Sets the keeper, unless it has a stronger user.
     const fn keep(&mut self, keeper: u32) {
-        if self.user == NOBODY || self.user == KEPT {
+        if self.user == UNUSED || self.user == KEPT {
             self.user = keeper;
         }
     }

@@ -1,8 +1,8 @@
-//! The thread that keeps the database: loads it or has the catalog built from the disk, then writes what
+//! The thread that maintains the database. It loads it, or builds the catalog from disk, then writes
 //! changes, and marks the database as complete when it is closed.
 //!
-//! Whatever goes wrong with the database, a panic or a hang of sled included, ends with a catalog that is
-//! in memory alone.
+//! After any failure of the database, including a panic or hang of sled, the catalog is kept only in
+//! memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError, mpsc};
@@ -19,19 +19,18 @@ use crate::{StoreError, lock};
 
 /// How long loading the database may take.
 const LOAD_LIMIT: Duration = Duration::from_secs(10);
-/// How long a stop waits for changes of the store that are under way.
+/// How long a stop waits for changes of the store in progress.
 const SETTLE_LIMIT: Duration = Duration::from_secs(2);
 /// How long a stop waits for the last writes.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// Changes that come within this time are written together.
-const GATHER: Duration = Duration::from_millis(100);
-/// Pages, and recipes, written at a time.
+/// Changes within this time are written together.
+const BATCH_DELAY: Duration = Duration::from_millis(100);
+/// The number of pages, and of recipes, written at a time.
 const BATCH: usize = 64;
-/// The uses that are kept: more than there are models, so that only those of removed ones are forgotten.
+/// The number of uses kept: more than there are models, so that only uses of removed ones are dropped.
 pub(super) const MAX_USES: usize = 1 << 16;
 
 impl StoreIndex {
-    /// Starts the thread.
     pub(super) fn start(self: &Arc<Self>) {
         let marker = {
             let mut has_marker = lock(&self.has_marker);
@@ -52,7 +51,7 @@ impl StoreIndex {
         }
     }
 
-    /// Ends the thread, with everything written if that takes but a few seconds.
+    /// Ends the thread, with everything written if that takes only a few seconds.
     pub(super) fn stop(&self) {
         let mut state = lock(&self.state);
         if state.stage == Stage::Ready && state.is_running() {
@@ -63,16 +62,16 @@ impl StoreIndex {
             self.changed.notify_all();
             state = self.wait_while(state, STOP_LIMIT, State::is_running);
         }
-        // Without a marker, what is on disk is not believed.
+        // Without a marker, the database is not used.
         state.writer = Writer::Absent;
         self.changed.notify_all();
     }
 
     fn run(&self, marker: Option<Marker>) {
-        // What a panic may have left half changed is the database, which is given up.
+        // A panic may leave the database inconsistent; it is not used any more.
         let ended = catch_unwind(AssertUnwindSafe(|| {
             let database = self.open(marker)?;
-            // Somebody may wait for the catalog; nobody waits for the database.
+            // Loading has normal priority because the catalog may be waited for; writing need not.
             let _ = rustix::process::nice(5);
             while let Some(edits) = self.next_edits() {
                 edits.into_iter().try_for_each(|edit| database.apply(edit))?;
@@ -84,21 +83,20 @@ impl StoreIndex {
         }
     }
 
-    /// Goes on without a database.
     fn fail(&self, reason: String) {
-        tracing::error!("index: {reason}; it is kept in memory until the daemon is started again");
+        tracing::error!("index: {reason}; it is kept only in memory until the daemon is restarted");
         let mut state = lock(&self.state);
         if state.is_running() {
             state.writer = Writer::Failed(reason);
         }
         if matches!(state.stage, Stage::Loading | Stage::Building) {
-            // Whoever waits for the catalog builds it without the thread.
+            // A thread that waits for the catalog builds it itself.
             state.stage = Stage::Unbuilt;
         }
         self.changed.notify_all();
     }
 
-    /// Loads the database, or builds the catalog from the disk and begins a new one.
+    /// Loads the database, or builds the catalog from disk and creates a new database.
     fn open(&self, marker: Option<Marker>) -> Result<Database, IndexError> {
         if lock(&self.state).stage == Stage::Loading {
             match self.load(marker) {
@@ -106,7 +104,7 @@ impl StoreIndex {
                 Err(error) => tracing::info!("index: rebuilt from disk: {error}"),
             }
             let mut state = lock(&self.state);
-            (state.stage, state.noted) = (Stage::Unbuilt, Vec::new());
+            (state.stage, state.pending) = (Stage::Unbuilt, Vec::new());
         }
         self.refresh()?;
         {
@@ -121,7 +119,7 @@ impl StoreIndex {
 
     fn load(&self, marker: Option<Marker>) -> Result<Database, IndexError> {
         let marker = marker.ok_or(IndexError::NotClean)?;
-        // Before the marker is compared with them: what changes later is noticed afterwards.
+        // Before the marker is compared, so that later changes are detected.
         self.stamp_directories();
         marker.check_store(&self.root)?;
         let (root, expected) = (self.root.clone(), marker);
@@ -133,32 +131,32 @@ impl StoreIndex {
         });
         let (database, catalog, uses) = loaded.inspect_err(|error| {
             tracing::warn!("index: {error}");
-            if let Err(error) = database::put_aside(&self.root) {
-                tracing::warn!("index: cannot be put aside: {error}");
+            if let Err(error) = database::rename_damaged(&self.root) {
+                tracing::warn!("index: cannot be renamed: {error}");
             }
         })?;
         for (manifest, last) in uses {
             self.note_use(manifest, last);
         }
-        self.adopt(catalog);
+        self.install(catalog);
         give_back_memory();
         tracing::info!("index: loaded without a rebuild");
         Ok(database)
     }
 
-    /// Takes a catalog that was loaded, and what has changed meanwhile.
-    fn adopt(&self, catalog: Catalog) {
-        let noted = {
+    /// Installs a loaded catalog and applies the changes that were reported meanwhile.
+    fn install(&self, catalog: Catalog) {
+        let pending = {
             let mut state = lock(&self.state);
             (state.catalog, state.stage) = (catalog, Stage::Building);
-            std::mem::take(&mut state.noted)
+            std::mem::take(&mut state.pending)
         };
-        noted.into_iter().for_each(|name| self.note(name));
+        pending.into_iter().for_each(|name| self.note(name));
         lock(&self.state).stage = Stage::Ready;
         self.changed.notify_all();
     }
 
-    /// Waits for changes of the catalog; `None` if the thread is to end.
+    /// Waits for changes of the catalog; `None` if the thread must end.
     fn next_edits(&self) -> Option<Vec<Edit>> {
         let mut state = lock(&self.state);
         while state.is_running() {
@@ -172,22 +170,22 @@ impl StoreIndex {
             }
             let is_idle = |state: &mut State| !state.catalog.has_unwritten() && !state.is_stopping();
             state = self.changed.wait_while(state, is_idle).unwrap_or_else(PoisonError::into_inner);
-            state = self.wait_while(state, GATHER, |state| !state.is_stopping());
+            state = self.wait_while(state, BATCH_DELAY, |state| !state.is_stopping());
         }
         None
     }
 
-    /// Lets go of the database, and marks it as complete if nothing has changed meanwhile.
+    /// Closes the database, and marks it as complete if nothing has changed meanwhile.
     fn close(&self, database: Database) -> Result<(), IndexError> {
         if !lock(&self.state).is_running() {
-            // It has been given up.
+            // It was stopped without waiting for the last writes.
             return Ok(());
         }
         database.set_uses(&self.recent_uses())?;
         database.close()?;
         self.detect_foreign_changes();
         let mut has_marker = lock(&self.has_marker);
-        // From here on, whoever changes something waits and removes the marker.
+        // From here on, a change waits for this lock and then removes the marker.
         let marker = marker::store_id(&self.root).and_then(|store| lock(&self.state).marker(store));
         if let Some(marker) = marker {
             marker.write(&self.root)?;
@@ -199,7 +197,7 @@ impl StoreIndex {
         Ok(())
     }
 
-    /// The latest uses, as many as are kept.
+    /// The latest [`MAX_USES`] uses.
     pub(super) fn recent_uses(&self) -> Uses {
         let mut uses: Vec<_> = lock(&self.uses).iter().map(|(manifest, last)| (*last, *manifest)).collect();
         uses.sort_unstable_by(|a, b| b.cmp(a));
@@ -207,13 +205,13 @@ impl StoreIndex {
     }
 }
 
-/// Runs what may hang or panic on a thread of its own, and gives up on it after `limit`.
+/// Runs `work`, which may hang or panic, on its own thread, and stops waiting after `limit`.
 fn with_time_limit<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> Result<T, IndexError> + Send + 'static,
 ) -> Result<T, IndexError> {
     let (sender, receiver) = mpsc::channel();
-    // Nobody receives any more if this took too long.
+    // The receiver is gone if this took too long.
     let run = move || drop(sender.send(work()));
     let spawned = thread::Builder::new().name("index-load".to_owned()).spawn(run);
     spawned.map_err(StoreError::io("start the thread for", "index"))?;

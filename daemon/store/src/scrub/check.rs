@@ -1,4 +1,4 @@
-//! Whether one blob is what its name says, and what is done if not: the two-read rule.
+//! Verifies one blob, and moves it to quarantine if it was read wrong twice.
 
 use std::fs::File;
 use std::io;
@@ -14,21 +14,21 @@ use crate::{FileStatus, Store, StoreError};
 /// The mode of every blob.
 const MODE: u32 = 0o444;
 
-/// What a check has found.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The blob is what its name says.
+    /// The bytes and mode are right.
     Good,
-    /// There is none. Or there was one, and its last name was removed while it was read.
+    /// There is no blob, or its last name was removed while it was read.
     Gone,
-    /// It was not read to its end, because the gate said so.
+    /// The gate stopped the check.
     Unfinished,
-    /// It read wrong and then right: it stays, and the machine is not to be trusted.
+    /// It was read wrong and then right: it stays. The machine is unreliable.
     Unreliable {
-        /// What was wrong with the first reading.
+        /// What was wrong with the first read.
         reason: String,
     },
-    /// Its bytes are right, and whoever has the daemon's rights may write to it: it stays.
+    /// Its bytes are right, but its mode is not 0444: it stays.
     Writable {
         /// Its mode.
         mode: u32,
@@ -38,48 +38,47 @@ pub enum Verdict {
         /// Why.
         reason: String,
     },
-    /// It read wrong twice.
+    /// It was read wrong twice.
     Bad {
         /// What was wrong.
         reason: String,
-        /// Whether it is out of the way, or why it could not be moved.
+        /// Whether it was moved to quarantine, or why not.
         set_aside: Result<(), String>,
     },
 }
 
-/// One reading of a blob.
 enum Reading {
     Right,
     Wrong(String),
     Unreadable(String),
     Gone,
     Unfinished,
-    /// It was not read, because a collection may be about to delete the blob.
-    LetGo,
+    /// Not completed, because a collection may be about to delete the blob.
+    Yielded,
 }
 
-/// How often a reading makes way for a collection before it is carried through: who removes and
-/// imports the same model all the time must not keep it from being verified.
+/// How often a read gives way to a collection before it ignores collections. Otherwise removing and
+/// importing the same model all the time would keep it from being verified.
 const MAX_YIELDS: u32 = 3;
 
 impl DiskReader {
-    /// Reads a blob from the disk, a second time if the first was wrong, and puts it into
-    /// quarantine if both were. Holds no lock while it reads.
+    /// Reads a blob from the disk, a second time if the first read was wrong, and moves it to quarantine if
+    /// both were. Holds no lock while it reads.
     ///
     /// # Errors
-    /// [`StoreError::Io`] when this process lacks what it takes to look at any blob, such as a
-    /// file descriptor. Whatever else goes wrong is a verdict, so that the next blob is looked at.
+    /// [`StoreError::Io`] when this process cannot read any blob, for example because it has too many open
+    /// files. Everything else is a verdict, so that the caller goes on to the next blob.
     pub fn check(
         &mut self,
         store: &Store,
         digest: Digest,
         gate: &mut Gate<'_>,
     ) -> Result<Verdict, StoreError> {
-        // Twice, like all that is read.
+        // Twice, as with the content.
         let seen = match store.blob_status(digest).or_else(|_| store.blob_status(digest)) {
             Ok(Some(seen)) => seen,
             Ok(None) => return Ok(Verdict::Gone),
-            Err(error) => return unseen(digest, error),
+            Err(error) => return verdict_on_status_error(digest, error),
         };
         if !seen.is_file() {
             return Ok(bad(store, digest, &seen, "is no regular file".to_owned()));
@@ -87,15 +86,15 @@ impl DiskReader {
         let first = match self.reading(store, digest, gate)? {
             Reading::Right => return Ok(verdict_on_mode(&seen)),
             Reading::Gone => return Ok(Verdict::Gone),
-            Reading::Unfinished | Reading::LetGo => return Ok(Verdict::Unfinished),
+            Reading::Unfinished | Reading::Yielded => return Ok(Verdict::Unfinished),
             Reading::Unreadable(reason) => return Ok(unreadable(digest, reason)),
             Reading::Wrong(reason) => reason,
         };
-        tracing::warn!("blob {digest}: {first}; reading it once more");
+        tracing::warn!("blob {digest}: {first}; reading it again");
         match self.reading(store, digest, gate)? {
             Reading::Right => {
                 tracing::error!(
-                    "blob {digest}: {first}, and right when read again: memory, bus or disk of this machine err"
+                    "blob {digest}: {first}, but right when read again: memory, bus or disk of this machine is faulty"
                 );
                 Ok(Verdict::Unreliable { reason: first })
             }
@@ -105,24 +104,24 @@ impl DiskReader {
             }
             Reading::Unreadable(second) => Ok(unreadable(digest, format!("{first}, then: {second}"))),
             Reading::Gone => Ok(Verdict::Gone),
-            Reading::Unfinished | Reading::LetGo => Ok(Verdict::Unfinished),
+            Reading::Unfinished | Reading::Yielded => Ok(Verdict::Unfinished),
         }
     }
 
-    /// One reading. It lets go of a blob that is condemned or about to be deleted. If the blob is
-    /// there after that, somebody else holds or needs it, and it is read all the same.
+    /// Reads a blob once. It gives way to a collection of the blob. If the blob still exists afterwards,
+    /// something else holds or needs it, and it is read.
     fn reading(&mut self, store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Result<Reading, StoreError> {
         for yields in 0..=MAX_YIELDS {
-            // What is condemned and stays may be held by a program for days.
-            let heeds_condemned = yields == 0;
-            let is_wanted = || {
+            // A program may hold a condemned blob for days, so this counts only once.
+            let yields_to_condemned = yields == 0;
+            let must_yield = || {
                 yields < MAX_YIELDS
                     && (store.is_internal_read_blocked(digest)
-                        || heeds_condemned && store.is_condemned(digest))
+                        || yields_to_condemned && store.is_condemned(digest))
             };
-            match self.attempt(store, digest, &is_wanted, gate)? {
-                Reading::LetGo if stand_aside(store, digest, gate) == Step::Stop => break,
-                Reading::LetGo => {}
+            match self.attempt(store, digest, &must_yield, gate)? {
+                Reading::Yielded if wait_for_collection(store, digest, gate) == Step::Stop => break,
+                Reading::Yielded => {}
                 reading => return Ok(reading),
             }
         }
@@ -133,26 +132,26 @@ impl DiskReader {
         &mut self,
         store: &Store,
         digest: Digest,
-        is_wanted: &dyn Fn() -> bool,
+        must_yield: &dyn Fn() -> bool,
         gate: &mut Gate<'_>,
     ) -> Result<Reading, StoreError> {
         let _reading = match store.begin_internal_read_unless_blocked(digest) {
             Some(reading) => reading,
-            None if is_wanted() => return Ok(Reading::LetGo),
+            None if must_yield() => return Ok(Reading::Yielded),
             None => store.begin_internal_read(digest),
         };
         let file = match store.open_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(Reading::Gone),
-            Err(StoreError::Io { source, .. }) => return failed("open", digest, source),
+            Err(StoreError::Io { source, .. }) => return classify_error("open", digest, source),
             Err(error @ StoreError::UnexpectedFile { .. }) => {
                 return Ok(Reading::Unreadable(error.to_string()));
             }
             file => file?,
         };
-        let mut lets_go = false;
+        let mut yielded = false;
         let mut gate = |next| {
-            lets_go = is_wanted();
-            if lets_go { Step::Stop } else { gate(next) }
+            yielded = must_yield();
+            if yielded { Step::Stop } else { gate(next) }
         };
         match self.digest_of(&file, &mut gate) {
             Ok(Some((found, _))) if found == digest => Ok(Reading::Right),
@@ -160,13 +159,13 @@ impl DiskReader {
                 Ok(Reading::Wrong(format!("its {bytes} bytes have the digest {found}")))
             }
             Ok(None) if is_unlinked(&file) => Ok(Reading::Gone),
-            Ok(None) if lets_go => Ok(Reading::LetGo),
+            Ok(None) if yielded => Ok(Reading::Yielded),
             Ok(None) => Ok(Reading::Unfinished),
-            Err(source) => failed("read", digest, source),
+            Err(source) => classify_error("read", digest, source),
         }
     }
 
-    /// The digest and the length of a file, read to its end; nothing if it was not.
+    /// The digest and the length of a file; `None` if it was not read to its end.
     fn digest_of(&mut self, file: &File, gate: &mut Gate<'_>) -> io::Result<Option<(Digest, u64)>> {
         let (mut hasher, mut bytes) = (Hasher::new(), 0u64);
         let ended = self.read(file, gate, &mut |chunk| {
@@ -177,28 +176,27 @@ impl DiskReader {
     }
 }
 
-/// Leaves a blob alone until the collection that is about to delete it is over, or for long enough
-/// that one begins if it is only condemned.
-fn stand_aside(store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Step {
-    /// Longer than the daemon takes from one look at what is condemned to the next.
-    const LONG_ENOUGH: Duration = Duration::from_millis(2500);
-    const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+/// Waits until the collection that may delete the blob is over. If the blob is only condemned, waits long
+/// enough for one to begin.
+fn wait_for_collection(store: &Store, digest: Digest, gate: &mut Gate<'_>) -> Step {
+    /// Longer than the interval at which the daemon collects condemned blobs.
+    const MAX_CONDEMNED_WAIT: Duration = Duration::from_millis(2500);
+    const POLL_INTERVAL: Duration = Duration::from_millis(50);
     let since = Instant::now();
-    let is_wanted = || {
-        let is_condemned = store.is_condemned(digest) && since.elapsed() < LONG_ENOUGH;
+    let must_yield = || {
+        let is_condemned = store.is_condemned(digest) && since.elapsed() < MAX_CONDEMNED_WAIT;
         is_condemned || store.is_internal_read_blocked(digest)
     };
-    while is_wanted() && matches!(store.blob_status(digest), Ok(Some(_))) {
+    while must_yield() && matches!(store.blob_status(digest), Ok(Some(_))) {
         if gate(0) == Step::Stop {
             return Step::Stop;
         }
-        thread::sleep(BETWEEN_LOOKS);
+        thread::sleep(POLL_INTERVAL);
     }
     Step::Go
 }
 
-/// What a failed call makes of a reading.
-fn failed(action: &'static str, digest: Digest, error: io::Error) -> Result<Reading, StoreError> {
+fn classify_error(action: &'static str, digest: Digest, error: io::Error) -> Result<Reading, StoreError> {
     match Fault::of(&error) {
         Fault::Damage => Ok(Reading::Wrong(format!("the disk cannot read it ({error})"))),
         Fault::Refusal => Ok(Reading::Unreadable(error.to_string())),
@@ -206,8 +204,8 @@ fn failed(action: &'static str, digest: Digest, error: io::Error) -> Result<Read
     }
 }
 
-/// Of a blob whose inode cannot be read: without it nobody knows which file would be moved.
-fn unseen(digest: Digest, error: StoreError) -> Result<Verdict, StoreError> {
+/// The blob is not moved: without its inode it is unknown which file would be moved.
+fn verdict_on_status_error(digest: Digest, error: StoreError) -> Result<Verdict, StoreError> {
     let StoreError::Io { source, .. } = &error else { return Err(error) };
     match Fault::of(source) {
         Fault::Damage => {
@@ -221,7 +219,7 @@ fn unseen(digest: Digest, error: StoreError) -> Result<Verdict, StoreError> {
 }
 
 fn unreadable(digest: Digest, reason: String) -> Verdict {
-    tracing::error!("blob {digest}: cannot be read and so not judged: {reason}");
+    tracing::error!("blob {digest}: cannot be read, so it was not verified: {reason}");
     Verdict::Unreadable { reason }
 }
 
@@ -275,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn blob_of_other_bytes_or_another_length_is_put_aside() {
+    fn blob_with_wrong_bytes_or_length_is_moved_to_quarantine() {
         for (bytes, what) in
             [(&b"veights"[..], "its 7 bytes"), (b"weigh", "its 5 bytes"), (b"", "its 0 bytes")]
         {
@@ -293,11 +291,11 @@ mod tests {
     fn blob_that_reads_wrong_and_then_right_stays() {
         let (folder, store, digest) = store_with(b"weights");
         overwrite_blob(&folder, digest, b"veights");
-        let mut asked = 0;
+        let mut calls = 0;
         let mut gate = |_| {
-            asked += 1;
-            // Behind the end of the first reading.
-            if asked == 3 {
+            calls += 1;
+            // After the first read.
+            if calls == 3 {
                 overwrite_blob(&folder, digest, b"weights");
             }
             Step::Go
@@ -308,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn blob_that_is_no_file_is_put_aside() {
+    fn blob_that_is_not_a_file_is_moved_to_quarantine() {
         let (_folder, store, digest) = store_with(b"weights");
         let path = store.path(blobd_store_format::layout::blob(digest));
         fs::remove_file(&path).unwrap();
@@ -338,16 +336,17 @@ mod tests {
     }
 
     #[test]
-    fn blob_that_cannot_be_read_or_judged_is_a_verdict_and_no_error() {
+    fn unreadable_blob_is_a_verdict_and_not_an_error() {
         let digest = Digest::of(b"x");
-        let of = |errno: Errno| failed("read", digest, errno.into());
+        let of = |errno: Errno| classify_error("read", digest, errno.into());
         assert!(matches!(of(Errno::REMOTEIO), Ok(Reading::Wrong(_))));
         assert!(matches!(of(Errno::ACCESS), Ok(Reading::Unreadable(_))));
         assert!(of(Errno::MFILE).is_err());
-        let unseen = |errno: Errno| unseen(digest, StoreError::errno("inspect", "/b")(errno));
-        assert!(matches!(unseen(Errno::IO), Ok(Verdict::Bad { set_aside: Err(_), .. })));
-        assert!(matches!(unseen(Errno::PERM), Ok(Verdict::Unreadable { .. })));
-        assert!(unseen(Errno::NOMEM).is_err());
+        let on_status =
+            |errno: Errno| verdict_on_status_error(digest, StoreError::errno("inspect", "/b")(errno));
+        assert!(matches!(on_status(Errno::IO), Ok(Verdict::Bad { set_aside: Err(_), .. })));
+        assert!(matches!(on_status(Errno::PERM), Ok(Verdict::Unreadable { .. })));
+        assert!(on_status(Errno::NOMEM).is_err());
     }
 
     #[test]
@@ -355,7 +354,7 @@ mod tests {
         let (_folder, store, digest) = store_with(b"weights");
         let path = store.path(blobd_store_format::layout::blob(digest));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
-        // Root may read everything, and sees only the mode.
+        // Root may read everything, so only the mode differs.
         let expected = match File::open(&path) {
             Ok(_) => Verdict::Writable { mode: 0 },
             Err(error) => Verdict::Unreadable { reason: error.to_string() },
@@ -365,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn condemned_blob_is_let_go_so_that_it_can_be_collected() {
+    fn condemned_blob_is_released_so_that_it_can_be_collected() {
         let (_folder, store, digest) = store_with(b"weights");
         let mut gate = |_| {
             let is_read = store.is_reading(digest);
@@ -377,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn condemned_blob_that_stays_is_read_all_the_same() {
+    fn condemned_blob_that_stays_is_verified() {
         let (_folder, store, digest) = store_with(b"weights");
         store.condemn([digest]);
         assert_eq!(check(&store, digest), Verdict::Good);
@@ -386,9 +385,9 @@ mod tests {
     }
 
     #[test]
-    fn reader_lets_go_of_what_is_to_be_collected_now() {
+    fn reader_releases_a_blob_that_a_collection_deletes() {
         let (_folder, store, digest) = store_with(b"weights");
-        let (reading, begun) = std::sync::mpsc::channel();
+        let (reading, read_started) = std::sync::mpsc::channel();
         let of_reader = Arc::clone(&store);
         let reader = thread::spawn(move || {
             let mut gate = |_| {
@@ -398,14 +397,14 @@ mod tests {
             };
             DiskReader::default().check(&of_reader, digest, &mut gate).unwrap()
         });
-        begun.recv().unwrap();
+        read_started.recv().unwrap();
         let done = crate::gc::collect_from(&store, [digest].into()).unwrap();
         assert!(done.freed_bytes() > 0 && done.held.is_empty(), "{done:?}");
         assert_eq!(reader.join().unwrap(), Verdict::Gone);
     }
 
     #[test]
-    fn reader_begins_nothing_that_is_being_collected() {
+    fn reader_does_not_start_on_a_blob_that_is_being_collected() {
         let (_folder, store, digest) = store_with(b"weights");
         let barred = store.block_internal_reads([digest].into());
         let of_reader = Arc::clone(&store);
@@ -420,12 +419,12 @@ mod tests {
     }
 
     #[test]
-    fn collections_without_end_do_not_keep_a_blob_from_being_checked() {
+    fn endless_collections_do_not_prevent_a_check() {
         let (folder, store, digest) = store_with(b"weights");
         overwrite_blob(&folder, digest, b"veights");
         let mut barred = None;
         let verdict = DiskReader::default().check(&store, digest, &mut |_| {
-            // A new one begins each time the reader waits for the end of one.
+            // Another collection begins each time the reader waits for one to end.
             barred = (!store.is_reading(digest)).then(|| store.block_internal_reads([digest].into()));
             Step::Go
         });
@@ -433,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn check_that_is_stopped_says_nothing() {
+    fn stopped_check_gives_no_verdict() {
         let (folder, store, digest) = store_with(b"weights");
         overwrite_blob(&folder, digest, b"veights");
         let verdict = DiskReader::default().check(&store, digest, &mut |_| Step::Stop).unwrap();

@@ -1,4 +1,4 @@
-//! How far the scrubber is: a file in the store's root, so that a restart goes on.
+//! The scrubber's progress, kept in a file in the store's root, so that a pass continues after a restart.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,23 +12,22 @@ use crate::{Store, StoreError};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, from = "Raw")]
 pub struct Cursor {
-    /// When the pass began that is running or was the last, Unix seconds.
+    /// When the current or last pass began, in Unix seconds.
     pub began: u64,
-    /// Whether it is running: begun and not ended. Times do not tell, for clocks are set.
+    /// Whether it has begun and not ended. The times cannot show this, because clocks are set.
     pub running: bool,
-    /// The last blob that it has read; none at its start and after its end.
+    /// The last blob that was read; `None` at the start and after the end of a pass.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<Digest>,
-    /// How many blobs it has read.
+    /// The number of blobs read.
     pub blobs: u64,
-    /// How many bytes.
+    /// The number of bytes read.
     pub bytes: u64,
-    /// When the last complete pass ended, Unix seconds.
+    /// When the last complete pass ended, in Unix seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<u64>,
 }
 
-/// What the file says.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Raw {
@@ -40,16 +39,16 @@ struct Raw {
     ended: Option<u64>,
 }
 
-/// The last second of the year 9999, behind which no date can be written.
+/// The last second of the year 9999. Later dates cannot be written.
 const LAST_SECOND: u64 = 253_402_300_799;
 
-/// Of a file that names a time which is none nothing is believed.
+/// A file with an impossible time is ignored as a whole.
 impl From<Raw> for Cursor {
     fn from(raw: Raw) -> Self {
         if raw.began.max(raw.ended.unwrap_or_default()) > LAST_SECOND {
             return Self::default();
         }
-        // A file that does not say it is of an earlier blobd.
+        // Earlier versions of blobd did not write this field.
         let running = raw.running.unwrap_or(raw.last.is_some());
         let Raw { began, last, blobs, bytes, ended, .. } = raw;
         Self { began, running, last: last.filter(|_| running), blobs, bytes, ended }
@@ -57,37 +56,34 @@ impl From<Raw> for Cursor {
 }
 
 impl Cursor {
-    /// What the store remembers; a cursor at the start if that is nothing or damaged.
+    /// The saved cursor; one at the start if there is none or it is damaged.
     #[must_use]
     pub fn load(store: &Store) -> Self {
         let json = store.scrub_record().unwrap_or_else(|error| {
-            tracing::warn!("{error}; the scrub starts anew");
+            tracing::warn!("{error}; the scrub starts from the beginning");
             None
         });
         let parsed = json.map(|json| serde_json::from_slice(&json));
         parsed
             .transpose()
             .unwrap_or_else(|error| {
-                tracing::warn!("{}: {error}; the scrub starts anew", layout::SCRUB_FILE);
+                tracing::warn!("{}: {error}; the scrub starts from the beginning", layout::SCRUB_FILE);
                 None
             })
             .unwrap_or_default()
     }
 
-    /// Has the store remember.
-    ///
-    /// # Errors
-    /// [`StoreError::Io`].
+    /// Saves the cursor in the store.
     pub fn save(&self, store: &Store) -> Result<(), StoreError> {
         let encode = |error: serde_json::Error| StoreError::io("encode", layout::SCRUB_FILE)(error.into());
         store.set_scrub_record(&serde_json::to_vec(self).map_err(encode)?)
     }
 
-    /// How long to wait at `now` before a pass is to begin or to go on. `period` is the time from
-    /// the beginning of one pass to that of the next.
+    /// How long to wait at `now` before a pass begins or continues. `period` is the time between the starts
+    /// of two passes.
     #[must_use]
     pub(crate) fn due_in(&self, now: u64, period: Duration) -> Duration {
-        // Begun in the future: the clock was wrong, then or now.
+        // If it began in the future, the clock was wrong then or is wrong now.
         if self.running || self.began > now {
             return Duration::ZERO;
         }
@@ -101,7 +97,7 @@ impl Cursor {
         }
     }
 
-    /// Enters a blob that has been read.
+    /// Records a blob that was read.
     pub fn advance(&mut self, digest: Digest, bytes: u64) {
         self.last = Some(digest);
         self.blobs = self.blobs.saturating_add(1);
@@ -113,15 +109,14 @@ impl Cursor {
         (self.running, self.last, self.ended) = (false, None, Some(now));
     }
 
-    /// When the last complete pass ended, unless that is said to be after `now`: then the clock
-    /// was wrong, and nobody knows.
+    /// When the last complete pass ended; `None` if that is after `now`, because then the clock was wrong.
     #[must_use]
     pub fn ended_by(&self, now: u64) -> Option<u64> {
         self.ended.filter(|ended| *ended <= now)
     }
 }
 
-/// Seconds since 1970, by the machine's clock.
+/// The current time in seconds since 1970, by the machine's clock.
 #[must_use]
 pub fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
@@ -134,7 +129,7 @@ mod tests {
     const DAY: Duration = Duration::from_secs(86400);
 
     #[test]
-    fn cursor_reads_back_as_it_was_saved() {
+    fn saved_cursor_is_loaded() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
         assert_eq!(Cursor::load(&store), Cursor::default());
@@ -149,10 +144,10 @@ mod tests {
     }
 
     #[test]
-    fn pass_that_was_interrupted_goes_on_at_once() {
+    fn interrupted_pass_continues_immediately() {
         let mut cursor = Cursor::default();
         cursor.begin(1000);
-        assert_eq!(cursor.due_in(1001, DAY), Duration::ZERO, "in front of the first blob");
+        assert_eq!(cursor.due_in(1001, DAY), Duration::ZERO, "before the first blob");
         cursor.advance(Digest::of(b"x"), 7);
         let before = cursor;
         cursor.begin(2000);
@@ -174,8 +169,8 @@ mod tests {
     }
 
     #[test]
-    fn pass_goes_on_and_ends_whatever_the_clock_says() {
-        // A pass ended in 2100, by a clock that was wrong.
+    fn pass_continues_and_ends_with_any_clock() {
+        // The last pass ended in 2100, by a wrong clock.
         let mut cursor = Cursor { began: 1_000_000, ended: Some(4_102_444_800), ..Cursor::default() };
         assert_eq!(cursor.ended_by(2_000_000), None);
         cursor.begin(2_000_000);
@@ -198,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_are_none_make_no_cursor() {
+    fn cursor_with_impossible_times_is_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
         for json in [
@@ -220,7 +215,7 @@ mod tests {
         assert_eq!(
             Cursor::load(&store),
             Cursor { began: 5, running: true, last: Some(last), blobs: 3, ..Cursor::default() },
-            "an earlier blobd did not say that it runs"
+            "earlier versions did not write `running`"
         );
     }
 }

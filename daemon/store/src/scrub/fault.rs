@@ -1,22 +1,22 @@
-//! What an error says of the file that was looked at.
+//! Classifies errors from reading a file.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// Whose fault it is that a file could not be read.
+/// Why a file could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The disk's: it has lost something, or a checksum of the file system does not fit.
+    /// The disk has lost data, or a checksum of the file system is wrong.
     Damage,
-    /// This process lacks what it takes to read any file: a pause may help.
+    /// This process lacks a resource that reading any file needs; waiting may help.
     Shortage,
-    /// Anything else, such as a permission: nothing is known about the bytes.
+    /// Anything else, such as a missing permission: it says nothing about the bytes.
     Refusal,
 }
 
 impl Fault {
-    /// What a disk, a cable, a server behind it or a file system says that has lost something.
+    /// The errors that disks, cables, file servers and file systems report for lost data.
     const DAMAGE: [Errno; 8] = [
         Errno::IO,
         Errno::REMOTEIO,
@@ -29,7 +29,7 @@ impl Fault {
     ];
     const SHORTAGE: [Errno; 3] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
 
-    /// The one that a call has failed with.
+    /// Classifies the error of a call.
     pub fn of(error: &io::Error) -> Self {
         let is_one_of = |errnos: &[Errno]| Errno::from_io_error(error).is_some_and(|no| errnos.contains(&no));
         if is_one_of(&Self::DAMAGE) || error.kind() == io::ErrorKind::UnexpectedEof {
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_the_disk_says_is_damage_and_only_what_all_files_need_is_a_shortage() {
+    fn errors_are_classified_as_damage_shortage_or_refusal() {
         for errno in Fault::DAMAGE {
             assert_eq!(Fault::of(&errno.into()), Fault::Damage, "{errno}");
         }

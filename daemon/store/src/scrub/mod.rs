@@ -1,11 +1,12 @@
-//! Verification of what is on disk, and the scrubber that does it in the background.
+//! Verification of blobs on disk, and the scrubber that does it in the background.
 //!
-//! It promises to read the disk and not memory ([`DiskReader`]), to move nothing into quarantine
-//! that has not read wrong twice ([`DiskReader::check`]), to be slower than told ([`RateLimiter`](crate::RateLimiter)), to
-//! step back while imports and pulls run or the disks are busy, and to go on after a restart
-//! ([`Cursor`]). It holds no lock while it reads, so a blob may be collected under its hands.
+//! It reads the disk and not the page cache ([`DiskReader`]), moves a blob to quarantine only if it was
+//! read wrong twice ([`DiskReader::check`]), keeps below a configured rate
+//! ([`RateLimiter`](crate::RateLimiter)), pauses while imports and pulls run or the disks are busy, and
+//! continues after a restart ([`Cursor`]). It holds no lock while it reads, so a blob may be collected
+//! meanwhile.
 //!
-//! It does not repair, and does not look at recipes: `verify` does both.
+//! It does not repair, and does not check recipes: `verify` does both.
 
 use std::io;
 use std::sync::Arc;
@@ -30,19 +31,19 @@ pub use pairs::check_in_pairs;
 pub use read::{DiskReader, Ended, Gate, Step};
 pub use throttle::{StopSignal, Throttle};
 
-/// How the scrubber works.
+/// The configuration of the scrubber.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubPolicy {
-    /// The most bytes that are read per second; 0 for no scrubbing at all.
+    /// The most bytes that are read per second; 0 disables scrubbing.
     pub bytes_per_second: u64,
-    /// From the beginning of one pass over all blobs to that of the next. A pass that takes
-    /// longer is followed by the next at once.
+    /// The time between the starts of two passes over all blobs. If a pass takes longer, the next one
+    /// follows immediately.
     pub period: Duration,
-    /// It pauses while tasks wait for disks for more than this share of the time, in percent.
+    /// The scrubber pauses while tasks wait for disks for more than this share of the time, in percent.
     pub max_pressure_percent: u8,
 }
 
-/// The background verification of one store. Dropped, it stops.
+/// The background verification of one store. Dropping it stops it.
 #[derive(Debug)]
 #[must_use]
 pub struct Scrubber {
@@ -51,31 +52,28 @@ pub struct Scrubber {
 }
 
 impl Scrubber {
-    /// Starts to scrub in a thread of its own, unless the policy says not to. It pauses while
-    /// `is_busy`.
-    ///
-    /// # Errors
-    /// When there can be no more threads.
+    /// Starts the scrubber in its own thread, unless the rate is 0 or the store is read-only. It pauses
+    /// while `is_busy`. Fails if no thread can be started.
     pub fn start(
         store: Arc<Store>,
         policy: ScrubPolicy,
         is_busy: impl Fn() -> bool + Send + 'static,
     ) -> io::Result<Self> {
         let stop = Arc::new(StopSignal::default());
-        // What cannot be noted would be read again and again, and what is damaged could not be put aside.
+        // In a read-only store the cursor could not be saved and damaged blobs could not be moved.
         if policy.bytes_per_second == 0 || store.read_only_reason().is_some() {
             return Ok(Self { stop, thread: None });
         }
         let throttle = Throttle::new(Arc::clone(&stop), policy, Box::new(is_busy));
-        let rounds = Rounds {
+        let scrub_loop = ScrubLoop {
             store,
             policy,
             throttle,
             reader: DiskReader::default(),
             unsaved: Unsaved::none(),
-            patience: Patience::default(),
+            retries: RetryLimit::default(),
         };
-        let thread = thread::Builder::new().name("scrub".to_owned()).spawn(move || rounds.run())?;
+        let thread = thread::Builder::new().name("scrub".to_owned()).spawn(move || scrub_loop.run())?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
@@ -84,54 +82,55 @@ impl Drop for Scrubber {
     fn drop(&mut self) {
         self.stop.set();
         if let Some(Err(_panic)) = self.thread.take().map(JoinHandle::join) {
-            tracing::error!("the scrubber has died; nothing was verified since");
+            tracing::error!(
+                "scrub: the thread has panicked; blobs are no longer verified until the daemon is restarted"
+            );
         }
     }
 }
 
-/// Pass after pass.
-struct Rounds {
+struct ScrubLoop {
     store: Arc<Store>,
     policy: ScrubPolicy,
     throttle: Throttle,
     reader: DiskReader,
     unsaved: Unsaved,
-    patience: Patience,
+    retries: RetryLimit,
 }
 
-/// Between two passes that follow each other at once, and between two looks at the clock.
-const SHORT_REST: Duration = Duration::from_secs(1);
-const LONG_REST: Duration = Duration::from_secs(3600);
-/// Before another try after a failure that is not a blob's, such as too many open files.
-const REST_AFTER_FAILURE: Duration = Duration::from_secs(60);
+/// The pause after a pass, and the longest wait before the clock is read again.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
+const MAX_WAIT: Duration = Duration::from_secs(3600);
+/// The pause after a failure that is not a blob's, such as too many open files.
+const RETRY_DELAY: Duration = Duration::from_secs(60);
 
-impl Rounds {
+impl ScrubLoop {
     fn run(mut self) {
-        // Of this thread alone. A refusal costs nothing but politeness.
+        // For this thread alone. If it fails, the scrubber only competes more with other work.
         let _ = rustix::process::setpriority_process(None, 19);
         let mut cursor = Cursor::load(&self.store);
-        let mut rest = Duration::ZERO;
+        let mut pause = Duration::ZERO;
         loop {
             let due = cursor.due_in(unix_seconds(), self.policy.period);
-            if self.throttle.stop().wait(due.max(rest).min(LONG_REST)) {
+            if self.throttle.stop().wait(due.max(pause).min(MAX_WAIT)) {
                 return;
             }
-            // The clock may have been set, or the wait cut short.
+            // The clock may have been set, or the wait may have ended early.
             if !cursor.due_in(unix_seconds(), self.policy.period).is_zero() {
                 continue;
             }
             cursor.begin(unix_seconds());
-            rest = match self.pass(&mut cursor) {
-                Ok(()) => SHORT_REST,
+            pause = match self.pass(&mut cursor) {
+                Ok(()) => MIN_PAUSE,
                 Err(error) => {
                     tracing::warn!("scrub: {error}; trying again later");
-                    REST_AFTER_FAILURE
+                    RETRY_DELAY
                 }
             };
         }
     }
 
-    /// Goes on with a pass, to its end or until it is told to stop.
+    /// Continues a pass, to its end or until it is stopped.
     fn pass(&mut self, cursor: &mut Cursor) -> Result<(), StoreError> {
         let mut blobs = self.store.blobs()?;
         blobs.retain(|digest| Some(*digest) > cursor.last);
@@ -146,7 +145,7 @@ impl Rounds {
                 step
             };
             let checked = self.reader.check(&self.store, digest, &mut gate);
-            match self.patience.judge(digest, checked)? {
+            match self.retries.accept(digest, checked)? {
                 Verdict::Unfinished => return cursor.save(&self.store),
                 Verdict::Good | Verdict::Gone => {}
                 Verdict::Writable { mode } => {
@@ -165,7 +164,7 @@ impl Rounds {
         cursor.end(unix_seconds());
         self.unsaved = Unsaved::none();
         tracing::info!(
-            "scrub: {} blobs, {} bytes read, {damaged} damaged, {unread} that could not be read",
+            "scrub: {} blobs, {} bytes read, {damaged} damaged, {unread} unreadable",
             cursor.blobs,
             cursor.bytes
         );
@@ -173,18 +172,23 @@ impl Rounds {
     }
 }
 
-/// How often one blob may hold up all others: a shortage that comes with it every time is its own.
+/// Limits how often one blob may hold up the pass with an error: a shortage that the same blob causes each
+/// time will not go away.
 #[derive(Debug, Default)]
-struct Patience {
+struct RetryLimit {
     blob: Option<Digest>,
     failures: u32,
 }
 
-impl Patience {
+impl RetryLimit {
     const MAX_FAILURES: u32 = 3;
 
-    /// The verdict on a blob; an error the first times that there is none.
-    fn judge(&mut self, digest: Digest, checked: Result<Verdict, StoreError>) -> Result<Verdict, StoreError> {
+    /// Returns the verdict on a blob. An error is returned the first times, and then becomes a verdict.
+    fn accept(
+        &mut self,
+        digest: Digest,
+        checked: Result<Verdict, StoreError>,
+    ) -> Result<Verdict, StoreError> {
         let error = match checked {
             Ok(verdict) => return Ok(verdict),
             Err(error) => error,
@@ -196,13 +200,13 @@ impl Patience {
         if self.failures < Self::MAX_FAILURES {
             return Err(error);
         }
-        tracing::error!("blob {digest}: passed over after {} tries: {error}", self.failures);
+        tracing::error!("blob {digest}: skipped after {} failed reads: {error}", self.failures);
         *self = Self::default();
         Ok(Verdict::Unreadable { reason: error.to_string() })
     }
 }
 
-/// What would be read again after a crash.
+/// What was read since the cursor was saved: it would be read again after a crash.
 struct Unsaved {
     bytes: u64,
     since: Instant,
@@ -216,14 +220,14 @@ impl Unsaved {
         Self { bytes: 0, since: Instant::now() }
     }
 
-    /// Adds what was read, and says whether it is time to save; then there is nothing unsaved.
+    /// Adds bytes that were read. If it is time to save, resets the count and returns true.
     fn add(&mut self, bytes: u64) -> bool {
         self.bytes = self.bytes.saturating_add(bytes);
-        let is_time = self.bytes >= Self::MAX_BYTES || self.since.elapsed() >= Self::MAX_AGE;
-        if is_time {
+        let is_due = self.bytes >= Self::MAX_BYTES || self.since.elapsed() >= Self::MAX_AGE;
+        if is_due {
             *self = Self::none();
         }
-        is_time
+        is_due
     }
 }
 

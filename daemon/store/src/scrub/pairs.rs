@@ -1,4 +1,4 @@
-//! Many blobs, two at a time: two digests cost little more than one (`blobd_sha256`).
+//! Verifies many blobs, two at a time: two digests cost little more than one (`blobd_sha256`).
 
 use std::fs::File;
 
@@ -11,13 +11,11 @@ use super::{DiskReader, Ended, Gate, Verdict};
 use crate::internal_reads::InternalRead;
 use crate::{FileStatus, Store, StoreError};
 
-/// Checks the blobs that `next` returns, until it returns none or `gate` stops it, and tells `verdict` of each.
+/// Checks the blobs that `next` returns, until it returns `None` or `gate` stops it, and calls `verdict`
+/// for each.
 ///
-/// What is right at the first reading, as nearly all of them are, is read beside another one. The others
-/// are checked one by one at the end ([`DiskReader::check`]), which reads them again.
-///
-/// # Errors
-/// Those of [`DiskReader::check`].
+/// Nearly all blobs are right, and are read in pairs. Those that are not are checked again one by one at
+/// the end ([`DiskReader::check`]), whose errors are returned.
 pub fn check_in_pairs(
     store: &Store,
     next: &mut dyn FnMut() -> Option<Digest>,
@@ -44,7 +42,6 @@ pub fn check_in_pairs(
     Ok(())
 }
 
-/// A blob that is being read.
 struct Lane<'s> {
     digest: Digest,
     seen: FileStatus,
@@ -59,16 +56,15 @@ struct Lanes<'s> {
     buffers: [Buffer; 2],
 }
 
-/// How the reading of a blob ended.
 enum Outcome {
     Right(Verdict),
-    /// Wrong, gone, wanted by a collection, or not to be read.
+    /// Wrong, gone, about to be collected, or unreadable.
     Unclear,
     Stopped,
 }
 
 impl<'s> Lane<'s> {
-    /// Nothing if it has to be looked at more closely.
+    /// `None` if the blob needs a separate check.
     fn open(store: &'s Store, digest: Digest) -> Option<Self> {
         let seen = store.blob_status(digest).ok().flatten().filter(FileStatus::is_file)?;
         let reading = store.begin_internal_read_unless_blocked(digest)?;
@@ -102,7 +98,7 @@ impl<'s> Lane<'s> {
 }
 
 impl<'s> Lanes<'s> {
-    /// Opens blobs until there are two; false when there are none any more.
+    /// Opens blobs until both lanes are in use; returns false when there are no more blobs.
     fn fill(
         &mut self,
         store: &'s Store,
@@ -122,7 +118,7 @@ impl<'s> Lanes<'s> {
         self.lanes.iter().any(Option::is_some)
     }
 
-    /// Reads and hashes a chunk of each; returns those that have ended.
+    /// Reads and hashes a chunk in each lane; returns the blobs that have ended.
     fn step(&mut self, store: &Store, gate: &mut Gate<'_>) -> Vec<(Digest, Outcome)> {
         let mut ended = Vec::new();
         let mut read = self.lanes.each_mut().map(|_lane| None);
@@ -155,7 +151,7 @@ mod tests {
     use crate::scrub::Step;
     use crate::testing::{add_blobs, new_store};
 
-    /// Sizes that end in different chunks, and blobs of nothing.
+    /// Sizes that end in different chunks, and an empty blob.
     const SIZES: [usize; 7] = [0, 3, 5 << 20, 64, (1 << 20) + 1, 1 << 20, 70_000];
 
     fn store_of_blobs() -> (tempfile::TempDir, Arc<Store>, Vec<Digest>) {
@@ -166,13 +162,13 @@ mod tests {
 
     fn check_all(store: &Store, digests: &[Digest], gate: &mut Gate<'_>) -> BTreeMap<Digest, Verdict> {
         let (mut left, mut verdicts) = (digests.iter().copied(), BTreeMap::new());
-        let mut tell = |digest, verdict| assert_eq!(verdicts.insert(digest, verdict), None);
-        check_in_pairs(store, &mut || left.next(), gate, &mut tell).unwrap();
+        let mut record = |digest, verdict| assert_eq!(verdicts.insert(digest, verdict), None);
+        check_in_pairs(store, &mut || left.next(), gate, &mut record).unwrap();
         verdicts
     }
 
     #[test]
-    fn every_blob_has_the_verdict_that_it_has_alone() {
+    fn every_blob_gets_the_same_verdict_as_alone() {
         let (_folder, store, mut digests) = store_of_blobs();
         let path = store.path(blobd_store_format::layout::blob(digests[4]));
         fs::remove_file(&path).unwrap();
@@ -189,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn stop_ends_it_in_the_middle() {
+    fn gate_can_stop_the_check() {
         let (_folder, store, digests) = store_of_blobs();
         let mut chunks = 0;
         let mut gate = |_| {
@@ -200,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn blob_that_is_condemned_is_read_all_the_same() {
+    fn condemned_blob_is_verified() {
         let (_folder, store, digests) = store_of_blobs();
         store.condemn([digests[2]]);
         assert_eq!(check_all(&store, &digests[2..3], &mut |_| Step::Go)[&digests[2]], Verdict::Good);

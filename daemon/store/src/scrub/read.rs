@@ -1,9 +1,9 @@
-//! Files read from the disk itself.
+//! Reads files from the disk, bypassing the page cache.
 //!
-//! What is in the page cache may be right while the disk is wrong, and then stays right for as
-//! long as the page stays: a verification that reads through it verifies memory. So the reader
-//! asks for `O_DIRECT`; where the file system refuses that, it has the kernel drop what it has
-//! cached of the file before, and after, which works for pages that nobody has mapped.
+//! The page cache may hold right bytes while the disk has wrong ones, so a verification that reads through
+//! it verifies memory. The reader therefore uses `O_DIRECT`. Where the file system refuses that, it asks
+//! the kernel to drop the file's cached pages before and after, which works for pages that no process has
+//! mapped.
 
 use std::borrow::Borrow;
 use std::fs::File;
@@ -14,35 +14,35 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use rustix::fs::{Advice, AtFlags, OFlags, StatxFlags, fadvise, fcntl_getfl, fcntl_setfl, statx};
 use rustix::io::Errno;
 
-/// How much is read at once, in bytes: enough that a disk is not slowed by the requests.
+/// Bytes per read: large enough that the number of requests does not slow the disk.
 const CHUNK_BYTES: usize = 1 << 20;
-/// The alignment of `O_DIRECT` where the kernel does not tell: no disk has larger sectors.
-const USUAL_ALIGNMENT: usize = 4096;
+/// The alignment for `O_DIRECT` where the kernel reports none: no disk has larger sectors.
+const DEFAULT_ALIGNMENT: usize = 4096;
 
-/// What is to happen next.
+/// What a reader does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Read.
+    /// Read the chunk.
     Go,
-    /// Ask again, some time has passed.
+    /// Ask again: some time has passed.
     Wait,
-    /// Give up.
+    /// Stop reading.
     Stop,
 }
 
-/// Says before each chunk whether it may be read now. It is told how many bytes the chunk has, in
-/// the end 0, and may sleep before it answers.
+/// Decides before each chunk whether it may be read now. Called with the chunk's size in bytes, which is 0
+/// at the end of the file; may sleep before it returns.
 pub type Gate<'g> = dyn FnMut(u64) -> Step + 'g;
 
-/// How a reading that did not fail ended.
+/// How a read ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// At the end of the file.
+    /// The file was read to its end.
     Complete,
-    /// Where the gate said so.
+    /// The gate stopped it.
     Stopped,
-    /// The last name of the file was removed meanwhile: what it holds is nobody's business any
-    /// more, and holding it would keep its space.
+    /// The last name of the file was removed meanwhile. Keeping the file open would keep its space
+    /// allocated.
     Unlinked,
 }
 
@@ -53,10 +53,11 @@ pub struct DiskReader {
 }
 
 impl DiskReader {
-    /// Hands all bytes of `file`, which nobody else may be reading with, to `sink` in order.
+    /// Passes all bytes of `file` to `sink` in order. The descriptor must not be used for reading
+    /// elsewhere.
     ///
     /// # Errors
-    /// Those of the disk.
+    /// Errors from the disk.
     pub fn read(
         &mut self,
         file: &File,
@@ -73,7 +74,7 @@ impl DiskReader {
     }
 }
 
-/// A buffer for one chunk, aligned in memory as the disk wants it.
+/// A buffer for one chunk, with the alignment that the disk needs.
 #[derive(Debug, Default)]
 pub(super) struct Buffer(Vec<u8>);
 
@@ -81,7 +82,7 @@ impl Buffer {
     fn aligned(&mut self, alignment: usize) -> &mut [u8] {
         let length = CHUNK_BYTES.next_multiple_of(alignment);
         if self.0.len() < length + alignment {
-            // Memory that the kernel has zeroed; `resize` would write the zeros itself.
+            // `vec!` gets zeroed pages from the kernel; `resize` would write the zeros.
             self.0 = vec![0; length + alignment];
         }
         let start = self.0.as_ptr().align_offset(alignment);
@@ -89,16 +90,15 @@ impl Buffer {
     }
 }
 
-/// A file that is being read from the disk, a chunk at a time.
 #[derive(Debug)]
 pub(super) struct DiskFile<F: Borrow<File>> {
     file: F,
     offset: u64,
-    /// Of offsets, lengths and memory, in bytes; none if the file is read through the page cache.
+    /// The alignment of offsets, lengths and memory in bytes; `None` if the file is read through the page
+    /// cache.
     direct_alignment: Option<usize>,
 }
 
-/// What comes next of a file.
 #[derive(Debug)]
 pub(super) enum Next<'b> {
     Chunk(&'b [u8]),
@@ -106,7 +106,6 @@ pub(super) enum Next<'b> {
 }
 
 impl<F: Borrow<File>> DiskFile<F> {
-    /// Begins at the start of a file.
     pub(super) fn open(file: F) -> Self {
         let direct_alignment = direct_alignment(file.borrow());
         if direct_alignment.is_none() {
@@ -115,7 +114,7 @@ impl<F: Borrow<File>> DiskFile<F> {
         Self { file, offset: 0, direct_alignment }
     }
 
-    /// Reads the next chunk, if `gate` lets it.
+    /// Reads the next chunk when `gate` allows it.
     pub(super) fn next<'b>(&mut self, buffer: &'b mut Buffer, gate: &mut Gate<'_>) -> io::Result<Next<'b>> {
         let count = loop {
             let metadata = self.file.borrow().metadata()?;
@@ -153,7 +152,7 @@ impl<F: Borrow<File>> DiskFile<F> {
     fn read_through_page_cache(&mut self) {
         let file = self.file.borrow();
         if let Ok(flags) = fcntl_getfl(file) {
-            // If it fails, the next read is refused again, and that error is returned.
+            // If it fails, the next read is refused again and its error returned.
             let _ = fcntl_setfl(file, flags - OFlags::DIRECT);
         }
         drop_cached(file);
@@ -169,23 +168,22 @@ impl<F: Borrow<File>> Drop for DiskFile<F> {
     }
 }
 
-/// Of a read that ended early, inside the file, what leaves the next offset aligned. Only the end
-/// of the file may be at any offset.
+/// Shortens a read that ended inside the file so that the next offset is aligned.
 const fn whole_units(count: usize, alignment: usize, left: u64) -> usize {
     if count as u64 >= left { count } else { count - count % alignment }
 }
 
-/// Has reads of a file go to the disk, if the file system lets it; returns which alignment they need.
+/// Sets `O_DIRECT` if the file system allows it; returns the alignment that reads need.
 fn direct_alignment(file: &File) -> Option<usize> {
-    let told = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
-    let told = told.filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
-    let alignment = match told {
+    let reported = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+    let reported = reported.filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+    let alignment = match reported {
         Some(stat) if stat.stx_dio_offset_align == 0 => return None,
         Some(stat) => usize::try_from(stat.stx_dio_offset_align.max(stat.stx_dio_mem_align)).ok()?,
-        None => USUAL_ALIGNMENT,
+        None => DEFAULT_ALIGNMENT,
     };
-    // Never less than usual: some kernels tell what the disk takes and not what they take.
-    let alignment = alignment.max(USUAL_ALIGNMENT);
+    // Never less than the default: some kernels report what the disk needs, not what they need.
+    let alignment = alignment.max(DEFAULT_ALIGNMENT);
     if !alignment.is_power_of_two() || alignment > CHUNK_BYTES {
         return None;
     }
@@ -194,7 +192,7 @@ fn direct_alignment(file: &File) -> Option<usize> {
     Some(alignment)
 }
 
-/// Only advice: a kernel that does not take it leaves the reader with what is cached.
+/// Only advice: the kernel may keep the pages, and then they are read.
 fn drop_cached(file: &File) {
     const TO_THE_END: Option<NonZeroU64> = None;
     let _ = fadvise(file, 0, TO_THE_END, Advice::DontNeed);
@@ -242,25 +240,25 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, pattern(3 * CHUNK_BYTES)).unwrap();
         let mut answers = [Step::Go, Step::Wait, Step::Go, Step::Stop].into_iter();
-        let (mut told, mut seen) = (Vec::new(), 0);
+        let (mut reported, mut seen) = (Vec::new(), 0);
         let mut gate = |bytes| {
-            told.push(bytes);
+            reported.push(bytes);
             answers.next().unwrap()
         };
         let file = File::open(&path).unwrap();
         let ended = DiskReader::default().read(&file, &mut gate, &mut |chunk| seen += chunk.len()).unwrap();
         assert_eq!((ended, seen), (Ended::Stopped, 2 * CHUNK_BYTES));
-        assert_eq!(told, [CHUNK_BYTES as u64; 4]);
+        assert_eq!(reported, [CHUNK_BYTES as u64; 4]);
     }
 
     #[test]
-    fn file_that_loses_its_name_is_let_go() {
+    fn read_of_an_unlinked_file_ends() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, pattern(3 * CHUNK_BYTES)).unwrap();
         let file = File::open(&path).unwrap();
         let mut gate = |_| {
-            // Gone the second time.
+            // Fails the second time, when the file is gone.
             let _ = std::fs::remove_file(&path);
             Step::Wait
         };

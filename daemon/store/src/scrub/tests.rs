@@ -21,8 +21,8 @@ fn store_of(count: u8) -> (TempDir, Arc<Store>, Vec<Digest>) {
     (folder, store, digests)
 }
 
-fn spoil(folder: &TempDir, digest: Digest) {
-    overwrite_blob(folder, digest, b"spoilt");
+fn damage(folder: &TempDir, digest: Digest) {
+    overwrite_blob(folder, digest, b"damaged");
 }
 
 fn eventually(what: &str, condition: impl Fn() -> bool) {
@@ -34,10 +34,10 @@ fn eventually(what: &str, condition: impl Fn() -> bool) {
 }
 
 #[test]
-fn pass_finds_what_is_damaged_and_ends() {
+fn pass_finds_damaged_blobs_and_ends() {
     let (folder, store, digests) = store_of(20);
-    spoil(&folder, digests[3]);
-    spoil(&folder, digests[17]);
+    damage(&folder, digests[3]);
+    damage(&folder, digests[17]);
     let scrubber = Scrubber::start(Arc::clone(&store), FAST, || false).unwrap();
     eventually("the pass ends", || Cursor::load(&store).ended.is_some());
     drop(scrubber);
@@ -48,10 +48,10 @@ fn pass_finds_what_is_damaged_and_ends() {
 }
 
 #[test]
-fn restart_goes_on_behind_the_last_blob() {
+fn restart_continues_after_the_last_blob() {
     let (folder, store, digests) = store_of(20);
-    spoil(&folder, digests[3]);
-    spoil(&folder, digests[17]);
+    damage(&folder, digests[3]);
+    damage(&folder, digests[17]);
     let mut cursor = Cursor::default();
     cursor.begin(unix_seconds());
     cursor.advance(digests[9], 5000);
@@ -63,7 +63,7 @@ fn restart_goes_on_behind_the_last_blob() {
 }
 
 #[test]
-fn pass_that_is_stopped_saves_where_it_was() {
+fn stopped_pass_saves_its_progress() {
     let (_folder, store, digests) = store_of(20);
     let slow = ScrubPolicy { bytes_per_second: 100_000, ..FAST };
     let scrubber = Scrubber::start(Arc::clone(&store), slow, || false).unwrap();
@@ -80,7 +80,7 @@ fn pass_that_is_stopped_saves_where_it_was() {
 #[test]
 fn nothing_is_read_while_the_daemon_is_busy() {
     let (folder, store, digests) = store_of(3);
-    spoil(&folder, digests[0]);
+    damage(&folder, digests[0]);
     let busy = Arc::new(AtomicBool::new(true));
     let is_busy = Arc::clone(&busy);
     let asked = Arc::new(AtomicBool::new(false));
@@ -89,7 +89,7 @@ fn nothing_is_read_while_the_daemon_is_busy() {
         was_asked.store(true, Ordering::Relaxed);
         is_busy.load(Ordering::Relaxed)
     });
-    eventually("the scrubber looks", || asked.load(Ordering::Relaxed));
+    eventually("the scrubber asks", || asked.load(Ordering::Relaxed));
     assert!(store.damaged().is_empty());
     busy.store(false, Ordering::Relaxed);
     eventually("the damage is found", || store.damaged() == [digests[0]].into());
@@ -97,7 +97,7 @@ fn nothing_is_read_while_the_daemon_is_busy() {
 }
 
 #[test]
-fn rate_of_zero_is_no_scrubber() {
+fn rate_of_zero_starts_no_scrubber() {
     let (_folder, store, _) = store_of(1);
     let off = ScrubPolicy { bytes_per_second: 0, ..FAST };
     let scrubber = Scrubber::start(Arc::clone(&store), off, || false).unwrap();
@@ -107,11 +107,11 @@ fn rate_of_zero_is_no_scrubber() {
 }
 
 #[test]
-fn blobs_that_vanish_are_passed_over() {
+fn blobs_that_disappear_are_skipped() {
     let (_folder, store, digests) = store_of(10);
     let store_of_gate = Arc::clone(&store);
     let last = digests[9];
-    // The first time it is asked, before the first byte is read, but after the list is made.
+    // Called before the first byte is read, but after the blobs are listed.
     let scrubber = Scrubber::start(Arc::clone(&store), FAST, move || {
         let _ = fs::remove_file(store_of_gate.path(layout::blob(last)));
         false
@@ -122,15 +122,15 @@ fn blobs_that_vanish_are_passed_over() {
 }
 
 #[test]
-fn blob_that_can_never_be_judged_is_passed_over_in_the_end() {
+fn blob_that_always_fails_is_skipped_after_some_tries() {
     let shortage = || Err(StoreError::errno("read", "/b")(rustix::io::Errno::NOMEM));
     let (one, other) = (Digest::of(b"1"), Digest::of(b"2"));
-    let mut patience = Patience::default();
-    assert!(patience.judge(one, shortage()).is_err());
-    assert!(patience.judge(other, shortage()).is_err());
-    assert!(patience.judge(one, shortage()).is_err());
-    assert!(patience.judge(one, shortage()).is_err());
-    assert!(matches!(patience.judge(one, shortage()), Ok(Verdict::Unreadable { .. })));
-    assert!(patience.judge(one, shortage()).is_err(), "of the next pass");
-    assert!(patience.judge(one, Ok(Verdict::Good)).is_ok());
+    let mut retries = RetryLimit::default();
+    assert!(retries.accept(one, shortage()).is_err());
+    assert!(retries.accept(other, shortage()).is_err());
+    assert!(retries.accept(one, shortage()).is_err());
+    assert!(retries.accept(one, shortage()).is_err());
+    assert!(matches!(retries.accept(one, shortage()), Ok(Verdict::Unreadable { .. })));
+    assert!(retries.accept(one, shortage()).is_err(), "of the next pass");
+    assert!(retries.accept(one, Ok(Verdict::Good)).is_ok());
 }

@@ -1,4 +1,4 @@
-//! When the scrubber may read its next chunk.
+//! Decides when the scrubber may read its next chunk.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{ScrubPolicy, Step};
 use crate::RateLimiter;
 
-/// Tells a thread to stop, also while it sleeps.
+/// Asks a thread to stop, also while it sleeps.
 #[derive(Debug, Default)]
 pub struct StopSignal {
     is_set: Mutex<bool>,
@@ -15,13 +15,13 @@ pub struct StopSignal {
 }
 
 impl StopSignal {
-    /// From now on the thread is to stop.
+    /// Sets the signal.
     pub fn set(&self) {
         *self.is_set.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_all();
     }
 
-    /// Sleeps for `time`, or until the signal is set; says whether it is.
+    /// Sleeps for `time` or until the signal is set; returns whether it is set.
     #[must_use]
     pub fn wait(&self, time: Duration) -> bool {
         let is_set = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
@@ -30,7 +30,7 @@ impl StopSignal {
     }
 }
 
-/// Joins rate, load and the order to stop to one answer per chunk.
+/// Combines the rate limit, the load and the stop signal into one decision per chunk.
 pub struct Throttle {
     stop: Arc<StopSignal>,
     limiter: RateLimiter,
@@ -39,15 +39,15 @@ pub struct Throttle {
     ready_at: Duration,
     is_busy: Box<dyn Fn() -> bool + Send>,
     max_pressure_percent: u8,
-    /// When the pressure was last looked at, and whether it was too high.
+    /// When the pressure was last read, and whether it was too high.
     pressure: Option<(Instant, bool)>,
 }
 
 impl Throttle {
-    /// How long a pause lasts at least, and how old a look at the pressure may be.
+    /// The shortest pause, and the longest time for which a pressure value is used.
     const PAUSE: Duration = Duration::from_secs(1);
 
-    /// A throttle that has let nothing through yet.
+    /// A throttle that has allowed no chunk yet.
     #[must_use]
     pub fn new(stop: Arc<StopSignal>, policy: ScrubPolicy, is_busy: Box<dyn Fn() -> bool + Send>) -> Self {
         Self {
@@ -61,13 +61,14 @@ impl Throttle {
         }
     }
 
-    /// The order to stop.
+    /// The stop signal.
     #[must_use]
     pub fn stop(&self) -> &StopSignal {
         &self.stop
     }
 
-    /// Whether a chunk of `bytes` may be read now. Sleeps for at most a second before it says no.
+    /// Whether a chunk of `bytes` may be read now. Sleeps for at most a second before it returns
+    /// [`Step::Wait`].
     pub fn step(&mut self, bytes: u64) -> Step {
         let now = self.started.elapsed();
         let wait = if (self.is_busy)() || self.is_under_pressure() {
@@ -87,7 +88,7 @@ impl Throttle {
 
     fn is_under_pressure(&mut self) -> bool {
         match self.pressure {
-            Some((looked, high)) if looked.elapsed() < Self::PAUSE => high,
+            Some((read_at, high)) if read_at.elapsed() < Self::PAUSE => high,
             _ => {
                 let high = io_pressure() > f64::from(self.max_pressure_percent);
                 self.pressure = Some((Instant::now(), high));
@@ -103,8 +104,8 @@ impl fmt::Debug for Throttle {
     }
 }
 
-/// In how many percent of the last ten seconds some task waited for a disk, by the kernel's own
-/// account; 0 where it keeps none.
+/// In what percentage of the last ten seconds some task waited for a disk, as the kernel reports; 0 where
+/// it does not.
 #[expect(clippy::disallowed_methods, reason = "a file of the kernel")]
 fn io_pressure() -> f64 {
     std::fs::read_to_string("/proc/pressure/io").map_or(0.0, |text| parse_pressure(&text))

@@ -4,16 +4,15 @@ use std::ops::Range;
 
 use rangemap::RangeSet;
 
-/// Which bytes of a file are there.
+/// The bytes of a file that have arrived.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Extents {
     ranges: RangeSet<u64>,
-    /// How many bytes they have: asked for with every range that arrives.
+    /// Their total length: needed for every range that arrives, so it is not summed each time.
     total: u64,
 }
 
 impl Extents {
-    /// Adds a range; what of it is in the set already changes nothing.
     pub(crate) fn insert(&mut self, range: Range<u64>) {
         let added = self.gaps(range.clone()).iter().map(length).fold(0, u64::saturating_add);
         self.total = self.total.saturating_add(added);
@@ -23,7 +22,6 @@ impl Extents {
         }
     }
 
-    /// Takes a range out of the set.
     pub(crate) fn remove(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -33,18 +31,17 @@ impl Extents {
         self.ranges.remove(range);
     }
 
-    /// Where the run of bytes that are there ends which begins at `offset`; `offset` itself when
-    /// the byte there is missing.
+    /// The end of the run of present bytes that begins at `offset`; `offset` itself if the byte there is
+    /// missing.
     pub(crate) fn end_of_run(&self, offset: u64) -> u64 {
         self.ranges.get(&offset).map_or(offset, |run| run.end)
     }
 
-    /// What of `range` is missing, in order.
+    /// The parts of `range` that are missing, in order.
     pub(crate) fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
         if range.is_empty() { Vec::new() } else { self.ranges.gaps(&range).collect() }
     }
 
-    /// How many bytes are there.
     pub(crate) const fn total(&self) -> u64 {
         self.total
     }
@@ -64,7 +61,7 @@ mod tests {
         #[test]
         fn set_agrees_with_one_of_single_bytes(
             steps in prop::collection::vec((any::<bool>(), 0u64..64, 0u64..24), 0..24),
-            asked in (0u64..64, 0u64..64),
+            queried in (0u64..64, 0u64..64),
         ) {
             let (mut extents, mut bytes) = (Extents::default(), std::collections::BTreeSet::new());
             for (adds, start, length) in steps {
@@ -78,12 +75,12 @@ mod tests {
                 }
             }
             prop_assert_eq!(extents.total(), bytes.len() as u64);
-            let asked = asked.0.min(asked.1)..asked.0.max(asked.1);
-            let missing: Vec<u64> = extents.gaps(asked.clone()).into_iter().flatten().collect();
-            let expected: Vec<u64> = asked.clone().filter(|byte| !bytes.contains(byte)).collect();
+            let queried = queried.0.min(queried.1)..queried.0.max(queried.1);
+            let missing: Vec<u64> = extents.gaps(queried.clone()).into_iter().flatten().collect();
+            let expected: Vec<u64> = queried.clone().filter(|byte| !bytes.contains(byte)).collect();
             prop_assert_eq!(missing, expected);
-            let run_end = (asked.start..).find(|byte| !bytes.contains(byte)).unwrap();
-            prop_assert_eq!(extents.end_of_run(asked.start), run_end);
+            let run_end = (queried.start..).find(|byte| !bytes.contains(byte)).unwrap();
+            prop_assert_eq!(extents.end_of_run(queried.start), run_end);
         }
     }
 }

@@ -1,31 +1,27 @@
-//! The journal of a download: what has arrived, written beside it as it arrives.
+//! The journal of a download: records which bytes have arrived.
 //!
-//! A head says which file it is about; records of equal length follow, each with a checksum of its
-//! own. It is only ever appended to, and never synced: a torn or wrong record ends it, and after a
-//! reboot what it says of the data is compared with the data (`docs/STORE-FORMAT.md`).
+//! A head names the file; records of equal length follow, each with its own checksum. The journal is only
+//! appended to, and never synced: a torn or wrong record ends it, and after a reboot its claims are
+//! compared with the data (`docs/STORE-FORMAT.md`).
 
 use blobd_store_format::digest::Digest;
 
-/// The length of the head in bytes.
 pub(super) const HEAD_BYTES: usize = 48;
-/// The length of each record in bytes.
 pub(super) const RECORD_BYTES: usize = 52;
 
 const MAGIC: &[u8; 8] = b"blobdpt1";
 const CHECKSUM_BYTES: usize = 4;
 
-/// What a journal says, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Record {
-    /// What follows was written while this boot of the machine lasted, by this plan.
+    /// The following records belong to this boot of the machine and this plan.
     Session { boot: [u8; 16], plan: [u8; 16] },
-    /// Bytes of the file have arrived, with the CRC-32 of their content.
+    /// Bytes of the file have arrived; `crc` is the CRC-32 of their content.
     Arrived { offset: u64, length: u32, crc: u32 },
     /// A planned blob is in the store under this digest.
     Stored { blob: u32, digest: Digest },
 }
 
-/// The head of the journal for a file.
 pub(super) fn head(file: Digest, size: u64) -> Vec<u8> {
     let mut head = Vec::with_capacity(HEAD_BYTES);
     head.extend_from_slice(MAGIC);
@@ -85,8 +81,7 @@ impl Record {
     }
 }
 
-/// The records of a journal up to the first that is torn or wrong; none if it is about another
-/// file.
+/// The records up to the first that is torn or wrong; none if the journal is for another file.
 pub(super) fn parse(journal: &[u8], file: Digest, size: u64) -> Vec<Record> {
     let Some((found, records)) = journal.split_at_checked(HEAD_BYTES) else { return Vec::new() };
     if found != head(file, size) {
@@ -95,7 +90,7 @@ pub(super) fn parse(journal: &[u8], file: Digest, size: u64) -> Vec<Record> {
     records.chunks_exact(RECORD_BYTES).map_while(Record::parse).collect()
 }
 
-/// The blobs that a journal says are in the store, whatever the file's size.
+/// The blobs that the journal records as stored, for any size of the file.
 pub(super) fn stored(journal: &[u8], file: Digest) -> Vec<Digest> {
     let size = journal.get(HEAD_BYTES - size_of::<u64>()..HEAD_BYTES).and_then(|size| size.try_into().ok());
     let records = parse(journal, file, size.map_or(0, u64::from_le_bytes)).into_iter();
@@ -127,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn blobs_that_are_in_the_store_are_found_without_the_size() {
+    fn stored_blobs_are_found_without_the_size() {
         let (file, blob) = (Digest::of(b"x"), Digest::of(b"y"));
         let mut journal = head(file, 7);
         journal.extend(Record::Stored { blob: 3, digest: blob }.encode());
@@ -138,7 +133,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn records_read_back_up_to_where_the_journal_is_torn_or_flipped(
+        fn records_are_read_up_to_the_first_torn_or_flipped_byte(
             records in prop::collection::vec(record(), 0..8),
             cut in any::<prop::sample::Index>(),
             flip in any::<prop::sample::Index>(),
@@ -158,7 +153,7 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_no_journal(journal in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn garbage_is_not_a_journal(journal in prop::collection::vec(any::<u8>(), 0..300)) {
             prop_assert_eq!(parse(&journal, Digest::of(b"x"), 7), vec![]);
         }
     }

@@ -1,4 +1,4 @@
-//! Going on where an earlier session has stopped.
+//! Continues a download where an earlier session stopped.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,12 +14,12 @@ use super::{Extents, PartialDirectory};
 use crate::assembler::Assembler;
 use crate::{Staging, StoreError, lock};
 
-/// While what a session has written is what the disk has, and means the same.
+/// Identifies a time during which the data on disk is what a session wrote, and means the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Session {
-    /// A power cut can take from the disk what was not synced; a killed process cannot.
+    /// A power cut can lose unsynced data; killing the process cannot.
     boot: [u8; 16],
-    /// Offsets in the file are offsets in other files by another plan.
+    /// With another plan, an offset in the file is in other files.
     plan: [u8; 16],
 }
 
@@ -33,13 +33,13 @@ impl Session {
     }
 }
 
-/// What a journal claims, as far as it is about the same plan.
+/// What a journal claims for the current plan.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    /// Ranges of the file, written since this boot: the kernel still has them.
-    certain: Vec<Range<u64>>,
-    /// Ranges written before, with their content's CRC-32.
-    doubtful: Vec<(Range<u64>, u32)>,
+    /// Ranges of the file written since this boot: the kernel still has them.
+    trusted: Vec<Range<u64>>,
+    /// Ranges written before this boot, with the CRC-32 of their content.
+    unverified: Vec<(Range<u64>, u32)>,
     stored: BTreeMap<usize, Digest>,
 }
 
@@ -52,13 +52,17 @@ impl Claims {
                 Record::Session { boot, plan } => {
                     (is_same_plan, is_same_boot) = (plan == now.plan, boot == now.boot);
                     if !is_same_plan {
-                        // That session has emptied the directory.
+                        // That session emptied the directory.
                         claims = Self::default();
                     }
                 }
                 Record::Arrived { offset, length, crc } if is_same_plan => {
                     let range = offset..offset.saturating_add(u64::from(length));
-                    if is_same_boot { claims.certain.push(range) } else { claims.doubtful.push((range, crc)) }
+                    if is_same_boot {
+                        claims.trusted.push(range);
+                    } else {
+                        claims.unverified.push((range, crc));
+                    }
                 }
                 Record::Stored { blob, digest } if is_same_plan => {
                     claims.stored.insert(usize::try_from(blob).unwrap_or(usize::MAX), digest);
@@ -70,15 +74,15 @@ impl Claims {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.certain.is_empty() && self.doubtful.is_empty() && self.stored.is_empty()
+        self.trusted.is_empty() && self.unverified.is_empty() && self.stored.is_empty()
     }
 }
 
 impl Assembler {
-    /// Takes over what of the claims is true.
+    /// Adopts the claims that are true.
     pub(super) fn recover(&self, partial: &PartialDirectory, claims: &Claims) -> Result<(), StoreError> {
-        let mut there = Extents::default();
-        claims.certain.iter().for_each(|range| there.insert(range.clone()));
+        let mut arrived = Extents::default();
+        claims.trusted.iter().for_each(|range| arrived.insert(range.clone()));
         let mut files = BTreeMap::new();
         for blob in partial.present_files(self.plan()) {
             if partial.reopen(blob, &self.staging)? {
@@ -86,12 +90,12 @@ impl Assembler {
             }
         }
         lock(&self.state).files = files.clone();
-        for (range, crc) in &claims.doubtful {
+        for (range, crc) in &claims.unverified {
             if self.has(range, *crc) {
-                there.insert(range.clone());
+                arrived.insert(range.clone());
             } else {
-                // A later session may have fetched it again; then it has a record of its own.
-                tracing::debug!("bytes {range:?} of {} were lost", partial.home.file);
+                // A later session may have downloaded it again and made its own record.
+                tracing::debug!("bytes {range:?} of {} were lost", partial.download.file);
             }
         }
         let mut stored = BTreeMap::new();
@@ -99,18 +103,18 @@ impl Assembler {
             if files.contains_key(&blob) {
                 continue;
             }
-            partial.ranges(self.plan(), blob).for_each(|range| there.remove(range));
+            partial.ranges(self.plan(), blob).for_each(|range| arrived.remove(range));
             if let Some(digest) = claims.stored.get(&blob)
-                && partial.home.store.blob_size(*digest)? == Some(planned.size)
+                && partial.download.store.blob_size(*digest)? == Some(planned.size)
             {
                 stored.insert(blob, *digest);
-                partial.ranges(self.plan(), blob).for_each(|range| there.insert(range));
+                partial.ranges(self.plan(), blob).for_each(|range| arrived.insert(range));
             }
         }
-        there.remove(partial.home.size..u64::MAX);
-        partial.remove_cut_off(self.plan(), &files, &mut there)?;
+        arrived.remove(partial.download.size..u64::MAX);
+        partial.remove_truncated(self.plan(), &files, &mut arrived)?;
         let mut state = lock(&self.state);
-        (state.arrived, state.stored) = (there, stored);
+        (state.arrived, state.stored) = (arrived, stored);
         Ok(())
     }
 
@@ -125,16 +129,16 @@ impl Assembler {
 }
 
 impl PartialDirectory {
-    /// Removes what lies beyond the ends of the files that are here. A disk that lost its power, or was
-    /// unplugged, while the machine went on may have a journal that claims more.
-    fn remove_cut_off(
+    /// Removes ranges beyond the ends of the files. The journal may claim more than there is if the disk
+    /// lost its power, or was unplugged, while the machine kept running.
+    fn remove_truncated(
         &self,
         plan: &SplitPlan,
         files: &BTreeMap<usize, PathBuf>,
-        there: &mut Extents,
+        arrived: &mut Extents,
     ) -> Result<(), StoreError> {
         let length = |path: &Path| {
-            let status = self.home.store.root.status(path)?;
+            let status = self.download.store.root.status(path)?;
             Ok::<_, StoreError>(status.map_or(0, |status| status.len()))
         };
         let literals = length(&self.literals_path())?;
@@ -147,63 +151,68 @@ impl PartialDirectory {
             let (file_length, start_there) = match segment.target {
                 Target::Blob { blob, offset_in_blob } => match blobs.get(&blob) {
                     Some(length) => (*length, offset_in_blob),
-                    // Read from the store, or not begun.
+                    // Read from the store, or not started.
                     None => continue,
                 },
                 Target::Literal { .. } => (literals, start),
             };
             let has = file_length.saturating_sub(start_there).min(segment.length);
             if has < segment.length {
-                there.remove(start.saturating_add(has)..start.saturating_add(segment.length));
+                arrived.remove(start.saturating_add(has)..start.saturating_add(segment.length));
             }
         }
         Ok(())
     }
 
     fn present_files(&self, plan: &SplitPlan) -> Vec<usize> {
-        (0..plan.blobs().len()).filter(|blob| self.home.has_begun(*blob)).collect()
+        (0..plan.blobs().len()).filter(|blob| self.download.has_begun(*blob)).collect()
     }
 
-    /// Opens the file of a planned blob to go on with it; false if it has been published.
+    /// Opens the file of a planned blob to continue it; returns false if it was published.
     fn reopen(&self, blob: usize, staging: &Staging) -> Result<bool, StoreError> {
-        let (store, path) = (&self.home.store, self.path_of(blob));
-        // One that was about to be published is read-only, and may lack something all the same.
+        let (store, path) = (&self.download.store, self.path_of(blob));
+        // A file that was about to be published is read-only, but may still be incomplete.
         match store.disk().set_mode_of(&path, 0o600) {
             Ok(_file) => {}
-            // After a power cut, btrfs may know a file under the name that it had and under the one that it
-            // was renamed to. Then it is a blob of the store and must not be written to.
-            Err(StoreError::UnexpectedFile { .. }) if self.has_further_names(&path)? => {
+            // After a power cut, btrfs may have a file under both its old name and the one that it was
+            // renamed to. Then it is a blob of the store and must not be written to.
+            Err(StoreError::UnexpectedFile { .. }) if self.has_other_links(&path)? => {
                 store.disk().remove_file(&path)?;
                 return Ok(false);
             }
             Err(error) => return Err(error),
         }
-        forget_cached(&*staging.written().writer(&path)?);
+        drop_cached(&*staging.written().writer(&path)?);
         Ok(true)
     }
 
-    fn has_further_names(&self, path: &Path) -> Result<bool, StoreError> {
-        Ok(self.home.store.root.status(path)?.is_some_and(|status| status.is_file() && status.links() > 1))
+    fn has_other_links(&self, path: &Path) -> Result<bool, StoreError> {
+        Ok(self
+            .download
+            .store
+            .root
+            .status(path)?
+            .is_some_and(|status| status.is_file() && status.links() > 1))
     }
 }
 
-/// The most bytes that one record is about: what one write takes.
+/// The most bytes in one record: the size of one write.
 const MAX_RECORD_BYTES: usize = 16 << 20;
 
-/// Of what earlier sessions wrote, a write-back may have failed that was reported to them, or to
-/// nobody; the kernel keeps such a page as if it were on disk. It drops it here, so that what is
-/// read and hashed from now on is what the disk has. A page that is not on disk yet stays, and if
-/// that fails, it is reported to this descriptor or to the one for `syncfs`, which are both older.
-fn forget_cached(file: &File) {
-    // Where it cannot be done, the next scrub sees what is wrong.
+/// Drops cached pages, so that what is read and hashed from now on is what the disk has. A write-back of an
+/// earlier session may have failed; the kernel then keeps the page as if it were on disk. Pages that are
+/// not on disk yet stay. If writing them fails, the error is reported to this descriptor or to the one for
+/// `syncfs`, which are both older.
+fn drop_cached(file: &File) {
+    // If it fails, the next scrub finds the damage.
     let _ = fadvise(file, 0, None, Advice::DontNeed);
 }
 
-/// Tells this boot of the machine from others.
-#[expect(clippy::disallowed_methods, reason = "a file of the kernel, none of the store")]
+/// Identifies this boot of the machine.
+#[expect(clippy::disallowed_methods, reason = "a file of the kernel, not of the store")]
 pub(super) fn boot_id() -> [u8; 16] {
     let id = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| {
-        // Unknown: every session is one of its own, and what it wrote is compared.
+        // Unknown: every session counts as its own boot, and its data is compared.
         format!("{:?} {}", std::time::SystemTime::now(), std::process::id()).into_bytes()
     });
     half(Digest::of(&id))

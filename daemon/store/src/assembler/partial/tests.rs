@@ -1,4 +1,4 @@
-//! What has arrived stays, whoever dies.
+//! Partial downloads survive crashes.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -42,7 +42,7 @@ impl Download {
         self.store.path(layout::partial(self.digest())).join(name)
     }
 
-    /// As if the machine had been started again since.
+    /// Makes the journal look like one from before a reboot.
     fn reboot(&self) {
         let mut journal = fs::read(self.path(JOURNAL)).unwrap();
         let records = journal::parse(&journal, self.digest(), SIZE);
@@ -63,12 +63,12 @@ fn only(range: Range<u64>) -> Vec<Range<u64>> {
 }
 
 #[test]
-fn what_a_killed_session_had_is_there_and_is_read_back() {
+fn bytes_of_a_killed_session_are_kept() {
     let download = Download::new();
     let partial = download.session();
     download.write(&partial, 600..800);
     download.write(&partial, 0..300);
-    // Killed: nothing is ended in order.
+    // Killed: nothing is closed in order.
     drop(partial);
     let again = download.session();
     assert_eq!(again.missing(), [300..600, 800..1000]);
@@ -76,13 +76,13 @@ fn what_a_killed_session_had_is_there_and_is_read_back() {
     let mut back = vec![0; 300];
     again.read(0, &mut back).unwrap();
     assert_eq!(back, download.content[..300]);
-    let home = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
-    assert_eq!(home.head(SIZE), download.content[..300]);
-    assert_eq!(home.head(10), download.content[..10]);
+    let opened = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
+    assert_eq!(opened.head(SIZE), download.content[..300]);
+    assert_eq!(opened.head(10), download.content[..10]);
 }
 
 #[test]
-fn after_a_power_cut_only_what_the_disk_has_counts() {
+fn after_a_power_cut_only_bytes_on_disk_count() {
     let download = Download::new();
     let partial = download.session();
     download.write(&partial, 0..300);
@@ -97,7 +97,7 @@ fn after_a_power_cut_only_what_the_disk_has_counts() {
 }
 
 #[test]
-fn what_a_disk_that_was_unplugged_has_lost_has_to_arrive_again() {
+fn bytes_lost_by_an_unplugged_disk_are_missing() {
     let download = Download::new();
     let partial = download.session();
     download.write(&partial, 0..500);
@@ -133,7 +133,7 @@ fn torn_journal_loses_only_its_end() {
 }
 
 #[test]
-fn journal_of_another_file_size_or_garbage_is_begun_anew() {
+fn journal_of_another_file_size_or_garbage_is_replaced() {
     let download = Download::new();
     let partial = download.session();
     download.write(&partial, 0..300);
@@ -160,7 +160,7 @@ fn another_plan_starts_over() {
 }
 
 #[test]
-fn blob_that_has_its_final_name_already_is_read_from_there() {
+fn published_blob_is_read_from_the_store() {
     let download = Download::new();
     let partial = download.session();
     download.write(&partial, 0..1000);
@@ -172,15 +172,15 @@ fn blob_that_has_its_final_name_already_is_read_from_there() {
     let mut back = vec![0; 1000];
     again.read(0, &mut back).unwrap();
     assert_eq!(back, download.content);
-    // And if it was collected meanwhile, it has to arrive again.
+    // If it was collected meanwhile, it has to be downloaded again.
     drop(again);
     fs::remove_file(download.store.path(layout::blob(download.digest()))).unwrap();
     assert_eq!(download.session().missing(), only(0..1000));
 }
 
-/// As btrfs may leave it when the power fails after a rename.
+/// The state that btrfs may leave when the power fails after a rename.
 #[test]
-fn published_blob_that_has_kept_its_name_here_is_read_and_not_written_to() {
+fn published_blob_that_kept_its_partial_name_is_not_written_to() {
     use std::os::unix::fs::PermissionsExt as _;
     for is_noted in [true, false] {
         let download = Download::new();
@@ -219,37 +219,37 @@ fn downloads_count_as_used_and_are_removed_whole() {
     assert_eq!(download.store.used_bytes(), before);
 }
 
-/// They may have been hashed already; nothing would show that they have changed since.
+/// They may have been hashed already, and a later change would not be noticed.
 #[test]
 fn bytes_that_have_arrived_are_not_overwritten() {
     let download = Download::new();
     let partial = download.session();
     download.write(&partial, 200..400);
-    let lies = vec![255; 600];
-    partial.write(0, &lies).unwrap();
+    let wrong = vec![255; 600];
+    partial.write(0, &wrong).unwrap();
     let mut back = vec![0; 600];
     partial.read(0, &mut back).unwrap();
     assert_eq!(back[200..400], download.content[200..400]);
-    assert_eq!((&back[..200], &back[400..]), (&lies[..200], &lies[..200]));
+    assert_eq!((&back[..200], &back[400..]), (&wrong[..200], &wrong[..200]));
     partial.replace(100, &download.content[100..300]).unwrap();
     partial.read(0, &mut back).unwrap();
     assert_eq!(back[100..400], download.content[100..400]);
 }
 
-/// With a plan from bytes that are lost, all the rest would be given up.
+/// A plan made from lost bytes would discard all the rest.
 #[test]
-fn head_of_before_a_reboot_is_not_believed() {
+fn head_from_before_a_reboot_is_not_used() {
     let download = Download::new();
     let partial = download.session();
     download.write(&partial, 0..300);
     drop(partial);
     download.reboot();
-    let home = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
-    assert_eq!((home.head(SIZE), home.claimed_bytes()), (Vec::new(), 300));
+    let opened = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
+    assert_eq!((opened.head(SIZE), opened.claimed_bytes()), (Vec::new(), 300));
 }
 
 #[test]
-fn file_that_was_sealed_before_a_power_cut_can_be_mended() {
+fn file_sealed_before_a_power_cut_can_be_repaired() {
     let download = Download::new();
     let partial = download.session();
     download.write(&partial, 0..1000);
@@ -267,7 +267,7 @@ fn file_that_was_sealed_before_a_power_cut_can_be_mended() {
 }
 
 #[test]
-fn what_others_are_at_is_not_removed() {
+fn partial_download_that_is_pinned_is_not_removed() {
     let download = Download::new();
     download.write(&download.session(), 0..100);
     let leases = download.store.leases();
@@ -284,7 +284,7 @@ fn what_others_are_at_is_not_removed() {
 }
 
 #[test]
-fn blobs_that_a_download_has_brought_are_known() {
+fn published_blobs_of_a_download_are_listed() {
     let download = Download::new();
     let blob = Digest::of(b"a tensor");
     let partial = download.session();
@@ -292,16 +292,16 @@ fn blobs_that_a_download_has_brought_are_known() {
     assert_eq!(download.store.blobs_of_partial(download.digest()).unwrap(), BTreeSet::from([blob]));
 }
 
-/// Where a blob lies in the file is looked up, not searched for among all segments: of four times as many
-/// tensors it would take sixteen times as long.
+/// The position of a blob in the file is looked up. Searching all segments would take sixteen times
+/// as long for four times as many tensors.
 #[test]
-fn going_on_with_a_file_of_many_tensors_takes_as_long_for_each() {
+fn resume_time_is_linear_in_the_number_of_tensors() {
     let (few, many) = (resume_time(8_000), resume_time(32_000));
     println!("8,000 tensors: {few:?}, 32,000: {many:?}");
     assert!(many < few * 10 + Duration::from_millis(500), "{few:?} and {many:?}");
 }
 
-/// The shortest of three tries to go on with a download of so many tensors.
+/// The shortest of three attempts to resume a download with so many tensors.
 fn resume_time(tensors: u64) -> Duration {
     use blobd_store_format::gguf::{GgmlType, GgufWriter, Header};
     let mut writer = GgufWriter::new();
@@ -327,17 +327,17 @@ fn resume_time(tensors: u64) -> Duration {
 }
 
 #[test]
-fn room_that_takes_long_to_find_keeps_no_reader_waiting() {
+fn slow_reservation_does_not_block_readers() {
     let download = Download::new();
     let partial = download.session();
     download.write(&partial, 0..100);
-    // As while a blob's file is made.
-    let _beginning = lock(&partial.creating);
+    // Held as while a blob's file is created.
+    let _creating = lock(&partial.creating);
     let mut back = vec![0; 100];
     partial.read(0, &mut back).unwrap();
     assert_eq!(back, download.content[..100]);
     assert_eq!((partial.arrived_bytes(), partial.end_of_run(0)), (100, 100));
-    // What is begun is written on, too.
+    // A file that was started can be written to as well.
     download.write(&partial, 100..200);
     assert_eq!(partial.missing(), only(200..1000));
 }

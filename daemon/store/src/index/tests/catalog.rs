@@ -1,4 +1,4 @@
-//! The catalog against a plain model of it, and what is read back from its encoded form.
+//! Compares the catalog with a simple model, and with what is decoded from its encoded form.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,6 @@ use crate::index::database::Database;
 use crate::index::encoding::{Decoder, Edit, chunk_key, next_edits};
 use crate::index::facts::{BlobFacts, RecipeFacts};
 
-/// An event as the store would note it.
 #[derive(Clone, Debug)]
 enum Event {
     Blob(u8, Option<u8>),
@@ -37,7 +36,7 @@ fn file(number: u8) -> Digest {
     Digest::of(&[b'f', number])
 }
 
-/// What a catalog should say.
+/// The expected content of a catalog.
 #[derive(Default)]
 struct Model {
     blobs: BTreeMap<Digest, BlobFacts>,
@@ -102,15 +101,15 @@ impl Model {
     }
 }
 
-/// What the database has: pages, and chunks of recipes.
+/// The content of the database: pages, and chunks of recipes.
 #[derive(Default)]
-struct Copy {
+struct EncodedCopy {
     pages: BTreeMap<Vec<u8>, Vec<u8>>,
     recipes: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-impl Copy {
-    /// Writes what has changed, as the writer does.
+impl EncodedCopy {
+    /// Writes the changes, as the writer does.
     fn write(&mut self, catalog: &mut Catalog) {
         for edit in next_edits(catalog, usize::MAX) {
             match edit {
@@ -135,11 +134,11 @@ impl Copy {
 
 proptest! {
     #[test]
-    fn catalog_and_its_copy_say_what_the_events_said(
+    fn catalog_and_its_copy_match_the_events(
         events in prop::collection::vec(event(), 0..200),
         write_every in 1usize..50,
     ) {
-        let (mut model, mut catalog, mut copy) = (Model::default(), Catalog::default(), Copy::default());
+        let (mut model, mut catalog, mut copy) = (Model::default(), Catalog::default(), EncodedCopy::default());
         for (number, event) in events.iter().enumerate() {
             model.apply(&mut catalog, event);
             if number % write_every == 0 {
@@ -150,7 +149,7 @@ proptest! {
         copy.write(&mut catalog);
         let mut loaded = copy.read().unwrap();
         model.check(&loaded);
-        // What was loaded goes on as if it had never been away.
+        // A loaded catalog can be changed like the original.
         for event in &events {
             model.apply(&mut loaded, event);
         }
@@ -159,7 +158,7 @@ proptest! {
 }
 
 #[test]
-fn rows_that_nothing_needs_are_used_again() {
+fn unused_rows_are_reused() {
     let mut catalog = Catalog::default();
     for round in 0..10u8 {
         for number in 0..100 {
@@ -174,7 +173,7 @@ fn rows_that_nothing_needs_are_used_again() {
 }
 
 #[test]
-fn recipe_of_many_blobs_is_kept_in_chunks_and_removed_whole() {
+fn recipe_of_many_blobs_is_stored_in_chunks_and_removed_completely() {
     let folder = tempfile::tempdir().unwrap();
     let database = Database::create(&Root::open(folder.path()).unwrap()).unwrap();
     let mut catalog = Catalog::default();
@@ -200,12 +199,12 @@ fn recipe_of_many_blobs_is_kept_in_chunks_and_removed_whole() {
     assert_eq!(database.read().unwrap().0.recipe(file(1)), catalog.recipe(file(1)));
     catalog.set_recipe(file(1), None);
     write(&mut catalog);
-    // A chunk that was left would be malformed without those before it.
+    // A chunk that was left over would be malformed without those before it.
     assert_eq!(database.read().unwrap().0.recipe_count(), 0);
 }
 
 #[test]
-fn copy_that_names_no_rows_or_has_gaps_is_refused() {
+fn copy_with_missing_rows_or_gaps_is_refused() {
     let pages: [(&[u8], Vec<u8>); 3] = [(&[0, 0, 0, 1], vec![]), (&[0], vec![]), (&[0; 4], vec![2; 48])];
     for (key, value) in pages {
         assert_eq!(Decoder::default().add_page(key, &value), None, "{key:?}");
