@@ -1,7 +1,5 @@
-//! Compiles what `blobd exec` puts under a program (`client/preload`), to be embedded in the binary:
-//! so that `cargo run`, `cargo install` and a package all have it, and no file can be missing.
-//!
-//! It has no dependencies, so one call of the compiler makes it.
+//! Compiles the library that `blobd exec` preloads (`client/preload`). It is embedded in the binary, so that
+//! no separate file can be missing. It has no dependencies, so one call of `rustc` builds it.
 
 use std::env;
 use std::error::Error;
@@ -14,7 +12,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed={SOURCES}");
     println!("cargo::rerun-if-changed=build.rs");
     let library = PathBuf::from(variable("OUT_DIR")?).join("libblobd_preload.so");
-    // Elsewhere libraries are not loaded in this way: `blobd exec` then says that it has none.
+    // Preloading requires glibc. Elsewhere the library is empty, and `blobd exec` reports that.
     if variable("CARGO_CFG_TARGET_ENV")? != "gnu" {
         return Ok(fs::write(library, [])?);
     }

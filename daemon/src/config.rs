@@ -1,4 +1,4 @@
-//! Where things are, and the configuration file.
+//! The configuration file, and the default paths.
 
 mod credentials;
 
@@ -17,45 +17,37 @@ use blobd_store::{Durability, Eviction, SpacePolicy, StoreOptions};
 use crate::size;
 use crate::transfer::TransferPolicy;
 
-/// The configuration file's content. Everything in it is optional.
+/// The content of the configuration file. All keys are optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Config {
     /// The store's directory.
     pub root: Option<PathBuf>,
-    /// The daemon's socket.
     pub socket: Option<PathBuf>,
-    /// A registry's host and the base URLs to use in its place, in this order.
+    /// For a registry's host, the base URLs to use instead, in this order.
     pub mirrors: BTreeMap<String, OneOrMore>,
-    /// Registries, as `HOST:PORT`, that are spoken to over plain HTTP.
+    /// Registries, as `HOST:PORT`, that are used over plain HTTP.
     pub insecure_registries: Vec<String>,
-    /// PEM files with certificate authorities to trust beside the machine's own.
+    /// PEM files with certificate authorities to trust in addition to the system's.
     pub ca_files: Vec<PathBuf>,
     /// How the content of new blobs is made durable: `auto`, `fsync` or `syncfs`.
     pub durability: Durability,
-    /// Whether clients are meant to be of the daemon's own user, who could change blobs. By
-    /// default that is so unless the daemon runs as root.
+    /// Whether only the daemon's own user, who can change blobs anyway, is expected as a client. Default:
+    /// true unless the daemon runs as root.
     pub single_user: Option<bool>,
-    /// How much of the disk the store may take.
     pub space: SpaceConfig,
-    /// How the daemon verifies in the background.
     pub scrub: ScrubConfig,
-    /// How much of the network pulls may take.
     pub transfer: TransferConfig,
-    /// How credentials of registries are found, and where they may go.
     pub credentials: CredentialsConfig,
-    /// The file this is from, or would be from: credentials are beside it.
+    /// The path of the configuration file, which need not exist: `credentials.json` is beside it.
     #[serde(skip)]
     pub location: Option<PathBuf>,
 }
 
-/// A text, or a list of them.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "a URL or a list of URLs expected")]
 pub(crate) enum OneOrMore {
-    /// One.
     One(String),
-    /// Several.
     Many(Vec<String>),
 }
 
@@ -68,41 +60,42 @@ impl OneOrMore {
     }
 }
 
-/// The background verification. `docs/STORE-FORMAT.md` says what becomes of damaged blobs.
+/// The section `[scrub]`: verification in the background. `docs/STORE-FORMAT.md` describes what happens to
+/// damaged blobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ScrubConfig {
-    /// The most bytes that are read per second; 0 turns it off.
+    /// 0 turns verification off.
     pub rate_bytes_per_second: u64,
-    /// How many days after one pass over all blobs began the next one begins.
+    /// Days from the start of one pass over all blobs to the start of the next.
     pub pass_days: u32,
-    /// It pauses while tasks wait for disks in more than so many percent of the time.
+    /// Pauses while the kernel's I/O pressure (time in which tasks wait for disks) is above this.
     pub pause_above_pressure_percent: u8,
 }
 
 impl Default for ScrubConfig {
     fn default() -> Self {
-        // A tenth of what a SATA disk reads: 100 GiB in 35 minutes, at a few percent of one core.
-        // The scrubber's own waiting is part of the pressure, so its limit is well above that.
+        // 50 MiB/s is a tenth of what a SATA disk reads: 100 GiB in 35 minutes, at a few percent of one core.
+        // The scrubber's own reads add to the pressure, so the limit is well above what they cause.
         Self { rate_bytes_per_second: 50 << 20, pass_days: 30, pause_above_pressure_percent: 30 }
     }
 }
 
-/// The section `[space]`. Sizes are numbers of bytes or texts like `"200 GiB"`.
+/// The section `[space]`. Sizes are numbers of bytes or strings such as `"200 GiB"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct SpaceConfig {
-    /// The most the store may take on disk; only the disk limits it if absent.
+    /// The most disk space that the store may use; unlimited if absent.
     #[serde(deserialize_with = "size::deserialize")]
     pub quota: Option<u64>,
-    /// What others are left of the file system; if absent, the smaller of a fiftieth of it and 1 GiB.
+    /// Free space to leave on the file system; if absent, the smaller of 2 % of it and 1 GiB.
     #[serde(deserialize_with = "size::deserialize")]
     pub min_free: Option<u64>,
-    /// Eviction begins above this percentage of the quota; 95 if absent.
+    /// Eviction starts above this percentage of the quota; 95 if absent.
     pub high_watermark: Option<u8>,
-    /// Eviction ends below this percentage of the quota; 85 if absent.
+    /// Eviction stops below this percentage of the quota; 85 if absent.
     pub low_watermark: Option<u8>,
-    /// Which models may be evicted: `never`, those that are `pullable` again, or `all`.
+    /// `never`, `pullable` (only models that can be pulled again) or `all`.
     pub evict: Eviction,
 }
 
@@ -122,11 +115,12 @@ impl SpaceConfig {
         let SpacePolicy { high_percent, low_percent, quota_bytes, eviction, .. } = self.policy();
         if high_percent > 100 || low_percent > high_percent {
             return Err(format!(
-                "space: watermarks {low_percent} and {high_percent}, percentages expected, the low one first"
+                "space: low_watermark {low_percent} and high_watermark {high_percent}: two percentages expected, \
+                 the low one not above the high one"
             ));
         }
         if eviction != Eviction::Never && quota_bytes.is_none() && self.min_free.is_none() {
-            return Err("space: eviction without a limit; set quota or min_free".to_owned());
+            return Err("space: evict is set without a limit; set quota or min_free too".to_owned());
         }
         Ok(())
     }
@@ -136,16 +130,15 @@ impl SpaceConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct TransferConfig {
-    /// The most bytes per second of all pulls together, until `blobd limit` says otherwise; no limit
-    /// if absent or 0.
+    /// Bytes per second of all pulls together, until `blobd limit` changes it; no limit if absent or 0.
     #[serde(deserialize_with = "size::deserialize")]
     pub limit_rate: Option<u64>,
-    /// The most connections to one host, of all pulls together; 8 if absent.
+    /// To one host, of all pulls together; 8 if absent.
     pub max_connections: Option<usize>,
 }
 
 impl TransferConfig {
-    /// More bring nothing, and registries take them for an attack.
+    /// More connections are not faster, and registries may treat them as an attack.
     const MAX_CONNECTIONS: usize = 64;
 
     fn policy(self) -> TransferPolicy {
@@ -166,41 +159,19 @@ impl TransferConfig {
     }
 }
 
-/// The configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum ConfigError {
-    /// It cannot be read.
     #[error("{}: cannot read: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// It is no TOML, or has a key that does not exist.
+    Io { path: PathBuf, source: std::io::Error },
     #[error("{}: {source}", path.display())]
-    Toml {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: Box<toml::de::Error>,
-    },
-    /// It says something that makes no sense.
+    Toml { path: PathBuf, source: Box<toml::de::Error> },
     #[error("{}: {what}", path.display())]
-    Value {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        what: String,
-    },
+    Value { path: PathBuf, what: String },
 }
 
 impl Config {
-    /// Reads the file that the user named, or the default one if there is one.
-    ///
-    /// # Errors
-    /// [`ConfigError`]; a default file that is not there is no error.
+    /// Reads the given file, or the default one. The default file may be missing.
     pub(crate) fn load(named: Option<&Path>) -> Result<Self, ConfigError> {
         let path = named.map_or_else(|| Defaults::of_user().config, Path::to_path_buf);
         let text = match std::fs::read_to_string(&path) {
@@ -221,20 +192,14 @@ impl Config {
         }
     }
 
-    /// How the store is opened.
-    #[must_use]
     pub(crate) fn store_options(&self) -> StoreOptions {
         StoreOptions { durability: self.durability, space: self.space.policy(), ..StoreOptions::default() }
     }
 
-    /// Whether clients are meant to be of the daemon's own user.
-    #[must_use]
     pub(crate) fn is_single_user(&self) -> bool {
         self.single_user.unwrap_or_else(|| !rustix::process::geteuid().is_root())
     }
 
-    /// How the daemon verifies in the background.
-    #[must_use]
     pub(crate) fn scrub_policy(&self) -> ScrubPolicy {
         let ScrubConfig { rate_bytes_per_second, pass_days, pause_above_pressure_percent } = self.scrub;
         ScrubPolicy {
@@ -244,14 +209,10 @@ impl Config {
         }
     }
 
-    /// How files are transferred.
-    #[must_use]
     pub(crate) fn transfer_policy(&self) -> TransferPolicy {
         self.transfer.policy()
     }
 
-    /// How registries are reached.
-    #[must_use]
     pub(crate) fn registry_policy(&self) -> RegistryPolicy {
         RegistryPolicy {
             mirrors: self.mirrors.iter().map(|(host, bases)| (host.clone(), bases.to_vec())).collect(),
@@ -262,33 +223,27 @@ impl Config {
         }
     }
 
-    /// Where blobd keeps credentials of its own.
-    #[must_use]
+    /// The file of `blobd login`.
     pub(crate) fn credential_file(&self) -> CredentialFile {
         self.credentials.file(self.location.as_deref())
     }
 }
 
-/// Where things are unless the user says otherwise.
+/// Default paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Defaults {
     /// The store's directory.
     pub root: PathBuf,
-    /// The daemon's socket.
     pub socket: PathBuf,
-    /// The configuration file.
     pub config: PathBuf,
 }
 
 impl Defaults {
-    /// The system's for root, the user's own for everyone else.
-    #[must_use]
+    /// The system's paths for root, the user's own for other users.
     pub(crate) fn of_user() -> Self {
         if rustix::process::geteuid().is_root() { Self::system() } else { Self::user() }
     }
 
-    /// Those of the system service.
-    #[must_use]
     pub(crate) fn system() -> Self {
         Self {
             root: "/var/lib/blobd".into(),
@@ -305,7 +260,7 @@ impl Defaults {
         };
         Self {
             root: directory("XDG_DATA_HOME", ".local/share").join("blobd"),
-            // Its place is the client library's business: both must look at the same one.
+            // From the client library, because both must use the same path.
             socket: blobd_client::client::default_sockets().pop().unwrap_or_default(),
             config: directory("XDG_CONFIG_HOME", ".config").join("blobd/config.toml"),
         }
@@ -326,12 +281,12 @@ mod tests {
     }
 
     #[test]
-    fn named_file_must_be_there() {
+    fn missing_file_is_refused_if_it_was_given() {
         assert!(Config::load(Some(Path::new("/nonexistent/config.toml"))).is_err());
     }
 
     #[test]
-    fn scrub_is_on_and_can_be_turned_off() {
+    fn scrub_is_on_by_default_and_can_be_turned_off() {
         let policy = |text: &str| toml::from_str::<Config>(text).unwrap().scrub_policy();
         assert_eq!(policy("").bytes_per_second, 50 << 20);
         assert_eq!(policy("").period, Duration::from_secs(30 * 86400));
@@ -355,7 +310,7 @@ mod tests {
         assert_eq!(options.space.low_bytes(), Some((2 << 30) / 100 * 85 + (2 << 30) % 100 * 85 / 100));
         for (text, what) in [
             ("[space]\nevict = \"all\"", "without a limit"),
-            ("[space]\nquota = 1\nlow_watermark = 96", "the low one first"),
+            ("[space]\nquota = 1\nlow_watermark = 96", "the low one not above"),
             ("[space]\nquota = \"much\"", "not a size"),
         ] {
             assert!(load(text).unwrap_err().contains(what), "{text}");

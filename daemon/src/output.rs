@@ -1,14 +1,11 @@
-//! What people and scripts read: tables, sizes, JSON.
+//! Writes text, tables and JSON to standard output.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use serde::Serialize;
 
-/// Writes to standard output. A reader that has gone (`blobd ls | head`) is no failure.
-///
-/// # Errors
-/// Any other failure of the write, a full disk behind a redirection among them.
+/// Writes to standard output. A closed pipe (`blobd ls | head`) is no error; a full disk is.
 pub(crate) fn print(text: &str) -> Result<(), ErrorBody> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -24,24 +21,19 @@ pub(crate) fn print(text: &str) -> Result<(), ErrorBody> {
 }
 
 /// Writes one JSON document on a line of its own.
-///
-/// # Errors
-/// As for [`print()`].
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), ErrorBody> {
     let json = serde_json::to_string(value).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     print(&format!("{json}\n"))
 }
 
-/// A text without what could move the cursor or colour the screen of whoever reads it: names and
-/// metadata come from files and registries.
-#[must_use]
+/// Replaces control characters, which could move the cursor or change colours: names and metadata come from
+/// files and registries.
 pub(crate) fn printable(text: &str) -> String {
-    let harmless = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
-    text.chars().map(harmless).collect()
+    let visible = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    text.chars().map(visible).collect()
 }
 
-/// How many columns there are to fill.
-#[must_use]
+/// The width of the terminal in columns; unlimited if standard output is not a terminal.
 pub(crate) fn terminal_width() -> usize {
     const NOT_A_TERMINAL: usize = usize::MAX;
     if !io::stdout().is_terminal() {
@@ -50,8 +42,8 @@ pub(crate) fn terminal_width() -> usize {
     rustix::termios::tcgetwinsize(io::stdout()).map_or(80, |size| usize::from(size.ws_col).max(40))
 }
 
-/// A table: the first row is the heading. Columns are as wide as they need to be; if that is too
-/// much for the terminal, the first column, which holds names, is cut.
+/// A table whose first row is the heading. If the rows are wider than the terminal, the first column, which
+/// contains names, is truncated.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
@@ -59,20 +51,16 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table with these headings; the columns of numbers in `right` are set to the right.
-    #[must_use]
+    /// `right` lists the columns that are aligned to the right.
     pub(crate) fn new(headings: &[&str], right: &[usize]) -> Self {
         let rows = vec![headings.iter().map(|heading| (*heading).to_owned()).collect()];
         Self { rows, right: right.to_vec() }
     }
 
-    /// Adds a row.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().map(|cell| printable(&cell)).collect());
     }
 
-    /// The table for a screen of this width.
-    #[must_use]
     pub(crate) fn render(&self, width: usize) -> String {
         const GAP: usize = 2;
         let mut widths = self.column_widths();

@@ -1,19 +1,7 @@
-//! Sizes as people read and write them: `4.34 GiB`, `200 GiB`, `5GB`, `1048576`.
+//! Parses and formats sizes: `4.34 GiB`, `200 GiB`, `5GB`, `1048576`.
 
-/// Reads a number of bytes. Units are those of `1024` (`KiB` to `PiB`, or `K` to `P`) and of
-/// `1000` (`KB` to `PB`), in either case; a fraction is allowed with a unit.
-///
-/// # Errors
-/// What is wrong with the text.
-///
-/// # Example
-/// ```
-/// use blobd::size::parse_size;
-///
-/// assert_eq!(parse_size("200 GiB"), Ok(200 << 30));
-/// assert_eq!(parse_size("1.5kb"), Ok(1500));
-/// assert!(parse_size("a lot").is_err());
-/// ```
+/// Parses a number of bytes. Units are powers of 1024 (`KiB` to `PiB`, or `K` to `P`) or of 1000 (`KB` to
+/// `PB`), in upper or lower case. Fractions have at most six digits.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let refused = || format!("{text:?}: not a size; write for example 200GiB, 5GB or a number of bytes");
     let text = text.trim();
@@ -54,7 +42,6 @@ fn unit_bytes(unit: &str) -> Option<u128> {
 }
 
 /// A size in binary units with three significant digits: `4.34 GiB`, `512 B`.
-#[must_use]
 pub(crate) fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -62,7 +49,7 @@ pub(crate) fn human_bytes(bytes: u64) -> String {
     }
     let mut unit_bytes = 1024u128;
     let mut unit = UNITS[0];
-    // From 1023.5 of a unit on, three digits would print 1024 of it: that is 1.00 of the next.
+    // From 1023.5 of a unit on, rounding would print 1024 of it instead of 1.00 of the next.
     for name in UNITS.into_iter().skip(1) {
         if u128::from(bytes) * 2 < unit_bytes * 2047 {
             break;
@@ -77,10 +64,7 @@ pub(crate) fn human_bytes(bytes: u64) -> String {
     }
 }
 
-/// For serde: a number of bytes, or a text for [`parse_size`].
-///
-/// # Errors
-/// The deserialiser's.
+/// For serde: a number of bytes, or a string for [`parse_size`].
 pub(crate) fn deserialize<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<u64>, D::Error> {
@@ -105,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_three_digits() {
+    fn sizes_have_three_significant_digits() {
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -142,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused() {
+    fn invalid_sizes_are_refused() {
         for text in ["", "GiB", "-1", "1.2.3", "1 XB", "99999999999 PiB", "1,5G", ".", "0.12345678G"] {
             assert!(parse_size(text).unwrap_err().contains("not a size"), "{text}");
         }

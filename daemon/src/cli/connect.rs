@@ -1,7 +1,7 @@
-//! Whom a command talks to: the daemon that runs, or a server of its own.
+//! Connects a command to the running daemon, or to a server in the command's own process.
 //!
-//! There is one path: without a daemon the command opens the store itself and serves it to
-//! itself over socket pairs, with the very code that the daemon runs.
+//! Without a daemon, the command opens the store and runs the daemon's server code on a socket pair, so
+//! that every command has one code path.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -22,16 +22,15 @@ use crate::ops::OpError;
 use crate::server::Server;
 use crate::state::Daemon;
 
-/// A connection to a daemon, and the daemon itself if it lives in this process.
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub(crate) client: Client,
-    /// Dropped last: it serves the client.
+    /// Runs the server in this process. Dropped after the client, which needs it.
     embedded: Option<Runtime>,
 }
 
-/// Connects to the socket that was named; else to whoever holds the store that was named, or opens
-/// that; else to a daemon at the usual places; else to a server in this process.
+/// Connects to the socket given on the command line, else opens the store given there (or connects to
+/// the daemon that has it), else tries the configured ones, the default sockets and the default store.
 pub(crate) fn connect(global: &Global) -> Result<Connected, ErrorBody> {
     let config = load_config(global)?;
     match (&global.root, &global.socket) {
@@ -42,8 +41,8 @@ pub(crate) fn connect(global: &Global) -> Result<Connected, ErrorBody> {
     }
     if let Some(socket) = &config.socket {
         match connect_to(socket) {
-            // A configured daemon that is not running is no reason to refuse work.
-            Err(error) if is_away(&error) => {}
+            // Without its configured daemon the command opens the store itself.
+            Err(ClientError::NotRunning { .. }) => {}
             connected => return connected.map_err(client_error),
         }
     }
@@ -59,7 +58,7 @@ pub(crate) fn connect(global: &Global) -> Result<Connected, ErrorBody> {
 }
 
 impl Connected {
-    /// Whether no daemon runs, so that what is set now ends with this command.
+    /// Whether the server runs in this process, so that its settings end with this command.
     pub(crate) const fn is_embedded(&self) -> bool {
         self.embedded.is_some()
     }
@@ -69,7 +68,6 @@ pub(crate) fn load_config(global: &Global) -> Result<Config, ErrorBody> {
     Config::load(global.config.as_deref()).map_err(super::usage)
 }
 
-/// A client's failure as the command line reports it.
 pub(crate) fn client_error(error: ClientError) -> ErrorBody {
     match error {
         ClientError::Daemon(body) => body,
@@ -82,8 +80,8 @@ fn connect_to(socket: &Path) -> Result<Connected, ClientError> {
     Ok(Connected { client, embedded: None })
 }
 
-/// Whoever names both must mean one store: a command that removes must not find another behind
-/// a socket that the environment happens to name.
+/// Refuses a socket whose daemon serves another store than `root`: `BLOBD_SOCKET` may still be set, and
+/// a command such as `rm` must not change the wrong store.
 fn connect_to_store(root: &Path, socket: &Path) -> Result<Connected, ErrorBody> {
     let connected = connect_to(socket).map_err(client_error)?;
     let served = PathBuf::from(connected.client.version().map_err(client_error)?.root);
@@ -95,23 +93,20 @@ fn connect_to_store(root: &Path, socket: &Path) -> Result<Connected, ErrorBody> 
     Err(super::usage(message).with_hint("leave out --root or --socket (BLOBD_ROOT, BLOBD_SOCKET)"))
 }
 
-fn is_away(error: &ClientError) -> bool {
-    matches!(error, ClientError::NotRunning { .. })
-}
-
-/// Opens the store. While another process holds it, this tries again for two seconds, unless `can_reach` it:
-/// a command holds a store for moments, and the kernel takes some time to end a process that was killed.
+/// Opens the store. While another process has it locked, retries for two seconds, unless `can_reach`
+/// returns true for that process: commands hold the lock briefly, and a killed process holds it until the
+/// kernel has ended it.
 pub(crate) fn open_store(
     root: &Path,
     config: &Config,
     can_reach: impl Fn(&LockHolder) -> bool,
 ) -> Result<Store, StoreError> {
-    const PATIENCE: Duration = Duration::from_secs(2);
+    const TIMEOUT: Duration = Duration::from_secs(2);
     const PAUSE: Duration = Duration::from_millis(20);
     let start = Instant::now();
     loop {
         match Store::open_with(root, config.store_options()) {
-            Err(StoreError::Locked { holder, .. }) if start.elapsed() < PATIENCE && !can_reach(&holder) => {
+            Err(StoreError::Locked { holder, .. }) if start.elapsed() < TIMEOUT && !can_reach(&holder) => {
                 thread::sleep(PAUSE);
             }
             opened => return opened,
@@ -119,7 +114,7 @@ pub(crate) fn open_store(
     }
 }
 
-/// Serves the store in this process; if a daemon has it, talks to that instead.
+/// Opens the store in this process, or connects to the daemon that has it open.
 fn embedded(root: &Path, config: &Config) -> Result<Connected, ErrorBody> {
     let serves = |holder: &LockHolder| {
         holder.socket.as_ref().is_some_and(|socket| UnixStream::connect(socket).is_ok())
@@ -150,13 +145,15 @@ fn connect_to_holder(root: &Path, holder: &LockHolder) -> Result<Connected, Erro
     let hint = match holder.socket.as_ref().map(|socket| connect_to(socket)) {
         Some(Ok(connected)) => return Ok(connected),
         Some(Err(error)) => format!("that daemon cannot be reached ({error}); restart it"),
-        None => "wait until it is done, or start `blobd serve` and share it".to_owned(),
+        None => {
+            "wait until it ends, or start `blobd serve`, which many commands can use at a time".to_owned()
+        }
     };
     let locked = StoreError::Locked { root: root.into(), holder: Box::new(holder.clone()) };
     Err(OpError::from(locked).body().with_hint(hint))
 }
 
-/// Where the daemon's store is.
+/// The store's directory: from the command line, the configuration or the default.
 pub(crate) fn root(global: &Global, config: &Config) -> PathBuf {
     let named = global.root.clone().or_else(|| config.root.clone());
     named.unwrap_or_else(|| Defaults::of_user().root)

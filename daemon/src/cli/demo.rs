@@ -13,7 +13,7 @@ use crate::demo;
   blobd demo                                   needs no network and leaves nothing behind")]
 pub(super) struct Params {}
 
-/// One of the demo's two reader processes
+/// Run one of the demo's reader processes
 #[derive(Debug, Args)]
 pub(super) struct ReaderParams {
     #[arg(value_name = "REF")]
@@ -25,6 +25,6 @@ pub(super) fn run(_params: &Params) -> Result<(), ErrorBody> {
 }
 
 pub(super) fn run_reader(global: &Global, params: &ReaderParams) -> Result<(), ErrorBody> {
-    let socket = global.socket.as_deref().ok_or_else(|| usage("--socket: needed"))?;
+    let socket = global.socket.as_deref().ok_or_else(|| usage("--socket: required"))?;
     demo::reader::run(socket, &params.reference).map_err(|error| error.body())
 }

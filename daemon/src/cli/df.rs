@@ -42,10 +42,10 @@ fn totals(usage: &DiskUsage) -> Table {
         ("saved", usage.saved_bytes, "by sharing"),
         ("reclaimable", usage.reclaimable_bytes, "`blobd gc` frees it"),
         ("unfinished", usage.partial_bytes, "imports and pulls in progress"),
-        ("trash", usage.trash_bytes, "`blobd undelete` brings it back, time frees it"),
-        ("quarantine", usage.quarantine_bytes, "damaged blobs, kept for you to look at"),
+        ("trash", usage.trash_bytes, "`blobd undelete` restores it until it expires"),
+        ("quarantine", usage.quarantine_bytes, "damaged blobs, kept for inspection"),
         ("in use", usage.held_bytes, "removed, but a program has it open or mapped"),
-        ("reserve", usage.reserve_bytes, "set aside for removing on a full disk"),
+        ("reserve", usage.reserve_bytes, "freed on a full disk so that removing works"),
         ("free", usage.free_bytes, "on the file system"),
     ] {
         table.row([what.to_owned(), human_bytes(bytes), remark.to_owned()]);

@@ -31,7 +31,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     if failures.is_empty() {
         return Ok(());
     }
-    Err(ErrorBody::new(ErrorCode::Internal, format!("doctor: not as it should be: {}", failures.join(", "))))
+    Err(ErrorBody::new(ErrorCode::Internal, format!("doctor: checks failed: {}", failures.join(", "))))
 }
 
 fn render(report: &DoctorReport) -> String {

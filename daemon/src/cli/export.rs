@@ -21,7 +21,7 @@ use self::output_file::{OutputFile, TemporaryName};
 use super::connect::{client_error, connect};
 use super::interrupt::on_end;
 use super::progress::Bar;
-use super::{Global, usage};
+use super::{Global, file_error, usage};
 use crate::output::{print, print_json};
 use crate::size::human_bytes;
 
@@ -48,7 +48,7 @@ pub(super) struct Params {
 
 #[derive(Serialize)]
 struct Exported {
-    path: PathBuf,
+    path: String,
     digest: Digest,
     size: u64,
 }
@@ -62,7 +62,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     }
     let temporary = TemporaryName::default();
     let name = temporary.clone();
-    on_end(move || name.remove_for_good()).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    on_end(move || name.remove_and_block()).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let mut exported = Vec::new();
     for (index, layer) in model.layers().iter().enumerate() {
         let path = output_path(params, layer, index, model.layers().len())?;
@@ -72,6 +72,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         if !global.json {
             print(&format!("{} {}: {}\n", path.display(), layer.digest.short(), human_bytes(layer.size)))?;
         }
+        let path = path.display().to_string();
         exported.push(Exported { path, digest: layer.digest, size: layer.size });
     }
     if global.json { print_json(&serde_json::json!({ "exported": exported })) } else { Ok(()) }
@@ -87,8 +88,8 @@ fn open(client: &Client, params: &Params) -> Result<OpenModel, ErrorBody> {
     client.open_with(&request).map_err(client_error)
 }
 
-/// `llama3-8b.gguf` in the current directory or the one that was named. Of several files each has
-/// its own name, or else that of a shard, by which engines find the others.
+/// `llama3-8b.gguf` in the current directory or the given one. If there are several files, each has the
+/// name that its registry gives it, or the name of a shard, by which engines find the others.
 fn output_path(params: &Params, layer: &OpenLayer, index: usize, count: usize) -> Result<PathBuf, ErrorBody> {
     let stem = format!("{}-{}", params.reference.model(), params.reference.tag());
     let own = layer.name.as_deref().filter(|name| count > 1 && !name.contains('/') && is_file_name(name));
@@ -105,14 +106,15 @@ fn output_path(params: &Params, layer: &OpenLayer, index: usize, count: usize) -
         None => Ok(name.into()),
         Some(directory) if directory.is_dir() => Ok(directory.join(name)),
         Some(path) if index == 0 => Ok(path.clone()),
-        Some(path) => {
-            Err(usage(format!("{}: the model has several such files; name a directory", path.display())))
-        }
+        Some(path) => Err(usage(format!(
+            "{}: is one file, but the model has {count} such files; give a directory",
+            path.display()
+        ))),
     }
 }
 
-/// Writes a file that gets its name when it is complete: a failed export leaves no half file. A device
-/// or a pipe is written to as it is: renaming would put a file in its place.
+/// Writes a file that gets its name when it is complete, so that a failed export leaves no partial file.
+/// A device or a pipe is written to directly: a rename would replace it.
 fn write_file(
     model: &OpenModel,
     index: usize,
@@ -121,8 +123,8 @@ fn write_file(
     bar: &Bar,
 ) -> Result<(), ErrorBody> {
     let name = path.display().to_string();
-    let io_error = |error: io::Error| write_error(&name, &error);
-    // Through symbolic links: `/dev/stdout` is one.
+    let io_error = |error: io::Error| file_error(&name, &error);
+    // Follow symbolic links, such as `/dev/stdout`.
     let target = path.canonicalize().unwrap_or_else(|_new| path.to_path_buf());
     if target.metadata().is_ok_and(|metadata| !metadata.is_file()) {
         let out = File::options().write(true).open(&target).map_err(io_error)?;
@@ -136,7 +138,7 @@ fn write_file(
 
 fn write_to_stdout(model: &OpenModel, json: bool) -> Result<(), ErrorBody> {
     let [layer] = model.layers() else {
-        return Err(usage("-o -: the model has several such files; name a directory"));
+        return Err(usage("-o -: the model has several such files; give a directory"));
     };
     let bar = Bar::new("exporting", layer.size, json);
     let written = write_layer(model, 0, io::stdout().lock(), "standard output", Some(&bar));
@@ -144,7 +146,7 @@ fn write_to_stdout(model: &OpenModel, json: bool) -> Result<(), ErrorBody> {
     written
 }
 
-/// Writes and hashes in one pass; what comes out must be what the manifest names.
+/// Writes and hashes in one pass, and checks that the digest is the manifest's.
 fn write_layer(
     model: &OpenModel,
     index: usize,
@@ -154,7 +156,7 @@ fn write_layer(
 ) -> Result<(), ErrorBody> {
     const BUFFER_BYTES: usize = 1 << 20;
     let Some(layer) = model.layers().get(index) else { return Err(usage("no such file in the model")) };
-    let mut out = Hashing {
+    let mut out = HashingWriter {
         out: BufWriter::with_capacity(BUFFER_BYTES, out),
         hasher: Hasher::new(),
         written: 0,
@@ -168,21 +170,11 @@ fn write_layer(
     if found == layer.digest {
         return Ok(());
     }
-    let message = format!("{name}: digest {found}, {} expected: stored data is damaged", layer.digest);
+    let message = format!("{name}: digest {found}, {} expected; the stored data is damaged", layer.digest);
     Err(ErrorBody::new(ErrorCode::Corrupt, message).with_hint("pull or import the model again"))
 }
 
-fn write_error(name: &str, error: &io::Error) -> ErrorBody {
-    let code = match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::NoSpace,
-        io::ErrorKind::PermissionDenied => ErrorCode::Denied,
-        io::ErrorKind::NotFound => ErrorCode::NotFound,
-        _ => ErrorCode::Internal,
-    };
-    ErrorBody::new(code, format!("{name}: {error}"))
-}
-
-struct Hashing<'l, W: Write> {
+struct HashingWriter<'l, W: Write> {
     out: BufWriter<W>,
     hasher: Hasher,
     written: u64,
@@ -190,7 +182,7 @@ struct Hashing<'l, W: Write> {
     bar: Option<&'l Bar>,
 }
 
-impl<W: Write> Write for Hashing<'_, W> {
+impl<W: Write> Write for HashingWriter<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let length = self.out.write(bytes)?;
         self.hasher.update(bytes.get(..length).unwrap_or_default());

@@ -33,19 +33,23 @@ pub(super) struct Params {
         conflicts_with = "dry_run",
         value_parser = optional_size
     )]
-    plan_eviction: Option<Wanted>,
+    plan_eviction: Option<BytesToFree>,
 }
 
-/// How much is to be freed; nothing said: down to the low watermark.
+/// How many bytes to free; `None`: down to the low watermark.
 #[derive(Clone, Copy, Debug)]
-struct Wanted(Option<u64>);
+struct BytesToFree(Option<u64>);
 
-fn optional_size(text: &str) -> Result<Wanted, String> {
-    if text.is_empty() { Ok(Wanted(None)) } else { parse_size(text).map(|bytes| Wanted(Some(bytes))) }
+fn optional_size(text: &str) -> Result<BytesToFree, String> {
+    if text.is_empty() {
+        Ok(BytesToFree(None))
+    } else {
+        parse_size(text).map(|bytes| BytesToFree(Some(bytes)))
+    }
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    if let Some(Wanted(bytes)) = params.plan_eviction {
+    if let Some(BytesToFree(bytes)) = params.plan_eviction {
         let plan = connect(global)?.client.eviction_plan(bytes).map_err(client_error)?;
         return if global.json { print_json(&plan) } else { print(&render_eviction(&plan)) };
     }
@@ -60,9 +64,9 @@ fn render(report: &GcReport) -> String {
         let reason = match item.reason {
             GcReason::UnreferencedBlob => "blob that no model needs",
             GcReason::UnreferencedRecipe => "recipe that no model needs",
-            GcReason::ExpiredTrash => "trash whose time is over",
-            GcReason::AbandonedStaging => "left of a dead transaction",
-            GcReason::AbandonedDownload => "download given up a week ago",
+            GcReason::ExpiredTrash => "expired trash",
+            GcReason::AbandonedStaging => "left by an interrupted transaction",
+            GcReason::AbandonedDownload => "download abandoned a week ago",
             _ => "unneeded",
         };
         table.row([
@@ -91,22 +95,22 @@ fn render_eviction(plan: &EvictionPlan) -> String {
     let quota = plan.quota_bytes.map_or_else(|| "no quota".to_owned(), human_bytes);
     let (used, needed) = (human_bytes(plan.used_bytes), human_bytes(plan.needed_bytes));
     text.push_str(&format!(
-        "used {used} of {quota}, to free {needed}, would free {}\n",
+        "used {used} of {quota}; {needed} to free; would free {}\n",
         human_bytes(plan.freed_bytes)
     ));
     if plan.garbage_bytes > 0 {
         let enough = if plan.garbage_bytes >= plan.needed_bytes { ", which is enough" } else { "" };
         let garbage = human_bytes(plan.garbage_bytes);
-        text.push_str(&format!("{garbage} of it is what no model needs and goes first{enough}\n"));
+        text.push_str(&format!("{garbage} of it is needed by no model and is deleted first{enough}\n"));
     }
     if plan.freed_bytes < plan.needed_bytes {
-        text.push_str("not enough may go, so no model would\n");
+        text.push_str("evicting all candidates would not free enough, so no model would be evicted\n");
     }
     for model in &plan.spared {
-        text.push_str(&format!("{} stays: {}\n", printable(&model.name), model.reason));
+        text.push_str(&format!("{} would be kept: {}\n", printable(&model.name), model.reason));
     }
     if plan.policy == "never" {
-        text.push_str("eviction is off: set evict in [space] of the configuration\n");
+        text.push_str("eviction is off; to enable it, set evict under [space] in the configuration\n");
     }
     text
 }

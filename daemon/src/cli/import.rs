@@ -1,19 +1,19 @@
 //! `blobd import`
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
 use blobd_store_format::reference::Reference;
 use clap::Args;
-use serde::Serialize;
 
 use super::connect::{client_error, connect};
 use super::progress::Bar;
-use super::{Global, usage};
+use super::{Global, file_error, usage};
 use crate::output::{print, print_json};
 use crate::size::human_bytes;
 
@@ -32,14 +32,9 @@ pub(super) struct Params {
     name: Option<Reference>,
 }
 
-#[derive(Serialize)]
-struct Answer {
-    imported: Vec<Imported>,
-}
-
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.name.is_some() && params.paths.len() > 1 {
-        return Err(usage("--name: names one model, but there are several files"));
+        return Err(usage("--name: names one model, but several files are given"));
     }
     let connected = connect(global)?;
     let mut imported = Vec::new();
@@ -56,21 +51,18 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         }
         imported.push(done);
     }
-    if global.json { print_json(&Answer { imported }) } else { Ok(()) }
+    if global.json { print_json(&BTreeMap::from([("imported", imported)])) } else { Ok(()) }
 }
 
-/// Opened here, with the caller's own rights; the daemon only gets the descriptor. A pipe is
-/// opened without waiting for its other end, so that it can be refused.
+/// Opens the file with the caller's rights; the daemon only gets the descriptor. `O_NONBLOCK`, because
+/// opening a pipe would wait for its writer; the daemon then refuses the pipe.
 fn open(path: &Path) -> Result<File, ErrorBody> {
     let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
-    OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(|error| {
-        let code = match error.kind() {
-            std::io::ErrorKind::NotFound => ErrorCode::NotFound,
-            std::io::ErrorKind::PermissionDenied => ErrorCode::Denied,
-            _ => ErrorCode::Internal,
-        };
-        ErrorBody::new(code, format!("{}: {error}", path.display()))
-    })
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(nonblocking)
+        .open(path)
+        .map_err(|error| file_error(&path.display().to_string(), &error))
 }
 
 fn summary(done: &Imported) -> String {

@@ -1,4 +1,4 @@
-//! Signals that end a process, while something runs that can be gone on with or must not be left behind.
+//! Handles the signals that end a process, for commands that must clean up or report first.
 
 use std::io;
 use std::task::Poll;
@@ -7,26 +7,20 @@ use std::thread;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// From now on Ctrl-C calls `parting` and ends the process. Not if whoever started it wants it to
-/// ignore Ctrl-C, as shells do with what scripts have in the background.
-///
-/// # Errors
-/// When the signal cannot be waited for; then it ends the process as it always does.
-pub(super) fn on_interrupt(parting: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    on_signals([SignalKind::interrupt()], parting)
+/// From now on Ctrl-C calls `cleanup` and ends the process. If the parent process has set SIGINT to be
+/// ignored, as shells do for background jobs of scripts, it stays ignored.
+pub(super) fn on_interrupt(cleanup: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    on_signals([SignalKind::interrupt()], cleanup)
 }
 
-/// The same for every signal by which users, terminals and systems end commands.
-///
-/// # Errors
-/// As for [`on_interrupt`].
-pub(super) fn on_end(parting: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    on_signals([SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()], parting)
+/// As [`on_interrupt`], for SIGINT, SIGTERM and SIGHUP.
+pub(super) fn on_end(cleanup: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    on_signals([SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()], cleanup)
 }
 
 fn on_signals(
     kinds: impl IntoIterator<Item = SignalKind>,
-    parting: impl FnOnce() + Send + 'static,
+    cleanup: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let mut signals = Vec::new();
@@ -41,17 +35,19 @@ fn on_signals(
     }
     let wait = move || {
         let kind = runtime.block_on(first_of(&mut signals));
-        parting();
-        // The other threads are in the middle of something, as they would be without this one.
-        #[expect(clippy::exit, reason = "it stands for the signal, which ends the process too")]
-        // The exit code of a command that a signal has stopped, as shells have it.
+        cleanup();
+        #[expect(
+            clippy::exit,
+            reason = "the signal would end the process in the same way, whatever the other threads do"
+        )]
+        // The exit code that shells report for a command ended by a signal.
         std::process::exit(128 + kind.as_raw_value());
     };
     thread::Builder::new().name("interrupt".to_owned()).spawn(wait).map(drop)
 }
 
 /// Waits for the first of several signals.
-async fn first_of(signals: &mut [(SignalKind, Signal)]) -> SignalKind {
+pub(super) async fn first_of(signals: &mut [(SignalKind, Signal)]) -> SignalKind {
     std::future::poll_fn(|context| {
         for (kind, signal) in signals.iter_mut() {
             if signal.poll_recv(context).is_ready() {
@@ -63,24 +59,20 @@ async fn first_of(signals: &mut [(SignalKind, Signal)]) -> SignalKind {
     .await
 }
 
-/// The orders to stop that a service gets, caught from the moment this is made: what is begun
-/// afterwards is not cut off by one.
+/// SIGTERM and SIGINT. They are handled from construction on: none is lost, and none ends the process.
 pub(super) struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl StopSignals {
-    /// Catches them. To be called within a runtime.
-    ///
-    /// # Errors
-    /// When they cannot be caught.
+    /// Must be called within a runtime.
     pub(super) fn listen() -> io::Result<Self> {
         let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         Ok(Self { terminate, interrupt })
     }
 
-    /// Waits for the first, which may have come already.
+    /// Waits for the first signal; returns immediately if one has arrived since construction.
     pub(super) async fn received(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
@@ -89,13 +81,13 @@ impl StopSignals {
     }
 }
 
-/// What the kernel says; a handler would be more than was asked for.
+/// Whether the kernel ignores the signal for this process: then it must not get a handler.
 fn is_ignored(kind: SignalKind) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     ignored_signals(&status).is_some_and(|signals| signals & (1 << (kind.as_raw_value() - 1)) != 0)
 }
 
-/// A bit for each signal, the first one lowest.
+/// A bit for each signal; signal 1 is the lowest.
 fn ignored_signals(status: &str) -> Option<u64> {
     let field = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
     u64::from_str_radix(field.trim(), 16).ok()

@@ -41,9 +41,11 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let limit = match params.rate {
         None => connected.client.limit(),
         Some(_) if connected.is_embedded() => {
-            let hint = "`blobd pull --limit-rate` limits one pull, limit_rate under [transfer] in the \
-                        configuration all of them";
-            return Err(usage("limit: no daemon runs whose pulls it could be for").with_hint(hint));
+            let hint = "start `blobd serve`, limit one pull with `blobd pull --limit-rate`, or set limit_rate \
+                        under [transfer] in the configuration";
+            return Err(
+                usage("limit: no daemon is running, so the limit would have no effect").with_hint(hint)
+            );
         }
         Some(Rate(bytes_per_second)) => connected.client.set_limit(&LimitParams { bytes_per_second }),
     };

@@ -37,9 +37,8 @@ pub(super) struct Params {
     token_stdin: bool,
 }
 
-/// What was kept, and where; never the secret.
 #[derive(Serialize)]
-struct Kept<'a> {
+struct Saved<'a> {
     host: &'a str,
     path: String,
 }
@@ -48,16 +47,15 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let host: RegistryHost = params.host.parse().map_err(super::usage)?;
     let file = load_config(global)?.credential_file();
     let credential = credential(params, &host)?;
-    file.set(&host, &credential).map_err(|error| denied(&error))?;
-    let kept = Kept { host: host.as_str(), path: file.path().display().to_string() };
+    file.set(&host, &credential).map_err(|error| file_error(&error))?;
+    let saved = Saved { host: host.as_str(), path: file.path().display().to_string() };
     if global.json {
-        return print_json(&kept);
+        return print_json(&saved);
     }
-    print(&format!("{}: credentials kept in {}\n", printable(kept.host), printable(&kept.path)))
+    print(&format!("{}: credentials saved in {}\n", printable(saved.host), printable(&saved.path)))
 }
 
-/// A credential file that cannot be used, as the command line reports it.
-pub(super) fn denied(error: &CredentialError) -> ErrorBody {
+pub(super) fn file_error(error: &CredentialError) -> ErrorBody {
     ErrorBody::new(ErrorCode::Denied, error)
 }
 
@@ -74,7 +72,7 @@ fn credential(params: &Params, host: &RegistryHost) -> Result<Credential, ErrorB
         None => ask(&format!("User at {host}: "), Echo::On)?,
     };
     if user.is_empty() || user.contains(':') {
-        return Err(super::usage(format!("user {user:?}: a name without ':' expected")));
+        return Err(super::usage(format!("user {user:?}: a non-empty name without ':' expected")));
     }
     let password = match params.password_stdin {
         true => from_stdin()?,
@@ -83,11 +81,11 @@ fn credential(params: &Params, host: &RegistryHost) -> Result<Credential, ErrorB
     Ok(Credential::Password { user, password })
 }
 
-/// All of standard input without the line's end.
+/// Reads all of standard input and removes the line break at its end.
 fn from_stdin() -> Result<Secret, ErrorBody> {
     if io::stdin().is_terminal() {
-        return Err(super::usage("standard input: a terminal, which would show the secret").with_hint(
-            "leave out --password-stdin or --token-stdin to be asked, or redirect standard input",
+        return Err(super::usage("standard input: is a terminal, which would display the secret").with_hint(
+            "leave out --password-stdin or --token-stdin to get a prompt, or redirect standard input",
         ));
     }
     let mut text = String::new();
@@ -96,14 +94,14 @@ fn from_stdin() -> Result<Secret, ErrorBody> {
     checked(text.trim_end_matches(['\n', '\r']))
 }
 
-/// Tokens are signed statements of some KiB at the most.
+/// Signed tokens (JWT) take a few KiB.
 const MAX_SECRET_BYTES: u64 = 16 << 10;
 
 fn checked(text: &str) -> Result<Secret, ErrorBody> {
     match text {
-        "" => Err(super::usage("secret: empty, a password or a token expected")),
+        "" => Err(super::usage("secret: empty; a password or a token expected")),
         _ if text.chars().any(char::is_control) => {
-            Err(super::usage("secret: holds control characters; one line expected"))
+            Err(super::usage("secret: contains control characters; one line of text expected"))
         }
         _ => Ok(Secret::new(text)),
     }
@@ -114,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_one_line_and_not_repeated_in_errors() {
+    fn secret_must_be_one_line_and_is_not_in_error_messages() {
         assert_eq!(checked("hunter2").unwrap().reveal(), "hunter2");
         for text in ["", "hunter2\nhunter3", "hunter2\u{1b}"] {
             assert!(!checked(text).unwrap_err().message.contains("hunter"));

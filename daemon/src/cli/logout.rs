@@ -3,11 +3,10 @@
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_registry::credentials::RegistryHost;
 use clap::Args;
-use serde::Serialize;
 
 use super::Global;
 use super::connect::load_config;
-use super::login::denied;
+use super::login::file_error;
 use crate::output::{print, print_json, printable};
 
 /// Delete the saved credentials for a registry
@@ -24,20 +23,15 @@ pub(super) struct Params {
     host: String,
 }
 
-#[derive(Serialize)]
-struct Forgotten<'a> {
-    host: &'a str,
-}
-
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let host: RegistryHost = params.host.parse().map_err(super::usage)?;
     let file = load_config(global)?.credential_file();
-    if !file.remove(&host).map_err(|error| denied(&error))? {
+    if !file.remove(&host).map_err(|error| file_error(&error))? {
         let message = format!("{host}: no credentials in {}", file.path().display());
         return Err(ErrorBody::new(ErrorCode::NotFound, message));
     }
     if global.json {
-        return print_json(&Forgotten { host: host.as_str() });
+        return print_json(&serde_json::json!({ "host": host.as_str() }));
     }
-    print(&format!("{}: credentials forgotten\n", printable(host.as_str())))
+    print(&format!("{}: credentials deleted\n", printable(host.as_str())))
 }

@@ -69,7 +69,7 @@ fn row(model: &ModelSummary) -> [String; 5] {
     let (id, size) = (model.digest.short(), human_bytes(model.size));
     let (id, size, modified) = match &model.damage {
         None => (id, size, age(&model.modified)),
-        // Without a manifest nobody knows ID and size.
+        // Without the manifest, ID and size are unknown.
         Some(damage) if model.size == 0 => ("-".to_owned(), "-".to_owned(), format!("damaged: {damage}")),
         Some(damage) => (id, size, damage.clone()),
     };

@@ -1,5 +1,6 @@
 //! The command line: arguments → request → rendering. One file per command.
 
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -57,7 +58,7 @@ struct Cli {
     command: Command,
 }
 
-/// What every command takes.
+/// Options of every command.
 #[derive(Clone, Debug, Args)]
 pub struct Global {
     /// The store's directory, which the command opens itself if no daemon has it [env: BLOBD_ROOT]
@@ -75,7 +76,7 @@ pub struct Global {
 }
 
 impl Global {
-    /// Fills in what the environment says. A variable that is empty says nothing.
+    /// Takes missing options from the environment; an empty variable counts as unset.
     fn or_environment(self) -> Self {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         Self {
@@ -115,7 +116,7 @@ enum Command {
     Mount(mount::Params),
     #[command(hide = true)]
     MountGuard(mount::GuardParams),
-    /// What reads a client's file
+    /// Read a client's file
     #[command(hide = true, name = client_file::COMMAND)]
     ClientFile,
     Demo(demo::Params),
@@ -137,7 +138,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The exit code is [`ExitCode::SUCCESS`] but for `exec`, which ends as its program did.
+/// Returns [`ExitCode::SUCCESS`], except for `exec`, which returns its program's exit code.
 fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
     let done = match command {
         Command::Exec(params) => return exec::run(global, &params),
@@ -187,9 +188,19 @@ fn report(global: &Global, error: &ErrorBody) {
     }
 }
 
-/// A failure that the command line itself finds.
+/// An error in the command line or the configuration.
 fn usage(message: impl std::fmt::Display) -> ErrorBody {
     ErrorBody::new(ErrorCode::InvalidRequest, message)
+}
+
+fn file_error(name: &str, error: &io::Error) -> ErrorBody {
+    let code = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorCode::NoSpace,
+        io::ErrorKind::PermissionDenied => ErrorCode::Denied,
+        io::ErrorKind::NotFound => ErrorCode::NotFound,
+        _ => ErrorCode::Internal,
+    };
+    ErrorBody::new(code, format!("{name}: {error}"))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::Global;
 use super::connect::connect;
 use super::interrupt::StopSignals;
 use super::serve::{raise_descriptor_limit, start_log};
-use crate::mount::{self, Audience, Mount};
+use crate::mount::{self, Mount, Readers};
 use crate::output::{print, print_json, printable};
 
 /// Mount the models as ordinary files, for programs that take a path
@@ -30,7 +30,7 @@ pub(super) struct Params {
     allow_other: bool,
 }
 
-/// What unmounts if a mount's process dies
+/// Unmount if the mount's process dies
 #[derive(Debug, Args)]
 pub(super) struct GuardParams {
     #[arg(value_name = "DIR")]
@@ -43,25 +43,25 @@ struct Mounted<'m> {
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    /// A daemon that is silent for longer is as good as away: programs wait for this.
+    /// Programs that open files wait for the daemon, so they must get an error if it hangs.
     const TIMEOUT: Duration = Duration::from_secs(30);
     start_log();
     raise_descriptor_limit();
     let connected = connect(global)?;
     if connected.is_embedded() {
         let body = ErrorBody::new(ErrorCode::InvalidRequest, "mount: no daemon is running");
-        return Err(body.with_hint("start `blobd serve` first: a mount is one of its clients"));
+        return Err(body.with_hint("start `blobd serve` first: the mount reads models through the daemon"));
     }
-    let audience = if params.allow_other { Audience::Everybody } else { Audience::Owner };
+    let readers = if params.allow_other { Readers::Everybody } else { Readers::Owner };
     let client = connected.client.with_timeout(TIMEOUT);
     let internal = |error: std::io::Error| ErrorBody::new(ErrorCode::Internal, error);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(internal)?;
     let stop = {
         let _context = runtime.enter();
-        // Before anything is mounted: a signal that ended the process then would leave the mount.
+        // Before mounting: a signal that ends the process would leave the mount behind.
         StopSignals::listen().map_err(internal)?
     };
-    let mount = Mount::start(&client, &params.directory, audience).map_err(mount::MountError::body)?;
+    let mount = Mount::start(&client, &params.directory, readers).map_err(mount::MountError::body)?;
     announce(global, &mount)?;
     runtime.block_on(serve(mount, stop)).map_err(internal)
 }

@@ -1,11 +1,11 @@
 //! `blobd pin` and `blobd unpin`
 
+use std::collections::BTreeMap;
+
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::PinParams;
-use blobd_client::protocol::upkeep::Pinned;
 use blobd_store_format::reference::Reference;
 use clap::Args;
-use serde::Serialize;
 
 use super::Global;
 use super::connect::{client_error, connect};
@@ -32,11 +32,6 @@ pub(super) struct UnpinArgs {
     references: Vec<Reference>,
 }
 
-#[derive(Serialize)]
-struct Answer {
-    pins: Vec<Pinned>,
-}
-
 pub(super) fn run_pin(global: &Global, params: &PinArgs) -> Result<(), ErrorBody> {
     let request = |reference: &Reference| PinParams { reference: reference.clone(), pinned: true };
     send(global, params.references.iter().map(request))
@@ -53,10 +48,10 @@ fn send(global: &Global, requests: impl Iterator<Item = PinParams>) -> Result<()
     for request in requests {
         let done = connected.client.pin(&request).map_err(client_error)?;
         if !global.json {
-            let state = if done.pinned { "pinned" } else { "not pinned any more" };
+            let state = if done.pinned { "pinned" } else { "not pinned" };
             print(&format!("{} {state}\n", printable(&done.name)))?;
         }
         pins.push(done);
     }
-    if global.json { print_json(&Answer { pins }) } else { Ok(()) }
+    if global.json { print_json(&BTreeMap::from([("pins", pins)])) } else { Ok(()) }
 }

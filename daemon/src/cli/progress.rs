@@ -5,70 +5,68 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::output::printable;
 use crate::size::human_bytes;
 
-/// A bar that shows nothing when standard error is no terminal or JSON was asked for.
+/// A progress bar. It shows nothing if standard error is not a terminal, or with `--json`.
 pub(crate) struct Bar {
     bar: ProgressBar,
-    /// What was there when it began.
-    begun_bytes: u64,
+    /// Bytes that were complete before the transfer started.
+    start_bytes: u64,
 }
 
-/// What is done, of how much, how fast, and how much longer.
-const MOVING: &str =
+/// Bytes done, total, speed and remaining time.
+const TRANSFERRING: &str =
     "{msg:24!} {wide_bar} {binary_bytes:>11} / {binary_total_bytes:<11} {binary_bytes_per_sec:>13} {eta:>4}";
-/// Nothing is known yet but how much it will be.
+/// Only the total, while it is unknown how much is done.
 const WAITING: &str = "{msg:24!} {binary_total_bytes:>11}";
-/// A remark instead of the speed.
+/// A note instead of the speed.
 const NOTED: &str = "{msg:24!} {wide_bar} {binary_bytes:>11} / {binary_total_bytes:<11} {prefix:>18!}";
 
 impl Bar {
-    /// A bar for `total` bytes, labelled with what is happening.
     pub(crate) fn new(label: &str, total: u64, quiet: bool) -> Self {
         let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-        // Nothing is drawn before it looks as it should.
+        // Hidden until its style is set.
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
-        let bar = Self { bar, begun_bytes: 0 };
+        let bar = Self { bar, start_bytes: 0 };
         bar.bar.set_message(printable(label));
-        bar.look_like(MOVING);
+        bar.set_template(TRANSFERRING);
         bar.bar.set_draw_target(target);
         bar
     }
 
-    fn look_like(&self, template: &str) {
+    fn set_template(&self, template: &str) {
         if let Ok(style) = ProgressStyle::with_template(template) {
             self.bar.set_style(style.progress_chars("██ "));
         }
     }
 
-    /// Shows that there is something to do, until it is known how far it is.
+    /// Shows only the total, until the first call of [`Self::set`] or [`Self::begin_at`].
     pub(crate) fn wait(&self) {
-        self.look_like(WAITING);
+        self.set_template(WAITING);
         self.bar.tick();
     }
 
-    /// How far it is.
     pub(crate) fn set(&self, completed: u64, total: u64) {
-        // What is set is drawn, and nothing that was not so must be.
+        // Setting the length redraws the bar, so it is set only if it has changed.
         if self.bar.length() != Some(total) {
             self.bar.set_length(total);
         }
         self.bar.set_position(completed);
     }
 
-    /// Begins in the middle: what was there already says nothing about the speed.
+    /// Starts at `completed` bytes, which do not count for the speed.
     pub(crate) fn begin_at(&mut self, completed: u64, total: u64) {
-        self.begun_bytes = completed;
+        self.start_bytes = completed;
         self.set(completed, total);
-        // The estimate takes note of the position only when it is drawn.
+        // The speed estimate reads the position only when the bar is drawn.
         self.bar.tick();
         self.bar.reset_eta();
-        self.look_like(MOVING);
+        self.set_template(TRANSFERRING);
         self.bar.tick();
     }
 
-    /// Shows a remark where the speed was.
-    pub(crate) fn note(&self, remark: &str) {
-        self.bar.set_prefix(remark.to_owned());
-        self.look_like(NOTED);
+    /// Shows a note in place of the speed.
+    pub(crate) fn note(&self, note: &str) {
+        self.bar.set_prefix(note.to_owned());
+        self.set_template(NOTED);
         self.bar.tick();
     }
 
@@ -77,18 +75,17 @@ impl Bar {
         self.bar.position()
     }
 
-    /// Leaves the bar as it is, with the speed of the whole unless there is a remark.
+    /// Leaves the bar on the screen, with the average speed unless it has a note.
     pub(crate) fn keep(self) {
-        let came_bytes = self.bar.position().saturating_sub(self.begun_bytes);
-        if self.bar.prefix().is_empty() && came_bytes > 0 {
+        let new_bytes = self.bar.position().saturating_sub(self.start_bytes);
+        if self.bar.prefix().is_empty() && new_bytes > 0 {
             let milliseconds = u64::try_from(self.bar.elapsed().as_millis()).unwrap_or(u64::MAX).max(1);
-            let speed = human_bytes(came_bytes.saturating_mul(1000) / milliseconds);
+            let speed = human_bytes(new_bytes.saturating_mul(1000) / milliseconds);
             self.note(&format!("{speed}/s"));
         }
         self.bar.abandon();
     }
 
-    /// Takes the bar off the screen.
     pub(crate) fn clear(self) {
         self.bar.finish_and_clear();
     }

@@ -1,53 +1,51 @@
-//! Asking the person at the terminal.
+//! Prompts on the terminal.
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 
 use blobd_client::protocol::error::ErrorBody;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
-/// Whether what is typed can be seen.
+/// Whether the terminal shows the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Echo {
-    /// A name.
     On,
-    /// A secret.
+    /// For secrets.
     Off,
 }
 
-/// One line that the person types.
-///
-/// # Errors
-/// When standard input is no terminal, or the person gives up.
+/// Prints the question and reads one line.
 pub(super) fn ask(question: &str, echo: Echo) -> Result<String, ErrorBody> {
     if !io::stdin().is_terminal() {
         let hint = "give -u USER --password-stdin, or --token-stdin";
-        return Err(super::usage("standard input: not a terminal, nobody to ask").with_hint(hint));
+        return Err(
+            super::usage("standard input: is not a terminal, so there can be no prompt").with_hint(hint)
+        );
     }
     eprint!("{}", crate::output::printable(question));
-    // It has to be seen before the answer; a terminal that is gone shows in the read.
+    // The question must be visible before the input; if the terminal is gone, the read fails.
     let _ = io::stderr().flush();
     let line = match echo {
-        Echo::On => seen_line(),
+        Echo::On => visible_line(),
         Echo::Off => hidden_line(),
     };
     match line {
         Ok(Some(line)) => Ok(line),
-        Ok(None) => Err(super::usage("given up")),
+        Ok(None) => Err(super::usage("prompt: cancelled")),
         Err(error) => Err(super::usage(format!("terminal: {error}"))),
     }
 }
 
-fn seen_line() -> io::Result<Option<String>> {
+fn visible_line() -> io::Result<Option<String>> {
     let mut line = String::new();
     let count = io::stdin().lock().read_line(&mut line)?;
     Ok((count > 0).then(|| line.trim().to_owned()))
 }
 
-/// Reads key by key: the terminal neither shows them nor acts on them, so that no signal can end
-/// the program while the terminal is in this mode.
+/// Reads key by key, with echo and the terminal's signal keys off, so that Ctrl-C cannot end the process
+/// before the terminal's mode is restored.
 ///
-/// Not by the crate `rpassword`: at Ctrl-C its version 7.5 raises `SIGINT` before it restores the
-/// terminal, which then stays without echo; it also reads `/dev/tty` where this asks standard input.
+/// The crate `rpassword` 7.5 is not used: at Ctrl-C it raises `SIGINT` before it restores the terminal,
+/// which then stays without echo; it also reads `/dev/tty` instead of standard input.
 fn hidden_line() -> io::Result<Option<String>> {
     let _mode = Hidden::enter()?;
     let mut line = Line::default();
@@ -59,7 +57,7 @@ fn hidden_line() -> io::Result<Option<String>> {
         match line.press(key[0]) {
             Pressed::More => {}
             Pressed::Done => return Ok(String::from_utf8(line.bytes).ok()),
-            Pressed::GivenUp => return Ok(None),
+            Pressed::Cancelled => return Ok(None),
         }
     }
 }
@@ -81,7 +79,7 @@ impl Hidden {
 
 impl Drop for Hidden {
     fn drop(&mut self) {
-        // A terminal that is gone needs no mode.
+        // Fails only if the terminal is gone.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
         eprintln!();
     }
@@ -94,7 +92,7 @@ const KILL: u8 = 21;
 const QUIT: u8 = 28;
 const DELETE: u8 = 127;
 
-/// A line as it is typed.
+/// The line typed so far.
 #[derive(Default)]
 struct Line {
     bytes: Vec<u8>,
@@ -103,15 +101,15 @@ struct Line {
 enum Pressed {
     More,
     Done,
-    GivenUp,
+    Cancelled,
 }
 
 impl Line {
     fn press(&mut self, key: u8) -> Pressed {
         match key {
             b'\n' | b'\r' => return Pressed::Done,
-            INTERRUPT | QUIT => return Pressed::GivenUp,
-            END if self.bytes.is_empty() => return Pressed::GivenUp,
+            INTERRUPT | QUIT => return Pressed::Cancelled,
+            END if self.bytes.is_empty() => return Pressed::Cancelled,
             END => return Pressed::Done,
             BACKSPACE | DELETE => self.remove_last(),
             KILL => self.bytes.clear(),
@@ -120,7 +118,7 @@ impl Line {
         Pressed::More
     }
 
-    /// The last character, which may have several bytes.
+    /// Removes the last UTF-8 character.
     fn remove_last(&mut self) {
         while self.bytes.pop().is_some_and(|byte| byte & 0xc0 == 0x80) {}
     }
@@ -136,7 +134,7 @@ mod tests {
             match line.press(key) {
                 Pressed::More => {}
                 Pressed::Done => return String::from_utf8(line.bytes).ok(),
-                Pressed::GivenUp => return None,
+                Pressed::Cancelled => return None,
             }
         }
         None

@@ -36,7 +36,7 @@ struct Sessions {
 struct Session {
     #[serde(flatten)]
     summary: SessionSummary,
-    /// Of the model as a whole; absent where the kernel does not tell.
+    /// Size of the whole model; absent if the kernel does not report residency to this user.
     #[serde(skip_serializing_if = "Option::is_none")]
     model_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,14 +72,14 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     print(&table.render(terminal_width()))
 }
 
-/// A session with what is known about its model, which is looked at once.
+/// Adds the residency of the session's model, which is determined once for all its sessions.
 fn session(
     client: &Client,
     summary: SessionSummary,
     models: &mut BTreeMap<String, Option<Residency>>,
 ) -> Session {
     let of_model = || {
-        // A model that has gone meanwhile, or is damaged, is not what was asked about.
+        // A model that was removed meanwhile, or is damaged, is no error here.
         let model = client.open_with(&OpenParams::new(summary.model.parse().ok()?)).ok()?;
         residency::of_model(&model).ok().flatten()
     };

@@ -48,7 +48,7 @@ pub(super) struct Params {
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.name.is_some() && params.sources.len() > 1 {
-        return Err(usage("--name: is for one model; several were named"));
+        return Err(usage("--name: names one model, but several sources are given"));
     }
     let connected = connect(global)?;
     let requests = params.sources.iter().map(|source| {
@@ -59,18 +59,18 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         return requests.into_iter().try_for_each(|request| plan(global, &connected, &request));
     }
     let screen = Arc::new(Mutex::new(Screen::new(global.json)));
-    let parting = Arc::clone(&screen);
+    let interrupted = Arc::clone(&screen);
     on_interrupt(move || {
-        let mut screen = lock(&parting);
-        screen.say_goodbye();
-        // Never given back, so that nothing is drawn below the last line.
+        let mut screen = lock(&interrupted);
+        screen.print_stopped();
+        // Never unlocked, so that nothing is drawn below the last line.
         std::mem::forget(screen);
     })
     .map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     for request in requests {
         let done = connected.client.pull(&request, |event| lock(&screen).show(event));
         lock(&screen).end_bar();
-        let done = done.map_err(|error| pull_error(error, lock(&screen).some_has_come))?;
+        let done = done.map_err(|error| pull_error(error, lock(&screen).has_received))?;
         if !global.json {
             print(&summary(&done))?;
         }
@@ -83,58 +83,55 @@ fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<
     if global.json { print_json(&plan) } else { print(&pull_plan::render(&plan)) }
 }
 
-/// Neither a daemon that dies nor a registry that fails takes anything with it that has arrived.
-fn pull_error(error: ClientError, some_has_come: bool) -> ErrorBody {
-    let is_cut = matches!(error, ClientError::Closed);
+/// Adds a hint that the pull can be resumed: downloaded data is kept if the daemon or the registry fails.
+fn pull_error(error: ClientError, has_received: bool) -> ErrorBody {
+    let is_closed = matches!(error, ClientError::Closed);
     let body = client_error(error);
     match body.hint {
-        None if is_cut => body.with_hint(format!("when it runs again, {GOES_ON}")),
-        None if some_has_come && body.code == ErrorCode::Upstream => body.with_hint(GOES_ON),
+        None if is_closed => body.with_hint(format!("when the daemon runs again, {RESUME}")),
+        None if has_received && body.code == ErrorCode::Upstream => body.with_hint(RESUME),
         _ => body,
     }
 }
 
-/// What to do when a pull was stopped.
-const GOES_ON: &str = "the same command goes on where this one was; what has arrived is kept";
+const RESUME: &str = "the same command resumes the download; the data received so far is kept";
 
 fn summary(done: &PullDone) -> String {
     let PullDone { name, digest, downloaded_bytes, reused_bytes, .. } = done;
     let (downloaded, reused) = (human_bytes(*downloaded_bytes), human_bytes(*reused_bytes));
-    format!("{name} {}: {downloaded} downloaded, {reused} there already\n", digest.short())
+    format!("{name} {}: {downloaded} downloaded, {reused} already stored\n", digest.short())
 }
 
-/// Turns events into bars or lines.
+/// Shows events as progress bars or JSON lines.
 struct Screen {
     json: bool,
     bar: Option<FileBar>,
-    some_has_come: bool,
+    has_received: bool,
 }
 
-/// The bar of one file.
 struct FileBar {
-    /// What it is about.
     status: String,
     bar: Bar,
-    /// A file of which something proves wrong begins again; people see it wait instead.
+    /// The bar never moves back: if a file is downloaded again from its start, the bar waits here.
     highest_bytes: u64,
 }
 
 fn lock(screen: &Mutex<Screen>) -> MutexGuard<'_, Screen> {
-    // Whatever is on the screen can be drawn over.
+    // After a panic the screen can still be drawn to.
     screen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Screen {
     fn new(json: bool) -> Self {
-        Self { json, bar: None, some_has_come: false }
+        Self { json, bar: None, has_received: false }
     }
 
     fn show(&mut self, event: PullEvent) {
         if let PullEvent::Progress(progress) = &event {
-            self.some_has_come |= progress.completed.is_some_and(|completed| completed > 0);
+            self.has_received |= progress.completed.is_some_and(|completed| completed > 0);
         }
         if self.json {
-            // An error becomes the last line on standard error, from the command's own end.
+            // The command prints a failure itself, as its last line on standard error.
             if !matches!(event, PullEvent::Failed(_)) {
                 let _ = print_json(&event);
             }
@@ -166,10 +163,9 @@ impl Screen {
         }
     }
 
-    /// The last words after Ctrl-C.
-    fn say_goodbye(&mut self) {
+    fn print_stopped(&mut self) {
         self.end_bar();
-        eprintln!("blobd: stopped; {GOES_ON}, and `blobd gc` removes it after a week");
+        eprintln!("blobd: stopped; {RESUME}, and `blobd gc` deletes it after a week");
     }
 }
 
@@ -178,7 +174,7 @@ impl FileBar {
         let is_first = self.highest_bytes == 0;
         self.highest_bytes = self.highest_bytes.max(completed);
         if completed == 0 && is_first {
-            // There may be more than nothing; that is known when the file's head is.
+            // How much can be reused is known when the file's header has arrived.
             self.bar.wait();
         } else if is_first {
             self.bar.begin_at(completed, total);
@@ -193,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bar_never_falls() {
+    fn bar_never_moves_back() {
         let mut bar = FileBar { status: String::new(), bar: Bar::new("", 10, true), highest_bytes: 0 };
         let shown = [0, 4, 7, 0, 5, 8].map(|completed| {
             bar.set(completed, 10);

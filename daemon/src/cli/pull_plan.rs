@@ -5,7 +5,7 @@ use blobd_client::protocol::response::PullPlan;
 use crate::output::{Table, printable, terminal_width};
 use crate::size::human_bytes;
 
-/// What would move, file by file, and why not more.
+/// What would be downloaded and what would be reused, for each file.
 pub(super) fn render(plan: &PullPlan) -> String {
     let headings = ["FILE", "DIGEST", "SIZE", "STORED", "RESUMED", "SIMILAR", "TO DOWNLOAD"];
     let mut table = Table::new(&headings, &[2, 3, 4, 5, 6]);
@@ -20,7 +20,7 @@ pub(super) fn render(plan: &PullPlan) -> String {
     text.push_str(&format!("{}: would download {total}\n", printable(&plan.name)));
     if plan.files.iter().any(|file| file.similar_bytes > 0) {
         text.push_str(
-            "similar: tensors of stored models that agree in all samples; the file's digest decides\n",
+            "similar: tensors of stored models that match in all samples; the file's digest is checked\n",
         );
     }
     text
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plan_says_what_would_move_and_why() {
+    fn plan_shows_reused_and_downloaded_bytes() {
         let file = PlannedFile {
             name: "model".to_owned(),
             digest: Some(Digest::of(b"x")),
@@ -52,6 +52,6 @@ mod tests {
         };
         let text = render(&plan);
         assert!(text.contains("9.00 MiB") && text.contains("tiny:latest: would download 1.00 MiB"), "{text}");
-        assert!(text.contains("the file's digest decides"), "{text}");
+        assert!(text.contains("the file's digest is checked"), "{text}");
     }
 }

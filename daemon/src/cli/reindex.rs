@@ -25,8 +25,8 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let what = [counted(blobs, "blob"), counted(recipes, "recipe"), counted(models, "model")].join(", ");
     match done.differences {
         0 => print(&format!("{what}: the index was right\n")),
-        1 => print(&format!("{what}: 1 entry was wrong and is right now\n")),
-        count => print(&format!("{what}: {count} entries were wrong and are right now\n")),
+        1 => print(&format!("{what}: 1 wrong entry corrected\n")),
+        count => print(&format!("{what}: {count} wrong entries corrected\n")),
     }
 }
 
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_is_not_many() {
+    fn noun_has_a_plural_unless_the_count_is_one() {
         assert_eq!([0, 1, 2].map(|count| counted(count, "recipe")), ["0 recipes", "1 recipe", "2 recipes"]);
     }
 }

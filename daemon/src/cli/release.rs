@@ -3,7 +3,7 @@
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::ReleaseParams;
 use blobd_client::protocol::response::Released;
-use blobd_store_format::reference::Reference;
+use blobd_store_format::reference::{Reference, ReferenceError};
 use clap::Args;
 
 use super::Global;
@@ -27,33 +27,33 @@ Examples:
 pub(super) struct Params {
     /// A process, as `blobd ps` lists it, or a model
     #[arg(value_name = "PID|REF")]
-    what: What,
+    target: Target,
 }
 
 #[derive(Clone, Debug)]
-enum What {
+enum Target {
     Process(i32),
     Model(Reference),
 }
 
-impl std::str::FromStr for What {
+impl std::str::FromStr for Target {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
             let pid = text.parse().ok().filter(|pid| *pid > 0);
-            return pid.map(Self::Process).ok_or_else(|| "no process has this number".to_owned());
+            return pid
+                .map(Self::Process)
+                .ok_or_else(|| "not a process id; a number from 1 to 2147483647 expected".to_owned());
         }
-        text.parse()
-            .map(Self::Model)
-            .map_err(|error: blobd_store_format::reference::ReferenceError| error.to_string())
+        text.parse().map(Self::Model).map_err(|error: ReferenceError| error.to_string())
     }
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let request = match &params.what {
-        What::Process(pid) => ReleaseParams { pid: Some(*pid), reference: None },
-        What::Model(model) => ReleaseParams { pid: None, reference: Some(model.clone()) },
+    let request = match &params.target {
+        Target::Process(pid) => ReleaseParams { pid: Some(*pid), reference: None },
+        Target::Model(model) => ReleaseParams { pid: None, reference: Some(model.clone()) },
     };
     let released = connect(global)?.client.release(&request).map_err(client_error)?;
     if global.json { print_json(&released) } else { print(&table(released).render(terminal_width())) }
@@ -80,11 +80,11 @@ mod tests {
 
     #[test]
     fn number_is_a_process_and_anything_else_a_model() {
-        assert!(matches!("4711".parse(), Ok(What::Process(4711))));
-        assert!(matches!("4711:latest".parse(), Ok(What::Model(_))));
-        assert!(matches!("llama3".parse(), Ok(What::Model(_))));
+        assert!(matches!("4711".parse(), Ok(Target::Process(4711))));
+        assert!(matches!("4711:latest".parse(), Ok(Target::Model(_))));
+        assert!(matches!("llama3".parse(), Ok(Target::Model(_))));
         for text in ["0", "99999999999", "../x", ""] {
-            assert!(text.parse::<What>().is_err(), "{text:?}");
+            assert!(text.parse::<Target>().is_err(), "{text:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How much of a model is in memory: for `ps`, `warm` and `show --residency`.
+//! How much of a model is in the page cache: for `ps`, `warm` and `show --residency`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,20 +18,20 @@ use super::connect::{client_error, connect};
 use crate::output::{Table, print, print_json, terminal_width};
 use crate::size::human_bytes;
 
-/// A part of a model.
+/// A stack of experts, or all other tensors of a model.
 #[derive(Debug, Default, Serialize)]
 struct Group {
     name: String,
-    /// How many experts it is a stack of; 0 if it is none.
+    /// The number of experts; 0 if this is not a stack.
     experts: u64,
-    /// How many of them are there as a whole.
+    /// How many of them are completely in memory.
     resident_experts: u64,
     bytes: u64,
     resident_bytes: u64,
 }
 
 #[derive(Serialize)]
-struct Answer<'m> {
+struct ModelResidency<'m> {
     name: &'m str,
     bytes: u64,
     resident_bytes: u64,
@@ -44,7 +44,7 @@ pub(super) fn blobs(model: &OpenModel) -> Result<Vec<BlobSlice>, ModelError> {
     (0..count).map(|number| model.blob_bytes(number)).collect()
 }
 
-/// How much of an open model is in memory; `None` if the kernel does not tell.
+/// `None` if the kernel does not report it to this user.
 pub(super) fn of_model(model: &OpenModel) -> Result<Option<Residency>, ModelError> {
     let parts = blobs(model)?.iter().map(BlobSlice::residency).collect::<io::Result<Vec<_>>>();
     Ok(parts.ok().map(|parts| parts.into_iter().fold(Residency::default(), Residency::plus)))
@@ -57,16 +57,16 @@ pub(super) fn share(residency: Residency) -> String {
     format!("{} ({percent} %)", human_bytes(resident_bytes))
 }
 
-/// Shows how much of each stack of experts is in memory, and of all that is none.
+/// Shows how much is in memory of each stack of experts, of the other tensors, and of all files.
 pub(super) fn show(global: &Global, reference: &Reference) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let model = connected.client.open_with(&OpenParams::new(reference.clone())).map_err(client_error)?;
     let failed = |error: ModelError| ErrorBody::new(error.code(), error);
-    let all = of_model(&model).map_err(failed)?.ok_or_else(not_told)?;
+    let all = of_model(&model).map_err(failed)?.ok_or_else(denied)?;
     let groups = groups(&model).map_err(failed)?;
     let Residency { bytes, resident_bytes } = all;
     if global.json {
-        return print_json(&Answer { name: model.name(), bytes, resident_bytes, groups });
+        return print_json(&ModelResidency { name: model.name(), bytes, resident_bytes, groups });
     }
     let mut table = Table::new(&["PART", "EXPERTS", "SIZE", "IN MEMORY"], &[1, 2, 3]);
     for group in groups {
@@ -81,12 +81,12 @@ pub(super) fn show(global: &Global, reference: &Reference) -> Result<(), ErrorBo
     print(&table.render(terminal_width()))
 }
 
-fn not_told() -> ErrorBody {
-    let message = "residency: the kernel tells it only to the owner of the store's files and to root";
+fn denied() -> ErrorBody {
+    let message = "residency: the kernel reports it only to the owner of the store's files and to root";
     ErrorBody::new(ErrorCode::Denied, message).with_hint("run the command as the daemon's user, or as root")
 }
 
-/// Stacks in file order, then the tensors that are no experts, as one.
+/// The stacks of experts in file order, then one group for all other tensors.
 fn groups(model: &OpenModel) -> Result<Vec<Group>, ModelError> {
     let (mut stacks, mut places) = (Vec::new(), BTreeMap::new());
     let mut rest = Group { name: "other tensors".to_owned(), ..Group::default() };
@@ -115,7 +115,7 @@ fn groups(model: &OpenModel) -> Result<Vec<Group>, ModelError> {
 
 impl Group {
     fn add(&mut self, bytes: &BlobSlice) -> Residency {
-        // Whoever gets here has been told of all blobs.
+        // Cannot fail: `of_model` has already succeeded for all blobs.
         let residency = bytes.residency().unwrap_or_default();
         self.bytes += residency.bytes;
         self.resident_bytes += residency.resident_bytes;
@@ -129,7 +129,7 @@ impl Group {
     }
 }
 
-/// `blk.3.ffn_up` for the tensor of one expert, the tensor's own name for a stack.
+/// `blk.3.ffn_up` for `blk.3.ffn_up.7.weight`, the tensor of one expert; for a stack the tensor's name.
 fn stack_name(tensor: &TensorLocation) -> String {
     let without_number = || tensor.name.strip_suffix(".weight")?.rsplit_once('.').map(|(stack, _)| stack);
     let stack = if tensor.experts.is_some() { None } else { without_number() };

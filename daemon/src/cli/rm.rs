@@ -43,7 +43,7 @@ fn summary(removed: &Removed) -> String {
         text.push_str(&format!("removed {}\n", printable(name)));
     }
     match &removed.trashed_until {
-        Some(until) => text.push_str(&format!("in the trash until {until}; `blobd undelete` takes it out\n")),
+        Some(until) => text.push_str(&format!("in the trash until {until}; `blobd undelete` restores it\n")),
         None => text.push_str(&format!("freed {}\n", human_bytes(removed.freed_bytes))),
     }
     for kept in &removed.kept {

@@ -8,10 +8,10 @@ use std::time::Duration;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store::scrub::Scrubber;
 use clap::Args;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Global;
 use super::connect::{load_config, open_store, root};
+use super::interrupt::StopSignals;
 use crate::config::Defaults;
 use crate::housekeeping;
 use crate::ops::OpError;
@@ -19,12 +19,12 @@ use crate::server::{Server, Socket};
 use crate::state::Daemon;
 use crate::sys::limit_heaps;
 
-/// Threads that carry the connections. What they do is short; the second goes on should the first be kept
-/// by the kernel. Blocking work has threads of its own.
+/// Threads that serve the connections. Their work is short; the second one serves while a system call delays
+/// the first. Blocking work runs on other threads.
 const ASYNC_WORKERS: usize = 2;
 
-/// How long such a thread waits for more work before it ends. Waiting threads take turns, so with a few
-/// requests per second a longer time would keep all threads that a burst has left.
+/// How long an idle thread for blocking work lives. Idle threads get work in turn, so with a longer time a
+/// few requests per second would keep alive all threads that a burst has started.
 const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_millis(250);
 
 /// Run the daemon
@@ -57,7 +57,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let signals = {
         let _context = runtime.enter();
-        StopSignals::catch()
+        StopSignals::listen().ok()
     };
     limit_stop();
     let daemon = Arc::new(daemon);
@@ -68,7 +68,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     store.start_index();
     let served = runtime.block_on(serve(daemon, &socket, signals));
     drop(scrubber);
-    // Work in progress is dropped where it stands: what is not committed is swept at the next start.
+    // Aborts work in progress: the next start deletes what is not committed.
     runtime.shutdown_background();
     store.stop_index();
     served
@@ -83,7 +83,7 @@ async fn serve(daemon: Arc<Daemon>, path: &Path, signals: Option<StopSignals>) -
     tokio::select! {
         () = server.serve(socket.listener()) => {}
         () = housekeeping::run(daemon) => {}
-        () = StopSignals::received(signals) => tracing::info!("stopping; clients keep what they have mapped"),
+        () = stop_requested(signals) => tracing::info!("stopping; clients keep what they have mapped"),
     }
     Ok(())
 }
@@ -92,7 +92,7 @@ fn bind_error(path: &Path, error: &std::io::Error) -> ErrorBody {
     let name = path.display();
     match error.kind() {
         std::io::ErrorKind::AddrInUse => {
-            let body = ErrorBody::new(ErrorCode::Busy, format!("{name}: another daemon answers there"));
+            let body = ErrorBody::new(ErrorCode::Busy, format!("{name}: in use by another daemon"));
             body.with_hint("choose another --socket")
         }
         std::io::ErrorKind::PermissionDenied => ErrorBody::new(ErrorCode::Denied, format!("{name}: {error}")),
@@ -100,7 +100,7 @@ fn bind_error(path: &Path, error: &std::io::Error) -> ErrorBody {
     }
 }
 
-/// On a system where somebody made the group `blobd`, its members may connect.
+/// Lets the members of the group `blobd`, if it exists, connect to the system's daemon.
 fn admit_system_group(socket: &Socket) {
     if !rustix::process::geteuid().is_root() {
         return;
@@ -108,65 +108,48 @@ fn admit_system_group(socket: &Socket) {
     let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
     let gid = groups.lines().find_map(|line| line.strip_prefix("blobd:")?.split(':').nth(1)?.parse().ok());
     if let Some(Err(error)) = gid.map(|gid| socket.admit_group(gid)) {
-        tracing::warn!("group blobd cannot be admitted: {error}");
+        tracing::warn!("group blobd: cannot be given access to the socket: {error}");
     }
 }
 
-/// The signals that stop the daemon. From the moment that they are caught none is lost, and none ends the
-/// process by itself.
-struct StopSignals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl StopSignals {
-    /// None where the system does not let the process catch them.
-    fn catch() -> Option<Self> {
-        let terminate = signal(SignalKind::terminate()).ok()?;
-        Some(Self { terminate, interrupt: signal(SignalKind::interrupt()).ok()? })
-    }
-
-    async fn received(signals: Option<Self>) {
-        let Some(Self { mut terminate, mut interrupt }) = signals else {
-            return std::future::pending().await;
-        };
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+/// Waits for a stop signal; forever if the process cannot handle signals.
+async fn stop_requested(signals: Option<StopSignals>) {
+    match signals {
+        Some(mut signals) => signals.received().await,
+        None => std::future::pending().await,
     }
 }
 
-/// How long the daemon may take to stop in good order. Those who stop it wait a few seconds more.
+/// How long a regular stop may take. Service managers wait a few seconds longer before they kill.
 const STOP_LIMIT: Duration = Duration::from_secs(7);
 
-/// Ends the process some seconds after it was told to stop, whatever hangs: a disk, a lock, the runtime.
-/// What is committed is as safe as from a kill, and what is not is swept at the next start. On a thread
-/// and a runtime of its own, which hang with nothing else.
+/// Exits [`STOP_LIMIT`] after a stop signal if the regular stop hangs on a disk, a lock or the runtime.
+/// Committed data is safe, and the next start deletes the rest. Has its own thread and runtime, which do not
+/// depend on anything that may hang.
 fn limit_stop() {
     let watch = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let Ok(runtime) = runtime else { return };
-        runtime.block_on(async { StopSignals::received(StopSignals::catch()).await });
+        runtime.block_on(async { stop_requested(StopSignals::listen().ok()).await });
         std::thread::sleep(STOP_LIMIT);
-        tracing::warn!("not done after {} s: stopped all the same", STOP_LIMIT.as_secs());
-        #[expect(clippy::exit, reason = "what main waits for is what hangs")]
+        tracing::warn!("not stopped after {} s: exiting now", STOP_LIMIT.as_secs());
+        #[expect(clippy::exit, reason = "the main thread hangs")]
         std::process::exit(0);
     };
     let started = std::thread::Builder::new().name("stop-limit".to_owned()).spawn(watch);
     if let Err(error) = started {
-        tracing::warn!("a stop has no limit: cannot start its thread: {error}");
+        tracing::warn!("cannot start the thread that limits the time of a stop: {error}");
     }
 }
 
-/// Descriptors on their way to clients count against the daemon's limit, whose soft half is made
-/// for programs that use `select`.
+/// Raises the soft limit of open files to the hard limit: descriptors that are being sent to clients count
+/// for this process. The default soft limit is low only for programs that use `select`.
 pub(super) fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!("the limit of open files stays at {:?}: {error}", limit.current);
+        tracing::warn!("cannot raise the limit of open files, which is {:?}: {error}", limit.current);
     }
 }
 

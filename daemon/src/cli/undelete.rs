@@ -1,11 +1,11 @@
 //! `blobd undelete`
 
+use std::collections::BTreeMap;
+
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::UndeleteParams;
-use blobd_client::protocol::upkeep::Undeleted;
 use blobd_store_format::reference::Reference;
 use clap::Args;
-use serde::Serialize;
 
 use super::Global;
 use super::connect::{client_error, connect};
@@ -22,11 +22,6 @@ pub(super) struct Params {
     references: Vec<Reference>,
 }
 
-#[derive(Serialize)]
-struct Answer {
-    undeleted: Vec<Undeleted>,
-}
-
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let mut undeleted = Vec::new();
@@ -34,9 +29,9 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         let request = UndeleteParams { reference: reference.clone() };
         let done = connected.client.undelete(&request).map_err(client_error)?;
         if !global.json {
-            print(&format!("{} {} is back\n", printable(&done.name), done.digest.short()))?;
+            print(&format!("{} {} restored\n", printable(&done.name), done.digest.short()))?;
         }
         undeleted.push(done);
     }
-    if global.json { print_json(&Answer { undeleted }) } else { Ok(()) }
+    if global.json { print_json(&BTreeMap::from([("undeleted", undeleted)])) } else { Ok(()) }
 }

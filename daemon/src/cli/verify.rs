@@ -57,7 +57,7 @@ fn damaged(count: usize, params: &Params) -> ErrorBody {
         return ErrorBody::new(ErrorCode::Corrupt, format!("{what} and could not be repaired"));
     }
     let name = params.reference.as_ref().map(|reference| format!(" {}", reference.short()));
-    let hint = format!("`blobd verify --repair{}` mends what it can", name.unwrap_or_default());
+    let hint = format!("run `blobd verify --repair{}`", name.unwrap_or_default());
     ErrorBody::new(ErrorCode::Corrupt, what).with_hint(hint)
 }
 
@@ -66,7 +66,7 @@ fn render(verified: &Verified) -> String {
     let noun = if *checked_blobs == 1 { "blob" } else { "blobs" };
     let counted = format!("{checked_blobs} {noun}, {}", human_bytes(*checked_bytes));
     if corrupt.is_empty() {
-        return format!("{counted}: all as they should be\n");
+        return format!("{counted}: no damage found\n");
     }
     let mut table = Table::new(&["DIGEST", "MODELS", "STATE", "REASON"], &[]);
     for blob in corrupt {
@@ -78,14 +78,13 @@ fn render(verified: &Verified) -> String {
 fn row(blob: &CorruptBlob) -> [String; 4] {
     let models = if blob.models.is_empty() { "-".to_owned() } else { blob.models.join(", ") };
     let state = match (blob.repaired, blob.fetched_bytes) {
-        (true, Some(bytes)) => format!("repaired, {} fetched", human_bytes(bytes)),
+        (true, Some(bytes)) => format!("repaired, {} downloaded", human_bytes(bytes)),
         (true, None) => "repaired".to_owned(),
         (false, _) => "damaged".to_owned(),
     };
     [blob.digest.short(), models, state, blob.reason.clone()]
 }
 
-/// A bar while blobs are read.
 struct Screen {
     quiet: bool,
     bar: Option<Bar>,
@@ -94,7 +93,7 @@ struct Screen {
 impl Screen {
     fn show(&mut self, event: &VerifyEvent) {
         let VerifyEvent::Progress(VerifyProgress { status, total, completed }) = event else { return };
-        // What has no length is short, or is waited for in silence.
+        // Steps without a total get no bar.
         if *total > 0 {
             let quiet = self.quiet;
             self.bar.get_or_insert_with(|| Bar::new(status, *total, quiet)).set(*completed, *total);
@@ -117,7 +116,7 @@ mod tests {
     #[test]
     fn healthy_store_is_one_line() {
         let verified = Verified { checked_blobs: 7, checked_bytes: 3 << 30, corrupt: Vec::new() };
-        assert_eq!(render(&verified), "7 blobs, 3.00 GiB: all as they should be\n");
+        assert_eq!(render(&verified), "7 blobs, 3.00 GiB: no damage found\n");
     }
 
     #[test]
@@ -127,7 +126,7 @@ mod tests {
         let reason = "is missing".to_owned();
         let blob = CorruptBlob { digest, models, repaired: true, reason, fetched_bytes: Some(2048) };
         let text = render(&Verified { checked_blobs: 7, checked_bytes: 0, corrupt: vec![blob] });
-        for part in [&digest.short(), "a:latest, b:latest", "repaired, 2.00 KiB fetched", "is missing"] {
+        for part in [&digest.short(), "a:latest, b:latest", "repaired, 2.00 KiB downloaded", "is missing"] {
             assert!(text.contains(part), "{text}");
         }
     }

@@ -13,10 +13,10 @@ use clap::Args;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Global;
 use super::connect::{client_error, connect};
+use super::interrupt::StopSignals;
 use super::progress::Bar;
 use super::residency::blobs;
 use crate::output::{print, print_json};
@@ -47,22 +47,22 @@ pub(super) struct Params {
     lock: Option<u64>,
 }
 
-/// How much is read and locked at a time: the disk reads the next piece meanwhile.
+/// How much is read and locked at a time, while the kernel reads the next piece ahead.
 const PIECE_BYTES: u64 = 32 << 20;
 
 #[derive(Debug, Default, Serialize)]
 struct Warmed {
     name: String,
     bytes: u64,
-    /// What was not in memory before; `null` where the kernel does not tell.
+    /// Bytes that were not in memory before; `null` if the kernel does not report it.
     cold_bytes: Option<u64>,
-    /// What is in memory now: less than `bytes` when there is not enough of it.
+    /// Bytes in memory now: less than `bytes` if there is not enough memory.
     resident_bytes: Option<u64>,
     seconds: f64,
-    /// Of what was cold, or of everything.
+    /// Counts `cold_bytes` if known, else `bytes`.
     bytes_per_second: u64,
     locked_bytes: u64,
-    /// Why no more was locked.
+    /// Why less was locked than requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     lock_error: Option<String>,
 }
@@ -76,15 +76,15 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let pieces = pieces(&blobs(&model).map_err(failed)?);
     let mut locker = Locker { left: params.lock.unwrap_or_default(), ..Locker::default() };
     let warmed = warm(&model, &pieces, &mut locker, global.json)?;
-    // From here on a signal is waited for; until then it ends the command.
-    let stop = params.lock.filter(|budget| *budget > 0).map(|_| Stop::new()).transpose();
+    // Handled only from here on: until then a signal ends the command.
+    let stop = params.lock.filter(|budget| *budget > 0).map(|_| stop_signals()).transpose();
     let stop = stop.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     if global.json {
         print_json(&warmed)?;
     } else {
         print(&sentence(&warmed))?;
     }
-    stop.map_or(Ok(()), |stop| hold(&warmed, &locker, stop))
+    stop.map_or(Ok(()), |(runtime, signals)| hold(&warmed, &locker, &runtime, signals))
 }
 
 fn pieces(blobs: &[BlobSlice]) -> Vec<BlobSlice> {
@@ -96,7 +96,7 @@ fn pieces(blobs: &[BlobSlice]) -> Vec<BlobSlice> {
     blobs.iter().flat_map(cut).collect()
 }
 
-/// Reads piece after piece, and has the kernel begin with the next one.
+/// Reads the pieces in order, and lets the kernel read each next one ahead.
 fn warm(
     model: &OpenModel,
     pieces: &[BlobSlice],
@@ -109,7 +109,7 @@ fn warm(
     let (start, mut done) = (Instant::now(), 0);
     for (number, piece) in pieces.iter().enumerate() {
         if let Some(next) = pieces.get(number + 1) {
-            // Advice: what is not read ahead is read in its turn.
+            // Only advice: a piece that is not read ahead is read in its turn.
             let _ = next.prefetch(Prefetch::ReadAhead);
         }
         piece.prefetch(Prefetch::Populate).map_err(|error| unreadable(model, &error))?;
@@ -132,7 +132,7 @@ fn warm(
     })
 }
 
-/// `None` where the kernel does not tell.
+/// `None` if the kernel does not report it to this user.
 fn residency(pieces: &[BlobSlice]) -> Option<Residency> {
     pieces.iter().try_fold(Residency::default(), |sum, piece| Some(sum.plus(piece.residency().ok()?)))
 }
@@ -144,7 +144,7 @@ fn rate(bytes: u64, seconds: f64) -> u64 {
 }
 
 fn unreadable(model: &OpenModel, error: &io::Error) -> ErrorBody {
-    let message = format!("model {}: cannot be read: {error}", model.name());
+    let message = format!("model {}: cannot read: {error}", model.name());
     match error.kind() {
         io::ErrorKind::OutOfMemory => ErrorBody::new(ErrorCode::Internal, message),
         _ => ErrorBody::new(ErrorCode::Corrupt, message).with_hint("run `blobd verify`"),
@@ -159,13 +159,17 @@ fn sentence(warmed: &Warmed) -> String {
         None => format!("{name}: {} read in {speed}", human_bytes(*bytes)),
         Some(0) => format!("{name}: {} were in memory already", human_bytes(*bytes)),
         Some(cold) => {
-            format!("{name}: {}, of which {} were cold: {speed}", human_bytes(*bytes), human_bytes(cold))
+            format!(
+                "{name}: {}, of which {} were not in memory and were read in {speed}",
+                human_bytes(*bytes),
+                human_bytes(cold)
+            )
         }
     };
     let left = warmed.resident_bytes.filter(|resident| resident < bytes);
     let gone = left.map(|resident| {
         let missing = human_bytes(bytes - resident);
-        format!("memory is short: {missing} of it are not there any more\n")
+        format!("not enough memory: the kernel has already dropped {missing} of it\n")
     });
     format!("{read}\n{}", gone.unwrap_or_default())
 }
@@ -196,16 +200,25 @@ impl Locker {
     }
 }
 
-/// Keeps what is locked until the process is told to end.
-fn hold(warmed: &Warmed, locker: &Locker, stop: Stop) -> Result<(), ErrorBody> {
+/// Keeps the memory locked until a stop signal.
+fn hold(
+    warmed: &Warmed,
+    locker: &Locker,
+    runtime: &Runtime,
+    mut signals: StopSignals,
+) -> Result<(), ErrorBody> {
     let refused = locker.error.as_ref().map(|error| lock_refusal(locker.locked_bytes, error));
     match refused {
         Some(refusal) if locker.locked_bytes == 0 => return Err(refusal),
         Some(refusal) => eprintln!("blobd: {refusal}"),
         None => {}
     }
-    eprintln!("{} of {} locked; Ctrl-C lets go", human_bytes(warmed.locked_bytes), human_bytes(warmed.bytes));
-    stop.wait();
+    eprintln!(
+        "{} of {} locked; Ctrl-C unlocks and exits",
+        human_bytes(warmed.locked_bytes),
+        human_bytes(warmed.bytes)
+    );
+    runtime.block_on(signals.received());
     Ok(())
 }
 
@@ -213,33 +226,17 @@ fn lock_refusal(locked_bytes: u64, error: &io::Error) -> ErrorBody {
     let limit = getrlimit(Resource::Memlock).current;
     let limit = limit.map_or_else(|| "not limited".to_owned(), human_bytes);
     let locked = human_bytes(locked_bytes);
-    let message = format!("{locked} locked, then the kernel refused: {error}; RLIMIT_MEMLOCK is {limit}");
-    let hint = "raise `ulimit -l` or LimitMEMLOCK= of the service, or lock less";
+    let message =
+        format!("memory lock: refused by the kernel after {locked}: {error}; RLIMIT_MEMLOCK is {limit}");
+    let hint = "raise `ulimit -l`, or LimitMEMLOCK= of the service, or lock less";
     ErrorBody::new(ErrorCode::Denied, message).with_hint(hint)
 }
 
-/// The signals that end the command.
-struct Stop {
-    runtime: Runtime,
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Stop {
-    fn new() -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        let context = runtime.enter();
-        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        drop(context);
-        Ok(Self { runtime, terminate, interrupt })
-    }
-
-    fn wait(mut self) {
-        self.runtime.block_on(async {
-            tokio::select! {
-                _ = self.terminate.recv() => {}
-                _ = self.interrupt.recv() => {}
-            }
-        });
-    }
+fn stop_signals() -> io::Result<(Runtime, StopSignals)> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let signals = {
+        let _context = runtime.enter();
+        StopSignals::listen()?
+    };
+    Ok((runtime, signals))
 }

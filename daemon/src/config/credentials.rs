@@ -1,4 +1,4 @@
-//! The section `[credentials]`, and where this user's credentials are.
+//! The section `[credentials]`, and the paths of this user's credentials.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,34 +8,34 @@ use serde::Deserialize;
 
 use super::Defaults;
 
-/// How credentials of registries are found, and where they may go. `docs/SECURITY.md` says what
-/// each exception costs.
+/// How credentials of registries are found, and to which hosts they may be sent. `docs/SECURITY.md` describes
+/// the risk of each exception.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct CredentialsConfig {
     /// blobd's own file; by default `credentials.json` beside the configuration file.
     pub file: Option<PathBuf>,
-    /// Whether the programs that Docker's configuration names for credentials are run.
+    /// Whether to run the credential helpers that Docker's configuration names.
     pub use_docker_helpers: bool,
-    /// Hosts, each with its port, that get credentials over plain HTTP.
+    /// Hosts, as `HOST:PORT`, to which credentials are sent over plain HTTP.
     pub insecure_hosts: Vec<String>,
-    /// Hosts beside registry.ollama.ai for which Ollama's key signs.
+    /// Hosts in addition to registry.ollama.ai for which Ollama's key is used.
     pub ollama_key_hosts: Vec<String>,
-    /// A registry's host and the host of its token service, where that is another.
+    /// For a registry's host, the host of its token service if that is another.
     pub token_services: BTreeMap<String, String>,
 }
 
 impl CredentialsConfig {
-    /// blobd's own file, if the configuration file is at `config`.
+    /// blobd's own file. `config` is the path of the configuration file.
     pub(super) fn file(&self, config: Option<&Path>) -> CredentialFile {
         let default = || config.map_or_else(|| Defaults::of_user().config, Path::to_path_buf);
         let beside = || default().with_file_name("credentials.json");
         CredentialFile::at(self.file.clone().unwrap_or_else(beside))
     }
 
-    /// All that this user has, as the environment and the usual places say.
+    /// All credentials of this user, from the environment variables and default paths of other programs.
     pub(super) fn policy(&self, config: Option<&Path>) -> CredentialPolicy {
-        // Without a home there are none; a path beside whatever is current would be anybody's.
+        // Without HOME there are none: a path relative to the current directory could be another user's.
         let home = variable("HOME");
         let at_home = |name: &str| home.as_ref().map(|home| home.join(name));
         let docker = variable("DOCKER_CONFIG").or_else(|| at_home(".docker"));
@@ -59,7 +59,7 @@ impl CredentialsConfig {
         }
     }
 
-    /// Exceptions that would never apply are mistakes.
+    /// Refuses exceptions that can never apply.
     pub(super) fn check(&self) -> Result<(), String> {
         let has_port =
             |host: &str| host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
@@ -88,7 +88,7 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn file_is_beside_the_configuration_unless_it_says_otherwise() {
+    fn file_is_beside_the_configuration_file_by_default() {
         let mut config = CredentialsConfig::default();
         let beside = config.file(Some(Path::new("/etc/blobd/other.toml")));
         assert_eq!(beside.path(), Path::new("/etc/blobd/credentials.json"));

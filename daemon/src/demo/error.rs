@@ -1,4 +1,4 @@
-//! Why a demonstration fails.
+//! Errors of the demo.
 
 use std::io;
 use std::path::Path;
@@ -10,75 +10,37 @@ use blobd_fixtures::model::ModelError;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::ReferenceError;
 
-/// What stopped the demo, or what it showed to be wrong.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum DemoError {
-    /// What was shown is not what should be.
     #[error("{what}: {found}, {expected} expected")]
-    Mismatch {
-        /// What was looked at.
-        what: String,
-        /// What it is.
-        found: String,
-        /// What it should be.
-        expected: String,
-    },
-    /// A command failed; it has said why on standard error.
+    Mismatch { what: String, found: String, expected: String },
+    /// A command failed, and has printed the reason on standard error.
     #[error("{command}: {status}")]
-    Command {
-        /// The command line.
-        command: String,
-        /// How it ended.
-        status: ExitStatus,
-    },
-    /// The daemon does not start, or does not stop.
-    #[error("daemon: {problem}; its last words: {last_words:?}")]
-    Daemon {
-        /// What it did.
-        problem: String,
-        /// The last line of its log.
-        last_words: String,
-    },
-    /// A reader process failed; it has said why on standard error.
+    Command { command: String, status: ExitStatus },
+    #[error("daemon: {problem}; the last line of its log is {last_log_line:?}")]
+    Daemon { problem: String, last_log_line: String },
+    /// A reader process failed, and has printed the reason on standard error.
     #[error("reader {number}: {problem}")]
-    Reader {
-        /// Which.
-        number: usize,
-        /// What it did.
-        problem: String,
-    },
-    /// A file or a process cannot be had.
+    Reader { number: usize, problem: String },
     #[error("{subject}: {source}")]
-    Io {
-        /// What it is about.
-        subject: String,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The daemon refuses.
+    Io { subject: String, source: io::Error },
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// A model cannot be made.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The registry's manifest cannot be made.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// One of the demo's names is none.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
-    /// Standard output does not take it.
+    /// Standard output cannot be written.
     #[error(transparent)]
     Output(#[from] ErrorBody),
-    /// Somebody pressed Ctrl-C.
-    #[error("demo: interrupted; nothing is left behind")]
+    #[error("demo: interrupted; its processes and files are removed")]
     Interrupted,
 }
 
 impl DemoError {
-    /// The failure as the command line reports it.
-    #[must_use]
     pub(crate) fn body(&self) -> ErrorBody {
         match self {
             Self::Output(body) => body.clone(),
@@ -86,7 +48,7 @@ impl DemoError {
             Self::Client(error) => ErrorBody::new(error.code(), error),
             _ if self.is_lack_of_space() => {
                 let body = ErrorBody::new(ErrorCode::NoSpace, self);
-                body.with_hint("the demo needs about 200 MiB; TMPDIR names another directory")
+                body.with_hint("the demo needs about 200 MiB; set TMPDIR to use another directory")
             }
             _ => ErrorBody::new(ErrorCode::Internal, self),
         }
@@ -102,19 +64,16 @@ impl DemoError {
         }
     }
 
-    /// Names what an I/O error is about.
     pub(super) fn io(subject: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let subject = subject.into();
         move |source| Self::Io { subject, source }
     }
 
-    /// Names the file that an I/O error is about.
     pub(super) fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
         Self::io(path.display().to_string())
     }
 }
 
-/// Compares what was shown with what should be.
 pub(super) fn expect<T: PartialEq + std::fmt::Display>(
     what: &str,
     found: &T,

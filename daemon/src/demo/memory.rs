@@ -1,4 +1,4 @@
-//! How much memory a process uses, and how much of it is weights.
+//! How much memory a process uses, and how much of it is mapped weights.
 //!
 //! Resident memory (RSS) counts every page that a process has mapped and touched. Proportional
 //! memory (PSS) divides a page among the processes that share it, so only PSS can be added up.
@@ -7,26 +7,18 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-/// What the kernel counts for one process, in bytes.
+/// The kernel's counts for one process, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemoryUse {
-    /// All resident pages.
     pub(crate) rss_bytes: u64,
-    /// The same, shared pages divided by the number of processes that share them.
     pub(crate) pss_bytes: u64,
-    /// Resident pages of mapped blobs.
     pub(crate) weights_rss_bytes: u64,
-    /// The same, divided.
     pub(crate) weights_pss_bytes: u64,
-    /// Memory of the process's own: heap and stacks.
+    /// Private memory: heap and stacks.
     pub(crate) anonymous_bytes: u64,
 }
 
 impl MemoryUse {
-    /// Of this process, at this moment.
-    ///
-    /// # Errors
-    /// When the kernel does not tell.
     pub(crate) fn of_this_process() -> io::Result<Self> {
         std::fs::read_to_string("/proc/self/smaps").map(|smaps| Self::parse(&smaps))
     }
@@ -53,8 +45,8 @@ impl MemoryUse {
     }
 }
 
-/// `Rss:     120 kB` as a name and bytes; none for a line that names a mapping. Other lines have
-/// no kilobytes and count nothing.
+/// Parses `Rss:     120 kB` into a name and bytes; `None` for the line that begins a mapping. Lines without
+/// kilobytes count as zero.
 fn figure(line: &str) -> Option<(&str, u64)> {
     let (name, value) = line.split_once(':')?;
     if name.contains(['-', ' ']) {
@@ -64,7 +56,7 @@ fn figure(line: &str) -> Option<(&str, u64)> {
     Some((name, kilobytes.unwrap_or_default().saturating_mul(1024)))
 }
 
-/// How the path of every blob of a store ends.
+/// Part of the path of every blob.
 const BLOB_IN_PATH: &str = "/blobs/sha256-";
 
 #[cfg(test)]
@@ -72,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_are_told_from_other_mappings() {
+    fn weights_are_counted_separately_from_other_mappings() {
         let smaps = "\
 7f00-7f01 r--s 00000000 fe:00 12 /tmp/store/blobs/sha256-ab (deleted)
 Size:                 64 kB
@@ -97,7 +89,7 @@ Anonymous:             8 kB
     }
 
     #[test]
-    fn kernel_tells_about_this_process() {
+    fn kernel_reports_the_memory_of_this_process() {
         let memory = MemoryUse::of_this_process().unwrap();
         assert!(memory.pss_bytes > 0 && memory.rss_bytes >= memory.pss_bytes, "{memory:?}");
         assert!(memory.anonymous_bytes > 0);

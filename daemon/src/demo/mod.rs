@@ -1,23 +1,22 @@
-//! `blobd demo`: a store from one end to the other, on this machine alone.
+//! `blobd demo`: demonstrates a complete store, from pull to removal, without a network.
 //!
-//! Models are made, one is pulled over HTTP from a registry on the loopback interface, its
-//! relatives are imported, two processes open it, the daemon is killed, files are exported and
-//! compared. Everything that is shown is done by the parts that do it elsewhere: this very binary
-//! as daemon and as command line, the client library in processes of its own. Only the weights are
-//! made up, and the registry is a small one.
+//! Generates models, pulls one over HTTP from a registry on the loopback interface, imports related models,
+//! opens a model in two processes, kills the daemon, and exports and compares files. The daemon and the
+//! commands are this binary, and the readers use the client library; only the weights and the registry are
+//! made for the demo.
 //!
-//! It promises to leave nothing behind, to need neither root nor a network, and to fail when
-//! anything that it shows is not what it should be.
+//! It needs neither root nor a network, removes all its files and processes, and fails if any step has an
+//! unexpected result.
 
-mod cast;
 mod error;
 mod memory;
-mod offer;
+mod models;
 mod processes;
 pub(crate) mod reader;
+mod registry;
 mod report;
+mod sandbox;
 mod screen;
-mod stage;
 
 use std::time::Instant;
 
@@ -25,90 +24,87 @@ use blobd_client::protocol::response::{DiskUsage, ModelSummary};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
-use self::cast::{Cast, ModelFile};
 pub(crate) use self::error::DemoError;
 use self::error::expect;
+use self::models::{DemoModels, ModelFile};
 use self::processes::{DaemonProcess, ReaderProcess};
-use self::reader::{Question, Rehashed};
+use self::reader::{Rehashed, Request};
 use self::report::{Findings, Pulled, Reading};
-use self::stage::{Stage, digest_of_file};
+use self::sandbox::{Sandbox, digest_of_file};
 use crate::size::human_bytes;
 
 /// Runs the demo. Blocks for some seconds; must not be called on an async worker.
-///
-/// # Errors
-/// [`DemoError`] when a part fails or shows something wrong. Processes and files are gone then too.
 pub(crate) fn run() -> Result<(), DemoError> {
     let started = Instant::now();
-    let stage = Stage::set_up()?;
-    let played = play(&stage);
-    // Ctrl-C ends the commands too; what they say then is not what happened.
-    stage.check_interrupted()?;
-    let findings = played?;
-    drop(stage);
+    let sandbox = Sandbox::set_up()?;
+    let result = run_steps(&sandbox);
+    // Ctrl-C ends the commands too, so their errors do not matter then.
+    sandbox.check_interrupted()?;
+    let findings = result?;
+    drop(sandbox);
     screen::heading("Summary")?;
     screen::facts(&report::summary(&findings, started.elapsed()))
 }
 
-fn play(stage: &Stage) -> Result<Findings, DemoError> {
+fn run_steps(sandbox: &Sandbox) -> Result<Findings, DemoError> {
     screen::text(&format!(
-        "A model store from one end to the other, in {}, which is gone afterwards: BLOBD_ROOT and \
-         BLOBD_SOCKET point there. Registry, daemon, commands and clients are real; only the weights \
-         are made up.",
-        stage.directory().display()
+        "This demo runs a complete store in {} and deletes it afterwards. BLOBD_ROOT and BLOBD_SOCKET \
+         point there. Daemon, commands and clients are the real ones; the registry is a small local one, and \
+         the weights are random numbers.",
+        sandbox.directory().display()
     ))?;
-    let cast = make_models(stage)?;
-    let (pulled, daemon) = pull(stage, &cast.base)?;
-    let disk = import_others(stage, &cast)?;
-    let (mut readers, readings) = open(stage, &cast.base)?;
-    let daemon = kill_and_restart(stage, daemon, &mut readers)?;
+    let models = generate_models(sandbox)?;
+    let (pulled, daemon) = pull(sandbox, &models.base)?;
+    let disk = import_others(sandbox, &models)?;
+    let (mut readers, readings) = open(sandbox, &models.base)?;
+    let daemon = kill_and_restart(sandbox, daemon, &mut readers)?;
     drop(readers);
-    for model in [&cast.base, &cast.separate] {
-        export(stage, model)?;
+    for model in [&models.base, &models.separate] {
+        export(sandbox, model)?;
     }
-    remove(stage, &cast.tuned)?;
+    remove(sandbox, &models.tuned)?;
     daemon.stop()?;
     Ok(Findings { pulled, disk, readings })
 }
 
-fn make_models(stage: &Stage) -> Result<Cast, DemoError> {
-    screen::heading("1  Make four models")?;
-    let cast = Cast::make(stage)?;
-    screen::output(&cast.table())?;
-    Ok(cast)
+fn generate_models(sandbox: &Sandbox) -> Result<DemoModels, DemoError> {
+    screen::heading("1  Generate four models")?;
+    let models = DemoModels::generate(sandbox)?;
+    screen::output(&models.table())?;
+    Ok(models)
 }
 
-fn pull(stage: &Stage, base: &ModelFile) -> Result<(Pulled, DaemonProcess), DemoError> {
-    screen::heading("2  Pull the first")?;
+fn pull(sandbox: &Sandbox, base: &ModelFile) -> Result<(Pulled, DaemonProcess), DemoError> {
+    screen::heading("2  Pull the first model")?;
     let reference: Reference = base.reference.parse()?;
-    let registry = stage.start_registry()?;
-    let size = offer::offer(&registry, &reference, base)?;
+    let registry = sandbox.start_registry()?;
+    let size = registry::publish(&registry, &reference, base)?;
     screen::text(&format!("A registry that speaks Ollama's protocol listens on {}.", registry.url()))?;
     screen::command("blobd serve &")?;
-    let daemon = DaemonProcess::start(stage)?;
+    let daemon = DaemonProcess::start(sandbox)?;
     let started = Instant::now();
-    stage.run(&["pull", base.reference])?;
+    sandbox.run(&["pull", base.reference])?;
     let pulled = Pulled { bytes: registry.bytes_served(), time: started.elapsed() };
-    expect("bytes that the registry has served", &pulled.bytes, &size)?;
-    let stored = stored_file(stage, base)?;
+    expect("bytes served by the registry", &pulled.bytes, &size)?;
+    let stored = stored_file(sandbox, base)?;
     expect(&format!("digest of {}", base.reference), &stored, &base.digest)?;
     base.delete()?;
     Ok((pulled, daemon))
 }
 
-/// The digest of a model's weights, as the daemon knows it.
-fn stored_file(stage: &Stage, model: &ModelFile) -> Result<Digest, DemoError> {
-    let details = stage.client()?.model(&model.reference.parse()?)?;
+/// The digest of a model's weights, as the daemon reports it.
+fn stored_file(sandbox: &Sandbox, model: &ModelFile) -> Result<Digest, DemoError> {
+    let details = sandbox.client()?.model(&model.reference.parse()?)?;
     let weights = details.layers.iter().find(|layer| layer.media_type.component() == "model");
     Ok(weights.map_or_else(|| Digest::of(b""), |layer| layer.digest))
 }
 
-fn import_others(stage: &Stage, cast: &Cast) -> Result<DiskUsage, DemoError> {
-    screen::heading("3  Import the others")?;
-    for model in [&cast.tuned, &cast.stacked, &cast.separate] {
-        let before = stage.client()?.disk_usage()?.physical_bytes;
-        stage.run(&["import", &model.file_name(), "--name", model.reference])?;
-        let after = stage.client()?.disk_usage()?.physical_bytes;
+fn import_others(sandbox: &Sandbox, models: &DemoModels) -> Result<DiskUsage, DemoError> {
+    screen::heading("3  Import the other models")?;
+    for model in [&models.tuned, &models.stacked, &models.separate] {
+        let before = sandbox.client()?.disk_usage()?.physical_bytes;
+        sandbox.run(&["import", &model.file_name(), "--name", model.reference])?;
+        let after = sandbox.client()?.disk_usage()?.physical_bytes;
         let grown = after.saturating_sub(before);
         if model.is_relative && grown > model.size / 10 {
             return Err(DemoError::Mismatch {
@@ -117,43 +113,43 @@ fn import_others(stage: &Stage, cast: &Cast) -> Result<DiskUsage, DemoError> {
                 expected: format!("less than a tenth of {}", human_bytes(model.size)),
             });
         }
-        let stored = stored_file(stage, model)?;
+        let stored = stored_file(sandbox, model)?;
         expect(&format!("digest of {}", model.reference), &stored, &model.digest)?;
         model.delete()?;
     }
-    screen::text("The original files are deleted now: the store has all that is in them.")?;
-    stage.run(&["ls"])?;
-    stage.run(&["df"])?;
-    Ok(stage.client()?.disk_usage()?)
+    screen::text("The original files are deleted now: the store contains all their data.")?;
+    sandbox.run(&["ls"])?;
+    sandbox.run(&["df"])?;
+    Ok(sandbox.client()?.disk_usage()?)
 }
 
-fn open(stage: &Stage, model: &ModelFile) -> Result<(Vec<ReaderProcess>, Vec<Reading>), DemoError> {
+fn open(sandbox: &Sandbox, model: &ModelFile) -> Result<(Vec<ReaderProcess>, Vec<Reading>), DemoError> {
     screen::heading(&format!("4  Open {} in two processes", model.reference))?;
     screen::text(
-        "Each connects to the socket, gets one descriptor per tensor, maps them all, hashes what it \
-         sees and compares with the daemon's table.",
+        "Each process connects to the socket, receives the descriptors of the model's blobs, maps all \
+         tensors, hashes them and compares the digests with those that the daemon reports.",
     )?;
     let (mut readers, mut reports) = (Vec::new(), Vec::new());
-    // One after the other, so that neither slows down the other's clock.
+    // One after the other, so that they do not slow each other down while they measure.
     for number in 1..=2 {
-        let mut reader = ReaderProcess::start(stage, number, model.reference)?;
+        let mut reader = ReaderProcess::start(sandbox, number, model.reference)?;
         let opened = reader.opened()?;
         screen::output(&report::opened(number, reader.pid(), &opened))?;
         expect("tensors opened", &opened.tensor_count, &(model.tensor_count as u64))?;
         readers.push(reader);
         reports.push(opened);
     }
-    stage.run(&["ps"])?;
+    sandbox.run(&["ps"])?;
     let mut readings = Vec::new();
     for (reader, opened) in readers.iter_mut().zip(reports) {
-        readings.push(Reading { opened, memory: reader.ask(Question::Memory)? });
+        readings.push(Reading { opened, memory: reader.request(Request::Memory)? });
     }
     screen::output(&report::memory_table(&readings))?;
     check_sharing(&readings)?;
     Ok((readers, readings))
 }
 
-/// Shared pages count once in the sum of all PSS; a tenth is left for those that are half empty.
+/// A shared page counts once in the sum of all PSS. A tenth is allowed for pages that are only partly used.
 fn check_sharing(readings: &[Reading]) -> Result<(), DemoError> {
     let one_copy = readings.iter().map(|reading| reading.opened.tensor_bytes).max().unwrap_or_default();
     let all = report::memory_of_all(readings).weights_pss_bytes;
@@ -165,28 +161,28 @@ fn check_sharing(readings: &[Reading]) -> Result<(), DemoError> {
 }
 
 fn kill_and_restart(
-    stage: &Stage,
+    sandbox: &Sandbox,
     daemon: DaemonProcess,
     readers: &mut [ReaderProcess],
 ) -> Result<DaemonProcess, DemoError> {
     screen::heading("5  Kill the daemon")?;
-    let before = models(stage)?;
+    let before = list_models(sandbox)?;
     screen::command(&format!("kill -9 {}", daemon.pid()))?;
     daemon.kill()?;
     for reader in readers {
-        let Rehashed { bytes } = reader.ask(Question::Rehash)?;
+        let Rehashed { bytes } = reader.request(Request::Rehash)?;
         let (number, bytes) = (reader.number(), human_bytes(bytes));
-        screen::output(&format!("reader {number} has hashed its maps again: {bytes}, unchanged"))?;
+        screen::output(&format!("reader {number} hashed its maps again: {bytes}, unchanged"))?;
     }
     screen::command("blobd serve &")?;
-    let daemon = DaemonProcess::start(stage)?;
-    stage.run(&["ls"])?;
-    expect("models after the restart", &names(&models(stage)?), &names(&before))?;
+    let daemon = DaemonProcess::start(sandbox)?;
+    sandbox.run(&["ls"])?;
+    expect("models after the restart", &names(&list_models(sandbox)?), &names(&before))?;
     Ok(daemon)
 }
 
-fn models(stage: &Stage) -> Result<Vec<ModelSummary>, DemoError> {
-    Ok(stage.client()?.models()?.models)
+fn list_models(sandbox: &Sandbox) -> Result<Vec<ModelSummary>, DemoError> {
+    Ok(sandbox.client()?.models()?.models)
 }
 
 fn names(models: &[ModelSummary]) -> String {
@@ -194,24 +190,24 @@ fn names(models: &[ModelSummary]) -> String {
     models.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
-fn export(stage: &Stage, model: &ModelFile) -> Result<(), DemoError> {
+fn export(sandbox: &Sandbox, model: &ModelFile) -> Result<(), DemoError> {
     const FILE: &str = "exported.gguf";
-    if model.reference == cast::BASE {
+    if model.reference == models::BASE {
         screen::heading("6  Export")?;
     }
-    stage.run(&["export", model.reference, "-o", FILE])?;
-    let found = digest_of_file(&stage.path(FILE))?;
+    sandbox.run(&["export", model.reference, "-o", FILE])?;
+    let found = digest_of_file(&sandbox.path(FILE))?;
     let rows = [("original", model.digest.to_hex()), ("exported", found.to_hex())];
     screen::facts(&rows)?;
     expect(&format!("digest of the exported {}", model.reference), &found, &model.digest)?;
-    std::fs::remove_file(stage.path(FILE)).map_err(DemoError::io(FILE))
+    std::fs::remove_file(sandbox.path(FILE)).map_err(DemoError::io(FILE))
 }
 
-fn remove(stage: &Stage, model: &ModelFile) -> Result<(), DemoError> {
+fn remove(sandbox: &Sandbox, model: &ModelFile) -> Result<(), DemoError> {
     screen::heading("7  Remove")?;
-    let before = stage.client()?.disk_usage()?.physical_bytes;
-    stage.run(&["rm", model.reference])?;
-    let after = stage.client()?.disk_usage()?.physical_bytes;
+    let before = sandbox.client()?.disk_usage()?.physical_bytes;
+    sandbox.run(&["rm", model.reference])?;
+    let after = sandbox.client()?.disk_usage()?.physical_bytes;
     screen::output(&format!("on disk: {} before, {} after", human_bytes(before), human_bytes(after)))?;
     if after < before {
         return Ok(());

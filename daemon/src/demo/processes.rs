@@ -1,5 +1,4 @@
-//! The processes that live longer than one command: the daemon and the readers. Each is killed
-//! when its guard is dropped.
+//! The daemon and the readers. Each process is killed when its guard is dropped.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -13,57 +12,55 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::de::DeserializeOwned;
 
 use super::error::DemoError;
-use super::reader::{Opened, Question};
-use super::stage::Stage;
+use super::reader::{Opened, Request};
+use super::sandbox::Sandbox;
 
-/// A daemon that serves the demo's store.
 #[derive(Debug)]
 pub(super) struct DaemonProcess {
-    child: Killed,
+    child: ChildGuard,
     log: PathBuf,
 }
 
 impl DaemonProcess {
-    /// Starts it and waits until it answers.
-    pub(super) fn start(stage: &Stage) -> Result<Self, DemoError> {
-        let log = stage.path("daemon.log");
+    /// Starts it and waits until it serves requests.
+    pub(super) fn start(sandbox: &Sandbox) -> Result<Self, DemoError> {
+        let log = sandbox.path("daemon.log");
         let file = File::options().create(true).append(true).open(&log).map_err(DemoError::at(&log))?;
-        let child = stage.command(&["serve"]).stdout(Stdio::null()).stderr(file).spawn();
-        let mut daemon = Self { child: Killed(child.map_err(DemoError::io("daemon"))?), log };
-        let deadline = Instant::now() + PATIENCE;
-        while Client::connect(stage.socket()).and_then(|client| client.version()).is_err() {
-            stage.check_interrupted()?;
+        let child = sandbox.command(&["serve"]).stdout(Stdio::null()).stderr(file).spawn();
+        let mut daemon = Self { child: ChildGuard(child.map_err(DemoError::io("daemon"))?), log };
+        let deadline = Instant::now() + TIMEOUT;
+        while Client::connect(sandbox.socket()).and_then(|client| client.version()).is_err() {
+            sandbox.check_interrupted()?;
             if let Some(status) = daemon.child.has_ended()? {
-                return Err(daemon.failed(&format!("ended at its start, {status}")));
+                return Err(daemon.failed(&format!("ended during its start: {status}")));
             }
             if Instant::now() > deadline {
-                return Err(daemon.failed("does not answer"));
+                return Err(daemon.failed("did not respond within 20 s"));
             }
             thread::sleep(POLL_INTERVAL);
         }
         Ok(daemon)
     }
 
-    /// Its process.
     pub(super) fn pid(&self) -> u32 {
         self.child.0.id()
     }
 
-    /// Kills it as a crash would, with SIGKILL.
+    /// Sends SIGKILL.
     pub(super) fn kill(self) -> Result<(), DemoError> {
         self.child.kill().map_err(DemoError::io("daemon"))
     }
 
-    /// Asks it to stop, with SIGTERM, and waits until it has.
+    /// Sends SIGTERM and waits until the process has ended.
     pub(super) fn stop(mut self) -> Result<(), DemoError> {
         let pid = Pid::from_child(&self.child.0);
         kill_process(pid, Signal::TERM).map_err(io::Error::from).map_err(DemoError::io("daemon"))?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             match self.child.has_ended()? {
                 Some(status) if status.success() => return Ok(()),
-                Some(status) => return Err(self.failed(&format!("was asked to stop, {status}"))),
-                None if Instant::now() > deadline => return Err(self.failed("does not stop")),
+                Some(status) => return Err(self.failed(&format!("failed to stop: {status}"))),
+                None if Instant::now() > deadline => return Err(self.failed("did not stop within 20 s")),
                 None => thread::sleep(POLL_INTERVAL),
             }
         }
@@ -71,59 +68,56 @@ impl DaemonProcess {
 
     fn failed(&self, problem: &str) -> DemoError {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let last_words = log.lines().last().unwrap_or_default().to_owned();
-        DemoError::Daemon { problem: problem.to_owned(), last_words }
+        let last_log_line = log.lines().last().unwrap_or_default().to_owned();
+        DemoError::Daemon { problem: problem.to_owned(), last_log_line }
     }
 }
 
-/// A reader and the pipes to it. It ends when they are closed.
+/// A reader and its pipes. It ends when they are closed.
 #[derive(Debug)]
 pub(super) struct ReaderProcess {
-    child: Killed,
+    child: ChildGuard,
     number: usize,
-    questions: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    requests: ChildStdin,
+    responses: BufReader<ChildStdout>,
 }
 
 impl ReaderProcess {
-    /// Starts a reader of the model; it works while the caller does something else.
-    pub(super) fn start(stage: &Stage, number: usize, reference: &str) -> Result<Self, DemoError> {
-        let mut command = stage.command(&["demo-reader", reference]);
+    pub(super) fn start(sandbox: &Sandbox, number: usize, reference: &str) -> Result<Self, DemoError> {
+        let mut command = sandbox.command(&["demo-reader", reference]);
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.map_err(DemoError::io(format!("reader {number}")))?;
         let pipes = child.stdin.take().zip(child.stdout.take());
-        let child = Killed(child);
+        let child = ChildGuard(child);
         let no_pipes = || DemoError::Reader { number, problem: "has no pipes".to_owned() };
-        let (questions, answers) = pipes.ok_or_else(no_pipes)?;
-        Ok(Self { child, number, questions, answers: BufReader::new(answers) })
+        let (requests, responses) = pipes.ok_or_else(no_pipes)?;
+        Ok(Self { child, number, requests, responses: BufReader::new(responses) })
     }
 
-    /// Which of the readers it is.
     pub(super) fn number(&self) -> usize {
         self.number
     }
 
-    /// Its process.
     pub(super) fn pid(&self) -> u32 {
         self.child.0.id()
     }
 
     /// Waits until it has opened and checked the model.
     pub(super) fn opened(&mut self) -> Result<Opened, DemoError> {
-        self.answer()
+        self.response()
     }
 
-    /// Asks and waits for the answer.
-    pub(super) fn ask<A: DeserializeOwned>(&mut self, question: Question) -> Result<A, DemoError> {
-        let mut line = serde_json::to_vec(&question).map_err(|error| self.failed(&error))?;
+    /// Sends a request and waits for the response.
+    pub(super) fn request<A: DeserializeOwned>(&mut self, request: Request) -> Result<A, DemoError> {
+        let mut line = serde_json::to_vec(&request).map_err(|error| self.failed(&error))?;
         line.push(b'\n');
-        self.questions.write_all(&line).map_err(|error| self.failed(&error))?;
-        self.answer()
+        self.requests.write_all(&line).map_err(|error| self.failed(&error))?;
+        self.response()
     }
 
-    fn answer<A: DeserializeOwned>(&mut self) -> Result<A, DemoError> {
+    fn response<A: DeserializeOwned>(&mut self) -> Result<A, DemoError> {
         let mut line = String::new();
-        match self.answers.read_line(&mut line) {
+        match self.responses.read_line(&mut line) {
             Ok(0) => Err(self.failed(&"ended early")),
             Ok(_) => serde_json::from_str(&line).map_err(|error| self.failed(&error)),
             Err(error) => Err(self.failed(&error)),
@@ -135,11 +129,11 @@ impl ReaderProcess {
     }
 }
 
-/// A child that does not outlive its parent's interest in it.
+/// Kills the process on drop.
 #[derive(Debug)]
-struct Killed(Child);
+struct ChildGuard(Child);
 
-impl Killed {
+impl ChildGuard {
     fn has_ended(&mut self) -> Result<Option<ExitStatus>, DemoError> {
         self.0.try_wait().map_err(DemoError::io("daemon"))
     }
@@ -150,14 +144,14 @@ impl Killed {
     }
 }
 
-impl Drop for Killed {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
-        // It may have ended already, which is as good.
+        // Fails only if it has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// How long a daemon may take to start or to stop.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a daemon may take to start or to stop; error messages name it.
+const TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);

@@ -1,8 +1,7 @@
-//! The reader: a process of its own that opens a model, checks every tensor and keeps its maps.
+//! The reader: a process that opens a model, checks every tensor and keeps its maps.
 //!
-//! It stands for an inference engine. What it finds it writes to standard output, one JSON object
-//! per line; what it shall do next it is told on standard input. When that ends, so does the
-//! reader.
+//! It represents an inference engine. It reads requests from standard input and writes its results to
+//! standard output, one JSON object per line. It ends when standard input is closed.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, Write as _};
@@ -20,55 +19,47 @@ use serde::{Deserialize, Serialize};
 use super::error::{DemoError, expect};
 use super::memory::MemoryUse;
 
-/// What a reader is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Question {
-    /// How much memory do you use? Answered with [`MemoryUse`].
+pub(crate) enum Request {
+    /// The reader's memory: responds with [`MemoryUse`].
     Memory,
-    /// Is what you have mapped unchanged? Answered with [`Rehashed`].
+    /// Hash all maps again: responds with [`Rehashed`].
     Rehash,
 }
 
-/// What a reader reports unasked, when all tensors are mapped and checked.
+/// Sent without a request, when all tensors are mapped and checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Opened {
-    /// How long it took from connecting to the last tensor mapped, once per try, in microseconds.
+    /// Time in microseconds from connecting until all tensors are mapped, for each repetition.
     pub(crate) open_micros: Vec<u64>,
-    /// How many tensors there are.
     pub(crate) tensor_count: u64,
-    /// How many bytes they have.
     pub(crate) tensor_bytes: u64,
 }
 
-/// Answer to [`Question::Rehash`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Rehashed {
-    /// How many bytes were hashed.
     pub(crate) bytes: u64,
 }
 
-/// Opens a model, reports, and answers questions until standard input ends.
-///
-/// # Errors
-/// [`DemoError`] when the daemon refuses or a tensor has not the digest that the daemon names.
+/// Opens a model, reports, and serves requests until standard input ends.
 pub(crate) fn run(socket: &Path, reference: &Reference) -> Result<(), DemoError> {
     let (model, tensors, open_micros) = open_repeatedly(socket, reference)?;
     let details = Client::connect(socket)?.with_timeout(TIMEOUT).model(reference)?;
     verify(&details, &tensors)?;
     let tensor_bytes = tensors.iter().map(|tensor| tensor.len() as u64).sum();
-    answer(&Opened { open_micros, tensor_count: tensors.len() as u64, tensor_bytes })?;
+    respond(&Opened { open_micros, tensor_count: tensors.len() as u64, tensor_bytes })?;
     for line in io::stdin().lock().lines() {
         let line = line.map_err(DemoError::io("standard input"))?;
         match serde_json::from_str(&line).map_err(io::Error::from).map_err(DemoError::io(line))? {
-            Question::Memory => {
+            Request::Memory => {
                 let memory = MemoryUse::of_this_process();
-                answer(&memory.map_err(DemoError::io("/proc/self/smaps"))?)?;
+                respond(&memory.map_err(DemoError::io("/proc/self/smaps"))?)?;
             }
-            Question::Rehash => answer(&Rehashed { bytes: verify(&details, &tensors)? })?,
+            Request::Rehash => respond(&Rehashed { bytes: verify(&details, &tensors)? })?,
         }
     }
-    // Held to the end: it is the lease.
+    // Kept until here, because it holds the lease.
     drop(model);
     Ok(())
 }
@@ -90,8 +81,8 @@ fn open_repeatedly(
     }
 }
 
-/// Hashes what is mapped and compares it with the daemon's table. Tensors that are packed in one
-/// blob are hashed together, in the blob's order. Says how many bytes were hashed.
+/// Hashes all maps and compares them with the daemon's digests. Tensors that share a blob are hashed together,
+/// in the blob's order. Returns how many bytes were hashed.
 fn verify(details: &ModelDetails, tensors: &[TensorMap]) -> Result<u64, DemoError> {
     let mut blobs: BTreeMap<Digest, BTreeMap<u64, &TensorMap>> = BTreeMap::new();
     for (entry, tensor) in details.tensors.iter().zip(tensors) {
@@ -110,14 +101,14 @@ fn verify(details: &ModelDetails, tensors: &[TensorMap]) -> Result<u64, DemoErro
     Ok(bytes)
 }
 
-fn answer(found: &impl Serialize) -> Result<(), DemoError> {
-    let mut line = serde_json::to_vec(found).map_err(io::Error::from).map_err(DemoError::io("answer"))?;
+fn respond(found: &impl Serialize) -> Result<(), DemoError> {
+    let mut line = serde_json::to_vec(found).map_err(io::Error::from).map_err(DemoError::io("response"))?;
     line.push(b'\n');
     let mut out = io::stdout().lock();
     out.write_all(&line).and_then(|()| out.flush()).map_err(DemoError::io("standard output"))
 }
 
-/// How often the model is opened, to have a median.
+/// How often the model is opened, for a median.
 const OPEN_COUNT: usize = 9;
-/// No answer of a local daemon takes longer.
+/// Much longer than any response of a local daemon takes.
 const TIMEOUT: Duration = Duration::from_secs(30);

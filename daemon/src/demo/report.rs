@@ -1,4 +1,4 @@
-//! What was found, in figures for people.
+//! Formats the demo's results.
 
 use std::time::Duration;
 
@@ -9,39 +9,31 @@ use super::reader::Opened;
 use crate::output::Table;
 use crate::size::human_bytes;
 
-/// What the play has shown.
 #[derive(Clone, Debug)]
 pub(super) struct Findings {
-    /// How the pull went.
     pub(super) pulled: Pulled,
-    /// The store with all models in it.
+    /// With all models in the store.
     pub(super) disk: DiskUsage,
-    /// How opening went.
     pub(super) readings: Vec<Reading>,
 }
 
-/// A pull.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pulled {
-    /// What the registry has served.
+    /// As counted by the registry.
     pub(super) bytes: u64,
-    /// How long the command took.
     pub(super) time: Duration,
 }
 
-/// What a reader reported.
 #[derive(Clone, Debug)]
 pub(super) struct Reading {
-    /// When it had opened the model.
     pub(super) opened: Opened,
-    /// While all readers had the model mapped.
+    /// While both readers have the model mapped.
     pub(super) memory: MemoryUse,
 }
 
-/// A reader's report on a line.
 pub(super) fn opened(number: usize, pid: u32, opened: &Opened) -> String {
     let (count, time) = (opened.tensor_count, millis(median(opened.open_micros.iter().copied())));
-    format!("reader {number} (pid {pid}): {count} tensors mapped in {time}, all digests right")
+    format!("reader {number} (pid {pid}): {count} tensors mapped in {time}, all digests match")
 }
 
 /// One row per reader.
@@ -61,7 +53,6 @@ pub(super) fn memory_table(readings: &[Reading]) -> String {
     table.render(usize::MAX)
 }
 
-/// The closing figures.
 pub(super) fn summary(findings: &Findings, elapsed: Duration) -> Vec<(&'static str, String)> {
     let Findings { pulled, disk, readings } = findings;
     let DiskUsage { logical_bytes, physical_bytes, saved_bytes, blob_count, models, .. } = disk;
@@ -78,8 +69,8 @@ pub(super) fn summary(findings: &Findings, elapsed: Duration) -> Vec<(&'static s
         ("RSS of the readers", each(readings, |memory| memory.rss_bytes)),
         ("PSS of the readers", each(readings, |memory| memory.pss_bytes)),
         ("weights in memory", format!("{weights}; plain copies would take {}", human_bytes(copies))),
-        ("daemon killed", "maps unchanged, all models there after the restart".to_owned()),
-        ("exported files", "SHA-256 equal to the originals'".to_owned()),
+        ("daemon killed", "maps unchanged; all models available after the restart".to_owned()),
+        ("exported files", "same SHA-256 as the originals".to_owned()),
         ("total time", seconds(elapsed)),
     ]
 }
@@ -97,7 +88,6 @@ fn each(readings: &[Reading], figure: impl Fn(&MemoryUse) -> u64) -> String {
     format!("{} = {}", figures.join(" + "), human_bytes(figure(&memory_of_all(readings))))
 }
 
-/// All readers together.
 pub(super) fn memory_of_all(readings: &[Reading]) -> MemoryUse {
     readings.iter().map(|reading| reading.memory).fold(MemoryUse::default(), |sum, one| MemoryUse {
         rss_bytes: sum.rss_bytes + one.rss_bytes,
@@ -126,7 +116,7 @@ fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// What a time is worth.
+/// Marks times that are not representative.
 const BUILD: &str = if cfg!(debug_assertions) { " (unoptimised build)" } else { "" };
 
 #[cfg(test)]
@@ -180,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_those_that_were_found() {
+    fn summary_contains_the_measured_figures() {
         let summary = summary(&findings(), Duration::from_secs(12));
         let fact = |name| summary.iter().find(|(known, _)| *known == name).unwrap().1.as_str();
         assert_eq!(fact("time to open"), format!("1.23 ms for 291 tensors, median of 6{BUILD}"));

@@ -1,31 +1,28 @@
-//! What the audience sees: headings, command lines, their output, aligned facts.
+//! Prints the demo's headings, texts, command lines, their output, and aligned rows.
 
 use std::io::{self, IsTerminal as _};
 
 use super::error::DemoError;
 use crate::output::print;
 
-/// A heading, after an empty line.
 pub(super) fn heading(text: &str) -> Result<(), DemoError> {
     show(&format!("\n{}\n", bold(text)))
 }
 
-/// Running text, indented and broken into lines.
 pub(super) fn text(text: &str) -> Result<(), DemoError> {
     show(&wrap(text, INDENT, INDENT))
 }
 
-/// A command line.
 pub(super) fn command(line: &str) -> Result<(), DemoError> {
     show(&format!("{INDENT}{}\n", bold(&format!("$ {line}"))))
 }
 
-/// What a command printed. What does not fit goes on in the next line.
+/// The output of a command, with long lines wrapped.
 pub(super) fn output(text: &str) -> Result<(), DemoError> {
     show(&text.lines().fold(String::new(), |text, line| text + &fit(line)))
 }
 
-/// Rows of a name and what there is to say about it, the latter aligned.
+/// Rows of a name and a text, in two aligned columns.
 pub(super) fn facts(rows: &[(&str, String)]) -> Result<(), DemoError> {
     show(&aligned(rows))
 }
@@ -35,7 +32,7 @@ fn aligned(rows: &[(&str, String)]) -> String {
     rows.iter().fold(String::new(), |text, (name, fact)| text + &format!("{INDENT}{name:<width$}  {fact}\n"))
 }
 
-/// A line as it is, unless it is too long.
+/// Indents a line, and wraps it if it is too long.
 fn fit(line: &str) -> String {
     if INDENT.len() + line.trim_end().chars().count() > COLUMNS {
         return wrap(line, INDENT, "      ");
@@ -59,7 +56,7 @@ fn wrap(text: &str, first_indent: &str, indent: &str) -> String {
     lines + &line + "\n"
 }
 
-/// Stands out on a terminal, and is plain text elsewhere.
+/// Bold on a terminal, plain text elsewhere.
 fn bold(text: &str) -> String {
     let plain =
         !io::stdout().is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
@@ -93,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_stand_below_each_other() {
+    fn facts_are_aligned() {
         let rows = [("a", "1".to_owned()), ("long name", "2".to_owned())];
         assert_eq!(aligned(&rows), "  a          1\n  long name  2\n");
     }

@@ -1,4 +1,4 @@
-//! What there is to be mounted, as the daemon told it a moment ago.
+//! The tree of the daemon's models, requested from the daemon again when it is out of date.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -12,76 +12,72 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
-use super::tree::{Inodes, Listed, Tree};
+use super::tree::{Inodes, MountedModel, Tree};
 
-/// How old the tree may be when somebody looks at it: a model that is pulled or removed is seen
-/// after this, and a program that looks at thousands of files asks the daemon once.
+/// How old the tree may be: a pulled or removed model appears or disappears after this time, and a program
+/// that opens thousands of files causes one request to the daemon.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
 
-/// The tree of the daemon's models. While the daemon is away it stays as it was.
+/// Keeps the last tree while the daemon cannot be reached.
 #[derive(Debug)]
 pub(super) struct Catalog {
     client: Client,
     current: RwLock<Current>,
-    /// Held by the one thread that asks the daemon; the others go on with the tree that they have.
-    known: Mutex<Known>,
+    /// Locked by the one thread that sends requests to the daemon; the others use the current tree.
+    cache: Mutex<Cache>,
 }
 
 #[derive(Debug)]
 struct Current {
     tree: Arc<Tree>,
-    looked: Instant,
+    updated: Instant,
 }
 
-/// What need not be asked for again.
+/// Earlier responses of the daemon, so that only new manifests are requested.
 #[derive(Debug, Default)]
-struct Known {
+struct Cache {
     inodes: Inodes,
     models: Vec<ModelSummary>,
     manifests: HashMap<Digest, Arc<Manifest>>,
-    is_away: bool,
+    is_unreachable: bool,
 }
 
 impl Catalog {
-    /// Asks the daemon for the first time.
-    ///
-    /// # Errors
-    /// [`ClientError`]: it does not answer.
     pub(super) fn new(client: Client) -> Result<Self, ClientError> {
-        let mut known = Known::default();
-        let tree = known.look(&client)?.unwrap_or_default();
-        let current = Current { tree: Arc::new(tree), looked: Instant::now() };
-        Ok(Self { client, current: RwLock::new(current), known: Mutex::new(known) })
+        let mut cache = Cache::default();
+        let tree = cache.update(&client)?.unwrap_or_default();
+        let current = Current { tree: Arc::new(tree), updated: Instant::now() };
+        Ok(Self { client, current: RwLock::new(current), cache: Mutex::new(cache) })
     }
 
-    /// The tree, at most [`MAX_AGE`] old if the daemon answers.
+    /// The tree, at most [`MAX_AGE`] old if the daemon responds.
     pub(super) fn tree(&self) -> Arc<Tree> {
         if self.age() >= MAX_AGE
-            && let Ok(mut known) = self.known.try_lock()
+            && let Ok(mut cache) = self.cache.try_lock()
         {
-            self.refresh(&mut known);
+            self.refresh(&mut cache);
         }
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).tree)
     }
 
     fn age(&self) -> Duration {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).looked.elapsed()
+        self.current.read().unwrap_or_else(PoisonError::into_inner).updated.elapsed()
     }
 
-    fn refresh(&self, known: &mut Known) {
-        let looked = known.look(&self.client);
-        known.note(looked.as_ref().err());
+    fn refresh(&self, cache: &mut Cache) {
+        let updated = cache.update(&self.client);
+        cache.log_reachability(updated.as_ref().err());
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        current.looked = Instant::now();
-        if let Ok(Some(tree)) = looked {
+        current.updated = Instant::now();
+        if let Ok(Some(tree)) = updated {
             current.tree = Arc::new(tree);
         }
     }
 }
 
-impl Known {
-    /// Asks for the models; `None` if nothing has changed.
-    fn look(&mut self, client: &Client) -> Result<Option<Tree>, ClientError> {
+impl Cache {
+    /// Requests the models; `None` if nothing has changed.
+    fn update(&mut self, client: &Client) -> Result<Option<Tree>, ClientError> {
         let models = client.models()?.models;
         let is_same = |(old, new): (&ModelSummary, &ModelSummary)| {
             (&old.name, old.digest, &old.modified) == (&new.name, new.digest, &new.modified)
@@ -102,32 +98,32 @@ impl Known {
         Ok(Some(Tree::build(&listed, &mut self.inodes)))
     }
 
-    /// A model with its manifest; `None` if it has been removed since, or its manifest is damaged:
-    /// then nobody knows what its files are.
-    fn listed(&self, client: &Client, model: &ModelSummary) -> Result<Option<Listed>, ClientError> {
+    /// Adds the manifest to a model; `None` if the model was removed meanwhile, or its manifest is damaged
+    /// and its files are therefore unknown.
+    fn listed(&self, client: &Client, model: &ModelSummary) -> Result<Option<MountedModel>, ClientError> {
         let Ok(reference) = model.name.parse::<Reference>() else { return Ok(None) };
         let manifest = match self.manifests.get(&model.digest) {
             Some(manifest) => Arc::clone(manifest),
             None => match client.manifest(&reference) {
                 Ok(manifest) => Arc::new(manifest),
                 Err(error) if matches!(error.code(), ErrorCode::NotFound | ErrorCode::Corrupt) => {
-                    tracing::warn!("{}: left out: {error}", model.name);
+                    tracing::warn!("model {}: not shown in the mount: {error}", model.name);
                     return Ok(None);
                 }
                 Err(error) => return Err(error),
             },
         };
         let modified = humantime::parse_rfc3339(&model.modified).unwrap_or(SystemTime::UNIX_EPOCH);
-        Ok(Some(Listed { reference, manifest, modified }))
+        Ok(Some(MountedModel { reference, manifest, modified }))
     }
 
-    /// Tells the log when the daemon goes and when it comes back, not every second in between.
-    fn note(&mut self, error: Option<&ClientError>) {
+    /// Logs when the daemon becomes unreachable or reachable, but not each failed request in between.
+    fn log_reachability(&mut self, error: Option<&ClientError>) {
         match error {
-            Some(error) if !self.is_away => tracing::warn!("{error}; files that are open stay readable"),
-            None if self.is_away => tracing::info!("the daemon answers again"),
+            Some(error) if !self.is_unreachable => tracing::warn!("{error}; open files stay readable"),
+            None if self.is_unreachable => tracing::info!("daemon: reachable again"),
             _ => {}
         }
-        self.is_away = error.is_some();
+        self.is_unreachable = error.is_some();
     }
 }

@@ -1,8 +1,8 @@
-//! A mounted file that is open.
+//! An open file of the mount.
 //!
-//! It holds the model's descriptors and with them a lease, so that it can be read whatever becomes
-//! of the daemon and the model. The kernel keeps what is read in the mount's page cache; the same
-//! bytes in the page cache of the store would be a second copy, and are dropped behind the reader.
+//! It holds the model's descriptors and its lease, so that it stays readable if the daemon stops or the model
+//! is removed. The kernel caches the data that is read in the mount's page cache. The same data in the page
+//! cache of the store would be a second copy, and is dropped after it was read.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -15,69 +15,63 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use rustix::fs::{Advice, fadvise};
 
-/// A file's bytes.
 #[derive(Debug)]
 pub(super) struct OpenFile {
-    body: Body,
+    content: OpenContent,
     size: u64,
-    /// Whether its bytes have come through this process, not by passthrough alone.
+    /// Whether this process has read it: with passthrough the kernel does.
     was_read: AtomicBool,
 }
 
 #[derive(Debug)]
-enum Body {
+enum OpenContent {
     Manifest(Arc<Manifest>),
     Layer { model: Arc<OpenModel>, layer: usize },
 }
 
 impl OpenFile {
-    /// A manifest as a file.
     pub(super) fn of_manifest(manifest: Arc<Manifest>) -> Self {
-        Self::new(manifest.raw().len() as u64, Body::Manifest(manifest))
+        Self::new(manifest.raw().len() as u64, OpenContent::Manifest(manifest))
     }
 
-    /// The layer with this digest; `None` if the model has none, or it comes without its pieces.
+    /// `None` if the model has no layer with this digest, or the daemon has not sent the layer's pieces.
     pub(super) fn of_layer(model: Arc<OpenModel>, digest: Digest) -> Option<Self> {
-        // Of a file that is named many times, the first has the pieces.
+        // If several layers have this digest, the first has the pieces.
         let layer = model.layers().iter().position(|layer| layer.digest == digest)?;
         let size = model.file(layer).ok()?.size();
-        Some(Self::new(size, Body::Layer { model, layer }))
+        Some(Self::new(size, OpenContent::Layer { model, layer }))
     }
 
-    const fn new(size: u64, body: Body) -> Self {
-        Self { body, size, was_read: AtomicBool::new(false) }
+    const fn new(size: u64, content: OpenContent) -> Self {
+        Self { content, size, was_read: AtomicBool::new(false) }
     }
 
-    /// The file's length.
     pub(super) const fn size(&self) -> u64 {
         self.size
     }
 
-    /// The descriptor of the whole file, if it is stored as one blob.
-    pub(super) fn whole(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        match &self.body {
-            Body::Layer { model, layer } => model.fd(model.layers().get(*layer)?.fd?),
-            Body::Manifest(_) => None,
+    /// The descriptor of the blob, if the file is stored as one blob.
+    pub(super) fn whole_blob(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        match &self.content {
+            OpenContent::Layer { model, layer } => model.fd(model.layers().get(*layer)?.fd?),
+            OpenContent::Manifest(_) => None,
         }
     }
 
-    /// Fills `buffer` from `offset` on, or the start of it where the file ends; how much that is.
-    ///
-    /// # Errors
-    /// [`ModelError`]: a blob cannot be read or is too short.
+    /// Fills `buffer` from `offset` on, up to the end of the file; returns the number of bytes.
     pub(super) fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize, ModelError> {
-        match &self.body {
-            Body::Manifest(manifest) => {
+        match &self.content {
+            OpenContent::Manifest(manifest) => {
                 let start = usize::try_from(offset).unwrap_or(usize::MAX);
                 let left = manifest.raw().get(start..).unwrap_or_default();
                 buffer.iter_mut().zip(left).for_each(|(to, from)| *to = *from);
                 Ok(left.len().min(buffer.len()))
             }
-            Body::Layer { model, layer } => {
+            OpenContent::Layer { model, layer } => {
                 self.was_read.store(true, Ordering::Relaxed);
                 model.file(*layer)?.read_at(offset, buffer, |fd, offset, bytes| {
                     model.read_at(fd, offset, bytes)?;
-                    drop_behind(model, fd, offset, bytes.len() as u64);
+                    drop_pages_behind(model, fd, offset, bytes.len() as u64);
                     Ok(())
                 })
             }
@@ -85,27 +79,27 @@ impl OpenFile {
     }
 }
 
-/// What reading has left in the page cache of the store goes with the last user: the mount has it.
-/// What the kernel has read by passthrough stays: nobody else has that.
+/// Drops the blobs' pages that reads by this process have left in the page cache: the mount has its own. Pages
+/// that the kernel has read by passthrough are the only copy and stay.
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        let Body::Layer { model, layer } = &self.body else { return };
+        let OpenContent::Layer { model, layer } = &self.content else { return };
         let Some(file) = model.file(*layer).ok().filter(|_| self.was_read.load(Ordering::Relaxed)) else {
             return;
         };
         for piece in file.iter() {
             if let OpenPiece::Fd { fd, .. } = piece {
-                forget(model, *fd, 0, None);
+                drop_pages(model, *fd, 0, None);
             }
         }
     }
 }
 
-/// Drops a blob's pages some way behind a reader: requests that were made one after the other are
-/// answered by several threads, and what one of them is about to read must still be there. The
-/// range is long enough for the largest folios, which are dropped whole or not at all. Once for each
-/// such range: to look for pages that are gone takes as long as to drop them.
-fn drop_behind(model: &OpenModel, fd: u32, offset: u64, count: u64) {
+/// Drops pages at some distance behind the read position: several threads serve consecutive requests, and
+/// another one may still read the pages just before. Whole ranges of [`DROPPED_BYTES`] are dropped, because
+/// the kernel drops a large folio only as a whole, and each range once, because a second call takes as long as
+/// the first.
+fn drop_pages_behind(model: &OpenModel, fd: u32, offset: u64, count: u64) {
     let into_range = offset % DROPPED_BYTES;
     if into_range >= count {
         return;
@@ -113,19 +107,19 @@ fn drop_behind(model: &OpenModel, fd: u32, offset: u64, count: u64) {
     let end = (offset - into_range).saturating_sub(LAG_BYTES);
     let start = end.saturating_sub(DROPPED_BYTES);
     if let Some(length) = NonZeroU64::new(end - start) {
-        forget(model, fd, start, Some(length));
+        drop_pages(model, fd, start, Some(length));
     }
 }
 
-/// Pages that somebody has mapped stay: the kernel drops none that is in use.
-fn forget(model: &OpenModel, fd: u32, offset: u64, length: Option<NonZeroU64>) {
+/// The kernel keeps pages that are mapped.
+fn drop_pages(model: &OpenModel, fd: u32, offset: u64, length: Option<NonZeroU64>) {
     if let Some(fd) = model.fd(fd) {
-        // It is advice: a file system that does not take it keeps its pages.
+        // Only advice: if the file system ignores it, the pages stay.
         let _ = fadvise(fd, offset, length, Advice::DontNeed);
     }
 }
 
-/// More than is read at a time by all threads together.
+/// More than all threads together read at a time.
 const LAG_BYTES: u64 = 4 << 20;
-/// Two of the largest folios.
+/// Twice the size of the largest folios.
 const DROPPED_BYTES: u64 = 4 << 20;

@@ -1,4 +1,4 @@
-//! The kernel's questions about the mounted tree, and their answers.
+//! Serves the kernel's FUSE requests.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -20,7 +20,6 @@ use super::opener::Opener;
 use super::tree::{Directory, File, Node, Tree};
 use super::workers::Workers;
 
-/// Models as files.
 #[derive(Debug)]
 pub(super) struct ModelFileSystem {
     state: Arc<State>,
@@ -36,22 +35,19 @@ struct State {
     files: RwLock<HashMap<u64, OpenHandle>>,
     directories: Mutex<HashMap<u64, Arc<Tree>>>,
     backings: Mutex<HashMap<u64, Weak<BackingId>>>,
-    /// Until the kernel says that it cannot, or that this process may not.
+    /// Whether the kernel supports passthrough and this process may use it.
     can_pass_through: AtomicBool,
 }
 
-/// An open file of a process.
 #[derive(Debug)]
 struct OpenHandle {
     file: Arc<OpenFile>,
     attributes: FileAttr,
-    /// The kernel reads the blob itself; given back when the last handle is closed.
+    /// Lets the kernel read the blob directly; unregistered when the last handle is closed.
     _backing: Option<Arc<BackingId>>,
 }
 
 impl ModelFileSystem {
-    /// # Errors
-    /// When no thread can be started.
     pub(super) fn new(catalog: Catalog, opener: Opener) -> io::Result<Self> {
         let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let state = State {
@@ -97,7 +93,7 @@ impl State {
         FileAttr { nlink, ..self.common_attributes(inode, directory.modified) }
     }
 
-    /// Those of an empty directory.
+    /// The attributes of an empty directory.
     fn common_attributes(&self, inode: u64, modified: SystemTime) -> FileAttr {
         FileAttr {
             ino: INodeNo(inode),
@@ -118,7 +114,7 @@ impl State {
         }
     }
 
-    /// Of a file that is open and in no directory any more.
+    /// For an open file that is no longer in a directory.
     fn attributes_of_open(&self, inode: u64) -> Option<FileAttr> {
         let files = self.files.read().unwrap_or_else(PoisonError::into_inner);
         files.values().find(|handle| handle.attributes.ino == INodeNo(inode)).map(|handle| handle.attributes)
@@ -127,14 +123,14 @@ impl State {
     fn open_file(&self, inode: u64) -> Result<OpenHandle, Errno> {
         let tree = self.catalog.tree();
         let Some(node) = tree.node(inode) else {
-            // Removed between looking it up and opening it; somebody may have it open.
+            // Removed between lookup and open; it can be opened if another process has it open.
             let file = self.opener.opened(inode).ok_or(Errno::ESTALE)?;
             let attributes = self.attributes_of_open(inode).ok_or(Errno::ESTALE)?;
             return Ok(OpenHandle { file, attributes, _backing: None });
         };
         let Node::File(listed) = node else { return Err(Errno::EISDIR) };
         let file = self.opener.open(inode, &listed.content).map_err(|error| {
-            tracing::warn!("a file cannot be opened: {error}");
+            tracing::warn!("inode {inode}: cannot open: {error}");
             error.errno()
         })?;
         if file.size() != listed.size {
@@ -154,18 +150,18 @@ impl State {
         self.files.write().unwrap_or_else(PoisonError::into_inner).insert(handle, opened);
         match backing {
             Some(backing) => reply.opened_passthrough(FileHandle(handle), FopenFlags::empty(), &backing),
-            // An inode's content never changes: what is cached from an earlier open is right.
+            // The content of an inode never changes, so the cache of an earlier open is valid.
             None => reply.opened(FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE),
         }
     }
 
-    /// Has the kernel read a file that is stored whole from its blob: then its pages are the blob's
-    /// own. All handles of an inode must use one registration.
+    /// Registers the blob of a file that is stored as one blob for passthrough: the kernel then reads it
+    /// directly and caches it once. All handles of an inode must use the same registration.
     fn backing(&self, inode: u64, file: &OpenFile, reply: &ReplyOpen) -> Option<Arc<BackingId>> {
         if !self.can_pass_through.load(Ordering::Relaxed) {
             return None;
         }
-        let fd = file.whole()?;
+        let fd = file.whole_blob()?;
         let mut backings = self.backings.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = backings.get(&inode).and_then(Weak::upgrade) {
             return Some(known);
@@ -178,9 +174,11 @@ impl State {
                 Some(backing)
             }
             Err(error) => {
-                // One handle that reads through the mount and one that does not would be refused.
+                // The kernel refuses handles with and without passthrough for the same inode.
                 self.can_pass_through.store(false, Ordering::Relaxed);
-                tracing::info!("files that are stored whole are cached twice: no FUSE passthrough: {error}");
+                tracing::info!(
+                    "FUSE passthrough: not available, so files stored as one blob are cached twice: {error}"
+                );
                 None
             }
         }
@@ -194,7 +192,7 @@ impl State {
 
 impl Filesystem for ModelFileSystem {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // As much as the kernel offers, which takes the limits that it has for itself.
+        // The kernel reduces the value to its own limit.
         let readahead = config.set_max_readahead(MAX_READAHEAD_BYTES);
         let _ = readahead.or_else(|largest| config.set_max_readahead(largest));
         let _ = config.set_max_background(MAX_BACKGROUND);
@@ -226,8 +224,8 @@ impl Filesystem for ModelFileSystem {
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
-        // What is open already waits for nobody. The rest may wait for the daemon, but not here: files that
-        // are open are to be read meanwhile.
+        // A file that is open already needs no request to the daemon. Other opens wait for the daemon on
+        // another thread, so that reads are served meanwhile.
         if self.state.opener.opened(inode.0).is_some() {
             return self.state.open(inode.0, reply);
         }
@@ -238,7 +236,7 @@ impl Filesystem for ModelFileSystem {
     fn read(
         &self,
         _request: &Request,
-        _inode: INodeNo,
+        inode: INodeNo,
         handle: FileHandle,
         offset: u64,
         size: u32,
@@ -255,7 +253,7 @@ impl Filesystem for ModelFileSystem {
             match file.read(offset, buffer.get_mut(..size).unwrap_or_default()) {
                 Ok(count) => reply.data(buffer.get(..count).unwrap_or_default()),
                 Err(error) => {
-                    tracing::error!("a file cannot be read at {offset}: {error}");
+                    tracing::error!("inode {inode}: cannot read at {offset}: {error}");
                     reply.error(Errno::EIO);
                 }
             }
@@ -273,7 +271,7 @@ impl Filesystem for ModelFileSystem {
         reply: ReplyEmpty,
     ) {
         let closed = self.state.files.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.0);
-        // The kernel waits for nothing that this does.
+        // Before the drop, which may take long.
         reply.ok();
         drop(closed);
     }
@@ -288,8 +286,7 @@ impl Filesystem for ModelFileSystem {
         reply.opened(FileHandle(handle), FopenFlags::empty());
     }
 
-    /// Lists the tree as it was when the directory was opened: what changes meanwhile is neither
-    /// skipped nor seen twice.
+    /// Lists the tree as it was when the directory was opened, so that no entry is skipped or listed twice.
     fn readdir(
         &self,
         _request: &Request,
@@ -337,15 +334,15 @@ impl Filesystem for ModelFileSystem {
 }
 
 thread_local! {
-    /// What a thread reads into: made once, as long as the longest request.
+    /// Each thread's read buffer, which grows to the largest request.
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 const BLOCK_BYTES: u32 = 4096;
-/// The kernel asks for 1 MiB at a time unless its limit is raised; the rest of what it asks for it
-/// would take for zeros, so this is beyond what it can ask for.
+/// More than the kernel can request (1 MiB unless its limit is raised): it would take a short response for
+/// zeros.
 const MAX_READ_BYTES: usize = 256 << 20;
-/// So much the kernel may read ahead, if its own limit (`read_ahead_kb`) lets it.
+/// The most that the kernel may read ahead; its limit `read_ahead_kb` is usually lower.
 const MAX_READAHEAD_BYTES: u32 = 16 << 20;
-/// Requests for read-ahead at a time: enough that no thread waits for the kernel.
+/// How many read-ahead requests the kernel may have in progress: enough to keep all threads busy.
 const MAX_BACKGROUND: u16 = 64;

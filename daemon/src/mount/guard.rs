@@ -1,7 +1,7 @@
-//! What unmounts when the mount's process cannot: another process, which waits for its end.
+//! A second process that unmounts if the mount's process dies.
 //!
-//! The kernel ends a FUSE connection when its process dies, but leaves the mount: a directory in
-//! which everything fails with "transport endpoint is not connected" until somebody unmounts it.
+//! When a FUSE process dies, the kernel closes its connection but leaves the mount, in which every access
+//! fails with "transport endpoint is not connected" until it is unmounted.
 
 use std::io::{self, Read as _};
 use std::os::unix::process::CommandExt as _;
@@ -13,10 +13,10 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
-/// The hidden command that is the guard.
+/// The hidden command that the guard runs.
 pub(crate) const COMMAND: &str = "mount-guard";
 
-/// The other process; it looks after the mount when this is dropped, or when this process dies.
+/// The other process. It unmounts a stale mount when this is dropped or this process dies.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct Guard {
@@ -24,10 +24,7 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Starts it. It is in no terminal's foreground: Ctrl-C does not reach it.
-    ///
-    /// # Errors
-    /// When no process can be started.
+    /// Starts it in its own process group, where Ctrl-C does not reach it.
     pub(super) fn start(directory: &Path) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.arg(COMMAND).arg(directory).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -35,30 +32,29 @@ impl Guard {
     }
 }
 
-/// Waits until the other end of standard input is closed, and unmounts what is dead at `directory`.
+/// Waits until the other end of standard input is closed, and unmounts `directory` if its mount is stale.
 pub(crate) fn watch(directory: &Path) {
-    // A mount's process that is alive says nothing; an error is as good as its end.
+    // The mount's process writes nothing; an error has the same meaning as its end.
     let _ = io::stdin().read_to_end(&mut Vec::new());
-    for _ in 0..MAX_LOOKS {
+    for _ in 0..MAX_CHECKS {
         match rustix::fs::statfs(directory) {
             Err(Errno::NOTCONN | Errno::CONNABORTED) => return detach(directory),
-            Ok(file_system) if u32::try_from(file_system.f_type) == Ok(FUSE_MAGIC) => sleep(BETWEEN_LOOKS),
-            // It has been unmounted.
+            Ok(file_system) if u32::try_from(file_system.f_type) == Ok(FUSE_MAGIC) => sleep(CHECK_INTERVAL),
+            // Unmounted.
             _ => return,
         }
     }
 }
 
-/// Unmounts at once for everybody who looks it up, and for good when the last file is closed.
+/// Unmounts lazily: the mount disappears now, and the kernel frees it when the last file is closed.
 pub(super) fn detach(directory: &Path) {
     if unmount(directory, UnmountFlags::DETACH).is_err() {
-        // Only root may do that by itself. If this fails too, nothing is left to try.
-        let helper = Command::new("fusermount3").args(["-u", "-q", "-z", "--"]).arg(directory).output();
-        drop(helper);
+        // Only root may unmount directly. If the helper fails too, there is no other way.
+        let _ = Command::new("fusermount3").args(["-u", "-q", "-z", "--"]).arg(directory).output();
     }
 }
 
 const FUSE_MAGIC: u32 = 0x6573_5546;
-/// For so long a dying process may still have its connection: it closes one file after the other.
-const MAX_LOOKS: u32 = 100;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+/// A dying process closes its files one after the other, so its connection may stay open for some time.
+const MAX_CHECKS: u32 = 100;
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);

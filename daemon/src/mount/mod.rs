@@ -1,12 +1,11 @@
-//! Models as ordinary files, for programs that know nothing but paths: a FUSE file system.
+//! A FUSE file system that shows models as ordinary files, for programs that need a path.
 //!
-//! It is a client of the daemon like any other and needs no right but that to mount. The
-//! [`tree`] says which names there are; a file is opened at the daemon when somebody opens it, and is
-//! then read from the descriptors that came with it. What it promises: every file is, bit for bit, the
-//! one that was stored; a file that is open can be read to its end whatever becomes of the daemon and
-//! the model. What it does not: share memory with the clients that map blobs. The kernel caches a
-//! file of a mount by itself, once for all its readers, except where it may read the blob itself
-//! (passthrough: files that are stored whole, with the right `CAP_SYS_ADMIN`).
+//! The mount is an ordinary client of the daemon. The [`tree`] holds the names. When a program opens a file,
+//! the mount opens the model at the daemon and then reads from the descriptors that it received. Every file
+//! is bit for bit the original, and an open file stays readable if the daemon stops or the model is removed.
+//! Memory is not shared with clients that map blobs: the kernel caches a mounted file separately, once for
+//! all its readers. The exception is passthrough, where the kernel reads the blob directly: for files that
+//! are stored as one blob, if the process has `CAP_SYS_ADMIN`.
 
 use std::fs;
 use std::io;
@@ -35,12 +34,10 @@ use file_system::ModelFileSystem;
 use guard::Guard;
 use opener::Opener;
 
-/// Who may see the files.
+/// Which users may read the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Audience {
-    /// The user who mounts.
+pub(crate) enum Readers {
     Owner,
-    /// Everybody on the machine.
     Everybody,
 }
 
@@ -55,43 +52,35 @@ pub(crate) struct Mount {
 
 impl Mount {
     /// Mounts the daemon's models at an empty directory.
-    ///
-    /// # Errors
-    /// [`MountError`].
-    pub(crate) fn start(client: &Client, directory: &Path, audience: Audience) -> Result<Self, MountError> {
-        let directory = usable(directory)?;
+    pub(crate) fn start(client: &Client, directory: &Path, readers: Readers) -> Result<Self, MountError> {
+        let directory = check_directory(directory)?;
         check_fuse()?;
         let file_system = ModelFileSystem::new(Catalog::new(client.clone())?, Opener::new(client.clone()));
         let file_system = file_system.map_err(MountError::Start)?;
         let guard = Guard::start(&directory).map_err(MountError::Start)?;
-        let mut session = Session::new(file_system, &directory, &config(audience))
+        let mut session = Session::new(file_system, &directory, &config(readers))
             .map_err(|reason| refusal(&directory, reason))?;
         let unmounter = session.unmount_callable();
         let (sender, ended) = oneshot::channel();
         let serve = move || {
-            // Nobody listens any more if the process is about to end.
+            // Fails only if the process is about to end.
             let _ = sender.send(session.run());
         };
         thread::Builder::new().name("mount".to_owned()).spawn(serve).map_err(MountError::Start)?;
         Ok(Self { directory, unmounter, ended, _guard: guard })
     }
 
-    /// Where it is mounted.
-    #[must_use]
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Waits until somebody unmounts it.
-    ///
-    /// # Errors
-    /// What ended the service otherwise.
+    /// Waits until it is unmounted by another process, or fails.
     pub(crate) async fn ended(&mut self) -> io::Result<()> {
         let ended = (&mut self.ended).await;
-        ended.unwrap_or_else(|_gone| Err(io::Error::other("the mount's thread has died")))
+        ended.unwrap_or_else(|_gone| Err(io::Error::other("mount: its thread ended unexpectedly")))
     }
 
-    /// Unmounts. Whoever has a file open then has it until this process ends.
+    /// Unmounts. Files that are open stay readable until this process ends.
     pub(crate) fn unmount(mut self) {
         if self.unmounter.unmount().is_err() {
             guard::detach(&self.directory);
@@ -99,30 +88,30 @@ impl Mount {
     }
 }
 
-/// The directory by its whole name, if something can be mounted there.
-fn usable(directory: &Path) -> Result<PathBuf, MountError> {
+/// Checks that the directory can be mounted at, and returns its absolute path.
+fn check_directory(directory: &Path) -> Result<PathBuf, MountError> {
     let failed = |reason: io::Error| match reason.raw_os_error() {
         Some(code) if code == rustix::io::Errno::NOTCONN.raw_os_error() => {
             MountError::Dead { directory: directory.to_path_buf() }
         }
         _ => MountError::Directory { directory: directory.to_path_buf(), reason },
     };
-    let whole = directory.canonicalize().map_err(failed)?;
-    if !fs::metadata(&whole).map_err(failed)?.is_dir() {
-        return Err(MountError::NoDirectory { directory: whole });
+    let absolute = directory.canonicalize().map_err(failed)?;
+    if !fs::metadata(&absolute).map_err(failed)?.is_dir() {
+        return Err(MountError::NoDirectory { directory: absolute });
     }
-    match fs::read_dir(&whole).map_err(failed)?.next() {
-        None => Ok(whole),
-        Some(_) => Err(MountError::NotEmpty { directory: whole }),
+    match fs::read_dir(&absolute).map_err(failed)?.next() {
+        None => Ok(absolute),
+        Some(_) => Err(MountError::NotEmpty { directory: absolute }),
     }
 }
 
-/// Finds out before the mount is tried what the attempt would not tell apart.
+/// Detects problems that the error of a failed mount would not tell apart.
 fn check_fuse() -> Result<(), MountError> {
-    /// Where to find the helper; one that is no text the library does not bear.
+    /// The path of the helper `fusermount3`; the FUSE library panics if it is not UTF-8.
     const HELPER_VARIABLE: &str = "FUSERMOUNT_PATH";
     if let Err(std::env::VarError::NotUnicode(_)) = std::env::var(HELPER_VARIABLE) {
-        let reason = io::Error::new(io::ErrorKind::InvalidInput, "FUSERMOUNT_PATH is not UTF-8");
+        let reason = io::Error::new(io::ErrorKind::InvalidInput, "FUSERMOUNT_PATH: not UTF-8");
         return Err(MountError::NoHelper(reason));
     }
     let device = fs::File::options().read(true).write(true).open("/dev/fuse");
@@ -131,13 +120,13 @@ fn check_fuse() -> Result<(), MountError> {
 
 fn refusal(directory: &Path, reason: io::Error) -> MountError {
     match reason.kind() {
-        // The device and the directory are there: what is missing is the helper.
+        // The device and the directory exist, so the helper is missing.
         io::ErrorKind::NotFound => MountError::NoHelper(reason),
         _ => MountError::Refused { directory: directory.to_path_buf(), reason },
     }
 }
 
-fn config(audience: Audience) -> Config {
+fn config(readers: Readers) -> Config {
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName("blobd".to_owned()),
@@ -149,16 +138,16 @@ fn config(audience: Audience) -> Config {
         MountOption::NoAtime,
         MountOption::DefaultPermissions,
     ];
-    config.acl = match audience {
-        Audience::Owner => SessionACL::Owner,
-        Audience::Everybody => SessionACL::All,
+    config.acl = match readers {
+        Readers::Owner => SessionACL::Owner,
+        Readers::Everybody => SessionACL::All,
     };
     let cores = thread::available_parallelism().map_or(1, usize::from);
     config.n_threads = Some(cores.clamp(MIN_THREADS, MAX_THREADS));
     config
 }
 
-/// One that waits for the disk must not keep the others from looking up names.
+/// Name lookups must be served while some threads wait for the disk.
 const MIN_THREADS: usize = 4;
-/// More copies of memory at a time make none of them faster.
+/// More threads do not copy faster: memory bandwidth is the limit.
 const MAX_THREADS: usize = 8;

@@ -1,4 +1,4 @@
-//! What a model's files are called below the mount.
+//! The names of a model's files in the mount.
 
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::file_format::FileFormat;
@@ -6,24 +6,19 @@ use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
-/// The directory of the tree that Ollama understands.
+/// The directory with the layout of Ollama's models directory.
 pub(super) const OLLAMA: &str = "ollama";
-/// Its blobs.
 pub(super) const OLLAMA_BLOBS: [&str; 2] = [OLLAMA, layout::BLOBS];
-/// Its manifests.
 pub(super) const OLLAMA_MANIFESTS: [&str; 2] = [OLLAMA, layout::MANIFESTS];
 
-/// A file that engines look for by its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NamedFile<'m> {
-    /// Its name in the model's directory.
     pub(super) name: String,
-    /// What it holds.
     pub(super) file: &'m Descriptor,
 }
 
-/// The directory of a model's files: `llama3`, `me/llama3`, `hf.co/me/llama3`. What a
-/// reference leaves out is left out here too.
+/// The directory of a model's files: `llama3`, `me/llama3`, `hf.co/me/llama3`. Omits the default host and
+/// namespace, as a reference does.
 pub(super) fn directory(reference: &Reference) -> Vec<&str> {
     let (host, namespace) = (reference.host(), reference.namespace());
     let from = match (host == Reference::DEFAULT_HOST, namespace == Reference::DEFAULT_NAMESPACE) {
@@ -34,14 +29,13 @@ pub(super) fn directory(reference: &Reference) -> Vec<&str> {
     [host, namespace, reference.model()].into_iter().skip(from).collect()
 }
 
-/// Where Ollama expects a model's manifest; the last part is the file.
+/// The directory in which Ollama expects a model's manifest.
 pub(super) fn ollama_directory(reference: &Reference) -> Vec<&str> {
     let parts = [reference.host(), reference.namespace(), reference.model()];
     OLLAMA_MANIFESTS.into_iter().chain(parts).collect()
 }
 
-/// The weights: `8b.gguf`, or `8b-00001-of-00003.gguf` and so on, by which engines find the other
-/// shards from the first.
+/// The weights: `8b.gguf`, or `8b-00001-of-00003.gguf` and so on, so that engines find the other shards.
 pub(super) fn weights<'m>(tag: &str, manifest: &'m Manifest) -> Vec<NamedFile<'m>> {
     let found: Vec<_> = files(manifest).filter(|found| is_weights(found.file)).collect();
     let count = found.len();
@@ -54,7 +48,7 @@ pub(super) fn weights<'m>(tag: &str, manifest: &'m Manifest) -> Vec<NamedFile<'m
     named.map(|(index, found)| NamedFile { name: name(index, &found), file: found.file }).collect()
 }
 
-/// What goes with the weights: `8b-projector.gguf`, `8b-adapter.gguf`, a second `8b-adapter-2.gguf`.
+/// The other files: `8b-projector.gguf`, `8b-adapter.gguf`, a second `8b-adapter-2.gguf`.
 pub(super) fn companions<'m>(tag: &str, manifest: &'m Manifest) -> Vec<NamedFile<'m>> {
     let mut named: Vec<NamedFile<'m>> = Vec::new();
     for Found { file, extension, .. } in files(manifest).filter(|found| !is_weights(found.file)) {
@@ -73,12 +67,12 @@ fn is_weights(file: &Descriptor) -> bool {
 /// A file of a known format.
 struct Found<'m> {
     file: &'m Descriptor,
-    /// What it is called where it comes from.
+    /// The name that its registry gives it.
     own: Option<&'m str>,
     extension: &'static str,
 }
 
-/// The files of a model that have a known format. Others have no place under the extension of one.
+/// The files of a model with a known format, and thus a known extension.
 fn files(manifest: &Manifest) -> impl Iterator<Item = Found<'_>> {
     manifest.files().zip(manifest.names()).filter_map(|(file, own)| {
         let format = FileFormat::announced(&file.media_type, own)?;
@@ -119,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_leaves_out_what_a_reference_leaves_out() {
+    fn directory_omits_the_default_host_and_namespace() {
         for (reference, expected) in [
             ("llama3:8b", "llama3"),
             ("me/llama3:8b", "me/llama3"),
@@ -148,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn companions_stand_beside_the_weights() {
+    fn companions_are_named_after_the_tag_and_their_component() {
         let adapter = "application/vnd.ollama.image.adapter";
         let manifest = manifest(&[
             (MediaType::OLLAMA_MODEL, None),

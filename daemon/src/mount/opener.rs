@@ -1,4 +1,4 @@
-//! Opening files: a model is asked for once, however many of its files are open.
+//! Opens files. Each model and each file is opened once at the daemon, however many handles there are.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -13,7 +13,6 @@ use super::error::OpenError;
 use super::file::OpenFile;
 use super::tree::{Content, LayerSource};
 
-/// What is open: each model and each file once.
 #[derive(Debug)]
 pub(super) struct Opener {
     client: Client,
@@ -21,7 +20,7 @@ pub(super) struct Opener {
     files: Table<u64, OpenFile>,
 }
 
-/// What is open, by what it is.
+/// Open models or files by key.
 type Table<K, T> = Mutex<HashMap<K, Weak<T>>>;
 
 impl Opener {
@@ -29,11 +28,8 @@ impl Opener {
         Self { client, models: Mutex::default(), files: Mutex::default() }
     }
 
-    /// Opens the file with this inode. A model that has been removed since it was listed may not be
-    /// the only one that has the layer.
-    ///
-    /// # Errors
-    /// [`OpenError`]: of the last model that was tried.
+    /// Opens the file with this inode. Tries all models that contain the layer, because some may have been
+    /// removed since they were listed; fails with the error of the last one.
     pub(super) fn open(&self, inode: u64, content: &Content) -> Result<Arc<OpenFile>, OpenError> {
         if let Some(file) = self.opened(inode) {
             return Ok(file);
@@ -41,7 +37,7 @@ impl Opener {
         let file = match content {
             Content::Manifest(manifest) => OpenFile::of_manifest(Arc::clone(manifest)),
             Content::Layer(digest, sources) => {
-                let mut tried = Err(OpenError::Gone);
+                let mut tried = Err(OpenError::Removed);
                 for source in sources {
                     tried = self.open_layer(*digest, source);
                     if tried.is_ok() {
@@ -63,8 +59,8 @@ impl Opener {
 
     fn open_layer(&self, digest: Digest, source: &LayerSource) -> Result<OpenFile, OpenError> {
         let model = self.model(source)?;
-        // The tag may name another model by now.
-        OpenFile::of_layer(model, digest).ok_or(OpenError::Gone)
+        // The tag may name another model now.
+        OpenFile::of_layer(model, digest).ok_or(OpenError::Removed)
     }
 
     fn model(&self, source: &LayerSource) -> Result<Arc<OpenModel>, ClientError> {
@@ -86,7 +82,7 @@ impl Opener {
     }
 }
 
-/// Notes what is open and forgets what no longer is.
+/// Adds an entry, and removes the entries of models or files that are closed.
 fn remember<K: std::hash::Hash + Eq, T>(table: &Table<K, T>, key: K, value: &Arc<T>) {
     let mut table = table.lock().unwrap_or_else(PoisonError::into_inner);
     table.retain(|_, known| known.strong_count() > 0);

@@ -1,8 +1,8 @@
-//! The mounted tree as a value: names and nodes, made from a list of models. It reads nothing.
+//! The mounted tree as a value: names and nodes, computed from a list of models without I/O.
 //!
-//! A file's inode stands for its content, not for its name: the same layer under several names is
-//! one inode and therefore cached once, and a tag that comes to name another model gets another
-//! inode, so that what the kernel has cached of the first is never shown for the second.
+//! An inode identifies content, not a name. The same layer under several names is one inode and is cached
+//! once. If a tag is changed to another model, its file gets another inode, so that the kernel never serves
+//! cached data of the previous model.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,100 +16,84 @@ use blobd_store_format::reference::Reference;
 
 use super::names::{self, OLLAMA_BLOBS, OLLAMA_MANIFESTS};
 
-/// A model as it is mounted.
 #[derive(Clone, Debug)]
-pub(crate) struct Listed {
-    /// Its tag.
+pub(crate) struct MountedModel {
     pub reference: Reference,
-    /// What its registry says about it.
     pub manifest: Arc<Manifest>,
     /// When the tag was last set.
     pub modified: SystemTime,
 }
 
-/// All directories and files by inode.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
+    /// By inode.
     nodes: HashMap<u64, Node>,
 }
 
-/// A directory or a file.
 #[derive(Clone, Debug)]
 pub(crate) enum Node {
-    /// A directory.
     Directory(Directory),
-    /// A regular file.
     File(File),
 }
 
-/// A directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Directory {
-    /// The directory that it is in; the root is in itself.
+    /// The inode of the parent; the root's own inode for the root.
     pub parent: u64,
-    /// What is in it, by name.
     pub entries: BTreeMap<Box<str>, Entry>,
-    /// When the newest model below it was last set.
+    /// The time of the newest tag below it.
     pub modified: SystemTime,
 }
 
-/// A name in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// What it names.
     pub inode: u64,
-    /// Whether that is a directory.
     pub is_directory: bool,
 }
 
-/// A regular file.
 #[derive(Clone, Debug)]
 pub(crate) struct File {
-    /// Its length in bytes.
+    /// In bytes.
     pub size: u64,
-    /// When the first of the tags that lead to it was last set.
+    /// The time of its oldest tag.
     pub modified: SystemTime,
-    /// How many names it has.
+    /// The number of its names.
     pub links: u32,
-    /// Where its bytes come from.
     pub content: Content,
 }
 
-/// Where a file's bytes come from.
+/// Where the bytes of a file come from.
 #[derive(Clone, Debug)]
 pub(crate) enum Content {
-    /// It is a manifest, which is here.
     Manifest(Arc<Manifest>),
-    /// It is a layer with this digest of any of these models.
+    /// The layer with this digest, in any of these models.
     Layer(Digest, Vec<LayerSource>),
 }
 
-/// A model that has a layer.
+/// A model that contains a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LayerSource {
-    /// The model.
     pub reference: Reference,
-    /// The digest of its manifest.
+    /// The manifest's digest.
     pub manifest: Digest,
-    /// The part that the layer plays in it.
     pub component: Box<str>,
 }
 
-/// Numbers that stay the same for the same content and the same directory, from one tree to the
-/// next and, but for collisions, from one mount to the next.
+/// Assigns inode numbers. The same content or directory has the same number in each tree and, except for
+/// collisions, in each mount.
 #[derive(Debug, Default)]
 pub(crate) struct Inodes {
     taken: HashMap<u64, Box<str>>,
 }
 
 impl Inodes {
-    /// The number of what this key describes. Of two keys that want the same number, the later gets
-    /// the next one: nobody can have one layer's bytes shown for another's.
+    /// The number for a key, taken from its hash. If two keys collide, the later one gets the next number, so
+    /// that the content of one layer is never served for another.
     fn number(&mut self, key: &str) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = *Digest::of(key.as_bytes()).as_bytes();
         let mut number = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
         loop {
-            // 0 is nothing and 1 is the root.
+            // 0 is invalid, and 1 is the root.
             number = number.max(Tree::ROOT + 1);
             match self.taken.get(&number) {
                 Some(other) if **other != *key => number = number.wrapping_add(1),
@@ -124,13 +108,11 @@ impl Inodes {
 }
 
 impl Tree {
-    /// The root's inode, as FUSE has it.
+    /// The root's inode in FUSE.
     pub(crate) const ROOT: u64 = 1;
 
-    /// The tree of these models. Where a file and a directory would have the same name, the
-    /// directory has it; of two files, the first.
-    #[must_use]
-    pub(crate) fn build(models: &[Listed], inodes: &mut Inodes) -> Self {
+    /// If a file and a directory would have the same name, the directory gets it; of two files, the first.
+    pub(crate) fn build(models: &[MountedModel], inodes: &mut Inodes) -> Self {
         let mut builder = Builder { nodes: HashMap::new(), inodes };
         builder.nodes.insert(Self::ROOT, Node::Directory(Directory::new(Self::ROOT)));
         for path in [&OLLAMA_BLOBS, &OLLAMA_MANIFESTS] {
@@ -159,14 +141,10 @@ impl Tree {
         Self { nodes: builder.nodes }
     }
 
-    /// What has this inode.
-    #[must_use]
     pub(crate) fn node(&self, inode: u64) -> Option<&Node> {
         self.nodes.get(&inode)
     }
 
-    /// The directory with this inode.
-    #[must_use]
     pub(crate) fn directory(&self, inode: u64) -> Option<&Directory> {
         match self.node(inode)? {
             Node::Directory(directory) => Some(directory),
@@ -174,14 +152,11 @@ impl Tree {
         }
     }
 
-    /// How many nodes there are.
-    #[must_use]
     pub(crate) fn node_count(&self) -> u64 {
         self.nodes.len() as u64
     }
 
-    /// The length of all files, each content once.
-    #[must_use]
+    /// The total size of all files; each content counts once.
     pub(crate) fn total_bytes(&self) -> u64 {
         self.nodes.values().fold(0, |sum, node| match node {
             Node::File(file) => file.size.saturating_add(sum),
@@ -195,8 +170,6 @@ impl Directory {
         Self { parent, entries: BTreeMap::new(), modified: UNIX_EPOCH }
     }
 
-    /// How many directories are in it.
-    #[must_use]
     pub(crate) fn directory_count(&self) -> u32 {
         let count = self.entries.values().filter(|entry| entry.is_directory).count();
         u32::try_from(count).unwrap_or(u32::MAX)
@@ -209,7 +182,7 @@ struct Builder<'i> {
 }
 
 impl Builder<'_> {
-    fn add_ollama(&mut self, model: &Listed) {
+    fn add_ollama(&mut self, model: &MountedModel) {
         let manifest = &model.manifest;
         let file = File {
             size: manifest.raw().len() as u64,
@@ -224,7 +197,7 @@ impl Builder<'_> {
         }
     }
 
-    fn add_layer(&mut self, directory: &[&str], name: &str, model: &Listed, layer: &Descriptor) {
+    fn add_layer(&mut self, directory: &[&str], name: &str, model: &MountedModel, layer: &Descriptor) {
         let source = LayerSource {
             reference: model.reference.clone(),
             manifest: model.manifest.digest(),
@@ -235,7 +208,7 @@ impl Builder<'_> {
         self.add(directory, name, layer.digest, file);
     }
 
-    /// Gives a file a name, if that is free, and what is known of it to the one that has its content.
+    /// Adds a name for a file if the name is free. A file with the same content gets the name as a link.
     fn add(&mut self, directory: &[&str], name: &str, digest: Digest, file: File) {
         let inode = self.inodes.number(&digest.to_string());
         let parent = self.directory(directory, file.modified);
@@ -246,7 +219,7 @@ impl Builder<'_> {
         };
         let Some(Node::Directory(parent)) = self.nodes.get_mut(&parent) else { return };
         let is_taken = parent.entries.get(name).is_some_and(|entry| entry.inode != inode);
-        // Manifests that contradict each other about a layer's size are not both right.
+        // Two manifests that give a layer different sizes cannot both be correct.
         if is_taken || size != file.size {
             return;
         }
@@ -257,7 +230,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The directory with this path, made if it is not there.
+    /// The inode of the directory with this path, which is created if it is missing.
     fn directory(&mut self, path: &[&str], modified: SystemTime) -> u64 {
         let mut inode = Tree::ROOT;
         let mut whole = String::from("directory");
@@ -284,7 +257,7 @@ impl Builder<'_> {
 }
 
 impl File {
-    /// Adds what a further name knows of the same content.
+    /// Adds the link, time and sources of another name of the same content.
     fn merge(&mut self, other: Self, is_new_name: bool) {
         self.links = self.links.saturating_add(is_new_name.into());
         self.modified = self.modified.min(other.modified);

@@ -1,16 +1,16 @@
-//! Threads for what waits for the daemon, so that those which serve the kernel never do.
+//! Threads for requests to the daemon, so that the threads which serve the kernel do not wait for it.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-/// Opening a model takes milliseconds; more at a time wait for the daemon's disk.
+/// Opening a model takes milliseconds; more threads would only wait for the daemon's disk.
 const THREADS: usize = 4;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The threads, which end with it.
+/// The threads end when this is dropped.
 #[derive(Debug)]
 pub(super) struct Workers(Sender<Work>);
 
@@ -25,9 +25,9 @@ impl Workers {
         Ok(Self(sender))
     }
 
-    /// Has it done as soon as one of them has time.
+    /// Runs the closure on the next free thread.
     pub(super) fn run(&self, work: impl FnOnce() + Send + 'static) {
-        // They live as long as the sender.
+        // Cannot fail: the threads live as long as the sender.
         let _ = self.0.send(Box::new(work));
     }
 }

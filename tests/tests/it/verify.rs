@@ -73,7 +73,7 @@ fn healthy_store_is_as_it_should_be() {
         .sum();
     assert_eq!(report["checked_bytes"], bytes);
     let text = daemon.command().line("verify m").succeeds().text();
-    assert!(text.ends_with(": all as they should be\n") && text.lines().count() == 1, "{text}");
+    assert!(text.ends_with(": no damage found\n") && text.lines().count() == 1, "{text}");
     assert_eq!(names(&daemon.root().join("quarantine")), [""; 0]);
     daemon.command().line("verify nothing --json").exits_with(3);
 }

@@ -1,5 +1,5 @@
-//! Whether a library can be put under a program at all. Without this check a static program would
-//! run and say that the model's file does not exist.
+//! Checks whether a library can be preloaded into a program. Without this check a statically linked
+//! program would run and report that the model's file does not exist.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -13,12 +13,12 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 
 use super::super::usage;
 
-/// So many scripts may be each other's interpreters; the kernel allows five.
+/// How deep scripts may name scripts as interpreters; the kernel allows five.
 const MAX_DEPTH: usize = 5;
-/// Program headers are a dozen.
+/// Most programs have about a dozen program headers.
 const MAX_HEADERS: u64 = 256;
 
-/// Refuses a program that is not found, or under which no library can be put.
+/// Refuses a program that is not found, or into which no library can be preloaded.
 pub(super) fn check(program: &OsStr) -> Result<(), ErrorBody> {
     check_at_depth(program, 0)
 }
@@ -27,12 +27,12 @@ fn check_at_depth(program: &OsStr, depth: usize) -> Result<(), ErrorBody> {
     let path = find(program)?;
     let unreadable = |error: io::Error| {
         ErrorBody::new(ErrorCode::Denied, format!("exec: {}: {error}", path.display()))
-            .with_hint("a program that cannot be read cannot be looked into; give it its own copy to read")
+            .with_hint("blobd must read the program file to check it; make the file readable for this user")
     };
     let file = File::open(&path).map_err(unreadable)?;
     let mode = file.metadata().map_err(unreadable)?.permissions().mode();
     if mode & 0o6000 != 0 {
-        return Err(refused(&path, "runs with another user's rights, and the system puts nothing under it"));
+        return Err(refused(&path, "is setuid or setgid, and the system ignores LD_PRELOAD for it"));
     }
     match inspect(&file).map_err(unreadable)? {
         Kind::Dynamic => Ok(()),
@@ -44,19 +44,19 @@ fn check_at_depth(program: &OsStr, depth: usize) -> Result<(), ErrorBody> {
             let named = arguments.iter().find(|word| !word.as_bytes().starts_with(b"-"));
             named.filter(|_| is_env).map_or(Ok(()), |named| check_at_depth(named, depth + 1))
         }
-        Kind::Script(_) => Err(refused(&path, "its interpreters are scripts of each other")),
-        Kind::Static => Err(refused(&path, "is linked statically, so nothing can be put under it")),
-        Kind::Musl => Err(refused(&path, "uses musl, and the library is made for glibc")),
-        Kind::Foreign => Err(refused(&path, "is no program of this machine's kind")),
+        Kind::Script(_) => Err(refused(&path, "has more than five nested interpreters")),
+        Kind::Static => Err(refused(&path, "is linked statically, so no library can be preloaded")),
+        Kind::Musl => Err(refused(&path, "uses musl, and the preloaded library requires glibc")),
+        Kind::Foreign => Err(refused(&path, "is not a program for this machine")),
     }
 }
 
 fn refused(path: &Path, reason: &str) -> ErrorBody {
     usage(format!("exec: {}: {reason}", path.display()))
-        .with_hint("give it a real file: `blobd export REF -o model.gguf`")
+        .with_hint("give the program a real file: `blobd export REF -o model.gguf`")
 }
 
-/// The file that a command means.
+/// The path of the program, searched in `PATH` as a shell does.
 fn find(program: &OsStr) -> Result<PathBuf, ErrorBody> {
     let is_program = |path: &PathBuf| {
         path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
@@ -68,7 +68,7 @@ fn find(program: &OsStr) -> Result<PathBuf, ErrorBody> {
         env::split_paths(&path).map(|folder| folder.join(program)).collect()
     };
     places.into_iter().find(is_program).ok_or_else(|| {
-        let message = format!("exec: {}: no such program", program.to_string_lossy());
+        let message = format!("exec: {}: program not found", program.to_string_lossy());
         ErrorBody::new(ErrorCode::NotFound, message)
     })
 }
@@ -84,7 +84,7 @@ enum Kind {
     Script(Vec<OsString>),
 }
 
-/// Looks at a program's beginning, as the kernel does.
+/// Determines the kind of a program from its first bytes, as the kernel does.
 fn inspect(file: &File) -> io::Result<Kind> {
     const LONGEST_LINE: usize = 256;
     let mut head = [0; LONGEST_LINE];
@@ -103,7 +103,7 @@ fn inspect(file: &File) -> io::Result<Kind> {
     interpreter(file, head)
 }
 
-/// Finds out which dynamic linker an ELF file asks for.
+/// Reads which dynamic linker an ELF file names.
 fn interpreter(file: &File, head: &[u8]) -> io::Result<Kind> {
     const INTERPRETER: u64 = 3;
     const LONGEST_PATH: usize = 4096;
@@ -133,18 +133,18 @@ fn interpreter(file: &File, head: &[u8]) -> io::Result<Kind> {
     Ok(Kind::Static)
 }
 
-/// An offset that a file can have: the kernel refuses others.
+/// The kernel refuses larger file offsets.
 fn in_file(offset: u64) -> Option<u64> {
     i64::try_from(offset).is_ok().then_some(offset)
 }
 
-/// A little-endian number of so many bytes.
+/// Decodes a little-endian number of `length` bytes.
 fn number(bytes: &[u8], offset: usize, length: usize) -> Option<u64> {
     let bytes = bytes.get(offset..offset.checked_add(length)?)?;
     Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
-/// This machine's number in ELF.
+/// This machine's `e_machine` in ELF: x86-64 or AArch64.
 const MACHINE: u64 = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
 
 #[cfg(test)]
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_told_apart_by_their_dynamic_linker() {
+    fn dynamic_linker_determines_the_kind_of_a_program() {
         assert_eq!(kind_of(&elf(3, b"/lib64/ld-linux-x86-64.so.2\0")), Kind::Dynamic);
         assert_eq!(kind_of(&elf(3, b"/lib/ld-musl-x86_64.so.1\0")), Kind::Musl);
         assert_eq!(kind_of(&elf(1, b"")), Kind::Static);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_foreign_and_never_a_panic() {
+    fn other_and_truncated_files_are_never_taken_for_dynamic_programs() {
         let whole = elf(3, b"/lib/ld.so\0");
         for length in 0..64 {
             assert_ne!(kind_of(&whole[..length]), Kind::Dynamic, "{length}");

@@ -1,12 +1,12 @@
-//! Answers the library under the program: a path in, a header and descriptors of blobs out.
+//! Serves the preloaded library: receives a path, sends a header and the descriptors of blobs.
 //!
-//! All numbers are little-endian. The question is a path's length (4 bytes) and the path, without
-//! `/blobd/`. The answer begins with C's error number and the length of a reason (4 bytes each), then
-//! the reason. If the number is 0 there follow the image's length and the header's (8 bytes each),
-//! the number of parts and of descriptors (4 bytes each), the header, the parts (offset in
-//! the image, length, offset behind the descriptor: 8 bytes each; the descriptor's number: 4), in the
-//! order of their descriptors, and then the descriptors, 64 with each byte; every byte is answered with
-//! one. The library and this file are built together, so the form may change.
+//! All numbers are little-endian. The request is a path's length (4 bytes) and the path, without
+//! `/blobd/`. The response begins with an errno and the length of an error message (4 bytes each), then
+//! the message. If the errno is 0, these follow: the lengths of the image and of the header (8 bytes each),
+//! the number of parts and of descriptors (4 bytes each), the header, the parts (offset in the image,
+//! length, offset in the blob: 8 bytes each; index of the descriptor: 4), sorted by descriptor, and then
+//! the descriptors, up to 64 with each byte; the library confirms each byte with one. The library and this
+//! file are built together, so the protocol may change.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::BorrowedFd;
@@ -23,54 +23,52 @@ use blobd_store_format::reference::Reference;
 
 use super::super::connect::client_error;
 
-/// The longest path that is read; the kernel's own limit.
+/// The kernel's limit for paths.
 const MAX_PATH_BYTES: u32 = 4096;
-/// As many descriptors as go at a time.
+/// How many descriptors are sent with one byte.
 const BATCH: usize = 64;
 /// C's `ENOENT`, `EIO` and `EACCES`.
 const NOT_FOUND: u32 = 2;
 const FAILED: u32 = 5;
 const DENIED: u32 = 13;
 
-/// Answers until the process ends.
+/// Serves requests until the process ends.
 pub(super) fn run(listener: &UnixListener, client: &Client) {
     for stream in listener.incoming().flatten() {
         let client = client.clone();
         thread::spawn(move || {
-            // A program that ends in the middle needs no answer.
-            let _program_gone = answer(stream, &client);
+            // Fails if the program has ended, which needs no response.
+            let _ = serve(stream, &client);
         });
     }
 }
 
-/// Answers one question, and holds the lease until the program lets go.
-fn answer(mut stream: UnixStream, client: &Client) -> io::Result<()> {
+/// Serves one request, and holds the lease until the program closes the connection.
+fn serve(mut stream: UnixStream, client: &Client) -> io::Result<()> {
     let mut length = [0; 4];
     stream.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length).min(MAX_PATH_BYTES);
     let mut path = vec![0; usize::try_from(length).unwrap_or(0)];
     stream.read_exact(&mut path)?;
-    let (model, answer) = match open(&String::from_utf8_lossy(&path), client) {
+    let (model, response) = match open(&String::from_utf8_lossy(&path), client) {
         Ok(opened) => opened,
         Err(error) => return stream.write_all(&refusal(&error)),
     };
-    stream.write_all(&answer.bytes)?;
-    send_fds(&mut stream, &model, &answer.fds)?;
+    stream.write_all(&response.bytes)?;
+    send_fds(&mut stream, &model, &response.fds)?;
     let _lease = model.into_lease();
-    // Nothing more comes: this returns when the program lets go.
-    let _closed = stream.read(&mut [0])?;
+    // The program sends nothing more: this returns when it closes the connection.
+    let _ = stream.read(&mut [0])?;
     Ok(())
 }
 
-/// What is sent for a model.
-struct Answer {
+struct Response {
     bytes: Vec<u8>,
-    /// The numbers of the descriptors that follow.
+    /// Which of the model's descriptors are sent after the bytes.
     fds: Vec<u32>,
 }
 
-/// Opens the model that a path names.
-fn open(path: &str, client: &Client) -> Result<(OpenModel, Answer), ErrorBody> {
+fn open(path: &str, client: &Client) -> Result<(OpenModel, Response), ErrorBody> {
     let name = path.strip_suffix(".gguf").unwrap_or(path);
     let (name, component) = name.split_once('+').unwrap_or((name, "model"));
     let reference: Reference = name.parse().map_err(|error| ErrorBody::new(ErrorCode::NotFound, error))?;
@@ -82,11 +80,11 @@ fn open(path: &str, client: &Client) -> Result<(OpenModel, Answer), ErrorBody> {
     };
     let model = client.open_with(&params).map_err(client_error)?;
     let plan = model.plan_contiguous(component).map_err(|error| ErrorBody::new(error.code(), error))?;
-    let answer = encode(&model, plan)?;
-    Ok((model, answer))
+    let response = encode(&model, plan)?;
+    Ok((model, response))
 }
 
-fn encode(model: &OpenModel, mut plan: ImagePlan) -> Result<Answer, ErrorBody> {
+fn encode(model: &OpenModel, mut plan: ImagePlan) -> Result<Response, ErrorBody> {
     plan.parts.sort_by_key(|part| part.fd);
     let mut fds: Vec<u32> = plan.parts.iter().map(|part| part.fd).collect();
     fds.dedup();
@@ -106,13 +104,14 @@ fn encode(model: &OpenModel, mut plan: ImagePlan) -> Result<Answer, ErrorBody> {
         }
         bytes.extend(u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes());
     }
-    Ok(Answer { bytes, fds })
+    Ok(Response { bytes, fds })
 }
 
-/// A map behind the end of a file would kill the program.
+/// Checks that the blob contains the part: reading a mapping beyond the end of its file raises SIGBUS.
 fn check_length(model: &OpenModel, part: &ImagePart) -> Result<(), ErrorBody> {
     let fd = model.fd(part.fd).ok_or_else(|| {
-        let message = format!("the model has {} descriptors, too many for this process", model.fd_count());
+        let message =
+            format!("the model has {} descriptors, more than this process may open", model.fd_count());
         ErrorBody::new(ErrorCode::Internal, message).with_hint("raise `ulimit -Hn`")
     })?;
     let found = rustix::fs::fstat(fd).map(|stat| u64::try_from(stat.st_size).unwrap_or(0));
@@ -120,7 +119,7 @@ fn check_length(model: &OpenModel, part: &ImagePart) -> Result<(), ErrorBody> {
     if part.fd_offset.checked_add(part.length).is_some_and(|end| end <= found) {
         return Ok(());
     }
-    let message = format!("a blob has {found} bytes, {}+{} expected", part.fd_offset, part.length);
+    let message = format!("a blob has {found} bytes, at least {} + {} expected", part.fd_offset, part.length);
     Err(ErrorBody::new(ErrorCode::Corrupt, message).with_hint("run `blobd verify`"))
 }
 

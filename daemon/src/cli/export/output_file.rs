@@ -1,5 +1,5 @@
-//! The file that an export writes: it has no name until it is complete, so nothing is left of an
-//! export that fails or is interrupted.
+//! The file that an export writes. It has no name until it is complete, so that an export that fails or is
+//! interrupted leaves nothing.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, Permissions};
@@ -13,16 +13,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, fallocate, linkat, openat};
 use rustix::io::Errno;
 
-/// The temporary name that a file has now, if it has one: whoever ends the process removes it.
+/// The temporary name of the file, if it has one. Shared with the signal handler, which removes the file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TemporaryName(Arc<Mutex<Option<PathBuf>>>);
 
 impl TemporaryName {
-    /// Removes the file of this name and lets none be made any more.
-    pub(super) fn remove_for_good(&self) {
+    /// Removes the file with this name, and blocks every thread that would create another.
+    pub(super) fn remove_and_block(&self) {
         let mut name = self.lock();
         remove(&mut name);
-        // Never given back: the process ends, and whoever would make a name waits.
+        // Never unlocked: the process ends, and other threads must not create a name before it does.
         std::mem::forget(name);
     }
 
@@ -33,35 +33,31 @@ impl TemporaryName {
 
 fn remove(name: &mut Option<PathBuf>) {
     if let Some(path) = name.take() {
-        // It is gone, or its directory is: there is nobody to tell.
+        // Fails only if the file or its directory has been removed already.
         let _ = fs::remove_file(path);
     }
 }
 
-/// A file on its way to a name.
 #[derive(Debug)]
 pub(super) struct OutputFile {
     file: File,
     target: PathBuf,
-    /// What is there under that name and is to be replaced.
+    /// The existing file that will be replaced.
     old: Option<Metadata>,
     temporary: TemporaryName,
 }
 
 impl OutputFile {
-    /// Makes a file without a name in the directory of `target`, or one with a temporary name where the
-    /// file system has no such files.
-    ///
-    /// # Errors
-    /// When none can be made there.
+    /// Creates a file without a name (`O_TMPFILE`) in the directory of `target`, or with a temporary name if
+    /// the file system does not support that.
     pub(super) fn create(target: &Path, temporary: &TemporaryName) -> io::Result<Self> {
         let old = fs::symlink_metadata(target).ok().filter(Metadata::is_file);
-        // What replaces a file is nobody else's until it has that file's owner and mode.
+        // Other users must not read it before it has the owner and mode of the file that it replaces.
         let mode = if old.is_some() { 0o600 } else { 0o666 };
         let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
         let file = match openat(CWD, directory_of(target), flags, Mode::from_raw_mode(mode)) {
             Ok(fd) => File::from(fd),
-            // The kernel, or the file system, has none.
+            // The kernel or the file system does not support O_TMPFILE.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT | Errno::NOSYS) => {
                 create_named(target, mode, temporary)?
             }
@@ -70,16 +66,12 @@ impl OutputFile {
         Ok(Self { file, target: target.to_path_buf(), old, temporary: temporary.clone() })
     }
 
-    /// What is written to.
     pub(super) const fn file(&self) -> &File {
         &self.file
     }
 
-    /// Takes the room for so many bytes at once, where the file system can: an export that does not fit
+    /// Allocates the space in advance if the file system supports it, so that an export that does not fit
     /// fails before it writes.
-    ///
-    /// # Errors
-    /// When there is no such room.
     pub(super) fn reserve(&self, bytes: u64) -> io::Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -91,20 +83,17 @@ impl OutputFile {
         }
     }
 
-    /// Makes the content durable and gives the file its name, in place of what had it before; owner and
-    /// mode of that are kept as far as this user may.
-    ///
-    /// # Errors
-    /// Those of the disk; the old file is there then.
+    /// Syncs the content and gives the file its name. An existing file is replaced, and its mode and, where
+    /// this user may set them, owner and group are kept. If this fails, the existing file is unchanged.
     pub(super) fn publish(self) -> io::Result<()> {
         if let Some(old) = &self.old {
-            // A user who may not give files away owns the new one.
+            // Only root may change the owner; otherwise this user owns the new file.
             let _ = fchown(&self.file, Some(old.uid()), None);
             let _ = fchown(&self.file, None, Some(old.gid()));
             self.file.set_permissions(Permissions::from_mode(old.mode() & 0o777))?;
         }
         self.file.sync_all()?;
-        // A signal that ends the process waits until the name is the final one.
+        // Locked: the signal handler waits until the file has its final name.
         let mut name = self.temporary.lock();
         if name.is_none() {
             if self.old.is_none() && self.link(&self.target)? {
@@ -123,11 +112,11 @@ impl OutputFile {
         renamed
     }
 
-    /// Gives the file a name; says whether that was free.
+    /// Gives the file a name; returns false if the name is in use.
     fn link(&self, name: &Path) -> io::Result<bool> {
         let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let linked = linkat(CWD, own, CWD, name, AtFlags::SYMLINK_FOLLOW);
-        // Without /proc; a user may do that with a file of their own since Linux 6.10.
+        // Without /proc. Since Linux 6.10 unprivileged users may do this with their own files.
         let linked = match linked {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::XDEV) => {
                 linkat(self.file.as_fd(), "", CWD, name, AtFlags::EMPTY_PATH)
@@ -176,7 +165,7 @@ fn directory_of(target: &Path) -> &Path {
     target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Another name in the same directory each time.
+/// A new name in the same directory at each call.
 fn temporary_name(target: &Path) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -205,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn file_gets_its_name_when_it_is_complete_and_replaces_one_with_its_mode() {
+    fn complete_file_gets_its_name_and_the_mode_of_the_file_that_it_replaces() {
         for has_name in [false, true] {
             let folder = tempfile::tempdir().unwrap();
             let target = folder.path().join("m.gguf");
@@ -222,21 +211,21 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_given_up_leaves_nothing() {
+    fn unpublished_file_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         for has_name in [false, true] {
             drop(write(&folder.path().join("m.gguf"), has_name));
             assert_eq!(names(folder.path()), [""; 0]);
             let output = write(&folder.path().join("m.gguf"), has_name);
-            // As a signal does.
-            output.temporary.clone().remove_for_good();
+            // As the signal handler does.
+            output.temporary.clone().remove_and_block();
             assert_eq!(names(folder.path()), [""; 0]);
             std::mem::forget(output);
         }
     }
 
     #[test]
-    fn file_that_appeared_meanwhile_is_replaced() {
+    fn file_that_was_created_during_the_export_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("m.gguf");
         let output = write(&target, false);

@@ -7,7 +7,7 @@ use super::*;
 const LICENSE: &str = "application/vnd.ollama.image.license";
 
 /// A model with these layers: media type, content, size.
-fn listed(name: &str, day: u64, layers: &[(&str, &str, u64)]) -> Listed {
+fn listed(name: &str, day: u64, layers: &[(&str, &str, u64)]) -> MountedModel {
     let descriptor = |(media_type, content, size): &(&str, &str, u64)| Descriptor {
         media_type: MediaType::new(*media_type),
         digest: Digest::of(content.as_bytes()),
@@ -16,14 +16,14 @@ fn listed(name: &str, day: u64, layers: &[(&str, &str, u64)]) -> Listed {
     let layers = layers.iter().map(descriptor).collect();
     let manifest = Manifest::compose(descriptor(&(MediaType::DOCKER_CONFIG, "{}", 2)), layers).unwrap();
     let modified = UNIX_EPOCH + Duration::from_secs(day * 86_400);
-    Listed { reference: name.parse().unwrap(), manifest: Arc::new(manifest), modified }
+    MountedModel { reference: name.parse().unwrap(), manifest: Arc::new(manifest), modified }
 }
 
-fn model(name: &str, content: &str) -> Listed {
+fn model(name: &str, content: &str) -> MountedModel {
     listed(name, 1, &[(MediaType::OLLAMA_MODEL, content, 1000), (LICENSE, "mit", 5)])
 }
 
-fn build(models: &[Listed]) -> Tree {
+fn build(models: &[MountedModel]) -> Tree {
     Tree::build(models, &mut Inodes::default())
 }
 

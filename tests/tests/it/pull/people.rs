@@ -63,7 +63,7 @@ fn check_goodbye(output: &Output) {
     assert_eq!(output.status.code(), Some(130), "{output:?}");
     let words = String::from_utf8_lossy(&output.stderr);
     assert_eq!(words.lines().count(), 1, "{words}");
-    assert!(words.contains("stopped") && words.contains("the same command goes on"), "{words}");
+    assert!(words.contains("stopped") && words.contains("the same command resumes"), "{words}");
 }
 
 fn check_goes_on(blobd: &Blobd, name: &str, model: &ModelFile) {
@@ -106,7 +106,7 @@ fn pull_whose_daemon_dies_says_how_to_go_on() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let error: Json = serde_json::from_slice(&output.stderr).unwrap();
     let hint = error["error"]["hint"].as_str().unwrap_or_default();
-    assert!(hint.contains("the same command goes on"), "{error}");
+    assert!(hint.contains("the same command resumes"), "{error}");
     daemon.restart();
     registry.clear_faults();
     check_goes_on(&daemon.command(), &name, &model);

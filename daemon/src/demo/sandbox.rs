@@ -1,7 +1,6 @@
-//! Where the demo plays: a temporary directory, and commands that run in it.
+//! The demo's temporary directory, and commands that run in it.
 
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -9,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use blobd_client::Client;
 use blobd_fixtures::registry::FakeRegistry;
-use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::digest::Digest;
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
@@ -17,19 +16,18 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::error::DemoError;
 use super::screen;
 
-/// A directory that goes when this is dropped.
+/// Deletes the directory on drop.
 #[derive(Debug)]
-pub(super) struct Stage {
+pub(super) struct Sandbox {
     binary: PathBuf,
     directory: TempDir,
     interrupted: Arc<AtomicBool>,
-    /// Watches the signals.
+    /// Runs the signal handlers.
     _runtime: Runtime,
 }
 
-impl Stage {
-    /// Makes the directory. From now on Ctrl-C ends the play at the next step, so that everything
-    /// is cleaned up.
+impl Sandbox {
+    /// Creates the directory. From now on Ctrl-C ends the demo at its next step, so that everything is removed.
     pub(super) fn set_up() -> Result<Self, DemoError> {
         let binary = std::env::current_exe().map_err(DemoError::io("this program's own path"))?;
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -41,22 +39,19 @@ impl Stage {
         Ok(Self { binary, directory, interrupted, _runtime: runtime })
     }
 
-    /// The directory.
     pub(super) fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// A file in the directory.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// The daemon's socket.
     pub(super) fn socket(&self) -> PathBuf {
         self.path("blobd.sock")
     }
 
-    /// Starts a registry in this process and tells the daemon-to-be to use it for Ollama's.
+    /// Starts a registry in this process, and configures it as the mirror of Ollama's.
     pub(super) fn start_registry(&self) -> Result<FakeRegistry, DemoError> {
         let registry = FakeRegistry::start().map_err(DemoError::io("registry"))?;
         registry.keep_connections();
@@ -66,7 +61,7 @@ impl Stage {
         Ok(registry)
     }
 
-    /// A blobd command of this very binary, with the demo's store instead of the user's.
+    /// A command of this binary that uses the demo's store.
     pub(super) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command
@@ -79,12 +74,12 @@ impl Stage {
         command
     }
 
-    /// Shows a command line, runs it, and shows what it prints.
+    /// Prints a command line, runs it, and prints its output.
     pub(super) fn run(&self, arguments: &[&str]) -> Result<(), DemoError> {
         self.check_interrupted()?;
         let line = format!("blobd {}", arguments.join(" "));
         screen::command(&line)?;
-        // Progress bars and errors go straight to the terminal.
+        // Progress bars and errors appear directly on the terminal.
         let output = self.command(arguments).stderr(Stdio::inherit()).output();
         let output = output.map_err(DemoError::io(line.as_str()))?;
         screen::output(&String::from_utf8_lossy(&output.stdout))?;
@@ -95,12 +90,11 @@ impl Stage {
         Err(DemoError::Command { command: line, status: output.status })
     }
 
-    /// A client of the demo's daemon.
     pub(super) fn client(&self) -> Result<Client, DemoError> {
         Ok(Client::connect(self.socket())?)
     }
 
-    /// Fails once somebody has pressed Ctrl-C.
+    /// Fails after Ctrl-C.
     pub(super) fn check_interrupted(&self) -> Result<(), DemoError> {
         match self.interrupted.load(Ordering::Relaxed) {
             true => Err(DemoError::Interrupted),
@@ -109,23 +103,11 @@ impl Stage {
     }
 }
 
-/// The SHA-256 of a file on disk.
 pub(super) fn digest_of_file(path: &Path) -> Result<Digest, DemoError> {
-    let read = || -> io::Result<Digest> {
-        let mut file = File::open(path)?;
-        let mut hasher = Hasher::new();
-        let mut chunk = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut chunk)? {
-                0 => return Ok(hasher.finish()),
-                count => hasher.update(chunk.get(..count).unwrap_or_default()),
-            }
-        }
-    };
-    read().map_err(DemoError::at(path))
+    std::fs::read(path).map(|bytes| Digest::of(&bytes)).map_err(DemoError::at(path))
 }
 
-/// Ctrl-C reaches the commands by itself: they are in the same process group.
+/// The terminal also sends Ctrl-C to the demo's commands, which are in the same process group.
 async fn watch_signals(interrupted: Arc<AtomicBool>) -> io::Result<()> {
     for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
         let mut signals = signal(kind)?;

@@ -1,18 +1,17 @@
-//! What the registry of the demo offers: a model in the form of Ollama's own.
+//! Publishes a model in the demo's registry, in the form that Ollama uses.
 
 use blobd_fixtures::registry::FakeRegistry;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
-use serde::Serialize;
 
-use super::cast::ModelFile;
 use super::error::DemoError;
+use super::models::ModelFile;
 
-/// Offers a model under its reference's namespace, model and tag; the reference's host does not matter.
-/// Answers how many bytes pulling it moves.
-pub(super) fn offer(
+/// Publishes a model under the reference's namespace, model and tag. Returns how many bytes a pull of it
+/// downloads.
+pub(super) fn publish(
     registry: &FakeRegistry,
     reference: &Reference,
     file: &ModelFile,
@@ -22,7 +21,7 @@ pub(super) fn offer(
     for (component, text) in [("license", LICENSE), ("template", TEMPLATE), ("params", PARAMS)] {
         layers.push(layer(component, registry.add_blob(text), text.len() as u64));
     }
-    let config = config(&layers)?;
+    let config = config(&layers);
     let (media_type, size) = (MediaType::new(MediaType::DOCKER_CONFIG), config.len() as u64);
     let descriptor = Descriptor { media_type, digest: registry.add_blob(config), size };
     let manifest = Manifest::compose(descriptor, layers)?;
@@ -36,40 +35,12 @@ fn layer(component: &str, digest: Digest, size: u64) -> Descriptor {
     Descriptor { media_type, digest, size }
 }
 
-/// The configuration, with its keys in Ollama's order.
-#[derive(Serialize)]
-struct Config {
-    model_format: &'static str,
-    model_family: &'static str,
-    model_families: [&'static str; 1],
-    model_type: &'static str,
-    file_type: &'static str,
-    architecture: &'static str,
-    os: &'static str,
-    rootfs: RootFs,
-}
-
-#[derive(Serialize)]
-struct RootFs {
-    r#type: &'static str,
-    diff_ids: Vec<Digest>,
-}
-
-fn config(layers: &[Descriptor]) -> Result<Vec<u8>, DemoError> {
-    let config = Config {
-        model_format: "gguf",
-        model_family: "llama",
-        model_families: ["llama"],
-        model_type: "8.0B",
-        file_type: "Q4_K_M",
-        architecture: "amd64",
-        os: "linux",
-        rootfs: RootFs { r#type: "layers", diff_ids: layers.iter().map(|layer| layer.digest).collect() },
-    };
-    let mut json =
-        serde_json::to_vec(&config).map_err(std::io::Error::from).map_err(DemoError::io("config"))?;
-    json.push(b'\n');
-    Ok(json)
+/// With its keys in Ollama's order.
+fn config(layers: &[Descriptor]) -> String {
+    let diff_ids = layers.iter().map(|layer| format!("\"{}\"", layer.digest)).collect::<Vec<_>>().join(",");
+    format!(
+        r#"{{"model_format":"gguf","model_family":"llama","model_families":["llama"],"model_type":"8.0B","file_type":"Q4_K_M","architecture":"amd64","os":"linux","rootfs":{{"type":"layers","diff_ids":[{diff_ids}]}}}}"#
+    ) + "\n"
 }
 
 const LICENSE: &str = "The weights of this model are pseudo-random numbers. Do with them what you like.\n";

@@ -1,4 +1,4 @@
-//! The models of the play.
+//! The demo's models.
 
 use std::path::PathBuf;
 
@@ -6,65 +6,58 @@ use blobd_fixtures::model::{self, Dimensions, Experts};
 use blobd_store_format::digest::Digest;
 
 use super::error::DemoError;
-use super::stage::{Stage, digest_of_file};
+use super::sandbox::{Sandbox, digest_of_file};
 use crate::output::Table;
 use crate::size::human_bytes;
 
 /// The model that is pulled.
 pub(super) const BASE: &str = "llama3:8b";
 
-/// All of them, as files.
 #[derive(Debug)]
-pub(super) struct Cast {
+pub(super) struct DemoModels {
     /// Dense; the one that is pulled.
     pub(super) base: ModelFile,
-    /// A fine-tune of it.
+    /// A fine-tune of `base`.
     pub(super) tuned: ModelFile,
-    /// A mixture of experts, one tensor for all experts of a projection.
+    /// A mixture of experts: one tensor for all experts of a projection.
     pub(super) stacked: ModelFile,
-    /// The same mixture, one tensor per expert.
+    /// The same mixture: one tensor per expert.
     pub(super) separate: ModelFile,
 }
 
-/// A model's file, and what is known of it before blobd sees it.
+/// A generated file.
 #[derive(Debug)]
 pub(super) struct ModelFile {
-    /// The name that the store gives it.
+    /// Its name in the store.
     pub(super) reference: &'static str,
-    /// Where it is until it is deleted.
     pub(super) path: PathBuf,
-    /// Its length in bytes.
     pub(super) size: u64,
-    /// The SHA-256 of the whole file.
     pub(super) digest: Digest,
-    /// How many tensors it has.
     pub(super) tensor_count: usize,
-    /// Whether nearly all of it is in the store when it is imported.
+    /// Whether most of its tensors are already stored when it is imported.
     pub(super) is_relative: bool,
-    remark: &'static str,
+    note: &'static str,
 }
 
-impl Cast {
-    /// Makes the files.
-    pub(super) fn make(stage: &Stage) -> Result<Self, DemoError> {
+impl DemoModels {
+    pub(super) fn generate(sandbox: &Sandbox) -> Result<Self, DemoError> {
         let base = model::ModelFile::llama("Demo Llama 3 8B", Dimensions::SMALL_LLAMA);
         let tuned = fine_tune(base.clone());
         let mixture =
             |experts| model::ModelFile::mixtral("Demo Mixtral 8x7B", Dimensions::SMALL_MIXTRAL, experts);
         let (stacked, separate) = (mixture(Experts::Stacked), mixture(Experts::Separate));
-        let make = |reference, model, is_relative, remark| {
-            stage.check_interrupted()?;
-            ModelFile::make(stage, reference, &model, is_relative, remark)
+        let generate = |reference, model, is_relative, note| {
+            sandbox.check_interrupted()?;
+            ModelFile::generate(sandbox, reference, &model, is_relative, note)
         };
         Ok(Self {
-            base: make(BASE, base, false, "dense")?,
-            tuned: make("llama3-tuned:8b", tuned, true, "8 tensors and the template differ")?,
-            stacked: make("mixtral:8x7b", stacked, false, "8 experts, stacked")?,
-            separate: make("mixtral-old:8x7b", separate, true, "the same, one tensor per expert")?,
+            base: generate(BASE, base, false, "dense")?,
+            tuned: generate("llama3-tuned:8b", tuned, true, "8 tensors and the template differ")?,
+            stacked: generate("mixtral:8x7b", stacked, false, "8 experts, stacked in one tensor")?,
+            separate: generate("mixtral-old:8x7b", separate, true, "the same experts, one tensor each")?,
         })
     }
 
-    /// What there is, for people.
     pub(super) fn table(&self) -> String {
         let mut table = Table::new(&["FILE", "SIZE", "TENSORS", ""], &[1, 2]);
         for model in [&self.base, &self.tuned, &self.stacked, &self.separate] {
@@ -72,7 +65,7 @@ impl Cast {
                 model.file_name(),
                 human_bytes(model.size),
                 model.tensor_count.to_string(),
-                model.remark.to_owned(),
+                model.note.to_owned(),
             ]);
         }
         table.render(usize::MAX)
@@ -80,32 +73,30 @@ impl Cast {
 }
 
 impl ModelFile {
-    fn make(
-        stage: &Stage,
+    fn generate(
+        sandbox: &Sandbox,
         reference: &'static str,
         model: &model::ModelFile,
         is_relative: bool,
-        remark: &'static str,
+        note: &'static str,
     ) -> Result<Self, DemoError> {
-        let path = stage.path(&format!("{}.gguf", reference.replace(':', "-")));
+        let path = sandbox.path(&format!("{}.gguf", reference.replace(':', "-")));
         let size = model.write_file(&path)?;
         let digest = digest_of_file(&path)?;
         let tensor_count = model.tensors.len();
-        Ok(Self { reference, path, size, digest, tensor_count, is_relative, remark })
+        Ok(Self { reference, path, size, digest, tensor_count, is_relative, note })
     }
 
-    /// Its name without the directory.
     pub(super) fn file_name(&self) -> String {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Deletes the file: the store has it.
     pub(super) fn delete(&self) -> Result<(), DemoError> {
         std::fs::remove_file(&self.path).map_err(DemoError::at(&self.path))
     }
 }
 
-/// What merging a small LoRA changes.
+/// Changes what merging a small LoRA would change: eight tensors and the chat template.
 fn fine_tune(base: model::ModelFile) -> model::ModelFile {
     const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\
         {{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}\
