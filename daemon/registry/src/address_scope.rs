@@ -1,16 +1,16 @@
-//! Address policy: how near an address is to this machine, and which ones a registry may lead to.
+//! Address policy: which addresses a registry may lead to.
 //!
-//! A registry decides where redirects and token requests go, so without a rule it could make the
-//! daemon ask a host that only the daemon can reach: a cloud's metadata service, a neighbour in
-//! the machine room, another daemon on this machine. The rule: never to an address nearer than
-//! the one at which the registry itself answered. It is checked on addresses, when connecting:
-//! a name can resolve to anything.
+//! A registry chooses the targets of redirects and token requests. Without a rule it could make the daemon
+//! send requests to hosts that only the daemon can reach: a cloud's metadata service, a host in the local
+//! network, another daemon on this machine. The rule: never to an address of narrower scope than the one at
+//! which the registry itself responded. It is checked when connecting, since a name can resolve to any
+//! address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use url::{Host, Url};
 
-/// How near an address is, the farthest first.
+/// The scope of an address, the widest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum AddressScope {
@@ -36,7 +36,7 @@ impl std::fmt::Display for AddressScope {
 }
 
 impl AddressScope {
-    /// The scope of an address. An IPv4 address wrapped in an IPv6 one counts as what it wraps.
+    /// An IPv6 address that wraps an IPv4 address has the scope of the IPv4 address.
     pub(super) fn of(address: IpAddr) -> Self {
         match address {
             _ if METADATA.contains(&address) => Self::Reserved,
@@ -47,7 +47,7 @@ impl AddressScope {
         }
     }
 
-    /// The scope of a URL whose host is written as an address; names have none yet.
+    /// The scope of a URL whose host is an address; none if it is a name.
     pub(super) fn of_literal(url: &Url) -> Option<Self> {
         match url.host()? {
             Host::Domain(_name) => None,
@@ -71,7 +71,7 @@ impl AddressScope {
         match address.segments() {
             [0, 0, 0, 0, 0, 0, 0, 1] => Self::Loopback,
             [0xfc00..=0xfdff, ..] => Self::Private,
-            // Only 2000::/3 is given out.
+            // Only 2000::/3 is assigned.
             [0x2000..=0x3fff, ..] => Self::Public,
             _ => Self::Reserved,
         }
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zones_of_well_known_addresses() {
+    fn scopes_of_well_known_addresses() {
         for (address, scope) in [
             ("1.1.1.1", AddressScope::Public),
             ("172.32.0.1", AddressScope::Public),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn only_addresses_have_a_zone_before_they_are_resolved() {
+    fn names_have_no_scope_before_they_are_resolved() {
         let scope = |url: &str| AddressScope::of_literal(&url.parse().unwrap());
         assert_eq!(scope("http://169.254.169.254/latest"), Some(AddressScope::Reserved));
         assert_eq!(scope("http://[::1]:80/"), Some(AddressScope::Loopback));

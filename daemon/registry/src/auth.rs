@@ -1,9 +1,9 @@
-//! Authorization: which credentials a refused request is repeated with, and who may see them.
+//! Authorization: which credentials a refused request is repeated with, and which hosts receive them.
 //!
-//! Nothing is sent before the registry itself has refused a request, and then only what was given
-//! for that host: to it, or to its token service if [`Challenge`] knows that one. Nothing goes
-//! over plain HTTP except within this machine or to hosts that the user named. Redirects elsewhere
-//! lose it ([`Shared::follow`]).
+//! Credentials are sent only after the registry has refused a request, and only those configured for its
+//! host: to the registry, or to its token service if [`Challenge`] accepts that service. They are not sent
+//! over plain HTTP except to this machine or to hosts that the user configured. Redirects to other origins
+//! drop them ([`Shared::follow`]).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,25 +28,19 @@ use super::request::{Response, Target};
 use super::token_cache::Authorization;
 use super::transport::Request;
 
-/// The credentials found for a registry.
 enum Held {
-    /// A name and a password, and where they are from.
     Password { user: String, password: Secret, place: String },
-    /// A token, and where it is from.
     Token { token: Secret, place: String },
-    /// A key to sign with, and where it is.
     Key { key: Box<OllamaKey>, path: PathBuf },
-    /// Nothing, and what would help.
     Nothing { advice: Advice },
 }
 
 impl Shared {
-    /// The response to a request with what the registry wants to see, if there is such a thing. A
-    /// refusal of what is shown is final.
+    /// Sends a request, and repeats it once with credentials if the registry requires them.
     pub(super) async fn authorized(&self, target: &Target<'_>) -> Result<Response, RegistryError> {
         let authorization = self.tokens.get(target.origin, &target.repository);
         let mut response = self.follow(target, authorization).await?;
-        if !asks_for_more(&response, target) {
+        if !requires_credentials(&response, target) {
             return Ok(response);
         }
         match self.authorization(target, &response).await? {
@@ -61,14 +55,14 @@ impl Shared {
         }
     }
 
-    /// What the next request should show after `refusal`.
+    /// The credentials for repeating a refused request.
     async fn authorization(&self, target: &Target<'_>, refusal: &Response) -> Result<Outcome, RegistryError> {
         let challenges = Challenges::of(refusal.headers());
         let reach = refusal.reach;
         match (self.held(target.origin).await?, challenges.bearer) {
             (Held::Token { token, place }, _) => {
                 let header = format!("Bearer {}", token.reveal());
-                self.shown(target, &header, place)
+                self.direct(target, &header, place)
             }
             (Held::Password { user, password, place }, Some(challenge)) => {
                 let url = self.token_url(target, &challenge)?;
@@ -77,7 +71,7 @@ impl Shared {
                 self.token(target, url, reach, Some(header), Advice::Credential { place }).await
             }
             (Held::Password { user, password, place }, None) if challenges.basic => {
-                self.shown(target, &basic(&user, &password), place)
+                self.direct(target, &basic(&user, &password), place)
             }
             (Held::Password { place, .. }, None) => Ok(Outcome::Refused(Advice::Credential { place })),
             (Held::Key { key, path }, Some(challenge)) => {
@@ -96,25 +90,24 @@ impl Shared {
         }
     }
 
-    /// What there is for a registry, looked up where waiting harms nobody.
+    /// Reads files and may run a program, so it runs on a blocking thread.
     async fn held(&self, origin: &Origin) -> Result<Held, RegistryError> {
         let (policy, origin) = (Arc::clone(&self.credentials), origin.clone());
         let looked_up = tokio::task::spawn_blocking(move || held(&policy, &origin)).await;
         match looked_up {
             Ok(held) => Ok(held?),
-            // Only a panic ends it early: it cannot be cancelled once it runs.
+            // Only a panic ends the task: it cannot be cancelled once it runs.
             Err(error) => Err(CredentialError::Interrupted { reason: error.to_string() }.into()),
         }
     }
 
-    /// A credential that goes to the registry itself.
-    fn shown(&self, target: &Target<'_>, header: &str, place: String) -> Result<Outcome, RegistryError> {
+    fn direct(&self, target: &Target<'_>, header: &str, place: String) -> Result<Outcome, RegistryError> {
         self.may_carry_to(target.origin)?;
         let header = sendable(header, &place)?;
         Ok(Outcome::Authorized(Authorization::lasting(header, Advice::Credential { place })))
     }
 
-    /// Asks the token service once and follows it nowhere.
+    /// Requests a token; follows no redirects.
     async fn token(
         &self,
         target: &Target<'_>,
@@ -137,7 +130,7 @@ impl Shared {
         }
         let document =
             response.uncompressed()?.document("token", MAX_TOKEN_BYTES, self.limits.document).await?;
-        Authorization::from_answer(&document, advice).map(Outcome::Authorized).ok_or_else(no_token)
+        Authorization::from_response(&document, advice).map(Outcome::Authorized).ok_or_else(no_token)
     }
 
     fn token_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Url, RegistryError> {
@@ -151,7 +144,6 @@ impl Shared {
         url.map_err(|reason| realm_refused(target, reason))
     }
 
-    /// The credentials go to the token service, and what they open to the registry.
     fn may_carry(&self, registry: &Origin, token_url: &Url) -> Result<(), RegistryError> {
         self.may_carry_to(registry)?;
         match Origin::of(token_url) {
@@ -168,27 +160,24 @@ impl Shared {
     }
 }
 
-/// What the next request can be authorized with.
 enum Outcome {
-    /// This header.
     Authorized(Authorization),
-    /// Nothing, and what would help.
     Refused(Advice),
 }
 
 /// Tokens are signed statements of some KiB.
 const MAX_TOKEN_BYTES: u64 = 64 << 10;
-/// As many as Ollama's own.
+/// The length of Ollama's own nonces.
 const NONCE_BYTES: usize = 16;
 
-/// Whether the registry itself wants to see more than it was shown. Hugging Face says 403 for
-/// gated models, also to those who have shown nothing.
-fn asks_for_more(response: &Response, target: &Target<'_>) -> bool {
-    let nothing_shown = !matches!(response.advice, Advice::Credential { .. });
+/// Whether the registry requires credentials, or other ones. Hugging Face responds 403 for gated models, also
+/// to requests without credentials.
+fn requires_credentials(response: &Response, target: &Target<'_>) -> bool {
+    let nothing_sent = !matches!(response.advice, Advice::Credential { .. });
     response.is_from(target.origin)
         && match response.response.status() {
             StatusCode::UNAUTHORIZED => true,
-            StatusCode::FORBIDDEN => response.is_gated() && nothing_shown,
+            StatusCode::FORBIDDEN => response.is_gated() && nothing_sent,
             _ => false,
         }
 }
@@ -223,7 +212,6 @@ fn sendable(header: &str, place: &str) -> Result<HeaderValue, CredentialError> {
     hidden_header(header).ok_or_else(|| CredentialError::Unsendable { place: place.to_owned() })
 }
 
-/// What makes a signed request unlike all others.
 fn nonce() -> Result<String, CredentialError> {
     let mut bytes = [0; NONCE_BYTES];
     let filled = SystemRandom::new().fill(&mut bytes);

@@ -1,8 +1,7 @@
-//! Challenges: what a registry asks for, and who may hand out the token that it wants to see.
+//! Challenges: which credentials a registry requires, and which token services are accepted.
 //!
-//! The realm in a challenge is a URL that the registry chooses. It is asked, with credentials or
-//! without, only if it is on the registry's own host, on one of [`TOKEN_HOSTS`], or on the host
-//! that the user configured.
+//! The registry chooses the URL of its realm. The realm is requested, with or without credentials, only if it
+//! is on the registry's own host, on one of [`TOKEN_HOSTS`], or on the host that the user configured.
 
 use std::collections::BTreeMap;
 
@@ -14,17 +13,14 @@ use super::credentials::RegistryHost;
 use super::error::RealmRefusal;
 use super::origin::Origin;
 
-/// What a refusal asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Challenges {
-    /// The first `Bearer` challenge that is well-formed.
     pub(super) bearer: Option<Challenge>,
-    /// Whether a user and a password would do.
+    /// Whether a user and a password are accepted.
     pub(super) basic: bool,
 }
 
 impl Challenges {
-    /// Those of an answer.
     pub(super) fn of(headers: &HeaderMap) -> Self {
         let mut all = Self::default();
         for value in headers.get_all(WWW_AUTHENTICATE) {
@@ -36,7 +32,7 @@ impl Challenges {
     }
 }
 
-/// What a registry wants to see a token for.
+/// A `Bearer` challenge.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Challenge {
     realm: String,
@@ -45,8 +41,8 @@ pub(super) struct Challenge {
 }
 
 impl Challenge {
-    /// The URL to ask for a token, if `registry` may name it. `services` are the user's own pairs
-    /// of a registry and the host of its token service.
+    /// The URL that issues the token, if `registry` may name it. `services` are the configured pairs of a
+    /// registry and the host of its token service.
     pub(super) fn token_url(
         &self,
         registry: &Origin,
@@ -57,8 +53,8 @@ impl Challenge {
         Ok(url)
     }
 
-    /// The same with what makes it unique, for a signature. Ollama's registry knows such a URL
-    /// with its parameters in the order of their names.
+    /// The same with a nonce and a time, for a signature. Ollama's registry expects the parameters in the
+    /// order of their names.
     pub(super) fn signed_url(
         &self,
         registry: &Origin,
@@ -74,7 +70,6 @@ impl Challenge {
         Ok(url)
     }
 
-    /// The realm, if `registry` may name it.
     fn realm(&self, registry: &Origin, services: &BTreeMap<String, String>) -> Result<Url, RealmRefusal> {
         let realm = Url::parse(&self.realm).map_err(|_invalid| RealmRefusal::Malformed)?;
         let origin = Origin::of(&realm).ok_or(RealmRefusal::Malformed)?;
@@ -90,7 +85,7 @@ impl Challenge {
         Ok(realm)
     }
 
-    /// A scope may list several, parted by spaces; each becomes a parameter of its own.
+    /// A scope may contain several, separated by spaces; each becomes its own parameter.
     fn query(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let service = self.service.iter().map(|service| ("service", service.as_str()));
         let scopes = self.scope.iter().flat_map(|scope| scope.split_ascii_whitespace());
@@ -108,7 +103,7 @@ const TOKEN_HOSTS: [(&str, &str); 2] =
 /// Real challenges have some 200 bytes.
 const MAX_CHALLENGE_BYTES: usize = 4096;
 
-/// Reads `WWW-Authenticate`: schemes, each followed by `name=value` pairs, all parted by commas.
+/// Parses `WWW-Authenticate`: schemes, each followed by `name=value` pairs, all separated by commas.
 fn challenges(header: &str) -> Option<Challenges> {
     if header.len() > MAX_CHALLENGE_BYTES {
         return None;
@@ -126,7 +121,7 @@ fn challenges(header: &str) -> Option<Challenges> {
                 }
                 after
             }
-            // A character that is neither of a word nor a separator: no header of this form.
+            // Neither a word nor a separator: malformed.
             None if word.is_empty() => return None,
             None => {
                 scheme = word;
@@ -140,7 +135,6 @@ fn challenges(header: &str) -> Option<Challenges> {
 }
 
 impl Challenge {
-    /// The first of several values counts.
     fn set(&mut self, name: &str, value: String) {
         match name.to_ascii_lowercase().as_str() {
             "realm" if self.realm.is_empty() => self.realm = value,
@@ -212,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn challenges_that_are_none() {
+    fn malformed_challenges_are_ignored() {
         for header in [
             "",
             "Bearer",
@@ -239,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_registrys_own_and_known_token_services_are_asked() {
+    fn only_the_registrys_own_and_known_token_services_are_accepted() {
         let realm = |url: &str| format!("Bearer realm=\"{url}\"");
         let foreign = |found: &str| Err(RealmRefusal::ForeignHost { found: found.to_owned() });
         assert!(token_url("https://r.example", &realm("https://R.example:5001/t")).is_ok());
@@ -268,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn signed_url_is_in_the_order_of_its_parameters() {
+    fn signed_url_has_sorted_parameters() {
         let header =
             r#"Bearer realm="https://r.example/token?zone=1",service="r",scope="repository:l/m:pull""#;
         let registry = Origin::of(&"https://r.example".parse().unwrap()).unwrap();
@@ -278,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn basic_is_seen_beside_and_without_bearer() {
+    fn basic_is_found_with_and_without_bearer() {
         for (header, basic) in [
             (r#"Basic realm="x""#, true),
             (r#"Bearer realm="https://a/t", basic realm="x""#, true),

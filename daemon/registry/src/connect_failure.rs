@@ -1,4 +1,4 @@
-//! Why a connection failed, in words that say what to look at.
+//! Why a connection failed, as a message that says what to check.
 
 use std::error::Error;
 use std::io;
@@ -8,77 +8,92 @@ use hyper_util::client::legacy;
 use rustls::{CertificateError, InvalidMessage};
 
 use super::address_scope::AddressScope;
-use super::error::RegistryError;
 
-/// Why a server's certificate is not accepted.
+/// Why a request got no response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum TlsFailure {
-    /// Its time is over.
-    #[error("its certificate has expired; this machine's clock says {today}: is that right?")]
-    Expired {
-        /// The machine's date.
-        today: String,
-    },
-    /// Its time is still to come.
-    #[error("its certificate is not valid yet; this machine's clock says {today}: is that right?")]
-    NotYetValid {
-        /// The machine's date.
-        today: String,
-    },
-    /// Nobody whom this machine trusts has signed it.
+pub enum ConnectFailure {
+    /// The host name was not resolved; with the system's reason.
+    #[error("no address found ({0}); is the name right, and is there a network?")]
+    NoAddress(String),
+    /// The host's address is closer to this machine than the registry that led to it.
+    #[error("is a {0} address, and the registry is not; refused")]
+    ForbiddenAddress(AddressScope),
+    /// The host is there, but nothing listens on the port.
+    #[error("connection refused; is the registry running, and is the port right?")]
+    Refused,
+    /// The proxy cannot be reached or does not connect; with the reason.
+    #[error("connection through the proxy failed: {0}; is HTTPS_PROXY right?")]
+    Proxy(String),
+    /// The certificate has expired; with this machine's date.
+    #[error("certificate has expired; this machine's clock says {0}: is that right?")]
+    Expired(String),
+    /// The certificate becomes valid later; with this machine's date.
+    #[error("certificate is not valid yet; this machine's clock says {0}: is that right?")]
+    NotYetValid(String),
+    /// No authority that this machine trusts has signed the certificate.
     #[error(
-        "its certificate is from an issuer that this machine does not trust; if a proxy or your own \
+        "certificate is from an issuer that this machine does not trust; if a proxy or your own \
          authority signs here, name its certificate in ca_files"
     )]
     UnknownIssuer,
-    /// It is another host's.
-    #[error("its certificate is for another name; is this network behind a login page?")]
+    /// The certificate is another host's.
+    #[error("certificate is for another name; is this network behind a login page?")]
     OtherName,
-    /// What it answers is no TLS.
+    /// The response is not TLS.
     #[error(
-        "it does not speak TLS; if it is a registry over plain HTTP, name it in insecure_registries or put \
+        "server does not speak TLS; if it is a registry over plain HTTP, name it in insecure_registries or put \
          http:// before its name"
     )]
     NotTls,
-    /// Something else.
+    /// Another failure of TLS.
     #[error("TLS failed: {0}")]
+    Tls(String),
+    /// Another failure, such as a connection that was reset; a repeated request may succeed.
+    #[error("{0}")]
     Other(String),
 }
 
-/// A name has no address that may be connected to.
-#[derive(Debug, thiserror::Error)]
-#[error("{0} address")]
-pub(super) struct TooNear(pub(super) AddressScope);
+impl ConnectFailure {
+    pub(super) fn of(error: &legacy::Error) -> Self {
+        let innermost = innermost(error);
+        if is_tunnel(error) {
+            let text = innermost.to_string();
+            return Self::Proxy(text.strip_prefix(TUNNEL_ERROR).unwrap_or(&text).to_owned());
+        }
+        // From the resolver in `transport`.
+        if let Some(failure) = innermost.downcast_ref::<Self>() {
+            return failure.clone();
+        }
+        let kind = innermost.downcast_ref::<io::Error>().map(io::Error::kind);
+        match (tls_error(innermost), kind) {
+            (Some(tls), _) => Self::of_tls(tls),
+            (None, Some(io::ErrorKind::ConnectionRefused)) => Self::Refused,
+            _ => Self::Other(innermost.to_string()),
+        }
+    }
 
-/// A name has no address.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct NoAddress(pub(super) String);
-
-/// What a request ended in that never got an answer.
-pub(super) fn unreachable(host: String, error: &legacy::Error) -> RegistryError {
-    let innermost = innermost(error);
-    if is_tunnel(error) {
-        let said = innermost.to_string();
-        let reason = said.strip_prefix(TUNNEL_ERROR).unwrap_or(&said).to_owned();
-        return RegistryError::Proxy { host, reason };
-    }
-    if let Some(TooNear(scope)) = innermost.downcast_ref() {
-        return RegistryError::ForbiddenAddress { host, scope: *scope };
-    }
-    if let Some(NoAddress(reason)) = innermost.downcast_ref() {
-        return RegistryError::NoAddress { host, reason: reason.clone() };
-    }
-    let kind = innermost.downcast_ref::<io::Error>().map(io::Error::kind);
-    match (tls_error(innermost), kind) {
-        (Some(tls), _) => RegistryError::Tls { host, failure: tls_failure(tls) },
-        (None, Some(io::ErrorKind::ConnectionRefused)) => RegistryError::Refused { host },
-        _ => RegistryError::Unreachable { host, reason: innermost.to_string() },
+    fn of_tls(error: &rustls::Error) -> Self {
+        let error = match error {
+            rustls::Error::InvalidCertificate(error) => error,
+            rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => return Self::NotTls,
+            other => return Self::Tls(other.to_string()),
+        };
+        match error {
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => Self::Expired(today()),
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                Self::NotYetValid(today())
+            }
+            CertificateError::UnknownIssuer => Self::UnknownIssuer,
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                Self::OtherName
+            }
+            other => Self::Tls(other.to_string()),
+        }
     }
 }
 
-/// Whether a proxy was to connect. The library's own type for it is not public, its text is.
+/// Whether the connection to a proxy failed. The library's error type is private, so its text is compared.
 fn is_tunnel(mut error: &(dyn Error + 'static)) -> bool {
     loop {
         if error.to_string().starts_with(TUNNEL_ERROR) {
@@ -93,7 +108,7 @@ fn is_tunnel(mut error: &(dyn Error + 'static)) -> bool {
 
 const TUNNEL_ERROR: &str = "tunnel error: ";
 
-/// The cause of all causes: the ones above it only say that a client could not connect.
+/// The first cause; the errors above it say only that the client could not connect.
 pub(super) fn innermost<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Error + 'static) {
     while let Some(cause) = error.source() {
         error = cause;
@@ -101,35 +116,13 @@ pub(super) fn innermost<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Er
     error
 }
 
-/// The failure of TLS that an input/output error holds, be it wrapped once or twice: such a wrapper
-/// is not among the sources.
+/// The TLS error inside an I/O error, at any depth. `Error::source` skips this kind of wrapper.
 fn tls_error<'e>(mut error: &'e (dyn Error + 'static)) -> Option<&'e rustls::Error> {
     loop {
         if let Some(tls) = error.downcast_ref() {
             return Some(tls);
         }
         error = error.downcast_ref::<io::Error>()?.get_ref()?;
-    }
-}
-
-fn tls_failure(error: &rustls::Error) -> TlsFailure {
-    let error = match error {
-        rustls::Error::InvalidCertificate(error) => error,
-        rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => return TlsFailure::NotTls,
-        other => return TlsFailure::Other(other.to_string()),
-    };
-    match error {
-        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-            TlsFailure::Expired { today: today() }
-        }
-        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-            TlsFailure::NotYetValid { today: today() }
-        }
-        CertificateError::UnknownIssuer => TlsFailure::UnknownIssuer,
-        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-            TlsFailure::OtherName
-        }
-        other => TlsFailure::Other(other.to_string()),
     }
 }
 
@@ -146,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_of_tls_are_found_behind_wrappers() {
+    fn tls_errors_are_found_inside_io_errors() {
         let tls = || rustls::Error::DecryptError;
         assert!(tls_error(&tls()).is_some());
         assert!(tls_error(&io::Error::other(io::Error::other(tls()))).is_some());
@@ -154,8 +147,8 @@ mod tests {
     }
 
     #[test]
-    fn certificates_out_of_their_time_bring_up_the_clock() {
-        let said = |error| tls_failure(&rustls::Error::InvalidCertificate(error)).to_string();
+    fn tls_errors_say_what_to_check() {
+        let said = |error| ConnectFailure::of_tls(&rustls::Error::InvalidCertificate(error)).to_string();
         let year = &today()[..4];
         assert!(today().len() == 10 && year.parse::<u32>().unwrap() > 2020);
         assert!(said(CertificateError::Expired).contains(year));
@@ -163,7 +156,7 @@ mod tests {
         assert!(said(CertificateError::UnknownIssuer).contains("ca_files"));
         assert!(said(CertificateError::NotValidForName).contains("another name"));
         let plain = rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType);
-        assert!(tls_failure(&plain).to_string().contains("insecure_registries"));
-        assert!(tls_failure(&rustls::Error::DecryptError).to_string().starts_with("TLS failed"));
+        assert!(ConnectFailure::of_tls(&plain).to_string().contains("insecure_registries"));
+        assert!(ConnectFailure::of_tls(&rustls::Error::DecryptError).to_string().starts_with("TLS failed"));
     }
 }

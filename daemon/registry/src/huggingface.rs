@@ -1,8 +1,7 @@
-//! Hugging Face's own interface: which files a repository has, and their digests.
+//! Hugging Face's own API: the files of a repository and their digests.
 //!
-//! Its registry interface knows no sharded models and no files without a quantisation in their
-//! names; this one has them all. Files are fetched at a commit, so that what was listed is what
-//! comes.
+//! Hugging Face's registry API has no sharded models and no files without a quantisation in their names; this
+//! one has all files. Files are requested at a commit, so that they are the listed ones.
 
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::reference::Reference;
@@ -18,26 +17,24 @@ use super::listing::{
 };
 use super::mirrors::first_of;
 use super::origin::{ESCAPED, Registry};
-use super::remote::{RemoteFile, RemoteModel};
+use super::remote::{RemoteFile, RemoteModel, WebFile};
 use super::request::{Response, Target};
-use super::web::WebFile;
 use super::{RegistryClient, redirect, tags::nearest};
 
-/// A repository at one commit.
 struct Listed {
     commit: String,
     files: Vec<TreeFile>,
 }
 
 impl RegistryClient {
-    /// The model that a file is, or is a shard of.
+    /// The model of a file, including the other shards.
     pub(super) async fn hub_model(&self, file: &HubFile) -> Result<RemoteModel, RegistryError> {
         let listed = self.list(file.repository(), file.revision()).await?;
         let chosen = with_shards(&listed.files, file.path()).map_err(|lack| lacking(file, &listed, lack))?;
         self.hub_pull(file.repository(), &listed, &chosen, None)
     }
 
-    /// The same without its origin: for a repair.
+    /// The same files and the projector, without an origin: for a repair.
     pub(super) async fn hub_files(&self, file: &HubFile) -> Result<Vec<RemoteFile>, RegistryError> {
         let listed = self.list(file.repository(), file.revision()).await?;
         let mut chosen =
@@ -46,8 +43,8 @@ impl RegistryClient {
         chosen.into_iter().map(|chosen| self.hub_remote(file.repository(), &listed.commit, &chosen)).collect()
     }
 
-    /// A model by its quantisation where the registry interface has failed with `error`, because it
-    /// is sharded or because there is no such thing; then the error says what there is.
+    /// Finds a model by its quantisation after the registry API failed with `error`: the model may be
+    /// sharded. Otherwise the error names the tags that exist.
     pub(super) async fn hub_model_of_tag(
         &self,
         reference: &Reference,
@@ -65,7 +62,7 @@ impl RegistryClient {
             return Err(error);
         }
         let repository = format!("{}/{}", reference.namespace(), reference.model());
-        // The first failure says more than that the second question was not answered either.
+        // If the list fails too, the first error explains more.
         let Ok(listed) = self.list(&repository, HubFile::DEFAULT_REVISION).await else { return Err(error) };
         let chosen = path_of_tag(&listed.files, reference.tag())
             .and_then(|path| with_shards(&listed.files, path).ok());
@@ -120,7 +117,6 @@ impl RegistryClient {
     }
 }
 
-/// The interface for programs, for one repository.
 struct Api<'a> {
     client: &'a RegistryClient,
     server: &'a Registry,
@@ -141,17 +137,16 @@ impl Api<'_> {
             files.extend(parse_tree(&page).map_err(|what| RegistryError::Listing { host, what })?);
             match next {
                 None => return Ok(Listed { commit, files }),
-                // A page elsewhere would be asked with this one's credentials.
+                // The request for the next page has the same credentials, so the origin must be the same.
                 Some(url) => {
                     let moved = target.moved(url);
-                    target = moved.ok_or_else(|| self.refused("a next page on another host"))?;
+                    target = moved.ok_or_else(|| self.refused("the next page is on another host"))?;
                 }
             }
         }
-        Err(self.refused("more pages than any repository has"))
+        Err(self.refused("more pages than the limit"))
     }
 
-    /// The commit that a revision stands for now.
     async fn commit(&self, revision: &str) -> Result<String, RegistryError> {
         if is_commit(revision) {
             return Ok(revision.to_owned());
@@ -172,8 +167,8 @@ impl Api<'_> {
         if let Some(page) = response.web_page() {
             return Err(page);
         }
-        let (host, patience) = (response.host(), self.client.shared.limits.document);
-        Ok((host, response.document("list of files", MAX_PAGE_BYTES, patience).await?))
+        let (host, time_limit) = (response.host(), self.client.shared.limits.document);
+        Ok((host, response.document("list of files", MAX_PAGE_BYTES, time_limit).await?))
     }
 
     fn target(&self, path: &str) -> Result<Target<'_>, RegistryError> {
@@ -185,9 +180,9 @@ impl Api<'_> {
     }
 }
 
-/// A thousand entries of some 300 bytes are a page.
+/// A page has a thousand entries of some 300 bytes.
 const MAX_PAGE_BYTES: u64 = 4 << 20;
-/// Sixteen thousand files.
+/// At a thousand files each.
 const MAX_PAGES: usize = 16;
 
 fn address(repository: &str) -> String {
@@ -209,7 +204,6 @@ fn lacking(file: &HubFile, listed: &Listed, lack: Lack) -> RegistryError {
     }
 }
 
-/// The target of `Link: <…>; rel="next"`.
 fn next_page(from: &Url, headers: &HeaderMap) -> Option<Url> {
     let links = headers.get(LINK)?.to_str().ok()?;
     let next = links.split(',').find(|link| link.contains("rel=\"next\""))?;
@@ -217,7 +211,6 @@ fn next_page(from: &Url, headers: &HeaderMap) -> Option<Url> {
     redirect::resolve(from, rest.split_once('>')?.0)
 }
 
-/// A path as a URL has it.
 fn encoded(path: &str) -> String {
     const PATH: &AsciiSet = &ESCAPED.remove(b'/');
     utf8_percent_encode(path, PATH).to_string()

@@ -1,7 +1,7 @@
-//! Where models come from: OCI registries, Ollama's, Hugging Face, and plain files over HTTP.
+//! A client for model sources: OCI registries, Ollama's, Hugging Face, and plain files over HTTP.
 //!
-//! [`RegistryClient`] turns a name into a [`RemoteModel`], and its [`RemoteFile`]s into streams of bytes,
-//! whole or by range, with the user's [`credentials`] where a registry asks for them.
+//! [`RegistryClient`] resolves a name to a [`RemoteModel`] and opens its [`RemoteFile`]s as streams of bytes,
+//! whole or by range. It sends the user's [`credentials`] where a registry requires them.
 //!
 //! ```
 //! # use std::io::{Read as _, Write as _};
@@ -29,13 +29,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A broken or hostile server does no harm: every body has a limit that is enforced while reading, every
-//! wait ends, credentials and tokens go only to the registry they were given or made for and to its token
-//! service, and no registry can make this machine connect to a host nearer to it than the registry itself.
+//! Servers are not trusted: every body has a limit that is enforced while reading, every wait has a time
+//! limit, credentials are sent only to the registry they were configured for and to its token service, and no
+//! registry can make this machine connect to an address of narrower [`AddressScope`] than the registry's own.
 //!
-//! Nothing here hashes or stores files: a stream yields as many bytes as the manifest or the range says, and
-//! the caller decides whether they are the right ones. Nothing resumes a broken transfer: the caller does,
-//! by the same [`RetryPolicy`] by which manifests are asked for again.
+//! Files are neither hashed nor stored here: a stream yields as many bytes as the manifest or the range says,
+//! and the caller verifies the digest. The caller also resumes broken transfers, by the same [`RetryPolicy`]
+//! that is used here for manifests.
 
 mod address_scope;
 mod auth;
@@ -50,6 +50,7 @@ mod origin;
 mod redirect;
 mod remote;
 mod request;
+mod resolve;
 mod retry;
 mod stream;
 mod tags;
@@ -72,7 +73,7 @@ use hyper::header::{ACCEPT, HeaderValue};
 use hyper_util::client::proxy::matcher::Matcher;
 
 pub use self::address_scope::AddressScope;
-pub use self::connect_failure::TlsFailure;
+pub use self::connect_failure::ConnectFailure;
 use self::credentials::CredentialPolicy;
 pub use self::error::{Advice, FailureKind, RealmRefusal, RedirectRefusal, RegistryError};
 use self::mirrors::{Mirrors, first_of};
@@ -84,25 +85,25 @@ pub use self::stream::ByteStream;
 use self::token_cache::TokenCache;
 use self::transport::Transport;
 
-/// How registries are reached.
+/// The configuration of a [`RegistryClient`].
 #[derive(Clone, Debug, Default)]
 pub struct RegistryPolicy {
-    /// A registry's host and the base URLs used in its place, in this order, such as
-    /// `registry.ollama.ai` and `http://127.0.0.1:4711`.
+    /// Base URLs used instead of a registry's host, in this order, such as `http://127.0.0.1:4711` for
+    /// `registry.ollama.ai`.
     pub mirrors: BTreeMap<String, Vec<String>>,
-    /// Registries, as `HOST:PORT`, that are spoken to over plain HTTP.
+    /// Registries, as `HOST:PORT`, that are requested over plain HTTP.
     pub insecure: Vec<String>,
-    /// PEM files with certificate authorities that are trusted beside the machine's own.
+    /// PEM files with certificate authorities that are trusted in addition to the machine's own.
     pub ca_files: Vec<PathBuf>,
-    /// The credentials there are.
+    /// The credentials that may be used.
     pub credentials: CredentialPolicy,
-    /// When a request that failed is sent again.
+    /// When a failed request is repeated.
     pub retry: RetryPolicy,
 }
 
 impl RegistryPolicy {
-    /// The same for a daemon that serves several users: with no credentials but blobd's own. What
-    /// it can pull all of them can read, so the rest of what its user has is none of theirs.
+    /// The same for a daemon that serves several users: only blobd's own credentials. All users can read what
+    /// the daemon pulls, so it must not use the other credentials of the user it runs as.
     #[must_use]
     pub fn for_many_users(self) -> Self {
         Self { credentials: self.credentials.own_alone(), ..self }
@@ -115,7 +116,6 @@ pub struct RegistryClient {
     shared: Arc<Shared>,
 }
 
-/// What the clones of a client share.
 #[derive(Debug)]
 struct Shared {
     mirrors: Mirrors,
@@ -127,11 +127,10 @@ struct Shared {
 }
 
 impl RegistryClient {
-    /// A client that has connected to nothing yet. It reads the certificate files, so it blocks
-    /// for some milliseconds: call it at start-up, not on an async worker.
+    /// Makes a client without connecting. Reads the certificate files, so it blocks for some milliseconds:
+    /// call it at start-up, not on an async worker.
     ///
-    /// Of the environment it honours `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`; plain HTTP never
-    /// goes through a proxy.
+    /// Uses `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` from the environment; plain HTTP never uses a proxy.
     ///
     /// # Errors
     /// [`RegistryError::Mirror`] and [`RegistryError::Certificates`] when the policy is unusable.
@@ -151,12 +150,12 @@ impl RegistryClient {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// The manifest that `reference` names, checked, and equal to the digest it is pinned to. Where
-    /// the name stands for an index, the one model in it.
+    /// The manifest that `reference` names, or the only model in the image index that it names. Its digest is
+    /// checked if the reference has one.
     ///
     /// # Errors
-    /// [`RegistryError`] when there is none, it is malformed, it is no model that blobd could
-    /// serve, or the registry misbehaves.
+    /// [`RegistryError`] when there is none, it is malformed or not a model that blobd can serve, or
+    /// the registry fails.
     pub async fn manifest(&self, reference: &Reference) -> Result<Manifest, RegistryError> {
         let servers = &self.shared.mirrors.of(reference)?;
         let ask = |registry| self.manifest_at(registry, reference);
@@ -184,8 +183,8 @@ impl RegistryClient {
         let response = match reference.digest() {
             None => self.get_manifest(registry, reference, reference.tag()).await?,
             Some(pin) => match self.get_manifest(registry, reference, &pin.to_string()).await {
-                // Ollama's own client never asks by digest, so its registry need not response that;
-                // the tag does as well if it still points at the pinned manifest.
+                // Ollama's registry need not serve manifests by digest, since its own client never requests
+                // one. The tag serves as well if it still points at the pinned manifest.
                 Err(RegistryError::NotFound { .. }) => {
                     self.get_manifest(registry, reference, reference.tag()).await?
                 }
@@ -202,7 +201,8 @@ impl RegistryClient {
         Ok(manifest)
     }
 
-    /// The one model of an index. An index within it is refused like anything that is no manifest.
+    /// The only model of an image index. An index inside it is refused like any other text that is not a
+    /// manifest.
     async fn indexed_manifest(
         &self,
         registry: &Registry,
@@ -223,8 +223,7 @@ impl RegistryClient {
         Manifest::parse(raw).map_err(malformed)
     }
 
-    /// The body of a response, which must have the digest that the response announces and the one that
-    /// is expected.
+    /// The body, checked against the digest that the response announces and against the expected one.
     async fn manifest_bytes(
         &self,
         response: Response,
@@ -254,7 +253,7 @@ impl RegistryClient {
     }
 }
 
-/// A model that could be stored and then not be opened is better refused before it is downloaded.
+/// Refuses models that could be stored but not opened, before their download.
 fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<(), RegistryError> {
     let packed = manifest.files().zip(manifest.names()).find(|(file, _)| file.media_type.is_packed_weights());
     if let Some((file, name)) = packed {
@@ -268,18 +267,18 @@ fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<(), Reg
     Ok(())
 }
 
-/// How long a registry may take. Tests shorten them.
+/// Time limits for one registry. Tests shorten them.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// Until a TCP connection stands.
+    /// For a TCP connection.
     connect: Duration,
-    /// From a request to the head of its response, connecting and TLS included.
+    /// From a request to the head of its response, including connecting and TLS.
     head: Duration,
     /// For the whole body of a manifest or a token.
     document: Duration,
-    /// Waiting for the bytes of a blob while fewer than `slowest_bytes` come.
+    /// For the bytes of a blob while fewer than `slowest_bytes` arrive.
     stall: Duration,
-    /// The fewest bytes of a blob that must come in `stall`.
+    /// The fewest bytes of a blob that must arrive in `stall`.
     slowest_bytes: u64,
 }
 
@@ -287,9 +286,9 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(10),
-            // The same as for a stall: a content network may fetch a cold file before it answers.
+            // As long as `stall`: a content network may load a cold file before it responds.
             head: Duration::from_secs(30),
-            // 4 MiB at 70 KB/s; the stall rule alone would let one byte a second go on for weeks.
+            // 4 MiB at 70 KB/s. With the stall limit alone, a server could send one byte a second for weeks.
             document: Duration::from_secs(60),
             // Ollama waits as long.
             stall: Duration::from_secs(30),
@@ -299,14 +298,14 @@ impl Default for Limits {
     }
 }
 
-/// Manifests of both families, and their indexes: a registry may have nothing else.
+/// Accepted media types: manifests and image indexes of Docker and OCI. A registry may have only one kind.
 const MANIFEST_TYPES: &str = "application/vnd.docker.distribution.manifest.v2+json, \
     application/vnd.oci.image.manifest.v1+json, \
     application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json";
 
-/// The digest that the registry claims for the manifest, if it claims one that is well-formed.
-/// Ollama's registry writes its own header without `sha256:`.
+/// The digest in the response's header, if it is well-formed. Ollama's registry writes its own header without
+/// `sha256:`.
 fn announced_digest(response: &Response) -> Option<Digest> {
     let claim = |name: &str| {
         let text = response.headers().get(name)?.to_str().ok()?;

@@ -1,7 +1,7 @@
-//! What Hugging Face says about a repository's files, checked, and which of them make a model.
+//! Hugging Face's lists of a repository's files, and which files make a model.
 //!
-//! The lists come from a server and name paths, sizes and digests: nothing of them is used before
-//! it has been checked, and one bad entry refuses the list.
+//! The lists contain paths, sizes and digests from a server: every entry is checked, and one bad entry
+//! refuses the list.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,15 @@ use blobd_store_format::manifest::is_file_name;
 use blobd_store_format::source::ShardName;
 use serde::Deserialize;
 
-/// A file of weights of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TreeFile {
     pub(super) path: String,
     pub(super) size: u64,
-    /// That of the content; absent for a small file which lies in git itself.
+    /// The content's digest; absent for a small file that is stored in git itself.
     pub(super) digest: Option<Digest>,
 }
 
-/// The files of weights of a page of `/api/models/{repository}/tree/{commit}`.
+/// The weight files on a page of `/api/models/{repository}/tree/{commit}`.
 pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
     let entries: Vec<RawEntry> = serde_json::from_slice(json).map_err(|error| error.to_string())?;
     if entries.len() > MAX_ENTRIES {
@@ -30,7 +29,10 @@ pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
     let mut files = Vec::new();
     for entry in entries {
         if !is_file_name(&entry.path) {
-            return Err(format!("path {:?}", entry.path.chars().take(100).collect::<String>()));
+            return Err(format!(
+                "path {:?} is not allowed",
+                entry.path.chars().take(100).collect::<String>()
+            ));
         }
         if entry.kind == "file" && FileFormat::split_name(&entry.path).is_some() {
             files.push(entry.into_file()?);
@@ -39,7 +41,7 @@ pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
     Ok(files)
 }
 
-/// The commit that a branch or tag points to, from `/api/models/{repository}/refs`.
+/// The commit of a branch or tag, from `/api/models/{repository}/refs`.
 pub(super) fn parse_refs(json: &[u8], revision: &str) -> Result<Option<String>, String> {
     #[derive(Deserialize)]
     struct Refs {
@@ -58,17 +60,16 @@ pub(super) fn parse_refs(json: &[u8], revision: &str) -> Result<Option<String>, 
     let mut all = refs.branches.into_iter().chain(refs.tags);
     match all.find(|known| known.name == revision) {
         Some(found) if is_commit(&found.target_commit) => Ok(Some(found.target_commit)),
-        Some(_) => Err(format!("{revision} points to something that is no commit")),
+        Some(_) => Err(format!("{revision} points to something that is not a commit")),
         None => Ok(None),
     }
 }
 
-/// Whether a revision is a commit's own name.
 pub(super) fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && revision.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// The files that belong to `path`: itself, or all shards of the model of which it is one.
+/// The file `path`, or all shards of the model if it is a shard.
 pub(super) fn with_shards(files: &[TreeFile], path: &str) -> Result<Vec<TreeFile>, Lack> {
     let by_path: BTreeMap<&str, &TreeFile> = files.iter().map(|file| (file.path.as_str(), file)).collect();
     let paths = ShardName::of(path).map_or_else(|| vec![path.to_owned()], |shard| shard.all());
@@ -81,17 +82,15 @@ pub(super) fn with_shards(files: &[TreeFile], path: &str) -> Result<Vec<TreeFile
     paths.into_iter().map(find).collect()
 }
 
-/// Why a repository does not have a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Lack {
-    /// Not the file that was named.
     File,
-    /// That file, but not this shard of the same model.
+    /// The file exists, but this shard of the same model does not.
     Shard(String),
 }
 
-/// The file, or the first shard, that a tag means: a file's name with or without its end, or the
-/// quantisation at the end of a name. `latest` is what Hugging Face takes for it.
+/// The file, or the first shard, for a tag: a file name with or without extension, or the quantisation at the
+/// end of a name. `latest` follows Hugging Face's rule.
 pub(super) fn path_of_tag<'f>(files: &'f [TreeFile], tag: &str) -> Option<&'f str> {
     let heads: Vec<&str> = heads(files).collect();
     let with_end = |end: &str| heads.iter().copied().find(|path| ends_in(path, end));
@@ -101,7 +100,7 @@ pub(super) fn path_of_tag<'f>(files: &'f [TreeFile], tag: &str) -> Option<&'f st
     with_end(tag)
 }
 
-/// What could be asked for as a tag.
+/// The tags that [`path_of_tag`] finds.
 pub(super) fn tags(files: &[TreeFile]) -> Vec<String> {
     let tag = |path| {
         let stem = ShardName::stem_of(file_name(path));
@@ -110,7 +109,7 @@ pub(super) fn tags(files: &[TreeFile]) -> Vec<String> {
     heads(files).map(tag).collect()
 }
 
-/// The only projector of a repository; several cannot be told apart.
+/// The projector of a repository that has exactly one; several cannot be told apart.
 pub(super) fn projector(files: &[TreeFile]) -> Option<TreeFile> {
     let mut projectors = files.iter().filter(|file| is_projector(&file.path));
     match (projectors.next(), projectors.next()) {
@@ -119,7 +118,7 @@ pub(super) fn projector(files: &[TreeFile]) -> Option<TreeFile> {
     }
 }
 
-/// One page has a thousand at the most, unless asked otherwise.
+/// A page has at most a thousand entries by default.
 const MAX_ENTRIES: usize = 20_000;
 
 #[derive(Deserialize)]
@@ -143,7 +142,7 @@ impl RawEntry {
         let Self { path, size, lfs, .. } = self;
         let Some(lfs) = lfs else { return Ok(TreeFile { path, size, digest: None }) };
         let digest = lfs.oid.parse().or_else(|_| Digest::from_hex(&lfs.oid));
-        let digest = digest.map_err(|_no_digest| format!("{path}: an oid that is no SHA-256"))?;
+        let digest = digest.map_err(|_no_digest| format!("{path}: oid is not a SHA-256"))?;
         if size != lfs.size {
             return Err(format!("{path}: sizes {size} and {}", lfs.size));
         }
@@ -151,7 +150,7 @@ impl RawEntry {
     }
 }
 
-/// Models: one path each, that of the first shard. Projectors are parts of others.
+/// One path for each model, that of the first shard. Projectors are not models.
 fn heads(files: &[TreeFile]) -> impl Iterator<Item = &str> {
     let is_head =
         |path: &&str| !is_projector(path) && ShardName::of(path).is_none_or(|shard| shard.number() == 1);
@@ -166,7 +165,7 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// Whether the name of a file ends in a tag, which must not begin in the middle of a word.
+/// Whether a file name ends in a tag. The tag must not begin in the middle of a word.
 fn ends_in(path: &str, tag: &str) -> bool {
     let tag = tag.to_ascii_lowercase();
     let name = file_name(path).to_ascii_lowercase();
@@ -196,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn only_files_of_weights_are_taken_from_a_tree() {
+    fn only_weight_files_are_taken_from_a_tree() {
         let tree = files(&["README.md", "a/x.gguf"]);
         assert_eq!(tree.len(), 1);
         assert_eq!((tree[0].path.as_str(), tree[0].size), ("a/x.gguf", 9));
@@ -218,7 +217,7 @@ mod tests {
             *entry.pointer_mut(pointer).unwrap() = value;
             refused(&entry)
         };
-        assert!(with("/lfs/oid", "../../etc/passwd".into()).contains("no SHA-256"));
+        assert!(with("/lfs/oid", "../../etc/passwd".into()).contains("not a SHA-256"));
         assert!(with("/lfs/size", 10.into()).contains("sizes 9 and 10"));
         assert!(!with("/size", (-1).into()).is_empty());
         for json in ["", "{}", "<html>", "[1]"] {
@@ -246,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_mean_what_names_end_in() {
+    fn tags_are_found_at_the_end_of_names() {
         let tree = files(&[
             "Q4_0/m-Q4_0-00001-of-00002.gguf",
             "Q4_0/m-Q4_0-00002-of-00002.gguf",

@@ -1,4 +1,4 @@
-//! Mirrors: which servers are asked instead of a host, in which order, and when the next one is asked.
+//! Mirrors: which servers are requested instead of a host, in which order, and when the next one is tried.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,6 @@ use super::RegistryPolicy;
 use super::error::RegistryError;
 use super::origin::Registry;
 
-/// What the configuration says about hosts.
 #[derive(Debug)]
 pub(super) struct Mirrors {
     by_host: BTreeMap<String, Vec<Registry>>,
@@ -17,7 +16,6 @@ pub(super) struct Mirrors {
 }
 
 impl Mirrors {
-    /// Checks the configured URLs.
     pub(super) fn new(policy: &RegistryPolicy) -> Result<Self, RegistryError> {
         let mut by_host = BTreeMap::new();
         for (host, bases) in &policy.mirrors {
@@ -32,8 +30,8 @@ impl Mirrors {
         Ok(Self { by_host, insecure: policy.insecure.clone() })
     }
 
-    /// The servers to ask for a model, in order; never none. Mirrors take the place of the host
-    /// itself, which is asked only if it is listed among them.
+    /// The servers for a model, in order; at least one. Mirrors replace the host itself, which is requested
+    /// only if it is one of them.
     pub(super) fn of(&self, reference: &Reference) -> Result<Vec<Registry>, RegistryError> {
         match self.by_host.get(&reference.host().to_ascii_lowercase()) {
             Some(mirrors) => Ok(mirrors.clone()),
@@ -42,7 +40,6 @@ impl Mirrors {
         }
     }
 
-    /// The servers of Hugging Face's files.
     pub(super) fn of_hub(&self) -> Result<Vec<Registry>, RegistryError> {
         let hosts = [HubFile::HOST, HubFile::API_HOST];
         match hosts.iter().find_map(|host| self.by_host.get(*host)) {
@@ -51,8 +48,8 @@ impl Mirrors {
         }
     }
 
-    /// The servers of a file's URL, in order. Nothing but TLS vouches for a file whose digest
-    /// nobody names, so plain HTTP is for this machine and for hosts that the configuration names.
+    /// The servers for a file's URL, in order. Only TLS authenticates a file without a known digest, so plain
+    /// HTTP is allowed only to this machine and to configured hosts.
     pub(super) fn of_url(&self, url: &FileUrl) -> Result<Vec<Registry>, RegistryError> {
         if let Some(mirrors) = self.by_host.get(&url.host().to_ascii_lowercase()) {
             return Ok(mirrors.clone());
@@ -75,7 +72,7 @@ fn server_at(scheme: Scheme, host: &str) -> Result<Registry, RegistryError> {
         .ok_or_else(|| RegistryError::Host { host: host.to_owned() })
 }
 
-/// Asks servers in turn until one has what is wanted, or fails as every other would.
+/// Tries the servers in turn until one succeeds, or fails in a way that the others would too.
 pub(super) async fn first_of<'s, T, F: Future<Output = Result<T, RegistryError>>>(
     servers: &'s [Registry],
     host: &str,
@@ -86,7 +83,7 @@ pub(super) async fn first_of<'s, T, F: Future<Output = Result<T, RegistryError>>
         match ask(server).await {
             Err(error) if error.may_be_elsewhere() => {
                 tracing::debug!("{error}");
-                // A server that cannot be reached might have had what another one lacks.
+                // An unreachable server might have had what another one lacks, so its error is kept.
                 if worst.as_ref().is_none_or(RegistryError::is_absence) {
                     worst = Some(error);
                 }

@@ -1,13 +1,13 @@
-//! Where requests go: origins, and the base of a registry's URLs.
+//! Origins, and the base of a registry's URLs.
 
 use blobd_store_format::reference::{Reference, Scheme};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use url::{Host, Position, Url};
 
-/// What is escaped in a part of a path: all but RFC 3986's unreserved characters (section 2.3).
+/// Characters escaped in a part of a path: all but RFC 3986's unreserved characters (section 2.3).
 pub(super) const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// Scheme, host and port: what must stay the same for a token to be sent along.
+/// Scheme, host and port. Credentials for one origin are not sent to another.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Origin {
     scheme: Scheme,
@@ -17,8 +17,8 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// The origin of a URL; none for other schemes and for a URL that names a user:
-    /// `https://registry.ollama.ai@evil.example/` is not what it seems.
+    /// None for other schemes, and for a URL with a user name: `https://registry.ollama.ai@evil.example/` is
+    /// misleading.
     pub(super) fn of(url: &Url) -> Option<Self> {
         let scheme = match url.scheme() {
             "https" => Scheme::Https,
@@ -29,23 +29,21 @@ impl Origin {
         (!names_user(url)).then_some(Self { scheme, host, port })
     }
 
-    /// Whether requests go over TLS.
     pub(super) fn is_https(&self) -> bool {
         self.scheme == Scheme::Https
     }
 
-    /// The host without the port, in lower case.
     pub(super) fn host(&self) -> &str {
         &self.host
     }
 
-    /// The port, also where it is the scheme's own.
+    /// The port, also if it is the scheme's default.
     pub(super) fn port(&self) -> u16 {
         self.port
     }
 
-    /// Whether the host can be nothing but this machine. Other names may resolve to anything, and
-    /// to something else the next time.
+    /// Whether the host is surely this machine. Other names may resolve to any address, and to another one
+    /// the next time.
     pub(super) fn is_loopback(&self) -> bool {
         match Host::parse(&self.host) {
             Ok(Host::Domain(name)) => name == "localhost",
@@ -56,7 +54,6 @@ impl Origin {
     }
 }
 
-/// Whether a URL holds a user name or a password.
 pub(super) fn names_user(url: &Url) -> bool {
     !url.username().is_empty() || url.password().is_some()
 }
@@ -66,13 +63,12 @@ pub(super) fn host_of(url: &Url) -> String {
     url[Position::BeforeHost..Position::AfterPort].to_owned()
 }
 
-/// A host that makes no URL.
 #[derive(Debug)]
 pub(super) struct InvalidHost {
     pub(super) host: String,
 }
 
-/// A registry as the user or the configuration names it.
+/// The base URL of a registry.
 #[derive(Clone, Debug)]
 pub(super) struct Registry {
     base: String,
@@ -80,7 +76,6 @@ pub(super) struct Registry {
 }
 
 impl Registry {
-    /// The registry of a reference, spoken to by `scheme`.
     pub(super) fn named(reference: &Reference, scheme: Scheme) -> Result<Self, InvalidHost> {
         let (_, host) = *API_HOSTS
             .iter()
@@ -90,7 +85,7 @@ impl Registry {
             .ok_or_else(|| InvalidHost { host: reference.host().to_owned() })
     }
 
-    /// The registry at a base URL, which may have a path but no query.
+    /// The base URL may have a path but no query.
     pub(super) fn at(base: &str) -> Option<Self> {
         let url = Url::parse(base).ok()?;
         let origin = Origin::of(&url)?;
@@ -98,7 +93,6 @@ impl Registry {
         well_formed.then(|| Self { base: url.as_str().trim_end_matches('/').to_owned(), origin })
     }
 
-    /// Scheme, host and port.
     pub(super) fn origin(&self) -> &Origin {
         &self.origin
     }
@@ -108,14 +102,14 @@ impl Registry {
         self.url_at(&format!("/v2/{path}"))
     }
 
-    /// The URL of a path with a leading `/`, and of a query if it has one, under the base.
+    /// The URL of a path with a leading `/`, and its query, under the base.
     pub(super) fn url_at(&self, path: &str) -> Result<Url, InvalidHost> {
         let url = Url::parse(&format!("{}{path}", self.base));
         url.map_err(|_invalid| InvalidHost { host: self.origin.host.clone() })
     }
 }
 
-/// Docker Hub's name is a web site; its registry answers elsewhere.
+/// Docker Hub's name is a web site; its registry has another host.
 const API_HOSTS: [(&str, &str); 2] =
     [("docker.io", "registry-1.docker.io"), ("index.docker.io", "registry-1.docker.io")];
 

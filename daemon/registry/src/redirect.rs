@@ -1,4 +1,4 @@
-//! Redirects: which URL a `Location` means, and whether it may be followed.
+//! Redirects: the URL that a `Location` means, and whether it may be followed.
 
 use hyper::header::LOCATION;
 use hyper::{HeaderMap, StatusCode};
@@ -7,12 +7,12 @@ use url::Url;
 use super::error::RedirectRefusal;
 use super::origin::{Origin, names_user};
 
-/// Whether an answer sends the client elsewhere. 300 and 304 do not, for a plain GET.
+/// 300 and 304 are not redirects for a plain GET.
 pub(super) fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
-/// Where `headers` send a request that went to `from`.
+/// The redirect's target, if it may be followed.
 pub(super) fn target(from: &Url, headers: &HeaderMap) -> Result<Url, RedirectRefusal> {
     let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
     let target = location.and_then(|location| resolve(from, location)).ok_or(RedirectRefusal::Malformed)?;
@@ -27,7 +27,6 @@ pub(super) fn target(from: &Url, headers: &HeaderMap) -> Result<Url, RedirectRef
     }
 }
 
-/// The absolute URL that `location` means as seen from `from`.
 pub(super) fn resolve(from: &Url, location: &str) -> Option<Url> {
     let mut url = from.join(location).ok()?;
     url.set_fragment(None);

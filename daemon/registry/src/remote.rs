@@ -1,36 +1,34 @@
-//! One file at a server of any kind: what a transfer needs to know about it, and how its bytes are opened.
+//! A file at a server of any kind, and how its bytes are requested.
 
+use std::fmt;
 use std::ops::Range;
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PullSource;
 use hyper::header::{CONTENT_RANGE, HeaderValue, RANGE};
 
 use super::mirrors::first_of;
 use super::origin::Registry;
 use super::request::{Response, Target};
-use super::web::{WebFile, validator};
 use super::{ByteStream, RegistryClient, RegistryError};
 
-/// What a source turned out to be.
+/// The result of resolving a source.
 #[derive(Debug)]
 pub enum RemoteModel {
-    /// A model whose registry has a manifest for it.
+    /// A model that has a manifest.
     Published(Manifest),
-    /// Files without a manifest: one, or the shards of one model, and a projector if it has one.
+    /// Files without a manifest: one file or the shards of one model, and its projector if it has one.
     Files {
         /// The files, shards in order.
         files: Vec<RemoteFile>,
-        /// Where the very same can be had again; absent if nowhere for long.
+        /// Where the same files can be pulled again; absent if no permanent address is known.
         origin: Option<String>,
     },
 }
 
-/// One file at a server. Its address and what is known about it have been checked; its bytes come
-/// by [`RegistryClient::open`] and [`RegistryClient::open_range`].
+/// One file at a server. [`RegistryClient::open`] and [`RegistryClient::open_part`] return its bytes.
 #[derive(Clone, Debug)]
 pub struct RemoteFile {
     place: Place,
@@ -43,14 +41,57 @@ pub struct RemoteFile {
 
 #[derive(Clone, Debug)]
 enum Place {
-    /// A layer of a model's manifest.
     Layer(Reference),
-    /// A file with an address of its own.
     Web(WebFile),
 }
 
+/// The address of a file that is not a layer.
+#[derive(Clone)]
+pub(super) struct WebFile {
+    servers: Vec<Registry>,
+    /// The query may contain a signature, so it is not printed.
+    path_and_query: String,
+    /// The repository, for which one token is valid.
+    repository: String,
+    address: String,
+}
+
+impl fmt::Debug for WebFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WebFile({})", self.address)
+    }
+}
+
+impl WebFile {
+    /// `address` is the name in messages; the path is the same on all `servers`.
+    pub(super) fn new(
+        servers: &[Registry],
+        path_and_query: String,
+        repository: &str,
+        address: String,
+    ) -> Self {
+        Self { servers: servers.to_vec(), path_and_query, repository: repository.to_owned(), address }
+    }
+
+    pub(super) fn servers(&self) -> &[Registry] {
+        &self.servers
+    }
+
+    pub(super) fn host(&self) -> &str {
+        self.servers.first().map_or("", |server| server.origin().host())
+    }
+
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(super) fn target<'t>(&'t self, server: &'t Registry) -> Result<Target<'t>, RegistryError> {
+        Target::of_file(server, &self.address, &self.repository, &self.path_and_query)
+    }
+}
+
 impl RemoteFile {
-    /// One of the files that the manifest of `reference` lists.
+    /// A file that the manifest of `reference` lists.
     #[must_use]
     pub fn layer(reference: &Reference, file: &Descriptor) -> Self {
         let Descriptor { media_type, digest, size } = file.clone();
@@ -58,7 +99,6 @@ impl RemoteFile {
         Self { place, media_type, name: None, size, digest: Some(digest), validator: None }
     }
 
-    /// A file with an address of its own.
     pub(super) fn web(
         file: WebFile,
         media_type: &str,
@@ -70,51 +110,53 @@ impl RemoteFile {
         Self { place: Place::Web(file), media_type, name, size, digest, validator: None }
     }
 
-    /// The same in the version that was seen.
     pub(super) fn with_validator(self, validator: Option<String>) -> Self {
         Self { validator, ..self }
     }
 
-    /// What the file is.
+    pub(super) fn with_digest(self, digest: Digest) -> Self {
+        Self { digest: Some(digest), ..self }
+    }
+
+    /// The file's type.
     #[must_use]
     pub const fn media_type(&self) -> &MediaType {
         &self.media_type
     }
 
-    /// What it is called at its server; that of a layer its manifest tells.
+    /// The file's name at its server. Layers have none; their manifest may name them.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// Its length in bytes.
+    /// The length in bytes.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
     }
 
-    /// The SHA-256 of the whole file, if anybody names it beforehand. What a transfer keeps of a
-    /// file without one is only worth something together with its [`validator`](Self::validator).
+    /// The SHA-256 of the whole file, if it is known before the download. A partial download of a file
+    /// without a digest can be resumed only if the [`validator`](Self::validator) is still the same.
     #[must_use]
     pub const fn digest(&self) -> Option<Digest> {
         self.digest
     }
 
-    /// What tells this version of a file from others while its digest is unknown: an `ETag`, or the
-    /// time of its last change. It is compared with each response.
+    /// Identifies the version of a file without a digest: its `ETag` or `Last-Modified`.
     #[must_use]
     pub fn validator(&self) -> Option<&str> {
         self.validator.as_deref()
     }
 
-    /// Its descriptor, if its digest is known.
+    /// The descriptor, if the digest is known.
     #[must_use]
     pub fn descriptor(&self) -> Option<Descriptor> {
         let (media_type, size) = (self.media_type.clone(), self.size);
         self.digest.map(|digest| Descriptor { media_type, digest, size })
     }
 
-    /// What people know it by: a URL without its query, or a model's layer.
+    /// The name in messages: a URL without its query, or a model's layer.
     #[must_use]
     pub fn label(&self) -> String {
         match &self.place {
@@ -123,22 +165,20 @@ impl RemoteFile {
         }
     }
 
-    /// Names what a transfer keeps of it: its digest, or else what tells this version of it from
-    /// others.
+    /// Identifies a partial download: the digest, or a hash of address, size and validator.
     #[must_use]
     pub fn identity(&self) -> Digest {
         let version = || format!("{} {} {}", self.label(), self.size, self.validator().unwrap_or_default());
         self.digest.unwrap_or_else(|| Digest::of(version().as_bytes()))
     }
 
-    /// Whether bytes that come later are known to be of the same file: it has a digest, or its
-    /// server names its version.
+    /// Whether a partial download can be continued: the digest or the version is known.
     #[must_use]
     pub fn is_resumable(&self) -> bool {
         self.digest.is_some() || self.validator().is_some()
     }
 
-    /// The model that it is a layer of.
+    /// The model, if the file is a layer of one.
     #[must_use]
     pub const fn model(&self) -> Option<&Reference> {
         match &self.place {
@@ -147,7 +187,7 @@ impl RemoteFile {
         }
     }
 
-    /// The host that is asked for it, for a limit of connections.
+    /// The host that serves it, for the limit on connections per host.
     #[must_use]
     pub fn host(&self) -> &str {
         match &self.place {
@@ -156,12 +196,10 @@ impl RemoteFile {
         }
     }
 
-    /// What it is called in errors.
     fn subject(&self) -> String {
         self.digest.map_or_else(|| self.label(), |digest| format!("blob {digest}"))
     }
 
-    /// The request for it at one of its servers.
     fn target<'t>(&'t self, server: &'t Registry) -> Result<Target<'t>, RegistryError> {
         match (&self.place, self.digest) {
             (Place::Layer(reference), Some(digest)) => Target::blob(server, reference, digest),
@@ -170,11 +208,10 @@ impl RemoteFile {
         }
     }
 
-    /// Whether a response is of the version that was seen first. A server that no longer says may have
-    /// another: nothing else would show it.
+    /// A response without a validator is refused too: it may be of another version.
     fn check_version(&self, response: &Response) -> Result<(), RegistryError> {
         match self.validator() {
-            seen @ Some(_) if validator(response).as_deref() != seen => {
+            seen @ Some(_) if response.validator().as_deref() != seen => {
                 Err(RegistryError::FileChanged { address: self.label(), host: response.host() })
             }
             _ => Ok(()),
@@ -183,46 +220,7 @@ impl RemoteFile {
 }
 
 impl RegistryClient {
-    /// What `source` names: a manifest, or files that need none.
-    ///
-    /// # Errors
-    /// [`RegistryError`] when it names nothing that could be had, or its server misbehaves.
-    pub async fn resolve(&self, source: &PullSource) -> Result<RemoteModel, RegistryError> {
-        match source {
-            PullSource::Registry(reference) => match self.manifest(reference).await {
-                Ok(manifest) => Ok(RemoteModel::Published(manifest)),
-                Err(error) => self.hub_model_of_tag(reference, error).await,
-            },
-            PullSource::Hub(file) => self.hub_model(file).await,
-            PullSource::Url(url) => {
-                Ok(RemoteModel::Files { files: self.web_files(url).await?, origin: source.origin() })
-            }
-        }
-    }
-
-    /// The file with this content at the place that a model came from.
-    ///
-    /// # Errors
-    /// [`RegistryError`] as for [`Self::resolve`], and when the place has other files by now.
-    pub async fn locate(&self, origin: &PullSource, file: &Descriptor) -> Result<RemoteFile, RegistryError> {
-        let files = match origin {
-            PullSource::Registry(reference) => return Ok(RemoteFile::layer(reference, file)),
-            PullSource::Hub(hub) => self.hub_files(hub).await?,
-            PullSource::Url(url) => self.web_files(url).await?,
-        };
-        let is_it = |found: &RemoteFile| {
-            found.size == file.size && found.digest.is_none_or(|digest| digest == file.digest)
-        };
-        let found = files.into_iter().find(is_it);
-        found.map(|found| RemoteFile { digest: Some(file.digest), ..found }).ok_or_else(|| {
-            RegistryError::NotFound {
-                subject: format!("{origin} with digest {}", file.digest),
-                host: "its server".to_owned(),
-            }
-        })
-    }
-
-    /// Starts to fetch one of the files that `reference`'s manifest lists.
+    /// Opens a file that the manifest of `reference` lists.
     ///
     /// # Errors
     /// As for [`Self::open`].
@@ -230,17 +228,16 @@ impl RegistryClient {
         self.open(&RemoteFile::layer(reference, file)).await
     }
 
-    /// Starts to fetch a whole file.
+    /// Opens a whole file.
     ///
     /// # Errors
-    /// [`RegistryError`] when it is not there, has another size, or its server misbehaves.
+    /// [`RegistryError`] when the file is missing, has another size, or its server fails.
     pub async fn open(&self, file: &RemoteFile) -> Result<ByteStream, RegistryError> {
         self.open_at_any(file, None).await
     }
 
-    /// Starts to fetch the bytes `range` of a file, which must not be empty. A server that knows no
-    /// ranges sends all of it; then what comes before is skipped, and the connection is closed behind.
-    /// A request that fails is repeated; a stream that breaks is not.
+    /// Opens `range` of a file, which must not be empty. Where the server ignores the range, the bytes before
+    /// it are skipped. A failed request is repeated; a stream that breaks is not.
     ///
     /// # Errors
     /// As for [`Self::open_part`].
@@ -253,13 +250,13 @@ impl RegistryClient {
         Ok(part.only(range))
     }
 
-    /// The same for a caller who can use all of the file if that is what the server sends: then the
-    /// stream begins with the file's first byte, and [`ByteStream::is_whole`].
+    /// As [`Self::open_range`], but sent once, and where the server ignores the range, the stream is the
+    /// whole file and [`ByteStream::is_whole`].
     ///
     /// # Errors
-    /// As for [`Self::open`]; [`RegistryError::RangeDiffers`] when another part comes than was asked
-    /// for, or when the range is empty or not inside the file; [`RegistryError::FileChanged`] when it
-    /// is another version by now.
+    /// As for [`Self::open`]; [`RegistryError::RangeDiffers`] when the server sends another part, or
+    /// the range is empty or not inside the file; [`RegistryError::FileChanged`] when the version has
+    /// changed.
     pub async fn open_part(&self, file: &RemoteFile, range: Range<u64>) -> Result<ByteStream, RegistryError> {
         self.open_at_any(file, Some(range)).await
     }
@@ -291,7 +288,7 @@ impl RegistryClient {
         let Some(range) = range.filter(|_| response.is_partial()) else {
             let page = response.web_page();
             let stream = ByteStream::open(response.into_body(), (file.subject(), file.size), None, limits);
-            // A page or a length that cannot be says more than that it is another version.
+            // A web page or a wrong length explains more than a changed version.
             return stream.map_err(|error| page.unwrap_or(error)).and_then(|stream| version.map(|()| stream));
         };
         version?;
@@ -302,7 +299,7 @@ impl RegistryClient {
     }
 }
 
-/// What asks for a part of a file, which must be inside of it and not empty.
+/// The range must not be empty and must be inside the file.
 fn range_header(
     file: &RemoteFile,
     server: &Registry,
@@ -313,24 +310,23 @@ fn range_header(
     is_inside.then(header).flatten().ok_or_else(|| RegistryError::RangeDiffers {
         subject: file.subject(),
         host: server.origin().host().to_owned(),
-        found: format!("{} bytes in all", file.size),
+        found: format!("a file of {} bytes", file.size),
         expected: content_range(range, file.size),
     })
 }
 
-/// The header's value for this part of a file of `size` bytes.
 fn content_range(range: &Range<u64>, size: u64) -> String {
     format!("bytes {}-{}/{size}", range.start, range.end.saturating_sub(1))
 }
 
-/// A part must say which it is, and be the one that was asked for.
+/// The response must name exactly the part that was requested.
 fn check_part(response: &Response, file: &RemoteFile, expected: &str) -> Result<(), RegistryError> {
     const MAX_CHARS: usize = 80;
     let mut values = response.headers().get_all(CONTENT_RANGE).iter();
     let found = match (values.next(), values.next()) {
         (Some(value), None) if value.as_bytes().eq_ignore_ascii_case(expected.as_bytes()) => return Ok(()),
         (Some(value), None) => String::from_utf8_lossy(value.as_bytes()).chars().take(MAX_CHARS).collect(),
-        (None, _) => "a part that it does not name".to_owned(),
+        (None, _) => "a part without Content-Range".to_owned(),
         (Some(_), Some(_)) => "several parts".to_owned(),
     };
     let expected = expected.to_owned();

@@ -1,6 +1,6 @@
 //! One GET, with credentials and redirects.
 //!
-//! [`Shared::authorized`] (in `auth`) shows credentials when asked for them, [`Shared::follow`]
+//! [`Shared::authorized`] (in `auth`) adds credentials when the registry requires them, [`Shared::follow`]
 //! follows redirects.
 
 use std::time::{Duration, SystemTime};
@@ -9,7 +9,8 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{
-    AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RANGE, RETRY_AFTER,
+    AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, LAST_MODIFIED, RANGE,
+    RETRY_AFTER,
 };
 use hyper::{HeaderMap, StatusCode};
 use url::Url;
@@ -24,15 +25,15 @@ use super::stream::ResponseBody;
 use super::token_cache::Authorization;
 use super::transport::Request;
 
-/// What to get, and what to say when it cannot be had.
+/// What to request, and how to name it in errors.
 #[derive(Debug)]
 pub(super) struct Target<'a> {
     pub(super) origin: &'a Origin,
-    /// What the user has named: a model, or a file's address without its query.
+    /// The user's name for it: a model, or a file's address without its query.
     subject: String,
-    /// The file of a manifest that this is, if it is one.
+    /// Set if it is a file of a manifest.
     blob: Option<Digest>,
-    /// What a token for this opens.
+    /// The repository, for which one token is valid.
     pub(super) repository: String,
     url: Url,
     headers: HeaderMap,
@@ -51,7 +52,6 @@ impl<'a> Target<'a> {
         Ok(Self { origin, subject, blob: None, repository, url, headers: HeaderMap::new() })
     }
 
-    /// A file that a manifest in that repository names.
     pub(super) fn blob(
         registry: &'a Registry,
         reference: &Reference,
@@ -61,8 +61,7 @@ impl<'a> Target<'a> {
         Ok(Self { blob: Some(digest), ..target })
     }
 
-    /// `path_and_query` of a server that is no registry. `address` is what people know it by,
-    /// `repository` what is behind the same lock.
+    /// `address` is the name in messages; one token is valid for all of `repository`.
     pub(super) fn of_file(
         server: &'a Registry,
         address: &str,
@@ -74,12 +73,11 @@ impl<'a> Target<'a> {
         Ok(Self { origin, subject, blob: None, repository, url, headers: HeaderMap::new() })
     }
 
-    /// The same at another place that the server itself has named, if that is on the same server.
+    /// The same request for another URL, if it has the same origin.
     pub(super) fn moved(self, url: Url) -> Option<Self> {
         (Origin::of(&url).as_ref() == Some(self.origin)).then_some(Self { url, ..self })
     }
 
-    /// The same with another header field.
     pub(super) fn with(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.headers.insert(name, value);
         self
@@ -92,84 +90,85 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// `host` refuses; what may help against that.
     pub(super) fn denied(&self, host: String, advice: Advice) -> RegistryError {
         RegistryError::Denied { subject: self.subject.clone(), host, advice: Box::new(advice) }
     }
 
-    /// What may help against a refusal as Hugging Face words it for gated models.
     fn gated(&self) -> Advice {
         let page = format!("https://huggingface.co/{}", self.repository);
         Advice::Gated { page, host: RegistryHost::of(self.origin).to_string() }
     }
 }
 
-/// A response, who gave it, and how near the registry is that led there.
+/// A response, its URL, and the narrowest scope that a redirect from here may lead to.
 #[derive(Debug)]
 pub(super) struct Response {
     pub(super) response: hyper::Response<Incoming>,
     pub(super) url: Url,
     pub(super) reach: AddressScope,
-    /// What may help if this is a refusal.
+    /// For the error if this is a refusal.
     pub(super) advice: Advice,
 }
 
 impl Response {
-    /// Who answered.
     pub(super) fn host(&self) -> String {
         host_of(&self.url)
     }
 
-    /// Whether this is a part of what was asked for.
     pub(super) fn is_partial(&self) -> bool {
         self.response.status() == StatusCode::PARTIAL_CONTENT
     }
 
-    /// The head's fields.
     pub(super) fn headers(&self) -> &HeaderMap {
         self.response.headers()
     }
 
-    /// What is wrong if this is a web page where a file should be, as networks with a login page
-    /// response whatever they are asked.
+    /// The error if this is a web page: networks with a login page send one for every request.
     pub(super) fn web_page(&self) -> Option<RegistryError> {
         let kind = self.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
         let is_html = kind.get(..HTML.len()).is_some_and(|start| start.eq_ignore_ascii_case(HTML));
         is_html.then(|| RegistryError::WebPage { host: self.host() })
     }
 
-    /// How long the body is, if that is known beforehand.
+    /// Identifies this version of the file: a strong `ETag`, or else `Last-Modified`.
+    pub(super) fn validator(&self) -> Option<String> {
+        let text = |name| self.headers().get(name).and_then(|value| value.to_str().ok());
+        let etag = text(ETAG).filter(|etag| !etag.starts_with("W/"));
+        let validator = etag.or_else(|| text(LAST_MODIFIED))?;
+        (validator.len() <= MAX_VALIDATOR_BYTES).then(|| validator.to_owned())
+    }
+
+    /// The length of the body, if the response announces it.
     pub(super) fn announced_bytes(&self) -> Option<u64> {
         self.response.body().size_hint().exact()
     }
 
-    /// The body, still to be read.
     pub(super) fn into_body(self) -> ResponseBody {
         ResponseBody::new(self.host(), self.response.into_body())
     }
 
-    /// The whole body, if it has at most `max_bytes` and comes within `patience`.
+    /// The whole body, if it has at most `max_bytes` and arrives within `time_limit`.
     pub(super) async fn document(
         self,
         what: &'static str,
         max_bytes: u64,
-        patience: Duration,
+        time_limit: Duration,
     ) -> Result<Vec<u8>, RegistryError> {
         let host = self.host();
-        match tokio::time::timeout(patience, self.into_body().read(what, max_bytes)).await {
+        match tokio::time::timeout(time_limit, self.into_body().read(what, max_bytes)).await {
             Ok(document) => document,
-            Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: patience.as_secs() }),
+            Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: time_limit.as_secs() }),
         }
     }
 
-    /// A response with the thing asked for, or what it says instead.
+    /// Turns an HTTP error status into an error.
     fn checked(self, target: &Target<'_>) -> Result<Self, RegistryError> {
         let host = self.host();
         match self.response.status() {
             StatusCode::OK => self.uncompressed(),
             StatusCode::PARTIAL_CONTENT if target.headers.contains_key(RANGE) => self.uncompressed(),
             StatusCode::NOT_FOUND => Err(target.missing(host)),
-            // Elsewhere it means that a signed URL is wrong, which is not about the user's rights.
+            // From another host it means that a signed URL is wrong, which is unrelated to the user's rights.
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if self.is_from(target.origin) => {
                 Err(target.denied(host, if self.is_gated() { target.gated() } else { self.advice }))
             }
@@ -183,17 +182,16 @@ impl Response {
         }
     }
 
-    /// Whether it is the registry itself that answered, and not whoever it redirected to.
+    /// Whether the registry itself responded, and not the target of a redirect.
     pub(super) fn is_from(&self, registry: &Origin) -> bool {
         Origin::of(&self.url).as_ref() == Some(registry)
     }
 
-    /// Whether Hugging Face says that the model's terms have to be accepted first.
     pub(super) fn is_gated(&self) -> bool {
         self.headers().get("x-error-code").is_some_and(|code| code.as_bytes() == b"GatedRepo")
     }
 
-    /// The same, unless the body is compressed: nobody asked for that.
+    /// A compressed body was not requested, and its size has no limit.
     pub(super) fn uncompressed(self) -> Result<Self, RegistryError> {
         let is_identity = |value: &&HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
         match self.headers().get_all(CONTENT_ENCODING).iter().find(|value| !is_identity(value)) {
@@ -207,18 +205,19 @@ impl Response {
 }
 
 impl Shared {
-    /// The response that has what `target` names.
+    /// Sends the request, with credentials if required, and checks the response's status.
     pub(super) async fn get(&self, target: &Target<'_>) -> Result<Response, RegistryError> {
         self.authorized(target).await?.checked(target)
     }
 
-    /// The first response that is no redirect.
+    /// Follows redirects and returns the first other response.
     pub(super) async fn follow(
         &self,
         target: &Target<'_>,
         authorization: Option<Authorization>,
     ) -> Result<Response, RegistryError> {
-        // The user named the registry, so it may be anywhere; from there on it is the measure.
+        // The user named the registry, so it may have any address. Redirects may lead to no narrower scope
+        // than the registry's.
         let mut reach = AddressScope::Reserved;
         let (mut token, advice) = match authorization {
             Some(authorization) => (Some(authorization.header), authorization.advice),
@@ -248,7 +247,9 @@ impl Shared {
 }
 
 const HTML: &[u8] = b"text/html";
-/// How long a server asks to be left alone: `Retry-After`, in seconds or as a date (RFC 9110, 10.2.3).
+/// Servers send fewer than 100; a longer one is ignored.
+const MAX_VALIDATOR_BYTES: usize = 256;
+/// `Retry-After`, in seconds or as a date (RFC 9110, 10.2.3).
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     let seconds = value.parse().map(Duration::from_secs);

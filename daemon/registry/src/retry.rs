@@ -1,29 +1,29 @@
-//! When a request that failed is sent again.
+//! When a failed request is repeated.
 //!
-//! This is the one place that decides it. The client repeats by it what it needs itself, manifests and
-//! lists of files; a transfer, which knows what has arrived, repeats by it its requests for bytes. Nothing
-//! below either of them sends a request twice, so attempts do not multiply.
+//! The client repeats its requests for manifests and lists of files; a transfer, which knows how much it has
+//! received, repeats its requests for bytes. Nothing below them sends a request twice, so attempts do not
+//! multiply.
 
 use std::time::{Duration, Instant};
 
 use super::{RegistryClient, RegistryError};
 
-/// How often and when a request that failed is sent again.
+/// How often and when a failed request is repeated.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
-    /// How long to wait after the first failure; doubled after each that follows.
+    /// The wait after the first failure; doubled after each further one.
     pub backoff: Duration,
-    /// The longest such wait.
+    /// The limit of that wait.
     pub longest_backoff: Duration,
-    /// After how many failures in a row that bring nothing to give up.
+    /// Give up after more failures in a row than this without progress.
     pub max_failures: u32,
-    /// The same with a server that has never sent anything.
+    /// The same for a server that has not sent anything yet.
     pub max_first_failures: u32,
-    /// The longest wait that a `Retry-After` can ask for.
+    /// The longest wait that is accepted from a `Retry-After`.
     pub longest_retry_after: Duration,
-    /// The same while nothing has come.
+    /// The same for a server that has not sent anything yet.
     pub longest_first_retry_after: Duration,
-    /// A manifest or a list is not asked for again if it took longer than this to get no answer.
+    /// A request for a manifest or list is not repeated if it took longer than this without a response.
     pub slowest_repeated: Duration,
 }
 
@@ -32,22 +32,22 @@ impl Default for RetryPolicy {
         Self {
             backoff: Duration::from_millis(500),
             longest_backoff: Duration::from_secs(15),
-            // About half a minute of them: a router restarts in that time.
+            // About half a minute in all: a router restarts in that time.
             max_failures: 6,
             max_first_failures: 2,
-            // Registries that count requests give theirs back every minute or so.
+            // Registries reset their request limits about every minute.
             longest_retry_after: Duration::from_secs(120),
-            // A user waits at the prompt: rather fail and say so.
+            // A user waits at the prompt: fail early with a message.
             longest_first_retry_after: Duration::from_secs(5),
             slowest_repeated: Duration::from_secs(2),
         }
     }
 }
 
-/// So much is progress; at less for each attempt a transfer would never end.
+/// Fewer bytes in one attempt are not progress: the transfer would take forever.
 const PROGRESS_BYTES: u64 = 64 << 10;
 
-/// The failures of one task: how many there were since the last progress.
+/// Counts the failures of one task since its last progress.
 #[derive(Clone, Debug)]
 pub struct Retry {
     policy: RetryPolicy,
@@ -56,24 +56,23 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// No failure yet.
+    /// Starts without failures.
     #[must_use]
     pub const fn new(policy: RetryPolicy) -> Self {
         Self { policy, in_a_row: 0, has_progress: false }
     }
 
-    /// So many bytes have come from the server, by whichever connection.
+    /// Records bytes received from the server, over any connection.
     pub const fn note_progress(&mut self, bytes: u64) {
         self.has_progress |= bytes >= PROGRESS_BYTES;
     }
 
-    /// How long to wait before the next attempt, after one that brought `bytes` and failed; `None` when
-    /// there should be none. A server that has never sent anything is given up sooner than one whose
-    /// connection has broken.
+    /// The wait before the next attempt, after one that received `bytes` and failed; `None` to give up.
+    /// Connections that never worked are given up sooner.
     pub fn wait_after(&mut self, error: &RegistryError, bytes: u64) -> Option<Duration> {
         self.note_progress(bytes);
-        // A registry that was there a moment ago is being restarted, or the network is.
-        let may_pass = error.may_pass() || self.has_progress && error.is_absent_host();
+        // A registry that responded earlier is being restarted, or the network is.
+        let may_pass = error.is_transient() || self.has_progress && error.is_absent_host();
         self.in_a_row = if bytes >= PROGRESS_BYTES { 1 } else { self.in_a_row.saturating_add(1) };
         let RetryPolicy { backoff, longest_backoff, .. } = self.policy;
         let (most, longest_asked) = match self.has_progress {
@@ -87,13 +86,13 @@ impl Retry {
 }
 
 impl RegistryClient {
-    /// Counts the failures of a task that asks for bytes, by this client's policy.
+    /// A counter of failures with this client's policy.
     #[must_use]
     pub fn retry(&self) -> Retry {
         Retry::new(self.shared.retry)
     }
 
-    /// Repeats what somebody waits for at a prompt.
+    /// Repeats a request that a user waits for at a prompt.
     pub(super) async fn retried<T, F: Future<Output = Result<T, RegistryError>>>(
         &self,
         attempt: impl Fn() -> F,
@@ -105,11 +104,9 @@ impl RegistryClient {
                 Ok(done) => return Ok(done),
                 Err(error) => error,
             };
-            let has_no_answer =
-                matches!(error, RegistryError::Unreachable { .. } | RegistryError::Stalled { .. });
-            let took_long = has_no_answer && started.elapsed() > self.shared.retry.slowest_repeated;
+            let took_long = error.is_no_response() && started.elapsed() > self.shared.retry.slowest_repeated;
             let Some(wait) = retry.wait_after(&error, 0).filter(|_| !took_long) else { return Err(error) };
-            tracing::debug!("{error}; again in {wait:?}");
+            tracing::debug!("{error}; next attempt in {wait:?}");
             tokio::time::sleep(wait).await;
         }
     }
@@ -118,6 +115,7 @@ impl RegistryClient {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ConnectFailure;
 
     const POLICY: RetryPolicy = RetryPolicy {
         backoff: Duration::from_millis(500),
@@ -136,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn only_failures_in_a_row_that_bring_nothing_end_it() {
+    fn only_failures_in_a_row_without_progress_end_it() {
         let mut retry = Retry::new(POLICY);
         assert_eq!(retry.wait_after(&busy(None), 1 << 20), Some(FIRST));
         assert_eq!(retry.wait_after(&busy(None), 9), Some(FIRST * 2));
@@ -159,15 +157,15 @@ mod tests {
         let after = |seconds, bytes| Retry::new(POLICY).wait_after(&busy(Some(seconds)), bytes);
         assert_eq!(after(60, 1 << 20), Some(Duration::from_secs(60)));
         assert_eq!(after(3600, 1 << 20), Some(POLICY.longest_retry_after));
-        assert_eq!(after(3600, 0), Some(POLICY.longest_first_retry_after), "somebody waits");
-        assert_eq!(after(0, 0), Some(FIRST), "no server can ask for haste");
+        assert_eq!(after(3600, 0), Some(POLICY.longest_first_retry_after), "a user waits");
+        assert_eq!(after(0, 0), Some(FIRST), "a server cannot shorten the wait");
         let unavailable =
             RegistryError::Status { host: "h".to_owned(), status: 503, retry_after: Some(FIRST * 3) };
         assert_eq!(Retry::new(POLICY).wait_after(&unavailable, 0), Some(FIRST * 3));
     }
 
     #[test]
-    fn only_what_may_pass_is_repeated() {
+    fn only_transient_failures_are_repeated() {
         let status = |status| RegistryError::Status { host: "h".to_owned(), status, retry_after: None };
         for (number, is_repeated) in
             [(500, true), (503, true), (522, true), (408, true), (410, false), (501, false)]
@@ -175,11 +173,11 @@ mod tests {
             let wait = Retry::new(POLICY).wait_after(&status(number), 1 << 20);
             assert_eq!(wait.is_some(), is_repeated, "{number}");
         }
-        let absent = RegistryError::Refused { host: "h".to_owned() };
+        let absent = RegistryError::Unreachable { host: "h".to_owned(), reason: ConnectFailure::Refused };
         let mut retry = Retry::new(POLICY);
-        assert_eq!(retry.wait_after(&absent, 0), None, "nobody was ever there");
+        assert_eq!(retry.wait_after(&absent, 0), None, "the host never responded");
         let mut retry = Retry::new(POLICY);
         retry.note_progress(1 << 20);
-        assert_eq!(retry.wait_after(&absent, 0), Some(FIRST), "it comes back");
+        assert_eq!(retry.wait_after(&absent, 0), Some(FIRST), "the host responded before");
     }
 }

@@ -1,4 +1,4 @@
-//! The bytes of a response as they arrive: as many as were promised, and no slower than is worth waiting for.
+//! The body of a response, limited in length and in the time spent waiting.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -12,25 +12,24 @@ use super::Limits;
 use super::connect_failure::innermost;
 use super::error::RegistryError;
 
-/// The bytes of a file or of a part of it as they arrive. They are counted, not hashed: whoever stores
-/// them must compare their digest.
+/// The bytes of a file or of a part of it, as they arrive. They are counted and not hashed: the caller must
+/// verify the digest.
 #[derive(Debug)]
 pub struct ByteStream {
     body: ResponseBody,
-    /// What the file is called in errors.
+    /// The file's name in errors.
     subject: String,
-    /// How long the body must be.
+    /// The expected length of the body.
     length: u64,
-    /// Which bytes of the body are wanted.
+    /// The bytes of the body that the caller requested.
     wanted: Range<u64>,
-    /// What the response said it is, if it is a part of the file.
+    /// The response's `Content-Range`, if it is a part of the file.
     content_range: Option<String>,
     stall: StallTimer,
 }
 
 impl ByteStream {
-    /// Takes a body that has not announced another length than `length`. `content_range` names the
-    /// part of the file that it is, if it is not the whole.
+    /// Fails if the body announces another length than `length`.
     pub(super) fn open(
         body: ResponseBody,
         (subject, length): (String, u64),
@@ -46,20 +45,19 @@ impl ByteStream {
         }
     }
 
-    /// Only `range` of the file. Of a whole file what comes before is skipped, and what comes behind
-    /// is not waited for.
+    /// Restricts a whole file to `range`: skips the bytes before it, and does not wait for those after it.
     pub(super) fn only(self, range: Range<u64>) -> Self {
         let wanted = if self.content_range.is_some() { self.wanted } else { range };
         Self { wanted, ..self }
     }
 
-    /// The next bytes, never none; nothing once exactly as many have come as were asked for.
+    /// The next bytes, at least one; `None` after exactly the requested number.
     ///
     /// # Errors
-    /// [`RegistryError::SizeDiffers`] and [`RegistryError::RangeDiffers`] when there are more or fewer,
-    /// [`RegistryError::Broken`] and [`RegistryError::Stalled`] when the connection fails.
+    /// [`RegistryError::SizeDiffers`] and [`RegistryError::RangeDiffers`] when there are more or
+    /// fewer, [`RegistryError::Broken`] and [`RegistryError::Stalled`] when the connection fails.
     pub async fn next(&mut self) -> Result<Option<Bytes>, RegistryError> {
-        // Of a body that is wanted to its end the end is looked at too: there must not be more.
+        // If the end of the body is wanted, read on to check that nothing follows it.
         while self.body.received < self.wanted.end || self.wanted.end == self.length {
             let start = self.body.received;
             let Some(mut bytes) = self.receive().await? else { return Ok(None) };
@@ -78,8 +76,7 @@ impl ByteStream {
         self.content_range.is_none() && self.wanted == (0..self.length)
     }
 
-    /// How many bytes have come over the network, those included that a server without ranges sent
-    /// in front of what was asked for.
+    /// Bytes received over the network, including bytes before the range from a server that ignores ranges.
     #[must_use]
     pub const fn received_bytes(&self) -> u64 {
         self.body.received
@@ -112,7 +109,6 @@ fn as_index(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// The body of a response, counted.
 #[derive(Debug)]
 pub(super) struct ResponseBody {
     incoming: Incoming,
@@ -121,12 +117,11 @@ pub(super) struct ResponseBody {
 }
 
 impl ResponseBody {
-    /// That of a response of `host`.
     pub(super) fn new(host: String, incoming: Incoming) -> Self {
         Self { incoming, host, received: 0 }
     }
 
-    /// Reads all of it, if that is at most `max_bytes`; keeps no more, whatever is announced.
+    /// Reads all of the body if it has at most `max_bytes`; keeps no more, whatever length is announced.
     pub(super) async fn read(mut self, what: &'static str, max_bytes: u64) -> Result<Vec<u8>, RegistryError> {
         let mut document = Vec::new();
         let mut length = self.incoming.size_hint().lower();
@@ -140,8 +135,7 @@ impl ResponseBody {
         Err(RegistryError::TooLong { host: self.host, what, max_bytes })
     }
 
-    /// The next bytes. Counted before anybody judges them, so that a caller who goes on after an error
-    /// gets it again.
+    /// Counts before any check, so that a caller that continues after an error gets it again.
     async fn next(&mut self) -> Result<Option<Bytes>, RegistryError> {
         while let Some(frame) = self.incoming.frame().await {
             let frame = frame.map_err(|error| RegistryError::Broken {
@@ -149,7 +143,7 @@ impl ResponseBody {
                 received_bytes: self.received,
                 reason: innermost(&error).to_string(),
             })?;
-            // Trailers say nothing that blobd needs.
+            // Trailers are not used.
             let Ok(bytes) = frame.into_data() else { continue };
             self.received = self.received.saturating_add(bytes.len() as u64);
             return Ok(Some(bytes));
@@ -158,9 +152,8 @@ impl ResponseBody {
     }
 }
 
-/// Tells a slow body from one that will never end, by the time spent waiting for it: a server
-/// that sends a byte now and then is as stalled as one that sends nothing. Time that the caller
-/// takes between two calls does not count.
+/// Detects a body that arrives too slowly, by the time spent waiting for it. A server that sends a byte now
+/// and then counts as stalled. Time between two calls does not count.
 #[derive(Debug)]
 struct StallTimer {
     window: Duration,
@@ -175,7 +168,7 @@ impl StallTimer {
         Self { window, slowest_bytes, waited: Duration::ZERO, received_bytes: 0 }
     }
 
-    /// Waits for `event`; none if the window ends first and too little has come in it.
+    /// Waits for `event`; `None` if too few bytes arrive in the window.
     async fn wait<T>(&mut self, event: impl Future<Output = T>) -> Option<T> {
         let mut event = std::pin::pin!(event);
         loop {
@@ -198,7 +191,7 @@ impl StallTimer {
     }
 }
 
-/// Counts a wait, also one that its caller breaks off.
+/// Records the time of a wait on drop, so that a cancelled wait counts too.
 struct Charge<'p> {
     waited: &'p mut Duration,
     since: Instant,

@@ -1,4 +1,4 @@
-//! Tags: which ones there are, for a user whose tag is none.
+//! The tags of a repository, for the error about a wrong tag.
 
 use blobd_store_format::reference::Reference;
 use serde::Deserialize;
@@ -9,8 +9,7 @@ use super::origin::Registry;
 use super::request::Target;
 
 impl RegistryClient {
-    /// The same failure, with the tags that come nearest if the registry lists any. Ollama's does
-    /// not.
+    /// Adds the nearest tags to a "not found" error, if the registry lists tags. Ollama's does not.
     pub(super) async fn with_known_tags(
         &self,
         registry: &Registry,
@@ -41,15 +40,13 @@ impl RegistryClient {
     }
 }
 
-/// As many as are worth comparing.
 const MAX_TAGS: usize = 1000;
 const MAX_LIST_BYTES: u64 = 1 << 20;
-/// How many are named.
 const MAX_NEAREST: usize = 5;
-/// The longest tag that is worth comparing: OCI's own limit.
+/// OCI's limit for a tag.
 const MAX_TAG_CHARS: usize = 128;
 
-/// The tags that come nearest to what was asked for by edit distance, whatever their case, the nearest first.
+/// The most similar tags by edit distance, ignoring case, the most similar first.
 pub(super) fn nearest(wanted: &str, tags: &[String]) -> String {
     let is_printable =
         |tag: &&String| (1..=MAX_TAG_CHARS).contains(&tag.len()) && tag.chars().all(|c| c.is_ascii_graphic());

@@ -1,4 +1,4 @@
-//! The client against servers that answer byte for byte as a test wants.
+//! Tests of the client against servers that respond byte for byte as a test says.
 
 mod auth;
 mod blob;
@@ -21,10 +21,10 @@ use super::{Limits, RegistryClient, RegistryError, RegistryPolicy, RemoteFile, R
 
 const WEIGHTS: &[u8] = b"GGUF and so on";
 
-/// No test waits for these to run out; those that test a wait shorten it.
+/// No test reaches these limits; tests of a limit shorten it.
 fn limits() -> Limits {
-    let patient = Duration::from_secs(20);
-    Limits { connect: patient, head: patient, document: patient, stall: patient, slowest_bytes: 64 }
+    let long = Duration::from_secs(20);
+    Limits { connect: long, head: long, document: long, stall: long, slowest_bytes: 64 }
 }
 
 fn client_with(limits: Limits) -> RegistryClient {
@@ -41,8 +41,8 @@ fn client() -> RegistryClient {
     client_with(limits())
 }
 
-/// The client gives up soon, but only in the wait that `limit` names.
-fn client_without_patience(limit: fn(&mut Limits) -> &mut Duration) -> RegistryClient {
+/// A client with a short limit, the one that `limit` selects.
+fn client_with_short_limit(limit: fn(&mut Limits) -> &mut Duration) -> RegistryClient {
     let mut limits = limits();
     *limit(&mut limits) = Duration::from_millis(100);
     client_with(limits)

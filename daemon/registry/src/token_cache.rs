@@ -1,6 +1,6 @@
 //! Cache of `Authorization` headers that a registry accepted: tokens and credentials, for some minutes.
 //!
-//! Each is kept for the origin and repository that asked for it, and is sent nowhere else.
+//! An entry is valid for one origin and repository.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,55 +15,50 @@ use super::credentials::hidden_header;
 use super::error::Advice;
 use super::origin::Origin;
 
-/// Authorizes requests for one repository until it expires.
 #[derive(Clone, Debug)]
 pub(super) struct Authorization {
-    /// The `Authorization` of requests for it.
     pub(super) header: HeaderValue,
-    /// When to ask anew.
     pub(super) expires: Instant,
-    /// What to say if it is not enough.
+    /// For the error if the registry refuses it.
     pub(super) advice: Advice,
 }
 
 impl Authorization {
-    /// One that is good until a refusal, but read anew now and then: after a `logout` it goes.
+    /// A credential without an expiry time. It is read again now and then, so that a `logout` takes effect.
     pub(super) fn lasting(header: HeaderValue, advice: Advice) -> Self {
         Self { header, expires: Instant::now() + LONGEST_LIFETIME, advice }
     }
 
-    /// The token in a token service's answer.
-    pub(super) fn from_answer(answer: &[u8], advice: Advice) -> Option<Self> {
+    /// Parses a token service's response.
+    pub(super) fn from_response(document: &[u8], advice: Advice) -> Option<Self> {
         #[derive(Deserialize)]
-        struct TokenAnswer {
+        struct TokenResponse {
             token: Option<String>,
             access_token: Option<String>,
             expires_in: Option<Value>,
         }
-        let answer: TokenAnswer = serde_json::from_slice(answer).ok()?;
-        let token = answer.token.or(answer.access_token).filter(|token| !token.is_empty())?;
+        let response: TokenResponse = serde_json::from_slice(document).ok()?;
+        let token = response.token.or(response.access_token).filter(|token| !token.is_empty())?;
         let header = hidden_header(&format!("Bearer {token}"))?;
-        let lifetime = answer.expires_in.and_then(|seconds| seconds.as_u64()).map(Duration::from_secs);
+        let lifetime = response.expires_in.and_then(|seconds| seconds.as_u64()).map(Duration::from_secs);
         let lifetime = lifetime.unwrap_or(LONGEST_LIFETIME).min(LONGEST_LIFETIME);
         Some(Self { header, expires: Instant::now() + lifetime, advice })
     }
 }
 
-/// The entries had so far. One that has expired, by the clock or by a 401, is replaced.
+/// An entry that has expired, or was refused with 401, is replaced.
 #[derive(Default)]
 pub(super) struct TokenCache {
     entries: Mutex<HashMap<(Origin, String), Authorization>>,
 }
 
 impl TokenCache {
-    /// The authorization for a repository of a registry.
     pub(super) fn get(&self, registry: &Origin, repository: &str) -> Option<Authorization> {
         let entries = self.lock();
         let authorization = entries.get(&(registry.clone(), repository.to_owned()))?;
         (Instant::now() < authorization.expires).then(|| authorization.clone())
     }
 
-    /// Keeps a authorization.
     pub(super) fn insert(&self, registry: &Origin, repository: &str, authorization: Authorization) {
         let mut entries = self.lock();
         if entries.len() >= MAX_TOKENS {
@@ -72,7 +67,7 @@ impl TokenCache {
         entries.insert((registry.clone(), repository.to_owned()), authorization);
     }
 
-    /// No code can panic while it holds the lock, so a poisoned one is still whole.
+    /// No code panics while it holds the lock, so the map is consistent.
     fn lock(&self) -> MutexGuard<'_, HashMap<(Origin, String), Authorization>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,17 +79,17 @@ impl fmt::Debug for TokenCache {
     }
 }
 
-/// More repositories than anyone pulls from in the life of a daemon; losing a token costs one request.
+/// More repositories than a daemon pulls from; losing a token costs one request.
 const MAX_TOKENS: usize = 1024;
-/// After this, credentials are looked up again. Long against a request, short against patience.
+/// After this time, credentials are read again: longer than any request, and short enough for a `logout`.
 const LONGEST_LIFETIME: Duration = Duration::from_mins(5);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn authorization(answer: &str) -> Option<Authorization> {
-        Authorization::from_answer(answer.as_bytes(), Advice::Credential { place: "x".to_owned() })
+    fn authorization(json: &str) -> Option<Authorization> {
+        Authorization::from_response(json.as_bytes(), Advice::Credential { place: "x".to_owned() })
     }
 
     #[test]

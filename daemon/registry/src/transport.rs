@@ -31,19 +31,18 @@ use url::Url;
 
 use super::Limits;
 use super::address_scope::AddressScope;
-use super::connect_failure::{NoAddress, TooNear, innermost, unreachable};
+use super::connect_failure::{ConnectFailure, innermost};
 use super::error::RegistryError;
 use super::origin::host_of;
 
-/// The HTTP clients, one for each [`AddressScope`] up to which connections may reach. A connection is
-/// kept for later requests of the same reach only.
+/// The HTTP clients, one for each [`AddressScope`] up to which connections are allowed. An idle connection is
+/// reused only by requests with the same limit.
 #[derive(Debug)]
 pub(super) struct Transport {
-    /// Made for the first request: the machine's own authorities are some 150 certificates, and most
-    /// processes ask no registry.
+    /// Made for the first request: the machine has some 150 authorities, and most processes never contact a
+    /// registry.
     clients: OnceCell<Clients>,
     tls: ConfigBuilder<ClientConfig, WantsVerifier>,
-    /// The authorities beside the machine's own.
     authorities: RootCertStore,
     proxies: Arc<Matcher>,
     limits: Limits,
@@ -52,7 +51,6 @@ pub(super) struct Transport {
 type Clients = [(AddressScope, HttpClient); 4];
 type HttpClient = Client<HttpsConnector<Connector>, RequestBody>;
 type BoxError = Box<dyn Error + Send + Sync>;
-/// What is sent with a request, in one piece or as it is produced.
 pub(super) type RequestBody = UnsyncBoxBody<Bytes, BoxError>;
 type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
 
@@ -61,13 +59,12 @@ type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
 pub(super) struct Request<'u> {
     pub(super) method: Method,
     pub(super) url: &'u Url,
-    /// Without `User-Agent`, which is the same for all; of a body its `Content-Type`.
+    /// Without `User-Agent`, which is the same for all requests.
     pub(super) headers: HeaderMap,
     pub(super) body: RequestBody,
 }
 
 impl<'u> Request<'u> {
-    /// A GET, which has no body.
     pub(super) fn get(url: &'u Url, headers: HeaderMap) -> Self {
         let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
         Self { method: Method::GET, url, headers, body }
@@ -75,7 +72,6 @@ impl<'u> Request<'u> {
 }
 
 impl Transport {
-    /// Reads `ca_files`; connects to nothing.
     pub(super) fn new(
         ca_files: &[PathBuf],
         limits: &Limits,
@@ -94,8 +90,8 @@ impl Transport {
         })
     }
 
-    /// Sends one request to a host no nearer than `reach`. Returns the response, whose body is still
-    /// to come, and how near the host is that gave it.
+    /// Sends one request to a host whose scope is at most `reach`. Returns the response, whose body is still
+    /// to be read, and the scope of the host's address.
     pub(super) async fn send(
         &self,
         request: Request<'_>,
@@ -104,7 +100,8 @@ impl Transport {
         let Request { method, url, mut headers, body } = request;
         let host = host_of(url);
         if let Some(scope) = AddressScope::of_literal(url).filter(|scope| *scope > reach) {
-            return Err(RegistryError::ForbiddenAddress { host, scope });
+            let reason = ConnectFailure::ForbiddenAddress(scope);
+            return Err(RegistryError::Unreachable { host, reason });
         }
         let Ok(uri) = Uri::try_from(url.as_str()) else { return Err(RegistryError::Host { host }) };
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
@@ -115,13 +112,12 @@ impl Transport {
                 let scope = self.scope(&uri, &response);
                 Ok((response, scope))
             }
-            Ok(Err(error)) => Err(unreachable(host, &error)),
+            Ok(Err(error)) => Err(RegistryError::Unreachable { host, reason: ConnectFailure::of(&error) }),
             Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: self.limits.head.as_secs() }),
         }
     }
 
-    /// How near the host is that answered a request to `uri`. What a proxy speaks to cannot be
-    /// seen from here and counts as public.
+    /// The scope of the connection's address. The address behind a proxy is unknown and counts as public.
     fn scope(&self, uri: &Uri, response: &Response<Incoming>) -> AddressScope {
         match response.extensions().get::<HttpInfo>() {
             Some(connection) if proxy_for(&self.proxies, uri).is_none() => {
@@ -140,7 +136,7 @@ impl Transport {
     async fn make_clients(&self) -> Clients {
         let authorities = self.authorities.clone();
         let read = spawn_blocking(move || with_machine_authorities(authorities)).await;
-        // Fails only while the runtime is shut down.
+        // Fails only while the runtime shuts down.
         let roots = read.unwrap_or_else(|_error| self.authorities.clone());
         let tls = self.tls.clone().with_root_certificates(roots).with_no_client_auth();
         let client =
@@ -150,7 +146,7 @@ impl Transport {
     }
 }
 
-/// Opens TCP connections to hosts no nearer than a [`AddressScope`].
+/// Opens TCP connections, directly or through a proxy.
 #[derive(Clone, Debug)]
 struct Connector {
     direct: HttpConnector<GuardedResolver>,
@@ -164,7 +160,7 @@ impl Connector {
         let mut to_proxy = HttpConnector::new();
         direct.set_connect_timeout(Some(limits.connect));
         direct.set_nodelay(true);
-        // It is asked for https hosts too; TLS comes on top.
+        // It also connects to https hosts; TLS is added by `HttpsConnector`.
         direct.enforce_http(false);
         to_proxy.set_connect_timeout(Some(limits.connect));
         to_proxy.set_nodelay(true);
@@ -195,13 +191,13 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// The proxy that the user wants for a URL. Plain HTTP is for registries of the house and goes
-/// directly: no tunnel would protect it.
+/// The user's proxy for a URL. Plain HTTP never uses one: it is for registries in the local network, and a
+/// tunnel would not protect it.
 fn proxy_for(proxies: &Matcher, target: &Uri) -> Option<Intercept> {
     proxies.intercept(target).filter(|_| target.scheme_str() == Some("https"))
 }
 
-/// Resolves names and leaves out the addresses that are too near.
+/// Resolves names and drops the addresses outside `reach`.
 #[derive(Clone, Debug)]
 struct GuardedResolver {
     reach: AddressScope,
@@ -220,25 +216,28 @@ impl Service<Name> for GuardedResolver {
         let reach = self.reach;
         let lookup = GaiResolver::new().call(name);
         Box::pin(async move {
-            let addresses = lookup.await.map_err(|error| NoAddress(innermost(&error).to_string()))?;
+            let no_address = |error| ConnectFailure::NoAddress(innermost(&error).to_string());
+            let addresses = lookup.await.map_err(no_address)?;
             let (allowed, refused): (Vec<_>, Vec<_>) =
                 addresses.partition(|address| AddressScope::of(address.ip()) <= reach);
             match refused.first() {
-                Some(address) if allowed.is_empty() => Err(TooNear(AddressScope::of(address.ip())).into()),
+                Some(address) if allowed.is_empty() => {
+                    Err(ConnectFailure::ForbiddenAddress(AddressScope::of(address.ip())).into())
+                }
                 _ => Ok(allowed.into_iter()),
             }
         })
     }
 }
 
-/// Says who asks, as registries' operators want to know.
+/// The `User-Agent`.
 const AGENT: &str = concat!("blobd/", env!("CARGO_PKG_VERSION"));
-/// What hyper reads ahead, and so the most bytes of an answer's head, which is read before anything
-/// can be decided. Signed URLs need some 2 KiB; a quarter of this made bodies a third slower.
+/// hyper's read buffer, which also limits the head of a response. Signed URLs need some 2 KiB; with a quarter
+/// of this size, bodies were a third slower.
 const READ_BUFFER_BYTES: usize = 400 << 10;
-/// Idle connections kept for each host: what one pull can use again.
+/// Idle connections kept for each host, as many as one pull can reuse.
 const MAX_IDLE_CONNECTIONS: usize = 4;
-/// Less than the minute after which common servers close idle connections.
+/// Shorter than the minute after which common servers close idle connections.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn http_client(connector: Connector, tls: ClientConfig) -> HttpClient {
@@ -251,7 +250,6 @@ fn http_client(connector: Connector, tls: ClientConfig) -> HttpClient {
         .build(https.wrap_connector(connector))
 }
 
-/// The authorities of `ca_files`.
 fn read_authorities(ca_files: &[PathBuf]) -> Result<RootCertStore, RegistryError> {
     let mut roots = RootCertStore::empty();
     for path in ca_files {
@@ -261,13 +259,13 @@ fn read_authorities(ca_files: &[PathBuf]) -> Result<RootCertStore, RegistryError
             roots.add(certificate).map_err(|error| unusable(path, &error))?;
         }
         if roots.len() == before {
-            return Err(unusable(path, &"no certificate in it"));
+            return Err(unusable(path, &"contains no certificate"));
         }
     }
     Ok(roots)
 }
 
-/// Adds the machine's own authorities. A machine without any is no error: it may have a mirror without TLS.
+/// Adds the machine's authorities. Having none is not an error: a local mirror may not use TLS.
 fn with_machine_authorities(mut roots: RootCertStore) -> RootCertStore {
     let native = rustls_native_certs::load_native_certs();
     for error in &native.errors {

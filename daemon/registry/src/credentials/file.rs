@@ -1,8 +1,8 @@
-//! blobd's own file of credentials, which `login` and `logout` write.
+//! blobd's own credential file, which `login` and `logout` write.
 //!
-//! It is replaced as a whole, by a rename, under a lock of its directory: whoever reads it sees
-//! the old one or the new one, and of two logins at once none is lost. It is for its owner alone;
-//! one that others may read is not used, because by then it has to be taken as known.
+//! It is replaced by a rename under a lock of its directory: readers see the old or the new file, and of two
+//! concurrent logins none is lost. Only its owner may have access; a file that others may read is not used,
+//! because its secrets must be considered known.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Credential, CredentialError, MAX_FILE_BYTES, RegistryHost, Secret};
 
-/// A file of credentials.
+/// The credential file.
 #[derive(Clone, Debug)]
 pub struct CredentialFile {
     path: PathBuf,
@@ -28,25 +28,19 @@ impl CredentialFile {
         Self { path: path.into() }
     }
 
-    /// Where it is.
+    /// The path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is kept for a host.
-    ///
-    /// # Errors
-    /// [`CredentialError`] when others may read the file, or it cannot be used.
+    /// The credential for a host.
     pub fn get(&self, host: &RegistryHost) -> Result<Option<Credential>, CredentialError> {
         let entry = self.read()?.registries.remove(host.as_str());
         entry.map(|entry| entry.checked().ok_or_else(|| self.malformed(ENTRY_FORM.to_owned()))).transpose()
     }
 
-    /// Keeps a credential for a host, in place of an earlier one.
-    ///
-    /// # Errors
-    /// [`CredentialError`] when the file cannot be used or written.
+    /// Sets the credential for a host.
     pub fn set(&self, host: &RegistryHost, credential: &Credential) -> Result<(), CredentialError> {
         let _lock = self.lock()?;
         let mut content = self.read()?;
@@ -54,10 +48,7 @@ impl CredentialFile {
         self.write(&content)
     }
 
-    /// Drops what is kept for a host; whether there was something.
-    ///
-    /// # Errors
-    /// [`CredentialError`] when the file cannot be used or written.
+    /// Removes the credential for a host; returns whether there was one.
     pub fn remove(&self, host: &RegistryHost) -> Result<bool, CredentialError> {
         if !self.path.exists() {
             return Ok(false);
@@ -78,7 +69,7 @@ impl CredentialFile {
         }
     }
 
-    /// Makes the directory if it is not there, and keeps other logins out until it is dropped.
+    /// Makes the directory if needed, and locks it until the result is dropped.
     fn lock(&self) -> Result<File, CredentialError> {
         let lock = || {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(self.directory())?;
@@ -90,7 +81,7 @@ impl CredentialFile {
     }
 
     fn read(&self) -> Result<Content, CredentialError> {
-        // Not to wait for the writer of a pipe.
+        // So that opening a FIFO does not block.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = match OpenOptions::new().read(true).custom_flags(flags).open(&self.path) {
             Ok(file) => file,
@@ -99,7 +90,7 @@ impl CredentialFile {
         };
         let metadata = file.metadata().map_err(|error| self.io(error))?;
         if !metadata.is_file() {
-            return Err(self.malformed("a regular file expected".to_owned()));
+            return Err(self.malformed("not a regular file".to_owned()));
         }
         let mode = metadata.mode() & 0o7777;
         if mode & 0o077 != 0 {
@@ -108,7 +99,7 @@ impl CredentialFile {
         let mut text = Vec::new();
         file.take(MAX_FILE_BYTES).read_to_end(&mut text).map_err(|error| self.io(error))?;
         let content: Content =
-            serde_json::from_slice(&text).map_err(|error| self.malformed(super::place(&error)))?;
+            serde_json::from_slice(&text).map_err(|error| self.malformed(super::error_position(&error)))?;
         if content.version != VERSION {
             let version = content.version;
             return Err(self.malformed(format!("version {version}, {VERSION} expected; is blobd too old?")));
@@ -118,7 +109,7 @@ impl CredentialFile {
 
     fn write(&self, content: &Content) -> Result<(), CredentialError> {
         let write = || {
-            // Made with mode 0600.
+            // Has mode 0600.
             let mut new = tempfile::NamedTempFile::new_in(self.directory())?;
             serde_json::to_writer_pretty(&mut new, content)?;
             new.write_all(b"\n")?;
@@ -141,7 +132,7 @@ impl CredentialFile {
 const VERSION: u32 = 1;
 const ENTRY_FORM: &str = "either a token, or a user and a password expected for each registry";
 
-/// The file as it stands. Not printable: it holds what nobody may see.
+/// Has no `Debug`: it contains secrets.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Content {

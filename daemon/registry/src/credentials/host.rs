@@ -1,4 +1,4 @@
-//! Whom credentials are given for.
+//! The host that credentials are configured for.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,14 +6,13 @@ use std::str::FromStr;
 use super::CredentialError;
 use crate::origin::{Origin, Registry};
 
-/// A registry's host, with its port unless that is 443: what credentials are given for. Names of
-/// the same service count as one.
+/// A registry's host, with its port unless that is 443. All names of one service are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegistryHost(String);
 
 impl RegistryHost {
-    /// The host of an origin. One that is asked over plain HTTP has its port even if it is 80, so
-    /// it never shares credentials with the same host over TLS.
+    /// The host of an origin. With plain HTTP the port is included even if it is 80, so credentials are never
+    /// shared with the same host over TLS.
     pub(crate) fn of(origin: &Origin) -> Self {
         let host = origin.host();
         match (origin.is_https(), origin.port()) {
@@ -26,7 +25,7 @@ impl RegistryHost {
         }
     }
 
-    /// The text, as it stands in the credential file.
+    /// The text, as in the credential file.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -42,7 +41,7 @@ impl RegistryHost {
 impl FromStr for RegistryHost {
     type Err = CredentialError;
 
-    /// Reads `HOST[:PORT]`. A scheme and a path, as Docker's configuration has them, do not count.
+    /// Parses `HOST[:PORT]`. A scheme and a path, as in Docker's configuration, are ignored.
     fn from_str(text: &str) -> Result<Self, CredentialError> {
         let host = text.split_once("://").map_or(text, |(_scheme, rest)| rest);
         let host = host.split('/').next().unwrap_or_default();
@@ -59,10 +58,10 @@ impl fmt::Display for RegistryHost {
     }
 }
 
-/// The name under which Docker Hub's credentials are kept.
+/// The name of Docker Hub's credentials.
 pub(super) const DOCKER_HUB: &str = "docker.io";
 const HUGGING_FACE: &str = "hf.co";
-/// Other names of a service, and the one it has here.
+/// Other names of a service, and the one used here.
 const SAME_SERVICE: [(&str, &str); 3] =
     [("index.docker.io", DOCKER_HUB), ("registry-1.docker.io", DOCKER_HUB), ("huggingface.co", HUGGING_FACE)];
 

@@ -1,12 +1,11 @@
-//! Credentials of registries: where they come from, and for whom each of them is.
+//! Credentials of registries: where they are found, and which host each is for.
 //!
-//! They belong to the user as whom the process runs that asks the registry: the daemon's if one
-//! runs, the caller's if the command opens the store itself. They are read when a registry asks
-//! for them and not before, so a `login` holds from the next pull on.
+//! They belong to the user that the process runs as: the daemon's user, or the caller if the command opens
+//! the store itself. They are read when a registry requires them and not before, so a `login` takes effect
+//! with the next pull.
 //!
-//! It promises that what it finds for a [`RegistryHost`] was given for that host, and that no
-//! secret is in an error or in anything's `Debug`. It does not decide whether a connection is
-//! safe enough for them: that is `auth`'s business.
+//! What is found for a [`RegistryHost`] was configured for that host, and no secret is in an error or in
+//! `Debug` output. Whether a connection is safe enough is decided in `auth`.
 
 mod docker;
 mod file;
@@ -19,7 +18,7 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use self::docker::Kept;
+use self::docker::Stored;
 pub use self::file::CredentialFile;
 pub use self::host::RegistryHost;
 pub(super) use self::ollama::OllamaKey;
@@ -29,11 +28,10 @@ pub use self::secret::Secret;
 pub(super) use self::secret::hidden_header;
 use super::origin::Origin;
 
-/// Which credentials there are, and which exceptions the user has made for them. By default there
-/// are none.
+/// Which credentials may be used, and the user's exceptions. By default there are none.
 #[derive(Clone, Debug, Default)]
 pub struct CredentialPolicy {
-    /// blobd's own, which come first.
+    /// blobd's own, which have priority.
     pub file: Option<CredentialFile>,
     /// Docker's `config.json`.
     pub docker_config: Option<PathBuf>,
@@ -43,27 +41,27 @@ pub struct CredentialPolicy {
     pub hugging_face_token: Option<Secret>,
     /// The file with Hugging Face's token.
     pub hugging_face_file: Option<PathBuf>,
-    /// The key that signs token requests of Ollama's registry.
+    /// The path of the key that signs token requests for Ollama's registry.
     pub ollama_key: Option<PathBuf>,
-    /// Hosts beside Ollama's registry for which that key may sign, as `HOST[:PORT]`.
+    /// Further hosts for which that key may sign, as `HOST[:PORT]`.
     pub ollama_key_hosts: Vec<String>,
-    /// Hosts to which credentials may go over plain HTTP, as `HOST:PORT`.
+    /// Hosts to which credentials may be sent over plain HTTP, as `HOST:PORT`.
     pub insecure_hosts: Vec<String>,
-    /// A registry's host and the host of its token service, where that is another.
+    /// The host of a registry's token service by the registry's host, where they differ.
     pub token_services: BTreeMap<String, String>,
 }
 
 /// Whether programs named `docker-credential-…` are run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DockerHelpers {
-    /// No; a refusal says that there is one.
+    /// No; the error about a refusal mentions the program.
     #[default]
     Ignored,
     /// Yes.
     Run,
 }
 
-/// What proves to a registry who asks.
+/// A credential.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Credential {
@@ -78,26 +76,25 @@ pub enum Credential {
     Token(Secret),
 }
 
-/// What was found for a host.
 #[derive(Debug)]
 pub(super) enum Found {
     /// Nothing.
     Nothing,
-    /// A credential, and where it was.
+    /// A credential, and where it is configured.
     Credential(Credential, String),
-    /// The name of a Docker helper that was not asked.
+    /// The name of a Docker helper that was not run.
     Helper(String),
 }
 
 impl CredentialPolicy {
-    /// The same without what the user has given to other programs.
+    /// Removes the credentials of other programs.
     #[must_use]
     pub fn own_alone(self) -> Self {
         Self { docker_config: None, hugging_face_file: None, ollama_key: None, ..self }
     }
 
-    /// The first credential for a host: blobd's own, Docker's, Hugging Face's. Reads files and may
-    /// run a program, so it blocks.
+    /// The first credential for a host, in the order blobd, Docker, Hugging Face. Reads files and may run a
+    /// program, so it blocks.
     pub(super) fn find(&self, host: &RegistryHost) -> Result<Found, CredentialError> {
         if let Some(file) = &self.file
             && let Some(credential) = file.get(host)?
@@ -116,20 +113,22 @@ impl CredentialPolicy {
     fn find_at_docker(&self, host: &RegistryHost) -> Result<Found, CredentialError> {
         let Some(path) = &self.docker_config else { return Ok(Found::Nothing) };
         let helper = match docker::look_up(path, host)? {
-            Kept::Nowhere => return Ok(Found::Nothing),
-            Kept::Here(credential) => return Ok(Found::Credential(credential, path.display().to_string())),
-            Kept::WithHelper(name) => name,
+            Stored::Nowhere => return Ok(Found::Nothing),
+            Stored::InFile(credential) => {
+                return Ok(Found::Credential(credential, path.display().to_string()));
+            }
+            Stored::InHelper(name) => name,
         };
         if self.docker_helpers == DockerHelpers::Ignored {
             return Ok(Found::Helper(helper));
         }
-        let credential = docker::ask_helper(&helper, host)?;
+        let credential = docker::run_helper(&helper, host)?;
         Ok(credential.map_or(Found::Nothing, |credential| {
             Found::Credential(credential, format!("docker-credential-{helper}"))
         }))
     }
 
-    /// The token that Hugging Face's own programs use. For its host only.
+    /// The token of Hugging Face's own programs, only for its host.
     fn hugging_face(&self, host: &RegistryHost) -> Result<Option<(Secret, String)>, CredentialError> {
         if !host.is_hugging_face() {
             return Ok(None);
@@ -141,13 +140,13 @@ impl CredentialPolicy {
         let Some(text) = read_if_there(path)? else { return Ok(None) };
         let text = String::from_utf8(text).map_err(|_binary| CredentialError::Malformed {
             path: path.clone(),
-            what: "not a text; a token expected".to_owned(),
+            what: "not text, a token expected".to_owned(),
         })?;
         let token = text.trim();
         Ok((!token.is_empty()).then(|| (Secret::new(token), path.display().to_string())))
     }
 
-    /// Where the key to sign with is, if `origin` is Ollama's registry or stands in for it.
+    /// The key's path, if `origin` is Ollama's registry or a configured host.
     pub(super) fn ollama_key_for(&self, origin: &Origin) -> Option<&Path> {
         self.ollama_key.as_deref().filter(|_| self.may_sign_for(origin))
     }
@@ -157,8 +156,8 @@ impl CredentialPolicy {
         host.as_str() == OLLAMA || is_listed(&self.ollama_key_hosts, &host)
     }
 
-    /// Whether credentials may go to `origin`: over TLS, within this machine, or because the user
-    /// said so. A name other than `localhost` is never taken for this machine.
+    /// Whether credentials may be sent to `origin`: over TLS, to this machine, or because the user allows it.
+    /// Of the names, only `localhost` counts as this machine.
     pub(super) fn may_carry(&self, origin: &Origin) -> bool {
         origin.is_https()
             || origin.is_loopback()
@@ -171,10 +170,10 @@ fn is_listed(hosts: &[String], host: &RegistryHost) -> bool {
 }
 
 const OLLAMA: &str = "registry.ollama.ai";
-/// Far more than anyone's credentials take.
+/// Far more than credentials take.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// The whole of a small file; none if it is not there.
+/// Reads a small file; `None` if it does not exist.
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, CredentialError> {
     let mut content = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut content));
@@ -185,8 +184,8 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, CredentialError> {
     }
 }
 
-/// Where JSON ends to be what is expected. The parser's own words may quote a password.
-fn place(error: &serde_json::Error) -> String {
+/// The position of a syntax error. The parser's own message may quote a password.
+fn error_position(error: &serde_json::Error) -> String {
     format!("not in the expected form at line {}, column {}", error.line(), error.column())
 }
 
@@ -202,7 +201,7 @@ pub enum CredentialError {
         /// Why.
         source: io::Error,
     },
-    /// Others may read or write the file.
+    /// Users other than the owner may read or write the file.
     #[error(
         "{}: mode {mode:04o}, 0600 expected; change the passwords in it if others use this machine, then `chmod 600` it",
         path.display()
@@ -213,15 +212,15 @@ pub enum CredentialError {
         /// Its permissions.
         mode: u32,
     },
-    /// A file is not what it should be.
+    /// A file is malformed.
     #[error("{}: {what}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong, without its content.
+        /// What is wrong, without the file's content.
         what: String,
     },
-    /// A Docker helper gave no answer that can be used.
+    /// A Docker helper failed.
     #[error("docker-credential-{name}: {reason}")]
     Helper {
         /// The end of the program's name.
@@ -229,30 +228,30 @@ pub enum CredentialError {
         /// What is wrong.
         reason: String,
     },
-    /// A credential holds what cannot stand in a request.
-    #[error("credentials from {place}: hold characters that cannot be sent; log in again")]
+    /// A credential contains characters that a header cannot.
+    #[error("credentials from {place}: contain characters that cannot be sent; log in again")]
     Unsendable {
-        /// Where they are from.
+        /// Where they are configured.
         place: String,
     },
-    /// They could not be looked up.
+    /// The search was interrupted.
     #[error("credentials: {reason}")]
     Interrupted {
         /// What happened.
         reason: String,
     },
-    /// No host.
+    /// Not a host.
     #[error("host {found:?}: HOST or HOST:PORT expected")]
     Host {
-        /// What there is instead.
+        /// The text found.
         found: String,
     },
-    /// The connection is open to all on the way.
+    /// The connection is not encrypted.
     #[error(
         "{host}: credentials are not sent over plain HTTP; use https, or name it in credentials.insecure_hosts"
     )]
     PlainHttp {
-        /// Where they would have gone.
+        /// The host they are for.
         host: String,
     },
 }
@@ -283,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn blobds_own_come_first_and_helpers_are_run_only_if_asked_for() {
+    fn blobds_own_come_first_and_helpers_are_run_only_if_configured() {
         let dir = tempfile::tempdir().unwrap();
         let docker = dir.path().join("config.json");
         std::fs::write(&docker, r#"{"credsStore":"of-no-machine"}"#).unwrap();

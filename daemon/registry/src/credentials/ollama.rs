@@ -1,7 +1,7 @@
-//! The key by which Ollama's registry knows a user: an OpenSSH file with an ed25519 key.
+//! Ollama's key, which identifies a user at its registry: an OpenSSH file with an ed25519 key.
 //!
-//! A token request is signed with it instead of carrying a password. The signature is over the
-//! request's URL, so it is worth nothing for any other.
+//! A token request is signed with it instead of carrying a password. The signature covers the request's URL,
+//! so it is useless for any other.
 
 use std::fmt;
 use std::path::Path;
@@ -16,10 +16,9 @@ use url::Url;
 use super::CredentialError;
 use super::secret::hidden_header;
 
-/// A user's key.
 pub(crate) struct OllamaKey {
     pair: Ed25519KeyPair,
-    /// As it stands in `id_ed25519.pub`, decoded.
+    /// As in `id_ed25519.pub`, decoded.
     public: Vec<u8>,
 }
 
@@ -30,7 +29,7 @@ impl fmt::Debug for OllamaKey {
 }
 
 impl OllamaKey {
-    /// Reads the key; none if there is no file.
+    /// Reads the key; `None` if the file does not exist.
     pub(crate) fn read(path: &Path) -> Result<Option<Self>, CredentialError> {
         let Some(text) = super::read_if_there(path)? else { return Ok(None) };
         let malformed =
@@ -38,37 +37,36 @@ impl OllamaKey {
         Self::parse(&text).map(Some).map_err(malformed)
     }
 
-    /// What Ollama's registry wants to see as `Authorization` of a GET of `url`: the public key
-    /// and the signature, with no scheme before them.
+    /// The `Authorization` that Ollama's registry expects for a GET of `url`: the public key and the
+    /// signature, without a scheme.
     pub(crate) fn authorization(&self, url: &Url) -> Option<HeaderValue> {
-        // Ollama signs the digest of the body in hexadecimal, in base64; a GET has no body.
+        // Ollama signs the base64 of the hexadecimal digest of the body; a GET has no body.
         let body = STANDARD.encode(Digest::of(b"").to_hex());
         let signature = self.pair.sign(format!("GET,{url},{body}").as_bytes());
         let (public, signature) = (STANDARD.encode(&self.public), STANDARD.encode(signature.as_ref()));
         hidden_header(&format!("{public}:{signature}"))
     }
 
-    /// Reads an OpenSSH private key (`PROTOCOL.key` of OpenSSH).
+    /// Parses an OpenSSH private key (`PROTOCOL.key` of OpenSSH).
     fn parse(text: &[u8]) -> Result<Self, &'static str> {
-        let binary = unarmored(text).ok_or("no OpenSSH private key")?;
+        let binary = decode_armor(text).ok_or("not an OpenSSH private key")?;
         let mut file = Cursor(&binary);
-        file.expect(MAGIC).ok_or("no OpenSSH private key")?;
+        file.expect(MAGIC).ok_or("not an OpenSSH private key")?;
         if file.string() != Some(b"none".as_slice()) {
-            return Err("the key has a passphrase, which blobd cannot ask for; an unencrypted key expected");
+            return Err("the key has a passphrase, which blobd cannot ask for; expected an unencrypted key");
         }
         let (public, secret) = file.single_key().ok_or(MALFORMED)?;
         Self::from_blobs(public, secret)
     }
 
-    /// From the public key and the secret part as they stand in the file.
     fn from_blobs(public: &[u8], secret: &[u8]) -> Result<Self, &'static str> {
         if Cursor(public).string() != Some(ED25519) {
-            return Err("the key is of another kind; an ed25519 key expected");
+            return Err("the key has another type, ed25519 expected");
         }
         let (point, seed) = Cursor(secret).ed25519().ok_or(MALFORMED)?;
-        // Also compares the two halves with each other.
+        // Also checks that the two halves match.
         let pair = Ed25519KeyPair::from_seed_and_public_key(seed, point);
-        let pair = pair.map_err(|_rejected| "the key's halves do not belong together")?;
+        let pair = pair.map_err(|_rejected| "the public and the private key do not match")?;
         Ok(Self { pair, public: public.to_owned() })
     }
 }
@@ -77,8 +75,7 @@ const MAGIC: &[u8] = b"openssh-key-v1\0";
 const ED25519: &[u8] = b"ssh-ed25519";
 const MALFORMED: &str = "the OpenSSH private key is damaged";
 
-/// The bytes between the lines that begin and end the key.
-fn unarmored(text: &[u8]) -> Option<Vec<u8>> {
+fn decode_armor(text: &[u8]) -> Option<Vec<u8>> {
     let text = std::str::from_utf8(text).ok()?.trim();
     let body = text.strip_prefix("-----BEGIN OPENSSH PRIVATE KEY-----")?;
     let body = body.strip_suffix("-----END OPENSSH PRIVATE KEY-----")?;
@@ -86,7 +83,7 @@ fn unarmored(text: &[u8]) -> Option<Vec<u8>> {
     STANDARD.decode(base64).ok()
 }
 
-/// Reads what is there and no more.
+/// A bounded reader.
 struct Cursor<'a>(&'a [u8]);
 
 impl<'a> Cursor<'a> {
@@ -104,13 +101,13 @@ impl<'a> Cursor<'a> {
         self.take(4)?.try_into().ok().map(u32::from_be_bytes)
     }
 
-    /// A length and as many bytes.
+    /// A length and that many bytes.
     fn string(&mut self) -> Option<&'a [u8]> {
         let count = self.number()?.try_into().ok()?;
         self.take(count)
     }
 
-    /// What follows the cipher's name: the one key of a file that is not encrypted.
+    /// The part after the cipher's name, in a file with one key without encryption.
     fn single_key(&mut self) -> Option<(&'a [u8], &'a [u8])> {
         let (kdf, options) = (self.string()?, self.string()?);
         if kdf != b"none" || !options.is_empty() || self.number()? != 1 {
@@ -120,8 +117,8 @@ impl<'a> Cursor<'a> {
         self.0.is_empty().then_some((public, secret))
     }
 
-    /// The secret part: two equal check numbers, the public point, and the seed followed by the
-    /// point again. The comment and the padding after that mean nothing.
+    /// The secret part: two equal check numbers, the public point, and the seed followed by the point again.
+    /// The comment and padding after that are ignored.
     fn ed25519(&mut self) -> Option<(&'a [u8], &'a [u8])> {
         if self.number()? != self.number()? || self.string()? != ED25519 {
             return None;
@@ -138,11 +135,11 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Made by `ssh-keygen -t ed25519 -N ''` for these tests, and known to nobody.
+    /// Made by `ssh-keygen -t ed25519 -N ''` for these tests; not used elsewhere.
     const KEY: &str = include_str!("../testdata/id_ed25519");
     const PUBLIC: &str = include_str!("../testdata/id_ed25519.pub");
 
-    /// Whether an `Authorization` is by the test key, for a GET of `url`; as a server checks it.
+    /// Whether the test key signed an `Authorization` for a GET of `url`, checked as a server does.
     pub(crate) fn is_signed(authorization: &str, url: &str) -> bool {
         let Some((public, signature)) = authorization.split_once(':') else { return false };
         let wire = STANDARD.decode(public).unwrap();
@@ -173,8 +170,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn key_that_is_cut_or_changed_is_refused() {
-        let whole = unarmored(KEY.as_bytes()).unwrap();
+    fn truncated_or_changed_key_is_refused() {
+        let whole = decode_armor(KEY.as_bytes()).unwrap();
         let comment_and_padding = 40;
         for length in 0..whole.len() - comment_and_padding {
             assert!(OllamaKey::parse(armored(&whole[..length]).as_bytes()).is_err(), "{length}");
@@ -186,12 +183,12 @@ pub(crate) mod tests {
             let _ = OllamaKey::parse(armored(&changed).as_bytes());
         }
         for text in ["", "-----BEGIN OPENSSH PRIVATE KEY-----", PUBLIC, &armored(b"openssh-key-v2\0")] {
-            assert_eq!(OllamaKey::parse(text.as_bytes()).unwrap_err(), "no OpenSSH private key");
+            assert_eq!(OllamaKey::parse(text.as_bytes()).unwrap_err(), "not an OpenSSH private key");
         }
     }
 
     #[test]
-    fn key_with_a_passphrase_or_of_another_kind_is_refused() {
+    fn key_with_a_passphrase_or_of_another_type_is_refused() {
         let encrypted = [MAGIC, b"\0\0\0\x0aaes256-ctr\0\0\0\x06bcrypt"].concat();
         let error = OllamaKey::parse(armored(&encrypted).as_bytes()).unwrap_err();
         assert!(error.contains("passphrase"), "{error}");

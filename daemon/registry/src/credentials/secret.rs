@@ -1,22 +1,21 @@
-//! Texts that nobody may read by accident.
+//! Texts that are not printed by accident.
 
 use std::fmt;
 
 use hyper::header::HeaderValue;
 
-/// A password or a token. It is not printed, not compared and not serialised by itself; who needs
-/// the text says so with [`Secret::reveal`].
+/// A password or a token. It cannot be printed, compared or serialised; [`Secret::reveal`] gives the text.
 #[derive(Clone)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Takes the text in.
+    /// Wraps a text.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The text itself: for the one request or file that needs it, never for a message.
+    /// The text: for a request or a file, never for a message.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
@@ -29,7 +28,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A header that is not printed either; none if the text cannot stand in one.
+/// A header that is not printed; `None` if the text contains characters that a header cannot.
 pub(crate) fn hidden_header(text: &str) -> Option<HeaderValue> {
     let mut header = HeaderValue::try_from(text).ok()?;
     header.set_sensitive(true);

@@ -1,11 +1,11 @@
-//! Anonymous tokens: got once, shown to their registry alone.
+//! Anonymous tokens: requested once, sent only to their registry.
 
 use super::server::{Reply, Seen, Server, answer, head, ok, redirect};
 use super::*;
 use crate::error::Advice;
 use crate::token_cache::Authorization;
 
-/// A 401 whose realm is on the server that was asked, or at `realm`.
+/// A 401 whose realm is on the same server, or at `realm`.
 fn challenge(seen: &Seen, realm: Option<&str>) -> Reply {
     let own = format!("http://{}/token", seen.header("host").unwrap());
     let realm = realm.unwrap_or(&own);
@@ -14,7 +14,7 @@ fn challenge(seen: &Seen, realm: Option<&str>) -> Reply {
     Reply::Whole(answer(401, &header, b"{}"))
 }
 
-/// A registry that hands out tokens by `token` and asks for `Bearer secret`.
+/// A registry that issues tokens by `token` and requires `Bearer secret`.
 async fn guarded(token: impl Fn() -> Reply + Send + Sync + 'static) -> Server {
     Server::start(move |seen, _| match seen.header("authorization") {
         _ if seen.path.starts_with("/token?") => token(),
@@ -25,7 +25,7 @@ async fn guarded(token: impl Fn() -> Reply + Send + Sync + 'static) -> Server {
 }
 
 #[tokio::test]
-async fn anonymous_token_is_got_once_and_used_again() {
+async fn anonymous_token_is_requested_once_and_reused() {
     let server = guarded(|| Reply::Whole(ok(br#"{"token":"secret"}"#))).await;
     let client = client();
     client.manifest(&tiny(&server)).await.unwrap();
@@ -60,7 +60,7 @@ async fn second_refusal_is_final() {
 }
 
 #[tokio::test]
-async fn refusals_without_a_way_in_are_final() {
+async fn refusals_without_a_usable_challenge_are_final() {
     let basic = "WWW-Authenticate: Basic realm=\"x\"\r\n";
     for (status, headers) in [(401, basic), (401, ""), (403, "")] {
         let server = Server::always(answer(status, headers, b"")).await;
@@ -71,7 +71,7 @@ async fn refusals_without_a_way_in_are_final() {
 }
 
 #[tokio::test]
-async fn foreign_realm_is_not_asked() {
+async fn foreign_realm_is_not_requested() {
     for realm in
         ["http://localhost:9/token", "http://169.254.169.254/latest/meta-data", "https://evil.example/"]
     {
@@ -83,7 +83,7 @@ async fn foreign_realm_is_not_asked() {
 }
 
 #[tokio::test]
-async fn unusable_token_answers_end_the_pull() {
+async fn unusable_token_responses_end_the_pull() {
     let replies: [fn() -> Reply; 4] = [
         || Reply::Whole(ok(b"{}")),
         || Reply::Whole(answer(500, "", b"")),
@@ -120,7 +120,7 @@ async fn token_does_not_leave_its_registry() {
 }
 
 #[tokio::test]
-async fn token_does_not_come_back_by_a_detour() {
+async fn token_is_not_sent_after_a_redirect_back() {
     let detour =
         Server::start(|seen, _| redirect(307, &format!("http://{}/back", seen.path.trim_start_matches('/'))))
             .await;

@@ -1,7 +1,8 @@
-//! Blobs: where they come from, and how long they may be.
+//! Blobs: redirects and lengths.
 
 use super::server::{Reply, Server, answer, head, ok, redirect};
 use super::*;
+use crate::ConnectFailure;
 use crate::error::RedirectRefusal;
 
 async fn fetch_from(reply: impl Fn() -> Reply + Send + Sync + 'static) -> Result<Vec<u8>, RegistryError> {
@@ -61,12 +62,15 @@ async fn redirects_are_counted() {
 }
 
 #[tokio::test]
-async fn redirects_to_nearer_addresses_are_refused() {
+async fn redirects_to_narrower_scopes_are_refused() {
     for target in
         ["http://169.254.169.254/latest", "http://[fe80::1]/", "http://0.0.0.0:80/", "//100.100.100.200/"]
     {
         let error = fetch_from(move || redirect(307, target)).await.unwrap_err();
-        assert!(matches!(error, RegistryError::ForbiddenAddress { .. }), "{target}: {error}");
+        assert!(
+            matches!(error, RegistryError::Unreachable { reason: ConnectFailure::ForbiddenAddress(_), .. }),
+            "{target}: {error}"
+        );
     }
 }
 
@@ -81,7 +85,7 @@ async fn announced_length_must_be_the_manifests() {
     let longer = [WEIGHTS, b"!"].concat();
     assert_eq!(found_bytes(fetch_from(move || Reply::Whole(ok(&longer))).await), 15);
     assert_eq!(found_bytes(fetch_from(|| Reply::Whole(ok(b"<html>"))).await), 6);
-    // Known from the head alone: the body never comes.
+    // The head alone is enough: the body is never sent.
     assert_eq!(found_bytes(fetch_from(|| Reply::ThenSilence(head("Content-Length: 13\r\n"))).await), 13);
 }
 
@@ -97,7 +101,7 @@ async fn bodies_of_unannounced_length_are_counted() {
 }
 
 #[tokio::test]
-async fn stream_never_ends_well_after_an_error() {
+async fn stream_fails_again_after_an_error() {
     let chunks = b"e\r\nGGUF and so on\r\n1\r\n!\r\n0\r\n\r\n".as_slice();
     let reply = [&head("Transfer-Encoding: chunked\r\n"), chunks].concat();
     let server = Server::always(reply).await;
@@ -109,19 +113,19 @@ async fn stream_never_ends_well_after_an_error() {
 }
 
 #[tokio::test]
-async fn broken_connection_is_told_from_a_short_file() {
+async fn broken_connection_differs_from_a_short_file() {
     let cut = [&head("Content-Length: 14\r\n"), b"GGUF".as_slice()].concat();
     let error = fetch_from(move || Reply::Whole(cut.clone())).await.unwrap_err();
     assert!(matches!(error, RegistryError::Broken { received_bytes: 4, .. }), "{error}");
 }
 
 #[tokio::test]
-async fn silent_and_dripping_bodies_stall() {
+async fn silent_and_trickling_bodies_stall() {
     let started = || [&head("Content-Length: 1000000\r\n"), b"GGUF".as_slice()].concat();
     let big = Descriptor { size: 1_000_000, ..weights() };
     for reply in [|bytes| Reply::ThenSilence(bytes), |bytes| Reply::ThenDrip(bytes)] {
         let server = Server::start(move |_, _| reply(started())).await;
-        let client = client_without_patience(|limits| &mut limits.stall);
+        let client = client_with_short_limit(|limits| &mut limits.stall);
         let mut stream = client.blob(&tiny(&server), &big).await.unwrap();
         let error = loop {
             match stream.next().await {
@@ -137,7 +141,7 @@ async fn silent_and_dripping_bodies_stall() {
 async fn slow_but_steady_body_does_not_stall() {
     let server = Server::start(|_, _| Reply::ThenDrip(head("Content-Length: 40\r\n"))).await;
     let file = Descriptor { size: 40, ..weights() };
-    // Shorter than the whole takes, longer than any scheduler's whim.
+    // Shorter than the whole transfer, longer than scheduling delays.
     let limits = Limits { stall: Duration::from_millis(300), slowest_bytes: 1, ..limits() };
     let mut stream = client_with(limits).blob(&tiny(&server), &file).await.unwrap();
     while stream.next().await.unwrap().is_some() {}
@@ -146,7 +150,7 @@ async fn slow_but_steady_body_does_not_stall() {
 #[tokio::test]
 async fn slow_reader_does_not_stall() {
     let server = Server::always(ok(WEIGHTS)).await;
-    let client = client_without_patience(|limits| &mut limits.stall);
+    let client = client_with_short_limit(|limits| &mut limits.stall);
     let mut stream = client.blob(&tiny(&server), &weights()).await.unwrap();
     tokio::time::sleep(Duration::from_millis(150)).await;
     while stream.next().await.unwrap().is_some() {}

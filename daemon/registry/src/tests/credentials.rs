@@ -1,4 +1,4 @@
-//! Credentials: shown to whom they were given for, when asked, and to nobody else.
+//! Credentials: sent only to their host, and only when required.
 
 use std::path::PathBuf;
 
@@ -49,7 +49,7 @@ fn own_realm(seen: &Seen) -> Reply {
     refusal(&format!("Bearer realm=\"http://{host}/token\",service=\"s\",scope=\"repository:x:pull\""))
 }
 
-/// A registry that wants exactly this header.
+/// A registry that requires exactly this header.
 async fn wanting(header: &'static str, challenge: &'static str) -> Server {
     Server::start(move |seen, _| match seen.header("authorization") {
         Some(found) if found == header => manifest(),
@@ -58,7 +58,7 @@ async fn wanting(header: &'static str, challenge: &'static str) -> Server {
     .await
 }
 
-/// A registry whose token service hands out `Bearer secret` to `me`.
+/// A registry whose token service issues `Bearer secret` to `me`.
 async fn with_token_service(expires_in: u32) -> Server {
     Server::start(move |seen, _| match seen.header("authorization") {
         Some(BASIC) if seen.path.starts_with("/token") => {
@@ -76,7 +76,7 @@ fn shown(server: &Server) -> Vec<Option<String>> {
 }
 
 #[tokio::test]
-async fn basic_is_answered_after_a_challenge_only() {
+async fn password_is_sent_only_after_a_challenge() {
     let server = wanting(BASIC, "Basic realm=\"x\"").await;
     let (_dir, policy) = client_knowing(&[(&server.address().to_string(), password())]);
     let client = client_with_credentials(policy);
@@ -91,7 +91,7 @@ async fn basic_is_answered_after_a_challenge_only() {
 }
 
 #[tokio::test]
-async fn credentials_of_another_host_are_not_shown() {
+async fn credentials_of_another_host_are_not_sent() {
     let server = wanting(BASIC, "Basic realm=\"x\"").await;
     let other_port = format!("127.0.0.1:{}", server.address().port() ^ 1);
     let (_dir, policy) = client_knowing(&[("127.0.0.1", password()), (&other_port, password())]);
@@ -137,7 +137,7 @@ async fn expired_token_is_fetched_anew() {
 }
 
 #[tokio::test]
-async fn foreign_token_service_gets_nothing() {
+async fn foreign_token_service_gets_no_request() {
     let thief = Server::always(ok(br#"{"token":"x"}"#)).await;
     let realm = format!("http://localhost:{}/token", thief.address().port());
     let server = Server::start(move |_, _| refusal(&format!("Bearer realm=\"{realm}\""))).await;
@@ -152,7 +152,7 @@ async fn foreign_token_service_gets_nothing() {
 }
 
 #[tokio::test]
-async fn redirect_to_another_host_carries_nothing() {
+async fn redirect_to_another_host_gets_no_credentials() {
     for location in ["/x", "/token?x"] {
         let cdn = Server::start(move |seen, _| match seen.header("authorization") {
             None => Reply::Whole(ok(WEIGHTS)),
@@ -194,7 +194,7 @@ async fn plain_http_is_refused_outside_this_machine_unless_named() {
             (None, None) => refusal("Basic realm=\"x\""),
         })
         .await;
-        // An address that leads to this machine without being its own.
+        // An address that reaches this machine but is not a loopback address.
         let host = format!("0.0.0.0:{}", server.address().port());
         let reference: Reference = format!("http://{host}/library/tiny").parse().unwrap();
         let (_dir, mut policy) = client_knowing(&[(&host, credential.clone())]);
@@ -231,7 +231,7 @@ async fn gated_model_says_where_its_terms_are() {
             let entries: Vec<_> =
                 entries.iter().map(|(host, token)| (host.as_str(), token.clone())).collect();
             let (_dir, mut credentials) = client_knowing(&entries);
-            // For hf.co alone; the mirror must not see it.
+            // Only for hf.co; the mirror must not receive it.
             credentials.hugging_face_token = Some(Secret::new("hf_other"));
             let policy = RegistryPolicy {
                 mirrors: std::collections::BTreeMap::clone(&mirrors),

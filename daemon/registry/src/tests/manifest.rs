@@ -1,11 +1,11 @@
-//! Manifests: asked for, compared and refused.
+//! Manifests: requested, compared and refused.
 
 use blobd_store_format::index::IndexError;
 use blobd_store_format::manifest::Manifest;
 
 use super::server::{Reply, Server, answer, head, ok};
 use super::*;
-use crate::MANIFEST_TYPES;
+use crate::{ConnectFailure, MANIFEST_TYPES};
 
 async fn manifest_from(reply: Vec<u8>) -> Result<Manifest, RegistryError> {
     let server = Server::always(reply).await;
@@ -80,7 +80,7 @@ async fn missing_model_is_named() {
 }
 
 #[tokio::test]
-async fn documents_that_are_no_manifest_are_refused() {
+async fn documents_that_are_not_manifests_are_refused() {
     let html = manifest_from(ok(b"\r\n<!doctype html><title>Welcome</title>")).await.unwrap_err();
     assert!(matches!(html, RegistryError::WebPage { .. }), "{html}");
     let traversal = manifest_json().replace("sha256:", "sha256:../../");
@@ -93,7 +93,7 @@ async fn documents_that_are_no_manifest_are_refused() {
 }
 
 #[tokio::test]
-async fn manifest_without_end_is_cut_off() {
+async fn endless_manifest_is_cut_off() {
     let chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffff\r\n".to_vec();
     for head in [head("Content-Length: 10000000\r\n"), head("Connection: close\r\n"), chunked] {
         let server = Server::start(move |_, _| Reply::ThenFlood(head.clone())).await;
@@ -103,10 +103,10 @@ async fn manifest_without_end_is_cut_off() {
 }
 
 #[tokio::test]
-async fn head_without_end_is_cut_off() {
+async fn endless_head_is_cut_off() {
     let server = Server::start(|_, _| Reply::ThenFlood(b"HTTP/1.1 200 OK\r\nX-Fill: ".to_vec())).await;
     let error = client().manifest(&tiny(&server)).await.unwrap_err();
-    assert!(matches!(error, RegistryError::Unreachable { .. }), "{error}");
+    assert!(matches!(error, RegistryError::Unreachable { reason: ConnectFailure::Other(_), .. }), "{error}");
 }
 
 #[tokio::test]
@@ -117,21 +117,21 @@ async fn announced_length_alone_is_enough_to_refuse_a_manifest() {
 }
 
 #[tokio::test]
-async fn silent_heads_and_dripping_manifests_stall() {
+async fn silent_heads_and_trickling_manifests_stall() {
     for silence in ["HTTP/1.1 200 OK\r\n", ""] {
         let server = Server::start(move |_, _| Reply::ThenSilence(silence.into())).await;
-        let client = client_without_patience(|limits| &mut limits.head);
+        let client = client_with_short_limit(|limits| &mut limits.head);
         let error = client.manifest(&tiny(&server)).await.unwrap_err();
         assert!(matches!(error, RegistryError::Stalled { .. }), "{error}");
     }
     let server = Server::start(|_, _| Reply::ThenDrip(head("Connection: close\r\n"))).await;
-    let client = client_without_patience(|limits| &mut limits.document);
+    let client = client_with_short_limit(|limits| &mut limits.document);
     let error = client.manifest(&tiny(&server)).await.unwrap_err();
     assert!(matches!(error, RegistryError::Stalled { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn compressed_answers_are_refused() {
+async fn compressed_responses_are_refused() {
     let error = manifest_from(answer(200, "Content-Encoding: gzip\r\n", b"\x1f\x8b")).await.unwrap_err();
     assert!(error.to_string().contains("content encoding \"gzip\""), "{error}");
     assert!(
@@ -142,7 +142,7 @@ async fn compressed_answers_are_refused() {
 }
 
 #[tokio::test]
-async fn passing_failures_are_tried_again_a_few_times() {
+async fn transient_failures_are_repeated_a_few_times() {
     for status in [429, 500, 502, 503, 504] {
         let busy = answer(status, "Retry-After: 3600\r\n", b"");
         let server = Server::start(move |_, earlier| {
@@ -160,7 +160,7 @@ async fn passing_failures_are_tried_again_a_few_times() {
 }
 
 #[tokio::test]
-async fn other_answers_are_final() {
+async fn other_responses_are_final() {
     for status in [201, 204, 206, 400, 410, 501] {
         let server = Server::always(answer(status, "", b"")).await;
         let error = client().manifest(&tiny(&server)).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Parts of files: the right ones or none.
+//! Range requests: only the requested part is accepted.
 
 use super::server::{Reply, Server, answer, head, ok, redirect};
 use super::*;
@@ -34,7 +34,7 @@ async fn part_is_asked_for_by_a_range_also_behind_a_redirect() {
 #[tokio::test]
 async fn whole_file_in_place_of_a_part_is_read_no_further_than_needed() {
     assert_eq!(part(|| Reply::Whole(ok(WEIGHTS))).await.unwrap().0, b"and");
-    // What comes behind does not matter, and is not waited for.
+    // The bytes after the range are neither checked nor awaited.
     let start = || [&head("Content-Length: 14\r\n"), &WEIGHTS[..9]].concat();
     assert_eq!(part(move || Reply::ThenSilence(start())).await.unwrap().0, b"and");
     let error = part(|| Reply::Whole(ok(b"GGUF and"))).await.unwrap_err();
@@ -51,7 +51,7 @@ async fn part_that_is_not_the_one_asked_for_is_refused() {
         assert!(matches!(error, RegistryError::RangeDiffers { .. }), "{content_range}: {error}");
     }
     let error = part(|| Reply::Whole(answer(206, "", b"and"))).await.unwrap_err();
-    assert!(error.to_string().contains("does not name"), "{error}");
+    assert!(error.to_string().contains("without Content-Range"), "{error}");
     let twice = "Content-Range: bytes 5-7/14\r\nContent-Range: bytes 0-2/14\r\n";
     let error = part(move || Reply::Whole(answer(206, twice, b"and"))).await.unwrap_err();
     assert!(error.to_string().contains("several parts"), "{error}");

@@ -1,4 +1,4 @@
-//! Files with an address of their own: versions, parts, and who is shown credentials.
+//! Files at a URL: versions, parts and credentials.
 
 use blobd_store_format::source::PullSource;
 
@@ -10,7 +10,7 @@ use crate::credentials::{Credential, CredentialFile, CredentialPolicy, Secret};
 const FILE: &[u8] = b"GGUF 0123456789";
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// Answers with the part of [`FILE`] that is asked for.
+/// Responds with the requested part of [`FILE`].
 fn part(seen: &Seen, etag: &str) -> Vec<u8> {
     let range = seen.header("range").unwrap().trim_start_matches("bytes=");
     let (first, last) = range.split_once('-').unwrap();
@@ -67,7 +67,7 @@ async fn server_without_ranges_sends_what_comes_before_too() {
 }
 
 #[tokio::test]
-async fn file_that_lies_about_its_length_is_named_by_its_address() {
+async fn file_of_another_length_is_named_by_its_address() {
     let server = Server::start(|seen, earlier| {
         Reply::Whole(if earlier == 0 { part(seen, "\"1\"") } else { ok(b"GGUF and more than was announced") })
     })
@@ -127,7 +127,7 @@ async fn private_repository_is_listed_and_fetched_with_its_token() {
     assert_eq!(server.paths().last().unwrap(), &format!("/me/x/resolve/{COMMIT}/a%20b.gguf"));
 }
 
-/// Transfers run in tasks of their own.
+/// Transfers run in their own tasks.
 #[test]
 fn parts_can_be_fetched_in_tasks() {
     fn is_send<T: Send>(_: &T) {}

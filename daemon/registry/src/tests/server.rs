@@ -1,4 +1,4 @@
-//! A server that answers each request as a closure says, byte for byte, and closes.
+//! A server that responds as a closure says, byte for byte, and closes the connection.
 
 use std::io::{self, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use blobd_fixtures::server;
 pub(super) use blobd_fixtures::server::Request as Seen;
 
-/// What is sent, and what happens then.
+/// A response, and what follows it.
 pub(super) enum Reply {
     /// The connection is closed.
     Whole(Vec<u8>),
@@ -17,18 +17,18 @@ pub(super) enum Reply {
     ThenSilence(Vec<u8>),
     /// Another byte every few milliseconds, forever.
     ThenDrip(Vec<u8>),
-    /// As many bytes as the client takes.
+    /// Bytes without end.
     ThenFlood(Vec<u8>),
 }
 
-/// Keeps what it was asked.
+/// A server that records its requests.
 pub(super) struct Server {
     server: server::Server,
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
 impl Server {
-    /// Answers with what `answer` makes of the request and the number of earlier ones.
+    /// `answer` makes the response from the request and the number of earlier ones.
     pub(super) async fn start(answer: impl Fn(&Seen, usize) -> Reply + Send + Sync + 'static) -> Self {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let record = Arc::clone(&seen);
@@ -42,7 +42,7 @@ impl Server {
         Self { server: server::Server::start(serve).unwrap(), seen }
     }
 
-    /// Answers each request with `bytes`.
+    /// Always responds with `bytes`.
     pub(super) async fn always(bytes: impl Into<Vec<u8>>) -> Self {
         let bytes = bytes.into();
         Self::start(move |_, _| Reply::Whole(bytes.clone())).await
@@ -65,7 +65,7 @@ impl Server {
     }
 }
 
-/// Keeps a request; says how many there were before it.
+/// Records a request; returns the number of earlier ones.
 fn note(record: &Mutex<Vec<Seen>>, request: &Seen) -> usize {
     let mut record = record.lock().unwrap();
     record.push(request.clone());
@@ -91,7 +91,7 @@ impl Reply {
     }
 }
 
-/// An answer with extra header lines, each ended by `\r\n`.
+/// A response with extra header lines, each ended by `\r\n`.
 pub(super) fn answer(status: u16, headers: &str, body: &[u8]) -> Vec<u8> {
     let head = format!(
         "HTTP/1.1 {status} X\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n",

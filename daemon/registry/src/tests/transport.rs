@@ -1,4 +1,4 @@
-//! Connections: TLS, proxies, mirrors, and names that lead too near.
+//! Connections: TLS, proxies, mirrors, and address scopes.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -14,7 +14,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use super::server::{Reply, Server, answer, ok, redirect};
 use super::*;
-use crate::TlsFailure;
+use crate::ConnectFailure;
 use crate::address_scope::AddressScope;
 use crate::transport::Request;
 
@@ -26,7 +26,7 @@ fn testdata(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "src/testdata", name].iter().collect()
 }
 
-/// A server with the certificate in `testdata/`; it answers one request.
+/// A server with the certificate in `testdata/`; it responds to one request.
 fn tls_server(reply: Vec<u8>) -> SocketAddr {
     let certificate = CertificateDer::from_pem_file(testdata("server.pem")).unwrap();
     let key = PrivateKeyDer::from_pem_file(testdata("server.key")).unwrap();
@@ -41,7 +41,7 @@ fn tls_server(reply: Vec<u8>) -> SocketAddr {
     std::thread::spawn(move || {
         let connection = ServerConnection::new(Arc::new(config)).unwrap();
         let mut stream = StreamOwned::new(connection, listener.accept().unwrap().0);
-        // A client that does not trust the certificate hangs up here.
+        // A client that does not trust the certificate closes the connection here.
         if stream.read(&mut [0; 4096]).is_ok() {
             stream.write_all(&reply).unwrap();
             stream.conn.send_close_notify();
@@ -70,7 +70,10 @@ async fn added_authority_is_trusted() {
 async fn unknown_authority_is_not_trusted() {
     let address = tls_server(ok(manifest_json().as_bytes()));
     let error = client().manifest(&over_tls(address)).await.unwrap_err();
-    assert!(matches!(error, RegistryError::Tls { failure: TlsFailure::UnknownIssuer, .. }), "{error}");
+    assert!(
+        matches!(error, RegistryError::Unreachable { reason: ConnectFailure::UnknownIssuer, .. }),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -84,11 +87,11 @@ async fn redirect_out_of_tls_is_refused() {
 }
 
 #[tokio::test]
-async fn tls_is_spoken_unless_the_reference_says_http() {
+async fn tls_is_used_unless_the_reference_says_http() {
     let plain = Server::always(ok(manifest_json().as_bytes())).await;
     let reference = format!("{}/library/tiny", plain.address()).parse().unwrap();
     let error = client().manifest(&reference).await.unwrap_err();
-    assert!(matches!(error, RegistryError::Unreachable { .. }), "{error}");
+    assert!(matches!(error, RegistryError::Unreachable { reason: ConnectFailure::Other(_), .. }), "{error}");
     assert!(plain.seen().is_empty());
 }
 
@@ -120,13 +123,13 @@ async fn unusable_mirror_is_refused_at_start() {
 }
 
 #[tokio::test]
-async fn proxy_is_asked_for_https_only() {
+async fn proxy_is_used_for_https_only() {
     let proxy = Server::always(answer(403, "", b"")).await;
     let proxies = || Matcher::builder().all(proxy.url("")).no("internal.example").build();
     let client = client_for(&RegistryPolicy::default(), proxies()).unwrap();
     let error = client.manifest(&"registry.example/library/tiny".parse().unwrap()).await.unwrap_err();
     assert!(
-        error.to_string().contains("registry.example: no way through the proxy: unsuccessful"),
+        error.to_string().contains("registry.example: connection through the proxy failed: unsuccessful"),
         "{error}"
     );
     assert_eq!(proxy.paths(), ["registry.example:443"]);
@@ -137,7 +140,7 @@ async fn proxy_is_asked_for_https_only() {
 }
 
 #[tokio::test]
-async fn names_are_judged_by_what_they_resolve_to() {
+async fn names_have_the_scope_of_their_addresses() {
     let server = Server::always(ok(b"")).await;
     let transport = &client().shared.transport;
     let reached = async |host: &str, reach| {
@@ -147,7 +150,13 @@ async fn names_are_judged_by_what_they_resolve_to() {
     for host in ["localhost", "127.0.0.1", "127.1", "2130706433", "[::ffff:127.0.0.1]"] {
         for reach in [AddressScope::Public, AddressScope::Private] {
             let error = reached(host, reach).await.unwrap_err();
-            assert!(matches!(error, RegistryError::ForbiddenAddress { .. }), "{host}: {error}");
+            assert!(
+                matches!(
+                    error,
+                    RegistryError::Unreachable { reason: ConnectFailure::ForbiddenAddress(_), .. }
+                ),
+                "{host}: {error}"
+            );
         }
     }
     assert!(server.seen().is_empty());

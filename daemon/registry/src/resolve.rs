@@ -1,0 +1,46 @@
+//! Resolves a source to a manifest or to files.
+
+use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::source::PullSource;
+
+use super::remote::{RemoteFile, RemoteModel};
+use super::{RegistryClient, RegistryError};
+
+impl RegistryClient {
+    /// The manifest of `source`, or its files if it has none.
+    ///
+    /// # Errors
+    /// [`RegistryError`] when the source does not exist or its server fails.
+    pub async fn resolve(&self, source: &PullSource) -> Result<RemoteModel, RegistryError> {
+        match source {
+            PullSource::Registry(reference) => match self.manifest(reference).await {
+                Ok(manifest) => Ok(RemoteModel::Published(manifest)),
+                Err(error) => self.hub_model_of_tag(reference, error).await,
+            },
+            PullSource::Hub(file) => self.hub_model(file).await,
+            PullSource::Url(url) => {
+                Ok(RemoteModel::Files { files: self.web_files(url).await?, origin: source.origin() })
+            }
+        }
+    }
+
+    /// The file with this content at a model's origin.
+    ///
+    /// # Errors
+    /// [`RegistryError`] as for [`Self::resolve`], and when the origin has other files now.
+    pub async fn locate(&self, origin: &PullSource, file: &Descriptor) -> Result<RemoteFile, RegistryError> {
+        let files = match origin {
+            PullSource::Registry(reference) => return Ok(RemoteFile::layer(reference, file)),
+            PullSource::Hub(hub) => self.hub_files(hub).await?,
+            PullSource::Url(url) => self.web_files(url).await?,
+        };
+        let is_it = |found: &RemoteFile| {
+            found.size() == file.size && found.digest().is_none_or(|digest| digest == file.digest)
+        };
+        let found = files.into_iter().find(is_it);
+        found.map(|found| found.with_digest(file.digest)).ok_or_else(|| RegistryError::NotFound {
+            subject: format!("{origin} with digest {}", file.digest),
+            host: "its server".to_owned(),
+        })
+    }
+}
