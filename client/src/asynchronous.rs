@@ -1,4 +1,4 @@
-//! The same client for asynchronous programs, whatever their runtime.
+//! The client for asynchronous programs, independent of the runtime.
 //!
 //! ```
 //! # #![allow(dead_code)]
@@ -15,7 +15,7 @@
 //!
 //! async fn first_bytes(client: &AsyncClient) -> Result<Vec<u8>, blobd_client::error::ClientError> {
 //!     let model = client.open(&"llama3:8b".parse().expect("a name")).await?;
-//!     // Mapping takes address space alone, so it is nothing to wait for.
+//!     // Mapping only reserves address space, so it does not block.
 //!     Ok(model.map("token_embd.weight")?[..8].to_vec())
 //! }
 //! # fn main() {
@@ -28,11 +28,10 @@
 //! # }
 //! ```
 //!
-//! Each request runs on a thread of its own, which ends with it. An `open` takes milliseconds, of
-//! which a thread is a hundredth, and much of it is mapping: work that would block a runtime's
-//! worker however the socket is read. So this needs no runtime and no dependency, and behaves the
-//! same under each of them. Reading a map may block on the disk like any memory:
-//! [`prefetch`](crate::model::BlobSlice::prefetch) first, through [`AsyncClient::run`].
+//! Each request runs on its own thread, so no runtime or dependency is needed. A thread costs about one
+//! hundredth of an `open`, much of which is mapping, which would block a runtime's worker anyway.
+//! Reading a map may block on the disk: call [`prefetch`](crate::model::BlobSlice::prefetch) first,
+//! through [`AsyncClient::run`].
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -49,20 +48,20 @@ use crate::protocol::response::{
     ModelDetails, ModelList, PullDone, PullEvent, Released, SessionList, Version,
 };
 
-/// A daemon that can be asked without waiting on the spot.
+/// An asynchronous client of a daemon.
 #[derive(Clone, Debug)]
 pub struct AsyncClient {
     client: Client,
 }
 
 impl AsyncClient {
-    /// A client that is there already, with its timeout.
+    /// Wraps a client, with its timeout.
     #[must_use]
     pub const fn new(client: Client) -> Self {
         Self { client }
     }
 
-    /// The daemon that a command without further options means.
+    /// Connects to the default daemon.
     ///
     /// # Errors
     /// As [`Client::connect_default`].
@@ -70,18 +69,17 @@ impl AsyncClient {
         Pending::start(Client::connect_default).await?.map(Self::new)
     }
 
-    /// The blocking client, for what is not waited for.
+    /// The blocking client.
     #[must_use]
     pub const fn blocking(&self) -> &Client {
         &self.client
     }
 
-    /// Runs any verb, or several: whatever `work` does with the blocking client, on a thread.
-    /// Dropping the future gives up the answer; the work goes on to its end.
+    /// Runs `work` with the blocking client on a thread. Dropping the future discards the result; `work`
+    /// still runs to its end.
     ///
     /// # Errors
-    /// What `work` returns; [`ClientError::Io`] when there is no thread to be had, or `work`
-    /// panics.
+    /// Those of `work`; [`ClientError::Io`] when no thread can be started or `work` panics.
     pub async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Client) -> Result<T, ClientError> + Send + 'static,
@@ -106,7 +104,7 @@ impl AsyncClient {
         self.run(Client::models).await
     }
 
-    /// As [`Client::model`]: sizes and types of all tensors, and nothing is mapped for it.
+    /// As [`Client::model`].
     ///
     /// # Errors
     /// As there.
@@ -160,13 +158,13 @@ impl AsyncClient {
     }
 }
 
-/// What a thread is working on.
+/// The result of a thread.
 struct Pending<T>(Arc<Mutex<Slot<T>>>);
 
 enum Slot<T> {
     Working(Option<Waker>),
     Done(T),
-    /// The thread has panicked, or the answer has been taken.
+    /// The thread has panicked, or the result has been taken.
     Gone,
 }
 
@@ -174,7 +172,7 @@ impl<T: Send + 'static> Pending<T> {
     fn start(work: impl FnOnce() -> T + Send + 'static) -> Self {
         let slot = Arc::new(Mutex::new(Slot::Working(None)));
         let finish = Finish(Arc::clone(&slot));
-        // Without a thread, dropping the closure drops `finish`, and whoever waits is told.
+        // If no thread can be started, dropping the closure drops `finish`, which wakes the waiting task.
         let _started = thread::Builder::new()
             .name("blobd-client".to_owned())
             .spawn(move || finish.with(Slot::Done(work())));
@@ -198,7 +196,7 @@ impl<T> Future for Pending<T> {
     }
 }
 
-/// The thread's end of it: whoever waits is woken, whatever happens.
+/// Wakes the waiting task on drop, also after a panic.
 struct Finish<T>(Arc<Mutex<Slot<T>>>);
 
 impl<T> Finish<T> {
@@ -219,7 +217,7 @@ impl<T> Drop for Finish<T> {
 }
 
 fn lock<T>(slot: &Mutex<Slot<T>>) -> MutexGuard<'_, Slot<T>> {
-    // A slot is replaced as a whole or not at all.
+    // A slot is always replaced as a whole, so a poisoned lock is safe to use.
     slot.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -262,14 +260,14 @@ mod tests {
     }
 
     #[test]
-    fn panic_of_the_thread_is_an_error_and_no_endless_wait() {
+    fn panic_of_the_thread_is_an_error() {
         let pending = Pending::start(|| -> u32 { panic!("on purpose") });
         let error = block_on(pending).unwrap_err().to_string();
         assert!(error.contains("could not run"), "{error}");
     }
 
     #[test]
-    fn daemon_that_is_away_is_the_same_error() {
+    fn missing_daemon_is_the_same_error() {
         let client = Client::with_connector(Arc::new(|| Err(std::io::ErrorKind::NotFound.into())));
         let client = AsyncClient::new(client);
         let error = block_on(client.open(&"m".parse().unwrap())).unwrap_err();

@@ -1,4 +1,4 @@
-//! The blobs of an open model: descriptors that become maps when they are needed.
+//! The blobs of an open model: descriptors that are mapped on demand.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -9,38 +9,33 @@ use crate::map::{BlobMap, BlobSlice};
 /// One blob.
 #[derive(Debug)]
 pub(crate) enum Blob {
-    /// Its descriptor, and its map while somebody uses it.
+    /// The descriptor, and the map while it is used.
     Open { fd: OwnedFd, map: Mutex<MapSlot> },
-    /// Its map alone: this process may not have as many files open as the model has blobs.
+    /// Only the map: the process may not open as many files as the model has blobs.
     Mapped(Arc<BlobMap>),
 }
 
-/// The map of an open blob.
 #[derive(Debug, Default)]
 pub(crate) struct MapSlot {
-    /// Made ahead of use; belongs to whoever asks first.
+    /// Made ahead of use; taken by the first user.
     ready: Option<Arc<BlobMap>>,
     /// In use; unmapped when the last user drops it.
     in_use: Weak<BlobMap>,
 }
 
-/// Why a range of a blob cannot be had.
 #[derive(Debug)]
 pub(crate) enum BlobError {
-    /// The blob is shorter.
     Short { found: u64 },
-    /// It cannot be mapped or read.
     Io(io::Error),
 }
 
 impl Blob {
-    /// Keeps the descriptor.
     pub(crate) fn open(fd: OwnedFd) -> Self {
         Self::Open { fd, map: Mutex::default() }
     }
 
-    /// Maps the blob ahead of use: while the daemon opens the next files, this costs no time. A
-    /// failure is left to whoever asks for the map.
+    /// Maps the blob ahead of use, while the daemon opens the next files. A failure is reported when the
+    /// map is used.
     pub(crate) fn prepare(&self) {
         if let Self::Open { fd, map } = self {
             map.lock().unwrap_or_else(PoisonError::into_inner).ready =
@@ -53,7 +48,6 @@ impl Blob {
         BlobMap::new(fd.as_fd()).map(|map| Self::Mapped(Arc::new(map)))
     }
 
-    /// The descriptor, if it is still open.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Open { fd, .. } => Some(fd.as_fd()),
@@ -68,7 +62,6 @@ impl Blob {
         BlobSlice::new(map, offset, length).ok_or(BlobError::Short { found })
     }
 
-    /// All bytes, mapped.
     pub(crate) fn whole(&self) -> io::Result<BlobSlice> {
         let map = self.map()?;
         let length = map.length() as u64;
@@ -90,16 +83,15 @@ impl Blob {
         let mut left = length;
         while left > 0 {
             let portion = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-            let room = buffer.get_mut(..portion).unwrap_or_default();
-            self.read_at(offset, room)?;
-            out.write_all(room).map_err(CopyError::Write)?;
+            let part = buffer.get_mut(..portion).unwrap_or_default();
+            self.read_at(offset, part)?;
+            out.write_all(part).map_err(CopyError::Write)?;
             offset += portion as u64;
             left -= portion as u64;
         }
         Ok(())
     }
 
-    /// Fills `buffer` from `offset` on.
     pub(crate) fn read_at(&self, mut offset: u64, mut buffer: &mut [u8]) -> Result<(), BlobError> {
         let Self::Open { fd, .. } = self else {
             buffer.copy_from_slice(&self.slice(offset, buffer.len() as u64)?);
@@ -136,12 +128,9 @@ impl Blob {
     }
 }
 
-/// Why a range of a blob cannot be copied.
 #[derive(Debug)]
 pub(crate) enum CopyError {
-    /// The blob's fault.
     Read(BlobError),
-    /// The target's fault.
     Write(io::Error),
 }
 

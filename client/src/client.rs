@@ -1,7 +1,7 @@
 //! The client: one method per verb.
 //!
-//! Every request is a connection of its own (the first takes the one that [`Client::connect`]
-//! made); nothing is kept between them, so a [`Client`] can be shared by threads and outlives a
+//! Every request uses its own connection; the first uses the one made by [`Client::connect`]. No
+//! connection is kept between requests, so a [`Client`] can be shared by threads and survives a
 //! restart of the daemon.
 
 use std::env;
@@ -38,7 +38,6 @@ use crate::protocol::upkeep::{
     DoctorReport, EvictionPlan, Pinned, PullLimit, Reindexed, TrashList, Undeleted, Verified, VerifyEvent,
 };
 
-/// Makes a connection to a daemon.
 type Connector = dyn Fn() -> io::Result<UnixStream> + Send + Sync;
 
 /// The environment variable that names the socket.
@@ -47,27 +46,26 @@ pub const SOCKET_VARIABLE: &str = "BLOBD_SOCKET";
 /// The socket of the system's daemon.
 pub const SYSTEM_SOCKET: &str = "/run/blobd/blobd.sock";
 
-/// A daemon that can be asked.
+/// A client of a daemon.
 #[derive(Clone)]
 pub struct Client {
     connector: Arc<Connector>,
     /// Where the daemon is, for messages.
     socket: String,
     timeout: Option<Duration>,
-    /// The connection that [`Client::connect`] made to see that the daemon is there: the first
-    /// request takes it.
+    /// The connection made by [`Client::connect`], for the first request.
     spare: Arc<Mutex<Option<(Instant, UnixStream)>>>,
 }
 
-/// After this the daemon may be another one by now, and the first request connects anew.
+/// After this, the daemon may have been restarted, so the first request connects again.
 const MAX_SPARE_AGE: Duration = Duration::from_millis(100);
 
 impl Client {
-    /// The daemon behind this socket. Connects once, to see that it is there.
+    /// A client of the daemon at this socket. Connects once, to check that the daemon runs.
     ///
     /// # Errors
     /// [`ClientError::NotRunning`] when nothing listens there, [`ClientError::Connect`] when
-    /// connecting fails otherwise, for instance without permission.
+    /// connecting fails for another reason, such as missing permission.
     pub fn connect(socket: impl Into<PathBuf>) -> Result<Self, ClientError> {
         let path = socket.into();
         let socket = path.display().to_string();
@@ -76,8 +74,8 @@ impl Client {
         Ok(client)
     }
 
-    /// The daemon that a command without further options means: the one that `BLOBD_SOCKET`
-    /// names, or else the first of [`default_sockets`] that can be reached.
+    /// A client of the default daemon: the one that `BLOBD_SOCKET` names, otherwise the first of
+    /// [`default_sockets`] that can be reached.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -88,14 +86,13 @@ impl Client {
         Self::connect_first(&default_sockets())
     }
 
-    /// A daemon reached in another way, such as a server in the same process.
+    /// A client that connects in another way, such as to a server in the same process.
     #[must_use]
     pub fn with_connector(connector: Arc<Connector>) -> Self {
         Self { connector, socket: "its private socket".to_owned(), timeout: None, spare: Arc::default() }
     }
 
-    /// How long to wait for the daemon to take or send the next bytes. Without this, for ever;
-    /// a pull may well be silent for minutes.
+    /// Sets the timeout for each send or receive. The default is none; a pull may be silent for minutes.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -108,7 +105,7 @@ impl Client {
         &self.socket
     }
 
-    /// What the daemon is and which store it serves.
+    /// The daemon's version and the store it serves.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -116,7 +113,7 @@ impl Client {
         self.query("/v1/version")
     }
 
-    /// The models there are.
+    /// Lists the models.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -124,27 +121,26 @@ impl Client {
         self.query("/v1/models")
     }
 
-    /// One model in depth: what it is, its files, and name, type, shape and size of every tensor. No
-    /// descriptor is passed and nothing is mapped for it.
+    /// The details of one model: its metadata, its files, and name, type, shape and size of every
+    /// tensor. Passes no descriptors and maps nothing.
     ///
     /// # Errors
-    /// [`ClientError::Daemon`] with `not_found` when there is none with this name.
+    /// [`ClientError::Daemon`] with `not_found` when there is no model with this name.
     pub fn model(&self, reference: &Reference) -> Result<ModelDetails, ClientError> {
         self.query(&format!("/v1/models/{}", in_path(reference)))
     }
 
-    /// A model's manifest with the very bytes that its registry served: their digest is the model's
-    /// ID.
+    /// A model's manifest with the original bytes, whose digest is the model's ID.
     ///
     /// # Errors
-    /// [`ClientError::Daemon`] with `not_found` when there is none with this name.
+    /// [`ClientError::Daemon`] with `not_found` when there is no model with this name.
     pub fn manifest(&self, reference: &Reference) -> Result<Manifest, ClientError> {
         let raw = self.send(Request::query(&format!("/v1/manifests/{}", in_path(reference))))?.bytes()?;
         let malformed = |error: ManifestError| ProtocolError::Json { reason: error.to_string() };
         Ok(Manifest::parse(raw).map_err(malformed)?)
     }
 
-    /// Where the bytes go.
+    /// Disk usage of the store and of each model.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -152,7 +148,7 @@ impl Client {
         self.query("/v1/df")
     }
 
-    /// Who has which model open.
+    /// Lists the sessions: which processes have which models open.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -160,17 +156,17 @@ impl Client {
         self.query("/v1/ps")
     }
 
-    /// Ends the leases of a process, or of those who have a model open. Their maps stay valid; what was
-    /// removed meanwhile is freed.
+    /// Ends the leases of a process or of a model. Maps stay valid; blobs of models that were removed
+    /// meanwhile are freed.
     ///
     /// # Errors
-    /// [`ClientError::Daemon`] with `not_found` when there are none, and with `denied` when all are other
-    /// users' and the caller may not administer.
+    /// [`ClientError::Daemon`] with `not_found` when there are none, and with `denied` when all belong to
+    /// other users and the caller is not an administrator.
     pub fn release(&self, params: &ReleaseParams) -> Result<Released, ClientError> {
         self.post("/v1/release", params)
     }
 
-    /// What is in the trash.
+    /// Lists the models in the trash.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -178,15 +174,15 @@ impl Client {
         self.query("/v1/trash")
     }
 
-    /// Takes a model out of the trash.
+    /// Restores a model from the trash.
     ///
     /// # Errors
-    /// [`ClientError::Daemon`] with `not_found` when it is not there.
+    /// [`ClientError::Daemon`] with `not_found` when it is not in the trash.
     pub fn undelete(&self, params: &UndeleteParams) -> Result<Undeleted, ClientError> {
         self.post("/v1/undelete", params)
     }
 
-    /// Has eviction and removal leave a model alone, or lets it go.
+    /// Pins or unpins a model. Eviction and removal do not affect a pinned model.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -194,7 +190,7 @@ impl Client {
         self.post("/v1/pin", params)
     }
 
-    /// How fast all pulls together may be.
+    /// The rate limit of all pulls together.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -202,7 +198,7 @@ impl Client {
         self.query("/v1/limit")
     }
 
-    /// Limits how fast all pulls together may be, those that run included, until the daemon ends.
+    /// Sets the rate limit of all pulls together, including running ones, until the daemon stops.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -210,7 +206,7 @@ impl Client {
         self.post("/v1/limit", params)
     }
 
-    /// What would be evicted to free `bytes`, or to come down to the low watermark.
+    /// The models that would be evicted to free `bytes`, or to reach the low watermark.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -219,7 +215,7 @@ impl Client {
         self.query(&format!("/v1/eviction{query}"))
     }
 
-    /// What is wrong with the set-up.
+    /// Checks the setup.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -227,7 +223,7 @@ impl Client {
         self.query("/v1/doctor")
     }
 
-    /// Drops names, and what only they need.
+    /// Removes names, and the data that only they need.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -235,7 +231,7 @@ impl Client {
         self.post("/v1/remove", params)
     }
 
-    /// Gives a model a further name.
+    /// Gives a model another name.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -243,7 +239,7 @@ impl Client {
         self.post("/v1/tag", params)
     }
 
-    /// Deletes what nothing needs, or says what that would be.
+    /// Deletes unneeded data, or reports what would be deleted.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -251,7 +247,7 @@ impl Client {
         self.post("/v1/gc", params)
     }
 
-    /// Compares the daemon's index with the disk and mends it.
+    /// Compares the daemon's index with the disk and repairs it.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -259,11 +255,11 @@ impl Client {
         self.post("/v1/reindex", &serde_json::json!({}))
     }
 
-    /// Fetches a model from its registry. `on_event` sees every line of the answer as it comes,
-    /// the last included, which is then also what this returns.
+    /// Pulls a model from its registry. `on_event` is called for every line of the response, including
+    /// the last, which is also returned.
     ///
     /// # Errors
-    /// [`ClientError::Daemon`] when the pull fails, be it before it starts or in the middle.
+    /// [`ClientError::Daemon`] when the pull fails, before or after it starts.
     pub fn pull(
         &self,
         params: &PullParams,
@@ -281,8 +277,8 @@ impl Client {
         Err(ClientError::Closed)
     }
 
-    /// What a pull would move, and why not more. Asks the registry for the manifest, for headers and
-    /// for samples of tensors, and keeps nothing.
+    /// What a pull would download and what it would reuse. Requests the manifest, headers and samples of
+    /// tensors from the registry, and stores nothing.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
@@ -290,12 +286,12 @@ impl Client {
         self.post("/v1/pull/plan", params)
     }
 
-    /// Has the store's content read from the disk and compared with its digests, and mended if told
-    /// to. `on_event` sees every line of the answer as it comes, the last included, which is then
-    /// also what this returns. Damage that is found is no error.
+    /// Reads the store's content from the disk, compares it with its digests, and repairs it if requested.
+    /// `on_event` is called for every line of the response, including the last, which is also returned.
+    /// Damage is reported in the result, not as an error.
     ///
     /// # Errors
-    /// [`ClientError::Daemon`] when the verification fails, be it before it starts or in the middle.
+    /// [`ClientError::Daemon`] when the verification fails, before or after it starts.
     pub fn verify(
         &self,
         params: &VerifyParams,
@@ -313,12 +309,11 @@ impl Client {
         Err(ClientError::Closed)
     }
 
-    /// Brings a file into the store. The daemon reads it through this descriptor, from its start
-    /// whatever its position is, and never opens a path of the caller's. `on_progress` is told
-    /// how many bytes have been read, and how many there are.
+    /// Imports a file into the store. The daemon reads it through this descriptor, from offset 0, and
+    /// never opens a path of the caller. `on_progress` receives the bytes read and the total.
     ///
     /// # Errors
-    /// [`ClientError::Daemon`] with `invalid_input` when the file is no model.
+    /// [`ClientError::Daemon`] with `invalid_input` when the file is not a model.
     pub fn import(
         &self,
         params: &ImportParams,
@@ -327,7 +322,7 @@ impl Client {
     ) -> Result<Imported, ClientError> {
         let mut connection = self.send(Request::upgrade("/v1/import", params)?)?.into_connection()?;
         match connection.send(&Frame::Fds { first: 0, count: 1 }, &[file.as_fd()]) {
-            // A daemon that gives up early closes early; its error is there to be read.
+            // The daemon may close early after an error, which can still be received.
             Err(ConnectionError::Closed { .. }) => {}
             sent => sent?,
         }
@@ -347,12 +342,12 @@ impl Client {
     /// Opens a model with all its tensors. It is in use until the [`OpenModel`] is dropped.
     ///
     /// # Errors
-    /// [`ClientError::Daemon`] with `not_found` when there is none with this name.
+    /// [`ClientError::Daemon`] with `not_found` when there is no model with this name.
     pub fn open(&self, reference: &Reference) -> Result<OpenModel, ClientError> {
         self.open_with(&OpenParams::new(reference.clone()))
     }
 
-    /// Opens some of a model, or its files too.
+    /// Opens a selection of a model's tensors and files.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -398,7 +393,7 @@ impl Client {
     }
 
     fn spare(&self) -> MutexGuard<'_, Option<(Instant, UnixStream)>> {
-        // What is inside is whole at any time.
+        // The value is always consistent, so a poisoned lock is safe to use.
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -421,14 +416,13 @@ impl fmt::Debug for Client {
     }
 }
 
-/// Whether the daemon has closed a connection on which nothing was asked yet.
+/// Whether the daemon has closed an unused connection.
 fn has_ended(stream: &UnixStream) -> bool {
     let peeked = recv(stream, &mut [0_u8], RecvFlags::PEEK | RecvFlags::DONTWAIT);
     !matches!(peeked, Ok((_, 1..)) | Err(Errno::AGAIN | Errno::INTR))
 }
 
-/// The sockets that a command tries when none is named, in this order: the system's, then the
-/// user's.
+/// The default sockets in order: the system's, then the user's.
 #[must_use]
 pub fn default_sockets() -> Vec<PathBuf> {
     let system = PathBuf::from(SYSTEM_SOCKET);
@@ -437,8 +431,7 @@ pub fn default_sockets() -> Vec<PathBuf> {
     [Some(system), user].into_iter().flatten().collect()
 }
 
-/// A reference as a path has it. It keeps its slashes; what a path may not have as it is, is
-/// percent-encoded.
+/// A reference in a URL path: percent-encoded except for slashes and other safe characters.
 fn in_path(reference: &Reference) -> String {
     let name = reference.to_string();
     name.bytes().fold(String::new(), |mut path, byte| {

@@ -1,4 +1,4 @@
-//! What can go wrong between a client and its daemon.
+//! Errors of the client.
 
 mod model;
 
@@ -16,7 +16,7 @@ pub enum ClientError {
     /// The daemon answered with an error.
     #[error(transparent)]
     Daemon(#[from] ErrorBody),
-    /// There is no socket, or nobody behind it.
+    /// The socket does not exist, or nothing listens on it.
     #[error("blobd daemon: nothing listens on {socket}; start it with `blobd serve`")]
     NotRunning {
         /// The socket; several when the default ones were tried.
@@ -30,20 +30,19 @@ pub enum ClientError {
         /// Why not.
         reason: io::Error,
     },
-    /// The daemon went away in the middle.
+    /// The daemon closed the connection early.
     #[error("blobd daemon: closed the connection before its answer was complete; see its log")]
     Closed,
-    /// The daemon took or sent nothing for longer than the client's timeout.
+    /// A send or receive timed out.
     #[error("blobd daemon: silent for longer than the timeout")]
     TimedOut,
-    /// What came is not the protocol.
+    /// The response violates the protocol.
     #[error("blobd daemon: {0}; are client and daemon of the same version?")]
     Protocol(ProtocolError),
-    /// The descriptors that the daemon sent do not fit this process.
+    /// This process cannot receive all descriptors that the daemon sent.
     #[error("{FdsLost}")]
     FdsLost,
-    /// The user has too many descriptors in flight over Unix sockets to send one more, and waiting did
-    /// not help.
+    /// The user has too many descriptors in flight over Unix sockets, and waiting did not help.
     #[error(
         "{TOO_MANY_IN_FLIGHT}; try again, raise `ulimit -n`, or end the program that does not receive its own"
     )]
@@ -57,7 +56,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// The kind of failure: the daemon's own if it told one.
+    /// The kind of failure: the daemon's, if it sent one.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
@@ -98,17 +97,17 @@ impl From<io::Error> for ClientError {
     }
 }
 
-/// How an answer departs from `docs/PROTOCOL.md`.
+/// How a response violates `docs/PROTOCOL.md`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
     /// Not HTTP/1.1.
     #[error("answer is not HTTP: {reason}")]
     NotHttp {
-        /// What the parser says.
+        /// The parser's message.
         reason: String,
     },
-    /// Another status than the request can have, or an error without blobd's envelope.
+    /// An unexpected status, or an error without blobd's envelope.
     #[error("answer has status {found}, {expected} expected")]
     Status {
         /// The status.
@@ -116,62 +115,62 @@ pub enum ProtocolError {
         /// The one for success.
         expected: u16,
     },
-    /// Something is longer than it may be.
+    /// A part is above its length limit.
     #[error("answer's {what} is longer than the {limit} allowed")]
     TooLong {
         /// What.
         what: &'static str,
-        /// How much may come.
+        /// The limit.
         limit: u64,
     },
     /// The body's chunks are malformed.
     #[error("answer's chunks are malformed")]
     Chunks,
-    /// JSON of another form than the request has for an answer.
+    /// The JSON has an unexpected form.
     #[error("answer is not the JSON expected: {reason}")]
     Json {
-        /// What the parser says.
+        /// The parser's message.
         reason: String,
     },
-    /// Bytes after the upgrade are no frame.
+    /// Invalid frame after the upgrade.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// A frame that has no place here.
+    /// An unexpected kind of frame.
     #[error("frame {found:?} came, {expected:?} expected")]
     UnexpectedFrame {
         /// Its kind.
         found: &'static str,
-        /// The kind that belongs here.
+        /// The expected kind.
         expected: &'static str,
     },
-    /// An `fds` frame came with another number of descriptors than it says.
+    /// The number of descriptors does not match the `fds` frame.
     #[error("{found} descriptors came with a frame that promises {expected}")]
     FdCount {
-        /// How many came.
+        /// The number received.
         found: usize,
-        /// How many were promised.
+        /// The number announced.
         expected: u32,
     },
-    /// A frame has more parts of a list than are left, or none.
+    /// A frame has no items of a list, or more than are left.
     #[error("{found} {what} in one frame, 1 to {expected} expected")]
     Count {
         /// What is counted.
         what: &'static str,
-        /// How many came.
+        /// The number received.
         found: u64,
-        /// How many are still to come.
+        /// The number left.
         expected: u64,
     },
-    /// A batch of descriptors does not follow the one before, is empty, or is too large.
+    /// A batch of descriptors is out of order, empty or too large.
     #[error("descriptors {first}+{count} came after {received} of {fd_count}")]
     Batch {
-        /// The number of its first.
+        /// The number of its first descriptor.
         first: u32,
-        /// How many it has.
+        /// Its length.
         count: u32,
-        /// How many came before.
+        /// The number received before.
         received: u32,
-        /// How many were promised in all.
+        /// The total announced.
         fd_count: u32,
     },
     /// A count is above its limit.
@@ -179,12 +178,12 @@ pub enum ProtocolError {
     TooMany {
         /// What is counted.
         what: &'static str,
-        /// How many were announced.
+        /// The number announced.
         found: u64,
-        /// How many are allowed.
+        /// The limit.
         limit: u64,
     },
-    /// A layer's place, header or pieces make no sense.
+    /// A layer's descriptor, header or pieces are invalid.
     #[error("layer {layer}: {problem}")]
     Layer {
         /// Its number.
@@ -192,7 +191,7 @@ pub enum ProtocolError {
         /// What is wrong.
         problem: &'static str,
     },
-    /// A tensor's place makes no sense.
+    /// A tensor's location is invalid.
     #[error("tensor {name:?}: {problem}")]
     Tensor {
         /// Its name.
@@ -218,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_is_the_daemons_if_it_told_one() {
+    fn code_is_that_of_the_daemon_if_any() {
         let daemon = ClientError::from(ErrorBody::new(ErrorCode::NoSpace, "disk full"));
         assert_eq!((daemon.code(), daemon.to_string().as_str()), (ErrorCode::NoSpace, "disk full"));
         let away = ClientError::NotRunning { socket: "/run/x.sock".into() };
@@ -233,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_descriptors_are_told_from_other_failures_of_the_socket() {
+    fn lost_descriptors_are_distinguished_from_other_socket_errors() {
         let lost = ClientError::from(io::Error::other(FdsLost));
         assert!(matches!(lost, ClientError::FdsLost), "{lost}");
         assert!(lost.to_string().contains("ulimit -n"));

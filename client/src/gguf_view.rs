@@ -1,18 +1,16 @@
 //! A model as one GGUF file in memory, without a copy.
 //!
-//! A split file's tensors lie in blobs of their own. [`OpenModel::contiguous`] maps them side by
-//! side into one range of address space, behind a header that is written anew with an alignment of
-//! one page: to an engine it is the image of one file, to the kernel it is the page cache that all
-//! processes share. Shards are joined to one file. Order, types, shapes and metadata stay;
-//! `general.alignment` and the tensors' offsets are others, so the image is **not** the file that
-//! the model came from, byte for byte: that is [`OpenModel::write_layer`].
+//! [`OpenModel::contiguous`] maps the blobs of a split file's tensors side by side, after a new header
+//! with page alignment. The result is the image of one GGUF file, but its pages are the page cache's,
+//! shared by all processes. Shards are joined. Order, types, shapes and metadata are kept;
+//! `general.alignment` and the tensors' offsets change, so the image is **not** equal to the original
+//! file, which [`OpenModel::write_layer`] gives.
 //!
-//! A blob can be mapped only from the start of a page on. Tensors have blobs of their own and start
-//! at one; an expert that was packed with others starts there if all sizes before it are multiples
-//! of a page, which they are in real models. Those that do not are copied, one by one, into
-//! memory of this process: [`GgufView::copied_bytes`] says how much that is.
+//! Blobs are mapped in whole pages. Most tensors start at offset 0 of their blob; an expert packed with
+//! others is page-aligned if all sizes before it are, as in real models. Unaligned tensors are copied
+//! into memory of this process, see [`GgufView::copied_bytes`].
 //!
-//! [`OpenModel::plan_contiguous`] gives the plan alone, for a program that passes descriptors on.
+//! [`OpenModel::plan_contiguous`] returns only the plan, for a program that passes descriptors on.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,8 +27,8 @@ use crate::protocol::response::{OpenLayer, TensorLocation};
 
 /// The image of a GGUF file: derefs to its bytes.
 ///
-/// It keeps its own memory mapped, independently of the [`OpenModel`] it came from. The image
-/// starts at a page's start and is a multiple of the page size long.
+/// It stays mapped independently of its [`OpenModel`]. The image is page-aligned, and its length is a
+/// multiple of the page size.
 pub struct GgufView {
     region: Region,
     length: usize,
@@ -38,12 +36,12 @@ pub struct GgufView {
     copied_bytes: usize,
 }
 
-/// What an image is to be made of.
+/// The plan of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImagePlan {
-    /// What it begins with, up to the first part; nothing for a file that is stored whole.
+    /// The header, up to the first part; empty for a file that is stored whole.
     pub header: Vec<u8>,
-    /// Parts of blobs, in order. What lies between them is padding.
+    /// Parts of blobs, in order; the gaps between them are padding.
     pub parts: Vec<ImagePart>,
     /// The image's length in bytes.
     pub length: u64,
@@ -52,27 +50,27 @@ pub struct ImagePlan {
 /// A part of a blob in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImagePart {
-    /// Where in the image it starts: at a page's start.
+    /// Its page-aligned offset in the image.
     pub offset: u64,
-    /// How many bytes it has; never 0.
+    /// Its size in bytes; never 0.
     pub length: u64,
     /// Its descriptor's number, see [`OpenModel::fd`].
     pub fd: u32,
-    /// Where behind that descriptor it starts.
+    /// Its offset in the descriptor's file.
     pub fd_offset: u64,
 }
 
-/// Whole pages of an image that come from one place.
+/// Whole pages of an image with one source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where in the image it lies, in bytes. Together the segments cover it without a gap.
+    /// Its range in the image, in bytes. The segments cover the image without gaps.
     pub range: Range<usize>,
-    /// Whether it is memory of this process, such as the header, and not the page cache's.
+    /// Whether it is private memory of this process, such as the header, instead of page cache.
     pub is_copied: bool,
 }
 
 impl OpenModel {
-    /// The model's weights as one GGUF file in memory. Takes all tensors: open with
+    /// The model's weights as one GGUF file in memory. Needs all tensors: open with
     /// [`TensorSelection::All`](crate::protocol::request::TensorSelection::All).
     ///
     /// # Errors
@@ -81,8 +79,7 @@ impl OpenModel {
         self.contiguous_component("model")
     }
 
-    /// The layers that play this part (`model`, `projector`, `adapter`, …) as one GGUF file in
-    /// memory.
+    /// The layers of this component (`model`, `projector`, `adapter`, …) as one GGUF file in memory.
     ///
     /// # Errors
     /// Those of [`plan_contiguous`](Self::plan_contiguous), [`ModelError::Image`] when the kernel
@@ -97,13 +94,13 @@ impl OpenModel {
         Ok(image.view)
     }
 
-    /// How the layers that play this part would lie in one GGUF file.
+    /// The plan of one GGUF file with the layers of this component.
     ///
     /// # Errors
-    /// [`ModelError::NoHeader`] when they are no GGUF files, [`ModelError::NotOpened`] when not all
-    /// tensors were asked for, [`ModelError::Size`] when table and header differ,
-    /// [`ModelError::Gguf`] when no header can be made, such as for tensors of a type that blobd
-    /// does not know, and those of mapping.
+    /// [`ModelError::NoHeader`] when they are not GGUF files, [`ModelError::NotOpened`] when not all
+    /// tensors were requested, [`ModelError::Size`] when table and header disagree,
+    /// [`ModelError::Gguf`] when no header can be made, such as for tensors of an unknown type, and
+    /// those of mapping.
     pub fn plan_contiguous(&self, component: &str) -> Result<ImagePlan, ModelError> {
         let layers = self.layers().iter().enumerate();
         let layers: Vec<_> = layers.filter(|(_, layer)| layer.media_type.component() == component).collect();
@@ -121,14 +118,14 @@ impl OpenModel {
 }
 
 impl GgufView {
-    /// What the image is made of, in order.
+    /// The segments of the image, in order.
     #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// How many bytes of tensors had to be copied, because their place in their blob is no page's
-    /// start, or because the system cannot map a page twice (valgrind; some sandboxes).
+    /// The bytes of tensors that were copied, because their offset in the blob is not page-aligned or
+    /// the system cannot map a page twice (valgrind, some sandboxes).
     #[must_use]
     pub const fn copied_bytes(&self) -> usize {
         self.copied_bytes
@@ -159,7 +156,6 @@ impl fmt::Debug for GgufView {
     }
 }
 
-/// One file of the model, and which of several.
 struct Shard {
     layer: usize,
     number: u64,
@@ -184,12 +180,12 @@ fn whole(layer: usize, fd: u32, length: u64, bytes: &[u8]) -> Result<ImagePlan, 
     Ok(ImagePlan { header: Vec::new(), parts, length })
 }
 
-/// A new header, and the tensors of all shards behind it.
+/// A new header, followed by the tensors of all shards.
 fn joined(model: &OpenModel, shards: &[Shard]) -> Result<ImagePlan, ModelError> {
     let unwritable = |reason| ModelError::Gguf { layer: None, reason };
     let writer = write_header(shards).map_err(unwritable)?;
     let header = writer.header().map_err(unwritable)?;
-    // The header is some megabytes long; a sum that wraps is too long to be mapped.
+    // A saturated sum is too long to be mapped.
     let data_offset = header.len() as u64;
     let length = data_offset.saturating_add(writer.data_size().map_err(unwritable)?);
     let offsets = writer.tensor_offsets().map_err(unwritable)?;
@@ -206,7 +202,7 @@ fn joined(model: &OpenModel, shards: &[Shard]) -> Result<ImagePlan, ModelError> 
     Ok(ImagePlan { header, parts, length })
 }
 
-/// The first shard's metadata, all shards' tensors; every tensor starts at a page's start.
+/// The first shard's metadata and all shards' tensors, page-aligned.
 fn write_header(shards: &[Shard]) -> Result<GgufWriter, blobd_store_format::gguf::GgufError> {
     let mut writer = GgufWriter::new();
     if let Some(first) = shards.first() {

@@ -1,8 +1,8 @@
-//! As much of HTTP/1.1 as a client of the daemon needs.
+//! A minimal HTTP/1.1 client for the daemon.
 //!
-//! One request on one connection. Everything is received with `recvmsg`, from the first byte of
-//! the answer's head on: after an upgrade, frames with descriptors follow it without a pause.
-//! The daemon is not trusted with this process's memory: head, body and lines have named limits.
+//! There is one request per connection. All data is received with `recvmsg`, because frames with
+//! descriptors may directly follow the head of an upgrade response. Head, body and lines are limited, so
+//! that a faulty daemon cannot exhaust this process's memory.
 
 mod body;
 
@@ -20,14 +20,13 @@ use crate::protocol::connection::{Connection, receive_message, send_all};
 use crate::protocol::error::ErrorAnswer;
 use crate::protocol::{MAX_FDS_PER_BATCH, UPGRADE};
 
-/// The longest answer head read.
+/// The longest response head read.
 pub(crate) const MAX_HEAD_BYTES: usize = 16 << 10;
-/// The longest body kept: details of a model with 131,072 tensors are below it.
+/// The longest body; the details of a model with 131,072 tensors are shorter.
 pub(crate) const MAX_BODY_BYTES: usize = 256 << 20;
 /// The longest line of a streamed body.
 pub(crate) const MAX_LINE_BYTES: usize = 1 << 20;
 
-/// What is asked.
 pub(crate) struct Request {
     head: String,
     body: Vec<u8>,
@@ -35,7 +34,6 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// `GET path`.
     pub(crate) fn query(path: &str) -> Self {
         let head = format!("GET {path} HTTP/1.1\r\nhost: blobd\r\nconnection: close\r\n\r\n");
         Self { head, body: Vec::new(), max_fds: 0 }
@@ -46,7 +44,7 @@ impl Request {
         Self::with_body(path, params, "connection: close", 0)
     }
 
-    /// `POST path` with a JSON body, to go on in frames.
+    /// `POST path` with a JSON body and an upgrade to frames.
     pub(crate) fn upgrade(path: &str, params: &impl Serialize) -> Result<Self, ClientError> {
         let headers = format!("connection: upgrade\r\nupgrade: {UPGRADE}");
         Self::with_body(path, params, &headers, MAX_FDS_PER_BATCH)
@@ -67,12 +65,12 @@ impl Request {
         Ok(Self { head, body, max_fds })
     }
 
-    /// Sends the request and waits for the head of the answer.
+    /// Sends the request and waits for the head of the response.
     pub(crate) fn send(self, stream: UnixStream) -> Result<Answer, ClientError> {
         let mut bytes = self.head.into_bytes();
         bytes.extend_from_slice(&self.body);
         match send_all(&stream, &bytes, &[]) {
-            // A daemon that refuses early closes early; its answer is there to be read.
+            // The daemon may refuse the request and close early; its response can still be received.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             sent => sent?,
         }
@@ -89,37 +87,36 @@ impl Request {
     }
 }
 
-/// An answer whose head has been read.
+/// A response whose head has been read.
 pub(crate) struct Answer {
     head: Head,
     wire: Wire,
 }
 
 impl Answer {
-    /// The body of an answer of success, read as JSON.
+    /// The JSON body of a successful response.
     pub(crate) fn json<T: DeserializeOwned>(self) -> Result<T, ClientError> {
         let body = self.expect_status(200)?.body()?;
         from_json(&body)
     }
 
-    /// The body of an answer of success, as it is.
+    /// The body of a successful response.
     pub(crate) fn bytes(self) -> Result<Vec<u8>, ClientError> {
         self.expect_status(200)?.body()
     }
 
-    /// The lines of an answer of success.
+    /// The lines of a successful response.
     pub(crate) fn lines(self) -> Result<Lines, ClientError> {
         let Self { head, wire } = self.expect_status(200)?;
         Ok(Lines { decoder: head.body.ok_or_else(no_length)?, wire, text: Vec::new() })
     }
 
-    /// The connection after an upgrade.
     pub(crate) fn into_connection(self) -> Result<Connection, ClientError> {
         let Wire { stream, received, start, fds, .. } = self.expect_status(101)?.wire;
         Ok(Connection::resume(stream, received.get(start..).unwrap_or_default(), fds))
     }
 
-    /// The same answer if it has the status of success; the daemon's error if it sent one.
+    /// Fails with the daemon's error unless the response has this status.
     fn expect_status(self, expected: u16) -> Result<Self, ClientError> {
         let found = self.head.status;
         if found == expected {
@@ -149,7 +146,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// The next line read as JSON, as soon as it is there; `None` after the last.
+    /// The next line parsed as JSON; `None` after the last.
     pub(crate) fn next_json<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ClientError> {
         let mut searched = 0;
         let mut complete = self.decoder.is_done();
@@ -172,7 +169,7 @@ impl Lines {
     }
 }
 
-/// A socket, and what it has brought that nobody has looked at yet.
+/// A socket with a receive buffer.
 struct Wire {
     stream: UnixStream,
     received: Vec<u8>,
@@ -200,13 +197,13 @@ impl Wire {
         self.start = 0;
         let filled = self.received.len();
         self.received.resize(filled + RECEIVE_BYTES, 0);
-        let room = self.received.get_mut(filled..).unwrap_or_default();
-        let result = receive_message(&self.stream, room, &mut self.fds, self.max_fds);
+        let free = self.received.get_mut(filled..).unwrap_or_default();
+        let result = receive_message(&self.stream, free, &mut self.fds, self.max_fds);
         self.received.truncate(filled + result.as_ref().map_or(0, |count| *count));
         Ok(result? > 0)
     }
 
-    /// Decodes what is there into `out`, or waits for more; `true` when the body is complete.
+    /// Decodes received bytes into `out`, or waits for more; `true` when the body is complete.
     fn decode(&mut self, decoder: &mut BodyDecoder, out: &mut Vec<u8>) -> Result<bool, ClientError> {
         if decoder.is_done() {
             return Ok(true);
@@ -220,7 +217,6 @@ impl Wire {
     }
 }
 
-/// What the head of an answer says.
 #[derive(Debug, PartialEq, Eq)]
 struct Head {
     status: u16,
@@ -273,7 +269,7 @@ fn no_length() -> ProtocolError {
 /// The most header fields read; the daemon sends about five.
 const MAX_HEADERS: usize = 32;
 
-/// What one system call may bring: the tables of an ordinary model in one or two.
+/// The receive size of one system call; the tables of an ordinary model take one or two.
 const RECEIVE_BYTES: usize = 64 << 10;
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //! # let fd = fake.add_file(&[7; 64]);
 //! # fake.add_tensor("token_embd.weight", Some(fd), 0, 64);
 //! # listen(&socket, move |call| fake.serve(call));
-//! # // SAFETY: no other thread of this example looks at the environment.
+//! # // SAFETY: no other thread of this example reads the environment.
 //! # unsafe { std::env::set_var("BLOBD_SOCKET", &socket) };
 //! let client = blobd_client::Client::connect_default()?;
 //! let model = client.open(&"llama3:8b".parse()?)?;
@@ -23,18 +23,17 @@
 //! # }
 //! ```
 //!
-//! The model is in use until the [`OpenModel`](model::OpenModel) is dropped; what was mapped
-//! stays valid after that, when the daemon stops and when the model is removed. A [`Client`] works
-//! again when its daemon does. Nothing here keeps global state, and but for [`asynchronous`]
-//! nothing starts a thread.
+//! The model is in use until the [`OpenModel`](model::OpenModel) is dropped. Maps stay valid after
+//! that, and when the daemon stops or the model is removed. A [`Client`] survives a restart of the
+//! daemon. There is no global state, and only [`asynchronous`] starts threads.
 //!
 //! - [`client`]: finding a daemon; one method per verb
-//! - [`model`]: a model that is open: its tensors, its files
+//! - [`model`]: an open model: its tensors and files
 //! - [`weights`]: models with a file per tensor: by name, component, quantisation
 //! - [`asynchronous`]: the same for asynchronous programs
-//! - [`residency`]: what of a tensor is in memory; reading it ahead, letting it go, locking it
-//! - [`gguf_view`]: a model as one GGUF file in memory, still without a copy
-//! - [`error`]: what can go wrong in between
+//! - [`residency`]: how much of a tensor is in memory; prefetching, releasing and locking it
+//! - [`gguf_view`]: a model as one GGUF file in memory, without a copy
+//! - [`error`]: the errors
 //! - [`protocol`]: the messages and frames, used by both ends
 //!
 //! `docs/PROTOCOL.md` is the protocol's specification, for clients in other languages.
@@ -55,7 +54,7 @@ mod open;
 
 pub use crate::client::Client;
 
-/// The protocol, word for word `docs/PROTOCOL.md`.
+/// The protocol, a copy of `docs/PROTOCOL.md`.
 #[cfg(doc)]
 #[doc = include_str!("../../docs/PROTOCOL.md")]
 pub mod spec {}

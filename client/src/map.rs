@@ -1,9 +1,8 @@
-//! Blobs in this process's memory: the only `unsafe` code of the crate.
+//! Maps of blobs; the only `unsafe` code of the crate.
 //!
-//! A blob is mapped once, read-only and shared: its pages are the page cache's own, one copy for
-//! all processes and models that use it. Blobs of 2 MiB and more start at a 2 MiB boundary and
-//! ask for huge pages, so that one page-table entry can cover 2 MiB: their first touch is about
-//! ten times cheaper. What this module does not do is decide which blob to map when.
+//! A blob is mapped once, read-only and shared, so its pages are the page cache's: one copy for all
+//! processes and models. Blobs of 2 MiB and more are aligned to 2 MiB and request huge pages, so that
+//! one page-table entry covers 2 MiB, which makes their first touch about ten times cheaper.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -32,9 +31,8 @@ use rustix::mm::{
 /// so no byte of the slice lies behind the end of the file, where touching it would raise
 /// `SIGBUS`.
 ///
-/// What is left to trust is the store's owner: whoever is root or the daemon's user can
-/// overwrite a blob in place and change the bytes under every reader, as with any mapped file.
-/// An I/O error of the disk on first touch raises `SIGBUS`, likewise.
+/// The store's owner is trusted: root or the daemon's user can overwrite a blob in place, as with any
+/// mapped file. An I/O error of the disk on first touch raises `SIGBUS`.
 #[derive(Debug)]
 pub(crate) struct BlobMap {
     address: NonNull<u8>,
@@ -63,7 +61,6 @@ impl BlobMap {
         Ok(Self { address, length, owner: stat.st_uid })
     }
 
-    /// How many bytes the blob has.
     pub(crate) const fn length(&self) -> usize {
         self.length
     }
@@ -77,14 +74,14 @@ impl BlobMap {
             PageAdvice::Cold => Advice::LinuxCold,
             PageAdvice::Unmap => Advice::LinuxDontNeed,
         };
-        // SAFETY: Needed to read ahead and to let go. The pages are this map's, which `pages` has
-        // seen to. They are a shared, read-only map of a file that does not change: none of these
-        // advices, DONTNEED included, makes them read differently.
+        // SAFETY: Needed for prefetch and release. `pages` returns only pages of this map. They are a
+        // shared, read-only map of a file that does not change, so no advice changes their content,
+        // not even DONTNEED.
         unsafe { madvise(address, length, advice)? };
         Ok(())
     }
 
-    /// How many of these bytes are in memory, whoever brought them there.
+    /// How many of these bytes are in the page cache.
     pub(crate) fn resident_bytes(&self, bytes: Range<usize>) -> io::Result<u64> {
         const PAGES_PER_CALL: usize = 64 << 10;
         if !may_see_residency(self.owner) {
@@ -122,26 +119,24 @@ impl BlobMap {
         Ok(())
     }
 
-    /// Undoes [`lock`](Self::lock).
     pub(crate) fn unlock(&self, bytes: Range<usize>) {
         if let Some((address, length)) = self.pages(bytes) {
-            // SAFETY: Needed to let go of locked memory. The pages are this map's.
+            // SAFETY: Needed to unlock memory. The pages are this map's.
             let _was_not_locked = unsafe { munlock(address, length) };
         }
     }
 
-    /// The pages that have these bytes: where they start, and how long they are in bytes; `None` for
-    /// none, and for bytes that the blob does not have.
+    /// Address and length of the pages that contain these bytes; `None` if the range is empty or outside
+    /// the blob.
     fn pages(&self, bytes: Range<usize>) -> Option<(*mut c_void, usize)> {
         if bytes.is_empty() || bytes.end > self.length {
             return None;
         }
-        // The map starts with a page, so it has all of the page with a byte of it.
+        // The map starts at a page boundary, so it contains the whole first page.
         let start = bytes.start - bytes.start % rustix::param::page_size();
         Some((self.address.as_ptr().wrapping_add(start).cast(), bytes.end - start))
     }
 
-    /// The blob's bytes.
     fn bytes(&self) -> &[u8] {
         // SAFETY: Needed because the memory comes from the kernel, not from Rust. It is mapped
         // readable for `length` bytes from `address` on until `self` is dropped (`new` maps it
@@ -154,18 +149,18 @@ impl BlobMap {
 impl Drop for BlobMap {
     fn drop(&mut self) {
         if self.length > 0 {
-            // SAFETY: Needed to give the address space back. The range is one that `new` mapped
+            // SAFETY: Needed to release the address space. The range is one that `new` mapped
             // and nothing else unmaps; every slice of it borrows from `self` or holds an `Arc`.
             let _cannot_fail = unsafe { munmap(self.address.as_ptr().cast(), self.length) };
         }
     }
 }
 
-/// Bytes of a blob, in memory. Cheap to clone; the memory stays mapped while a clone is left,
-/// after the model is dropped and the daemon is gone too.
+/// Mapped bytes of a blob. Cheap to clone; they stay mapped while a clone exists, also after the model
+/// is dropped and the daemon has stopped.
 #[derive(Clone, Debug, Default)]
 pub struct BlobSlice {
-    /// Absent for no bytes at all.
+    /// Absent if empty.
     map: Option<Arc<BlobMap>>,
     offset: usize,
     length: usize,
@@ -179,7 +174,7 @@ impl BlobSlice {
         (end <= map.length()).then_some(Self { map: Some(map), offset, length })
     }
 
-    /// `length` of these bytes from `offset` on, in the same map; `None` if there are not that many.
+    /// A sub-slice of `length` bytes at `offset`, in the same map; `None` if out of range.
     #[must_use]
     pub fn part(&self, offset: u64, length: u64) -> Option<Self> {
         let end = offset.checked_add(length)?;
@@ -191,7 +186,7 @@ impl BlobSlice {
         }
     }
 
-    /// The map, and which of its bytes these are; `None` for no bytes at all.
+    /// The map and the range in it; `None` if empty.
     pub(crate) fn place(&self) -> Option<(&Arc<BlobMap>, Range<usize>)> {
         let range = self.offset..self.offset + self.length;
         self.map.as_ref().filter(|_| !range.is_empty()).map(|map| (map, range))
@@ -213,21 +208,21 @@ impl AsRef<[u8]> for BlobSlice {
     }
 }
 
-/// What the kernel can be told about pages.
+/// Advice to the kernel about pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PageAdvice {
-    /// They will be used: read them ahead, without waiting.
+    /// Read ahead, without waiting.
     WillNeed,
-    /// They are used now: read them and enter them into the page table. Since Linux 5.14.
+    /// Read and enter into the page table. Since Linux 5.14.
     Populate,
-    /// They will not be used for a while: take them first when memory is short. Since Linux 5.4.
+    /// Reclaim first when memory is short. Since Linux 5.4.
     Cold,
-    /// Take them out of this process's page table.
+    /// Remove from this process's page table.
     Unmap,
 }
 
-/// Since Linux 5.2 `mincore` says of every page that it is there, unless the caller owns the file or
-/// could write to it: what is cached tells what others do.
+/// Since Linux 5.2, `mincore` reports every page as resident unless the caller owns the file or may
+/// write to it, to hide what other processes read.
 fn may_see_residency(owner: u32) -> bool {
     let user = rustix::process::geteuid();
     user.is_root() || user.as_raw() == owner
@@ -235,14 +230,14 @@ fn may_see_residency(owner: u32) -> bool {
 
 const NOT_TOLD: &str = "the kernel tells only the owner of a file and root what of it is in memory";
 
-/// A range of address space in which blobs lie side by side, until it is dropped.
+/// A range of address space in which blobs are mapped side by side.
 ///
 /// # Safety argument
 ///
-/// All of it can be read at any time: it begins as pages of zeros, and what is put into it replaces
-/// whole pages by readable ones, in one call each. Maps of blobs are further maps of what
-/// [`BlobMap`] has mapped, so its argument holds for them; the rest is memory of our own, read-only
-/// once it is written. Putting in takes `&mut self`, so that no `&[u8]` is left that would see it.
+/// All of it is always readable: it starts as zero pages, and each change replaces whole pages by
+/// readable ones in one call. Maps of blobs duplicate the maps of [`BlobMap`], so its argument holds for
+/// them; the rest is private memory, read-only after it is written. Changes take `&mut self`, so no
+/// `&[u8]` can observe them.
 #[derive(Debug)]
 pub(crate) struct Region {
     address: NonNull<u8>,
@@ -256,7 +251,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Reserves so many bytes, rounded up to pages, all zero. Costs no memory.
+    /// Reserves zero pages for `length` bytes, without using memory.
     pub(crate) fn reserve(length: usize) -> io::Result<Self> {
         let length = whole_pages(length.max(1)).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: Needed to own a range. Without MAP_FIXED the kernel chooses addresses that nobody
@@ -269,10 +264,8 @@ impl Region {
         Ok(Self { address, length })
     }
 
-    /// Maps a part of a blob at an offset, once more; returns whether that was possible: both must
-    /// lie at a page's start, and the system must know second maps: valgrind does not. What the last
-    /// page has behind the part is the blob's next bytes, or
-    /// zeros.
+    /// Maps a part of a blob a second time, at an offset. Returns false if an offset is not page-aligned
+    /// or the system cannot map pages twice (valgrind). The last page may contain the blob's next bytes.
     pub(crate) fn place(&mut self, offset: usize, part: &BlobSlice) -> io::Result<bool> {
         let Some(map) = part.map.as_ref().filter(|_| part.length > 0) else { return Ok(true) };
         let page = rustix::param::page_size();
@@ -283,16 +276,16 @@ impl Region {
         let source = map.address.as_ptr().wrapping_byte_add(part.offset).cast();
         // SAFETY: Needed to put the part there. An old length of zero leaves the source as it is and
         // maps the same file a second time. The source is inside a living map: `part` has been
-        // compared with the blob's length. The target is inside `self`, and nobody has a slice of
-        // it: `&mut self`.
+        // compared with the blob's length. The target is inside `self`, and no slice of it exists:
+        // `&mut self`.
         match unsafe { mremap_fixed(source, 0, length, MremapFlags::MAYMOVE, target) } {
             Err(Errno::INVAL) => Ok(false),
             placed => Ok(placed.map(|_target| true)?),
         }
     }
 
-    /// Puts a copy of `bytes` at an offset, which must be a page's start; zeros up to the page's
-    /// end. The memory is shared with processes that are forked, never with a file.
+    /// Copies `bytes` to a page-aligned offset and pads the last page with zeros. The memory is shared
+    /// with forked processes.
     pub(crate) fn copy(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -310,14 +303,13 @@ impl Region {
         Ok(())
     }
 
-    /// All of it.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: Needed because the memory comes from the kernel. It is readable until `self` is
         // dropped and does not change while it is borrowed: see the type.
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.length) }
     }
 
-    /// The address of whole pages for `length` bytes from `offset` on, and how many bytes those are.
+    /// Address and length of the whole pages for `length` bytes at `offset`.
     fn pages(&self, offset: usize, length: usize) -> io::Result<(*mut c_void, usize)> {
         let length = whole_pages(length);
         let end = length.and_then(|length| offset.checked_add(length));
@@ -334,7 +326,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: Needed to give the address space back. `reserve` made the range, nothing else
+        // SAFETY: Needed to release the address space. `reserve` made the range, nothing else
         // unmaps it, and every slice of it borrows from `self`.
         let _cannot_fail = unsafe { munmap(self.address.as_ptr().cast(), self.length) };
     }
@@ -344,8 +336,8 @@ fn whole_pages(length: usize) -> Option<usize> {
     length.checked_next_multiple_of(rustix::param::page_size())
 }
 
-/// Maps a large blob at a 2 MiB boundary. Recent kernels choose one by themselves on the usual
-/// file systems; where not, the blob is placed into a larger reservation.
+/// Maps a large blob at a 2 MiB boundary. Recent kernels do so on the usual file systems; otherwise
+/// the blob is placed into a larger reservation.
 fn map_huge(blob: BorrowedFd<'_>, length: usize) -> io::Result<*mut c_void> {
     let mut address = map_anywhere(blob, length)?;
     if !address.addr().is_multiple_of(HUGE_PAGE_BYTES) {
@@ -365,8 +357,7 @@ fn map_anywhere(blob: BorrowedFd<'_>, length: usize) -> io::Result<*mut c_void> 
     Ok(unsafe { mmap(ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED, blob, 0)? })
 }
 
-/// Reserves 2 MiB more than needed, maps the blob at the boundary inside, and gives the rest of
-/// the reservation back.
+/// Reserves 2 MiB more than needed, maps the blob at the boundary inside, and unmaps the rest.
 fn map_into_reservation(blob: BorrowedFd<'_>, length: usize) -> io::Result<*mut c_void> {
     let whole_pages = whole_pages(length);
     let reserved = whole_pages.and_then(|pages| pages.checked_add(HUGE_PAGE_BYTES));
@@ -394,10 +385,9 @@ fn map_into_reservation(blob: BorrowedFd<'_>, length: usize) -> io::Result<*mut 
     Ok(mapped?)
 }
 
-/// Gives part of a reservation back.
 fn release(address: *mut c_void, length: usize) {
     if length > 0 {
-        // SAFETY: Needed to keep no address space. Called by `map_into_reservation` alone, with
+        // SAFETY: Needed to release address space. Called by `map_into_reservation` alone, with
         // whole pages of its own reservation that hold no map.
         let _cannot_fail = unsafe { munmap(address, length) };
     }
@@ -441,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn reservation_gives_its_slack_back() {
+    fn reservation_releases_its_slack() {
         let (file, bytes) = file_of(HUGE_PAGE_BYTES + 5);
         let before = address_space_bytes();
         for _ in 0..1000 {
@@ -476,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn region_shows_parts_of_blobs_and_copies_side_by_side() {
+    fn region_contains_parts_of_blobs_and_copies() {
         let page = rustix::param::page_size();
         let (file, bytes) = file_of(3 * page + 10);
         let map = Arc::new(BlobMap::new(file.as_fd()).unwrap());
@@ -494,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_put_outside_a_region() {
+    fn placing_outside_a_region_fails() {
         let page = rustix::param::page_size();
         let (file, _) = file_of(2 * page);
         let map = Arc::new(BlobMap::new(file.as_fd()).unwrap());

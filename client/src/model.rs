@@ -1,8 +1,8 @@
-//! A model that is open: its tensors in memory, its files as bytes.
+//! An open model: its tensors and files.
 //!
-//! Everything an [`OpenModel`] needs has arrived when it exists; from then on it asks the daemon
-//! for nothing. It holds the connection, and with it the lease: while it lives, the daemon shows
-//! the model as in use and evicts nothing of it.
+//! An [`OpenModel`] has received everything it needs and sends no more requests. It holds the
+//! connection and with it the lease: until it is dropped, the daemon lists the model as in use and does
+//! not evict it.
 
 mod experts;
 
@@ -32,10 +32,10 @@ use crate::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLocation};
 #[derive(Debug)]
 pub struct OpenModel {
     head: OpenHead,
-    /// One list per layer; empty where it was not asked for.
+    /// One list per layer; empty if not requested.
     pieces: Vec<FilePieces<OpenPiece>>,
     tensors: Vec<TensorLocation>,
-    /// Where in `tensors` a name stands; made when first needed.
+    /// The index in `tensors` by name; built on first use.
     names: OnceLock<HashMap<Box<str>, usize>>,
     blobs: Vec<Blob>,
     /// The lease: held, never written to.
@@ -43,7 +43,6 @@ pub struct OpenModel {
 }
 
 impl OpenModel {
-    /// Joins what `open` has received and checked.
     pub(crate) fn new(
         head: OpenHead,
         pieces: Vec<FilePieces<OpenPiece>>,
@@ -72,7 +71,7 @@ impl OpenModel {
         &self.head.layers
     }
 
-    /// The tensors asked for, layer by layer in file order.
+    /// The requested tensors, by layer and in file order.
     #[must_use]
     pub fn tensors(&self) -> &[TensorLocation] {
         &self.tensors
@@ -85,11 +84,11 @@ impl OpenModel {
         self.tensors.get(self.tensor_index(name)?)
     }
 
-    /// Where in [`tensors`](Self::tensors) the tensor with this name stands.
+    /// The index in [`tensors`](Self::tensors) of the tensor with this name.
     #[must_use]
     pub fn tensor_index(&self, name: &str) -> Option<usize> {
         let names = self.names.get_or_init(|| {
-            // In reverse, so that the first of several is the one that stays.
+            // In reverse, so that the first of several is kept.
             let places = self.tensors.iter().enumerate().rev();
             places.map(|(place, tensor)| (tensor.name.as_str().into(), place)).collect()
         });
@@ -159,8 +158,8 @@ impl OpenModel {
         }
     }
 
-    /// The text of the first layer that plays this part: `template`, `params`, `license`, …;
-    /// `None` if no layer does.
+    /// The text of the first layer of this component: `template`, `params`, `license`, …; `None` if
+    /// there is none.
     ///
     /// # Errors
     /// Those of [`layer_bytes`](Self::layer_bytes), and [`ModelError::NotText`].
@@ -175,7 +174,7 @@ impl OpenModel {
 
     /// Writes the file that a layer was, bit for bit, and returns its length. A split file needs
     /// [`FileSelection::All`](crate::protocol::request::FileSelection::All) when opening.
-    /// Nothing is verified: whoever keeps the file should hash it on the way.
+    /// Nothing is verified: hash the bytes if the file is kept.
     ///
     /// # Errors
     /// [`ModelError::NoLayer`], [`ModelError::NoPieces`], and failures to read or write.
@@ -199,9 +198,9 @@ impl OpenModel {
         Ok(size)
     }
 
-    /// Where the bytes of the file are that a layer was: behind one descriptor, or in pieces. The pieces
-    /// of a split file need [`FileSelection::All`](crate::protocol::request::FileSelection::All) when
-    /// opening; of a file that several layers are, the first has them.
+    /// The pieces of a layer's file. A split file needs
+    /// [`FileSelection::All`](crate::protocol::request::FileSelection::All) when opening. If several
+    /// layers are the same file, only the first has the pieces.
     ///
     /// # Errors
     /// [`ModelError::NoLayer`], [`ModelError::NoPieces`].
@@ -214,10 +213,10 @@ impl OpenModel {
         }
     }
 
-    /// Fills `buffer` with the bytes behind a descriptor from `offset` on; number `n` of the table.
+    /// Fills `buffer` from `offset` of descriptor `n`.
     ///
     /// # Errors
-    /// [`ModelError::NoFd`], [`ModelError::Short`] when there are not so many, and failures to read.
+    /// [`ModelError::NoFd`], [`ModelError::Short`] when the file is shorter, and failures to read.
     pub fn read_at(&self, n: u32, offset: u64, buffer: &mut [u8]) -> Result<(), ModelError> {
         let length = buffer.len() as u64;
         self.blob(n)?.read_at(offset, buffer).map_err(|error| match error {
@@ -226,13 +225,13 @@ impl OpenModel {
         })
     }
 
-    /// How many descriptors the model came with.
+    /// The number of descriptors.
     #[must_use]
     pub fn fd_count(&self) -> usize {
         self.blobs.len()
     }
 
-    /// A descriptor, for an engine that maps or reads for itself; number `n` of the table.
+    /// Descriptor `n`, for an engine that maps or reads by itself.
     ///
     /// `None` if there is no such number, or if it is closed: when a model has more descriptors
     /// than half of what this process may have open (`ulimit -n`), each is mapped on arrival and
@@ -251,9 +250,8 @@ impl OpenModel {
         self.blob(n)?.whole().map_err(|reason| ModelError::Map { fd: n, reason })
     }
 
-    /// Whether the daemon still holds the model for this process. If not, because it was stopped or
-    /// started anew, everything here works as before, but the model may be removed or evicted for
-    /// others to open: whoever needs it there opens it again.
+    /// Whether the lease is still held. It ends when the daemon stops. Maps and reads still work then,
+    /// but the model may be removed or evicted; open it again to prevent that.
     #[must_use]
     pub fn has_lease(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
@@ -261,8 +259,7 @@ impl OpenModel {
         matches!(recv(&self.lease, &mut [0_u8], flags), Err(Errno::AGAIN | Errno::INTR))
     }
 
-    /// Lets go of everything but the lease: for a program that has mapped what it needs, or passed
-    /// it on, and wants its descriptors back.
+    /// Keeps only the lease and closes the descriptors, for a program that has mapped what it needs.
     pub fn into_lease(self) -> Lease {
         Lease { _stream: self.lease }
     }
@@ -277,7 +274,6 @@ impl OpenModel {
         self.blobs.get(place).ok_or(ModelError::NoFd { fd, count: self.blobs.len() })
     }
 
-    /// So many bytes behind a descriptor, mapped.
     pub(crate) fn slice(&self, fd: u32, offset: u64, length: u64) -> Result<BlobSlice, ModelError> {
         let blame = |error| match error {
             BlobError::Short { found } => ModelError::short(fd, found, offset, length),
@@ -303,16 +299,14 @@ impl OpenModel {
     }
 }
 
-/// What is left of an [`OpenModel`] that was let go: the model is in use until this is dropped.
+/// The lease of an [`OpenModel`]: the model is in use until this is dropped.
 #[must_use = "the lease ends when it is dropped"]
 #[derive(Debug)]
 pub struct Lease {
     _stream: UnixStream,
 }
 
-/// A tensor in memory: derefs to its bytes.
-///
-/// It keeps its own memory mapped, independently of the [`OpenModel`] it came from.
+/// A mapped tensor; derefs to its bytes. It stays mapped independently of its [`OpenModel`].
 #[derive(Clone, Debug)]
 pub struct TensorMap {
     tensor: TensorLocation,
@@ -338,7 +332,7 @@ impl TensorMap {
         &self.tensor.shape
     }
 
-    /// Its bytes as a value of its own, which can be cut, read ahead and let go: see
+    /// Its bytes as a [`BlobSlice`], which can be split, prefetched and released: see
     /// [`residency`](crate::residency).
     #[must_use]
     pub const fn bytes(&self) -> &BlobSlice {
@@ -376,5 +370,5 @@ impl AsRef<[u8]> for TensorMap {
     }
 }
 
-/// How much of a file is read at a time when one is put together.
+/// The read size when a file is rebuilt.
 const COPY_BYTES: usize = 4 << 20;

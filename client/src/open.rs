@@ -1,8 +1,7 @@
-//! Receiving an open answer, and checking it before anything is built on it.
+//! Receives and validates the response to an open.
 //!
-//! The numbers in an answer refer to each other: tensors to layers and descriptors, pieces to
-//! descriptors, counts to what follows. They are compared here once; what then remains to be
-//! checked is whether the files behind the descriptors are long enough, at the time of mapping.
+//! Tensors refer to layers and descriptors, pieces to descriptors, and counts to later frames; all are
+//! checked here. Only the length of the files is checked later, when they are mapped.
 
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -27,11 +26,11 @@ pub(crate) const MAX_PIECES: u64 = 4 << 20;
 /// The most descriptors accepted: one per tensor, and some for headers and whole files.
 pub(crate) const MAX_FDS: u64 = MAX_TENSORS + 2 * MAX_LAYERS;
 
-/// The most blobs mapped before anyone asks. More than an ordinary model has; far from the
-/// number of maps that a process may have (65,530 by default), which its allocator needs too.
+/// The most blobs mapped in advance: more than an ordinary model has, and far below the limit of maps
+/// per process (65,530 by default).
 const MAX_PREPARED: usize = 4096;
 
-/// Receives all of an open answer; the connection becomes the lease.
+/// Receives the whole response; the connection becomes the lease.
 pub(crate) fn receive(mut connection: Connection) -> Result<OpenModel, ClientError> {
     let head = match next(&mut connection)? {
         Frame::Open(head) => head,
@@ -86,8 +85,8 @@ fn receive_tensors(connection: &mut Connection, head: &OpenHead) -> Result<Vec<T
     Ok(tensors)
 }
 
-/// Receives the descriptors. While the daemon opens the files of the next batch, tensors that have come
-/// are mapped; whatever there is no time for is mapped when somebody asks for it.
+/// Receives the descriptors. While the daemon opens the next batch, received tensors are mapped; the
+/// rest is mapped on demand.
 fn receive_blobs(
     connection: &mut Connection,
     fd_count: u32,
@@ -112,15 +111,15 @@ fn receive_blobs(
     Ok(blobs)
 }
 
-/// Maps blobs with tensors, from the one with number `next` on, until the daemon has sent more or none is
-/// left; returns the number to go on with.
+/// Maps blobs with tensors, from number `next` on, until the daemon has sent more or none is left;
+/// returns the next number.
 fn prepare_while_waiting(
     connection: &Connection,
     blobs: &[Blob],
     next: usize,
     holds_tensor: &HashSet<u32>,
 ) -> usize {
-    /// To look whether more has come costs a fraction of a map.
+    /// A check for received data costs a fraction of a map.
     const AT_ONCE: usize = 4;
     let mut numbered = (0..).zip(blobs).take(MAX_PREPARED).skip(next).peekable();
     while numbered.peek().is_some() && !connection.has_more() {
@@ -156,8 +155,7 @@ fn next(connection: &mut Connection) -> Result<Frame, ClientError> {
     }
 }
 
-/// What is left of a count after another part of what it promised; a part is never empty, so
-/// that a list of parts has an end.
+/// Subtracts a part from a count. A part is never empty, so that the list of parts ends.
 fn count_down(left: u64, part: usize, what: &'static str) -> Result<u64, ProtocolError> {
     let part = part as u64;
     let rest = left.checked_sub(part).filter(|_| part > 0);
@@ -168,7 +166,6 @@ fn unexpected(frame: &Frame, expected: &'static str) -> ClientError {
     ProtocolError::UnexpectedFrame { found: frame.kind(), expected }.into()
 }
 
-/// How many files this process may have open.
 fn max_open_files() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }

@@ -1,8 +1,7 @@
-//! What of a tensor is in memory, and saying what should be.
+//! How much of a tensor is in memory; prefetching, releasing and locking it.
 //!
-//! Maps are the page cache's own pages, so "in memory" means in the page cache: for all processes
-//! at once, whoever read the bytes. Advice works on whole pages (4 KiB mostly) and changes no
-//! byte; nothing here can make a map unreadable.
+//! Maps share the pages of the page cache, so "in memory" means in the page cache, for all processes.
+//! Advice applies to whole pages (usually 4 KiB) and never changes content.
 //!
 //! ```no_run
 //! use blobd_client::residency::{Prefetch, Release};
@@ -26,11 +25,11 @@ use std::ops::Range;
 
 use crate::map::{BlobSlice, PageAdvice};
 
-/// How bytes are brought into memory.
+/// How bytes are read into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Prefetch {
-    /// The kernel reads them in the background, as far as it sees fit (`MADV_WILLNEED`).
+    /// The kernel reads them in the background, on a best-effort basis (`MADV_WILLNEED`).
     ReadAhead,
     /// They are read before the call returns and are in the page table then, so that no later touch
     /// waits (`MADV_POPULATE_READ`; before Linux 5.14 by touching each page). An error of the disk
@@ -38,18 +37,18 @@ pub enum Prefetch {
     Populate,
 }
 
-/// How bytes are let go.
+/// How bytes are released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Release {
-    /// They stay, but are the first to go when memory is short (`MADV_COLD`, since Linux 5.4).
+    /// They stay cached, but are reclaimed first when memory is short (`MADV_COLD`, since Linux 5.4).
     Cold,
-    /// They leave this process's page table and no longer count as its memory; they stay cached for
-    /// as long as the kernel likes (`MADV_DONTNEED`).
+    /// They leave this process's page table and no longer count as its memory; they stay in the
+    /// page cache until the kernel reclaims them (`MADV_DONTNEED`).
     Unmap,
 }
 
-/// How much of something is in memory.
+/// How many bytes are in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Residency {
     /// How many bytes there are.
@@ -59,7 +58,7 @@ pub struct Residency {
 }
 
 impl Residency {
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {
@@ -89,8 +88,8 @@ impl BlobSlice {
         }
     }
 
-    /// Says that these bytes are not needed for now. Pages that hold bytes of a neighbour too, such
-    /// as the next expert's, are spared.
+    /// Releases these bytes. Pages that also contain bytes outside this slice, such as the next
+    /// expert's, are not released.
     ///
     /// # Errors
     /// Those of `madvise`, `InvalidInput` on a kernel that is too old.
@@ -107,7 +106,7 @@ impl BlobSlice {
     ///
     /// # Errors
     /// [`io::ErrorKind::PermissionDenied`] when this process neither owns the store's files nor is
-    /// root: the kernel tells nobody else, and would say that everything is there.
+    /// root: for others the kernel reports all pages as resident.
     pub fn residency(&self) -> io::Result<Residency> {
         let resident_bytes = match self.place() {
             Some((map, range)) => map.resident_bytes(range)?,
@@ -153,7 +152,7 @@ impl Drop for MemoryLock {
     }
 }
 
-/// The pages that lie in a range as a whole; the last one of a file, which is short, does.
+/// The pages completely inside a range, including the partial last page of a file.
 fn whole_pages(range: Range<usize>, length: usize) -> Range<usize> {
     let page = rustix::param::page_size();
     let start = range.start.next_multiple_of(page);

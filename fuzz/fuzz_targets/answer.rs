@@ -1,7 +1,7 @@
 //! The client's side of the socket: heads, bodies, lines, open answers.
 //!
-//! Invariant: whatever a daemon sends, with whatever descriptors, and wherever it stops, a client
-//! gets an answer or an error and never waits for ever; a tensor that it can map is as long as
+//! Invariant: for any bytes and descriptors from a daemon, ended at any point, a client
+//! gets a response or an error and never waits forever; a tensor that it can map is as long as
 //! the table says and can be read from first byte to last.
 #![no_main]
 
@@ -96,7 +96,7 @@ fn open(client: &Client, params: &OpenParams) {
     }
 }
 
-/// A client whose daemon has said all that it ever will.
+/// A client whose daemon has sent all its data.
 fn conversation(answer: &[u8], attach_at: usize, fd_count: usize) -> (Client, UnixStream) {
     let (ours, mut daemon) = UnixStream::pair().expect("a socket pair");
     let (before, after) = answer.split_at(attach_at);

@@ -1,4 +1,4 @@
-//! Splitting a file and putting it together again.
+//! Splitting and rebuilding a file.
 //!
 //! Invariant: a file that a plan exists for, however its tensors are named, typed, ordered and
 //! padded and in whatever portions it comes, comes back bit for bit from its blobs and its
@@ -19,7 +19,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 
 fuzz_target!(|input: &[u8]| {
     let Some((portion, input)) = input.split_first() else { return };
-    // Bytes that are no GGUF file are the script by which one is made.
+    // Other bytes are a script that generates a GGUF file.
     let Some(file) = complete(input.to_vec()).or_else(|| complete(made_by(input)?)) else { return };
     let Ok(header) = Header::parse(&file) else { return };
     let Ok(layout) = header.file_layout(file.len() as u64) else { return };
@@ -31,7 +31,7 @@ fuzz_target!(|input: &[u8]| {
     assert_chunks_cover(&plan, u64::from(*portion) + 1);
 });
 
-/// Reads what a fuzzer's bytes mean.
+/// A reader of the script.
 struct Script<'a>(&'a [u8]);
 
 impl Script<'_> {

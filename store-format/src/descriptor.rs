@@ -1,7 +1,7 @@
-//! OCI descriptors: what a manifest says about one of its files.
+//! OCI descriptors: media type, digest and size of a file in a manifest.
 //!
-//! Source: the OCI image specification, `descriptor.md`. A layer's file name, which Ollama writes as
-//! `name` and others as an annotation, is the [manifest](crate::manifest)'s to tell.
+//! Source: the OCI image specification, `descriptor.md`. The file name of a layer, which Ollama writes
+//! as `name` and others as an annotation, is read by [`crate::manifest`].
 //!
 //! Three families of media types name the parts of a model: Ollama's, Docker Model Runner's
 //! (`docker/model-runner`, `pkg/distribution`) and CNCF ModelPack's (`modelpack/model-spec`).
@@ -15,7 +15,7 @@ use crate::digest::Digest;
 /// Media type, digest and size of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Descriptor {
-    /// What the file is.
+    /// The media type.
     #[serde(rename = "mediaType")]
     pub media_type: MediaType,
     /// The SHA-256 of the whole file.
@@ -42,10 +42,10 @@ impl MediaType {
     pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
     /// A GGUF file with weights.
     pub const OLLAMA_MODEL: &str = "application/vnd.ollama.image.model";
-    /// A GGUF file that turns images into what the model reads.
+    /// A GGUF file with an image encoder.
     pub const OLLAMA_PROJECTOR: &str = "application/vnd.ollama.image.projector";
 
-    /// Takes any text as it is.
+    /// Wraps any text, unchecked.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -56,9 +56,9 @@ impl MediaType {
         &self.0
     }
 
-    /// The part a layer plays in its model, whoever's words its registry uses: `model`,
-    /// `projector`, `adapter`, `template`, `license`, …; `config` for the configuration, the whole
-    /// media type for anything unknown.
+    /// The role of the layer in its model, for the media types of all registries: `model`,
+    /// `projector`, `adapter`, `template`, `license`, …; `config` for the configuration; the whole
+    /// media type if unknown.
     #[must_use]
     pub fn component(&self) -> &str {
         if CONFIGS.contains(&self.as_str()) {
@@ -78,14 +78,13 @@ impl MediaType {
         self.0.strip_prefix(OLLAMA_PREFIX).unwrap_or(&self.0)
     }
 
-    /// Whether files of this type hold tensors, and so are split if their format is known.
+    /// Whether files of this type hold tensors; they are split if their format is known.
     #[must_use]
     pub fn holds_tensors(&self) -> bool {
         matches!(self.component(), "model" | "projector" | "adapter" | "draft")
     }
 
-    /// Whether files of this type are archives with weights in them, out of which no tensor can
-    /// be mapped.
+    /// Whether files of this type are archives of weights; their tensors cannot be mapped.
     #[must_use]
     pub fn is_packed_weights(&self) -> bool {
         let is_packed_kind = |kind: &str| kind.starts_with("weight.v1.tar");
@@ -98,15 +97,14 @@ impl MediaType {
         CONTAINER_LAYERS.iter().any(|prefix| self.0.starts_with(prefix))
     }
 
-    /// Whether a manifest with this artifact type, or with a configuration of this type, is a
-    /// model's.
+    /// Whether a manifest with this artifact or configuration type describes a model.
     #[must_use]
     pub fn is_of_model(&self) -> bool {
         self.model_pack_kind().is_some()
             || [OLLAMA_PREFIX, DOCKER_PREFIX].iter().any(|prefix| self.0.starts_with(prefix))
     }
 
-    /// What stands behind the prefix of CNCF ModelPack, under its present name or its first one.
+    /// The part after the prefix of CNCF ModelPack, under its current or first name.
     fn model_pack_kind(&self) -> Option<&str> {
         MODEL_PACK_PREFIXES.iter().find_map(|prefix| self.0.strip_prefix(prefix))
     }
@@ -179,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_in_archives_and_containers_are_told_apart() {
+    fn archives_of_weights_and_container_layers_are_distinguished() {
         let is_packed = |text: &str| MediaType::new(text).is_packed_weights();
         assert!(is_packed("application/vnd.cncf.model.weight.v1.tar"));
         assert!(is_packed("application/vnd.cnai.model.weight.v1.tar+zstd"));

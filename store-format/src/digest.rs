@@ -1,7 +1,7 @@
-//! SHA-256 digests: the names of everything in a store.
+//! SHA-256 digests, which name everything in a store.
 //!
-//! A [`Digest`] can only come from hashing or from a well-formed text, so a path that is built
-//! from one ([`crate::layout`]) cannot leave the store.
+//! A [`Digest`] comes only from hashing or from well-formed text, so a path built from one
+//! ([`crate::layout`]) cannot lead out of the store.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,7 +24,7 @@ impl Digest {
         hasher.finish()
     }
 
-    /// The digest whose raw bytes these are, as another program or file has kept them.
+    /// The digest with these raw bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
@@ -46,7 +46,7 @@ impl Digest {
         })
     }
 
-    /// The first twelve hexadecimal digits: enough for people, as in `ollama list`.
+    /// The first twelve hexadecimal digits, as in `ollama list`.
     #[must_use]
     pub fn short(self) -> String {
         let mut hex = self.to_hex();
@@ -105,7 +105,7 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// Reads a digest where the text lies: a collection reads millions of them.
+/// Parses borrowed text without allocating; a collection reads millions of digests.
 struct DigestVisitor;
 
 impl serde::de::Visitor<'_> for DigestVisitor {
@@ -120,12 +120,12 @@ impl serde::de::Visitor<'_> for DigestVisitor {
     }
 }
 
-/// Computes a [`Digest`] from bytes that arrive in pieces.
+/// Computes a [`Digest`] incrementally.
 #[derive(Clone, Debug, Default)]
 pub struct Hasher(Sha256);
 
 impl Hasher {
-    /// A hasher that has seen nothing.
+    /// A hasher with no input yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -136,7 +136,7 @@ impl Hasher {
         self.0.update(bytes);
     }
 
-    /// The digest of all bytes seen.
+    /// The digest of all bytes taken.
     #[must_use]
     pub fn finish(self) -> Digest {
         Digest(self.0.finalize().into())
@@ -148,7 +148,7 @@ impl Hasher {
 #[error("digest {found:?}: not sha256: and 64 lower-case hexadecimal digits")]
 #[non_exhaustive]
 pub struct DigestError {
-    /// The text, cut to a printable length.
+    /// The text, truncated.
     pub found: String,
 }
 
@@ -167,7 +167,7 @@ const fn hex_digit(nibble: u8) -> char {
     }
 }
 
-/// Enough of a hostile text for an error message.
+/// Truncates untrusted text for an error message.
 fn printable(text: &str) -> String {
     text.chars().take(80).collect()
 }

@@ -1,8 +1,8 @@
-//! Which tensors are experts, and where each expert's bytes are.
+//! Expert tensors, and the position of each expert's bytes.
 //!
-//! A mixture-of-experts model has, per layer and projection, one weight matrix per expert. Today's
-//! files stack them into one tensor; files from before April 2024 have a tensor for each. Packed
-//! in expert order the latter are the very bytes of the former, so both become the same blob.
+//! A mixture-of-experts model has one weight matrix per block, projection and expert. Current files
+//! stack them into one tensor; files from before April 2024 have one tensor per expert. Packed in
+//! expert order, the latter have the same bytes as the former, so both become the same blob.
 
 use std::collections::BTreeMap;
 
@@ -18,23 +18,23 @@ pub struct ExpertGroup {
 }
 
 impl ExpertGroup {
-    /// What a member's size must be a multiple of, in bytes. Engines read tensors in vectors of up
-    /// to 64 bytes, so every expert in a page-aligned blob is aligned as well as a blob of its own.
+    /// A member's size must be a multiple of this, in bytes. Engines read tensors in vectors of up to
+    /// 64 bytes, so every expert in a page-aligned blob is sufficiently aligned.
     pub const MEMBER_ALIGNMENT: u64 = 64;
 
-    /// The members in expert order, as places in the list they were found in.
+    /// The members in expert order, as indices of the list given to [`expert_groups`].
     #[must_use]
     pub fn members(&self) -> &[usize] {
         &self.members
     }
 
-    /// How many bytes each member has, and so how far apart they are when packed.
+    /// The size of each member in bytes, which is also their distance when packed.
     #[must_use]
     pub fn stride(&self) -> u64 {
         self.stride
     }
 
-    /// How many bytes all members have.
+    /// The size of all members in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         // `pack` has proved that the product fits.
@@ -43,8 +43,8 @@ impl ExpertGroup {
 }
 
 /// Finds the tensors that can be packed: `blk.N.ffn_{gate,up,down}.E.weight` for every E from 0
-/// to the last one, at least two, all of one known type and one shape, and with a size that is
-/// a positive multiple of [`ExpertGroup::MEMBER_ALIGNMENT`].
+/// to the last, at least two, all with the same known type and shape, and a size that is a
+/// positive multiple of [`ExpertGroup::MEMBER_ALIGNMENT`].
 #[must_use]
 pub fn expert_groups<'a>(tensors: impl IntoIterator<Item = TensorInfo<'a>>) -> Vec<ExpertGroup> {
     let mut projections: BTreeMap<Projection<'a>, Vec<Member>> = BTreeMap::new();
@@ -69,8 +69,8 @@ pub fn stacked_experts(name: &str, shape: &Shape, size_bytes: u64) -> Option<Exp
     (stride.checked_mul(count) == Some(size_bytes)).then_some(Experts { count, stride })
 }
 
-/// The number of the expert that a tensor such as `blk.3.ffn_up.7.weight` is, as files from before
-/// April 2024 have them. `None` for any other tensor.
+/// The expert number in a tensor name such as `blk.3.ffn_up.7.weight`, used in files from before
+/// April 2024. `None` for any other tensor.
 #[must_use]
 pub fn separate_expert(name: &str) -> Option<u64> {
     projection_and_expert(name).map(|(_, expert)| expert.into())
@@ -100,7 +100,7 @@ fn pack(mut members: Vec<Member>) -> Option<ExpertGroup> {
     complete.then(|| ExpertGroup { members: members.iter().map(|member| member.index).collect(), stride })
 }
 
-/// Takes `blk.N.ffn_{gate,up,down}.E.weight` apart.
+/// Parses `blk.N.ffn_{gate,up,down}.E.weight`.
 fn projection_and_expert(name: &str) -> Option<(Projection<'_>, u32)> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once(".ffn_")?;
     let (projection, expert) = rest.strip_suffix(".weight")?.split_once('.')?;
@@ -126,7 +126,7 @@ fn stacked_rank(name: &str) -> Option<usize> {
     }
 }
 
-/// A number as llama.cpp prints it: with `01` or `+1` taken too, two tensors could claim one place.
+/// A number as llama.cpp prints it. Accepting `01` or `+1` would let two tensors be the same expert.
 fn number(digits: &str) -> Option<u32> {
     let plain =
         digits.bytes().all(|byte| byte.is_ascii_digit()) && (digits == "0" || !digits.starts_with('0'));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn member_size_that_breaks_alignment_stays_unpacked() {
+    fn members_with_unaligned_size_stay_unpacked() {
         for (ggml_type, shape) in [
             (GgmlType::F32, vec![8]),
             (GgmlType::F32, vec![0]),

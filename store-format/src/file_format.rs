@@ -1,45 +1,43 @@
-//! The formats of model files: how a file is recognised by its first bytes, its name or its media
-//! type, and what its header says.
+//! The table of model file formats.
 //!
-//! This module is the only one that lists the formats. Whoever has the start of a file gives it to
-//! a [`HeaderReader`], and gets a [`ModelHeader`] that answers for any format: the
-//! [`FileLayout`], by which the file is split, and what people want to know. A new format is a
-//! parser, a `FileFormat` like that of [`crate::gguf`], and a line in `FORMATS`.
+//! A format is recognised by a file's first bytes, name or media type. [`HeaderReader`] parses the
+//! start of a file of any format into a [`ModelHeader`]: its [`FileLayout`], by which the file is
+//! split, and its metadata. To add a format, write a parser, a `FileFormat` like that in
+//! `gguf_format`, and a line in `FORMATS`.
+
+mod gguf_format;
 
 use std::borrow::Cow;
 use std::fmt;
 
 use crate::descriptor::MediaType;
 use crate::file_layout::FileLayout;
-pub use crate::gguf::MetadataValue;
-use crate::gguf::{self, GgufError};
+use crate::gguf::{GgufError, MAX_PADDED_HEADER_BYTES, start_hint};
+pub use crate::gguf::{MetadataValue, Progress};
 use crate::model_facts::ModelFacts;
 
 /// The formats that are split.
-static FORMATS: [&FileFormat; 1] = [&gguf::FORMAT];
-/// Formats that media types name and that are stored in one piece.
+static FORMATS: [&FileFormat; 1] = [&gguf_format::FORMAT];
+/// Formats that are named in media types and stored without splitting.
 const WHOLE_FORMATS: [&str; 2] = ["safetensors", "dduf"];
-/// How many bytes tell every format from the others; no file of any is shorter.
+/// The bytes that distinguish all formats; no file of a known format is shorter.
 const SIGNATURE_BYTES: usize = 4;
-/// The longest header of any format in bytes, with the padding up to its data section.
-pub const MAX_HEADER_BYTES: u64 = gguf::MAX_PADDED_HEADER_BYTES;
+/// The longest header of any format in bytes, including the padding before its data section.
+pub const MAX_HEADER_BYTES: u64 = MAX_PADDED_HEADER_BYTES;
 
 /// A format of model files.
 #[derive(Debug)]
 pub struct FileFormat {
-    pub(crate) name: &'static str,
-    pub(crate) extension: &'static str,
-    /// What its files start with, for people.
-    pub(crate) signature: &'static str,
-    /// Whether a file of this format may start like this.
-    pub(crate) is_start: fn(&[u8; SIGNATURE_BYTES]) -> bool,
-    pub(crate) parser: fn() -> Box<dyn FormatParser>,
+    name: &'static str,
+    extension: &'static str,
+    signature: &'static str,
+    is_start: fn(&[u8; SIGNATURE_BYTES]) -> bool,
+    parser: fn() -> Box<dyn FormatParser>,
 }
 
 impl FileFormat {
-    /// What weights are taken for if nothing says otherwise. Most media types name no format, and
-    /// stand for this one.
-    pub const DEFAULT: &Self = &gguf::FORMAT;
+    /// The format assumed for weights; most media types name none.
+    pub const DEFAULT: &Self = &gguf_format::FORMAT;
 
     /// The name that registries use, such as `gguf`.
     #[must_use]
@@ -47,13 +45,13 @@ impl FileFormat {
         self.name
     }
 
-    /// What the names of its files end in, with the dot.
+    /// The file name extension, with the dot.
     #[must_use]
     pub const fn extension(&self) -> &'static str {
         self.extension
     }
 
-    /// A file's name without its extension, and the format that this tells, in upper or lower case.
+    /// Splits a path into the part before the extension and the format; ignores case.
     #[must_use]
     pub fn split_name(path: &str) -> Option<(&str, &'static Self)> {
         FORMATS.into_iter().find_map(|format| {
@@ -62,8 +60,8 @@ impl FileFormat {
         })
     }
 
-    /// The format of a file by what a manifest says of it: its media type, and what it is called
-    /// where it comes from. None for what has no tensors, is in an archive or in another format.
+    /// The format of a file according to its manifest entry. `None` if the file has no tensors, is an
+    /// archive, or has another format.
     #[must_use]
     pub fn announced(media_type: &MediaType, name: Option<&str>) -> Option<&'static Self> {
         let is_named = |format: &str| media_type.as_str().contains(format);
@@ -78,37 +76,27 @@ impl FileFormat {
     }
 }
 
-/// Takes a file's bytes from its start, finds out its format and reads its header.
+/// Detects the format of a file and parses its header, incrementally.
 #[derive(Debug, Default)]
 pub struct HeaderReader {
     /// The first bytes, at most [`SIGNATURE_BYTES`].
     start: Vec<u8>,
-    /// As soon as the format is known.
+    /// Set once the format is known.
     parser: Option<Box<dyn FormatParser>>,
 }
 
-/// Whether a header is complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// The header goes on after the bytes pushed.
-    NeedMore,
-    /// The header is complete; nothing that is pushed now matters.
-    Done,
-}
-
 impl HeaderReader {
-    /// A reader that has seen nothing.
+    /// A reader with no input yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next bytes of the file, any number of them. What lies behind the header is
-    /// ignored and not kept.
+    /// Takes the next bytes of the file, any number. Bytes after the header are ignored.
     ///
     /// # Errors
-    /// [`FormatError`] as soon as it is certain that the format is unknown or the header wrong;
-    /// from then on, always the same one.
+    /// [`FormatError`] at the first byte that proves the format unknown or the header invalid; later
+    /// calls return the same error.
     pub fn push(&mut self, bytes: &[u8]) -> Result<Progress, FormatError> {
         if let Some(parser) = &mut self.parser {
             return parser.push(bytes);
@@ -127,7 +115,7 @@ impl HeaderReader {
     /// The header.
     ///
     /// # Errors
-    /// [`FormatError`] when it is not complete, or what [`HeaderReader::push`] refused it for.
+    /// [`FormatError`] when the header is incomplete, or the error that [`HeaderReader::push`] returned.
     pub fn finish(self) -> Result<Box<dyn ModelHeader>, FormatError> {
         match self.parser {
             Some(parser) => parser.finish(),
@@ -146,9 +134,9 @@ pub fn read_header(bytes: &[u8]) -> Result<Box<dyn ModelHeader>, FormatError> {
     reader.finish()
 }
 
-/// A checked header, of whatever format.
+/// A validated header of any format.
 pub trait ModelHeader: fmt::Debug + Send + Sync {
-    /// The header as it is in the file, without any padding behind it.
+    /// The header's bytes, without padding.
     fn bytes(&self) -> &[u8];
 
     /// The layout of a file of `file_size` bytes that starts with this header.
@@ -157,19 +145,16 @@ pub trait ModelHeader: fmt::Debug + Send + Sync {
     /// [`FormatError`] when the tensors do not fit the file.
     fn file_layout(&self, file_size: u64) -> Result<FileLayout, FormatError>;
 
-    /// What people want to know of the model.
+    /// Architecture, size and quantization.
     fn facts(&self) -> ModelFacts;
 
     /// All metadata in the order of the file. Keys and texts may hold control characters.
     fn metadata(&self) -> Box<dyn Iterator<Item = (Cow<'_, str>, MetadataValue<'_>)> + '_>;
 }
 
-/// Finds the header of one format. It never reads by itself.
-pub(crate) trait FormatParser: fmt::Debug + Send + Sync {
-    /// As [`HeaderReader::push`].
+trait FormatParser: fmt::Debug + Send + Sync {
     fn push(&mut self, bytes: &[u8]) -> Result<Progress, FormatError>;
 
-    /// As [`HeaderReader::finish`].
     fn finish(self: Box<Self>) -> Result<Box<dyn ModelHeader>, FormatError>;
 }
 
@@ -177,25 +162,25 @@ pub(crate) trait FormatParser: fmt::Debug + Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
-    /// It starts like no file of a known format.
+    /// The first bytes match no known format.
     #[error("starts with \"{}\", not with {}{}", found.escape_ascii(), signatures(), start_hint(found))]
     Unknown {
         /// Its first bytes.
         found: Vec<u8>,
     },
-    /// It is shorter than any file of a known format.
-    #[error("ends at byte {found}, before its format can be told")]
+    /// The file is too short to detect its format.
+    #[error("ends at byte {found}, before its format can be detected")]
     Short {
         /// Its length in bytes.
         found: u64,
     },
-    /// It is a GGUF file and refused as one.
+    /// The file is an invalid GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
 }
 
 impl FormatError {
-    /// Whether the file may be of a format that is not split.
+    /// Whether the file may have a format that is not split.
     #[must_use]
     pub const fn is_unknown_format(&self) -> bool {
         matches!(self, Self::Unknown { .. } | Self::Short { .. })
@@ -213,19 +198,6 @@ fn signatures() -> String {
     FORMATS.map(|format| format.signature).join(" or ")
 }
 
-/// What a file that starts like this may be.
-pub(crate) fn start_hint(found: &[u8]) -> &'static str {
-    // The formats before GGUF wrote their name as a little-endian number, that is backwards.
-    match found {
-        b"lmgg" | b"fmgg" | b"tjgg" | b"algg" | b"ggml" | b"ggmf" | b"ggjt" | b"ggla" => {
-            " (a ggml, ggmf, ggjt or ggla file from before August 2023; convert the original model again)"
-        }
-        b"FUGG" => " (its bytes are swapped)",
-        [b'P', b'K', ..] => " (a zip archive, perhaps a PyTorch file)",
-        _ => "",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::collection::vec;
@@ -233,8 +205,9 @@ mod tests {
 
     use super::*;
     use crate::gguf::generate::file;
+    use crate::gguf::{Header, MAGIC};
 
-    /// Pushes a file in pieces of these sizes, over and over.
+    /// Pushes a file in pieces of these sizes, repeated.
     fn read_in_pieces(file: &[u8], sizes: &[usize]) -> Result<Box<dyn ModelHeader>, FormatError> {
         let (mut reader, mut rest) = (HeaderReader::new(), file);
         for size in sizes.iter().cycle() {
@@ -249,12 +222,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn layout_is_the_one_of_the_format_however_the_bytes_come(
+        fn incremental_parsing_gives_the_same_layout(
             sample in file(),
             sizes in vec(1..5000_usize, 1..6),
         ) {
             let size = sample.file.len() as u64;
-            let expected = gguf::Header::parse(&sample.file).unwrap();
+            let expected = Header::parse(&sample.file).unwrap();
             for header in [read_header(&sample.file).unwrap(), read_in_pieces(&sample.file, &sizes).unwrap()] {
                 prop_assert_eq!(header.bytes(), expected.bytes());
                 prop_assert_eq!(header.file_layout(size).unwrap(), expected.file_layout(size).unwrap());
@@ -264,12 +237,12 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_refused_for_the_same_reason_however_they_come(
+        fn incremental_parsing_fails_for_the_same_reason(
             known in any::<bool>(),
             bytes in vec(any::<u8>(), 0..64),
             sizes in vec(1..10_usize, 1..6),
         ) {
-            let bytes = if known { [&gguf::MAGIC[..], &bytes].concat() } else { bytes };
+            let bytes = if known { [&MAGIC[..], &bytes].concat() } else { bytes };
             if let (Err(whole), Err(pieces)) = (read_header(&bytes), read_in_pieces(&bytes, &sizes)) {
                 prop_assert_eq!(whole.is_unknown_format(), pieces.is_unknown_format());
             }
@@ -277,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_format_is_refused_at_the_last_byte_of_its_signature_and_from_then_on() {
+    fn unknown_format_is_refused_at_the_last_byte_of_the_signature_and_after() {
         let mut reader = HeaderReader::new();
         assert_eq!(reader.push(b"<!d"), Ok(Progress::NeedMore));
         let error = reader.push(b"octype").unwrap_err();
@@ -289,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn file_too_short_for_any_format_is_of_an_unknown_one() {
+    fn short_file_has_unknown_format() {
         for start in [&b""[..], b"G", b"GGU"] {
             let error = read_header(start).unwrap_err();
             assert_eq!(error, FormatError::Short { found: start.len() as u64 });
@@ -301,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_the_format() {
+    fn format_is_found_by_file_name() {
         let stem = |path| FileFormat::split_name(path).map(|(stem, format)| (stem, format.name()));
         assert_eq!(stem("a/x-Q4_0.gguf"), Some(("a/x-Q4_0", "gguf")));
         assert_eq!(stem("X.GGUF"), Some(("X", "gguf")));
@@ -312,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn manifests_tell_the_format_by_media_type_and_name() {
+    fn format_is_found_by_media_type_and_name() {
         let format = |media_type: &str, name| {
             FileFormat::announced(&MediaType::new(media_type), name).map(FileFormat::name)
         };

@@ -1,19 +1,18 @@
-//! File layouts: which bytes of a model file are which tensor, whatever the file's format.
+//! File layouts: which bytes of a model file belong to which tensor, independent of the format.
 //!
-//! A [`FileLayout`] is all that the rest of blobd knows of a format: the file starts with a header,
-//! then comes a data section, and in that each tensor has a range with a name, a type, a shape and
-//! perhaps a place in an expert group. [`crate::file_format`] makes one from the first bytes of a
-//! file; [`crate::split`] plans by it.
+//! A [`FileLayout`] hides the format from the rest of blobd: a file is a header and a data section, in
+//! which each tensor has a range, a name, a type, a shape and perhaps an expert group.
+//! [`crate::file_format`] makes a layout from the start of a file; [`crate::split`] uses it.
 //!
-//! A layout exists only if its ranges cover the file exactly once, in order, and every tensor is in
-//! the data section. Where files of the store lie is [`crate::layout`].
+//! The ranges of a layout cover the file exactly once, in order, and every tensor is in the data
+//! section. The paths of the store's files are in [`crate::layout`].
 
 use std::borrow::Cow;
 
 use crate::expert::ExpertGroup;
 use crate::recipe::Experts;
 
-/// How the bytes of one file are used.
+/// The layout of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileLayout {
     file_size: u64,
@@ -34,40 +33,37 @@ pub struct TensorRange {
     pub shape: Vec<u64>,
     /// Where it starts, in bytes from the start of the data section.
     pub offset: u64,
-    /// How many bytes it has; 0 without elements.
+    /// Its size in bytes; 0 without elements.
     pub size: u64,
-    /// If it is a stack of experts, where each of them is.
+    /// The position of each expert, if it is a stack of experts.
     pub experts: Option<Experts>,
 }
 
-/// A stretch of the file.
+/// A range of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileRange {
     /// What it holds.
     pub content: RangeContent,
     /// Where it starts, in bytes from the start of the file.
     pub offset: u64,
-    /// How long it is in bytes; never 0.
+    /// Its length in bytes; never 0.
     pub size: u64,
 }
 
-/// What a stretch of a file holds.
+/// The content of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeContent {
-    /// The header, with the padding up to the data section.
+    /// The header and the padding before the data section.
     Header,
-    /// All bytes of the tensor with this place in [`FileLayout::tensors`].
+    /// All bytes of the tensor at this index of [`FileLayout::tensors`].
     Tensor(usize),
-    /// Bytes that belong to no tensor: padding, a tail.
+    /// Bytes that belong to no tensor: padding or trailing bytes.
     Gap,
 }
 
 impl FileLayout {
-    /// Checks the tensors of a file of `file_size` bytes. The data section may start behind the end
-    /// of a file that lacks the final padding of its header. `groups` name tensors by their places.
-    ///
-    /// # Errors
-    /// [`LayoutError`] when a tensor ends beyond the file or overlaps another.
+    /// Checks the tensors of a file of `file_size` bytes. The data section may start after the end
+    /// of a file that lacks the padding after its header. `groups` refer to indices of `tensors`.
     pub(crate) fn new(
         file_size: u64,
         data_offset: u64,
@@ -88,7 +84,7 @@ impl FileLayout {
         Ok(Self { file_size, ranges: ranges.ranges, tensors, groups })
     }
 
-    /// How long the file is in bytes.
+    /// The file's size in bytes.
     #[must_use]
     pub fn file_size(&self) -> u64 {
         self.file_size
@@ -100,29 +96,28 @@ impl FileLayout {
         &self.tensors
     }
 
-    /// Tensors that are to be one blob, by their places in [`Self::tensors`].
+    /// Tensors that are stored as one blob, by index of [`Self::tensors`].
     #[must_use]
     pub fn groups(&self) -> &[ExpertGroup] {
         &self.groups
     }
 
-    /// What the file consists of, from its first byte to its last.
+    /// All ranges of the file, in order.
     #[must_use]
     pub fn ranges(&self) -> &[FileRange] {
         &self.ranges
     }
 
-    /// The same as [`Self::tensors`], without a copy.
     pub(crate) fn into_tensors(self) -> Vec<TensorRange> {
         self.tensors
     }
 }
 
-/// Why tensors do not fit their file. Offsets count from the start of the data section.
+/// Why tensors do not fit their file. Offsets are relative to the data section.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
-    /// A tensor that is not all in the file.
+    /// A tensor ends after the end of the file.
     #[error(
         "tensor {name:?}: offset {offset} and size {size} end beyond the data section of {data_size} bytes"
     )]
@@ -133,10 +128,10 @@ pub enum LayoutError {
         offset: u64,
         /// Its size.
         size: u64,
-        /// How many bytes the file has from the data section's start on.
+        /// The size of the data section.
         data_size: u64,
     },
-    /// Two tensors that claim one byte.
+    /// Two tensors overlap.
     #[error("tensors {first:?} and {second:?} overlap at offset {offset}")]
     Overlap {
         /// The one that starts first.
@@ -176,7 +171,7 @@ fn in_file_order(tensors: &[TensorRange]) -> Result<Vec<(usize, &TensorRange)>, 
     }
 }
 
-/// Ranges laid one behind the other.
+/// Builds adjacent ranges.
 #[derive(Default)]
 struct Ranges {
     position: u64,
@@ -191,7 +186,6 @@ impl Ranges {
         }
     }
 
-    /// Covers bytes that belong to no tensor.
     fn fill_up_to(&mut self, end: u64) {
         self.push(RangeContent::Gap, end.saturating_sub(self.position));
     }
@@ -220,7 +214,7 @@ mod tests {
         FileLayout::new(file_size, data_offset, tensors(places), Vec::new())
     }
 
-    /// What lies at each byte of the data section; nothing if two tensors do or one goes beyond it.
+    /// The content of each byte of the data section; `None` if tensors overlap or end after it.
     fn bytes(data_size: u64, places: &[(u64, u64)]) -> Option<Vec<RangeContent>> {
         let mut bytes = vec![RangeContent::Gap; usize::try_from(data_size).unwrap()];
         for (place, (offset, size)) in places.iter().enumerate() {
@@ -239,7 +233,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn layout_says_for_every_byte_what_it_is_or_is_refused(
+        fn layout_covers_every_byte_or_is_refused(
             data_offset in 0..40_u64,
             data_size in 0..200_u64,
             places in vec((0..200_u64, prop_oneof![Just(0), 1..20_u64]), 0..8),

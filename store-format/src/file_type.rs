@@ -1,7 +1,7 @@
-//! The names of llama.cpp's file types: what `general.file_type` stands for.
+//! The names of llama.cpp's file types (`general.file_type`).
 //!
 //! Source: `enum llama_ftype` in llama.cpp's `include/llama.h`. (`enum ggml_ftype` in `ggml.h`
-//! numbers differently and is not what files carry.)
+//! has other numbers, which files do not use.)
 
 /// The bit that says the type was guessed by the converter.
 const GUESSED: u32 = 1024;

@@ -5,10 +5,10 @@
 use std::borrow::Cow;
 use std::fmt;
 
-/// The id of a tensor's number format, as GGUF files hold it.
+/// The ggml type id of a tensor.
 ///
-/// Any id can be held: new ones appear every year, and a tensor of an unknown type is stored like
-/// any other, only its size must come from elsewhere.
+/// Unknown ids are allowed: a tensor of an unknown type is stored like any other, but its size is
+/// derived from the next tensor's offset.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GgmlType(u32);
 
@@ -41,14 +41,14 @@ impl GgmlType {
         }
     }
 
-    /// How many elements a block has and how many bytes; `None` for a removed or unknown type.
-    /// A tensor's row is a whole number of blocks.
+    /// Elements and bytes of a block; `None` for a removed or unknown type. A tensor's row is a whole
+    /// number of blocks.
     #[must_use]
     pub fn block(self) -> Option<(u64, u64)> {
         self.row().map(|row| (row.elements, row.bytes))
     }
 
-    /// Whether the type was in llama.cpp once and is no longer, so that nothing can read it.
+    /// Whether llama.cpp has removed the type, so that nothing can read it.
     #[must_use]
     pub const fn is_removed(self) -> bool {
         // Q4_3; Q4_0_4_4, Q4_0_4_8, Q4_0_8_8; IQ4_NL_4_4, IQ4_NL_4_8, IQ4_NL_8_8.
@@ -101,8 +101,8 @@ types! {
     1 F16 1 2;
     2 Q4_0 32 18;
     3 Q4_1 32 20;
-    // Id 4 was Q4_2. Ollama's first gpt-oss files reuse it for MXFP4, with the nibbles of a block
-    // in another order than type 39: equal in size, not in bytes, hence a name of its own.
+    // Id 4 was Q4_2. Ollama's first gpt-oss files reuse it for MXFP4 with another order of the nibbles
+    // than type 39, so it has its own name.
     4 MXFP4_OLLAMA 32 17;
     6 Q5_0 32 22;
     7 Q5_1 32 24;

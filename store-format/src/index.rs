@@ -1,7 +1,7 @@
-//! Indexes: what a registry serves where a name stands for several manifests.
+//! Image indexes: a registry's list of several manifests under one name.
 //!
-//! Source: the OCI image index and Docker's `manifest.list.v2+json`. blobd keeps manifests, so an
-//! index is followed to the one that is a model, and refused where that is not clear.
+//! Source: the OCI image index and Docker's `manifest.list.v2+json`. blobd follows an index to the
+//! manifest that is a model, and refuses it if that is ambiguous.
 
 use serde::Deserialize;
 
@@ -9,7 +9,7 @@ use crate::descriptor::{Descriptor, MediaType};
 use crate::digest::Digest;
 use crate::manifest::Manifest;
 
-/// An index that has been checked.
+/// A validated image index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestIndex {
     entries: Vec<Entry>,
@@ -38,11 +38,11 @@ impl ManifestIndex {
         Ok(Self { entries: models.map(RawEntry::into_entry).collect() })
     }
 
-    /// The manifest of the model: the only one there is, or the only one that says it is a model's.
+    /// The manifest of the model: the only manifest, or the only one with a model's media type.
     ///
     /// # Errors
-    /// [`IndexError::Empty`], [`IndexError::Ambiguous`], and [`IndexError::TooLong`] when it claims
-    /// a size that no manifest may have.
+    /// [`IndexError::Empty`], [`IndexError::Ambiguous`], and [`IndexError::TooLong`] when its
+    /// declared size is above the limit.
     pub fn model(&self) -> Result<&Descriptor, IndexError> {
         let mut models = self.entries.iter().filter(|entry| entry.is_model());
         let only = match (self.entries.as_slice(), models.next(), models.next()) {
@@ -80,7 +80,7 @@ impl Entry {
     }
 }
 
-/// Why an index leads to no model.
+/// Why no model is found in an index.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
@@ -96,23 +96,23 @@ pub enum IndexError {
     /// No manifest at all.
     #[error("index: no manifests in it")]
     Empty,
-    /// Several manifests, and none of them or more than one is called a model's.
+    /// Several manifests, of which none or more than one is a model's.
     #[error("index: several manifests, name one with @: {entries}")]
     Ambiguous {
         /// The first few.
         entries: String,
     },
-    /// A manifest that is longer than any may be.
+    /// The manifest is above the size limit.
     #[error("index: manifest {digest}: {size} bytes, at most {} allowed", Manifest::MAX_BYTES)]
     TooLong {
         /// Which.
         digest: Digest,
-        /// Its length as the index has it.
+        /// Its declared length.
         size: u64,
     },
 }
 
-/// One per platform and a few attestations; no real one has a hundred.
+/// Real indexes have one manifest per platform and a few attestations, fewer than 100.
 const MAX_ENTRIES: usize = 1024;
 /// How many an error lists.
 const MAX_LISTED: usize = 8;
@@ -140,7 +140,7 @@ struct Platform {
 }
 
 impl RawEntry {
-    /// What build tools put beside an image: how it was made.
+    /// Whether the entry is a build attestation, not an image.
     fn is_attestation(&self) -> bool {
         self.annotations.as_ref().is_some_and(|all| all.contains_key("vnd.docker.reference.type"))
     }
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn only_model_is_chosen_among_others() {
+    fn the_only_model_is_chosen() {
         let linux = json!({ "platform": { "os": "linux", "architecture": "amd64" } });
         let (artifact, other) = (json!({ "artifactType": MODEL }), entry("a", &linux));
         assert_eq!(model(&[other.clone(), entry("b", &artifact)]).unwrap(), Digest::of(b"b"));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_index_is_refused() {
+    fn invalid_index_is_refused() {
         assert!(matches!(model(&[]), Err(IndexError::Empty)));
         assert!(matches!(ManifestIndex::parse(b"{}"), Err(IndexError::Json(_))));
         let huge = entry("a", &json!({ "size": 1_u64 << 40 }));

@@ -1,7 +1,7 @@
-//! Names under a store's root: path arithmetic, no file access.
+//! Paths in a store: path arithmetic, no file access.
 //!
 //! Every path is relative to the root and made from checked parts ([`Digest`], [`Reference`]),
-//! so none can lead out of the store. `docs/STORE-FORMAT.md` describes the whole tree.
+//! so none leads out of the store. `docs/STORE-FORMAT.md` describes the whole tree.
 
 use std::path::PathBuf;
 
@@ -18,23 +18,23 @@ pub const RECIPES: &str = "recipes";
 pub const MANIFESTS: &str = "manifests";
 /// Where each model came from, named by its manifest's digest.
 pub const ORIGINS: &str = "origins";
-/// What transactions in progress have written.
+/// Files that transactions in progress have written.
 pub const STAGING: &str = "staging";
 /// Downloads that can be resumed.
 pub const PARTIAL: &str = "partial";
-/// Models put aside with an expiry.
+/// Removed models that can be restored until they expire.
 pub const TRASH: &str = "trash";
-/// Models that eviction and removal leave alone, one empty file each, named like its tag.
+/// Pinned models: one empty file each, named like its tag.
 pub const PINS: &str = "pins";
 /// Blobs that failed verification.
 pub const QUARANTINE: &str = "quarantine";
-/// How far the background verification is.
+/// The position of the background verification.
 pub const SCRUB_FILE: &str = "scrub.json";
 /// A cache that can be rebuilt from the rest.
 pub const INDEX: &str = "index";
-/// Held by the one process that has the store open.
+/// Locked by the one process that has the store open.
 pub const LOCK_FILE: &str = "lock";
-/// Room that is given up when the disk is full, so that removing still works.
+/// Space that is released when the disk is full, so that removing still works.
 pub const RESERVE_FILE: &str = "reserve";
 
 /// The file name of a digest's blob: `sha256-` and 64 hexadecimal digits, as in Ollama's store.
@@ -73,13 +73,13 @@ pub fn manifest(reference: &Reference) -> PathBuf {
     [MANIFESTS, reference.host(), reference.namespace(), reference.model(), reference.tag()].iter().collect()
 }
 
-/// `quarantine/sha256-….<seconds>`: a blob that was put aside at this Unix time.
+/// `quarantine/sha256-….<seconds>`: a blob that was quarantined at this Unix time.
 #[must_use]
 pub fn quarantined(digest: Digest, unix_seconds: u64) -> PathBuf {
     [QUARANTINE, &format!("{}.{unix_seconds}", blob_name(digest))].iter().collect()
 }
 
-/// `partial/sha256-…`: what has arrived of the file with this digest.
+/// `partial/sha256-…`: the received part of the file with this digest.
 #[must_use]
 pub fn partial(file: Digest) -> PathBuf {
     [PARTIAL, &blob_name(file)].iter().collect()
@@ -97,23 +97,23 @@ pub fn trashed(record: Digest) -> PathBuf {
     [TRASH, &recipe_name(record)].iter().collect()
 }
 
-/// The digest that a file name in `blobs/` stands for, if it is one.
+/// Parses a file name in `blobs/`.
 #[must_use]
 pub fn parse_blob_name(name: &str) -> Option<Digest> {
     Digest::from_hex(name.strip_prefix("sha256-")?).ok()
 }
 
-/// The digest that a file name in `recipes/`, `origins/` or `trash/` stands for, if it is one.
+/// Parses a file name in `recipes/`, `origins/` or `trash/`.
 #[must_use]
 pub fn parse_recipe_name(name: &str) -> Option<Digest> {
     parse_blob_name(name.strip_suffix(".json")?)
 }
 
-/// The digest and the Unix time that a file name in `quarantine/` stands for, if it is one.
+/// Parses a file name in `quarantine/` into digest and Unix time.
 #[must_use]
 pub fn parse_quarantined_name(name: &str) -> Option<(Digest, u64)> {
     let (blob, seconds) = name.split_once('.')?;
-    // `+7` and `07` are numbers, but no names that `quarantined` gives.
+    // `+7` and `07` parse as numbers, but `quarantined` never writes them.
     let time: u64 = seconds.parse().ok().filter(|time: &u64| time.to_string() == seconds)?;
     Some((parse_blob_name(blob)?, time))
 }

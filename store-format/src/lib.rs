@@ -2,12 +2,11 @@
 //!
 //! This crate turns bytes into checked values and plans, and values back into bytes: digests,
 //! references, manifests, recipes, the headers of model files, and the plan by which a file is split
-//! into one blob per tensor. It never reads a file or a socket, never asks the time, starts no
-//! thread and contains no `unsafe`; its `clippy.toml` enforces that. What is hostile here are
-//! the bytes: every length is checked before it is used, nothing recurses on input, and no
-//! allocation is sized by a number that has not been compared with the bytes at hand.
+//! into one blob per tensor. It reads no files, sockets or clocks, starts no thread and contains no
+//! `unsafe`; its `clippy.toml` enforces that. The input is untrusted: every length is checked before
+//! use, nothing recurses on input, and no allocation is sized by an unchecked number.
 //!
-//! Split a small GGUF into its blobs and put it together again:
+//! Split a small GGUF file into blobs and make its recipe:
 //!
 //! ```
 //! use blobd_store_format::digest::Digest;
@@ -64,7 +63,7 @@ pub mod tensor;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-/// The on-disk format of a store, word for word `docs/STORE-FORMAT.md`.
+/// The on-disk format of a store, a copy of `docs/STORE-FORMAT.md`.
 #[cfg(doc)]
 #[doc = include_str!("../../docs/STORE-FORMAT.md")]
 pub mod spec {}

@@ -1,8 +1,8 @@
 //! Manifests: the registry's JSON record of a model.
 //!
-//! A [`Manifest`] keeps the registry's bytes exactly as they came, because their digest is the
-//! model's ID; what it says has been checked when the value exists. Source of the form: the OCI
-//! image manifest and Docker's `manifest.v2+json`, as Ollama's registry serves it.
+//! A [`Manifest`] is validated, and keeps the registry's bytes unchanged because their digest is the
+//! model's ID. Source of the format: the OCI image manifest and Docker's `manifest.v2+json`, as
+//! served by Ollama's registry.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::descriptor::{Descriptor, MediaType};
 use crate::digest::Digest;
 
-/// A checked manifest and the bytes it was read from.
+/// A validated manifest and its original bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     raw: Vec<u8>,
@@ -23,16 +23,15 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// The longest manifest read: registries must take 4 MiB, so none has reason to serve more.
+    /// The longest manifest read: the size that registries must accept.
     pub const MAX_BYTES: u64 = 4 << 20;
-    /// The most layers a manifest may have: one per tensor of the largest known models is 2,000.
+    /// The most layers of a manifest. The largest known models have 2,000, one per tensor.
     pub const MAX_LAYERS: usize = 16_384;
 
-    /// Checks a registry's bytes and keeps them.
+    /// Parses a registry's bytes and keeps them.
     ///
     /// # Errors
-    /// [`ManifestError`] when they are too long, no JSON of this form, an index, or contradict
-    /// themselves.
+    /// [`ManifestError`] when they are too long, not a manifest in JSON, an index, or inconsistent.
     pub fn parse(raw: Vec<u8>) -> Result<Self, ManifestError> {
         if raw.len() as u64 > Self::MAX_BYTES {
             return Err(ManifestError::TooLong { length: raw.len() });
@@ -44,7 +43,7 @@ impl Manifest {
         Ok(Self { digest: Digest::of(&raw), config: image.config.into_parts().0, layers, names, raw })
     }
 
-    /// Makes the manifest of a model that has no registry, in the form that Ollama writes.
+    /// Makes the manifest of a model without a registry, in Ollama's form.
     ///
     /// # Errors
     /// [`ManifestError`] as for [`Self::parse`].
@@ -52,7 +51,7 @@ impl Manifest {
         Self::compose_named(config, layers.into_iter().map(|layer| (layer, None)).collect())
     }
 
-    /// The same with the names of the files, as Ollama writes those of a tensor's layer.
+    /// Like [`Self::compose`], with file names, as Ollama writes them for tensor layers.
     ///
     /// # Errors
     /// [`ManifestError`] as for [`Self::parse`].
@@ -93,18 +92,18 @@ impl Manifest {
         &self.layers
     }
 
-    /// The configuration and the layers: every file that the model is made of.
+    /// All files of the model: the configuration and the layers.
     pub fn files(&self) -> impl Iterator<Item = &Descriptor> {
         std::iter::once(&self.config).chain(&self.layers)
     }
 
-    /// What the files are called where they come from, in the order of [`Self::files`]: a tensor's
-    /// name, or a relative path that leads nowhere but down. Many have none.
+    /// The files' original names in the order of [`Self::files`]: a tensor's name, or a relative path
+    /// without `..`. Many have none.
     pub fn names(&self) -> impl Iterator<Item = Option<&str>> {
         std::iter::once(None).chain(self.names.iter().map(Option::as_deref))
     }
 
-    /// The digests of the files that this manifest keeps alive.
+    /// The digests of the files that this manifest needs.
     #[must_use]
     pub fn digests(&self) -> BTreeSet<Digest> {
         self.files().map(|file| file.digest).collect()
@@ -122,13 +121,13 @@ impl Manifest {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
-    /// More bytes than any manifest has.
+    /// The manifest is above the size limit.
     #[error("manifest: {length} bytes, at most {} allowed", Manifest::MAX_BYTES)]
     TooLong {
         /// The length in bytes.
         length: usize,
     },
-    /// Not JSON, or JSON of another form.
+    /// Not JSON, or not the expected JSON.
     #[error("manifest: {0}")]
     Json(#[from] serde_json::Error),
     /// Not a version 2 manifest.
@@ -140,10 +139,10 @@ pub enum ManifestError {
     /// A list of manifests, one per platform.
     #[error("manifest: is an index of manifests")]
     Index,
-    /// Nothing to pull.
+    /// The manifest has no layers.
     #[error("manifest: no layers")]
     NoLayers,
-    /// More layers than any model has.
+    /// The manifest has too many layers.
     #[error("manifest: {found} layers, at most {} allowed", Manifest::MAX_LAYERS)]
     TooManyLayers {
         /// How many layers.
@@ -154,12 +153,12 @@ pub enum ManifestError {
     SizesDiffer {
         /// The file's digest.
         digest: Digest,
-        /// The size it is first given.
+        /// Its first size.
         first: u64,
-        /// Another.
+        /// A different size.
         second: u64,
     },
-    /// The sizes add up to more than 2^64.
+    /// The sum of the sizes overflows.
     #[error("manifest: the layers' sizes add up to more than 2^64 bytes")]
     SizeOverflow,
 }
@@ -176,7 +175,7 @@ struct ImageManifest {
     layers: Vec<ImageLayer>,
 }
 
-/// A descriptor with what it may say about its file's name.
+/// A descriptor and its optional file name.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ImageLayer {
@@ -194,7 +193,7 @@ impl ImageLayer {
         Self { media_type, digest, size, name, annotations: None }
     }
 
-    /// A name that could lead elsewhere is none: it must not keep a stored manifest from being read.
+    /// Drops an unsafe name instead of failing, so that a stored manifest stays readable.
     fn into_parts(self) -> (Descriptor, Option<String>) {
         let Self { media_type, digest, size, name, annotations } = self;
         let mut annotations = annotations.unwrap_or_default();
@@ -204,13 +203,13 @@ impl ImageLayer {
     }
 }
 
-/// Where ModelPack and Docker Model Runner, and then tools for any OCI artifact, write a file's name.
+/// The annotations for a file's name: ModelPack and Docker Model Runner, then general OCI tools.
 const NAME_ANNOTATIONS: [&str; 3] =
     ["org.cncf.model.filepath", "org.cnai.model.filepath", "org.opencontainers.image.title"];
-/// As long as a file's name can be on disk; the thousands of a model must fit into one answer.
+/// The longest file name on disk; thousands of names must fit into one response.
 const MAX_NAME_BYTES: usize = 255;
 
-/// Whether a text is a relative path of plain names, safe to print and to join to a directory.
+/// Whether a text is a relative path without `..` and control characters, safe to print and to join.
 #[must_use]
 pub fn is_file_name(text: &str) -> bool {
     let is_plain = |part: &str| !matches!(part, "" | "." | "..");
@@ -219,8 +218,8 @@ pub fn is_file_name(text: &str) -> bool {
         && text.split('/').all(is_plain)
 }
 
-/// Looked at first: an index lacks `config` and `layers`, and "missing field `config`" would hide
-/// what is wrong; a document that has both is ambiguous (CVE-2021-41190).
+/// Checked first: for an index, the error "missing field `config`" would be misleading, and a document
+/// that is both a manifest and an index is ambiguous (CVE-2021-41190).
 fn refuse_index(raw: &[u8]) -> Result<(), ManifestError> {
     #[derive(Deserialize)]
     struct Kind {
@@ -310,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_have_the_names_that_their_registries_give_them() {
+    fn layer_names_are_read_from_fields_and_annotations() {
         for (field, name) in [
             (r#""name":"model.layers.0.mlp.experts""#, Some("model.layers.0.mlp.experts")),
             (r#""annotations":{"org.cncf.model.filepath":"a/b.gguf"}"#, Some("a/b.gguf")),
@@ -361,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_that_are_no_manifest_are_refused() {
+    fn other_documents_are_refused() {
         for json in ["", "{}", "[]", "null", "<html>captive portal</html>", r#"{"schemaVersion":2}"#] {
             assert!(matches!(refused(json), ManifestError::Json(_)), "{json}");
         }
@@ -374,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_counted() {
+    fn layer_count_is_limited() {
         let layer = r#"{"mediaType":"m","digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0}"#;
         let with = |count: usize| {
             let layers = vec![layer; count].join(",");

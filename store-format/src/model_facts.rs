@@ -1,30 +1,30 @@
-//! What a header says about its model, for people.
+//! The facts about a model in its header, for display.
 
 /// Architecture, size and quantisation of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelFacts {
-    /// The file's format, as [`FileFormat::name`](crate::file_format::FileFormat::name) has it.
+    /// The file's format, see [`FileFormat::name`](crate::file_format::FileFormat::name).
     pub format: Option<&'static str>,
-    /// The family that engines choose their code by, such as `llama`.
+    /// The model family, such as `llama`.
     pub architecture: Option<String>,
     /// The number of elements of all tensors.
     pub parameters: u64,
-    /// The name of the mix of number formats, such as `Q4_K_M`.
+    /// The name of the file type, such as `Q4_K_M`.
     pub quantization: Option<String>,
-    /// How many tensors there are.
+    /// The number of tensors.
     pub tensor_count: u64,
-    /// Which part of a model the file is, if it is not all of it.
+    /// The shard, if the model is sharded.
     pub shard: Option<Shard>,
 }
 
-/// One shard, as its header tells.
+/// The shard fields of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Which it is, from 0 on.
+    /// Its number, from 0.
     pub number: Option<u64>,
-    /// How many there are.
+    /// The number of shards.
     pub count: u64,
-    /// How many tensors all of them have together.
+    /// The number of tensors of all shards.
     pub total_tensor_count: Option<u64>,
 }
 

@@ -1,9 +1,8 @@
-//! What a recipe keeps alive, and nothing else of it.
+//! The blobs that a recipe references, parsed without its tensors.
 //!
-//! A collection reads every recipe of a store, the index when it is rebuilt too. Neither looks
-//! at tensors, which are two thirds of a recipe and most of the work of reading it. Whatever
-//! [`Recipe::parse`] accepts has an outline with the same blobs, and a recipe of which one byte has
-//! changed since it was written has none.
+//! A collection and an index rebuild read every recipe of a store but need no tensors, which are two
+//! thirds of a recipe and most of the parsing time. Every recipe that [`Recipe::parse`] accepts has an
+//! outline with the same blobs; a recipe with a changed byte has none.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -23,8 +22,8 @@ impl RecipeOutline {
     /// Reads the JSON form of a recipe.
     ///
     /// # Errors
-    /// [`RecipeError`] when the text is no JSON of this form, has another version, or its pieces
-    /// break an invariant of [`crate::recipe`].
+    /// [`RecipeError`] when the JSON is not a recipe, has another version, or its pieces break an
+    /// invariant of [`crate::recipe`].
     ///
     /// # Example
     /// ```
@@ -70,7 +69,7 @@ impl RecipeOutline {
         self.size
     }
 
-    /// Every blob that the recipe keeps alive, each once, in order.
+    /// The blobs that the recipe references, sorted and unique.
     #[must_use]
     pub fn digests(&self) -> &[Digest] {
         &self.digests
@@ -89,7 +88,7 @@ struct RawOutline {
     check: Digest,
 }
 
-/// All kinds of pieces in one: serde would copy each piece to find out which kind it is.
+/// All kinds of pieces in one struct: serde would buffer each piece of an untagged enum.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawPiece {
@@ -117,7 +116,7 @@ impl RawPiece {
 }
 
 fn no_piece(index: usize) -> RecipeError {
-    RecipeError::Json(serde::de::Error::custom(format!("piece {index} is of no known kind")))
+    RecipeError::Json(serde::de::Error::custom(format!("piece {index} has no known kind")))
 }
 
 #[cfg(test)]
@@ -161,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn one_changed_byte_is_noticed_wherever_it_is() {
+    fn any_changed_byte_is_detected() {
         let json = sample().to_json();
         for index in 0..json.len() - 1 {
             let mut changed = json.clone();

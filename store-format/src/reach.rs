@@ -1,8 +1,7 @@
 //! The mark phase of garbage collection, as a pure function.
 //!
-//! It knows nothing of blobs or files: the caller says what the roots are and what each node
-//! refers to. If the references of one node cannot be read, there is no answer at all, so that
-//! nothing is ever deleted on the strength of half a graph.
+//! The caller gives the roots and the references of each node. If the references of one node cannot
+//! be read, there is no result, so that nothing is deleted because of an incomplete graph.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +31,7 @@ pub fn reachable<N: Ord + Copy, E>(
     mark(BTreeSet::new(), roots, references)
 }
 
-/// Which of `listed` can be reached from `roots`.
+/// Marks which nodes of `listed` can be reached from `roots`.
 ///
 /// # Errors
 /// The first error of `references`; then no marks are returned.
@@ -54,14 +53,13 @@ pub fn mark_listed<N: Ord + Copy, E>(
     mark(Marks::new(listed), roots, references)
 }
 
-/// A list of nodes with one mark for each: as many as a store may have blobs fit into memory that a
-/// set of them would not.
+/// A sorted list of nodes with one mark each; uses less memory than a set.
 #[derive(Clone, Debug)]
 pub struct Marks<N> {
-    /// In order, each once.
+    /// Sorted and unique.
     listed: Vec<N>,
     reached: Vec<bool>,
-    /// What is reached and not listed: few, since the list is of what there is.
+    /// Reached nodes that are not listed; normally few.
     others: BTreeSet<N>,
 }
 
@@ -72,15 +70,14 @@ impl<N: Ord + Copy> Marks<N> {
         Self { reached: vec![false; listed.len()], listed, others: BTreeSet::new() }
     }
 
-    /// What is listed and was not reached, in order.
+    /// The listed nodes that were not reached, in order.
     pub fn unreached(&self) -> impl Iterator<Item = N> + '_ {
         self.listed.iter().zip(&self.reached).filter(|(_, reached)| !**reached).map(|(node, _)| *node)
     }
 }
 
-/// A set that grows.
 trait Visited<N> {
-    /// Adds a node; says whether it was new.
+    /// Adds a node; returns whether it was new.
     fn visit(&mut self, node: N) -> bool;
 }
 
@@ -100,7 +97,7 @@ impl<N: Ord + Copy> Visited<N> for Marks<N> {
     }
 }
 
-/// Takes the set by value: an error leaves nobody with half of it.
+/// Takes the set by value, so that an error leaves no incomplete set.
 fn mark<V: Visited<N>, N: Copy, E>(
     mut visited: V,
     roots: impl IntoIterator<Item = N>,
@@ -130,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn cycles_end() {
+    fn cycles_terminate() {
         assert_eq!(reachable([0], |node: u8| Ok::<_, ()>(vec![(node + 1) % 4])), Ok([0, 1, 2, 3].into()));
     }
 
@@ -142,9 +139,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is on the list, and whether or not the way there is on it too.
         #[test]
-        fn marks_are_the_reachable_set_cut_to_the_list(
+        fn marks_are_the_reachable_part_of_the_list(
             edges in prop::collection::vec((0u8..30, 0u8..30), 0..60),
             roots in prop::collection::vec(0u8..30, 0..4),
             listed in prop::collection::vec(0u8..30, 0..40),

@@ -1,13 +1,10 @@
 //! Recipes: how to rebuild a split file from its blobs, bit for bit.
 //!
 //! A recipe is a JSON document named by the digest of the file it rebuilds. It lists the file's
-//! pieces in order, and one entry per tensor that says where the tensor's bytes are. The form is
-//! written down in `docs/STORE-FORMAT.md`.
+//! pieces in order, and the position of each tensor. `docs/STORE-FORMAT.md` specifies the format.
 //!
-//! A [`Recipe`] exists only if it has passed [`Recipe::parse`] or [`Recipe::new`]: its pieces
-//! sum up to its size, every length is positive, there is no more padding than a file can have without
-//! a blob for it, every tensor lies in a blob that some piece
-//! uses, and nothing overflows.
+//! Invariants of a [`Recipe`]: its pieces add up to its size, every length is positive, padding is
+//! limited, every tensor lies in a blob that a piece uses, and nothing overflows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 use crate::stored_file::{FilePiece, FilePieces, PieceError, Source};
 
-/// How one file is put together.
+/// A validated recipe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     file: Digest,
@@ -29,21 +26,21 @@ pub struct Recipe {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum Piece {
-    /// `length` bytes of a blob, from `offset` (in bytes, from the blob's start) on: a segment.
+    /// A segment: `length` bytes of a blob, starting at `offset`.
     Blob {
         /// The blob.
         blob: Digest,
         /// Where in the blob the segment starts.
         offset: u64,
-        /// How long it is.
+        /// Its length in bytes.
         length: u64,
     },
-    /// That many zero bytes: padding.
+    /// Zero bytes: padding.
     Zeros {
-        /// How many.
+        /// Their number.
         zeros: u64,
     },
-    /// Bytes that belong to no blob: odd padding, a tail.
+    /// Bytes outside any blob: padding that is not zero, or trailing bytes.
     Literal {
         /// The bytes; base64 in JSON.
         #[serde(with = "literal")]
@@ -52,7 +49,7 @@ pub enum Piece {
 }
 
 impl Piece {
-    /// How many bytes of the file the piece is.
+    /// The piece's length in bytes.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.source().length()
@@ -88,43 +85,41 @@ pub struct TensorEntry {
     pub type_name: String,
     /// Its dimensions in GGUF order, the fastest first.
     pub shape: Vec<u64>,
-    /// The blob that holds it. For a tensor without elements, the digest of nothing, which is
+    /// The blob that holds it. For a tensor without elements, the digest of empty input, which is
     /// not stored.
     pub digest: Digest,
-    /// Where in the blob its bytes start: not 0 only for a member of a packed expert group.
+    /// Its offset in the blob; 0 unless it belongs to a packed expert group.
     pub offset: u64,
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub size: u64,
-    /// For a stack of experts, how to find each.
+    /// The position of each expert, if it is a stack of experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
 }
 
-/// Where each expert of a stack lies: expert `i` is the `stride` bytes from `i * stride` on,
-/// counted from the tensor's start.
+/// The position of each expert in a stacked tensor: expert `i` has `stride` bytes at `i * stride`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experts {
-    /// How many experts the tensor stacks.
+    /// The number of experts.
     pub count: u64,
-    /// The length of one in bytes.
+    /// The size of one in bytes.
     pub stride: u64,
 }
 
 impl Recipe {
-    /// The newest form this code reads and the one it writes.
+    /// The version that is read and written.
     pub const VERSION: u32 = 1;
-    /// The longest recipe read: one of as many tensors as a header may have, with names as long
-    /// as they may be, stays below it.
+    /// The longest recipe read. A recipe with the most tensors and the longest names is shorter.
     pub const MAX_BYTES: u64 = 128 << 20;
-    /// The longest stretch between tensors that becomes a literal: as base64 it stays a readable
-    /// part of a JSON recipe, and it covers the padding of any page size.
+    /// The longest gap that becomes a literal: it covers the padding of any page size and keeps the
+    /// recipe readable.
     pub const MAX_LITERAL_BYTES: u64 = 64 << 10;
-    /// The most bytes of all literals together. What is more goes to filler blobs, so that
-    /// a hostile file can make neither a recipe of gigabytes nor a reader hold them in memory.
+    /// The most bytes of all literals. Larger gaps become filler blobs, so that a hostile file cannot
+    /// make a huge recipe.
     pub const MAX_LITERALS_BYTES: u64 = 16 << 20;
 
-    /// Checks the parts of a recipe and joins them.
+    /// Makes a recipe from its parts.
     ///
     /// # Errors
     /// [`RecipeError`] when an invariant of the module does not hold.
@@ -135,11 +130,10 @@ impl Recipe {
         Ok(Self { file, pieces, tensors })
     }
 
-    /// Reads the JSON form.
+    /// Parses the JSON form.
     ///
     /// # Errors
-    /// [`RecipeError`] when the text is not JSON of this form, has another version, or breaks an
-    /// invariant of the module.
+    /// [`RecipeError`] when the JSON is not a recipe, has another version, or breaks an invariant.
     pub fn parse(json: &[u8]) -> Result<Self, RecipeError> {
         let raw: RawRecipe = serde_json::from_slice(json)?;
         if raw.version != Self::VERSION {
@@ -153,7 +147,7 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// The JSON form, as it lies on disk.
+    /// The JSON form, as on disk.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         let raw = RawRecipeRef {
@@ -191,7 +185,7 @@ impl Recipe {
         &self.tensors
     }
 
-    /// The blob that holds the file's header: the first piece of every split file.
+    /// The blob with the file's header, which is the first piece of every split file, and its size.
     #[must_use]
     pub fn header(&self) -> Option<(Digest, u64)> {
         match self.pieces.first() {
@@ -200,13 +194,13 @@ impl Recipe {
         }
     }
 
-    /// Every blob that the recipe keeps alive.
+    /// The blobs that the recipe references.
     #[must_use]
     pub fn digests(&self) -> BTreeSet<Digest> {
         self.blob_sizes().into_keys().collect()
     }
 
-    /// Every blob and the least size it must have to serve this recipe, in bytes.
+    /// The referenced blobs with the minimum size that each must have, in bytes.
     #[must_use]
     pub fn blob_sizes(&self) -> BTreeMap<Digest, u64> {
         blob_sizes(&self.pieces)
@@ -217,16 +211,16 @@ impl Recipe {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecipeError {
-    /// Not JSON, or JSON of another form.
+    /// Not JSON, or not the expected JSON.
     #[error("recipe: {0}")]
     Json(#[from] serde_json::Error),
-    /// Written by another blobd.
+    /// The version is not supported.
     #[error("recipe: version {found}, this blobd reads {}; upgrade blobd", Recipe::VERSION)]
     Version {
         /// The version found.
         found: u32,
     },
-    /// The pieces do not sum up to the file.
+    /// The pieces do not add up to the file's size.
     #[error("recipe: pieces of {pieces} bytes, file of {declared}")]
     Size {
         /// The sum of the pieces' lengths.
@@ -240,32 +234,32 @@ pub enum RecipeError {
         /// Its place in the list.
         index: usize,
     },
-    /// More padding than blobd ever puts into a recipe: the file would grow without a byte behind it.
+    /// The recipe has more padding than blobd writes.
     #[error("recipe: {found} bytes of zeros and literals up to piece {index}, at most {limit} expected")]
     Padding {
-        /// The piece that is too much.
+        /// The piece at which the limit is exceeded.
         index: usize,
-        /// In that piece, or in all up to it.
+        /// The padding in that piece, or in all pieces up to it.
         found: u64,
         /// The most there may be.
         limit: u64,
     },
-    /// The text is not what was written.
+    /// The recipe has changed since it was written.
     #[error("recipe: its content has changed since it was written: digest {found}, {expected} expected")]
     Check {
-        /// The digest of what is there.
+        /// The digest of the content.
         found: Digest,
-        /// The digest that it was written with.
+        /// The digest in the recipe.
         expected: Digest,
     },
-    /// A tensor lies outside the blobs that the file is made of.
+    /// A tensor lies outside the file's blobs.
     #[error("recipe: tensor {name:?}: bytes {offset}+{size} are not in a blob of this file")]
     Tensor {
         /// The tensor.
         name: String,
-        /// Where it should start.
+        /// Its declared offset.
         offset: u64,
-        /// How long it should be.
+        /// Its declared size.
         size: u64,
     },
     /// A tensor's experts do not add up to its size.
@@ -273,27 +267,27 @@ pub enum RecipeError {
     Experts {
         /// The tensor.
         name: String,
-        /// How many experts it should have.
+        /// The declared number of experts.
         count: u64,
-        /// How long each should be.
+        /// The declared size of each.
         stride: u64,
         /// The tensor's size.
         size: u64,
     },
-    /// A plan was given another number of digests or literals than it has blobs or literals.
+    /// The number of digests or literals does not match the plan.
     #[error("recipe: {found} {what} given, the plan has {expected}")]
     Parts {
-        /// What there are too many or too few of.
+        /// What was counted.
         what: &'static str,
-        /// How many were given.
+        /// The number given.
         found: usize,
-        /// How many the plan has.
+        /// The number in the plan.
         expected: usize,
     },
 }
 
-/// Ends a JSON object with its own check: the digest of everything before the comma that the check
-/// follows. A recipe with one flipped bit would let a collection delete a blob that is needed.
+/// Appends the check to a JSON object: the digest of everything before it. Without it, a flipped bit in
+/// a recipe could let a collection delete a needed blob.
 #[must_use]
 pub fn seal(mut object: Vec<u8>) -> Vec<u8> {
     if object.last() == Some(&b'}') {
@@ -309,12 +303,11 @@ const CHECK_KEY: &str = ",\"check\":";
 pub(crate) fn check_seal(json: &[u8], expected: Digest) -> Result<(), RecipeError> {
     let tail = format!("{CHECK_KEY}\"{expected}\"}}");
     let body = json.trim_ascii_end().strip_suffix(tail.as_bytes());
-    // The check somewhere else is no check of what follows it.
+    // The check must be the last field, or it would not cover what follows it.
     let found = Digest::of(body.unwrap_or(json));
     if found == expected { Ok(()) } else { Err(RecipeError::Check { found, expected }) }
 }
 
-/// Proves that the pieces are non-empty and overflow nothing.
 pub(crate) fn check_pieces(pieces: Vec<Piece>) -> Result<FilePieces<Piece>, RecipeError> {
     let pieces = FilePieces::new(pieces).map_err(|PieceError { index }| RecipeError::Piece { index })?;
     let mut padding = 0u64;
@@ -332,12 +325,11 @@ pub(crate) fn check_pieces(pieces: Vec<Piece>) -> Result<FilePieces<Piece>, Reci
     Ok(pieces)
 }
 
-/// Every blob and how far the pieces use it.
 pub(crate) fn blob_sizes(pieces: &FilePieces<Piece>) -> BTreeMap<Digest, u64> {
     let mut sizes = BTreeMap::new();
     for piece in pieces.iter() {
         if let Piece::Blob { blob, offset, length } = piece {
-            // It does not overflow: the pieces have been added up.
+            // `FilePieces::new` has proved that it does not overflow.
             let end = offset.saturating_add(*length);
             sizes.entry(*blob).and_modify(|size: &mut u64| *size = end.max(*size)).or_insert(end);
         }
@@ -404,7 +396,7 @@ pub mod literal {
     /// Reads base64.
     ///
     /// # Errors
-    /// When the text is no base64.
+    /// When the text is not base64.
     pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
         let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
         BASE64.decode(text.as_bytes()).map_err(serde::de::Error::custom)
@@ -436,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn recipe_does_not_expand_to_more_than_a_file_that_was_split() {
+    fn padding_is_limited() {
         let of = |zeros: &[u64]| {
             let pieces = zeros.iter().map(|zeros| Piece::Zeros { zeros: *zeros }).collect();
             Recipe::new(Digest::of(b"a file"), pieces, Vec::new())
@@ -483,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn one_changed_byte_is_noticed_wherever_it_is() {
+    fn any_changed_byte_is_detected() {
         let json = sample().to_json();
         for index in 0..json.len() - 1 {
             let mut changed = json.clone();

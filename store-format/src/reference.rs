@@ -1,9 +1,9 @@
-//! References: the names people give to models.
+//! References: the names of models.
 //!
 //! The form is Ollama's, `[scheme://][host/][namespace/]model[:tag]`, and an optional
-//! `@sha256:…` that pins the manifest. It is read from the right: the last `:` after the last
+//! `@sha256:…` that pins the manifest. It is parsed from the right: the last `:` after the last
 //! `/` splits off the tag, then `/` splits off the model and the namespace; the rest is the host.
-//! Only Docker Hub is known by its name alone: `docker.io/smollm2` is `docker.io/ai/smollm2`.
+//! Only Docker Hub may omit the namespace: `docker.io/smollm2` is `docker.io/ai/smollm2`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::digest::{Digest, DigestError};
 
-/// A model's full name: host, namespace, model, tag, and how its registry is spoken to.
+/// A model's full name: host, namespace, model, tag, and the scheme for its registry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Reference {
     host: String,
@@ -23,13 +23,13 @@ pub struct Reference {
     digest: Option<Digest>,
 }
 
-/// How a registry is spoken to.
+/// The scheme of a registry's URLs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scheme {
     /// Over TLS: the default.
     #[default]
     Https,
-    /// In the clear: only when the user writes `http://`.
+    /// Without TLS: only when the user writes `http://`.
     Http,
 }
 
@@ -52,10 +52,10 @@ impl Reference {
     /// The tag of a name without one.
     pub const DEFAULT_TAG: &str = "latest";
 
-    /// Joins four parts, each checked.
+    /// Makes a reference from four parts, each checked.
     ///
     /// # Errors
-    /// [`ReferenceError`] when a part is empty, too long or has a character it may not have.
+    /// [`ReferenceError`] when a part is empty, too long or has an invalid character.
     pub fn from_parts(host: &str, namespace: &str, model: &str, tag: &str) -> Result<Self, ReferenceError> {
         HOST.check(host)?;
         NAMESPACE.check(namespace)?;
@@ -95,7 +95,7 @@ impl Reference {
         &self.tag
     }
 
-    /// How the registry is spoken to.
+    /// The scheme of the registry's URLs.
     #[must_use]
     pub const fn scheme(&self) -> Scheme {
         self.scheme
@@ -116,22 +116,22 @@ impl Reference {
         Ok(Self { tag: tag.to_owned(), ..self.clone() })
     }
 
-    /// Whether both name the same model: the four parts, compared without regard to case as
-    /// Ollama does; scheme and digest do not count.
+    /// Whether both name the same model. Compares the four parts without case, like Ollama; ignores
+    /// scheme and digest.
     #[must_use]
     pub fn same_model(&self, other: &Self) -> bool {
         self.parts().iter().zip(other.parts()).all(|(a, b)| a.eq_ignore_ascii_case(b))
     }
 
-    /// Whether both are tags of one model: another quantization, or another version.
+    /// Whether both are tags of the same model, such as other quantizations.
     #[must_use]
     pub fn is_sibling_of(&self, other: &Self) -> bool {
         // The tag is the last part.
         self.parts().iter().zip(other.parts()).take(3).all(|(a, b)| a.eq_ignore_ascii_case(b))
     }
 
-    /// The shortest text that [`FromStr`] reads back as this host, namespace, model and tag; the
-    /// tag is always written. Scheme and digest are left out.
+    /// The shortest text that parses to this host, namespace, model and tag. The tag is always
+    /// included; scheme and digest are not.
     #[must_use]
     pub fn short(&self) -> String {
         let Self { host, namespace, model, tag, .. } = self;
@@ -147,7 +147,7 @@ impl Reference {
     }
 }
 
-/// The whole name, scheme and digest included where they are not the default.
+/// The full name, with scheme and digest if they are not the default.
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, namespace, model, tag, scheme, digest } = self;
@@ -220,23 +220,23 @@ pub enum ReferenceError {
     Part {
         /// Which part.
         part: &'static str,
-        /// What stands there.
+        /// The text found.
         found: String,
         /// The greatest length in bytes.
         max_length: usize,
-        /// What may stand beside letters and digits.
+        /// The characters allowed besides letters and digits.
         extra: &'static str,
     },
-    /// Neither `http://` nor `https://`.
+    /// The scheme is neither `http` nor `https`.
     #[error("reference: scheme {found:?}: http or https expected")]
     Scheme {
-        /// What stands before `://`.
+        /// The scheme found.
         found: String,
     },
-    /// A scheme says how to speak to a host, but no host is named.
+    /// A scheme without a host.
     #[error("reference: {found:?} after a scheme: host/namespace/model expected")]
     SchemeWithoutHost {
-        /// What stands after `://`.
+        /// The text after `://`.
         found: String,
     },
     /// The text after `@` is not a digest.
@@ -250,8 +250,8 @@ pub enum ReferenceError {
     },
 }
 
-/// What one part of a name may look like. The rule for the first character keeps `.` and `..`
-/// from being a part, and so a path from leaving `manifests/`.
+/// The syntax of one part of a name. The first character cannot be `.`, so that no part is `..` and no
+/// path leads out of `manifests/`.
 struct PartRule {
     part: &'static str,
     extra: &'static str,
@@ -275,13 +275,13 @@ const HOST: PartRule = PartRule { part: "host", extra: "_-.:", max_length: 253 }
 const NAMESPACE: PartRule = PartRule { part: "namespace", extra: "_-", max_length: 80 };
 const MODEL: PartRule = PartRule { part: "model", extra: "_-.", max_length: 80 };
 const TAG: PartRule = PartRule { part: "tag", extra: "_-.", max_length: 80 };
-/// All parts at their longest, the scheme, the digest and the separators.
+/// The sum of all parts at their longest, with scheme, digest and separators.
 const MAX_LENGTH: usize = 253 + 3 * 80 + 8 + 72 + 4;
 
-/// Where Docker publishes models, in the registry that `docker model pull` asks by default.
+/// The namespace of Docker's models in the default registry of `docker model pull`.
 const DOCKER_HUB_NAMESPACE: &str = "ai";
 
-/// A namespace cannot look like this: `docker.io/smollm2` leaves the namespace out, not the host.
+/// `docker.io` is not a valid namespace, so `docker.io/smollm2` omits the namespace, not the host.
 fn is_docker_hub(text: &str) -> bool {
     ["docker.io", "index.docker.io"].iter().any(|name| name.eq_ignore_ascii_case(text))
 }
@@ -302,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn defaults_fill_what_is_left_out() {
+    fn defaults_fill_omitted_parts() {
         for (text, full, short) in [
             ("llama3", "registry.ollama.ai/library/llama3:latest", "llama3:latest"),
             ("llama3:8b", "registry.ollama.ai/library/llama3:8b", "llama3:8b"),
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn case_does_not_tell_models_apart() {
+    fn names_are_compared_without_case() {
         let [a, b]: [Reference; 2] = ["LLaMA3:8B", "llama3:8b"].map(|text| text.parse().unwrap());
         assert_ne!(a, b);
         assert!(a.same_model(&b));

@@ -1,8 +1,8 @@
-//! Sources: what a user may name to pull from.
+//! The sources that a user can pull from.
 //!
-//! A registry's name for a model, a file of weights of a repository at Hugging Face, or such a file
-//! anywhere by its URL. A text is a file's only if its last part ends like one of a known
-//! [`FileFormat`] and has no `:`, so a written-out [`Reference`] is never taken for one.
+//! A source is a reference to a model in a registry, a weights file in a repository at Hugging Face,
+//! or the URL of a weights file. A text is a file's address only if its last part has the extension
+//! of a known [`FileFormat`] and no `:`, so a full [`Reference`] is never mistaken for one.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ use crate::file_type::split_file_type;
 use crate::manifest::is_file_name;
 use crate::reference::{Reference, ReferenceError, Scheme};
 
-/// Where a model can be pulled from.
+/// A source to pull a model from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PullSource {
     /// A registry that serves manifests.
@@ -25,7 +25,7 @@ pub enum PullSource {
     Url(FileUrl),
 }
 
-/// A file of weights of a repository at Hugging Face.
+/// A weights file in a repository at Hugging Face.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubFile {
     repository: String,
@@ -33,22 +33,22 @@ pub struct HubFile {
     path: String,
 }
 
-/// A file of weights on a web server.
+/// A weights file on a web server.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FileUrl {
     scheme: Scheme,
     host: String,
     /// With the leading `/`, percent-encoded as the user wrote it.
     path: String,
-    /// What stands behind `?`: often a signature, and then a secret.
+    /// The part after `?`, which may contain a secret signature.
     query: Option<String>,
 }
 
 impl PullSource {
-    /// What the model is called in the store unless the user says otherwise.
+    /// The model's default name in the store.
     ///
     /// # Errors
-    /// [`ReferenceError`] when the parts of a file's address do not make a name.
+    /// [`ReferenceError`] when the parts of a file's address are not a valid name.
     pub fn name(&self) -> Result<Reference, ReferenceError> {
         match self {
             Self::Registry(reference) => Ok(reference.clone()),
@@ -57,8 +57,8 @@ impl PullSource {
         }
     }
 
-    /// What to write down as the place where the same can be had again. A URL with a query does
-    /// not last, and may hold a secret: it has none.
+    /// The origin to record for repair and eviction. `None` for a URL with a query, which may expire and
+    /// may contain a secret.
     #[must_use]
     pub fn origin(&self) -> Option<String> {
         match self {
@@ -69,17 +69,17 @@ impl PullSource {
 }
 
 impl HubFile {
-    /// The host that people write; the interface for programs is at [`Self::API_HOST`].
+    /// The host in names; the API is at [`Self::API_HOST`].
     pub const HOST: &str = "hf.co";
-    /// The host whose interface lists and serves files.
+    /// The host of the API, which lists and serves files.
     pub const API_HOST: &str = "huggingface.co";
     /// The branch of a file without a revision.
     pub const DEFAULT_REVISION: &str = "main";
 
-    /// Joins three parts, each checked.
+    /// Makes a source from three parts, each checked.
     ///
     /// # Errors
-    /// [`SourceError`] when one is not well-formed.
+    /// [`SourceError`] when one is malformed.
     pub fn new(repository: &str, revision: Option<&str>, path: &str) -> Result<Self, SourceError> {
         let refused =
             |part, found: &str| SourceError::Part { part, found: found.chars().take(100).collect() };
@@ -90,7 +90,7 @@ impl HubFile {
         if let Some(revision) = revision.filter(|revision| !is_revision(revision)) {
             return Err(refused("revision", revision));
         }
-        // What would end a path in a URL could not be read back.
+        // `?` and `#` would end the path when the URL is parsed again.
         if !is_file_name(path) || !is_file_address(path) || path.contains(['?', '#']) {
             return Err(refused("file", path));
         }
@@ -116,8 +116,8 @@ impl HubFile {
         &self.path
     }
 
-    /// `hf.co/user/repo:Q4_K_M` where the file is what the repository is named after, otherwise
-    /// with the file's own name as the tag.
+    /// `hf.co/user/repo:Q4_K_M` if the file is named after the repository; otherwise the tag is the
+    /// file's name.
     fn name(&self) -> Result<Reference, ReferenceError> {
         let (user, repository) = self.repository.split_once('/').unwrap_or_default();
         let stem = ShardName::stem_of(file_name(&self.path));
@@ -133,7 +133,7 @@ impl HubFile {
 }
 
 impl FileUrl {
-    /// How the server is spoken to.
+    /// The scheme of the URL.
     #[must_use]
     pub const fn scheme(&self) -> Scheme {
         self.scheme
@@ -145,7 +145,7 @@ impl FileUrl {
         &self.host
     }
 
-    /// Path and query, as they go into a request.
+    /// Path and query, for a request.
     #[must_use]
     pub fn path_and_query(&self) -> String {
         match &self.query {
@@ -160,10 +160,10 @@ impl FileUrl {
         file_name(&self.path)
     }
 
-    /// The same place with another file's name.
+    /// The same URL with another file name.
     ///
     /// # Errors
-    /// [`SourceError`] when `name` is none.
+    /// [`SourceError`] when `name` is not a file name.
     pub fn with_file_name(&self, name: &str) -> Result<Self, SourceError> {
         let (directory, _) = self.path.rsplit_once('/').unwrap_or_default();
         let path = format!("{directory}/{name}");
@@ -197,7 +197,7 @@ impl FromStr for PullSource {
     }
 }
 
-/// What can be shown: of a URL all but its query.
+/// Without the query of a URL, which may be a secret.
 impl fmt::Display for PullSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -231,7 +231,7 @@ impl fmt::Debug for FileUrl {
     }
 }
 
-/// The whole of it, query included: what travels to the daemon.
+/// With the query, for the daemon.
 impl Serialize for PullSource {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -263,10 +263,10 @@ pub struct ShardName<'n> {
 }
 
 impl<'n> ShardName<'n> {
-    /// More than any model has, and few enough to ask a server for each.
+    /// The most shards of a model; a server is asked for each.
     pub const MAX_COUNT: usize = 512;
 
-    /// Reads the path of a file; none if it is no shard's.
+    /// Parses the path of a shard; `None` for another file.
     #[must_use]
     pub fn of(path: &'n str) -> Option<Self> {
         let (stem, format) = FileFormat::split_name(path)?;
@@ -281,7 +281,7 @@ impl<'n> ShardName<'n> {
         is_one.then_some(Self { stem, number, count, extension: format.extension() })
     }
 
-    /// Which shard it is, from 1 on.
+    /// The number of the shard, from 1.
     #[must_use]
     pub const fn number(&self) -> usize {
         self.number
@@ -294,7 +294,7 @@ impl<'n> ShardName<'n> {
         (1..=*count).map(|number| format!("{stem}-{number:05}-of-{count:05}{extension}")).collect()
     }
 
-    /// A file's name without its extension and without what numbers it as a shard.
+    /// A file name without extension and shard number.
     #[must_use]
     pub fn stem_of(name: &str) -> &str {
         match ShardName::of(name) {
@@ -304,28 +304,28 @@ impl<'n> ShardName<'n> {
     }
 }
 
-/// Why a text names nothing that could be pulled.
+/// Why a text is not a source.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// It is no reference, and no file's address either.
+    /// Neither a reference nor a file's address.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
-    /// A part of the address of a file at Hugging Face.
+    /// A malformed part of the address of a file at Hugging Face.
     #[error("source: {part} {found:?}: hf.co/USER/REPO/FILE.gguf expected")]
     Part {
         /// Which part.
         part: &'static str,
-        /// What stands there.
+        /// The text found.
         found: String,
     },
-    /// A URL that is not simply a host, a path and a file.
+    /// The URL is not a host, a path and a file name.
     #[error("source: {found:?}: https://HOST[:PORT]/PATH/FILE.gguf expected")]
     Url {
         /// The URL without its query.
         found: String,
     },
-    /// Longer than any address needs to be.
+    /// The text is above the length limit.
     #[error("source: {length} bytes, at most {MAX_LENGTH} allowed")]
     TooLong {
         /// The length in bytes.
@@ -333,12 +333,12 @@ pub enum SourceError {
     },
 }
 
-/// Signed URLs have some two thousand bytes.
+/// Signed URLs have about 2,000 bytes.
 const MAX_LENGTH: usize = 8192;
-/// The names under which Hugging Face is known.
+/// The host names of Hugging Face.
 const HUB_HOSTS: [&str; 3] = [HubFile::HOST, HubFile::API_HOST, "www.huggingface.co"];
 
-/// A file at Hugging Face: with or without a scheme, as its pages link it or as people shorten it.
+/// Parses the address of a file at Hugging Face, with or without a scheme, as a link or in short form.
 fn hub_file(text: &str) -> Option<Result<HubFile, SourceError>> {
     let (_, rest) = text.split_once("://").filter(|(scheme, _)| *scheme == "https").unwrap_or(("", text));
     let (host, path) = rest.split_once('/')?;
@@ -374,7 +374,7 @@ fn file_url(text: &str) -> Option<Result<FileUrl, SourceError>> {
         None => (rest.split('#').next().unwrap_or_default(), None),
     };
     let (host, path) = place.find('/').map(|at| place.split_at(at))?;
-    // What is at Hugging Face and no file's address is a repository's name.
+    // At Hugging Face, anything but a file's address is the name of a repository.
     if !is_file_address(path) || is_hub(host) {
         return None;
     }
@@ -400,17 +400,16 @@ fn check_path(path: &str) -> Result<(), SourceError> {
     Err(SourceError::Url { found: path.chars().take(200).collect() })
 }
 
-/// A host as a reference may have one: no user, no brackets.
+/// Whether a reference may have this host: no user, no brackets.
 fn is_host(text: &str) -> bool {
     Reference::from_parts(text, Reference::DEFAULT_NAMESPACE, "x", "x").is_ok()
 }
 
-/// Whether the last part of a path is a file's name and not a model's with a tag.
+/// Whether the last part of a path is a file name, not a model with a tag.
 fn is_file_address(path: &str) -> bool {
     is_weights(path) && !file_name(path).contains([':', '@'])
 }
 
-/// Whether a path ends in the name of a file of a known format.
 fn is_weights(path: &str) -> bool {
     FileFormat::split_name(file_name(path)).is_some_and(|(stem, _format)| !stem.is_empty())
 }
@@ -419,7 +418,7 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// As Hugging Face allows users and repositories to be called.
+/// Whether Hugging Face allows this name for a user or repository.
 fn is_hub_name(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     (1..=96).contains(&text.len())

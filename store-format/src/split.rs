@@ -1,10 +1,8 @@
-//! How a model file is taken apart: one blob per tensor, one per expert group, one for the
-//! header, and what lies between them.
+//! Splitting a model file into one blob per tensor or expert group, one for the header, and fillers.
 //!
-//! A [`SplitPlan`] is made from a [`FileLayout`](crate::file_layout::FileLayout) alone, whatever the
-//! file's format. Its segments cover the file exactly once, in order, without gap or overlap, so putting them together again gives
-//! the file, bit for bit, whatever its padding, order or tail. [`Splitter`] walks the plan over
-//! the file's bytes; it hands out slices, and neither hashes nor writes.
+//! A [`SplitPlan`] is made from a [`FileLayout`](crate::file_layout::FileLayout). Its segments cover the
+//! file exactly once, in order, so the file can be rebuilt bit for bit. [`Splitter`] maps the file's bytes
+//! to their targets; it neither hashes nor writes.
 
 mod error;
 mod places;

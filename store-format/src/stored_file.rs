@@ -1,7 +1,7 @@
-//! A stored file: as one blob or in pieces, and where the bytes of any range of it are.
+//! Reading a stored file, which is one blob or a list of pieces.
 //!
-//! Recipes name blobs by digest, open answers by the number of a descriptor. What reads a file is the same
-//! for both: [`FilePieces::sources`] says what a range is made of, [`FilePieces::read_at`] fills a buffer.
+//! Recipes name blobs by digest, responses to an open by descriptor number. Both are read in the same way:
+//! [`FilePieces::sources`] lists the sources of a range, [`FilePieces::read_at`] fills a buffer.
 
 use std::ops::{Deref, Range};
 
@@ -17,21 +17,21 @@ pub enum StoredForm {
     Recipe,
 }
 
-/// Where consecutive bytes of a file are. All numbers are bytes.
+/// The source of consecutive bytes of a file. All numbers are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source<'p, B> {
     /// In a blob.
     Blob {
         /// The blob.
         blob: B,
-        /// Where in it they start.
+        /// Their offset in the blob.
         offset: u64,
-        /// How many there are.
+        /// Their number.
         length: u64,
     },
-    /// Nowhere: they are all zero.
+    /// All bytes are zero.
     Zeros {
-        /// How many there are.
+        /// Their number.
         length: u64,
     },
     /// In the piece itself.
@@ -42,7 +42,7 @@ pub enum Source<'p, B> {
 }
 
 impl<B> Source<'_, B> {
-    /// How many bytes of the file these are.
+    /// The length in bytes.
     #[must_use]
     pub const fn length(&self) -> u64 {
         match self {
@@ -51,7 +51,7 @@ impl<B> Source<'_, B> {
         }
     }
 
-    /// A range of these bytes. It lies inside, so nothing overflows.
+    /// A sub-range. It must lie inside, so nothing overflows.
     fn part(self, range: Range<u64>) -> Self {
         let length = range.end.saturating_sub(range.start);
         match self {
@@ -67,20 +67,19 @@ impl<B> Source<'_, B> {
     }
 }
 
-/// A piece of a file, as a recipe or an open answer has it.
+/// A piece of a file in a recipe or in the response to an open.
 pub trait FilePiece {
-    /// What names a blob there.
+    /// The type that names a blob.
     type Blob;
 
-    /// All of a blob of `size` bytes.
+    /// A piece that is a whole blob of `size` bytes.
     fn whole(blob: Self::Blob, size: u64) -> Self;
 
-    /// Where the piece's bytes are.
+    /// The source of the piece's bytes.
     fn source(&self) -> Source<'_, Self::Blob>;
 }
 
-/// All pieces of a file, in order: derefs to them. Their lengths and the ends of their ranges in blobs
-/// do not overflow.
+/// All pieces of a file, in order; derefs to them. Neither their sum nor an end in a blob overflows.
 ///
 /// ```
 /// use blobd_store_format::digest::Digest;
@@ -103,7 +102,7 @@ pub trait FilePiece {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilePieces<P> {
     pieces: Vec<P>,
-    /// Where in the file each piece ends.
+    /// The offset in the file at which each piece ends.
     ends: Vec<u64>,
 }
 
@@ -116,7 +115,7 @@ pub struct PieceError {
 }
 
 impl<P: FilePiece> FilePieces<P> {
-    /// Adds up the pieces.
+    /// Checks and adds up the pieces.
     ///
     /// # Errors
     /// [`PieceError`] when something overflows.
@@ -153,8 +152,7 @@ impl<P: FilePiece> FilePieces<P> {
         std::iter::once(0).chain(self.ends.iter().copied()).zip(&self.pieces)
     }
 
-    /// What a range of the file is made of, in order; less where the file ends before it. No source is
-    /// empty.
+    /// The sources of a range of the file, in order, up to the end of the file. No source is empty.
     pub fn sources(&self, range: Range<u64>) -> impl Iterator<Item = Source<'_, P::Blob>> {
         let Range { start, end } = range;
         let first = self.ends.partition_point(|end_of_piece| *end_of_piece <= start);
@@ -170,8 +168,8 @@ impl<P: FilePiece> FilePieces<P> {
         sources.filter(|source| source.length() > 0)
     }
 
-    /// Fills `buffer` from `offset` on, or the start of it where the file ends; how much that is.
-    /// `read_blob` fills a buffer with the bytes of a blob from an offset on.
+    /// Fills `buffer` from `offset` on, up to the end of the file, and returns the number of bytes.
+    /// `read_blob` fills a buffer from an offset of a blob.
     ///
     /// # Errors
     /// Those of `read_blob`.
@@ -293,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_beyond_64_bits_is_refused() {
+    fn pieces_that_end_beyond_64_bits_are_refused() {
         let blob = |offset, length| Piece::Blob { blob: Digest::of(b"b"), offset, length };
         let refused = |pieces| FilePieces::new(pieces).unwrap_err().index;
         assert_eq!(refused(vec![blob(0, 1), blob(u64::MAX, 1)]), 1);

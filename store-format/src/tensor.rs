@@ -1,11 +1,11 @@
-//! A tensor as its file declares it, and how many bytes it must have.
+//! A tensor as declared by its file, and its size.
 //!
-//! The one owner of "a tensor's bytes are its shape times its type": every [`TensorInfo`] has
-//! passed that arithmetic without overflow. Whether the bytes are there is [`crate::split`]'s.
+//! The size of every [`TensorInfo`], its shape times its type, has been computed without overflow.
+//! [`crate::file_layout`] checks that the bytes are in the file.
 
 use crate::ggml_type::GgmlType;
 
-/// Name, type, shape and place of one tensor.
+/// Name, type, shape and offset of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorInfo<'a> {
     name: &'a str,
@@ -15,13 +15,13 @@ pub struct TensorInfo<'a> {
 }
 
 impl<'a> TensorInfo<'a> {
-    /// The longest name read. llama.cpp takes 63 bytes, stable-diffusion.cpp 127.
+    /// The longest name. llama.cpp allows 63 bytes, stable-diffusion.cpp 127.
     pub const MAX_NAME_BYTES: usize = 127;
 
     /// Checks a tensor's description; `offset` is in bytes from the start of the data section.
     ///
     /// # Errors
-    /// [`TensorError`] when the name is not printable, the type is gone, or the size overflows.
+    /// [`TensorError`] when the name is not printable, the type was removed, or the size overflows.
     pub fn new(name: &'a str, ggml_type: GgmlType, shape: Shape, offset: u64) -> Result<Self, TensorError> {
         check_name(name.as_bytes())?;
         size_bytes(ggml_type, shape)?;
@@ -33,7 +33,7 @@ impl<'a> TensorInfo<'a> {
         Self { name, ggml_type, shape, offset }
     }
 
-    /// The name: any text without control characters, never to be used as a path.
+    /// The name: any text without control characters. Do not use it as a path.
     #[must_use]
     pub const fn name(&self) -> &'a str {
         self.name
@@ -51,21 +51,20 @@ impl<'a> TensorInfo<'a> {
         self.shape
     }
 
-    /// Where the tensor's bytes start, in bytes from the start of the file's data section.
+    /// The tensor's offset in bytes from the start of the data section.
     #[must_use]
     pub const fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// How many bytes the tensor has, without padding; `None` when it has elements of an unknown
-    /// type.
+    /// The tensor's size in bytes, without padding; `None` if its type is unknown and it has elements.
     #[must_use]
     pub fn size_bytes(&self) -> Option<u64> {
         size_bytes(self.ggml_type, self.shape).ok().flatten()
     }
 }
 
-/// The dimensions of a tensor: at most four, the fastest first, as GGUF has them.
+/// The dimensions of a tensor in GGUF order: at most four, the fastest first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
     dimensions: [u64; Self::MAX_DIMENSIONS],
@@ -76,7 +75,7 @@ impl Shape {
     /// The most dimensions of a tensor in ggml.
     pub const MAX_DIMENSIONS: usize = 4;
 
-    /// Checks dimensions; none at all make a scalar.
+    /// Checks dimensions; a scalar has none.
     ///
     /// # Errors
     /// [`TensorError`] when there are more than four, or more elements than ggml can count.
@@ -99,7 +98,7 @@ impl Shape {
         self.dimensions.get(..self.rank).unwrap_or_default()
     }
 
-    /// How many elements there are: 1 for a scalar, 0 if any dimension is 0.
+    /// The number of elements: 1 for a scalar, 0 if any dimension is 0.
     #[must_use]
     pub fn element_count(&self) -> u64 {
         // `new` has proved that the product fits.
@@ -112,8 +111,8 @@ impl Shape {
     }
 
     fn checked_count(&self) -> Option<u64> {
-        // Asked for by name: in 2^32 x 2^32 a wrapping product is 0 as well, and llama.cpp took
-        // such a tensor for an empty one.
+        // Zero is checked first: a wrapping product of 2^32 x 2^32 is also 0, and llama.cpp treated
+        // such a tensor as empty.
         if self.dimensions().contains(&0) {
             return Some(0);
         }
@@ -138,19 +137,19 @@ pub enum TensorError {
         /// Its length in bytes.
         found: u64,
     },
-    /// The name is not UTF-8, or has control characters that would reach terminals and JSON.
+    /// The name is not UTF-8 or has control characters.
     #[error("name is not printable text")]
     NameText,
     /// Too many dimensions.
     #[error("{found} dimensions, at most {} allowed", Shape::MAX_DIMENSIONS)]
     Rank {
-        /// How many there are.
+        /// Their number.
         found: u64,
     },
     /// A dimension below zero.
     #[error("dimension {index} is {found}")]
     Dimension {
-        /// Which, counted from 0.
+        /// Its index.
         index: usize,
         /// Its value.
         found: i64,
@@ -161,13 +160,13 @@ pub enum TensorError {
         /// The dimensions.
         dimensions: Vec<u64>,
     },
-    /// A type that llama.cpp no longer has.
+    /// A type that llama.cpp has removed.
     #[error("type {} was removed from llama.cpp; quantise the original model again", ggml_type.id())]
     RemovedType {
         /// The type.
         ggml_type: GgmlType,
     },
-    /// A row that is not a whole number of blocks.
+    /// The row length is not a multiple of the block length.
     #[error("rows of {row} elements, {ggml_type} has blocks of {block}")]
     Row {
         /// The type.
@@ -177,10 +176,10 @@ pub enum TensorError {
         /// The length of a block.
         block: u64,
     },
-    /// The size in bytes, or the place after it, is out of range.
+    /// The size or the end offset is above 2^64.
     #[error("ends beyond 2^64 bytes")]
     Size,
-    /// The size cannot be computed where it is needed.
+    /// The type has no known size.
     #[error("{ggml_type} has no known size")]
     UnknownType {
         /// The type.
@@ -188,7 +187,7 @@ pub enum TensorError {
     },
 }
 
-/// Proves that a name can be shown to people and put into JSON.
+/// Checks that a name is short, valid UTF-8 and has no control characters.
 pub(crate) fn check_name(name: &[u8]) -> Result<&str, TensorError> {
     if name.len() > TensorInfo::MAX_NAME_BYTES {
         return Err(TensorError::NameLength { found: name.len() as u64 });
@@ -210,7 +209,7 @@ pub(crate) fn size_bytes(ggml_type: GgmlType, shape: Shape) -> Result<Option<u64
     if !row.is_multiple_of(block) {
         return Err(TensorError::Row { ggml_type, row, block });
     }
-    // Rows are whole blocks, so the count divides without a rest.
+    // Rows are whole blocks, so the division has no remainder.
     (count / block).checked_mul(block_bytes).map(Some).ok_or(TensorError::Size)
 }
 
@@ -248,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn element_count_up_to_an_int64_is_taken() {
+    fn element_count_up_to_an_int64_is_accepted() {
         assert_eq!(size(GgmlType::I8, &[MAX_ELEMENTS]), Ok(Some(MAX_ELEMENTS)));
         assert!(matches!(size(GgmlType::I8, &[1 << 31, 1 << 32]), Err(TensorError::Elements { .. })));
         assert_eq!(size(GgmlType::I64, &[MAX_ELEMENTS]), Err(TensorError::Size));

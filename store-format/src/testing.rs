@@ -1,4 +1,4 @@
-//! What unit tests of several crates build on.
+//! Helpers for unit tests of several crates.
 #![allow(clippy::unwrap_used, reason = "for tests alone")]
 
 use crate::digest::Digest;

@@ -51,7 +51,7 @@ pub(crate) fn all_opened() -> MutexGuard<'static, Vec<Arc<Opened>>> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks at a path.
+/// Classifies a path.
 ///
 /// # Safety
 /// `path` must be null or a C string.
@@ -68,7 +68,7 @@ pub(crate) unsafe fn classify(path: *const c_char) -> Path {
     }
 }
 
-/// Opens a model; on failure -1, with `errno` set and a word to the user.
+/// Opens a model; on failure returns -1, sets `errno` and prints the reason.
 pub(crate) fn open(path: &[u8], flags: c_int) -> c_int {
     if writes(flags) {
         set_errno(EROFS);
@@ -123,7 +123,7 @@ fn opened(image: Arc<Image>, close_on_exec: c_int) -> Option<c_int> {
     Some(fd)
 }
 
-/// A descriptor to look at an empty file of the image's length; `None` is a failure, with `errno` set.
+/// An `O_PATH` descriptor of an empty file of the image's length; `None` on failure, with `errno` set.
 fn stand_in(image: &Image) -> Option<File> {
     let file = unopenable().or_else(|| memory_file(STAND_IN))?;
     file.set_len(image.length() as u64).ok()?;
@@ -146,7 +146,7 @@ fn unopenable() -> Option<File> {
 /// Whether a descriptor that was opened for reading would give a stand-in's zeros, be it of this process
 /// or of one that left it open for this program.
 pub(crate) fn is_stand_in(fd: c_int) -> bool {
-    // The question that most files answer with no, and cheaply: is it one without a place?
+    // A cheap check first, which is false for most files: has it no name?
     metadata(fd).is_some_and(|metadata| metadata.nlink() == 0 && metadata.is_file())
         && fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|place| place.as_os_str() == STAND_IN_PLACE)
 }
@@ -298,5 +298,5 @@ impl Substitute {
     pub(crate) const NONE: c_uint = 0;
 }
 
-/// A null pointer for whoever returns one on failure.
+/// A null pointer, for functions that return one on failure.
 pub(crate) const NULL: *mut c_void = ptr::null_mut();

@@ -1,6 +1,6 @@
 //! The functions that a program calls instead of the C library's: each has that one's contract.
 //!
-//! A path is looked at first; a descriptor only after the kernel has refused it.
+//! A path is checked first; a descriptor only after the kernel has refused it.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
@@ -234,7 +234,7 @@ hooks! {
     }
 }
 
-/// Looks at a path. From the first one of ours on, forks take the locks of this library.
+/// Classifies a path. After the first one of ours, forks take the locks of this library.
 ///
 /// # Safety
 /// `path` must be null or a C string.

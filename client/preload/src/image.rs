@@ -1,4 +1,4 @@
-//! The image of a model: asked for once per path, mapped for the rest of the process's life.
+//! The image of a model: requested once per path, and mapped until the process ends.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};

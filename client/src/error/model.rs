@@ -1,4 +1,4 @@
-//! Why an open model cannot be read.
+//! Errors of an open model.
 
 use std::io;
 
@@ -15,24 +15,24 @@ pub enum ModelError {
     NoTensor {
         /// The model.
         model: String,
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
     /// No layer with this number.
     #[error("layer {layer}: no such layer, the model has {count}")]
     NoLayer {
-        /// The number asked for.
+        /// The requested number.
         layer: usize,
-        /// How many there are.
+        /// The number of them.
         count: usize,
     },
-    /// No GGUF header there.
+    /// The layer has no GGUF header.
     #[error("{}: no GGUF header", .layer.map_or("model".to_owned(), |layer| format!("layer {layer}")))]
     NoHeader {
-        /// The layer asked for; any if absent.
+        /// The requested layer; any if absent.
         layer: Option<usize>,
     },
-    /// A layer's GGUF header cannot be read, or none can be made for one file of all.
+    /// A layer's GGUF header is invalid, or no common header can be made.
     #[error("{}{reason}", .layer.map_or(String::new(), |layer| format!("layer {layer}: ")))]
     Gguf {
         /// The layer; absent for the header to be made.
@@ -40,7 +40,7 @@ pub enum ModelError {
         /// What is wrong with it.
         reason: GgufError,
     },
-    /// A tensor of a file was not asked for, so there is no image of the file.
+    /// A tensor was not opened, so no image of the file can be made.
     #[error("layer {layer}: tensor {name:?} was not asked for; open with TensorSelection::All")]
     NotOpened {
         /// The layer's number.
@@ -48,7 +48,7 @@ pub enum ModelError {
         /// The tensor.
         name: String,
     },
-    /// The table and the file's header differ about a tensor.
+    /// The tensor table and the file's header disagree about a size.
     #[error("tensor {name:?}: {found} bytes in the table, {expected} by its header; run `blobd verify`")]
     Size {
         /// The tensor.
@@ -58,12 +58,12 @@ pub enum ModelError {
         /// Its size by type and shape.
         expected: u64,
     },
-    /// There is no room for the image of a file.
+    /// The address space for an image cannot be reserved.
     #[error("image of {length} bytes: {reason}; raise `ulimit -v` or `sysctl vm.max_map_count`")]
     Image {
-        /// How long it would be.
+        /// Its length.
         length: u64,
-        /// What the kernel says.
+        /// The kernel's error.
         reason: io::Error,
     },
     /// The layer is a split file, not one blob.
@@ -72,7 +72,7 @@ pub enum ModelError {
         /// Its number.
         layer: usize,
     },
-    /// The layer is a split file, and its pieces were not asked for.
+    /// The layer is a split file whose pieces were not requested.
     #[error("layer {layer}: its pieces were not asked for; open with FileSelection::All")]
     NoPieces {
         /// Its number.
@@ -89,7 +89,7 @@ pub enum ModelError {
     NoFd {
         /// The number.
         fd: u32,
-        /// How many there are.
+        /// The number of them.
         count: usize,
     },
     /// The file behind a descriptor is shorter than the table says.
@@ -97,12 +97,12 @@ pub enum ModelError {
     Short {
         /// The descriptor's number.
         fd: u32,
-        /// How many bytes there are.
+        /// Its size.
         found: u64,
-        /// How many there should be at least.
+        /// The minimum size expected.
         expected: u64,
     },
-    /// The kernel does not map the file.
+    /// The file cannot be mapped.
     #[error("descriptor {fd}: cannot be mapped: {reason}{}", map_hint(.reason))]
     Map {
         /// The descriptor's number.
@@ -118,7 +118,7 @@ pub enum ModelError {
         /// Why not.
         reason: io::Error,
     },
-    /// The file being written cannot be written.
+    /// The output cannot be written.
     #[error("layer cannot be written: {0}")]
     Write(io::Error),
 }

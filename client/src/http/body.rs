@@ -1,23 +1,22 @@
-//! Where a body ends, and its chunks: bytes in, bytes out.
+//! Decodes HTTP bodies with a content length or chunks.
 
 use crate::error::ProtocolError;
 
-/// Finds the end of a body, and takes the chunks' framing off, in bytes that arrive in any
-/// portions.
+/// Decodes a body incrementally: removes the chunks' framing and finds the end.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BodyDecoder {
     state: State,
-    /// The part that has arrived of a line of framing.
+    /// The received part of a framing line.
     line: Vec<u8>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum State {
-    /// In a body with a known length: that many bytes are left.
+    /// In a body of known length; the bytes left.
     Counted(u64),
     /// In the line with a chunk's length.
     ChunkSize,
-    /// In a chunk: that many bytes are left.
+    /// In a chunk; the bytes left.
     ChunkData(u64),
     /// Between a chunk and the next one's line.
     ChunkEnd,
@@ -28,23 +27,20 @@ enum State {
 }
 
 impl BodyDecoder {
-    /// For a body of `length` bytes.
     pub(super) const fn counted(length: u64) -> Self {
         let state = if length == 0 { State::Done } else { State::Counted(length) };
         Self { state, line: Vec::new() }
     }
 
-    /// For a body in chunks.
     pub(super) const fn chunked() -> Self {
         Self { state: State::ChunkSize, line: Vec::new() }
     }
 
-    /// Whether the body is complete.
     pub(super) fn is_done(&self) -> bool {
         self.state == State::Done
     }
 
-    /// Appends the body's bytes to `out`; returns how much of `input` belonged to the body.
+    /// Appends decoded bytes to `out`; returns the number of bytes of `input` that belong to the body.
     pub(super) fn decode(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<usize, ProtocolError> {
         let mut rest = input;
         while !rest.is_empty() && !self.is_done() {
@@ -71,7 +67,7 @@ impl BodyDecoder {
         }
     }
 
-    /// Takes the next part of a line of framing; returns what is behind it.
+    /// Consumes part of a framing line; returns the rest.
     fn take_line<'a>(&mut self, rest: &'a [u8]) -> Result<&'a [u8], ProtocolError> {
         let end = rest.iter().position(|byte| *byte == b'\n');
         let (part, after) = rest.split_at(end.unwrap_or(rest.len()));
@@ -111,7 +107,7 @@ fn chunk_size(line: &[u8]) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok().filter(|_| plain)
 }
 
-/// The longest line of framing: hexadecimal digits, an extension or a trailer nobody asked for.
+/// The longest framing line: chunk size with extension, or a trailer.
 const MAX_FRAMING_LINE_BYTES: usize = 1 << 10;
 
 #[cfg(test)]
@@ -158,7 +154,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn chunked_body_reads_back_however_it_is_cut(
+        fn chunked_body_is_decoded_in_any_portions(
             chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..60), 0..6),
             portions in prop::collection::vec(1usize..20, 1..20),
         ) {

@@ -3,7 +3,7 @@ use std::io::{Read as _, Write as _};
 use super::*;
 use crate::protocol::error::ErrorCode;
 
-/// Sends a request to a peer that has answered `bytes` beforehand and closed its end.
+/// Sends a request to a peer that has already sent `bytes` and closed its end.
 fn answer(bytes: &[u8]) -> Result<Answer, ClientError> {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(bytes).unwrap();
@@ -16,7 +16,7 @@ fn json(bytes: &[u8]) -> Result<serde_json::Value, ClientError> {
 }
 
 #[test]
-fn request_carries_its_body_and_asks_for_the_upgrade() {
+fn upgrade_request_has_headers_and_body() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let request = Request::upgrade("/v1/open", &["a"]).unwrap();
     theirs.write_all(b"HTTP/1.1 101 Switching Protocols\r\n\r\n").unwrap();
@@ -48,7 +48,7 @@ fn body_is_read_by_its_length_or_its_chunks() {
 }
 
 #[test]
-fn error_of_the_daemon_is_told_with_its_code() {
+fn error_of_the_daemon_keeps_its_code() {
     let body = r#"{"error":{"code":"denied","message":"no","hint":"ask"}}"#;
     let text = format!("HTTP/1.1 403 Forbidden\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     let error = json(text.as_bytes()).unwrap_err();
@@ -56,7 +56,7 @@ fn error_of_the_daemon_is_told_with_its_code() {
 }
 
 #[test]
-fn answers_that_are_not_the_protocol_are_told_so() {
+fn protocol_violations_are_reported() {
     type Check = fn(&ProtocolError) -> bool;
     let cases: [(&[u8], Check); 8] = [
         (b"SSH-2.0-OpenSSH_9.6\r\n", |e| matches!(e, ProtocolError::NotHttp { .. })),
@@ -81,7 +81,7 @@ fn answers_that_are_not_the_protocol_are_told_so() {
 }
 
 #[test]
-fn closing_early_is_told_apart() {
+fn early_close_is_reported() {
     for text in [
         "",
         "HTTP/1.1 200 OK\r\n",
@@ -103,7 +103,7 @@ fn endless_head_and_endless_line_are_cut_off() {
     let writer = std::thread::spawn(move || {
         let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nffffff\r\n";
         let line = vec![b'x'; 2 * MAX_LINE_BYTES];
-        // The reader hangs up in the middle.
+        // The reader closes early.
         let _outcome = theirs.write_all(&[&head[..], &line].concat());
     });
     let mut lines = Request::query("/").send(ours).unwrap().lines().unwrap();
@@ -114,7 +114,7 @@ fn endless_head_and_endless_line_are_cut_off() {
 }
 
 #[test]
-fn lines_come_one_by_one_and_the_last_needs_no_end() {
+fn last_line_may_lack_a_newline() {
     let text =
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\n1\n2\r\n3\r\n2\n3\r\n1\r\n4\r\n0\r\n\r\n";
     let mut lines = answer(text.as_bytes()).unwrap().lines().unwrap();

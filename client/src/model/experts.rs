@@ -1,4 +1,4 @@
-//! The experts of a mixture, however its file spells them.
+//! The experts of a mixture-of-experts model, stacked or separate.
 
 use blobd_store_format::expert::separate_expert;
 
@@ -6,7 +6,7 @@ use super::{BlobSlice, OpenModel};
 use crate::error::ModelError;
 use crate::protocol::response::TensorLocation;
 
-/// One tensor's share in an expert: a matrix of it, mapped.
+/// The mapped part of one expert in one tensor.
 #[derive(Clone, Debug)]
 pub struct ExpertPart {
     tensor: TensorLocation,

@@ -1,4 +1,4 @@
-//! Bytes and descriptors on a Unix socket: the only place that names `SCM_RIGHTS`.
+//! Sends and receives bytes and descriptors on a Unix socket (`SCM_RIGHTS`).
 //!
 //! [`send_message`] and [`receive_message`] are single system calls for both ends, blocking or
 //! not; the daemon wraps them in its runtime's readiness loop. [`Connection`] is the blocking
@@ -53,7 +53,7 @@ pub fn send_message(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> 
 /// Receives bytes into `buffer` and descriptors into `fds`, in one system call, and returns how
 /// many bytes came: 0 when the peer has closed (or `buffer` is empty).
 ///
-/// The queue never grows beyond `max_fds`; what comes in excess is closed at once. All
+/// The queue never grows beyond `max_fds`; surplus descriptors are closed. All
 /// descriptors are close-on-exec.
 ///
 /// # Errors
@@ -72,8 +72,8 @@ pub fn receive_message(
     let received = retry_on_intr(|| recvmsg(&socket, &mut bytes, &mut control, RecvFlags::CMSG_CLOEXEC))?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(arrived) = message {
-            let room = max_fds.saturating_sub(fds.len());
-            fds.extend(arrived.take(room));
+            let free = max_fds.saturating_sub(fds.len());
+            fds.extend(arrived.take(free));
         }
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
@@ -98,7 +98,7 @@ pub(crate) const TOO_MANY_IN_FLIGHT: &str = "this user has too many descriptors 
 #[error("descriptors lost: this process has too many open files; raise `ulimit -n`")]
 pub struct FdsLost;
 
-/// A blocking connection that speaks in frames.
+/// A blocking connection that exchanges frames.
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
@@ -108,13 +108,13 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Speaks frames on `stream` from here on.
+    /// A connection on `stream`.
     #[must_use]
     pub fn new(stream: UnixStream) -> Self {
         Self::resume(stream, &[], VecDeque::new())
     }
 
-    /// Speaks frames on `stream`, of which `bytes` and `fds` have been received already.
+    /// A connection on `stream`, from which `bytes` and `fds` have already been received.
     #[must_use]
     pub fn resume(stream: UnixStream, bytes: &[u8], fds: VecDeque<OwnedFd>) -> Self {
         let mut decoder = FrameDecoder::new();
@@ -185,8 +185,7 @@ impl Connection {
         Ok(arrived)
     }
 
-    /// The socket, when no more frames are expected. What has been received and not been asked
-    /// for is dropped.
+    /// The socket, when no more frames are expected. Received but unread data is dropped.
     #[must_use]
     pub fn into_stream(self) -> UnixStream {
         self.stream
@@ -274,7 +273,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// of them makes sure that truncation means this process's own limit.
 const KERNEL_MAX_FDS: usize = 253;
 
-/// What one system call may bring: the tables of an ordinary model in one or two.
+/// The receive size of one system call; the tables of an ordinary model take one or two.
 const RECEIVE_BYTES: usize = 64 << 10;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Failures as they travel: a stable code, a message, perhaps a hint.
+//! Errors in the protocol: a stable code, a message, an optional hint.
 
 use std::fmt;
 
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// What went wrong, as the daemon tells it.
+/// An error from the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
     /// The kind of failure; programs decide by it. One that only a newer daemon knows reads as

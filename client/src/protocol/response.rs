@@ -1,4 +1,4 @@
-//! What the daemon answers.
+//! The daemon's responses.
 //!
 //! Sizes are bytes. The names of the fields are relied upon by scripts: they are what the
 //! command line prints with `--json`.
@@ -80,14 +80,14 @@ pub struct ModelDetails {
 pub struct LayerSummary {
     /// What it is.
     pub media_type: MediaType,
-    /// What it is called where it comes from: a tensor's name, or a relative path.
+    /// Its original name: a tensor's name, or a relative path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The digest of the whole file.
     pub digest: Digest,
     /// Its length.
     pub size: u64,
-    /// Whether it lies there whole or as segments.
+    /// Whether it is stored as one blob or split.
     pub stored: StoredForm,
 }
 
@@ -108,7 +108,7 @@ pub struct DiskUsage {
     /// What only models in the trash need.
     #[serde(default)]
     pub trash_bytes: u64,
-    /// What damaged blobs that were put aside take on disk.
+    /// What damaged blobs in quarantine take on disk.
     #[serde(default)]
     pub quarantine_bytes: u64,
     /// What nothing needs and a running program still has mapped or open.
@@ -222,14 +222,14 @@ pub struct GcReport {
     pub kept: Vec<Kept>,
 }
 
-/// Something that nothing needs.
+/// An item of a collection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcItem {
     /// Its digest; of what is left of a dead transaction, nothing.
     pub digest: Option<Digest>,
     /// What it takes on disk.
     pub size: u64,
-    /// Why it goes.
+    /// Why it is collected.
     pub reason: GcReason,
 }
 
@@ -244,9 +244,9 @@ pub enum GcReason {
     UnreferencedRecipe,
     /// The record of a model in the trash whose time is over.
     ExpiredTrash,
-    /// What a transaction that died has left.
+    /// Files of a transaction that did not finish.
     AbandonedStaging,
-    /// What has arrived of a file whose download nobody goes on with.
+    /// The received part of an abandoned download.
     AbandonedDownload,
 }
 
@@ -296,7 +296,7 @@ pub struct PullDone {
     pub reused_bytes: u64,
 }
 
-/// Answer to `POST /v1/pull/plan`: what a pull would move, and why not more.
+/// Answer to `POST /v1/pull/plan`: what a pull would download and reuse.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullPlan {
     /// The model's name.
@@ -315,7 +315,7 @@ pub struct PullPlan {
 pub struct PlannedFile {
     /// What it is: a component such as `model`, or a file's address.
     pub name: String,
-    /// Its digest, if anybody names it beforehand.
+    /// Its digest, if known in advance.
     pub digest: Option<Digest>,
     /// Its length in bytes.
     pub size: u64,
@@ -350,7 +350,7 @@ pub struct Imported {
     pub new_blob_count: u64,
 }
 
-/// First frame of an open answer: the model, and how much follows.
+/// First frame of the response to an open: the model, and how much follows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenHead {
     /// The shortest name that is still unique.
@@ -370,7 +370,7 @@ pub struct OpenHead {
 pub struct OpenLayer {
     /// What it is.
     pub media_type: MediaType,
-    /// What it is called where it comes from: a tensor's name, or a relative path.
+    /// Its original name: a tensor's name, or a relative path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The digest of the whole file.

@@ -1,4 +1,4 @@
-//! What the daemon answers about the state of its store: damage, space, trash, set-up.
+//! Responses about the state of the store: damage, space, trash, setup.
 //!
 //! Sizes are bytes, times RFC 3339 in UTC. The names of the fields are relied upon by scripts.
 
@@ -60,7 +60,7 @@ pub struct CorruptBlob {
 /// Answer to `GET /v1/trash`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrashList {
-    /// One entry per model that `rm --keep` put aside, by name.
+    /// One entry per model that `rm --keep` moved to the trash, by name.
     pub models: Vec<TrashedModel>,
 }
 
@@ -104,7 +104,7 @@ pub struct PullLimit {
     pub bytes_per_second: Option<u64>,
 }
 
-/// Answer to `GET /v1/eviction`: what would go if room had to be made.
+/// Answer to `GET /v1/eviction`: the models that would be evicted to free space.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictionPlan {
     /// Which models eviction may take: `never`, `pullable` or `all`.
@@ -115,23 +115,23 @@ pub struct EvictionPlan {
     pub quota_bytes: Option<u64>,
     /// How much the plan is to free.
     pub needed_bytes: u64,
-    /// What of that no model needs: it would be collected first, and models go for the rest.
+    /// How much of that no model needs; it would be collected before models are evicted.
     #[serde(default)]
     pub garbage_bytes: u64,
     /// What it would free, with the former.
     pub freed_bytes: u64,
-    /// The models that would go, in this order.
+    /// The models that would be evicted, in order.
     pub evicted: Vec<Eviction>,
-    /// The models that stay whatever happens, and why.
+    /// The models that are never evicted, and why.
     pub spared: Vec<Spared>,
 }
 
-/// A model that would go.
+/// A model that would be evicted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Eviction {
     /// Its name.
     pub name: String,
-    /// What goes with it and with the models before it in the plan.
+    /// What is freed with it and the models before it in the plan.
     pub freed_bytes: u64,
     /// When it was last opened, or set if that is not known.
     pub last_used: String,
@@ -139,7 +139,7 @@ pub struct Eviction {
     pub origin: Option<String>,
 }
 
-/// A model that stays.
+/// A model that is not evicted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spared {
     /// Its name.
@@ -151,20 +151,20 @@ pub struct Spared {
 /// Answer to `GET /v1/doctor`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoctorReport {
-    /// One entry per question asked.
+    /// One entry per check.
     pub checks: Vec<Check>,
 }
 
-/// One question about the set-up and its answer.
+/// One check of the setup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
-    /// What was looked at.
+    /// What was checked.
     pub name: String,
     /// How it is.
     pub status: CheckStatus,
     /// What was found.
     pub detail: String,
-    /// How to mend it.
+    /// How to fix it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
@@ -175,7 +175,7 @@ pub struct Check {
 pub enum CheckStatus {
     /// As it should be.
     Ok,
-    /// It works, but somebody should know.
+    /// It works, with a problem.
     Warning,
     /// It does not work.
     Failure,

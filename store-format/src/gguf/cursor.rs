@@ -1,12 +1,12 @@
-//! Reads fields off the front of bytes that may not all be there yet.
+//! A bounded cursor over header bytes that may be incomplete.
 //!
-//! This is the only place that turns header bytes into numbers and ranges. "More bytes are
-//! needed" is an answer like any other, and no field is waited for that cannot fit a header.
+//! Only this module converts header bytes to numbers and ranges. It reports that more bytes are
+//! needed, and refuses a field at once if it cannot fit a header of the largest size.
 
 use super::MAX_HEADER_BYTES;
 use super::error::GgufError;
 
-/// The order of the bytes in every number of a file, its tensors' included.
+/// The byte order of all numbers in a file, including its tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByteOrder {
     /// Least significant byte first: practically every file.
@@ -16,7 +16,7 @@ pub enum ByteOrder {
 }
 
 impl ByteOrder {
-    /// Turns the bytes of one number from this order into little-endian order, or back.
+    /// Converts the bytes of a number between this order and little-endian.
     pub(super) fn swap<const N: usize>(self, mut bytes: [u8; N]) -> [u8; N] {
         if self == Self::Big {
             bytes.reverse();
@@ -30,7 +30,7 @@ impl ByteOrder {
 pub(super) enum Stop {
     /// The bytes end inside the field.
     NeedMore,
-    /// The field cannot be right, whatever follows.
+    /// The field is invalid.
     Refused(GgufError),
 }
 
@@ -40,7 +40,6 @@ impl From<GgufError> for Stop {
     }
 }
 
-/// A place in the bytes of a header.
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
     position: usize,
@@ -52,7 +51,6 @@ impl<'a> Cursor<'a> {
         Self { bytes, position, order }
     }
 
-    /// How many bytes lie before the next field.
     pub(super) fn position(&self) -> usize {
         self.position
     }
@@ -61,7 +59,6 @@ impl<'a> Cursor<'a> {
         self.order
     }
 
-    /// The next `length` bytes.
     pub(super) fn take(&mut self, length: usize) -> Result<&'a [u8], Stop> {
         let end = self.end_of(length as u64, 1)?;
         let bytes = self.bytes.get(self.position..end).ok_or(Stop::NeedMore)?;
@@ -83,25 +80,23 @@ impl<'a> Cursor<'a> {
         self.number().map(u64::from_le_bytes)
     }
 
-    /// A count of items of at least `size` bytes each, all of which can still fit the header.
+    /// A count of items of at least `size` bytes each; refused if they cannot fit the header.
     pub(super) fn count(&mut self, size: u64) -> Result<usize, Stop> {
         let count = self.u64()?;
         self.end_of(count, size)?;
         usize::try_from(count).map_err(|_beyond_memory| self.too_long(count, size).into())
     }
 
-    /// A string: its length, then its bytes.
     pub(super) fn string(&mut self) -> Result<&'a [u8], Stop> {
         let length = self.count(1)?;
         self.take(length)
     }
 
-    /// Everything after the fields read so far.
     pub(super) fn rest(&self) -> &'a [u8] {
         self.bytes.get(self.position..).unwrap_or_default()
     }
 
-    /// Where `count` items of `size` bytes would end, if a header can be that long.
+    /// The end position of `count` items of `size` bytes, if a header can be that long.
     fn end_of(&self, count: u64, size: u64) -> Result<usize, Stop> {
         count
             .checked_mul(size)

@@ -1,30 +1,28 @@
-//! Why a file is not a GGUF file that blobd takes.
+//! Errors of the GGUF parser and writer.
 
 use super::value_type::ValueType;
 use super::{ALIGNMENT_KEY, GgmlType, MAX_ALIGNMENT, MAX_HEADER_BYTES};
-use crate::file_format::start_hint;
 use crate::file_layout::LayoutError;
 use crate::tensor::TensorError;
 
-/// Why a GGUF file is refused. Offsets are in bytes from the start of the file unless they are said
-/// to be a tensor's own, which count from the start of the data section; names and keys are cut to
-/// a printable length.
+/// Why a GGUF file is refused. Offsets are relative to the start of the file; a tensor's own offset is
+/// relative to the data section. Names and keys are truncated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {
-    /// The file is of another kind.
+    /// Not a GGUF file.
     #[error("gguf: starts with \"{}\", not with \"GGUF\"{}", found.escape_ascii(), start_hint(found))]
     Magic {
         /// The first four bytes.
         found: [u8; 4],
     },
-    /// A version that is no longer read, or never existed.
+    /// A version that is not supported.
     #[error("gguf: version {found} is not supported, only 2 and 3 are{}", version_hint(*found))]
     OldVersion {
         /// The version found: 0 or 1.
         found: u32,
     },
-    /// Written by a program that is newer than this one.
+    /// A newer version of the format.
     #[error("gguf: version {found} is newer than this blobd supports (3); upgrade blobd")]
     NewVersion {
         /// The version found.
@@ -33,27 +31,27 @@ pub enum GgufError {
     /// More tensors or metadata keys than any model has.
     #[error("gguf: {found} {what} declared at byte {offset}, at most {limit} allowed")]
     Count {
-        /// What there is too much of.
+        /// What was counted.
         what: &'static str,
-        /// Where the count stands.
+        /// The offset of the count.
         offset: u64,
         /// The count.
         found: u64,
-        /// The largest count read.
+        /// The limit.
         limit: u64,
     },
-    /// Something does not fit a header of the largest size read.
+    /// Items that do not fit a header of the largest size.
     #[error(
         "gguf: {count} items of at least {size} bytes at byte {offset}, \
          a header may have {} bytes in all",
         MAX_HEADER_BYTES
     )]
     TooLong {
-        /// Where the items would start.
+        /// The offset of the items.
         offset: u64,
-        /// How many there should be.
+        /// Their number.
         count: u64,
-        /// The least size of one in bytes.
+        /// The minimum size of one in bytes.
         size: u64,
     },
     /// A metadata key without a name.
@@ -68,12 +66,12 @@ pub enum GgufError {
         /// The key.
         key: String,
     },
-    /// A value of a type that the format does not have.
+    /// An unknown value type.
     #[error("gguf: metadata key {key:?} at byte {offset}: value type {found}, known are 0 to 12")]
     ValueType {
         /// The key.
         key: String,
-        /// Where the type stands.
+        /// The offset of the type.
         offset: u64,
         /// The type found.
         found: u32,
@@ -83,7 +81,7 @@ pub enum GgufError {
     NestedArray {
         /// The key.
         key: String,
-        /// Where the inner type stands.
+        /// The offset of the inner type.
         offset: u64,
     },
     /// An alignment that is not a 32-bit unsigned number.
@@ -92,18 +90,18 @@ pub enum GgufError {
         /// The type found.
         found: ValueType,
     },
-    /// An alignment that cannot be used.
+    /// An invalid alignment.
     #[error("gguf: {ALIGNMENT_KEY} is {found}, must be a power of two, at most {MAX_ALIGNMENT}")]
     Alignment {
         /// The alignment found.
         found: u32,
     },
-    /// A tensor's description makes no sense.
+    /// An invalid tensor description.
     #[error("gguf: tensor {name:?} at byte {offset}: {problem}")]
     Tensor {
-        /// The tensor, as far as its name was read.
+        /// The tensor's name, as far as it was read.
         name: String,
-        /// Where its entry in the table starts.
+        /// The offset of its table entry.
         offset: u64,
         /// What is wrong.
         problem: TensorError,
@@ -117,9 +115,9 @@ pub enum GgufError {
     /// The bytes end before the header does.
     #[error("gguf: ends at byte {offset}, inside {inside}")]
     Ends {
-        /// How many bytes there were.
+        /// The number of bytes.
         offset: u64,
-        /// What they end inside of.
+        /// The incomplete part of the header.
         inside: String,
     },
     /// The file ends inside its header.
@@ -130,7 +128,7 @@ pub enum GgufError {
         /// The length of the file.
         file_size: u64,
     },
-    /// A tensor where no reader looks for one.
+    /// A tensor offset that is not a multiple of the alignment.
     #[error("gguf: tensor {name:?}: offset {offset} is not a multiple of {alignment}{}", alignment_hint(*alignment))]
     Misaligned {
         /// The tensor.
@@ -140,7 +138,7 @@ pub enum GgufError {
         /// The file's alignment.
         alignment: u64,
     },
-    /// A tensor of an unknown type that no byte is left for.
+    /// A tensor of an unknown type with no bytes before the next tensor.
     #[error("gguf: tensor {name:?}: no bytes for it at offset {offset}, and {ggml_type} has no known size")]
     NoBytes {
         /// The tensor.
@@ -153,7 +151,7 @@ pub enum GgufError {
     /// The tensors do not fit the file.
     #[error("gguf: {0}")]
     Layout(#[from] LayoutError),
-    /// A tensor that [`super::GgufWriter`] was given cannot be written.
+    /// [`super::GgufWriter`] cannot write the tensor.
     #[error("gguf: tensor {name:?}: {problem}")]
     Unwritable {
         /// The tensor.
@@ -163,11 +161,24 @@ pub enum GgufError {
     },
 }
 
-/// Enough of a hostile name for an error message.
+/// Truncates an untrusted name for an error message.
 pub(crate) fn printable(name: &[u8]) -> String {
-    // Four bytes a character at most: what lies beyond cannot be shown.
+    // A character has at most four bytes.
     let start = name.get(..320).unwrap_or(name);
     String::from_utf8_lossy(start).chars().take(80).collect()
+}
+
+/// The likely kind of a file that starts with these bytes.
+pub(crate) fn start_hint(found: &[u8]) -> &'static str {
+    // The formats before GGUF wrote their name as a little-endian number.
+    match found {
+        b"lmgg" | b"fmgg" | b"tjgg" | b"algg" | b"ggml" | b"ggmf" | b"ggjt" | b"ggla" => {
+            " (a ggml, ggmf, ggjt or ggla file from before August 2023; convert the original model again)"
+        }
+        b"FUGG" => " (its bytes are swapped)",
+        [b'P', b'K', ..] => " (a zip archive, perhaps a PyTorch file)",
+        _ => "",
+    }
 }
 
 fn version_hint(found: u32) -> &'static str {
@@ -177,7 +188,6 @@ fn version_hint(found: u32) -> &'static str {
     }
 }
 
-/// Such files exist, and their makers can do better.
 fn alignment_hint(alignment: u64) -> &'static str {
     match alignment > 32 {
         true => {

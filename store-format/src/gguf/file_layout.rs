@@ -15,12 +15,12 @@ impl Header {
         if file_size < header_size {
             return Err(GgufError::FileSize { header_size, file_size });
         }
-        // Without the final padding the data section may start behind the end of the file.
+        // Without padding after the header, the data section may start after the end of the file.
         let data_size = file_size.saturating_sub(self.data_offset());
         let mut starts: Vec<u64> = self.tensors().map(|info| info.offset()).collect();
         starts.sort_unstable();
         let tensors = self.tensors().map(|info| {
-            // A tensor of an unknown type goes on up to the next one.
+            // A tensor of an unknown type extends to the next one.
             let next = starts.get(starts.partition_point(|start| *start <= info.offset()));
             tensor_range(&info, self.alignment(), next.copied().unwrap_or(data_size))
         });
@@ -29,7 +29,7 @@ impl Header {
     }
 }
 
-/// The range of a tensor behind which the next one, or the end of the file, is at offset `next`.
+/// The range of a tensor; the next tensor or the end of the file is at offset `next`.
 fn tensor_range(info: &TensorInfo<'_>, alignment: u64, next: u64) -> Result<TensorRange, GgufError> {
     let (name, offset, known_size) = (|| info.name().to_owned(), info.offset(), info.size_bytes());
     if !offset.is_multiple_of(alignment) {
@@ -44,7 +44,7 @@ fn tensor_range(info: &TensorInfo<'_>, alignment: u64, next: u64) -> Result<Tens
         shape: info.shape().dimensions().to_vec(),
         offset,
         size: known_size.unwrap_or(next.saturating_sub(offset)),
-        // Of an unknown type the size includes padding and says nothing about one expert.
+        // The size of an unknown type includes padding, so the size of one expert is unknown.
         experts: known_size.and_then(|size| stacked_experts(info.name(), &info.shape(), size)),
     })
 }

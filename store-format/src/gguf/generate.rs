@@ -1,4 +1,4 @@
-//! Makes valid GGUF files of every kind, for property tests.
+//! Generates valid GGUF files for property tests.
 
 use proptest::collection::vec;
 use proptest::option;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{ALIGNMENT_KEY, ByteOrder, GgmlType, GgufWriter, Value};
 
-/// A valid file and what is known about it.
+/// A valid file and its expected content.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     pub(crate) order: ByteOrder,
@@ -24,13 +24,13 @@ pub(crate) struct SampleTensor {
     pub(crate) name: String,
     pub(crate) ggml_type: GgmlType,
     pub(crate) dimensions: Vec<u64>,
-    /// 0 without elements; for an unknown type the least its file must hold.
+    /// 0 without elements; for an unknown type, the minimum size in its file.
     size: u64,
     /// From the data section's start.
     pub(crate) offset: u64,
-    /// How many times the alignment is left free in front of it.
+    /// The gap before it, in multiples of the alignment.
     gap: u64,
-    /// Decides its place in the file.
+    /// Determines its order in the file.
     rank: u32,
 }
 

@@ -10,7 +10,7 @@ use super::value_type::ValueType;
 use crate::ggml_type::GgmlType;
 use crate::tensor::{Shape, TensorInfo};
 
-/// The metadata and the tensor table of a GGUF file, with the exact bytes they were read from.
+/// The metadata and tensor table of a GGUF file, with their original bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Header {
     pub(super) preamble: Preamble,
@@ -30,11 +30,10 @@ pub struct Tensors<'a> {
 impl Header {
     /// The longest header read, in bytes.
     pub const MAX_BYTES: u64 = MAX_HEADER_BYTES;
-    /// The most tensors read. Large models have about 1,000; the most that any is known to need,
-    /// Kimi K2 with its experts unpacked, is 70,000.
+    /// The most tensors read. Large models have about 1,000; the known maximum, Kimi K2 with unpacked
+    /// experts, is 70,000.
     pub const MAX_TENSORS: u64 = 131_072;
-    /// The most metadata keys read. Files have some dozens; the public test file for this has
-    /// 32,768.
+    /// The most metadata keys read. Files have some dozens; a public test file has 32,768.
     pub const MAX_KEYS: u64 = 131_072;
 
     /// The byte order of the header and of the tensors' numbers.
@@ -49,13 +48,13 @@ impl Header {
         self.preamble.version
     }
 
-    /// What the data section and every tensor in it is aligned to, in bytes: a power of two.
+    /// The alignment of the data section and of every tensor in bytes, a power of two.
     #[must_use]
     pub fn alignment(&self) -> u64 {
         self.alignment.into()
     }
 
-    /// The header as it is in the file, without the padding before the data section.
+    /// The header's bytes, without the padding before the data section.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -68,8 +67,8 @@ impl Header {
         (self.bytes.len() as u64).next_multiple_of(self.alignment())
     }
 
-    /// All metadata in the order of the file. Keys are shown as text, however odd their bytes;
-    /// they may hold control characters.
+    /// All metadata in the order of the file. Invalid UTF-8 in keys is replaced; keys may hold control
+    /// characters.
     pub fn metadata(&self) -> impl Iterator<Item = (Cow<'_, str>, MetadataValue<'_>)> {
         self.metadata.iter().filter_map(|record| {
             let key = String::from_utf8_lossy(record.key.of(&self.bytes));
@@ -132,7 +131,7 @@ impl<'a> Iterator for Tensors<'a> {
 
 impl ExactSizeIterator for Tensors<'_> {}
 
-/// The first 24 bytes of a file.
+/// The fields of the first 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Preamble {
     pub(super) order: ByteOrder,
@@ -141,7 +140,7 @@ pub(super) struct Preamble {
     pub(super) key_count: usize,
 }
 
-/// A range of the header's bytes. Half the size of a `Range<usize>`: there may be many.
+/// A range of the header's bytes; half the size of a `Range<usize>`, since there may be many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     start: u32,
@@ -149,19 +148,16 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// A range that a [`Cursor`] has passed, and that therefore ends within
-    /// [`Header::MAX_BYTES`].
+    /// The range must have been read by a [`Cursor`], so that it ends within [`Header::MAX_BYTES`].
     pub(super) fn new(start: usize, end: usize) -> Self {
         let short = |place: usize| u32::try_from(place).unwrap_or(u32::MAX);
         Self { start: short(start), end: short(end) }
     }
 
-    /// The same start, another end.
     pub(super) fn ending_at(self, end: usize) -> Self {
         Self { start: self.start, ..Self::new(end, end) }
     }
 
-    /// The bytes of the range.
     pub(super) fn of(self, bytes: &[u8]) -> &[u8] {
         let place = |place: u32| usize::try_from(place).unwrap_or(usize::MAX);
         bytes.get(place(self.start)..place(self.end)).unwrap_or_default()

@@ -3,19 +3,16 @@
 //! A GGUF file is a header (metadata and a table of tensors), padding, and the tensors' bytes.
 //! [`HeaderParser`] takes the header's bytes as they arrive and yields a [`Header`];
 //! [`GgufWriter`] makes one. Both know versions 2 and 3 in both byte orders. [`Header::file_layout`]
-//! says where the tensors lie. Nothing here reads tensor data or decides where a tensor goes: that
-//! is [`crate::split`].
+//! gives the position of each tensor; [`crate::split`] decides how they are stored.
 //!
-//! A [`Header`] exists only if every length, type, name and dimension in it has passed its check,
-//! and whatever is refused is refused at the first byte that decides it, in memory of the order
-//! of [`Header::MAX_BYTES`].
+//! Every length, type, name and dimension in a [`Header`] is validated. Invalid input is refused at
+//! the first byte that proves it invalid, with memory of about [`Header::MAX_BYTES`].
 //!
 //! Source of the format: `ggml/docs/gguf.md` and `ggml/src/gguf.cpp` of llama.cpp.
 
 mod cursor;
 mod error;
 mod file_layout;
-mod format;
 mod header;
 mod parser;
 mod value;
@@ -29,27 +26,26 @@ mod tests;
 
 pub use cursor::ByteOrder;
 pub use error::GgufError;
-pub(crate) use format::FORMAT;
+pub(crate) use error::start_hint;
 pub use header::{Header, Tensors};
-pub use parser::HeaderParser;
+pub use parser::{HeaderParser, Progress};
 pub use value::{ArrayRef, ArrayValue, MetadataValue, Value};
 pub use value_type::ValueType;
 pub use writer::GgufWriter;
 
-pub use crate::file_format::Progress;
 pub use crate::ggml_type::GgmlType;
 
-/// The longest header read, in bytes. The largest real one, of gemma-4 with its 262,144
-/// tokens and 514,906 merges, has 15.8 MB.
+/// The longest header read, in bytes. The largest known one, of gemma-4 with 262,144 tokens and
+/// 514,906 merges, has 15.8 MB.
 const MAX_HEADER_BYTES: u64 = 32 << 20;
-/// The same with the padding up to the data section.
+/// The same including the padding before the data section.
 pub(crate) const MAX_PADDED_HEADER_BYTES: u64 = MAX_HEADER_BYTES + MAX_ALIGNMENT as u64;
 /// The metadata key that holds the alignment of the data section and of every tensor in it.
 pub const ALIGNMENT_KEY: &str = "general.alignment";
-/// The alignment of files that do not set one; fixed by the format.
+/// The default alignment of the format.
 pub(crate) const DEFAULT_ALIGNMENT: u32 = 32;
-/// The largest alignment read. Files use 32, sometimes a page (4 KiB to 64 KiB); more would let a
-/// header of a few bytes ask for gigabytes of padding.
+/// The largest alignment read. Files use 32, sometimes a page (4 KiB to 64 KiB); a larger limit would
+/// let a small header demand gigabytes of padding.
 pub(crate) const MAX_ALIGNMENT: u32 = 1 << 20;
 /// The first four bytes of every GGUF file.
 pub const MAGIC: [u8; 4] = *b"GGUF";

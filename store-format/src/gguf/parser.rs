@@ -1,8 +1,7 @@
-//! Reads a GGUF header from bytes that arrive in pieces.
+//! An incremental parser of GGUF headers.
 //!
-//! The parser keeps the header's bytes once and ranges into them. It advances field by field,
-//! remembers where it is (inside an array of strings too), and so never looks at a byte twice
-//! however small the pieces are, but for the one entry that a piece ends in.
+//! The parser keeps the header's bytes once and ranges into them. It resumes after the last complete
+//! field, also inside an array of strings, so only an incomplete entry is parsed again.
 
 use std::fmt;
 
@@ -11,16 +10,16 @@ use super::error::{GgufError, printable};
 use super::header::{Header, MetadataRecord, Preamble, Span, TensorRecord};
 use super::value::MetadataValue;
 use super::value_type::ValueType;
-use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT, Progress};
+use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT};
 use crate::ggml_type::GgmlType;
 use crate::tensor::{Shape, TensorError, TensorInfo, check_name, size_bytes};
 
-/// Takes a file's bytes from its start and finds the header. It never reads by itself.
+/// Parses the header of a file incrementally.
 pub struct HeaderParser {
     state: State,
-    /// What has been pushed, up to the end of the header.
+    /// The bytes pushed, up to the end of the header.
     bytes: Vec<u8>,
-    /// Everything before it has been understood.
+    /// The bytes before it have been parsed.
     position: usize,
     preamble: Preamble,
     alignment: u32,
@@ -32,7 +31,7 @@ impl Header {
     /// Reads the header at the start of `bytes`; what follows it is ignored.
     ///
     /// # Errors
-    /// [`GgufError`] when the bytes are no such header or end inside it.
+    /// [`GgufError`] when the header is invalid or incomplete.
     pub fn parse(bytes: &[u8]) -> Result<Self, GgufError> {
         let mut parser = HeaderParser::new();
         parser.push(bytes)?;
@@ -40,8 +39,17 @@ impl Header {
     }
 }
 
+/// Whether a header is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// More bytes are needed.
+    NeedMore,
+    /// The header is complete; further bytes are ignored.
+    Done,
+}
+
 impl HeaderParser {
-    /// A parser that has seen nothing.
+    /// A parser with no input yet.
     #[must_use]
     pub fn new() -> Self {
         let preamble = Preamble { order: ByteOrder::Little, version: 0, tensor_count: 0, key_count: 0 };
@@ -56,14 +64,13 @@ impl HeaderParser {
         }
     }
 
-    /// Takes the next bytes of the file, any number of them. What lies behind the header is
-    /// ignored and not kept.
+    /// Takes the next bytes of the file, any number. Bytes after the header are ignored.
     ///
     /// # Errors
-    /// [`GgufError`] at the first byte that decides that this is no header; from then on, always
-    /// the same one.
+    /// [`GgufError`] at the first byte that proves the header invalid; later calls return the same
+    /// error.
     pub fn push(&mut self, bytes: &[u8]) -> Result<Progress, GgufError> {
-        // In pieces, so that of a whole file little more than its header is copied.
+        // In pieces, so that only a little more than the header is copied from a whole file.
         for piece in bytes.chunks(PIECE_BYTES) {
             match &self.state {
                 State::Done => break,
@@ -107,7 +114,6 @@ impl HeaderParser {
         Ok(())
     }
 
-    /// Reads on until the header is complete.
     fn advance(&mut self) -> Result<(), Stop> {
         loop {
             match &self.state {
@@ -138,7 +144,7 @@ impl HeaderParser {
         Ok(())
     }
 
-    /// Reads a metadata entry, or its beginning if it is an array of strings.
+    /// Reads a metadata entry, or only its start if it is an array of strings.
     fn read_entry(&mut self) -> Result<(), Stop> {
         let mut cursor = self.cursor();
         let (key, key_span) = read_key(&mut cursor)?;
@@ -158,7 +164,7 @@ impl HeaderParser {
         Ok(())
     }
 
-    /// Passes over the strings of an array, as far as they have arrived.
+    /// Skips the strings of an array that have arrived.
     fn read_strings(&mut self, mut entry: MetadataRecord, mut left: usize) -> Result<(), Stop> {
         let mut cursor = self.cursor();
         let mut stop = None;
@@ -256,12 +262,11 @@ impl fmt::Debug for HeaderParser {
     }
 }
 
-/// What is read next.
 #[derive(Debug)]
 enum State {
     Preamble,
     Metadata,
-    /// Inside the value of `entry`, which goes on for `left` strings.
+    /// Inside the value of `entry`, with `left` strings to come.
     Strings {
         entry: MetadataRecord,
         left: usize,
@@ -271,21 +276,21 @@ enum State {
     Refused(GgufError),
 }
 
-/// How much is copied at a time of bytes that may lie behind the header.
+/// The size of a copy of pushed bytes, which may lie after the header.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Makes room by doubling, but never for much more than the longest header: the refusal of
-/// a hostile file must not cost twice that.
+/// Grows the buffer by doubling, limited to the longest header, so that a hostile file cannot use twice
+/// that memory.
 fn reserve(bytes: &mut Vec<u8>, more: usize) {
     let needed = bytes.len().saturating_add(more);
     if needed > bytes.capacity() {
         let longest = usize::try_from(Header::MAX_BYTES).unwrap_or(usize::MAX).saturating_add(PIECE_BYTES);
-        let room = bytes.capacity().saturating_mul(2).min(longest).max(needed);
-        bytes.reserve_exact(room.saturating_sub(bytes.len()));
+        let capacity = bytes.capacity().saturating_mul(2).min(longest).max(needed);
+        bytes.reserve_exact(capacity.saturating_sub(bytes.len()));
     }
 }
 
-/// The version, and the byte order that it betrays: no version has only zeros in its lower half.
+/// The version and the byte order, which follows from it: the lower half of a version is never zero.
 fn read_version(cursor: &mut Cursor<'_>) -> Result<(ByteOrder, u32), Stop> {
     let little = cursor.u32()?;
     let (order, found) = match little {
@@ -323,13 +328,12 @@ fn read_value_type(cursor: &mut Cursor<'_>, key: &[u8]) -> Result<ValueType, Sto
     known.ok_or_else(|| GgufError::ValueType { key: printable(key), offset, found }.into())
 }
 
-/// Passes over an array; of an array of strings only over its beginning, and says how many
-/// strings follow.
+/// Skips an array. For an array of strings, skips only its start and returns the number of strings.
 fn read_array(cursor: &mut Cursor<'_>, key: &[u8]) -> Result<Option<usize>, Stop> {
     let offset = cursor.position() as u64;
     let element = read_value_type(cursor, key)?;
     if element == ValueType::Array {
-        // An array in an array in an array … is how parsers that recurse lose their stack.
+        // Nested arrays could overflow the stack of a recursive parser.
         return Err(GgufError::NestedArray { key: printable(key), offset }.into());
     }
     let count = cursor.count(element.least_bytes() as u64)?;
@@ -357,7 +361,7 @@ fn read_name<'a>(cursor: &mut Cursor<'a>) -> Result<(&'a str, Span), Stop> {
     let start = cursor.position();
     let length = cursor.count(1)?;
     if length > TensorInfo::MAX_NAME_BYTES {
-        // Refused by its length alone; as much of the name as is there says which it is.
+        // Refused by its length; the error contains the part of the name that has arrived.
         let problem = TensorError::NameLength { found: length as u64 };
         return Err(tensor_error(cursor.rest(), start, problem).into());
     }
@@ -370,8 +374,7 @@ fn tensor_error(name: &[u8], start: usize, problem: TensorError) -> GgufError {
     GgufError::Tensor { name: printable(name), offset: start as u64, problem }
 }
 
-/// The first of two equal names. By sorting: comparing all with all takes llama.cpp a minute for
-/// 100,000 names.
+/// The first of two equal names. Sorts, because comparing all pairs takes a minute for 100,000 names.
 fn duplicate<'a>(names: impl Iterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
     let mut sorted: Vec<&[u8]> = names.collect();
     sorted.sort_unstable();

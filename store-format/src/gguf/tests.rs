@@ -1,4 +1,4 @@
-//! What the header parser takes and what it refuses, one case for each rejection.
+//! Tests of the header parser, one case for each error.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::generate::{Sample, file};
 use super::*;
 use crate::tensor::TensorError;
 
-/// Bytes of a little-endian header, field by field, right or wrong.
+/// A little-endian header built field by field, valid or not.
 #[derive(Clone)]
 struct Raw(Vec<u8>);
 
@@ -42,7 +42,7 @@ impl Raw {
         dimensions.iter().fold(raw, |raw, dimension| raw.u64(*dimension)).u32(ggml_type).u64(offset)
     }
 
-    /// Proves that the last byte, and no earlier one, makes the parser refuse; returns why.
+    /// Asserts that the last byte, and no earlier one, causes an error; returns it.
     fn refused(&self) -> GgufError {
         let mut parser = HeaderParser::new();
         let (last, before) = self.0.split_last().unwrap();
@@ -67,7 +67,7 @@ impl Raw {
     }
 }
 
-/// Pushes a header in pieces of these sizes, over and over.
+/// Pushes a header in pieces of these sizes, repeated.
 fn parse_in_pieces(bytes: &[u8], sizes: &[usize]) -> Result<Header, GgufError> {
     let (mut parser, mut rest) = (HeaderParser::new(), bytes);
     for size in sizes.iter().cycle() {
@@ -101,7 +101,7 @@ fn assert_describes(header: &Header, sample: &Sample) {
     }
 }
 
-/// Compares floats by their bits: a NaN must come back as it was.
+/// Compares floats by their bits, so that NaN equals NaN.
 fn assert_same(written: &Value, read: MetadataValue<'_>) {
     match (written, read) {
         (Value::F32(a), MetadataValue::F32(b)) => assert_eq!(a.to_bits(), b.to_bits()),
@@ -198,7 +198,7 @@ fn wrong_magic_is_refused_at_the_fourth_byte() {
 }
 
 #[test]
-fn version_1_is_refused_with_the_way_out() {
+fn version_1_is_refused_with_a_hint() {
     let error = Raw(b"GGUF".to_vec()).u32(1).refused().to_string();
     assert!(error.contains("version 1") && error.contains("current llama.cpp"), "{error}");
     assert_eq!(Raw(b"GGUF".to_vec()).u32(1 << 24).refused(), GgufError::OldVersion { found: 1 });
@@ -311,7 +311,7 @@ fn long_arrays_are_shown_shortened() {
 }
 
 #[test]
-fn wrong_type_of_a_well_known_key_is_no_value_of_the_right_type() {
+fn well_known_key_of_wrong_type_is_ignored() {
     let header = Raw::new(0, 1).key("general.architecture", 4).u32(7).accepted();
     assert_eq!(header.architecture(), None);
     assert_eq!(header.value("general.architecture").unwrap().as_u64(), Some(7));
@@ -432,7 +432,7 @@ fn unknown_and_legacy_types_are_read() {
 }
 
 #[test]
-fn header_that_ends_early_says_inside_what() {
+fn truncated_header_is_refused_with_its_incomplete_part() {
     let text = |raw: Raw| Header::parse(&raw.0).unwrap_err().to_string();
     assert!(text(Raw::new(0, 2).key("a", 0).bytes(&[1])).ends_with("metadata entry 2 of 2"));
     assert!(text(Raw::new(0, 1).key("a", 9).u32(8).u64(3).string(b"x")).ends_with("metadata entry 1 of 1"));
@@ -464,7 +464,7 @@ fn hundred_thousand_equal_names_are_refused() {
 }
 
 #[test]
-fn writer_lays_tensors_out_one_behind_the_other() {
+fn writer_places_tensors_consecutively() {
     let mut writer = GgufWriter::new();
     writer.metadata(ALIGNMENT_KEY, 64_u32).unwrap();
     writer.tensor("a", GgmlType::F32, &[3]).unwrap().tensor("b", GgmlType::Q4_0, &[32, 5]).unwrap();

@@ -1,4 +1,4 @@
-//! Metadata values: borrowed as they are read, owned as they are written.
+//! Metadata values: borrowed when read, owned when written.
 
 use std::fmt;
 
@@ -63,7 +63,7 @@ impl<'a> MetadataValue<'a> {
         }
     }
 
-    /// The value of a truth value.
+    /// The value of a boolean.
     #[must_use]
     pub fn as_bool(&self) -> Option<bool> {
         match *self {
@@ -81,7 +81,7 @@ impl<'a> MetadataValue<'a> {
         }
     }
 
-    /// The same value, to be written.
+    /// An owned copy, for the writer.
     #[must_use]
     pub fn to_value(&self) -> Value {
         match *self {
@@ -104,7 +104,7 @@ impl<'a> MetadataValue<'a> {
         }
     }
 
-    /// Reads a value whose extent has been checked.
+    /// Reads a value whose length has been checked.
     pub(super) fn read(cursor: &mut Cursor<'a>, value_type: ValueType) -> Result<Self, Stop> {
         Ok(match value_type {
             ValueType::U8 => Self::U8(u8::from_le_bytes(cursor.number()?)),
@@ -124,8 +124,7 @@ impl<'a> MetadataValue<'a> {
     }
 }
 
-/// For people: strings and arrays of strings in quotes with escapes, so that any terminal can
-/// show them.
+/// Strings are quoted and escaped, so that they are safe for a terminal.
 impl fmt::Display for MetadataValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -193,7 +192,7 @@ impl<'a> ArrayRef<'a> {
 
 impl fmt::Display for ArrayRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// As many elements as a line of a table has room for; token lists have 262,144.
+        /// The number of elements that fit a table row; token lists have 262,144.
         const SHOWN: usize = 8;
         f.write_str("[")?;
         for (index, value) in self.iter().take(SHOWN).enumerate() {
@@ -254,8 +253,8 @@ impl Value {
     }
 }
 
-/// An array to be written: values of one type, never arrays. It comes from
-/// `Value::from(vec![…])` or [`Value::strings`].
+/// An array to be written: values of one type, never arrays. Made by `Value::from(vec![…])` or
+/// [`Value::strings`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ArrayValue {
     element: ValueType,

@@ -51,7 +51,7 @@ impl ValueType {
         self as u32
     }
 
-    /// The least size of such a value in bytes; the exact size of all but strings and arrays.
+    /// The minimum size in bytes; the exact size of all but strings and arrays.
     pub(super) const fn least_bytes(self) -> usize {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,

@@ -8,8 +8,8 @@ use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
 use crate::ggml_type::GgmlType;
 use crate::tensor::{Shape, TensorError, check_name, size_bytes};
 
-/// Collects metadata and tensors and makes the header of a GGUF file. The caller writes the
-/// tensors' bytes behind it, each at its offset ([`GgufWriter::tensor_offsets`]).
+/// Makes the header of a GGUF file from metadata and tensors. The caller writes the tensors' bytes
+/// after it, each at its offset ([`GgufWriter::tensor_offsets`]).
 ///
 /// The alignment is the value of `general.alignment`, if that is set, and 32 otherwise.
 #[derive(Clone, Debug)]
@@ -27,14 +27,14 @@ impl GgufWriter {
         Self { order: ByteOrder::Little, version: 3, metadata: Vec::new(), tensors: Vec::new() }
     }
 
-    /// Writes numbers in this order; the tensors' bytes are the caller's to swap.
+    /// Sets the byte order of numbers in the header; the caller swaps the tensors' bytes.
     #[must_use]
     pub fn with_byte_order(mut self, order: ByteOrder) -> Self {
         self.order = order;
         self
     }
 
-    /// Writes this version number; 2 and 3 can be read back.
+    /// Sets the version; 2 and 3 can be read back.
     #[must_use]
     pub fn with_version(mut self, version: u32) -> Self {
         self.version = version;
@@ -54,7 +54,7 @@ impl GgufWriter {
         Ok(self)
     }
 
-    /// Adds a tensor that lies behind the one added before it, dimensions fastest first.
+    /// Adds a tensor after the previous one; dimensions are fastest first.
     ///
     /// # Errors
     /// [`GgufError::Unwritable`] when the name, the type or the shape is refused, or the type's
@@ -63,9 +63,8 @@ impl GgufWriter {
         self.add(name, ggml_type, shape, None)
     }
 
-    /// Adds a tensor at an offset of one's own, in bytes from the start of the data section. The
-    /// next [`GgufWriter::tensor`] lies behind it. The type may be unknown: it is then taken to
-    /// have no bytes.
+    /// Adds a tensor at an offset in bytes from the start of the data section. The next
+    /// [`GgufWriter::tensor`] follows it. A tensor of an unknown type has size 0.
     ///
     /// # Errors
     /// [`GgufError::Unwritable`] when the name, the type or the shape is refused.
@@ -79,8 +78,7 @@ impl GgufWriter {
         self.add(name, ggml_type, shape, Some(offset))
     }
 
-    /// Where each tensor's bytes start, in bytes from the start of the data section, in the order
-    /// in which the tensors were added.
+    /// The offset of each tensor in bytes from the start of the data section, in the order added.
     ///
     /// # Errors
     /// [`GgufError::Unwritable`] when the tensors do not fit 64 bits.
@@ -94,8 +92,8 @@ impl GgufWriter {
         self.tensors.iter().map(place).collect()
     }
 
-    /// How long the data section is if the last tensor added is the last in the file and padded
-    /// like the others, in bytes.
+    /// The size of the data section in bytes, if the last tensor added is the last in the file and is
+    /// padded like the others.
     ///
     /// # Errors
     /// [`GgufError::Unwritable`] when the tensors do not fit 64 bits.
@@ -107,11 +105,10 @@ impl GgufWriter {
         }
     }
 
-    /// The header, with the padding up to the data section. It has been read back and passed all
-    /// checks of [`Header`].
+    /// The header and the padding before the data section, validated by parsing it as a [`Header`].
     ///
     /// # Errors
-    /// [`GgufError`] when what was added makes no header that can be read.
+    /// [`GgufError`] when the header would be invalid.
     pub fn header(&self) -> Result<Vec<u8>, GgufError> {
         let mut out = Encoder { bytes: Vec::new(), order: self.order };
         out.bytes.extend(MAGIC);
@@ -167,7 +164,7 @@ impl Default for GgufWriter {
     }
 }
 
-/// A tensor that will be written: at `offset`, or behind the one before it.
+/// A tensor to be written at `offset`, or after the previous one.
 #[derive(Clone, Debug)]
 struct Planned {
     name: String,
@@ -178,7 +175,7 @@ struct Planned {
 }
 
 impl Planned {
-    /// Where the next tensor starts if this one is at `offset`.
+    /// The offset of the next tensor if this one is at `offset`.
     fn padded_end(&self, offset: u64, alignment: u64) -> Result<u64, GgufError> {
         let end = offset.checked_add(self.size).and_then(|end| end.checked_next_multiple_of(alignment));
         end.ok_or_else(|| GgufError::Unwritable {
@@ -213,7 +210,7 @@ impl Encoder {
             Value::Array(array) => {
                 self.number(array.element_type().id().to_le_bytes());
                 self.count(array.values().len());
-                // An `ArrayValue` never holds arrays: this goes no deeper.
+                // An `ArrayValue` never holds arrays, so there is no recursion.
                 array.values().iter().for_each(|value| self.scalar(value));
             }
             _ => self.scalar(value),

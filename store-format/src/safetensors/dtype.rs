@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How the elements of a tensor are written, as the `safetensors` library names it.
+/// The element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[allow(non_camel_case_types, reason = "the names are the format's")]
@@ -23,7 +23,7 @@ pub enum Dtype {
     F8_E5M2,
     /// 8 bits, three of mantissa.
     F8_E4M3,
-    /// 8 bits of exponent alone: a scale.
+    /// 8 bits of exponent only, for scales.
     F8_E8M0,
     /// Signed, 16 bits.
     I16,
@@ -50,8 +50,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// The type with this name in a header; `None` for one that this version does not know, whose
-    /// size nobody can check.
+    /// The type with this name in a header; `None` if unknown.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         TABLE.iter().find(|(known, ..)| *known == name).map(|(_, dtype, _)| *dtype)
@@ -63,13 +62,13 @@ impl Dtype {
         self.row().0
     }
 
-    /// How many bits an element has.
+    /// The bits of an element.
     #[must_use]
     pub fn bits(self) -> u64 {
         self.row().2
     }
 
-    /// Whether [`convert`](super::convert) reads and writes it.
+    /// Whether [`convert`](super::convert) supports it.
     #[must_use]
     pub const fn is_convertible(self) -> bool {
         matches!(self, Self::F32 | Self::F16 | Self::BF16)

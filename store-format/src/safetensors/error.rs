@@ -1,4 +1,4 @@
-//! Why the header of a safetensors file is refused.
+//! Errors of the safetensors parser and writer.
 
 use super::{Dtype, MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_TENSORS};
 
@@ -6,31 +6,30 @@ use super::{Dtype, MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_TENSORS};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SafetensorsError {
-    /// The file, or what was given of it, ends before its header does.
+    /// The input ends before the header does.
     #[error("safetensors: ends at byte {found}, the header at byte {expected}")]
     Truncated {
-        /// How many bytes there are.
+        /// The size of the input.
         found: u64,
-        /// How many the header needs, its length's eight included.
+        /// The size of the header with its length field.
         expected: u64,
     },
-    /// The header says of itself that it is longer than any.
+    /// The declared length of the header is above the limit.
     #[error("safetensors: header of {found} bytes, at most {MAX_HEADER_BYTES} allowed")]
     HeaderLength {
         /// Its length in bytes.
         found: u64,
     },
-    /// The header is not JSON, or JSON of another form: a name twice, a field too many, a number
-    /// that is none, metadata that is no text.
+    /// The header is not JSON, or not the expected JSON.
     #[error("safetensors: header is not the JSON expected: {reason}")]
     Json {
-        /// What the parser says.
+        /// The parser's message.
         reason: String,
     },
-    /// More tensors than any file has.
+    /// Too many tensors.
     #[error("safetensors: more than {MAX_TENSORS} tensors")]
     TooManyTensors,
-    /// A name that is too long, empty, or would harm a terminal.
+    /// A name that is empty, too long, or has control characters.
     #[error("safetensors: tensor name of {length} bytes: {problem}")]
     Name {
         /// Its length in bytes.
@@ -46,15 +45,15 @@ pub enum SafetensorsError {
         /// The type's name, at most 16 characters of it.
         found: String,
     },
-    /// More dimensions than any tensor has.
+    /// Too many dimensions.
     #[error("safetensors: tensor {name:?}: {found} dimensions, at most {MAX_DIMENSIONS} allowed")]
     Rank {
         /// The tensor's name.
         name: String,
-        /// How many dimensions.
+        /// The number of dimensions.
         found: usize,
     },
-    /// The shape's product overflows, or does not fill whole bytes.
+    /// The size overflows or is not a whole number of bytes.
     #[error("safetensors: tensor {name:?}: shape {shape:?} of {dtype} is no number of bytes")]
     Size {
         /// The tensor's name.
@@ -64,32 +63,32 @@ pub enum SafetensorsError {
         /// Its dimensions.
         shape: Vec<u64>,
     },
-    /// The offsets leave another length than the shape needs.
+    /// The offsets do not match the shape and type.
     #[error("safetensors: tensor {name:?}: bytes {begin} to {end}, its shape needs {expected}")]
     Length {
         /// The tensor's name.
         name: String,
-        /// Where it starts, counted from the start of the data.
+        /// Its start, relative to the data section.
         begin: u64,
-        /// Where it ends.
+        /// Its end.
         end: u64,
-        /// How many bytes its shape and type make.
+        /// Its size by shape and type.
         expected: u64,
     },
-    /// A tensor does not start where the one before ends: a gap or an overlap.
+    /// A gap or an overlap between two tensors.
     #[error("safetensors: tensor {name:?}: starts at byte {begin} of the data, {expected} expected")]
     Position {
         /// The tensor's name.
         name: String,
-        /// Where it starts.
+        /// Its start.
         begin: u64,
-        /// Where the one before ends.
+        /// The end of the previous tensor.
         expected: u64,
     },
-    /// The last tensor does not end where the file does.
+    /// The last tensor does not end at the end of the file.
     #[error("safetensors: the tensors end at byte {found} of the file, which has {file_size}")]
     End {
-        /// Where the last tensor ends.
+        /// The end of the last tensor.
         found: u64,
         /// The file's length.
         file_size: u64,

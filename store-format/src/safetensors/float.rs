@@ -1,14 +1,13 @@
-//! Conversion between the three float types that weights come in.
+//! Conversion between the three float types of weights.
 //!
-//! Every step goes through `F32`, which has all values of the other two, so a value is rounded
-//! once at most: to the nearest, and to the even one of two that are as near, as IEEE 754 and
-//! every engine have it. What is too large becomes infinite; what is no number stays none.
+//! Conversion goes through `F32`, which contains all values of the other two, so a value is rounded
+//! at most once: to nearest, ties to even. Overflow gives infinity; NaN stays NaN.
 
 use super::Dtype;
 
-/// The elements of `bytes`, which are of type `from`, as elements of type `to`, in the same order.
+/// Converts the elements of `bytes` from type `from` to type `to`.
 ///
-/// `None` if one of the types is not [convertible](Dtype::is_convertible), or if `bytes` are no
+/// `None` if one of the types is not [convertible](Dtype::is_convertible), or if `bytes` is not a
 /// whole number of elements.
 #[must_use]
 pub fn convert(bytes: &[u8], from: Dtype, to: Dtype) -> Option<Vec<u8>> {
@@ -43,7 +42,7 @@ fn bf16_of_f32(value: f32) -> u16 {
     let bits = value.to_bits();
     let upper = upper_half(bits);
     if value.is_nan() {
-        // Its mantissa may lie in the lower half alone: without this it would become infinite.
+        // If only the lower half of the mantissa is set, truncation would give infinity.
         return upper | QUIET;
     }
     upper_half(bits.wrapping_add(0x7fff + u32::from(upper & 1)))
@@ -80,7 +79,7 @@ fn f16_of_f32(value: f32) -> u16 {
     let magnitude = match exponent {
         255 if mantissa != 0 => INFINITE | QUIET | lower_half(mantissa >> 13),
         143.. => INFINITE,
-        // From here on, the exponent's carry out of a rounded mantissa is what it should be.
+        // A carry out of the rounded mantissa correctly increments the exponent.
         113.. => lower_half(rounded(((exponent - 112) << 23) | mantissa, 13)),
         102.. => lower_half(rounded(mantissa | 0x0080_0000, 126 - exponent)),
         _ => 0,
@@ -88,7 +87,7 @@ fn f16_of_f32(value: f32) -> u16 {
     sign | magnitude
 }
 
-/// `number / 2^shift`, rounded to the nearest, of two to the even one; `shift` is 1 to 24.
+/// `number / 2^shift`, rounded to nearest, ties to even; `shift` is 1 to 24.
 fn rounded(number: u32, shift: u32) -> u32 {
     let (whole, half) = (number >> shift, 1_u32 << (shift - 1));
     let rest = number & ((half << 1) - 1);
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn every_half_survives_the_way_through_f32() {
+    fn every_half_round_trips_through_f32() {
         for half in 0..=u16::MAX {
             for (wide, back) in
                 [(f32_of_f16(half), f16_of_f32 as fn(f32) -> u16), (f32_of_bf16(half), bf16_of_f32)]
@@ -138,13 +137,13 @@ mod tests {
             }
         }
         assert!(f32_of_f16(f16_of_f32(f32::NAN)).is_nan());
-        // A number that is none in its lowest bit alone.
+        // NaN with only the lowest mantissa bit set.
         assert!(f32_of_bf16(bf16_of_f32(f32::from_bits(0x7f80_0001))).is_nan());
         assert!(f32_of_f16(f16_of_f32(f32::from_bits(0xff80_0001))).is_nan());
     }
 
     #[test]
-    fn brain_floats_round_to_the_even_one_of_two() {
+    fn bf16_ties_round_to_even() {
         let bf16 = |bits| bf16_of_f32(f32::from_bits(bits));
         assert_eq!([bf16(0x3f80_8000), bf16(0x3f81_8000)], [0x3f80, 0x3f82]);
         assert_eq!([bf16(0x3f80_8001), bf16(0x3f80_7fff)], [0x3f81, 0x3f80]);

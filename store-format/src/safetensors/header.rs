@@ -1,4 +1,4 @@
-//! From a header's bytes to tensors whose places are certain.
+//! Parses and validates a safetensors header.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ pub struct Header {
     metadata: BTreeMap<String, String>,
     /// In the order of the data.
     tensors: Vec<Tensor>,
-    /// Where in `tensors` a name stands.
+    /// The index in `tensors` by name.
     places: HashMap<Box<str>, usize>,
 }
 
@@ -35,7 +35,7 @@ impl Header {
     pub const MAX_DIMENSIONS: usize = MAX_DIMENSIONS;
     /// The longest name of a tensor, in bytes.
     pub const MAX_NAME_BYTES: usize = 1024;
-    /// How many bytes at the start of a file say how long its header is.
+    /// The size of the length field at the start of a file.
     pub const LENGTH_BYTES: usize = 8;
 
     /// How many bytes of a file [`parse`](Self::parse) needs, by the first eight of it.
@@ -50,12 +50,10 @@ impl Header {
         Ok(found + Self::LENGTH_BYTES as u64)
     }
 
-    /// Checks the start of a file that has `file_size` bytes; what follows the header is not
-    /// looked at.
+    /// Parses the start of a file of `file_size` bytes; bytes after the header are ignored.
     ///
     /// # Errors
-    /// [`SafetensorsError`] when `start` lacks a part of the header, or when the file is not what
-    /// the format allows.
+    /// [`SafetensorsError`] when `start` does not contain the whole header, or the header is invalid.
     pub fn parse(start: &[u8], file_size: u64) -> Result<Self, SafetensorsError> {
         let truncated = |expected| SafetensorsError::Truncated { found: start.len() as u64, expected };
         let (length, rest) = start.split_first_chunk().ok_or_else(|| truncated(Self::LENGTH_BYTES as u64))?;
@@ -64,7 +62,7 @@ impl Header {
         let json = rest.get(..json_bytes).ok_or_else(|| truncated(data_offset))?;
         let raw: RawHeader = serde_json::from_slice(json).map_err(|error| refusal(&error))?;
         let mut tensors = check_tensors(raw.tensors, data_offset)?;
-        // One without elements stands before the one that starts at the same place.
+        // Sorts an empty tensor before the one at the same offset.
         tensors.sort_by_key(|tensor| (tensor.offset_in_file, tensor.size));
         check_cover(&tensors, data_offset, file_size)?;
         let named = tensors.iter().enumerate();
@@ -78,7 +76,7 @@ impl Header {
         self.data_offset
     }
 
-    /// What the file says of itself: texts by key.
+    /// The metadata.
     #[must_use]
     pub const fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
@@ -110,28 +108,28 @@ impl Tensor {
         self.dtype
     }
 
-    /// Its dimensions, the slowest first; none at all make a scalar.
+    /// Its dimensions, the slowest first; a scalar has none.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
 
-    /// Where its bytes start, counted from the start of the file.
+    /// Its offset in the file.
     #[must_use]
     pub const fn offset_in_file(&self) -> u64 {
         self.offset_in_file
     }
 
-    /// How many bytes it has.
+    /// Its size in bytes.
     #[must_use]
     pub const fn size_bytes(&self) -> u64 {
         self.size
     }
 }
 
-/// How many bytes a tensor has; `None` if that is no number of whole bytes below 2^64.
+/// The size of a tensor; `None` if it overflows or is not a whole number of bytes.
 pub(super) fn size_bytes(dtype: Dtype, shape: &[u64]) -> Option<u64> {
-    // Asked for by name: a product that passes 2^64 on the way to 0 is no overflow.
+    // Zero is checked first: an intermediate product above 2^64 is then no overflow.
     if shape.contains(&0) {
         return Some(0);
     }
@@ -140,7 +138,6 @@ pub(super) fn size_bytes(dtype: Dtype, shape: &[u64]) -> Option<u64> {
     u64::try_from(bits / 8).ok().filter(|_| bits.is_multiple_of(8))
 }
 
-/// Proves that a name can be shown to people.
 pub(super) fn check_name(name: &str) -> Result<(), SafetensorsError> {
     let problem = match name {
         "" => "is empty",
@@ -177,7 +174,7 @@ fn check_tensor(name: String, raw: RawTensor, data_offset: u64) -> Result<Tensor
     }
 }
 
-/// Proves that the tensors are the data: all of it, each byte once.
+/// Checks that the tensors cover the data exactly once.
 fn check_cover(tensors: &[Tensor], data_offset: u64, file_size: u64) -> Result<(), SafetensorsError> {
     let mut position = data_offset;
     for Tensor { name, offset_in_file, size, .. } in tensors {
@@ -200,7 +197,7 @@ fn refusal(error: &serde_json::Error) -> SafetensorsError {
     if text.starts_with(TOO_MANY) {
         return SafetensorsError::TooManyTensors;
     }
-    // The parser quotes what it does not know, control characters and all.
+    // The parser quotes unknown input, including control characters.
     let harmless = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
     SafetensorsError::Json { reason: text.chars().take(SHOWN_CHARS).map(harmless).collect() }
 }

@@ -1,8 +1,7 @@
-//! The JSON of a header, as it stands there and not yet checked against anything.
+//! The JSON of a header, not yet validated.
 //!
-//! Nothing recurses on input: an entry has three fields of known form, so nothing nests deeper
-//! than four, whatever comes. A name that comes twice is refused here, because a map would
-//! silently keep one of the two, and other readers the other.
+//! The nesting depth is at most four, so nothing recurses on input. Duplicate names are refused here:
+//! a map would silently keep one of them, and other readers might keep the other.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -16,7 +15,7 @@ use super::MAX_TENSORS;
 #[derive(Debug, Default)]
 pub(super) struct RawHeader {
     pub(super) metadata: BTreeMap<String, String>,
-    /// In the order of the text.
+    /// In the order of the JSON.
     pub(super) tensors: Vec<(String, RawTensor)>,
 }
 
@@ -29,10 +28,10 @@ pub(super) struct RawTensor {
     pub(super) data_offsets: (u64, u64),
 }
 
-/// The one name that is no tensor's.
+/// The key of the metadata.
 pub(super) const METADATA: &str = "__metadata__";
 
-/// What the error of a refused count says, to be told from the JSON's own faults.
+/// The message of a refused count, which distinguishes it from a JSON error.
 pub(super) const TOO_MANY: &str = "too many tensors";
 
 impl<'de> Deserialize<'de> for RawHeader {
@@ -68,7 +67,6 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 }
 
-/// Texts by key, each key once.
 struct Metadata(BTreeMap<String, String>);
 
 impl<'de> Deserialize<'de> for Metadata {
@@ -98,7 +96,7 @@ impl<'de> Visitor<'de> for MetadataVisitor {
     }
 }
 
-/// A name as an error may show it: not all of a long one, and nothing that moves a cursor.
+/// A name for an error message, truncated and escaped.
 pub(super) fn shown(name: &str) -> String {
     const SHOWN_CHARS: usize = 64;
     format!("{:?}", name.chars().take(SHOWN_CHARS).collect::<String>())

@@ -1,4 +1,4 @@
-//! The header of a safetensors file: which tensors it has, of which type, and where.
+//! The header of a safetensors file.
 //!
 //! ```
 //! use blobd_store_format::safetensors::{Dtype, Header, HeaderWriter};
@@ -15,11 +15,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What exists has been checked: a tensor's length is its shape times its type, the tensors
-//! follow one another without gap or overlap and end with the file, and no name comes twice. The
-//! format is that of the `safetensors` library (<https://github.com/huggingface/safetensors>,
-//! "Format"): eight bytes with the length of the header, least significant first, that many bytes
-//! of JSON, then the data. This module reads no data but in [`convert`], and no file at all.
+//! In a [`Header`], a tensor's size is its shape times its type, the tensors cover the data without gap
+//! or overlap, and names are unique. The format is that of the `safetensors` library
+//! (<https://github.com/huggingface/safetensors>, "Format"): the length of the header as eight
+//! little-endian bytes, the header in JSON, then the data.
 
 mod dtype;
 mod error;

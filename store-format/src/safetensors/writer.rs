@@ -1,4 +1,4 @@
-//! Writing a header, in the form that [`Header`](super::Header) reads.
+//! Writes a header.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::header::{check_name, size_bytes};
 use super::json::METADATA;
 use super::{Dtype, SafetensorsError};
 
-/// The header of a file to be: metadata, and tensors in the order in which their data will follow.
+/// Makes a header from metadata and tensors, in the order of their data.
 #[derive(Clone, Debug, Default)]
 pub struct HeaderWriter {
     metadata: BTreeMap<String, String>,
@@ -18,24 +18,22 @@ pub struct HeaderWriter {
 }
 
 impl HeaderWriter {
-    /// Nothing yet.
+    /// An empty header.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets a text of the metadata.
+    /// Sets a metadata entry.
     pub fn metadata(&mut self, key: impl Into<String>, value: impl Into<String>) -> &mut Self {
         self.metadata.insert(key.into(), value.into());
         self
     }
 
-    /// Adds a tensor whose data comes after that of the one before; `shape` has the slowest
-    /// dimension first.
+    /// Adds a tensor after the previous one; `shape` has the slowest dimension first.
     ///
     /// # Errors
-    /// [`SafetensorsError`] for what no reader would take: a bad name, one that is there already,
-    /// a shape of no size.
+    /// [`SafetensorsError`] for an invalid or duplicate name, or an invalid size.
     pub fn tensor(&mut self, name: &str, dtype: Dtype, shape: &[u64]) -> Result<&mut Self, SafetensorsError> {
         check_name(name)?;
         if name == METADATA || !self.names.insert(name.to_owned()) {
@@ -51,10 +49,10 @@ impl HeaderWriter {
         Ok(self)
     }
 
-    /// The bytes in front of the data: the length, the JSON, and spaces up to a multiple of eight.
+    /// The bytes before the data: the length, the JSON, and spaces up to a multiple of eight.
     ///
     /// # Errors
-    /// [`SafetensorsError::HeaderLength`] when there is more than a reader takes.
+    /// [`SafetensorsError::HeaderLength`] when the header is above the limit.
     pub fn header(&self) -> Result<Vec<u8>, SafetensorsError> {
         let mut entries = self.entries.clone();
         if !self.metadata.is_empty() {

@@ -1,19 +1,18 @@
-//! Where each blob lies in the file.
+//! The positions of each blob in the file.
 
 use super::plan::{Segment, SplitPlan, Target};
 
-/// A plan's segments by blob. Who looked at all segments for each blob would look at seventeen thousand
-/// million of a file with as many tensors as there may be.
+/// An index of a plan's segments by blob. Without it, finding the segments of all blobs is quadratic.
 #[derive(Clone, Debug)]
 pub struct BlobPlaces {
-    /// The places of segments in the plan, those of one blob together and in the order of the file.
+    /// Indices of segments in the plan, grouped by blob, in file order.
     segments: Vec<usize>,
-    /// Where those of each blob begin, and where the last one's end.
+    /// The start of each blob's group, and the end of the last.
     starts: Vec<usize>,
 }
 
 impl BlobPlaces {
-    /// Sorts a plan's segments.
+    /// Builds the index.
     #[must_use]
     pub fn of(plan: &SplitPlan) -> Self {
         let own = plan.segments().iter().enumerate().filter_map(|(place, segment)| match segment.target {
@@ -26,7 +25,7 @@ impl BlobPlaces {
         Self { starts: starts.collect(), segments: own.into_iter().map(|(_, place)| place).collect() }
     }
 
-    /// The segments of a blob, in the order of the file. The plan is the one that this was made of.
+    /// The segments of a blob, in file order. `plan` must be the plan that this was made from.
     pub fn segments<'p>(&self, plan: &'p SplitPlan, blob: usize) -> impl Iterator<Item = &'p Segment> {
         let start = self.starts.get(blob).copied().unwrap_or_default();
         let end = self.starts.get(blob.saturating_add(1)).copied().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The plan: which bytes of the file go to which blob.
+//! The plan: which bytes of the file belong to which blob.
 
 use std::borrow::Cow;
 
@@ -18,22 +18,22 @@ pub struct SplitPlan {
     literal_count: usize,
 }
 
-/// A blob that the file's bytes make.
+/// A blob that is made from the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedBlob {
     /// Its length in bytes.
     pub size: u64,
-    /// What it holds.
+    /// Its content.
     pub content: BlobContent,
 }
 
-/// What a planned blob holds.
+/// The content of a planned blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlobContent {
-    /// All of a file that stays in one piece.
+    /// A whole file that is not split.
     File,
-    /// The header, with the padding up to the data section.
+    /// The header and the padding before the data section.
     Header,
     /// The bytes of one tensor.
     Tensor,
@@ -43,35 +43,35 @@ pub enum BlobContent {
     Filler,
 }
 
-/// A range of the file that goes to one place.
+/// A range of the file with one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where it starts in the file, in bytes.
+    /// Its offset in the file, in bytes.
     pub offset_in_file: u64,
-    /// How long it is in bytes; never 0.
+    /// Its length in bytes; never 0.
     pub length: u64,
-    /// Where its first byte goes.
+    /// The target of its first byte.
     pub target: Target,
 }
 
-/// Where bytes of the file go.
+/// The target of bytes of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Into a blob.
     Blob {
-        /// Its place in [`SplitPlan::blobs`].
+        /// Its index in [`SplitPlan::blobs`].
         blob: usize,
-        /// Where in the blob, in bytes.
+        /// The offset in the blob, in bytes.
         offset_in_blob: u64,
     },
-    /// To the end of a literal: bytes that the recipe itself keeps.
+    /// Appended to a literal, which the recipe contains.
     Literal {
-        /// Which of the [`SplitPlan::literal_count`].
+        /// The index of the literal, below [`SplitPlan::literal_count`].
         literal: usize,
     },
 }
 
-/// A tensor of the file and where its bytes go.
+/// A tensor of the file and its blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedTensor {
     /// Its name.
@@ -80,18 +80,18 @@ pub struct PlannedTensor {
     pub type_name: Cow<'static, str>,
     /// Its dimensions, in the order of its format.
     pub shape: Vec<u64>,
-    /// The blob that holds it, as a place in [`SplitPlan::blobs`]; `None` if it has no bytes.
+    /// The index of its blob in [`SplitPlan::blobs`]; `None` if it has no bytes.
     pub blob: Option<usize>,
-    /// Where in the blob it starts, in bytes.
+    /// Its offset in the blob, in bytes.
     pub offset_in_blob: u64,
-    /// How many bytes it has. For an unknown type: up to the next tensor, padding included.
+    /// Its size in bytes. For an unknown type, up to the next tensor, including padding.
     pub size: u64,
-    /// If it is a stack of experts, where each of them is.
+    /// The position of each expert, if it is a stack of experts.
     pub experts: Option<Experts>,
 }
 
 impl SplitPlan {
-    /// Plans how to split a file with this layout.
+    /// The plan for a file with this layout.
     #[must_use]
     pub fn new(layout: FileLayout) -> Self {
         let mut builder = Builder::new(&layout);
@@ -107,7 +107,7 @@ impl SplitPlan {
         Self { file_size, blobs, segments, tensors, literal_count }
     }
 
-    /// The plan for a file that stays in one piece, such as one of an unknown format.
+    /// The plan for a file that is not split, such as one of an unknown format.
     #[must_use]
     pub fn whole(file_size: u64) -> Self {
         let target = Target::Blob { blob: 0, offset_in_blob: 0 };
@@ -118,19 +118,19 @@ impl SplitPlan {
         Self { file_size, blobs, segments, tensors: Vec::new(), literal_count: 0 }
     }
 
-    /// How long the file is in bytes.
+    /// The file's size in bytes.
     #[must_use]
     pub fn file_size(&self) -> u64 {
         self.file_size
     }
 
-    /// The blobs, in the order in which the file first touches them; the header is the first.
+    /// The blobs, in the order of their first byte in the file; the header is the first.
     #[must_use]
     pub fn blobs(&self) -> &[PlannedBlob] {
         &self.blobs
     }
 
-    /// The segments: sorted, adjacent, and from the file's first byte to its last.
+    /// The segments: sorted, adjacent, and covering the file.
     #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.segments
@@ -142,16 +142,16 @@ impl SplitPlan {
         &self.tensors
     }
 
-    /// How many literals there are.
+    /// The number of literals.
     #[must_use]
     pub fn literal_count(&self) -> usize {
         self.literal_count
     }
 
-    /// Where a reader should end the chunk that starts at `offset_in_file`, so that it is at most
-    /// `max` bytes and large blobs are written in whole, equally aligned pieces: small segments
-    /// are read together, a blob's segment of `max` bytes or more starts a chunk and is cut at
-    /// multiples of `max` from its start. Beyond `offset_in_file` as long as that is in the file.
+    /// The end of the chunk that starts at `offset_in_file`, at most `max` bytes later. Small segments
+    /// are read together. A segment of `max` bytes or more starts a new chunk and is cut at multiples
+    /// of `max`, so that large blobs are written in aligned pieces. Greater than `offset_in_file` if
+    /// that is in the file.
     #[must_use]
     pub fn chunk_end(&self, offset_in_file: u64, max: u64) -> u64 {
         let max = max.max(1);
@@ -159,7 +159,6 @@ impl SplitPlan {
         let is_large =
             |segment: &&Segment| segment.length >= max && matches!(segment.target, Target::Blob { .. });
         if let Some(segment) = self.segment_at(offset_in_file).filter(is_large) {
-            // Both differences are within the segment.
             let done = offset_in_file.saturating_sub(segment.offset_in_file);
             let left_of_piece = max.saturating_sub(done % max);
             return offset_in_file.saturating_add(left_of_piece).min(segment.end());
@@ -169,8 +168,8 @@ impl SplitPlan {
         last.map(|segment| segment.offset_in_file).filter(|start| *start > offset_in_file).unwrap_or(limit)
     }
 
-    /// The recipe that rebuilds the file from its blobs: `file` is the whole file's digest,
-    /// `blobs` and `literals` are the planned ones', in order.
+    /// The recipe that rebuilds the file. `file` is the digest of the whole file; `blobs` are the digests
+    /// of the planned blobs, `literals` the planned literals, in order.
     ///
     /// # Errors
     /// [`RecipeError`] when there are too few or too many of them, or a literal is incomplete.
@@ -199,20 +198,17 @@ impl SplitPlan {
         Recipe::new(file, pieces, tensors.collect())
     }
 
-    /// The segment that holds a byte of the file.
     fn segment_at(&self, offset_in_file: u64) -> Option<&Segment> {
         self.segments.get(self.segment_index(offset_in_file))
     }
 
-    /// The place of the segment that holds a byte of the file; past the last one for a byte that
-    /// is not in the file.
+    /// The index of the segment that contains this offset; past the last one if it is not in the file.
     pub(super) fn segment_index(&self, offset_in_file: u64) -> usize {
         self.segments.partition_point(|segment| segment.end() <= offset_in_file)
     }
 }
 
 impl Segment {
-    /// The first byte of the file behind the segment.
     pub(super) fn end(&self) -> u64 {
         // Segments lie in a file, whose size is a u64.
         self.offset_in_file.saturating_add(self.length)
@@ -220,7 +216,7 @@ impl Segment {
 }
 
 impl Target {
-    /// The target of the bytes that follow after `length` bytes.
+    /// The target after `length` bytes.
     pub(super) fn advanced(self, length: u64) -> Self {
         match self {
             Self::Blob { blob, offset_in_blob } => {
@@ -232,7 +228,6 @@ impl Target {
 }
 
 impl PlannedTensor {
-    /// A tensor and its blob, if it has bytes, and where it starts in that.
     fn new((range, home): (TensorRange, Option<(usize, u64)>)) -> Self {
         let TensorRange { name, type_name, shape, size, experts, .. } = range;
         let (blob, offset_in_blob) = (home.map(|(blob, _)| blob), home.map_or(0, |(_, offset)| offset));
@@ -252,7 +247,7 @@ impl PlannedTensor {
     }
 }
 
-/// Lays segment after segment. What has been laid always covers the file up to `position`.
+/// Appends segments, which always cover the file up to `position`.
 struct Builder<'l> {
     position: u64,
     blobs: Vec<PlannedBlob>,
@@ -260,11 +255,11 @@ struct Builder<'l> {
     literal_count: usize,
     literals_size: u64,
     groups: &'l [ExpertGroup],
-    /// The blob of each group whose first member has been met.
+    /// The blob of each group of which a member has been added.
     group_blobs: Vec<Option<usize>>,
-    /// For each tensor its group and its place in it.
+    /// For each tensor, its group and expert number.
     memberships: Vec<Option<(usize, usize)>>,
-    /// For each tensor its blob and where it starts in it.
+    /// For each tensor, its blob and offset.
     homes: Vec<Option<(usize, u64)>>,
 }
 
@@ -308,7 +303,6 @@ impl<'l> Builder<'l> {
         self.push_segment(size, Target::Blob { blob, offset_in_blob });
     }
 
-    /// Covers bytes that belong to no tensor.
     fn push_gap(&mut self, size: u64) {
         let literals_size = self.literals_size.saturating_add(size);
         if size > Recipe::MAX_LITERAL_BYTES || literals_size > Recipe::MAX_LITERALS_BYTES {
@@ -320,7 +314,7 @@ impl<'l> Builder<'l> {
         self.literals_size = literals_size;
     }
 
-    /// The blob of a group and where in it an expert is.
+    /// The blob of a group and the offset of an expert.
     fn place_of_member(&mut self, group: usize, expert: usize) -> (usize, u64) {
         let (size, stride) =
             self.groups.get(group).map(|group| (group.size_bytes(), group.stride())).unwrap_or_default();
@@ -337,7 +331,7 @@ impl<'l> Builder<'l> {
         self.blobs.len() - 1
     }
 
-    /// Lays the next bytes of the file; joins experts that are neighbours in file and blob.
+    /// Appends the next bytes of the file; merges experts that are adjacent in file and blob.
     fn push_segment(&mut self, length: u64, target: Target) {
         let offset_in_file = self.position;
         self.position = offset_in_file.saturating_add(length);
@@ -351,7 +345,7 @@ impl<'l> Builder<'l> {
 }
 
 fn digest_of(blobs: &[Digest], blob: Option<usize>) -> Digest {
-    // A tensor without bytes is in no blob: its digest is that of nothing.
+    // A tensor without bytes is in no blob; its digest is that of empty input.
     blob.and_then(|blob| blobs.get(blob)).copied().unwrap_or_else(|| Digest::of(b""))
 }
 

@@ -1,22 +1,22 @@
-//! Walks a plan over the bytes of its file.
+//! Applies a plan to the bytes of its file.
 
 use super::error::SplitError;
 use super::plan::{Segment, SplitPlan, Target};
 
-/// Takes a file's bytes in order and says where each goes.
+/// Maps a file's bytes, in order, to their targets.
 #[derive(Clone, Debug)]
 pub struct Splitter<'p> {
     plan: &'p SplitPlan,
-    /// How many bytes have come.
+    /// The number of bytes received.
     position: u64,
 }
 
-/// Bytes that go to one place.
+/// Bytes with one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part<'c> {
-    /// Where the first of them goes.
+    /// The target of the first byte.
     pub target: Target,
-    /// The bytes; never none.
+    /// The bytes; never empty.
     pub bytes: &'c [u8],
     /// Whether they are the last of their segment.
     pub completes: bool,
@@ -32,14 +32,14 @@ impl<'p> Splitter<'p> {
     /// Takes the next bytes of the file.
     ///
     /// # Errors
-    /// [`SplitError::TooLong`] when they go beyond the file's end; none are taken then.
+    /// [`SplitError::TooLong`] when they extend beyond the end of the file; none are taken then.
     pub fn push<'c>(&mut self, chunk: &'c [u8]) -> Result<Vec<Part<'c>>, SplitError> {
         let parts = self.plan.parts(self.position, chunk)?;
         self.position = self.position.saturating_add(chunk.len() as u64);
         Ok(parts)
     }
 
-    /// Ends the walk.
+    /// Checks that the file is complete.
     ///
     /// # Errors
     /// [`SplitError::TooShort`] when bytes are missing.
@@ -50,11 +50,11 @@ impl<'p> Splitter<'p> {
 }
 
 impl SplitPlan {
-    /// Cuts the bytes that the file has at `offset_in_file` at the bounds of segments. For ranges
-    /// that come in any order; [`Splitter`] is the same for a whole file.
+    /// Cuts the bytes at `offset_in_file` at segment boundaries. For ranges in any order; use
+    /// [`Splitter`] for a whole file.
     ///
     /// # Errors
-    /// [`SplitError::TooLong`] when they go beyond the file's end.
+    /// [`SplitError::TooLong`] when they extend beyond the end of the file.
     pub fn parts<'c>(&self, offset_in_file: u64, bytes: &'c [u8]) -> Result<Vec<Part<'c>>, SplitError> {
         let end = offset_in_file.checked_add(bytes.len() as u64);
         if end.is_none_or(|end| end > self.file_size()) {
@@ -74,7 +74,7 @@ impl SplitPlan {
     }
 }
 
-/// As many of the bytes at `position` as lie in `segment`, which holds the first of them.
+/// The part of the bytes at `position` that lies in `segment`, which contains the first.
 fn cut<'c>(segment: &Segment, position: u64, bytes: &'c [u8]) -> Part<'c> {
     let left_of_segment = segment.end().saturating_sub(position);
     let length = usize::try_from(left_of_segment).unwrap_or(usize::MAX).min(bytes.len());

@@ -1,4 +1,4 @@
-//! Splitting and putting together again, and what cannot be split.
+//! Tests of splitting and rebuilding, and of files that cannot be split.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -55,14 +55,14 @@ fn file_with(header: &Header, data_size: u64) -> Vec<u8> {
     file
 }
 
-/// What is left of a file after it was split.
+/// A split file.
 struct Stored {
     recipe: Recipe,
     blobs: BTreeMap<Digest, Vec<u8>>,
 }
 
 impl Stored {
-    /// Splits a file that comes in chunks of these sizes, over and over.
+    /// Splits a file in chunks of these sizes, repeated.
     fn new(plan: &SplitPlan, file: &[u8], sizes: &[usize]) -> Self {
         let size_of = |blob: &PlannedBlob| usize::try_from(blob.size).unwrap();
         let mut blobs: Vec<Vec<u8>> = plan.blobs().iter().map(|blob| vec![0; size_of(blob)]).collect();
@@ -96,7 +96,6 @@ impl Stored {
         Self { recipe, blobs: digests.into_iter().zip(blobs).collect() }
     }
 
-    /// Puts the file together again.
     fn rebuild(&self) -> Vec<u8> {
         let mut file = vec![0xee; usize::try_from(self.recipe.size()).unwrap()];
         let read = self.recipe.pieces().read_at(0, &mut file, |blob, offset, buffer| {
@@ -332,7 +331,7 @@ fn offset_and_size_that_wrap_are_refused() {
     assert!(refused(&moved(&[64], u64::MAX - 63)));
     assert!(refused(&moved(&[0], u64::MAX - 31)));
     assert!(refused(&moved(&[i64::MAX as u64], 1 << 63)));
-    // As a pair whose sum wraps to a small number.
+    // Two tensors whose end wraps to a small number.
     let size = 0x7fff_ffff_ffff_ffc0;
     assert!(refused(&header(&[("a", I8, &[size], 0), ("b", I8, &[size], size)])));
 }
@@ -379,7 +378,7 @@ fn overlapping_tensors_are_refused() {
 }
 
 #[test]
-fn unknown_type_goes_up_to_the_next_tensor_or_the_end() {
+fn unknown_type_extends_to_the_next_tensor_or_the_end() {
     let header =
         header(&[("last", UNKNOWN, &[5], 96), ("middle", UNKNOWN, &[5], 0), ("known", I8, &[32], 64)]);
     let plan = plan(&header, 100).unwrap();

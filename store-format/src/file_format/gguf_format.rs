@@ -1,15 +1,14 @@
-//! GGUF as one of the formats that files may have.
+//! GGUF as a file format.
 
 use std::borrow::Cow;
 
-use super::{Header, HeaderParser, MAGIC, MetadataValue, Progress};
-use crate::file_format::{FileFormat, FormatError, FormatParser, ModelHeader};
+use super::{FileFormat, FormatError, FormatParser, ModelHeader};
 use crate::file_layout::FileLayout;
 use crate::file_type::file_type_name;
+use crate::gguf::{Header, HeaderParser, MAGIC, MetadataValue, Progress};
 use crate::model_facts::{ModelFacts, Shard};
 
-/// How GGUF files are recognised and read.
-pub(crate) static FORMAT: FileFormat = FileFormat {
+pub(super) static FORMAT: FileFormat = FileFormat {
     name: "gguf",
     extension: ".gguf",
     signature: "\"GGUF\"",
