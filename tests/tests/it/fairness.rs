@@ -234,7 +234,7 @@ fn imports_that_hang_when_inspected_hang_for_their_own_user_who_is_told() {
     hangs.run(Hang::Inspect);
     let error = hangs.import(GREEDY, "d").exits_with(4).error();
     assert!(error.message.contains("still wait for their files"), "{error}");
-    assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("does not answer")), "{error}");
+    assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("does not respond")), "{error}");
     hangs.check_others("theirs-5");
     hangs.files.let_go();
     eventually("the user's own come back when the files do", || hangs.import(GREEDY, "e").code == 0);

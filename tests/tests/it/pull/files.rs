@@ -134,9 +134,9 @@ fn quantisation_that_is_not_there_is_answered_with_those_that_are() {
     let house = House::with_hub(&registry);
     registry.add_fault("/v2/", 1, Fault::Status(400));
     let error = house.run(&["pull", "hf.co/me/x:Q4_K_S"]).exits_with(3).error();
-    assert!(error.message.ends_with("there are Q4_K_M, Q8_0"), "{error}");
+    assert!(error.message.ends_with("the nearest names are Q4_K_M, Q8_0"), "{error}");
     let error = house.run(&["pull", "hf.co/me/x/x-Q4_K_X.gguf"]).exits_with(3).error();
-    assert!(error.message.contains("there are x-Q4_K_M.gguf"), "{error}");
+    assert!(error.message.contains("the nearest names are x-Q4_K_M.gguf"), "{error}");
     let error = house.run(&["pull", "hf.co/me/absent/x.gguf"]).exits_with(3).error();
     assert!(error.message.starts_with("hf.co/me/absent: not found"), "{error}");
     registry.add_fault("/api/", ALWAYS, Fault::Status(401));

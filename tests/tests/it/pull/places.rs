@@ -70,7 +70,7 @@ fn tag_that_is_not_there_is_answered_with_those_that_are_nearest() {
         br#"{"name":"library/tiny","tags":["latest","8b-q4"]}"#,
         &[],
     );
-    assert!(pull().message.ends_with("there are 8b-q4, latest"), "{}", pull());
+    assert!(pull().message.ends_with("the nearest names are 8b-q4, latest"), "{}", pull());
     for fault in [Fault::Endless, Fault::WebPage, Fault::Body(b"[".to_vec()), Fault::Status(500)] {
         registry.add_fault("/tags/list", 1, fault);
         assert!(pull().message.contains("not found at"), "{}", pull());

@@ -269,7 +269,7 @@ fn real_registry_is_asked_for_the_tags_that_come_nearest() {
     let failure =
         |model: &str| daemon.command().run(["pull", &registry.name(model), "--json"]).exits_with(3).error();
     let message = failure("library/tiny:8b-q5").message;
-    assert!(message.ends_with("there are 8b-q4, 70b"), "{message}");
+    assert!(message.ends_with("the nearest names are 8b-q4, 70b"), "{message}");
     let message = failure("library/huge").message;
     assert!(message.contains("not found at"), "{message}");
     check_empty(daemon.root());
