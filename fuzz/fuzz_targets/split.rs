@@ -132,7 +132,8 @@ fn store(plan: &SplitPlan, file: &[u8], portion: usize) -> Stored {
 fn rebuild(stored: &Stored) -> Vec<u8> {
     let mut file = vec![0xee; stored.recipe.size() as usize];
     let read = stored.recipe.pieces().read_at(0, &mut file, |blob, offset, buffer| {
-        Ok::<_, Infallible>(buffer.copy_from_slice(range(stored, blob, offset, buffer.len() as u64)))
+        buffer.copy_from_slice(range(stored, blob, offset, buffer.len() as u64));
+        Ok::<_, Infallible>(())
     });
     assert_eq!(read, Ok(file.len()));
     file

@@ -5,7 +5,7 @@
 //! Nothing is deleted because of them, only `df` and `reindex` wait for them, and losing or damaging the
 //! database costs a rebuild in the background.
 //!
-//! Code that changes `blobs/` or `recipes/` holds a [`Change`] meanwhile (`Store::begin_change`) and
+//! Code that changes `blobs/` or `recipes/` holds a `Change` meanwhile (`Store::begin_change`) and
 //! reports the changed names afterwards (`Store::note_blob`, `Store::note_recipe`). The index then reads
 //! the state of that name from disk, so the order in which two changes are reported does not matter.
 //! Changes by other processes are detected by the change times of the directories, unless they happen

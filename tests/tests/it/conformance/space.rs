@@ -241,7 +241,9 @@ pub(super) fn reclaimable_bytes_are_those_on_disk_now(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     let orphan = plant_orphan(verbs, &[1; 50_000]);
     let before = verbs.usage().unwrap().reclaimable_bytes;
-    fs::File::options().write(true).open(orphan).unwrap().set_len(5000).unwrap();
+    fs::set_permissions(&orphan, fs::Permissions::from_mode(0o644)).unwrap();
+    fs::File::options().write(true).open(&orphan).unwrap().set_len(5000).unwrap();
+    fs::set_permissions(&orphan, fs::Permissions::from_mode(0o444)).unwrap();
     let after = verbs.usage().unwrap().reclaimable_bytes;
     assert!(0 < after && after < before, "{after} of {before}");
     assert_eq!(verbs.gc(false).unwrap().freed_bytes, after);
