@@ -5,7 +5,7 @@
 #[non_exhaustive]
 pub enum SplitError {
     /// More bytes than planned.
-    #[error("file: goes on after its {file_size} bytes")]
+    #[error("file: continues after its {file_size} bytes")]
     TooLong {
         /// The file's size in the plan.
         file_size: u64,

@@ -22,8 +22,8 @@ use offers::Offers;
 use place::{Kind, Place};
 use world::Pair;
 
-/// One thing that is done to a store. Numbers beyond the end of a list begin it anew; a step that has nothing
-/// to act upon does nothing.
+/// One thing that is done to a store. Numbers beyond the end of a list wrap around; a step that has nothing
+/// to act on does nothing.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Import {
@@ -151,14 +151,14 @@ fn config() -> ProptestConfig {
     }
 }
 
-fn what_is_said_is_what_is_freed(kind: Kind) {
+fn check_random_steps(kind: Kind) {
     if Place::make(kind).is_none() {
         println!("skipped: {kind:?} of a daemon's own cannot be had here");
         return;
     }
     let offers = Offers::start();
     let run = TestRunner::new(config()).run(&prop::collection::vec(step(), 1..32), |steps| {
-        let mut pair = Pair::new(Place::make(kind).expect("it could be had before"), &offers);
+        let mut pair = Pair::new(Place::make(kind).expect("it was available before"), &offers);
         for step in &steps {
             if pair.is_old() {
                 break;
@@ -173,23 +173,23 @@ fn what_is_said_is_what_is_freed(kind: Kind) {
 }
 
 #[test]
-fn what_is_said_is_what_is_freed_in_a_directory() {
-    what_is_said_is_what_is_freed(Kind::Directory);
+fn df_gc_and_rm_agree_with_allocated_blocks_in_a_directory() {
+    check_random_steps(Kind::Directory);
 }
 
 #[test]
-fn what_is_said_is_what_statvfs_shows_on_tmpfs() {
-    what_is_said_is_what_is_freed(Kind::Tmpfs);
+fn df_gc_and_rm_agree_with_statvfs_on_tmpfs() {
+    check_random_steps(Kind::Tmpfs);
 }
 
 #[test]
-fn what_is_said_is_what_statvfs_shows_on_ext4() {
-    what_is_said_is_what_is_freed(Kind::Ext4);
+fn df_gc_and_rm_agree_with_statvfs_on_ext4() {
+    check_random_steps(Kind::Ext4);
 }
 
-/// A step that is refused, or finds nothing to act upon, tests nothing.
+/// A step that is refused, or that has nothing to act on, would test nothing.
 #[test]
-fn steps_lead_to_the_states_that_they_are_for() {
+fn every_step_reaches_the_state_that_it_is_meant_for() {
     let offers = Offers::start();
     let mut pair = Pair::new(Place::make(Kind::Directory).unwrap(), &offers);
     let mut last = pair.reached();

@@ -132,7 +132,7 @@ mod tests {
         for user in [
             "mod a { use crate::b::B; }",
             "mod a { use super::b::{self, B as C}; }",
-            "mod a { fn g() -> super::b::B { todo!() } }",
+            "mod a { fn g(b: super::b::B) {} }",
             "mod a { fn g() { crate::b::f(); } }",
             "mod a { fn g() { println!(\"{:?}\", (1, crate::b::f())); } }",
             "mod a { mod c { use super::super::b; } }",
