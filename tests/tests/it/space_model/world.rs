@@ -420,7 +420,10 @@ impl<'o> Pair<'o> {
     }
 
     fn plant(&self, directory: &str, name: &str, pages: usize) {
-        fs::write(self.place.root.join(directory).join(name), orphan(pages)).unwrap();
+        let path = self.place.root.join(directory).join(name);
+        // An earlier step may have planted it, and `verify --repair` makes files of the store read-only.
+        let _ = fs::remove_file(&path);
+        fs::write(path, orphan(pages)).unwrap();
     }
 
     fn age_downloads(&self) {
