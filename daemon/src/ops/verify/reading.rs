@@ -1,6 +1,7 @@
 //! Reads many blobs in parallel, at the speed of the disk.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -24,8 +25,9 @@ const BETWEEN_EVENTS: Duration = Duration::from_millis(100);
 pub(super) struct Reading<'r> {
     store: &'r Store,
     events: &'r Sender<VerifyEvent>,
-    /// With their sizes, sorted by digest.
-    blobs: Vec<(Digest, u64)>,
+    sizes: BTreeMap<Digest, u64>,
+    /// The largest first, so that no reader has one left to read when the others have finished.
+    blobs: Vec<Digest>,
     next: AtomicUsize,
     total: u64,
     completed: AtomicU64,
@@ -65,11 +67,14 @@ impl<'r> Reading<'r> {
     pub(super) fn new(store: &'r Store, blobs: BTreeSet<Digest>, events: &'r Sender<VerifyEvent>) -> Self {
         // A blob that cannot be inspected now is a finding when it is read.
         let size = |digest| (digest, store.blob_size(digest).ok().flatten().unwrap_or_default());
-        let blobs: Vec<(Digest, u64)> = blobs.into_iter().map(size).collect();
-        let total = blobs.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+        let sizes: BTreeMap<Digest, u64> = blobs.into_iter().map(size).collect();
+        let total = sizes.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        let mut blobs: Vec<Digest> = sizes.keys().copied().collect();
+        blobs.sort_by_key(|digest| Reverse(sizes.get(digest)));
         Self {
             store,
             events,
+            sizes,
             blobs,
             next: AtomicUsize::new(0),
             total,
@@ -100,21 +105,14 @@ impl<'r> Reading<'r> {
 
     fn work(&self) -> Result<Read, StoreError> {
         let mut read = Read::default();
-        let mut next = || {
-            let (digest, _bytes) = self.blobs.get(self.next.fetch_add(1, Ordering::Relaxed))?;
-            Some(*digest)
-        };
+        let mut next = || self.blobs.get(self.next.fetch_add(1, Ordering::Relaxed)).copied();
         let checked =
-            check_in_pairs(self.store, &mut next, &mut |bytes| self.step(bytes), &mut |digest, verdict| {
-                read.add(digest, self.size_of(digest), verdict);
+            check_in_pairs(self.store, &mut next, &mut |bytes| self.step(bytes), &mut |digest, checked| {
+                read.add(digest, self.sizes.get(&digest).copied().unwrap_or_default(), checked?);
+                Ok(())
             });
         checked.inspect_err(|_| self.failed.store(true, Ordering::Relaxed))?;
         Ok(read)
-    }
-
-    fn size_of(&self, digest: Digest) -> u64 {
-        let found = self.blobs.binary_search_by_key(&digest, |(digest, _)| *digest).ok();
-        found.and_then(|place| self.blobs.get(place)).map_or(0, |(_, bytes)| *bytes)
     }
 
     fn step(&self, bytes: u64) -> Step {

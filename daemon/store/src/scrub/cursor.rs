@@ -16,7 +16,7 @@ pub struct Cursor {
     pub began: u64,
     /// Whether it has begun and not ended. The times cannot show this, because clocks are set.
     pub running: bool,
-    /// The last blob that was read; `None` at the start and after the end of a pass.
+    /// The last blob up to which all were read; `None` at the start and after the end of a pass.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<Digest>,
     /// The number of blobs read.
@@ -97,11 +97,10 @@ impl Cursor {
         }
     }
 
-    /// Records a blob that was read.
-    pub fn advance(&mut self, digest: Digest, bytes: u64) {
+    /// Records that this blob and all before it were read.
+    pub fn advance(&mut self, digest: Digest) {
         self.last = Some(digest);
         self.blobs = self.blobs.saturating_add(1);
-        self.bytes = self.bytes.saturating_add(bytes);
     }
 
     /// Ends the pass.
@@ -135,7 +134,7 @@ mod tests {
         assert_eq!(Cursor::load(&store), Cursor::default());
         let mut cursor = Cursor::default();
         cursor.begin(1000);
-        cursor.advance(Digest::of(b"x"), 7);
+        cursor.advance(Digest::of(b"x"));
         cursor.save(&store).unwrap();
         assert_eq!(Cursor::load(&store), cursor);
         assert!(!store.path("scrub.json.new").exists());
@@ -148,7 +147,7 @@ mod tests {
         let mut cursor = Cursor::default();
         cursor.begin(1000);
         assert_eq!(cursor.due_in(1001, DAY), Duration::ZERO, "before the first blob");
-        cursor.advance(Digest::of(b"x"), 7);
+        cursor.advance(Digest::of(b"x"));
         let before = cursor;
         cursor.begin(2000);
         assert_eq!(cursor, before);
@@ -174,7 +173,7 @@ mod tests {
         let mut cursor = Cursor { began: 1_000_000, ended: Some(4_102_444_800), ..Cursor::default() };
         assert_eq!(cursor.ended_by(2_000_000), None);
         cursor.begin(2_000_000);
-        cursor.advance(Digest::of(b"x"), 7);
+        cursor.advance(Digest::of(b"x"));
         assert_eq!(cursor.due_in(2_000_001, DAY), Duration::ZERO);
         cursor.begin(2_000_001);
         assert_eq!(cursor.blobs, 1, "it is the same pass");

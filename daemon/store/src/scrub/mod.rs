@@ -8,6 +8,8 @@
 //!
 //! It does not repair, and does not check recipes: `verify` does both.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -27,7 +29,7 @@ mod throttle;
 pub use check::Verdict;
 pub use cursor::{Cursor, unix_seconds};
 pub use fault::Fault;
-pub use pairs::check_in_pairs;
+pub use pairs::{VerdictSink, check_in_pairs};
 pub use read::{DiskReader, Ended, Gate, Step};
 pub use throttle::{StopSignal, Throttle};
 
@@ -69,7 +71,6 @@ impl Scrubber {
             store,
             policy,
             throttle,
-            reader: DiskReader::default(),
             unsaved: Unsaved::none(),
             retries: RetryLimit::default(),
         };
@@ -93,11 +94,12 @@ struct ScrubLoop {
     store: Arc<Store>,
     policy: ScrubPolicy,
     throttle: Throttle,
-    reader: DiskReader,
     unsaved: Unsaved,
     retries: RetryLimit,
 }
 
+/// Blobs that are checked together. If the pass is interrupted, at most these are read again.
+const WINDOW_BLOBS: usize = 16;
 /// The pause after a pass, and the longest wait before the clock is read again.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 const MAX_WAIT: Duration = Duration::from_secs(3600);
@@ -135,40 +137,67 @@ impl ScrubLoop {
         let mut blobs = self.store.blobs()?;
         blobs.retain(|digest| Some(*digest) > cursor.last);
         blobs.sort_unstable();
-        let (mut damaged, mut unread) = (0u64, 0u64);
-        for digest in blobs {
-            let mut bytes = 0u64;
-            let throttle = &mut self.throttle;
-            let mut gate = |next| {
-                let step = throttle.step(next);
-                bytes = bytes.saturating_add(if step == Step::Go { next } else { 0 });
-                step
-            };
-            let checked = self.reader.check(&self.store, digest, &mut gate);
-            match self.retries.accept(digest, checked)? {
-                Verdict::Unfinished => return cursor.save(&self.store),
-                Verdict::Good | Verdict::Gone => {}
-                Verdict::Writable { mode } => {
-                    tracing::warn!(
-                        "blob {digest}: mode {mode:04o}, 0444 expected; `blobd verify --repair` sets it"
-                    );
-                }
-                Verdict::Unreadable { .. } => unread += 1,
-                Verdict::Unreliable { .. } | Verdict::Bad { .. } => damaged += 1,
-            }
-            cursor.advance(digest, bytes);
-            if self.unsaved.add(bytes) {
-                cursor.save(&self.store)?;
+        let mut found = Found::default();
+        for window in blobs.chunks(WINDOW_BLOBS) {
+            self.check_window(window, cursor, &mut found)?;
+            if cursor.last.as_ref() != window.last() {
+                return cursor.save(&self.store);
             }
         }
         cursor.end(unix_seconds());
         self.unsaved = Unsaved::none();
-        tracing::info!(
-            "scrub: {} blobs, {} bytes read, {damaged} damaged, {unread} unreadable",
-            cursor.blobs,
-            cursor.bytes
-        );
+        let Found { damaged, unread } = found;
+        let (blobs, bytes) = (cursor.blobs, cursor.bytes);
+        tracing::info!("scrub: blobs {blobs}, bytes {bytes}, damaged {damaged}, unreadable {unread}");
         cursor.save(&self.store)
+    }
+
+    /// Checks blobs, two at a time, and moves the cursor behind each when those before it are checked too.
+    fn check_window(
+        &mut self,
+        window: &[Digest],
+        cursor: &mut Cursor,
+        found: &mut Found,
+    ) -> Result<(), StoreError> {
+        let Self { store, throttle, unsaved, retries, .. } = self;
+        let bytes = Cell::new(0u64);
+        let mut gate = |next| {
+            let step = throttle.step(next);
+            bytes.set(bytes.get().saturating_add(if step == Step::Go { next } else { 0 }));
+            step
+        };
+        let (mut blobs, mut checked) = (window.iter().copied(), BTreeSet::new());
+        let mut uncounted = window.iter().copied().peekable();
+        check_in_pairs(store, &mut || blobs.next(), &mut gate, &mut |digest, result| {
+            found.add(digest, &retries.accept(digest, result)?);
+            checked.insert(digest);
+            while let Some(first) = uncounted.next_if(|first| checked.contains(first)) {
+                cursor.advance(first);
+            }
+            let read = bytes.take();
+            cursor.bytes = cursor.bytes.saturating_add(read);
+            if unsaved.add(read) { cursor.save(store) } else { Ok(()) }
+        })
+    }
+}
+
+/// What a pass has found.
+#[derive(Debug, Default)]
+struct Found {
+    damaged: u64,
+    unread: u64,
+}
+
+impl Found {
+    fn add(&mut self, digest: Digest, verdict: &Verdict) {
+        match verdict {
+            Verdict::Good | Verdict::Gone | Verdict::Unfinished => {}
+            Verdict::Writable { mode } => tracing::warn!(
+                "blob {digest}: mode {mode:04o}, 0444 expected; `blobd verify --repair` sets it"
+            ),
+            Verdict::Unreadable { .. } => self.unread += 1,
+            Verdict::Unreliable { .. } | Verdict::Bad { .. } => self.damaged += 1,
+        }
     }
 }
 

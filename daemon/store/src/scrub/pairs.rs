@@ -1,5 +1,6 @@
 //! Verifies many blobs, two at a time: two digests cost little more than one (`blobd_sha256`).
 
+use std::cell::Cell;
 use std::fs::File;
 
 use blobd_sha256::{Sha256, update_both};
@@ -7,26 +8,32 @@ use blobd_store_format::digest::Digest;
 
 use super::check::verdict_on_mode;
 use super::read::{Buffer, DiskFile, Next};
-use super::{DiskReader, Ended, Gate, Verdict};
+use super::{DiskReader, Ended, Gate, Step, Verdict};
 use crate::internal_reads::InternalRead;
 use crate::{FileStatus, Store, StoreError};
 
-/// Checks the blobs that `next` returns, until it returns `None` or `gate` stops it, and calls `verdict`
-/// for each.
+/// Receives the result of each check; an error ends the checks.
+pub type VerdictSink<'v> = dyn FnMut(Digest, Result<Verdict, StoreError>) -> Result<(), StoreError> + 'v;
+
+/// Checks the blobs that `next` returns, until it returns `None` or `gate` stops it, and passes the results
+/// to `sink`, not always in the same order.
 ///
 /// Nearly all blobs are right, and are read in pairs. Those that are not are checked again one by one at
-/// the end ([`DiskReader::check`]), whose errors are returned.
+/// the end ([`DiskReader::check`]).
+///
+/// # Errors
+/// Those of `sink`.
 pub fn check_in_pairs(
     store: &Store,
     next: &mut dyn FnMut() -> Option<Digest>,
     gate: &mut Gate<'_>,
-    verdict: &mut dyn FnMut(Digest, Verdict),
+    sink: &mut VerdictSink<'_>,
 ) -> Result<(), StoreError> {
     let (mut lanes, mut unclear) = (Lanes::default(), Vec::new());
     while lanes.fill(store, next, &mut unclear) {
         for (digest, outcome) in lanes.step(store, gate) {
             match outcome {
-                Outcome::Right(right) => verdict(digest, right),
+                Outcome::Right(right) => sink(digest, Ok(right))?,
                 Outcome::Unclear => unclear.push(digest),
                 Outcome::Stopped => return Ok(()),
             }
@@ -34,9 +41,9 @@ pub fn check_in_pairs(
     }
     let mut reader = DiskReader::default();
     for digest in unclear {
-        match reader.check(store, digest, gate)? {
-            Verdict::Unfinished => return Ok(()),
-            other => verdict(digest, other),
+        match reader.check(store, digest, gate) {
+            Ok(Verdict::Unfinished) => return Ok(()),
+            checked => sink(digest, checked)?,
         }
     }
     Ok(())
@@ -72,15 +79,7 @@ impl<'s> Lane<'s> {
         Some(Self { digest, seen, file, hash: Sha256::new(), _reading: reading })
     }
 
-    fn next<'b>(
-        &mut self,
-        store: &Store,
-        buffer: &'b mut Buffer,
-        gate: &mut Gate<'_>,
-    ) -> Result<&'b [u8], Outcome> {
-        if store.is_internal_read_blocked(self.digest) || store.is_condemned(self.digest) {
-            return Err(Outcome::Unclear);
-        }
+    fn next<'b>(&mut self, buffer: &'b mut Buffer, gate: &mut Gate<'_>) -> Result<&'b [u8], Outcome> {
         match self.file.next(buffer, gate) {
             Ok(Next::Chunk(bytes)) => Ok(bytes),
             Ok(Next::Ended(Ended::Complete)) => {
@@ -118,13 +117,26 @@ impl<'s> Lanes<'s> {
         self.lanes.iter().any(Option::is_some)
     }
 
-    /// Reads and hashes a chunk in each lane; returns the blobs that have ended.
+    /// Reads and hashes a chunk in each lane; returns the blobs that have ended. Gives way to a collection
+    /// of either blob, also while `gate` makes it wait.
     fn step(&mut self, store: &Store, gate: &mut Gate<'_>) -> Vec<(Digest, Outcome)> {
+        let is_in_the_way = |digest| store.is_internal_read_blocked(digest) || store.is_condemned(digest);
         let mut ended = Vec::new();
+        for lane in &mut self.lanes {
+            let yielding = lane.take_if(|lane| is_in_the_way(lane.digest));
+            ended.extend(yielding.map(|lane| (lane.digest, Outcome::Unclear)));
+        }
+        let digests = self.lanes.each_ref().map(|lane| lane.as_ref().map(|lane| lane.digest));
+        let interrupted = Cell::new(false);
+        let mut gate = |bytes| {
+            interrupted.set(digests.into_iter().flatten().any(is_in_the_way));
+            if interrupted.get() { Step::Stop } else { gate(bytes) }
+        };
         let mut read = self.lanes.each_mut().map(|_lane| None);
         for ((lane, buffer), read) in self.lanes.iter_mut().zip(&mut self.buffers).zip(&mut read) {
-            match lane.as_mut().map(|lane| lane.next(store, buffer, gate)) {
+            match lane.as_mut().map(|lane| lane.next(buffer, &mut gate)) {
                 Some(Ok(bytes)) => *read = Some(bytes),
+                Some(Err(Outcome::Stopped)) if interrupted.get() => {}
                 Some(Err(outcome)) => ended.extend(lane.take().map(|lane| (lane.digest, outcome))),
                 None => {}
             }
@@ -146,9 +158,11 @@ mod tests {
     use std::collections::BTreeMap;
     use std::fs;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+    use std::time::Duration;
 
     use super::*;
-    use crate::scrub::Step;
     use crate::testing::{add_blobs, new_store};
 
     /// Sizes that end in different chunks, and an empty blob.
@@ -162,7 +176,10 @@ mod tests {
 
     fn check_all(store: &Store, digests: &[Digest], gate: &mut Gate<'_>) -> BTreeMap<Digest, Verdict> {
         let (mut left, mut verdicts) = (digests.iter().copied(), BTreeMap::new());
-        let mut record = |digest, verdict| assert_eq!(verdicts.insert(digest, verdict), None);
+        let mut record = |digest, checked: Result<_, _>| {
+            assert_eq!(verdicts.insert(digest, checked.unwrap()), None);
+            Ok(())
+        };
         check_in_pairs(store, &mut || left.next(), gate, &mut record).unwrap();
         verdicts
     }
@@ -193,6 +210,36 @@ mod tests {
             if chunks < 5 { Step::Go } else { Step::Stop }
         };
         assert!(check_all(&store, &digests, &mut gate).len() < digests.len() - 1);
+    }
+
+    #[test]
+    fn collection_does_not_wait_for_a_check_that_is_rate_limited() {
+        let (_folder, store, digests) = store_of_blobs();
+        for wanted in [digests[2], digests[4]] {
+            let is_collected = AtomicBool::new(false);
+            let mut gate = |_| {
+                if is_collected.load(Ordering::Relaxed) {
+                    return Step::Go;
+                }
+                thread::sleep(Duration::from_millis(5));
+                Step::Wait
+            };
+            let verdicts = thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !store.is_reading(wanted) {
+                        thread::yield_now();
+                    }
+                    let blocked = store.block_internal_reads([wanted].into());
+                    // Here the collection would delete the blob.
+                    let is_closed = !store.is_reading(wanted);
+                    drop(blocked);
+                    is_collected.store(true, Ordering::Relaxed);
+                    assert!(is_closed);
+                });
+                check_all(&store, &[digests[2], digests[4]], &mut gate)
+            });
+            assert!(verdicts.len() == 2 && verdicts.values().all(|verdict| *verdict == Verdict::Good));
+        }
     }
 
     #[test]

@@ -54,7 +54,7 @@ fn restart_continues_after_the_last_blob() {
     damage(&folder, digests[17]);
     let mut cursor = Cursor::default();
     cursor.begin(unix_seconds());
-    cursor.advance(digests[9], 5000);
+    cursor.advance(digests[9]);
     cursor.save(&store).unwrap();
     let _scrubber = Scrubber::start(Arc::clone(&store), FAST, || false).unwrap();
     eventually("the pass ends", || Cursor::load(&store).ended.is_some());
