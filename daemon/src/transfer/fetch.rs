@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blobd_registry::{ByteStream, RegistryClient, RegistryError, RemoteFile};
+use blobd_store::StoreError;
 use bytes::Bytes;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
@@ -54,6 +55,8 @@ pub(super) struct Piece {
 
 /// How much is written, and recorded in the journal, at once.
 const PIECE_BYTES: usize = 1 << 20;
+/// Frames that have at least this size on average are written one by one.
+const LARGE_FRAME_BYTES: usize = 128 << 10;
 /// How long the bytes of a slow connection wait at most to be written.
 const PIECE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Received data between two gaps up to this size is downloaded again, because an additional request costs
@@ -415,16 +418,7 @@ impl Pieces {
 pub(super) fn write_pieces(shared: &SharedAssembler, mut pieces: mpsc::Receiver<Piece>) {
     let mut joined = Vec::new();
     while let Some(piece) = pieces.blocking_recv() {
-        let written = match &*piece.frames {
-            [frame] => shared.write(piece.offset, frame),
-            frames => {
-                joined.clear();
-                joined.reserve(piece.length);
-                frames.iter().for_each(|frame| joined.extend_from_slice(frame));
-                shared.write(piece.offset, &joined)
-            }
-        };
-        if let Err(error) = written {
+        if let Err(error) = write_piece(shared, &piece, &mut joined) {
             shared.fail(error.into());
             return;
         }
@@ -433,6 +427,23 @@ pub(super) fn write_pieces(shared: &SharedAssembler, mut pieces: mpsc::Receiver<
     if !shared.assembler().missing().is_empty() {
         shared.fail(super::TransferError::Incomplete);
     }
+}
+
+/// Writes large frames one by one, which saves a copy, and small ones joined in `joined`, which saves writes
+/// and records in the journal.
+fn write_piece(shared: &SharedAssembler, piece: &Piece, joined: &mut Vec<u8>) -> Result<(), StoreError> {
+    if piece.length >= piece.frames.len().saturating_mul(LARGE_FRAME_BYTES) {
+        let mut offset = piece.offset;
+        return piece.frames.iter().try_for_each(|frame| {
+            shared.write(offset, frame)?;
+            offset = offset.saturating_add(frame.len() as u64);
+            Ok(())
+        });
+    }
+    joined.clear();
+    joined.reserve(piece.length);
+    piece.frames.iter().for_each(|frame| joined.extend_from_slice(frame));
+    shared.write(piece.offset, joined)
 }
 
 /// Decides on the number of connections: one more as long as the last one increased the rate.
