@@ -101,9 +101,9 @@ pub(crate) fn run(command: &mut Command) -> Outcome<()> {
     Err(format!("{command:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)).into())
 }
 
-/// Processor time of this process and of every child that it has waited for, threads included.
-pub(crate) fn processor_time() -> Outcome<Duration> {
-    Ok(processor_times("self")?.iter().sum())
+/// Processor time of all children that this process has waited for.
+pub(crate) fn processor_time_of_children() -> Outcome<Duration> {
+    Ok(processor_times("self")?.iter().skip(2).sum())
 }
 
 /// A process's times: in user code and in the kernel, then the same of its children that it has waited for.
