@@ -171,7 +171,7 @@ fn damage(store: &Store) -> Check {
     match store.damaged().len() {
         0 => ok("content", "no blob is known to be damaged"),
         count => {
-            let detail = format!("{count} blobs are damaged or missing");
+            let detail = format!("damaged or missing blobs: {count}");
             failure("content", detail, "`blobd verify --repair` fetches them again")
         }
     }
@@ -187,7 +187,7 @@ fn scrub(store: &Store) -> Check {
         (None, None) => "none yet".to_owned(),
     };
     let running = match cursor.running {
-        true => format!(", {} blobs into the next", cursor.blobs),
+        true => format!(", blobs read in the next one: {}", cursor.blobs),
         false => String::new(),
     };
     ok("scrub", format!("last complete pass {ended}{running}"))

@@ -112,7 +112,7 @@ impl StoreIndex {
             state.catalog.mark_all_unwritten();
             state.set_busy(true);
             let (blobs, recipes) = (state.catalog.blob_count(), state.catalog.recipe_count());
-            tracing::info!("index: complete with {blobs} blobs and {recipes} recipes");
+            tracing::info!("index: complete, blobs {blobs}, recipes {recipes}");
         }
         Database::create(&self.root)
     }
