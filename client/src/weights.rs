@@ -1,16 +1,16 @@
-//! The tensors of a model that has a layer for each: by name, without a copy.
+//! The tensors of a model that has one layer per tensor: by name, without a copy.
 //!
 //! Ollama's models for image generation and for MLX have no GGUF file. Their manifest has one
 //! layer of type `application/vnd.ollama.image.tensor` per tensor, or per group of experts, and
-//! each is a small safetensors file. [`ManifestWeights`] reads all forms in which such files
-//! have ever been written:
+//! each is a small safetensors file. [`ManifestWeights`] reads all forms of these files that Ollama
+//! has written:
 //!
-//! - one tensor under the layer's name, under that name without its component (`text_encoder/…`),
-//!   or, in those of January 2026, under the name `data`;
-//! - a quantised tensor `T` with `T.scale`, and perhaps `T.bias` and `T.global_scale`, in one file,
-//!   shown as `T`, `T_scale`, `T_qbias` and `T_global_scale`; those of February 2026 have layers
-//!   of their own with these names;
-//! - a group: many tensors under names of their own, none of them the layer's.
+//! - one tensor with the layer's name, with that name without its component (`text_encoder/…`),
+//!   or, in files of January 2026, with the name `data`;
+//! - a quantised tensor `T` with `T.scale`, and perhaps `T.bias` and `T.global_scale`, in one file.
+//!   [`ManifestWeights::names`] lists them as `T`, `T_scale`, `T_qbias` and `T_global_scale`. In models
+//!   of February 2026 each of them is a separate layer with that name;
+//! - a group: several tensors, none of which has the layer's name.
 //!
 //! ```no_run
 //! use blobd_client::Client;
@@ -28,8 +28,8 @@
 //! # }
 //! ```
 //!
-//! What this module does not do is dequantise: the parts of a quantised tensor come as they are
-//! stored, whatever type is asked for.
+//! This module does not dequantise: the parts of a quantised tensor are returned as they are stored,
+//! whatever type is requested.
 
 mod error;
 mod inference;
@@ -52,31 +52,31 @@ use crate::client::Client;
 use crate::model::{BlobSlice, OpenModel};
 use crate::protocol::request::{OpenParams, TensorSelection};
 
-/// The tensors of a model, or of one of its components; the model is in use until this is dropped.
+/// The tensors of a model, or of one of its components. The model is in use until this is dropped.
 #[derive(Debug)]
 pub struct ManifestWeights {
     model: OpenModel,
-    /// Without the slash; empty for all of the model.
+    /// The requested component, without a slash; empty for the whole model.
     component: String,
     tensors: BTreeMap<String, Weight>,
-    /// The names of layers that hold several tensors, and which.
+    /// The names of layers that contain several tensors, and the names of these tensors.
     groups: BTreeMap<String, Vec<String>>,
     quantization: Option<String>,
     group_size: Option<u32>,
 }
 
 impl ManifestWeights {
-    /// Opens all tensors of a model. Those of a component have its name in front of theirs.
+    /// Opens all tensors of a model. The names of a component's tensors start with the component.
     ///
     /// # Errors
-    /// [`WeightsError`] when the model cannot be opened, has no layers of this kind, or when one of
-    /// them is no safetensors file of a known form.
+    /// [`WeightsError`] when the model cannot be opened, has no tensor layers, or when one of them is
+    /// not a safetensors file of a known form.
     pub fn open(client: &Client, reference: &Reference) -> Result<Self, WeightsError> {
         Self::of(client.open_with(&OpenParams::new(reference.clone()))?, "")
     }
 
-    /// Opens the tensors of one component, such as `transformer` or `text_encoder`, under their
-    /// names without it. No descriptor is passed for others.
+    /// Opens the tensors of one component, such as `transformer` or `text_encoder`. Their names do not
+    /// contain the component. The daemon passes no descriptors for other tensors.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -93,7 +93,7 @@ impl ManifestWeights {
         Self::of(client.open_with(&params)?, component)
     }
 
-    /// The same for a model that is open already; `component` is empty for all of it.
+    /// Finds the tensors of a model that is already open; `component` is empty for the whole model.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -101,36 +101,37 @@ impl ManifestWeights {
         let component = component.trim_end_matches('/').to_owned();
         let Table { tensors, groups, quant_type, group_size } = Table::read(&model, &component)?;
         let index = read_json(&model, MODEL_INDEX)?;
-        let indexed = |key: &str| index.as_ref().and_then(|index| index.get(key));
+        let index_entry = |key: &str| index.as_ref().and_then(|index| index.get(key));
         let quantization = quant_type
-            .or_else(|| inference::of_separate_layers(&tensors))
-            .or_else(|| indexed("quantization").and_then(Json::as_str).map(str::to_owned))
+            .or_else(|| inference::infer_from_separate_scales(&tensors))
+            .or_else(|| index_entry("quantization").and_then(Json::as_str).map(str::to_owned))
             .filter(|name| !name.is_empty())
             .map(|name| name.to_uppercase());
-        let group_size = group_size.or_else(|| indexed("group_size").and_then(quantization::group_size_of));
+        let group_size =
+            group_size.or_else(|| index_entry("group_size").and_then(quantization::group_size_of));
         Ok(Self { model, component, tensors, groups, quantization, group_size })
     }
 
-    /// The names there are, sorted: of tensors, of their parts (`…_scale`), and of layers that are
-    /// groups, as the original listed them.
+    /// The sorted names of tensors, their parts (`…_scale`) and groups. Ollama also lists groups among the
+    /// tensors.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let names: BTreeSet<_> = self.tensors.keys().chain(self.groups.keys()).map(String::as_str).collect();
         names.into_iter()
     }
 
-    /// Whether there is a tensor, a part or a group of this name.
+    /// Whether there is a tensor, a part or a group with this name.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name) || self.groups.contains_key(name)
     }
 
-    /// The names of the tensors in a group, in the order of its file; `None` if it is no group.
+    /// The names of a group's tensors, in the order of its file; `None` if there is no such group.
     #[must_use]
     pub fn group(&self, name: &str) -> Option<&[String]> {
         self.groups.get(name).map(Vec::as_slice)
     }
 
-    /// The tensor of this name, mapped and as it is stored.
+    /// The tensor with this name, mapped, as it is stored.
     ///
     /// # Errors
     /// [`WeightsError::NoTensor`]; [`WeightsError::IsGroup`] for the name of a group.
@@ -140,11 +141,11 @@ impl ManifestWeights {
         Ok(WeightMap { name: name.to_owned(), dtype: weight.dtype, shape: weight.shape.clone(), bytes })
     }
 
-    /// The same as `dtype`: converted, in memory of its own, if it is an unquantised `F32`, `F16` or
-    /// `BF16` tensor of another of these types than `dtype`.
+    /// The tensor with this name, converted to `dtype` if both its type and `dtype` are among `F32`,
+    /// `F16` and `BF16` and it is not quantised. Converted bytes are a copy in this process's memory.
     ///
     /// A quantised tensor and its parts (scales, biases) are never converted, and neither are
-    /// integers: they come as they are stored, so look at [`WeightMap::dtype`].
+    /// integers. They are returned as they are stored, so check [`WeightMap::dtype`].
     ///
     /// # Errors
     /// As [`tensor`](Self::tensor).
@@ -160,53 +161,53 @@ impl ManifestWeights {
         Ok(map)
     }
 
-    /// How the model is quantised, in capital letters (`INT4`, `NVFP4`, `Q8`, …): what the first file
-    /// that says so says, else what scales in layers of their own suggest, else what
-    /// `model_index.json` says.
+    /// How the model is quantised, in capital letters (`INT4`, `NVFP4`, `Q8`, …): as the first file that
+    /// declares it says, else as inferred from scales in separate layers, else as `model_index.json`
+    /// says.
     #[must_use]
     pub fn quantization(&self) -> Option<&str> {
         self.quantization.as_deref()
     }
 
-    /// How many elements share a scale: what the first file that says so says, else what
+    /// How many elements share a scale: as the first file that declares it says, else as
     /// `model_index.json` says.
     #[must_use]
     pub const fn group_size(&self) -> Option<u32> {
         self.group_size
     }
 
-    /// How this tensor is quantised; `None` if it has no scale, and so is not.
+    /// How this tensor is quantised; `None` if it has no scale and is therefore not quantised.
     ///
-    /// What its file says of this very tensor comes first, then what the file says of all of its
-    /// tensors, then what follows from the shapes of the tensor and its scale.
+    /// In order of precedence: what its file declares for this tensor, what the file declares for all
+    /// its tensors, what the shapes of the tensor and its scale imply.
     #[must_use]
     pub fn quantization_of(&self, name: &str) -> Option<Quantization> {
         let weight = self.tensors.get(name).filter(|_| self.is_quantized(name))?;
         let scale = self.tensors.get(&table::scale_name(name))?;
         let has_bias = self.tensors.contains_key(&table::bias_name(name));
-        let guess = || inference::infer(weight, scale, has_bias, self.quantization());
-        let said = weight.quantization.clone();
-        let quant_type = said.quant_type.or_else(|| guess().quant_type);
-        Some(Quantization { quant_type, group_size: said.group_size.or_else(|| guess().group_size) })
+        let inferred = || inference::infer(weight, scale, has_bias, self.quantization());
+        let declared = weight.quantization.clone();
+        let quant_type = declared.quant_type.or_else(|| inferred().quant_type);
+        Some(Quantization { quant_type, group_size: declared.group_size.or_else(|| inferred().group_size) })
     }
 
-    /// The component that was asked for; empty for all.
+    /// The requested component; empty for all.
     #[must_use]
     pub fn component(&self) -> &str {
         &self.component
     }
 
-    /// The open model: its lease, and its other files.
+    /// The open model, with its lease and its other files.
     #[must_use]
     pub const fn model(&self) -> &OpenModel {
         &self.model
     }
 
-    /// A JSON file of the model by its path, such as `tokenizer/tokenizer_config.json`; `None` if
-    /// there is none.
+    /// Reads a JSON file of the model by its path, such as `tokenizer/tokenizer_config.json`; `None` if
+    /// the model has no such file.
     ///
     /// # Errors
-    /// [`WeightsError::Json`] when it is none, and failures to map it.
+    /// [`WeightsError::Json`] when it is not JSON or too long; errors from mapping it.
     pub fn json(&self, path: &str) -> Result<Option<Json>, WeightsError> {
         read_json(&self.model, path)
     }
@@ -227,7 +228,7 @@ impl ManifestWeights {
     }
 }
 
-/// A tensor in memory: derefs to its bytes, independently of the [`ManifestWeights`] it came from.
+/// A tensor in memory, which derefs to its bytes. It stays valid after its [`ManifestWeights`] is dropped.
 #[derive(Clone, Debug)]
 pub struct WeightMap {
     name: String,
@@ -243,7 +244,7 @@ enum Bytes {
 }
 
 impl WeightMap {
-    /// The name it was asked for by.
+    /// The name by which it was requested.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -255,15 +256,14 @@ impl WeightMap {
         self.dtype
     }
 
-    /// Its dimensions, the slowest first as safetensors has them.
+    /// Its dimensions in safetensors order, the slowest first.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
 
-    /// One of those that are stacked along the slowest dimension, such as an expert of a packed group,
-    /// to be read ahead or let go alone; `None` if there are not that many, for a scalar, and for
-    /// bytes that were converted.
+    /// One element of the slowest dimension, such as an expert of a stack, which can be prefetched or
+    /// released by itself. `None` if `index` is out of range, for a scalar, and for converted bytes.
     #[must_use]
     pub fn expert_bytes(&self, index: u64) -> Option<BlobSlice> {
         let count = self.shape.first().copied().filter(|count| index < *count)?;
@@ -271,7 +271,7 @@ impl WeightMap {
         self.mapped()?.part(index.checked_mul(stride)?, stride)
     }
 
-    /// Its bytes in the page cache; `None` if they were converted and are this process's own.
+    /// Its bytes in the page cache; `None` if they were converted, which makes a copy.
     #[must_use]
     pub const fn mapped(&self) -> Option<&BlobSlice> {
         match &self.bytes {
@@ -298,18 +298,18 @@ impl AsRef<[u8]> for WeightMap {
     }
 }
 
-/// Reads a JSON layer by its name.
+/// Reads a JSON layer by its name; `None` if there is none.
 fn read_json(model: &OpenModel, path: &str) -> Result<Option<Json>, WeightsError> {
-    let is_it = |layer: &crate::protocol::response::OpenLayer| {
+    let is_wanted = |layer: &crate::protocol::response::OpenLayer| {
         layer.media_type.component() == "json" && layer.name.as_deref() == Some(path)
     };
-    let Some(number) = model.layers().iter().position(is_it) else { return Ok(None) };
-    let bad = |reason: String| WeightsError::Json { name: path.to_owned(), reason };
+    let Some(number) = model.layers().iter().position(is_wanted) else { return Ok(None) };
+    let error = |reason: String| WeightsError::Json { name: path.to_owned(), reason };
     let bytes = model.layer_bytes(number)?;
     if bytes.len() > MAX_JSON_BYTES {
-        return Err(bad(format!("{} bytes, at most {MAX_JSON_BYTES} allowed", bytes.len())));
+        return Err(error(format!("{} bytes, at most {MAX_JSON_BYTES} allowed", bytes.len())));
     }
-    serde_json::from_slice(&bytes).map(Some).map_err(|error| bad(error.to_string()))
+    serde_json::from_slice(&bytes).map(Some).map_err(|invalid| error(invalid.to_string()))
 }
 
 const MODEL_INDEX: &str = "model_index.json";

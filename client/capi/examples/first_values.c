@@ -1,4 +1,4 @@
-/* Lists a model's tensors, prints the first bytes of one, and looks at the model as one GGUF file:
+/* Lists a model's tensors, prints the first bytes of one, and opens the model as one GGUF file:
  * cc first_values.c -lblobd_client -o first_values && ./first_values llama3:8b token_embd.weight */
 #include <blobd_client.h>
 #include <inttypes.h>
@@ -37,7 +37,7 @@ int main(int count, char **arguments) {
     if (blobd_expert(model, index, 0, &bytes, NULL)) printf("expert 0: %zu bytes\n", bytes.size);
 
     blobd_image *image = blobd_contiguous(model, NULL, &error);
-    blobd_close(model); /* the image stays */
+    blobd_close(model); /* the image stays valid */
     if (image == NULL) return failed(&error);
     bytes = blobd_image_bytes(image);
     printf("image: %.4s, %zu bytes, %zu of them copied\n", (const char *)bytes.data, bytes.size,

@@ -1,10 +1,10 @@
 /* blobd's client library: opens a model from a blobd daemon and maps its tensors without a
  * copy. Link with -lblobd_client; a static library also takes -lpthread -ldl -lm.
  *
- * Nothing here is global or starts a thread. A model may be used by any number of threads at once,
- * but closed by one that is the last. Strings are UTF-8.
+ * The library has no global state and starts no thread. Any number of threads may use a model at
+ * once; close it only when no thread uses it any more. Strings are UTF-8.
  *
- * Made from client/capi/src/lib.rs: change that and run `BLESS=1 cargo test -p blobd-client-c`. */
+ * Generated from client/capi/src/lib.rs: change that and run `BLESS=1 cargo test -p blobd-client-c`. */
 #ifndef BLOBD_CLIENT_H
 #define BLOBD_CLIENT_H
 
@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-/* A model that is held open: its tensors, and the lease that shows it as in use. */
+/* An open model: its tensors, and the lease that marks it as in use. */
 typedef struct blobd_model blobd_model;
 
 /* A model as one GGUF file in memory. */
@@ -24,23 +24,23 @@ typedef struct blobd_image blobd_image;
 
 /* Why a function failed. */
 typedef struct blobd_error {
-    /* 0 if nothing failed, else: 1 failed, 2 wrong use, 3 not found, 4 busy, 5 corrupt data,
+    /* 0 no error, 1 other failure, 2 invalid request, 3 not found, 4 busy, 5 corrupt data,
      * 6 no space, 7 denied. */
     int code;
-    /* One line for people, which says what to do; ends with a zero byte. */
+    /* What happened and what to do, for people, in one line. Terminated by a zero byte. */
     char message[508];
 } blobd_error;
 
-/* Bytes that can be read and never change. */
+/* Read-only bytes that never change. */
 typedef struct blobd_bytes {
-    /* The first byte; at the start of a page for a tensor with a blob of its own. Not null even if
-     * there are none. */
+    /* The first byte. It is page-aligned for a tensor that is a whole blob. Not null even if `size`
+     * is 0. */
     const void *data;
-    /* How many there are. */
+    /* The number of bytes. */
     size_t size;
 } blobd_bytes;
 
-/* A tensor as the model's table has it. The pointers are valid until the model is closed. */
+/* A tensor of a model. The pointers are valid until the model is closed. */
 typedef struct blobd_tensor {
     /* The name. */
     const char *name;
@@ -48,99 +48,100 @@ typedef struct blobd_tensor {
     const char *type_name;
     /* The dimensions in GGUF order, the fastest first. */
     const uint64_t *shape;
-    /* How many dimensions there are; 0 is a scalar. */
+    /* The number of dimensions; 0 for a scalar. */
     size_t rank;
-    /* How many bytes the tensor has. */
+    /* The size of the tensor in bytes. */
     uint64_t size;
-    /* How many experts are stacked in it; 0 if it is no stack. */
+    /* The number of experts stacked in it; 0 if it is not a stack. */
     uint64_t expert_count;
-    /* How many bytes each expert has. */
+    /* The size of each expert in bytes. */
     uint64_t expert_size;
 } blobd_tensor;
 
-/* Opens a model with all its tensors: null on failure.
+/* Opens a model with all its tensors. Returns null on failure.
  *
- * The daemon is the one behind `socket`; if that is null, the one that `BLOBD_SOCKET` names, or else
- * the one at the usual places. `error` may be null. The result belongs to the caller, who gives it to
- * `blobd_close`; any number of threads may use it at once.
+ * `socket` is the path of the daemon's socket. If it is null, `BLOBD_SOCKET` is used, or without that
+ * the default paths. `error` may be null. The caller must release the result with `blobd_close`. Any
+ * number of threads may use it at once.
  *
- * The caller promises:
- * `socket` is null or a C string, `reference` is a C string, `error` is null or points to an error. */
+ * Requirements:
+ * `socket` is null or a C string. `reference` is a C string. `error` is null or points to an error. */
 blobd_model *blobd_open(const char *socket, const char *reference, blobd_error *error);
 
-/* Ends the lease and unmaps the tensors. Images stay. A null pointer is ignored.
+/* Releases the lease and unmaps the tensors. Images stay valid. A null pointer is ignored.
  *
- * The caller promises:
- * `model` is null or comes from `blobd_open` and was not closed; nobody uses it or its tensors any more. */
+ * Requirements:
+ * `model` is null or comes from `blobd_open` and was not closed. It and its tensors are not used any more. */
 void blobd_close(blobd_model *model);
 
 /* The model's shortest unique name, valid until it is closed.
  *
- * The caller promises:
+ * Requirements:
  * `model` comes from `blobd_open` and is open. */
 const char *blobd_name(const blobd_model *model);
 
-/* How many tensors the model has.
+/* The number of tensors of the model.
  *
- * The caller promises:
+ * Requirements:
  * `model` comes from `blobd_open` and is open. */
 size_t blobd_tensor_count(const blobd_model *model);
 
-/* Tells what the tensor with this number is, from 0 on in file order; false if there is none.
+/* Writes the tensor with this index to `out`; the first in file order has index 0. Returns false if
+ * there is no such tensor.
  *
- * The caller promises:
+ * Requirements:
  * `model` comes from `blobd_open` and is open; `out` points to a tensor. */
 bool blobd_tensor_at(const blobd_model *model, size_t index, blobd_tensor *out);
 
-/* The number of the tensor with this name; `SIZE_MAX` if there is none.
+/* The index of the tensor with this name; `SIZE_MAX` if there is none.
  *
- * The caller promises:
+ * Requirements:
  * `model` comes from `blobd_open` and is open; `name` is a C string. */
 size_t blobd_tensor_find(const blobd_model *model, const char *name);
 
-/* Maps a tensor, if it is not mapped yet: false on failure. The bytes are valid until the model is
- * closed, whatever becomes of the daemon and the model; they are the page cache's, shared by all
- * processes.
+/* Maps a tensor, if it is not mapped yet. Returns false on failure. The bytes are valid until the model
+ * is closed, even if the daemon ends or the model is removed. All processes share them in the page
+ * cache.
  *
- * The caller promises:
+ * Requirements:
  * `model` comes from `blobd_open` and is open; `out` points to bytes; `error` is null or points to an
  * error. */
 bool blobd_map(const blobd_model *model, size_t index, blobd_bytes *out, blobd_error *error);
 
-/* Maps a stack of experts and finds one of them: false on failure, such as when the tensor is no stack.
- * Only the pages that are touched are read.
+/* Maps a stack of experts and returns the bytes of one. Returns false on failure, for example if the
+ * tensor is not a stack. A page is read from disk only when it is accessed.
  *
- * The caller promises:
+ * Requirements:
  * As for `blobd_map`. */
 bool blobd_expert(const blobd_model *model, size_t index, uint64_t expert, blobd_bytes *out, blobd_error *error);
 
-/* The model's weights as one GGUF file in memory, without a copy: null on failure.
+/* The model's weights as one GGUF file in memory, without a copy. Returns null on failure.
  *
- * `component` is `model`, `projector`, `adapter`, …; null means `model`. The image belongs to the caller,
- * who gives it to `blobd_image_free`; it outlives the model.
+ * `component` is `model`, `projector`, `adapter`, …; null means `model`. The caller must release the
+ * image with `blobd_image_free`. It stays valid after the model is closed.
  *
- * The caller promises:
+ * Requirements:
  * `model` comes from `blobd_open` and is open; `component` is null or a C string; `error` is null or
  * points to an error. */
 blobd_image *blobd_contiguous(const blobd_model *model, const char *component, blobd_error *error);
 
-/* The image's bytes, from a page's start on; valid until it is freed.
+/* The image's bytes, page-aligned; valid until the image is freed.
  *
- * The caller promises:
+ * Requirements:
  * `image` comes from `blobd_contiguous` and is not freed. */
 blobd_bytes blobd_image_bytes(const blobd_image *image);
 
-/* How many bytes of the image's tensors had to be copied, because they do not start at a page's start
- * in their blob.
+/* The number of bytes of the image's tensors that were copied, because they are not page-aligned in
+ * their blob.
  *
- * The caller promises:
+ * Requirements:
  * `image` comes from `blobd_contiguous` and is not freed. */
 size_t blobd_image_copied_bytes(const blobd_image *image);
 
 /* Unmaps an image. A null pointer is ignored.
  *
- * The caller promises:
- * `image` is null or comes from `blobd_contiguous` and was not freed; nobody uses its bytes any more. */
+ * Requirements:
+ * `image` is null or comes from `blobd_contiguous` and was not freed. Its bytes are not used any more. */
 void blobd_image_free(blobd_image *image);
 
 #ifdef __cplusplus

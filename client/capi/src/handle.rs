@@ -1,4 +1,4 @@
-//! What C holds, in Rust: everything it is given a pointer to is kept here.
+//! The Rust side of an open model: it owns everything that C gets pointers to.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use blobd_client::protocol::response::TensorLocation;
 
 use crate::{BlobdBytes, BlobdError, BlobdTensor};
 
-/// A model and what C points into.
+/// An open model, and the strings and maps that C gets pointers to.
 #[derive(Debug)]
 pub(crate) struct Handle {
     model: OpenModel,
@@ -22,7 +22,7 @@ pub(crate) struct Handle {
     pub(crate) rows: Vec<Row>,
 }
 
-/// A tensor's texts as C has them, and its map once it was asked for.
+/// A tensor's strings for C, and its map after the first request.
 #[derive(Debug)]
 pub(crate) struct Row {
     name: CString,
@@ -30,7 +30,7 @@ pub(crate) struct Row {
     map: OnceLock<TensorMap>,
 }
 
-/// Why something failed.
+/// An error to be reported to C.
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: ErrorCode,
@@ -38,20 +38,20 @@ pub(crate) struct Failure {
 }
 
 impl Handle {
-    /// Connects and opens; without a socket, the usual ones.
+    /// Connects to the daemon and opens the model. Without a socket, uses the default paths.
     pub(crate) fn open(socket: Option<&str>, reference: Option<&str>) -> Result<Self, Failure> {
-        let reference = reference.ok_or_else(|| wrong("reference: is null"))?;
-        let reference = reference.parse().map_err(wrong)?;
+        let reference = reference.ok_or_else(|| invalid_request("reference: is null"))?;
+        let reference = reference.parse().map_err(invalid_request)?;
         let client = match socket {
             Some(socket) => Client::connect(PathBuf::from(socket))?,
             None => Client::connect_default()?,
         };
         let model = client.open(&reference)?;
         let rows: Result<Vec<_>, _> = model.tensors().iter().map(Row::new).collect();
-        Ok(Self { name: c_text(model.name())?, rows: rows?, model })
+        Ok(Self { name: c_string(model.name())?, rows: rows?, model })
     }
 
-    /// What the table has on a tensor.
+    /// A tensor in C's form; `None` if there is none with this index.
     pub(crate) fn tensor(&self, index: usize) -> Option<BlobdTensor> {
         let (row, tensor) = (self.rows.get(index)?, self.model.tensors().get(index)?);
         Some(BlobdTensor {
@@ -65,19 +65,19 @@ impl Handle {
         })
     }
 
-    /// The number of a tensor.
+    /// The index of the tensor with this name.
     pub(crate) fn find(&self, name: &str) -> Option<usize> {
         self.model.tensor_index(name)
     }
 
-    /// A tensor's map, made when first asked for.
+    /// A tensor's map, created by the first request.
     pub(crate) fn map(&self, index: usize) -> Result<&TensorMap, Failure> {
-        let known = self.rows.get(index).zip(self.model.tensors().get(index));
-        let (row, tensor) = known.ok_or_else(|| self.no_tensor(index))?;
+        let found = self.rows.get(index).zip(self.model.tensors().get(index));
+        let (row, tensor) = found.ok_or_else(|| self.no_tensor(index))?;
         if let Some(map) = row.map.get() {
             return Ok(map);
         }
-        // Another thread may have been faster: its map stays, this one goes.
+        // If another thread has mapped it meanwhile, that map is used and this one is dropped.
         let map = self.model.map_tensor(tensor)?;
         Ok(row.map.get_or_init(|| map))
     }
@@ -91,7 +91,7 @@ impl Handle {
         })
     }
 
-    /// The image of a component.
+    /// The image of a component; `model` if none is named.
     pub(crate) fn contiguous(&self, component: Option<&str>) -> Result<GgufView, Failure> {
         Ok(self.model.contiguous_component(component.unwrap_or("model"))?)
     }
@@ -104,27 +104,27 @@ impl Handle {
 
 impl Row {
     fn new(tensor: &TensorLocation) -> Result<Self, Failure> {
-        let (name, type_name) = (c_text(&tensor.name)?, c_text(&tensor.type_name)?);
+        let (name, type_name) = (c_string(&tensor.name)?, c_string(&tensor.type_name)?);
         Ok(Self { name, type_name, map: OnceLock::new() })
     }
 }
 
 impl Failure {
-    /// In C's form; a text that is too long loses its end.
+    /// The error in C's form; a message that is too long is truncated.
     pub(crate) fn to_c(&self) -> BlobdError {
         let mut error = BlobdError::none();
         error.code = c_int::from(self.code.exit_code());
         let end = self.message.floor_char_boundary(error.message.len() - 1);
         let text = self.message.bytes().take(end).filter(|byte| *byte != 0);
-        for (place, byte) in error.message.iter_mut().zip(text) {
-            *place = c_char::from_ne_bytes([byte]);
+        for (target, byte) in error.message.iter_mut().zip(text) {
+            *target = c_char::from_ne_bytes([byte]);
         }
         error
     }
 }
 
 impl BlobdError {
-    /// Nothing failed.
+    /// No error.
     pub(crate) const fn none() -> Self {
         Self { code: 0, message: [0; 508] }
     }
@@ -142,30 +142,31 @@ impl From<ModelError> for Failure {
     }
 }
 
-/// A caller's mistake.
-fn wrong(message: impl std::fmt::Display) -> Failure {
+/// An error in the caller's arguments.
+fn invalid_request(message: impl std::fmt::Display) -> Failure {
     Failure { code: ErrorCode::InvalidRequest, message: message.to_string() }
 }
 
-fn c_text(text: &str) -> Result<CString, Failure> {
-    let zero = |_zero| Failure { code: ErrorCode::Corrupt, message: format!("{text:?}: has a zero byte") };
-    CString::new(text).map_err(zero)
+fn c_string(text: &str) -> Result<CString, Failure> {
+    let error =
+        |_zero_byte| Failure { code: ErrorCode::Corrupt, message: format!("{text:?}: has a zero byte") };
+    CString::new(text).map_err(error)
 }
 
-/// A caller's string; `None` for null.
+/// A string that the caller passed; `None` for null.
 ///
 /// # Safety
-/// `text` is null or a C string that lives as long as the result is used.
+/// `text` is null or a C string that stays valid as long as the result is used.
 pub(crate) unsafe fn text<'t>(text: *const c_char) -> Result<Option<&'t str>, Failure> {
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: Needed to read it: the caller's promise.
+    // SAFETY: Needed to read it. The caller guarantees a C string.
     let text = unsafe { CStr::from_ptr(text) }.to_str();
-    text.map(Some).map_err(|_not_text| wrong("a string is not UTF-8"))
+    text.map(Some).map_err(|_not_utf8| invalid_request("argument: string is not UTF-8"))
 }
 
-/// Bytes as C has them.
-pub(crate) fn borrowed(bytes: &[u8]) -> BlobdBytes {
+/// Bytes in C's form, without a copy.
+pub(crate) fn to_c_bytes(bytes: &[u8]) -> BlobdBytes {
     BlobdBytes { data: bytes.as_ptr().cast(), size: bytes.len() }
 }

@@ -1,4 +1,4 @@
-//! The library as C and C++ use it: compiled by their compilers, against a daemon that plays its part.
+//! Tests the library from C and C++, built with their compilers, against a fake daemon.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Where cargo puts the library. Tests cannot be linked with it, so cargo does not build it for them:
-/// it is built here, once.
+/// The directory of the compiled library. Cargo does not build a library of this kind for tests, so it is
+/// built here, once.
 fn library_folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -33,14 +33,14 @@ fn library_folder() -> &'static Path {
         cargo.arg("--target-dir").arg(folder.parent().unwrap()).current_dir(root());
         match cargo.output() {
             Ok(output) => assert!(output.status.success(), "{}", text(&output.stderr)),
-            // These tests may be run by a user who has no cargo, after one who has built them.
+            // These tests may be run by a user without cargo, after another user has built them.
             Err(error) => assert!(folder.join("libblobd_client.so").is_file(), "cargo build: {error}"),
         }
         folder.to_path_buf()
     })
 }
 
-/// Runs a compiler; `None`, with a word, if there is none.
+/// Runs a compiler; `None`, with a message, if it is not installed.
 fn compile(compiler: &str, arguments: &[&str]) -> Option<()> {
     let mut command = Command::new(compiler);
     command.args(["-Wall", "-Wextra", "-Werror", "-I"]).arg(root().join("include")).args(arguments);
@@ -56,7 +56,7 @@ fn compile(compiler: &str, arguments: &[&str]) -> Option<()> {
     }
 }
 
-/// Compiles the example, linked with the library in this way.
+/// Compiles the example with these arguments for the linker.
 fn example(folder: &Path, link: &[&str]) -> Option<PathBuf> {
     let (source, program) = (root().join("examples/first_values.c"), folder.join("first_values"));
     let paths = [source.to_str().unwrap(), "-g", "-o", program.to_str().unwrap()];
@@ -68,7 +68,7 @@ fn dynamic() -> Vec<String> {
     vec![format!("-L{folder}"), format!("-Wl,-rpath,{folder}"), "-lblobd_client".to_owned()]
 }
 
-/// A model of a tensor and a stack of two experts, behind a socket.
+/// Serves a model of a tensor and a stack of two experts on a socket.
 fn serve(socket: &Path) {
     let mut model = FakeModel::new();
     let mut writer = GgufWriter::new();
@@ -92,7 +92,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn example_reads_tensors_and_image_and_leaks_nothing() {
+fn example_reads_tensors_and_image_without_leaks() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
     serve(&socket);
@@ -118,7 +118,7 @@ fn example_reads_tensors_and_image_and_leaks_nothing() {
 }
 
 #[test]
-fn failures_have_a_code_and_a_text() {
+fn failures_have_a_code_and_a_message() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
     let link = dynamic();
@@ -136,7 +136,7 @@ fn failures_have_a_code_and_a_text() {
 }
 
 #[test]
-fn static_library_links_and_valgrind_finds_nothing() {
+fn static_library_links_and_has_no_memory_errors() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
     serve(&socket);
@@ -155,7 +155,7 @@ fn static_library_links_and_valgrind_finds_nothing() {
 }
 
 #[test]
-fn header_is_c_and_cpp() {
+fn header_is_valid_c_and_cpp() {
     let header = root().join("include/blobd_client.h");
     let header = header.to_str().unwrap();
     let _no_compiler = compile("cc", &["-std=c99", "-pedantic", "-fsyntax-only", header]);

@@ -1,4 +1,5 @@
-//! `include/blobd_client.h` is what `src/lib.rs` says. `BLESS=1 cargo test -p blobd-client-c` writes it.
+//! Checks that `include/blobd_client.h` matches `src/lib.rs`. `BLESS=1 cargo test -p blobd-client-c`
+//! generates it.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fmt::Write as _;
@@ -9,10 +10,10 @@ const TOP: &str =
     "/* blobd's client library: opens a model from a blobd daemon and maps its tensors without a
  * copy. Link with -lblobd_client; a static library also takes -lpthread -ldl -lm.
  *
- * Nothing here is global or starts a thread. A model may be used by any number of threads at once,
- * but closed by one that is the last. Strings are UTF-8.
+ * The library has no global state and starts no thread. Any number of threads may use a model at
+ * once; close it only when no thread uses it any more. Strings are UTF-8.
  *
- * Made from client/capi/src/lib.rs: change that and run `BLESS=1 cargo test -p blobd-client-c`. */
+ * Generated from client/capi/src/lib.rs: change that and run `BLESS=1 cargo test -p blobd-client-c`. */
 #ifndef BLOBD_CLIENT_H
 #define BLOBD_CLIENT_H
 
@@ -33,18 +34,18 @@ const BOTTOM: &str = "
 ";
 
 #[test]
-fn header_is_made_from_the_source() {
+fn header_matches_the_source() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let made = header(&fs::read_to_string(root.join("src/lib.rs")).unwrap());
+    let generated = header(&fs::read_to_string(root.join("src/lib.rs")).unwrap());
     let path = root.join("include/blobd_client.h");
     if std::env::var_os("BLESS").is_some() {
-        fs::write(&path, &made).unwrap();
+        fs::write(&path, &generated).unwrap();
     }
     let found = fs::read_to_string(&path).unwrap_or_default();
-    assert!(found == made, "{}: differs from src/lib.rs; run this test with BLESS=1", path.display());
+    assert!(found == generated, "{}: differs from src/lib.rs; run this test with BLESS=1", path.display());
 }
 
-/// The header: all that is public in the source, in its order.
+/// The header: all public items of the source, in the same order.
 fn header(source: &str) -> String {
     let mut out = TOP.to_owned();
     let mut lines = source.lines();
@@ -81,7 +82,7 @@ fn write_struct<'l>(out: &mut String, name: &str, lines: &mut impl Iterator<Item
         } else if let Some(field) = line.strip_prefix("pub ") {
             write_comment(out, "    ", &std::mem::take(&mut comment));
             let (field, of) = field.trim_end_matches(',').split_once(": ").unwrap();
-            writeln!(out, "    {};", declared(of, field)).unwrap();
+            writeln!(out, "    {};", declaration(of, field)).unwrap();
         }
     }
     writeln!(out, "}} {name};").unwrap();
@@ -93,33 +94,33 @@ fn write_function(out: &mut String, text: &str) {
     let (arguments, result) = rest.rsplit_once(')').unwrap();
     let argument = |argument: &str| {
         let (name, of) = argument.trim().split_once(": ").unwrap();
-        declared(of, name)
+        declaration(of, name)
     };
     let arguments: Vec<_> =
         arguments.split(',').filter(|text| !text.trim().is_empty()).map(argument).collect();
     let result = result.trim().strip_prefix("-> ").unwrap_or("()");
-    writeln!(out, "{}({});", declared(result, name), arguments.join(", ")).unwrap();
+    writeln!(out, "{}({});", declaration(result, name), arguments.join(", ")).unwrap();
 }
 
 fn write_comment(out: &mut String, indent: &str, lines: &[String]) {
-    let lines: Vec<_> = lines.iter().map(|line| line.replace("# Safety", "The caller promises:")).collect();
+    let lines: Vec<_> = lines.iter().map(|line| line.replace("# Safety", "Requirements:")).collect();
     let text = lines.join(&format!("\n{indent} * ")).replace(" * \n", " *\n");
     let between = if indent.is_empty() { "\n" } else { "" };
     writeln!(out, "{between}{indent}/* {text} */").unwrap();
 }
 
-/// A name with its type as C declares it.
-fn declared(of: &str, name: &str) -> String {
+/// The declaration of a name with its type in C.
+fn declaration(of: &str, name: &str) -> String {
     if let Some((element, length)) =
         of.strip_prefix('[').and_then(|of| of.trim_end_matches(']').split_once("; "))
     {
-        return format!("{}[{length}]", declared(element, name));
+        return format!("{}[{length}]", declaration(element, name));
     }
     if let Some(target) = of.strip_prefix("*const ") {
-        return declared(target, &format!("*{name}")).replacen("", "const ", 1);
+        return declaration(target, &format!("*{name}")).replacen("", "const ", 1);
     }
     if let Some(target) = of.strip_prefix("*mut ") {
-        return declared(target, &format!("*{name}"));
+        return declaration(target, &format!("*{name}"));
     }
     let of = match of {
         "()" | "c_void" => "void",
@@ -129,7 +130,7 @@ fn declared(of: &str, name: &str) -> String {
         "usize" => "size_t",
         "bool" => "bool",
         own if own.starts_with("Blobd") => return format!("{} {name}", snake(own)),
-        other => panic!("{other}: a type that C does not know"),
+        other => panic!("{other}: this type has no equivalent in C"),
     };
     format!("{of} {name}")
 }

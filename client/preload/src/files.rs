@@ -1,4 +1,4 @@
-//! Paths that are models, and the descriptors that stand for them.
+//! Paths of models, and the descriptors that programs get for them.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs::{self, File, Permissions};
@@ -9,46 +9,46 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::image::{self, Image, Refusal};
-use crate::memory::{memory_file, place_of, reopened, seal};
+use crate::image::{self, Image, OpenError};
+use crate::memory::{memory_file, proc_path, reopen, seal};
 use crate::next;
 use crate::sys::{
     EINVAL, ENOENT, ENOTDIR, ENXIO, EROFS, Iovec, O_ACCMODE, O_CLOEXEC, O_DIRECTORY, O_PATH, O_TRUNC,
     SEEK_CUR, SEEK_DATA, SEEK_END, SEEK_HOLE, SEEK_SET, SYS_MEMFD_SECRET, errno, set_errno,
 };
 
-/// The directory that is not there.
-const FOLDER: &[u8] = b"/blobd";
+/// The directory of the models, which does not exist on disk.
+const MODELS_DIRECTORY: &[u8] = b"/blobd";
 
-/// The name of a stand-in that could be opened, and how `/proc` shows it.
-const STAND_IN: &CStr = c"blobd-model";
-const STAND_IN_PLACE: &str = "/memfd:blobd-model (deleted)";
+/// The name of a placeholder that is a memory file, and the target of its link in `/proc/self/fd`.
+const PLACEHOLDER: &CStr = c"blobd-model";
+const PLACEHOLDER_LINK: &str = "/memfd:blobd-model (deleted)";
 
-/// What a path means here.
+/// A path that a program passed to the C library.
 pub(crate) enum Path {
-    /// Nothing: the kernel knows it.
+    /// Any path outside the directory of the models.
     Other,
-    /// The pretend directory itself.
-    Folder,
-    /// A model, or what would be one.
+    /// The directory of the models itself.
+    ModelsDirectory,
+    /// A path below the directory of the models, relative to it. The model may not exist.
     Model(Vec<u8>),
 }
 
-/// One open file: what all descriptors that were duplicated from one `open` share.
-pub(crate) struct Opened {
+/// An open file description: shared by all descriptors that were duplicated from one `open`.
+pub(crate) struct OpenFile {
     device: u64,
     inode: u64,
     image: Arc<Image>,
     position: AtomicI64,
 }
 
-/// All files that were opened. They stay: whether a descriptor is left cannot be seen. A new one has an
-/// inode of its own.
-static OPENED: Mutex<Vec<Arc<Opened>>> = Mutex::new(Vec::new());
-static ANY: AtomicBool = AtomicBool::new(false);
+/// All files that were opened. None is removed, because it is unknown whether a descriptor is still open.
+/// Each has its own inode.
+static OPEN_FILES: Mutex<Vec<Arc<OpenFile>>> = Mutex::new(Vec::new());
+static ANY_OPENED: AtomicBool = AtomicBool::new(false);
 
-pub(crate) fn all_opened() -> MutexGuard<'static, Vec<Arc<Opened>>> {
-    OPENED.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn open_files() -> MutexGuard<'static, Vec<Arc<OpenFile>>> {
+    OPEN_FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Classifies a path.
@@ -59,10 +59,10 @@ pub(crate) unsafe fn classify(path: *const c_char) -> Path {
     if path.is_null() {
         return Path::Other;
     }
-    // SAFETY: Needed to read the caller's string: its promise.
+    // SAFETY: Needed to read the path. The caller guarantees a C string.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-    match path.strip_prefix(FOLDER) {
-        Some(b"" | b"/") => Path::Folder,
+    match path.strip_prefix(MODELS_DIRECTORY) {
+        Some(b"" | b"/") => Path::ModelsDirectory,
         Some([b'/', rest @ ..]) => Path::Model(rest.to_vec()),
         _ => Path::Other,
     }
@@ -70,110 +70,112 @@ pub(crate) unsafe fn classify(path: *const c_char) -> Path {
 
 /// Opens a model; on failure returns -1, sets `errno` and prints the reason.
 pub(crate) fn open(path: &[u8], flags: c_int) -> c_int {
-    if writes(flags) {
+    if is_for_writing(flags) {
         set_errno(EROFS);
         return -1;
     }
     match find_image(path) {
         Ok(image) => open_image(image, flags),
-        Err(refusal) => {
-            if !refusal.reason.is_empty() {
-                eprintln!("blobd: /blobd/{}: {}", String::from_utf8_lossy(path), refusal.reason);
+        Err(error) => {
+            if !error.reason.is_empty() {
+                eprintln!("blobd: /blobd/{}: {}", String::from_utf8_lossy(path), error.reason);
             }
-            set_errno(refusal.errno);
+            set_errno(error.errno);
             -1
         }
     }
 }
 
-/// Opens a model that is known; on failure -1, with `errno` set.
+/// Opens a model whose image is mapped; on failure returns -1 and sets `errno`.
 pub(crate) fn open_image(image: Arc<Image>, flags: c_int) -> c_int {
-    if writes(flags) {
+    if is_for_writing(flags) {
         set_errno(EROFS);
     } else if flags & O_DIRECTORY != 0 {
         set_errno(ENOTDIR);
-    } else if let Some(fd) = opened(image, flags & O_CLOEXEC) {
+    } else if let Some(fd) = open_placeholder(image, flags & O_CLOEXEC) {
         return fd;
     }
     -1
 }
 
-const fn writes(flags: c_int) -> bool {
+const fn is_for_writing(flags: c_int) -> bool {
     flags & O_ACCMODE != 0 || flags & O_TRUNC != 0
 }
 
-fn find_image(path: &[u8]) -> Result<Arc<Image>, Refusal> {
+fn find_image(path: &[u8]) -> Result<Arc<Image>, OpenError> {
     if path.ends_with(b".gguf") {
         image::find(path)
     } else {
-        Err(Refusal { errno: ENOENT, reason: String::new() })
+        Err(OpenError { errno: ENOENT, reason: String::new() })
     }
 }
 
-/// A descriptor of an empty file with the image's length, with which only `fstat` can do something.
-/// `None` is a failure, with `errno` set.
-fn opened(image: Arc<Image>, close_on_exec: c_int) -> Option<c_int> {
-    let file = image.spare.take().or_else(|| stand_in(&image))?;
+/// Opens a placeholder for the image: the kernel only allows `fstat` on its descriptor. `None` on failure,
+/// with `errno` set.
+fn open_placeholder(image: Arc<Image>, close_on_exec: c_int) -> Option<c_int> {
+    let file = image.spare.take().or_else(|| new_placeholder(&image))?;
     let metadata = file.metadata().ok()?;
-    let fd = reopened(&file, O_PATH | close_on_exec)?.into_raw_fd();
+    let fd = reopen(&file, O_PATH | close_on_exec)?.into_raw_fd();
     let (device, inode) = (metadata.dev(), metadata.ino());
-    let opened = Opened { device, inode, image, position: AtomicI64::new(0) };
-    all_opened().push(Arc::new(opened));
-    ANY.store(true, Ordering::Release);
+    let file = OpenFile { device, inode, image, position: AtomicI64::new(0) };
+    open_files().push(Arc::new(file));
+    ANY_OPENED.store(true, Ordering::Release);
     Some(fd)
 }
 
 /// An `O_PATH` descriptor of an empty file of the image's length; `None` on failure, with `errno` set.
-fn stand_in(image: &Image) -> Option<File> {
-    let file = unopenable().or_else(|| memory_file(STAND_IN))?;
+fn new_placeholder(image: &Image) -> Option<File> {
+    let file = secret_file().or_else(|| memory_file(PLACEHOLDER))?;
     file.set_len(image.length() as u64).ok()?;
     file.set_permissions(Permissions::from_mode(0o444)).ok()?;
-    // Fails for the first kind, which needs none. Nobody, root included, empties the second.
+    // The seals prevent that anyone, including root, changes the length of a memory file. Sealing fails
+    // for a secret file, which does not need it.
     seal(&file);
-    reopened(&file, O_PATH | O_CLOEXEC).map(File::from)
+    reopen(&file, O_PATH | O_CLOEXEC).map(File::from)
 }
 
-/// A file that the kernel opens a second time for nobody, by whatever name: `/proc/self/fd/N` of it gives
-/// `ENXIO`, in programs without this library as well. `None` where there are none of the kind: Linux
-/// before 5.14, some until 6.5, sandboxes.
-fn unopenable() -> Option<File> {
-    // SAFETY: Needed because the C library has no name for it. Takes a number.
+/// A file of `memfd_secret`, which the kernel never opens again: opening its `/proc/self/fd/N` fails with
+/// `ENXIO`, also in programs without this library. `None` if the system does not support it: Linux before
+/// 5.14, some systems before 6.5, some sandboxes.
+fn secret_file() -> Option<File> {
+    // SAFETY: Needed because the C library has no function for it. The call takes only integers.
     let fd = unsafe { next::syscall(SYS_MEMFD_SECRET, O_CLOEXEC.into(), 0, 0, 0, 0, 0) };
-    // SAFETY: Needed to own it: it was made just now.
+    // SAFETY: Needed to own the descriptor, which was just created.
     c_int::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// Whether a descriptor that was opened for reading would give a stand-in's zeros, be it of this process
-/// or of one that left it open for this program.
-pub(crate) fn is_stand_in(fd: c_int) -> bool {
-    // A cheap check first, which is false for most files: has it no name?
+/// Whether a descriptor that was opened for reading refers to a placeholder, of this process or inherited
+/// from another one. Reading it would return zeros.
+pub(crate) fn is_placeholder(fd: c_int) -> bool {
+    // The cheap check first, which is false for most files: a placeholder has no directory entry.
     metadata(fd).is_some_and(|metadata| metadata.nlink() == 0 && metadata.is_file())
-        && fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|place| place.as_os_str() == STAND_IN_PLACE)
+        && fs::read_link(format!("/proc/self/fd/{fd}"))
+            .is_ok_and(|target| target.as_os_str() == PLACEHOLDER_LINK)
 }
 
-/// What `fstat` says.
+/// The result of `fstat`.
 fn metadata(fd: c_int) -> Option<fs::Metadata> {
-    // SAFETY: Needed to ask with std. The descriptor is looked at and not closed; if there is none with
-    // this number, that is an error and no more.
+    // SAFETY: Needed to call `fstat` through std. `ManuallyDrop` prevents that the descriptor is closed; if
+    // it is not open, the call fails.
     ManuallyDrop::new(unsafe { File::from_raw_fd(fd) }).metadata().ok()
 }
 
-/// The file that the next `open` will stand for.
-fn spare(image: &Image) -> Option<OwnedFd> {
-    let file = image.spare.take().or_else(|| stand_in(image))?;
-    let shown = file.try_clone();
+/// A descriptor of the placeholder that the next `open` will use.
+fn next_placeholder(image: &Image) -> Option<OwnedFd> {
+    let file = image.spare.take().or_else(|| new_placeholder(image))?;
+    let copy = file.try_clone();
     image.spare.put(file);
-    shown.ok().map(OwnedFd::from)
+    copy.ok().map(OwnedFd::from)
 }
 
-/// Whether there can be a descriptor of a model.
-pub(crate) fn any() -> bool {
-    ANY.load(Ordering::Acquire)
+/// Whether this process has opened a model.
+pub(crate) fn any_opened() -> bool {
+    ANY_OPENED.load(Ordering::Acquire)
 }
 
-/// The model behind a descriptor that the kernel refused with `EBADF`; `errno` stays.
-pub(crate) fn find(fd: c_int) -> Option<Arc<Opened>> {
-    if fd < 0 || !any() {
+/// The open model with this descriptor, if it is one; `errno` is unchanged.
+pub(crate) fn find(fd: c_int) -> Option<Arc<OpenFile>> {
+    if fd < 0 || !any_opened() {
         return None;
     }
     let before = errno();
@@ -181,11 +183,11 @@ pub(crate) fn find(fd: c_int) -> Option<Arc<Opened>> {
     set_errno(before);
     let metadata = metadata?;
     let (device, inode) = (metadata.dev(), metadata.ino());
-    all_opened().iter().find(|file| (file.device, file.inode) == (device, inode)).cloned()
+    open_files().iter().find(|file| (file.device, file.inode) == (device, inode)).cloned()
 }
 
-impl Opened {
-    /// What the file shows.
+impl OpenFile {
+    /// The content of the file.
     pub(crate) const fn image(&self) -> &Arc<Image> {
         &self.image
     }
@@ -196,7 +198,7 @@ impl Opened {
     /// `out` must be writable for `length` bytes.
     pub(crate) unsafe fn read(&self, out: *mut c_void, length: usize) -> isize {
         let position = self.position.load(Ordering::Relaxed);
-        // SAFETY: The caller's promise.
+        // SAFETY: The caller guarantees the same.
         let count = unsafe { self.read_at(out, length, position) };
         self.position.fetch_add(count as i64, Ordering::Relaxed);
         count
@@ -208,21 +210,21 @@ impl Opened {
     /// `out` must be writable for `length` bytes.
     pub(crate) unsafe fn read_at(&self, out: *mut c_void, length: usize, offset: i64) -> isize {
         let Ok(offset) = u64::try_from(offset) else { return fail(EINVAL) };
-        // SAFETY: The caller's promise.
+        // SAFETY: The caller guarantees the same.
         let count = unsafe { self.image.read(offset, out, length.min(isize::MAX as usize)) };
         isize::try_from(count).unwrap_or(isize::MAX)
     }
 
-    /// `readv`, or `preadv` if there is an offset.
+    /// `readv`, or `preadv` if `offset` is given.
     ///
     /// # Safety
-    /// `parts` must be `count` descriptions of writable memory.
+    /// `parts` must point to `count` elements, each of which describes writable memory.
     pub(crate) unsafe fn read_parts(&self, parts: *const Iovec, count: c_int, offset: Option<i64>) -> isize {
         let mut done = 0_isize;
         for index in 0..usize::try_from(count).unwrap_or(0) {
-            // SAFETY: Needed to read the caller's list: its promise.
+            // SAFETY: Needed to read the list. The caller guarantees that it has `count` elements.
             let part = unsafe { *parts.wrapping_add(index) };
-            // SAFETY: As above.
+            // SAFETY: The caller guarantees that the element describes writable memory.
             let read = unsafe {
                 match offset {
                     Some(offset) => self.read_at(part.base, part.length, offset.saturating_add(done as i64)),
@@ -244,7 +246,7 @@ impl Opened {
             SEEK_SET => 0,
             SEEK_CUR => self.position.load(Ordering::Relaxed),
             SEEK_END => length,
-            // All of it is data.
+            // The file has no holes.
             SEEK_DATA | SEEK_HOLE if !(0..length).contains(&offset) => return fail(ENXIO) as i64,
             SEEK_DATA => 0,
             SEEK_HOLE => length - offset,
@@ -260,29 +262,31 @@ impl Opened {
     }
 }
 
-/// Sets `errno` and gives what C returns then.
+/// Sets `errno` and returns -1.
 fn fail(error: c_int) -> isize {
     set_errno(error);
     -1
 }
 
-/// A path that any function of the kernel's understands in place of a model's, while it lives.
-pub(crate) struct Substitute {
+/// A path that the kernel accepts in place of a model's path, valid until this is dropped.
+pub(crate) struct SubstitutePath {
     path: Vec<u8>,
     _fd: Option<OwnedFd>,
 }
 
-impl Substitute {
-    /// For a function that looks at a path. `None` for a path that is none of ours, `Some(None)` when
-    /// it is and cannot be had: `errno` says why.
+impl SubstitutePath {
+    /// The substitute for a path. `None` if the path is outside the directory of the models; `Some(None)`
+    /// if the model cannot be opened, with `errno` set.
     pub(crate) fn of(path: Path) -> Option<Option<Self>> {
         match path {
             Path::Other => None,
-            Path::Folder => Some(Some(Self { path: b"/\0".to_vec(), _fd: None })),
+            Path::ModelsDirectory => Some(Some(Self { path: b"/\0".to_vec(), _fd: None })),
             Path::Model(model) => Some(match find_image(&model) {
-                Ok(image) => spare(&image).map(|fd| Self { path: place_of(fd.as_raw_fd()), _fd: Some(fd) }),
-                Err(refusal) => {
-                    set_errno(refusal.errno);
+                Ok(image) => {
+                    next_placeholder(&image).map(|fd| Self { path: proc_path(fd.as_raw_fd()), _fd: Some(fd) })
+                }
+                Err(error) => {
+                    set_errno(error.errno);
                     None
                 }
             }),
@@ -294,8 +298,8 @@ impl Substitute {
         self.path.as_ptr().cast()
     }
 
-    /// What to give as a mode or flags that are not used.
-    pub(crate) const NONE: c_uint = 0;
+    /// The `mode` argument of an `open` that does not create a file.
+    pub(crate) const UNUSED_MODE: c_uint = 0;
 }
 
 /// A null pointer, for functions that return one on failure.

@@ -1,43 +1,43 @@
-//! Forks: a child must not find a lock that a thread of its parent's held.
+//! Forks: no lock of this library may be held in the child by a thread that exists only in the parent.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 
-use crate::files::{self, Opened};
+use crate::files::{self, OpenFile};
 use crate::image::{self, Slot};
 use crate::streams::{self, Stream};
 use crate::sys::pthread_atfork;
 
-/// All locks of this library. None is held while another is taken, nor while something is waited for.
+/// All locks of this library. Elsewhere no thread holds two of them at once, or holds one while it blocks.
 type Locks = (
     MutexGuard<'static, Option<HashMap<Vec<u8>, Slot>>>,
-    MutexGuard<'static, Vec<Arc<Opened>>>,
+    MutexGuard<'static, Vec<Arc<OpenFile>>>,
     MutexGuard<'static, Vec<Stream>>,
 );
 
 thread_local! {
-    /// Held by the thread that forks, in the parent and in the child.
+    /// The locks that the forking thread holds during the fork, in the parent and in the child.
     static HELD: RefCell<Option<Locks>> = const { RefCell::new(None) };
 }
 
-/// From now on the thread that forks takes all locks first.
-pub(crate) fn prepare() {
+/// Installs the handlers: from now on a thread that forks takes all locks first.
+pub(crate) fn install_handlers() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.swap(true, Ordering::Relaxed) {
-        // SAFETY: Needed to be told. The functions live as long as this library, which nobody unloads.
+        // SAFETY: Needed to install the handlers. They stay valid because this library is never unloaded.
         unsafe { pthread_atfork(Some(lock), Some(unlock), Some(unlock)) };
     }
 }
 
 extern "C" fn lock() {
-    // A thread that is ending has no such place any more; it forks without.
-    let _ending = HELD.try_with(|held| {
-        held.replace(Some((image::images(), files::all_opened(), streams::all())));
+    // In a thread that is ending, thread-local storage is gone: it forks without the locks.
+    let _thread_ending = HELD.try_with(|held| {
+        held.replace(Some((image::images(), files::open_files(), streams::open_streams())));
     });
 }
 
 extern "C" fn unlock() {
-    let _ending = HELD.try_with(|held| drop(held.take()));
+    let _thread_ending = HELD.try_with(|held| drop(held.take()));
 }

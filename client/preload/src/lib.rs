@@ -1,17 +1,18 @@
-//! The library that `blobd exec` preloads: it makes `/blobd/<reference>.gguf` a file for a program.
+//! The library that `blobd exec` preloads: it makes `/blobd/<reference>.gguf` readable as a file.
 //!
 //! The dynamic linker binds a program's `open`, `read`, `mmap`, … to the functions in `hooks`.
-//! Opening a path below `/blobd/` asks the `blobd exec` above for the model's image
-//! (`image`): a header, and descriptors of blobs that are mapped behind it. The program gets a
-//! descriptor of an empty file of the right length that was opened with `O_PATH`: the kernel tells its
-//! size to anyone, and refuses to read or map it, or, where it can, to open it again. A hook calls
-//! the kernel first and handles only its refusal, so other files have almost no overhead, and a call
-//! without a hook fails with `EBADF` or `ENXIO` instead of reading zeros.
+//! When a path below `/blobd/` is opened, the library requests the model's image (`image`) from the
+//! `blobd exec` that started the program: a header, and descriptors of blobs, which are mapped behind
+//! it. The program gets a descriptor of a placeholder: an empty file of the right length, opened with
+//! `O_PATH`. The kernel reports its size but refuses to read or map it and, where supported, to open it
+//! again. A hook calls the kernel first and acts only if the kernel refuses, so other files have almost
+//! no overhead, and a call without a hook fails with `EBADF` or `ENXIO` instead of reading zeros.
 //!
-//! Maps share the pages of the blobs with all processes. Not supported: writing, listing `/blobd`,
-//! changes of a name after its first use in a process, and statically linked programs.
+//! Mappings share the blobs' pages with all processes. Not supported: writing, listing `/blobd`,
+//! statically linked programs, and a name that comes to mean another model: a process keeps the model
+//! that it opened first.
 //!
-//! Every function here is called by C with C's promises, or calls C.
+//! Every function here is called by C under the contract of the C function that it replaces, or calls C.
 #![allow(unsafe_code)]
 
 mod files;

@@ -1,4 +1,4 @@
-//! The functions that the hooks stand before: those of the next library, usually libc.
+//! The functions that the hooks replace: those of the next library in the linker's order, usually libc.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::sys::{ENOSYS, Iovec, MAP_FAILED, dlsym, set_errno};
 
-/// Declares functions of the next library with what they return when there is none.
+/// Declares functions of the next library, and what they return if it has no such function.
 macro_rules! next {
     ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty, else $absent:expr;)*) => {$(
-        /// The next library's function of this name, with that function's own contract.
+        /// The next library's function with this name, with the contract of that function.
         pub(crate) unsafe fn $name($($argument: $type),*) -> $result {
             static FOUND: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
             const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
@@ -20,8 +20,8 @@ macro_rules! next {
                 set_errno(ENOSYS);
                 return $absent;
             };
-            // SAFETY: Needed to call what is found by name. The C library's function of this name has
-            // this type on 64-bit Linux; the caller keeps its contract.
+            // SAFETY: Needed to call a function that was found by name. The C library's function with this
+            // name has this type on 64-bit Linux; the caller observes its contract.
             unsafe {
                 let function: unsafe extern "C" fn($($type),*) -> $result = std::mem::transmute(found);
                 function($($argument),*)
@@ -76,13 +76,13 @@ next! {
         -> c_long, else -1;
 }
 
-/// Looks a function up behind this library, once.
+/// The function with this name in the libraries after this one, found once.
 fn find(found: &AtomicPtr<c_void>, name: &CStr) -> Option<*mut c_void> {
     /// `RTLD_NEXT`.
     const NEXT: *mut c_void = usize::MAX as *mut c_void;
     let mut function = found.load(Ordering::Relaxed);
     if function.is_null() {
-        // SAFETY: Needed because the linker bound the name itself to the hook. The name is a C string.
+        // SAFETY: Needed because the linker has bound the name to the hook. `name` is a C string.
         function = unsafe { dlsym(NEXT, name.as_ptr()) };
         found.store(function, Ordering::Relaxed);
     }

@@ -1,97 +1,100 @@
-//! Descriptors that are opened a second time, by a name that the kernel has for them:
-//! `/proc/self/fd/N`, `/dev/fd/N`, `/dev/stdin`.
+//! Opening a descriptor again by a path that the kernel has for it: `/proc/self/fd/N`, `/dev/fd/N`,
+//! `/dev/stdin`.
 //!
-//! For a model of this process that is another `open` of it. For one that another program left open it
-//! is refused: `ENXIO` by the kernel where it has files that cannot be opened, else `EBADF` from here.
+//! For a model that this process has opened, this is another `open` of it. For a placeholder inherited
+//! from another program it fails: with `ENXIO` from the kernel if it supports `memfd_secret`, otherwise
+//! with `EBADF` from here.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::files::{self, NULL, Opened};
+use crate::files::{self, NULL, OpenFile};
 use crate::sys::{AT_FDCWD, EBADF, ENXIO, O_CLOEXEC, O_PATH, errno, fclose, set_errno};
 use crate::{next, streams};
 
-/// What `open` gives, after what the kernel gave.
+/// The result of `open`, after the kernel has returned `fd`.
 ///
 /// # Safety
-/// `path` must be what the kernel was given, relative to `dir`.
-pub(crate) unsafe fn checked(fd: c_int, dir: c_int, path: *const c_char, flags: c_int) -> c_int {
+/// `fd` must be the result of that call, and `dir` and `path` its arguments.
+pub(crate) unsafe fn after_open(fd: c_int, dir: c_int, path: *const c_char, flags: c_int) -> c_int {
     if fd < 0 {
-        // SAFETY: The caller's promise.
-        return unsafe { refused(dir, path) }.map_or(fd, |file| again(Some(&file), flags));
+        // SAFETY: The caller guarantees the same.
+        return unsafe { refused_model(dir, path) }.map_or(fd, |file| open_again(Some(&file), flags));
     }
-    if flags & O_PATH != 0 || !files::is_stand_in(fd) {
+    if flags & O_PATH != 0 || !files::is_placeholder(fd) {
         return fd;
     }
     let file = files::find(fd);
-    // SAFETY: Needed to close it: the caller has not seen it.
+    // SAFETY: Needed to close the descriptor, which the program has not received.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    again(file.as_ref(), flags)
+    open_again(file.as_ref(), flags)
 }
 
-/// What `fopen` gives, after what the C library gave.
+/// The result of `fopen`, after the C library has returned `stream`.
 ///
 /// # Safety
-/// `path` and `mode` must be what it was given, and `stream` what it returned.
-pub(crate) unsafe fn checked_stream(
+/// `stream` must be the result of that call, and `path` and `mode` its arguments.
+pub(crate) unsafe fn after_fopen(
     stream: *mut c_void,
     path: *const c_char,
     mode: *const c_char,
 ) -> *mut c_void {
     let file = if stream.is_null() {
-        // SAFETY: The caller's promise.
-        let Some(file) = (unsafe { refused(AT_FDCWD, path) }) else { return stream };
+        // SAFETY: The caller guarantees the same.
+        let Some(file) = (unsafe { refused_model(AT_FDCWD, path) }) else { return stream };
         Some(file)
     } else {
-        // SAFETY: Needed to look at its descriptor: it is open.
+        // SAFETY: Needed to get its descriptor. The stream is open.
         let fd = unsafe { next::fileno(stream) };
-        if fd < 0 || !files::is_stand_in(fd) {
+        if fd < 0 || !files::is_placeholder(fd) {
             return stream;
         }
         let file = files::find(fd);
-        // SAFETY: Needed to close it: the caller has not seen it, or is told that it is gone.
+        // SAFETY: Needed to close the stream, which the program has not received.
         unsafe { fclose(stream) };
         file
     };
-    // SAFETY: The caller's promise.
-    unsafe { streams::open_with(mode, || again(file.as_ref(), O_CLOEXEC)) }
+    // SAFETY: The caller guarantees a valid `mode`.
+    unsafe { streams::open_with(mode, || open_again(file.as_ref(), O_CLOEXEC)) }
 }
 
-/// What `freopen` gives: the stream that the caller has cannot become one of ours.
+/// The result of `freopen`, after the C library has returned `stream`. For a model it is an error, because
+/// an existing stream cannot be made to read an image.
 ///
 /// # Safety
 /// `stream` must be what the C library's `freopen` returned.
-pub(crate) unsafe fn checked_again(stream: *mut c_void) -> *mut c_void {
-    // SAFETY: Needed to look at its descriptor: it is open.
-    if stream.is_null() || !files::is_stand_in(unsafe { next::fileno(stream) }) {
+pub(crate) unsafe fn after_freopen(stream: *mut c_void) -> *mut c_void {
+    // SAFETY: Needed to get its descriptor. The stream is open.
+    if stream.is_null() || !files::is_placeholder(unsafe { next::fileno(stream) }) {
         return stream;
     }
-    // SAFETY: Needed because a `freopen` that fails closes the stream.
+    // SAFETY: Needed because a `freopen` that fails closes the stream, which the program then no longer uses.
     unsafe { fclose(stream) };
     set_errno(EBADF);
     NULL
 }
 
-/// The model behind a path that the kernel refused to open; `errno` stays.
+/// The model of this process whose descriptor a path names, if the kernel has refused to open the path;
+/// `errno` is unchanged.
 ///
 /// # Safety
-/// As for `checked`.
-unsafe fn refused(dir: c_int, path: *const c_char) -> Option<Arc<Opened>> {
-    if errno() != ENXIO || !files::any() {
+/// As for `after_open`.
+unsafe fn refused_model(dir: c_int, path: *const c_char) -> Option<Arc<OpenFile>> {
+    if errno() != ENXIO || !files::any_opened() {
         return None;
     }
-    // SAFETY: Needed to look at what is there: the caller's promise.
+    // SAFETY: Needed to find the file. The caller guarantees valid arguments.
     let fd = unsafe { next::openat64(dir, path, O_PATH | O_CLOEXEC, 0) };
-    // SAFETY: Needed to close it: it was made just now.
+    // SAFETY: Needed to close the descriptor, which was just created.
     let fd = (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) });
     let file = fd.and_then(|fd| files::find(std::os::fd::AsRawFd::as_raw_fd(&fd)));
     set_errno(ENXIO);
     file
 }
 
-/// Another `open` of a model.
-fn again(file: Option<&Arc<Opened>>, flags: c_int) -> c_int {
+/// Opens a model again; without one returns -1 and sets `errno`.
+fn open_again(file: Option<&Arc<OpenFile>>, flags: c_int) -> c_int {
     if let Some(file) = file {
         return files::open_image(Arc::clone(file.image()), flags);
     }

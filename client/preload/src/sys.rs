@@ -42,8 +42,8 @@ pub(crate) const MADV_POPULATE_READ: c_int = 22;
 pub(crate) const MFD_CLOEXEC: c_uint = 1;
 pub(crate) const MFD_ALLOW_SEALING: c_uint = 2;
 pub(crate) const F_ADD_SEALS: c_int = 1033;
-/// Neither the file's length may change any more nor what is sealed.
-pub(crate) const F_SEAL_FORM: c_int = 1 | 2 | 4;
+/// `F_SEAL_SEAL`, `F_SEAL_SHRINK` and `F_SEAL_GROW`: length and seals cannot change any more.
+pub(crate) const F_SEAL_LENGTH_AND_SEALS: c_int = 1 | 2 | 4;
 pub(crate) const F_SEAL_WRITE: c_int = 8;
 pub(crate) const F_SEAL_FUTURE_WRITE: c_int = 16;
 
@@ -65,7 +65,7 @@ pub(crate) const SOL_SOCKET: c_int = 1;
 pub(crate) const SCM_RIGHTS: c_int = 1;
 pub(crate) const MSG_CMSG_CLOEXEC: c_int = 0x4000_0000;
 
-/// What `mmap` returns when it fails.
+/// What `mmap` returns on failure.
 pub(crate) const MAP_FAILED: *mut c_void = usize::MAX as *mut c_void;
 
 /// `struct iovec`.
@@ -124,10 +124,10 @@ unsafe extern "C" {
     pub(crate) fn fopencookie(cookie: *mut c_void, mode: *const c_char, io: CookieFunctions) -> *mut c_void;
 }
 
-/// Why the last call failed, as C's `errno` says.
+/// The value of `errno`.
 pub(crate) fn errno() -> c_int {
-    // SAFETY: Needed because std has no name for it that allocates nothing. Valid for the thread's
-    // whole life.
+    // SAFETY: Needed because std has no function for it that does not allocate. The pointer is valid as long
+    // as the thread runs.
     unsafe { *__errno_location() }
 }
 
@@ -139,6 +139,6 @@ pub(crate) fn set_errno(error: c_int) {
 
 /// The size of a page in bytes.
 pub(crate) fn page_size() -> usize {
-    // SAFETY: Needed because std does not tell it. Takes nothing.
+    // SAFETY: Needed because std has no function for it. The call takes no arguments.
     usize::try_from(unsafe { getpagesize() }).unwrap_or(4096)
 }

@@ -1,10 +1,10 @@
 //! Sends and receives bytes and descriptors on a Unix socket (`SCM_RIGHTS`).
 //!
-//! [`send_message`] and [`receive_message`] are single system calls for both ends, blocking or
-//! not; the daemon wraps them in its runtime's readiness loop. [`Connection`] is the blocking
-//! form that speaks in [`Frame`]s. Descriptors arrive in the order in which they were sent; the
-//! kernel never delivers those of two messages in one call, and delivers them with the first
-//! byte they were attached to.
+//! [`send_message`] and [`receive_message`] make one system call each, on blocking and non-blocking
+//! sockets; the daemon calls them in its runtime's readiness loop. [`Connection`] is blocking and
+//! exchanges [`Frame`]s. Descriptors arrive in the order in which they were sent. The kernel
+//! delivers them with the byte that they were attached to, and never those of two messages in one
+//! call.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -23,16 +23,16 @@ use rustix::net::{
 use super::MAX_FDS_PER_BATCH;
 use super::frame::{Frame, FrameDecoder, FrameError};
 
-/// Sends `bytes` with `fds` attached to the first of them, in one system call, and returns how
-/// many bytes went out: at least one, perhaps not all. Once anything went out, all descriptors
-/// did; the caller sends the rest without them.
+/// Sends `bytes` with `fds` attached to the first byte, in one system call, and returns how many
+/// bytes were sent: at least one, perhaps not all. If any byte was sent, all descriptors were; the
+/// caller sends the remaining bytes without them.
 ///
-/// Without bytes nothing is sent.
+/// If `bytes` is empty, nothing is sent.
 ///
 /// # Errors
-/// Those of `sendmsg`, with [`io::ErrorKind::WouldBlock`] on a socket that does not block or has
+/// Those of `sendmsg`, with [`io::ErrorKind::WouldBlock`] on a socket that is non-blocking or has
 /// a timeout; [`io::ErrorKind::InvalidInput`] for more than [`MAX_FDS_PER_BATCH`] descriptors.
-/// A peer that is gone is [`io::ErrorKind::BrokenPipe`], never a signal.
+/// If the peer has closed, [`io::ErrorKind::BrokenPipe`], never a signal.
 pub fn send_message(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS_PER_BATCH))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -50,16 +50,16 @@ pub fn send_message(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> 
     Ok(retry_on_intr(|| sendmsg(&socket, &bytes, &mut control, SendFlags::NOSIGNAL))?)
 }
 
-/// Receives bytes into `buffer` and descriptors into `fds`, in one system call, and returns how
-/// many bytes came: 0 when the peer has closed (or `buffer` is empty).
+/// Receives bytes into `buffer` and descriptors into `fds`, in one system call, and returns the
+/// number of bytes: 0 when the peer has closed (or `buffer` is empty).
 ///
-/// The queue never grows beyond `max_fds`; surplus descriptors are closed. All
-/// descriptors are close-on-exec.
+/// `fds` never grows beyond `max_fds`; surplus descriptors are closed. All descriptors are
+/// close-on-exec.
 ///
 /// # Errors
-/// Those of `recvmsg`, with [`io::ErrorKind::WouldBlock`] on a socket that does not block or has
-/// a timeout. An error around [`FdsLost`] when this process could not take all descriptors; the
-/// connection is of no further use then.
+/// Those of `recvmsg`, with [`io::ErrorKind::WouldBlock`] on a socket that is non-blocking or has
+/// a timeout. An error that wraps [`FdsLost`] when this process could not receive all descriptors;
+/// the connection cannot be used any further.
 pub fn receive_message(
     socket: impl AsFd,
     buffer: &mut [u8],
@@ -71,9 +71,9 @@ pub fn receive_message(
     let mut bytes = [IoSliceMut::new(buffer)];
     let received = retry_on_intr(|| recvmsg(&socket, &mut bytes, &mut control, RecvFlags::CMSG_CLOEXEC))?;
     for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(arrived) = message {
+        if let RecvAncillaryMessage::ScmRights(received_fds) = message {
             let free = max_fds.saturating_sub(fds.len());
-            fds.extend(arrived.take(free));
+            fds.extend(received_fds.take(free));
         }
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
@@ -84,16 +84,16 @@ pub fn receive_message(
 
 /// Whether `sendmsg` failed because the sending user has too many descriptors in flight: sent over any Unix
 /// socket by any of the user's processes, and not yet received. The kernel allows as many as the sending
-/// process may have files open. It passes when others receive theirs.
+/// process may have open files. The error is temporary: it ends when the receivers receive them.
 #[must_use]
 pub fn is_too_many_in_flight(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error())
 }
 
-/// What [`is_too_many_in_flight`] means, for messages.
+/// The message for an error for which [`is_too_many_in_flight`] holds.
 pub(crate) const TOO_MANY_IN_FLIGHT: &str = "this user has too many descriptors in flight over Unix sockets";
 
-/// Descriptors were sent that this process could not take: it has as many open as it may.
+/// The kernel discarded descriptors because this process has reached its limit of open files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("descriptors lost: this process has too many open files; raise `ulimit -n`")]
 pub struct FdsLost;
@@ -108,7 +108,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection on `stream`.
+    /// A connection on `stream`, from which nothing has been received.
     #[must_use]
     pub fn new(stream: UnixStream) -> Self {
         Self::resume(stream, &[], VecDeque::new())
@@ -123,10 +123,10 @@ impl Connection {
         Self { stream, decoder, fds, buffer }
     }
 
-    /// How long to wait for the peer to take or send bytes; for ever if `None`.
+    /// Sets how long to wait for the peer to receive or send bytes; without limit if `None`.
     ///
     /// # Errors
-    /// Those of the system call; a duration of zero is refused.
+    /// Those of the system call; a duration of zero is an error.
     pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.stream.set_read_timeout(timeout)?;
         self.stream.set_write_timeout(timeout)
@@ -135,7 +135,7 @@ impl Connection {
     /// Sends a frame, with `fds` attached to its first byte.
     ///
     /// # Errors
-    /// [`ConnectionError`] when the frame is too long or the peer does not take it.
+    /// [`ConnectionError`] when the frame is too long or cannot be sent.
     pub fn send(&mut self, frame: &Frame, fds: &[BorrowedFd<'_>]) -> Result<(), ConnectionError> {
         Ok(send_all(&self.stream, &frame.encode()?, fds)?)
     }
@@ -143,7 +143,7 @@ impl Connection {
     /// Sends frames that are encoded already.
     ///
     /// # Errors
-    /// [`ConnectionError`] when the peer does not take them.
+    /// [`ConnectionError`] when they cannot be sent.
     pub fn send_bytes(&mut self, frames: &[u8]) -> Result<(), ConnectionError> {
         Ok(send_all(&self.stream, frames, &[])?)
     }
@@ -151,8 +151,8 @@ impl Connection {
     /// Waits for the next frame.
     ///
     /// # Errors
-    /// [`ConnectionError`] when the peer closes first, sends something else, or is silent for
-    /// longer than the timeout.
+    /// [`ConnectionError`] when the peer closes the connection, sends something that is not a frame,
+    /// or sends nothing for longer than the timeout.
     pub fn receive(&mut self) -> Result<Frame, ConnectionError> {
         loop {
             if let Some(frame) = self.decoder.next_frame()? {
@@ -165,58 +165,59 @@ impl Connection {
         }
     }
 
-    /// Whether [`receive`](Self::receive) would find bytes at once. A peer that has closed sends none.
+    /// Whether bytes have arrived that [`receive`](Self::receive) has not returned yet. False after the
+    /// peer has closed and all its bytes have been received.
     #[must_use]
     pub fn has_more(&self) -> bool {
         self.decoder.is_inside_frame()
             || rustix::io::ioctl_fionread(&self.stream).is_ok_and(|count| count > 0)
     }
 
-    /// Takes the descriptors that came with the `fds` frame just received.
+    /// Returns the descriptors that came with the `fds` frame just received.
     ///
     /// # Errors
-    /// [`ConnectionError::FdCount`] when there are more or fewer than the frame's `count`; all
-    /// are closed then.
+    /// [`ConnectionError::FdCount`] when there are more or fewer than the frame's `count`; all of them
+    /// are then closed.
     pub fn take_fds(&mut self, count: u32) -> Result<VecDeque<OwnedFd>, ConnectionError> {
-        let arrived = std::mem::take(&mut self.fds);
-        if u32::try_from(arrived.len()) != Ok(count) {
-            return Err(ConnectionError::FdCount { found: arrived.len(), expected: count });
+        let received = std::mem::take(&mut self.fds);
+        if u32::try_from(received.len()) != Ok(count) {
+            return Err(ConnectionError::FdCount { found: received.len(), expected: count });
         }
-        Ok(arrived)
+        Ok(received)
     }
 
-    /// The socket, when no more frames are expected. Received but unread data is dropped.
+    /// The socket. Data that was received but not yet returned is dropped.
     #[must_use]
     pub fn into_stream(self) -> UnixStream {
         self.stream
     }
 }
 
-/// Why frames cannot be exchanged any further.
+/// An error that ends the exchange of frames.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
     /// The peer closed the connection.
     #[error("connection: closed by the peer{}", if *.inside_frame { " in the middle of a frame" } else { "" })]
     Closed {
-        /// Whether part of a frame had arrived.
+        /// Whether only part of a frame had arrived.
         inside_frame: bool,
     },
-    /// The peer was silent, or took nothing, for longer than the timeout.
-    #[error("connection: the peer is silent")]
+    /// The peer sent or received nothing for longer than the timeout.
+    #[error("connection: timed out waiting for the peer")]
     TimedOut,
-    /// An `fds` frame came with another number of descriptors than it says.
+    /// The number of descriptors that came with an `fds` frame is not the frame's `count`.
     #[error("connection: {found} descriptors came with a frame that promises {expected}")]
     FdCount {
         /// How many came.
         found: usize,
-        /// How many the frame says.
+        /// The frame's `count`.
         expected: u32,
     },
-    /// What came is no frame, or what was to be sent does not fit one.
+    /// The received bytes are not a frame, or a frame to be sent is too long.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The user has too many descriptors in flight for one more.
+    /// The user has too many descriptors in flight, so no more can be sent.
     #[error("connection: {TOO_MANY_IN_FLIGHT}")]
     TooManyInFlight,
     /// The socket failed.
@@ -239,11 +240,11 @@ impl From<io::Error> for ConnectionError {
     }
 }
 
-/// Sends all of `bytes` on a blocking socket, with `fds` attached to the first of them. While the user
-/// has too many descriptors in flight it waits, up to [`IN_FLIGHT_PATIENCE`].
+/// Sends all of `bytes` on a blocking socket, with `fds` attached to the first byte. While the user has
+/// too many descriptors in flight, it retries for up to [`IN_FLIGHT_PATIENCE`].
 ///
 /// # Errors
-/// Those of [`send_message`]; one for which [`is_too_many_in_flight`] holds when waiting did not help.
+/// Those of [`send_message`]; one for which [`is_too_many_in_flight`] holds after the last retry.
 pub fn send_all(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let (start, mut pause) = (Instant::now(), FIRST_PAUSE);
     let mut sent = loop {
@@ -261,19 +262,19 @@ pub fn send_all(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io
     Ok(())
 }
 
-/// How long descriptors wait for others of the same user to be received. Those who are slower than ten
-/// seconds lose their connection to the daemon.
+/// How long sending descriptors is retried while the user has too many in flight. It is shorter than the
+/// ten seconds after which the daemon closes the connection of a client that receives nothing.
 pub const IN_FLIGHT_PATIENCE: Duration = Duration::from_secs(8);
 
-/// The first pause before descriptors are sent again; each is twice as long as the one before.
+/// The pause before the first retry; each further pause is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// The most descriptors that the kernel puts into one message (its `SCM_MAX_FD`). Room for all
-/// of them makes sure that truncation means this process's own limit.
+/// The most descriptors that the kernel puts into one message (its `SCM_MAX_FD`). The receive buffer
+/// has space for all of them, so truncation can only mean this process's limit of open files.
 const KERNEL_MAX_FDS: usize = 253;
 
-/// The receive size of one system call; the tables of an ordinary model take one or two.
+/// The most bytes received in one system call; the tables of an ordinary model need one or two calls.
 const RECEIVE_BYTES: usize = 64 << 10;
 
 #[cfg(test)]

@@ -8,11 +8,11 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// An error from the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// The kind of failure; programs decide by it. One that only a newer daemon knows reads as
+    /// The kind of failure, for programs. A code that this version does not know is parsed as
     /// [`ErrorCode::Internal`].
     #[serde(deserialize_with = "known_or_internal")]
     pub code: ErrorCode,
-    /// What happened, for people: lower case, the subject first.
+    /// What happened, for people: in lower case, the subject first.
     pub message: String,
     /// What to do about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -20,12 +20,12 @@ pub struct ErrorBody {
 }
 
 impl ErrorBody {
-    /// A failure without a hint.
+    /// An error without a hint.
     pub fn new(code: ErrorCode, message: impl fmt::Display) -> Self {
         Self { code, message: message.to_string(), hint: None }
     }
 
-    /// Adds what to do about it.
+    /// Adds a hint: what to do about it.
     #[must_use]
     pub fn with_hint(mut self, hint: impl fmt::Display) -> Self {
         self.hint = Some(hint.to_string());
@@ -42,42 +42,42 @@ impl fmt::Display for ErrorBody {
 
 impl std::error::Error for ErrorBody {}
 
-/// The envelope: `{"error":{"code":…,"message":…}}`.
+/// The body of a response that is an error: `{"error":{"code":…,"message":…}}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorAnswer {
     /// What went wrong.
     pub error: ErrorBody,
 }
 
-/// The kinds of failure. Each has one HTTP status and one exit code of the command line.
+/// A kind of failure. Each has one HTTP status and one exit code of the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorCode {
-    /// The request is malformed: a wrong name, an unknown route, a body that is no JSON.
+    /// The request is malformed: a wrong name, an unknown route, a body that is not JSON.
     InvalidRequest,
-    /// The file or manifest is malformed and nothing of it was kept.
+    /// The file or manifest is malformed; nothing of it was kept.
     InvalidInput,
     /// No such model, tensor or tag.
     NotFound,
-    /// Something else holds what is needed: another daemon, too many sessions.
+    /// A resource is in use: by another daemon, or by too many sessions.
     Busy,
-    /// Stored data is not what it should be.
+    /// Stored data is damaged.
     Corrupt,
-    /// No space left for what is to be written.
+    /// There is no space left for the data to be written.
     NoSpace,
-    /// Nothing can be added or removed, because the disk has failed to keep what was written.
+    /// Nothing can be added or removed, because a sync has failed.
     ReadOnly,
     /// The caller may not do this.
     Denied,
-    /// A registry failed, lied or could not be reached.
+    /// A registry failed, sent wrong data or could not be reached.
     Upstream,
     /// The daemon itself failed.
     Internal,
 }
 
 impl ErrorCode {
-    /// The HTTP status that carries this failure.
+    /// The HTTP status of a response with this code.
     #[must_use]
     pub const fn http_status(self) -> u16 {
         match self {
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failure_reads_back_from_its_json() {
+    fn error_survives_a_round_trip_through_json() {
         let error = ErrorBody::new(ErrorCode::NoSpace, "no space").with_hint("run gc");
         let json = serde_json::to_string(&ErrorAnswer { error: error.clone() }).unwrap();
         assert_eq!(json, r#"{"error":{"code":"no_space","message":"no space","hint":"run gc"}}"#);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn code_of_a_newer_daemon_reads_as_internal() {
+    fn unknown_code_is_parsed_as_internal() {
         let error: ErrorBody = serde_json::from_str(r#"{"code":"later","message":"x"}"#).unwrap();
         assert_eq!(error.code, ErrorCode::Internal);
     }

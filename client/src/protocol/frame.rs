@@ -1,20 +1,20 @@
-//! Frames: what the connection carries after the upgrade from HTTP.
+//! Frames: the messages on a connection after the upgrade from HTTP.
 //!
-//! A frame is the length of its JSON as four bytes, least significant first, then the JSON. This
-//! module turns [`Frame`]s into bytes and bytes into frames; it knows nothing of sockets. A
-//! length is compared with [`MAX_FRAME_BYTES`] before anything is kept for it.
+//! A frame is the length of its JSON as four little-endian bytes, then the JSON. This module encodes
+//! and decodes [`Frame`]s and does not use sockets. A length is compared with [`MAX_FRAME_BYTES`]
+//! before the frame is buffered.
 
 use serde::{Deserialize, Serialize};
 
 use super::error::ErrorBody;
 use super::response::{Imported, OpenHead, OpenPiece, TensorLocation};
 
-/// The longest frame. It bounds what a peer can make the other keep; lists that do not fit are
-/// cut into several frames.
+/// The longest frame. It limits the memory that a peer can make the receiver use; lists that do not
+/// fit are split into several frames.
 pub const MAX_FRAME_BYTES: usize = 1 << 20;
 
-/// The most literal bytes that one piece of an open answer may carry: in base64 and with its
-/// neighbours it stays well below [`MAX_FRAME_BYTES`].
+/// The most literal bytes in one piece of the response to an open: in base64, together with the other
+/// pieces of its frame, they stay well below [`MAX_FRAME_BYTES`].
 pub const MAX_LITERAL_BYTES: usize = 256 << 10;
 
 /// One message after the upgrade.
@@ -22,44 +22,45 @@ pub const MAX_LITERAL_BYTES: usize = 256 << 10;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Frame {
-    /// Open, daemon to client, first: the model, and how much follows.
+    /// Open, daemon to client, first: the model, and how many tensors and descriptors follow.
     Open(OpenHead),
-    /// Open, daemon to client: more of a layer's pieces, in file order.
+    /// Open, daemon to client: some of a layer's pieces, in file order.
     Pieces {
         /// The number of the layer.
         layer: u32,
-        /// The next of its pieces.
+        /// The next of the layer's pieces.
         pieces: Vec<OpenPiece>,
     },
-    /// Open, daemon to client: more of the tensor table.
+    /// Open, daemon to client: some of the tensors.
     Tensors(Vec<TensorLocation>),
-    /// Descriptors come with the first byte of this frame.
+    /// Descriptors are attached to the first byte of this frame. Open, daemon to client; import, client
+    /// to daemon.
     Fds {
-        /// The number of the first: how many came before.
+        /// The number of the first descriptor: how many were sent before.
         first: u32,
-        /// How many, from 1 to [`MAX_FDS_PER_BATCH`](super::MAX_FDS_PER_BATCH).
+        /// How many are attached, from 1 to [`MAX_FDS_PER_BATCH`](super::MAX_FDS_PER_BATCH).
         count: u32,
     },
     /// Open, client to daemon: the descriptors have arrived.
     Ack {
-        /// How many in all.
+        /// How many have been received in all.
         received: u32,
     },
-    /// Import, daemon to client: how far it is.
+    /// Import, daemon to client: its progress.
     Progress {
         /// How many bytes of the file have been read.
         completed: u64,
-        /// How many it has.
+        /// The size of the file.
         total: u64,
     },
-    /// Import, daemon to client: it is done; nothing follows.
+    /// Import, daemon to client: the import has succeeded; nothing follows.
     Imported(Imported),
-    /// It failed; nothing follows.
+    /// Daemon to client: the request failed; nothing follows.
     Error(ErrorBody),
 }
 
 impl Frame {
-    /// The frame's bytes, its length in front.
+    /// The frame's bytes, starting with the length.
     ///
     /// # Errors
     /// [`FrameError::TooLong`] above [`MAX_FRAME_BYTES`].
@@ -69,7 +70,7 @@ impl Frame {
         Ok(out)
     }
 
-    /// Appends the frame's bytes to `out`; on an error `out` is as it was.
+    /// Appends the frame's bytes to `out`; on an error `out` is unchanged.
     ///
     /// # Errors
     /// [`FrameError::TooLong`] above [`MAX_FRAME_BYTES`].
@@ -95,8 +96,8 @@ impl Frame {
     }
 }
 
-/// Appends a tensor table to `out`, as many `tensors` frames as it needs. The bytes depend on
-/// nothing else, so a daemon may keep them for the next client.
+/// Appends tensors to `out`, in as many `tensors` frames as they need. The bytes depend on nothing
+/// else, so the daemon may reuse them for other clients.
 ///
 /// # Errors
 /// [`FrameError::TooLong`] when one tensor is nearly as long as a frame.
@@ -107,7 +108,7 @@ pub fn encode_tensors<'a>(
     encode_list(r#"{"tensors":["#, tensors, "]}", out)
 }
 
-/// Appends a layer's pieces to `out`, as many `pieces` frames as they need.
+/// Appends a layer's pieces to `out`, in as many `pieces` frames as they need.
 ///
 /// # Errors
 /// [`FrameError::TooLong`] when one piece is nearly as long as a frame; [`cut_literals`] prevents
@@ -120,8 +121,8 @@ pub fn encode_pieces<'a>(
     encode_list(&format!(r#"{{"pieces":{{"layer":{layer},"pieces":["#), pieces, "]}}", out)
 }
 
-/// The same pieces with every literal above [`MAX_LITERAL_BYTES`] cut into several. The head of
-/// an open answer counts the pieces as they are after this.
+/// The same pieces, with every literal longer than [`MAX_LITERAL_BYTES`] split into several pieces. The
+/// `piece_count` in the head of the response is the number after this split.
 #[must_use]
 pub fn cut_literals(pieces: Vec<OpenPiece>) -> Vec<OpenPiece> {
     let cut = |piece| match piece {
@@ -134,16 +135,16 @@ pub fn cut_literals(pieces: Vec<OpenPiece>) -> Vec<OpenPiece> {
     pieces.into_iter().flat_map(cut).collect()
 }
 
-/// Puts frames together from bytes that arrive in any portions.
+/// Decodes frames from bytes that arrive in parts of any size.
 ///
-/// Call [`next_frame`](Self::next_frame) until it has none before pushing more: then no more
-/// than one frame and one portion is ever kept.
+/// Call [`next_frame`](Self::next_frame) until it returns `None` before pushing more; then at most one
+/// frame and one part are buffered.
 #[derive(Clone, Debug)]
 pub struct FrameDecoder {
     buffer: Vec<u8>,
     /// Where in `buffer` the next frame starts.
     start: usize,
-    /// The longest frame that is put together.
+    /// The longest frame accepted.
     max_bytes: usize,
 }
 
@@ -154,19 +155,20 @@ impl Default for FrameDecoder {
 }
 
 impl FrameDecoder {
-    /// A decoder that has seen nothing.
+    /// A decoder that accepts frames up to [`MAX_FRAME_BYTES`].
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same for a peer all of whose frames are short: longer ones are refused before they arrive.
+    /// A decoder with a lower limit, for a peer that sends only short frames. A longer frame is an error as
+    /// soon as its length has arrived.
     #[must_use]
     pub const fn with_limit(max_bytes: usize) -> Self {
         Self { buffer: Vec::new(), start: 0, max_bytes }
     }
 
-    /// Takes the next bytes.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.drain(..self.start);
         self.start = 0;
@@ -176,8 +178,8 @@ impl FrameDecoder {
     /// The next frame, or `None` while it is not complete.
     ///
     /// # Errors
-    /// [`FrameError`] for a frame that is too long or is not one of [`Frame`]; the stream cannot
-    /// be read any further, and every later call says so again.
+    /// [`FrameError`] for a frame that is too long or is not a [`Frame`]. The stream cannot be decoded
+    /// any further, and every later call returns the same error.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         let Some((length, rest)) = self.pending().split_first_chunk() else { return Ok(None) };
         let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
@@ -190,7 +192,7 @@ impl FrameDecoder {
         Ok(Some(frame))
     }
 
-    /// Whether the bytes end in the middle of a frame.
+    /// Whether bytes of an incomplete frame, or of a frame not yet returned, are buffered.
     #[must_use]
     pub fn is_inside_frame(&self) -> bool {
         !self.pending().is_empty()
@@ -201,22 +203,22 @@ impl FrameDecoder {
     }
 }
 
-/// Why bytes are no frame, or a frame cannot be sent.
+/// Why bytes cannot be decoded, or a frame cannot be encoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// Longer than a frame may be.
+    /// The frame is longer than the limit.
     #[error("frame: {found} bytes, at most {limit} allowed")]
     TooLong {
         /// Its length.
         found: usize,
-        /// The most that is allowed.
+        /// The longest allowed.
         limit: usize,
     },
-    /// No JSON, or JSON of another form.
+    /// The bytes are not JSON, or the JSON is not a [`Frame`].
     #[error("frame: {reason}")]
     Malformed {
-        /// What the JSON parser says.
+        /// The message of the JSON parser.
         reason: String,
     },
 }
@@ -227,8 +229,8 @@ impl FrameError {
     }
 }
 
-/// Writes the items one by one and starts a new frame whenever one is long enough, so that
-/// nothing has to be measured or copied beforehand.
+/// Appends the items one by one and starts a new frame when the current one has reached
+/// [`LIST_FRAME_BYTES`], so that the items need not be measured or copied first.
 fn encode_list<'a, T: Serialize + 'a>(
     open: &str,
     items: impl IntoIterator<Item = &'a T>,
@@ -257,20 +259,21 @@ fn append_json(value: &impl Serialize, out: &mut Vec<u8>) -> Result<(), FrameErr
     serde_json::to_writer(out, value).map_err(|error| FrameError::malformed(&error))
 }
 
-/// Leaves room for the length; returns where the frame starts.
+/// Reserves the bytes of the length; returns the frame's offset.
 fn begin_frame(out: &mut Vec<u8>) -> usize {
     let start = out.len();
     out.extend_from_slice(&[0; LENGTH_BYTES]);
     start
 }
 
-/// Fills in the length of the frame that starts at `start` and ends where `out` ends.
+/// Fills in the length of the frame from offset `start` to the end of `out`. A frame that is too long is
+/// removed.
 fn end_frame(out: &mut Vec<u8>, start: usize) -> Result<(), FrameError> {
     let found = out.len() - start - LENGTH_BYTES;
     match u32::try_from(found) {
         Ok(length) if found <= MAX_FRAME_BYTES => {
-            if let Some(room) = out.get_mut(start..start + LENGTH_BYTES) {
-                room.copy_from_slice(&length.to_le_bytes());
+            if let Some(prefix) = out.get_mut(start..start + LENGTH_BYTES) {
+                prefix.copy_from_slice(&length.to_le_bytes());
             }
             Ok(())
         }
@@ -281,11 +284,11 @@ fn end_frame(out: &mut Vec<u8>, start: usize) -> Result<(), FrameError> {
     }
 }
 
-/// How many bytes the length in front of a frame takes.
+/// The size of the length at the start of a frame.
 const LENGTH_BYTES: usize = 4;
 
-/// How long a frame with a list gets before the next is started: long enough for few frames,
-/// short enough that the receiver can parse one while the next is on its way.
+/// The size from which a frame with a list takes no further item. Larger frames would prevent the
+/// receiver from parsing one while the next is being sent; smaller ones would add overhead.
 const LIST_FRAME_BYTES: usize = 64 << 10;
 
 #[cfg(test)]

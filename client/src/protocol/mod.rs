@@ -1,7 +1,7 @@
-//! The protocol on the daemon's Unix socket, used by both ends.
+//! The protocol on the daemon's Unix socket, used by client and daemon.
 //!
-//! HTTP/1.1 with JSON for everything that answers with text; after an upgrade, frames with
-//! descriptors attached. `docs/PROTOCOL.md` is its specification; the types here are its words.
+//! Requests are HTTP/1.1 with JSON. Open and import upgrade their connection to frames, which can
+//! have descriptors attached. `docs/PROTOCOL.md` is the specification.
 
 pub mod connection;
 pub mod error;
@@ -10,17 +10,17 @@ pub mod request;
 pub mod response;
 pub mod upkeep;
 
-/// The protocol's version, as `GET /v1/version` tells it.
+/// The protocol's version, as in the response to `GET /v1/version`.
 pub const VERSION: u32 = 1;
 
-/// What both ends write into the `Upgrade` header to switch from HTTP to frames.
+/// The value of the `Upgrade` header that switches from HTTP to frames.
 pub const UPGRADE: &str = "blobd-fd/1";
 
-/// The most layers of an open answer, whose head lists them all in one frame. Most models have about
-/// ten; those with a layer for each tensor, up to 2,000.
+/// The most layers in a response to an open: its head lists all of them in one frame. Most models have
+/// about ten; models with one layer per tensor have up to 2,000.
 pub const MAX_OPEN_LAYERS: usize = 4096;
 
-/// The most descriptors that travel in one batch and wait for one acknowledgement. The kernel
-/// counts descriptors in flight per sending user; a client that never reads must not be able to
-/// use up the daemon's share.
+/// The most descriptors in one batch; the client acknowledges each batch. The kernel limits the
+/// descriptors in flight per sending user, and a client that never reads must not use up the
+/// daemon's limit.
 pub const MAX_FDS_PER_BATCH: usize = 64;

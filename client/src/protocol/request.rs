@@ -1,4 +1,4 @@
-//! What a client asks for.
+//! The bodies of requests.
 
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
@@ -10,20 +10,20 @@ use serde::{Deserialize, Serialize};
 pub struct OpenParams {
     /// The model.
     pub reference: Reference,
-    /// Which tensors to locate and pass descriptors for.
+    /// The tensors whose locations and descriptors the response contains.
     #[serde(default)]
     pub tensors: TensorSelection,
-    /// Only the layers that play this part (`model`, `projector`, `template`, …), or, if it ends in
-    /// a slash, whose name starts with it (`text_encoder/`); all if absent.
+    /// Only the layers of this component (`model`, `projector`, `template`, …), or, if it ends in a
+    /// slash, only those whose name starts with it (`text_encoder/`); all if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub component: Option<String>,
-    /// Which layers to describe so that they can be read as the files they were.
+    /// The layers that can be read as files: the response contains their descriptor or their pieces.
     #[serde(default)]
     pub files: FileSelection,
 }
 
 impl OpenParams {
-    /// All tensors of all layers, and those files that are stored whole.
+    /// Requests all tensors of all layers, and the files that are stored whole.
     #[must_use]
     pub const fn new(reference: Reference) -> Self {
         Self { reference, tensors: TensorSelection::All, component: None, files: FileSelection::Whole }
@@ -37,13 +37,13 @@ pub enum TensorSelection {
     /// Every tensor.
     #[default]
     All,
-    /// None: for a caller who wants files only.
+    /// None, for a client that needs only files.
     None,
-    /// Those whose name starts with this.
+    /// Those whose names start with this.
     Prefix(String),
     /// Those with these names; one that the model lacks is an error.
     Names(Vec<String>),
-    /// Stacks that have one of these experts, and tensors that are one of them.
+    /// Stacks that contain one of these experts, and tensors that are one of them.
     Experts(ExpertSelection),
 }
 
@@ -51,31 +51,31 @@ pub enum TensorSelection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertSelection {
-    /// How the names of their tensors start, such as `blk.3.`; empty for all layers.
+    /// The prefix of their tensors' names, such as `blk.3.`; empty for all blocks.
     #[serde(default)]
     pub prefix: String,
-    /// Which experts, counted from 0.
+    /// The experts' numbers, from 0.
     pub numbers: Vec<u64>,
 }
 
-/// Which layers come with the pieces that they are made of.
+/// The layers that can be read as files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FileSelection {
-    /// Those that are stored whole: templates, parameters, licences. They cost one descriptor.
+    /// Those that are stored whole: templates, parameters, licences. Each has one descriptor.
     #[default]
     Whole,
-    /// All: split files too come with the list of segments that rebuilds them.
+    /// All: the response also lists the pieces of each split file.
     All,
 }
 
-/// Body of `POST /v1/import`; the open file follows in a frame.
+/// Body of `POST /v1/import`; the file's descriptor follows in a frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImportParams {
-    /// The file's name, for messages and for the model's name when none is given.
+    /// The file's name, for messages and to derive the model's name if `name` is absent.
     pub file_name: String,
-    /// The model's name; made from the file's name if absent.
+    /// The model's name; derived from the file's name if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Reference>,
 }
@@ -84,19 +84,19 @@ pub struct ImportParams {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PullParams {
-    /// The model, or the address of a GGUF file.
+    /// The model, or the URL of a GGUF file.
     #[serde(rename = "reference")]
     pub source: PullSource,
-    /// The model's name in the store; that of its source if absent.
+    /// The model's name in the store; the name of its source if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Reference>,
-    /// The most bytes per second that may come over the network.
+    /// The maximum rate of the download in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_rate: Option<u64>,
 }
 
 impl PullParams {
-    /// The model that a registry has, under the registry's own name for it.
+    /// Requests a model from its registry, under the registry's name for it.
     #[must_use]
     pub const fn of(reference: Reference) -> Self {
         Self { source: PullSource::Registry(reference), name: None, limit_rate: None }
@@ -107,9 +107,9 @@ impl PullParams {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveParams {
-    /// The names to drop; what only they need is freed.
+    /// The names to drop; blobs that only they need are freed.
     pub references: Vec<Reference>,
-    /// For so many seconds nothing is freed: the models go to the trash, and can be taken out.
+    /// If present, nothing is freed for this many seconds: the models go to the trash and can be restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_seconds: Option<u64>,
 }
@@ -118,7 +118,7 @@ pub struct RemoveParams {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UndeleteParams {
-    /// The model, by the name that it had.
+    /// The model's name before it was removed.
     pub reference: Reference,
 }
 
@@ -128,7 +128,7 @@ pub struct UndeleteParams {
 pub struct PinParams {
     /// The model.
     pub reference: Reference,
-    /// Whether it is to be pinned from now on.
+    /// Whether to set the pin or to remove it.
     pub pinned: bool,
 }
 
@@ -136,8 +136,8 @@ pub struct PinParams {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitParams {
-    /// The most bytes per second of all pulls together; `null` or 0 is no limit. It must be there:
-    /// a body that says nothing lifts no limit.
+    /// The maximum rate of all pulls together, in bytes per second; `null` or 0 is no limit. The field is
+    /// required, so that an empty body does not remove the limit.
     #[serde(deserialize_with = "Option::deserialize")]
     pub bytes_per_second: Option<u64>,
 }
@@ -146,10 +146,10 @@ pub struct LimitParams {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VerifyParams {
-    /// The model; everything there is if absent.
+    /// The model to verify; the whole store if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<Reference>,
-    /// Fetch again what is damaged.
+    /// Whether to download damaged blobs again.
     #[serde(default)]
     pub repair: bool,
 }
@@ -160,11 +160,11 @@ pub struct VerifyParams {
 pub struct TagParams {
     /// The model.
     pub source: Reference,
-    /// Its further name; what it named before is let go.
+    /// Its new name. A model that had this name loses it.
     pub target: Reference,
 }
 
-/// Body of `POST /v1/release`: one of both.
+/// Body of `POST /v1/release`: exactly one of the two fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReleaseParams {
@@ -180,7 +180,7 @@ pub struct ReleaseParams {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GcParams {
-    /// Make the plan and do nothing.
+    /// Only list what would be deleted.
     #[serde(default)]
     pub dry_run: bool,
 }

@@ -1,7 +1,7 @@
 //! The daemon's responses.
 //!
-//! Sizes are bytes. The names of the fields are relied upon by scripts: they are what the
-//! command line prints with `--json`.
+//! Sizes are in bytes. Do not rename fields: scripts use these names, which the command line prints
+//! with `--json`.
 
 use std::collections::BTreeMap;
 
@@ -11,25 +11,25 @@ use blobd_store_format::recipe::{Experts, TensorEntry};
 use blobd_store_format::stored_file::{FilePiece, Source, StoredForm};
 use serde::{Deserialize, Serialize};
 
-/// Answer to `GET /v1/version`.
+/// Response to `GET /v1/version`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     /// The daemon's version.
     pub version: String,
-    /// The newest protocol it speaks.
+    /// The newest protocol version it supports.
     pub protocol: u32,
-    /// The store it serves.
+    /// The directory of its store.
     pub root: String,
-    /// Its process.
+    /// Its process ID.
     pub pid: u32,
 }
 
-/// Answer to `GET /v1/models`.
+/// Response to `GET /v1/models`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelList {
-    /// One entry per tag, by name.
+    /// One entry per tag, sorted by name.
     pub models: Vec<ModelSummary>,
-    /// Why nothing can be added or removed, if that is so.
+    /// The reason, if nothing can be added or removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_only: Option<String>,
 }
@@ -37,27 +37,27 @@ pub struct ModelList {
 /// One model in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelSummary {
-    /// The shortest name that is still unique.
+    /// The model's shortest unique name.
     pub name: String,
     /// The manifest's digest: the model's ID.
     pub digest: Digest,
-    /// What its files add up to, as if nothing were shared.
+    /// The sum of its files' sizes, as if nothing were shared.
     pub size: u64,
     /// When the tag was last set, RFC 3339 in UTC.
     pub modified: String,
-    /// Whether eviction leaves it alone.
+    /// Whether it is pinned: neither evicted nor removed.
     pub pinned: bool,
-    /// Where it came from: the registry's name for it, or `import` and the file's name.
+    /// Its origin: the registry's name for it, or `import` and the file's name.
     pub origin: Option<String>,
-    /// What is wrong with it; what is not damaged can be opened.
+    /// What is damaged, if anything; the other tensors and files can be opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
 }
 
-/// Answer to `GET /v1/models/{reference}`.
+/// Response to `GET /v1/models/{reference}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelDetails {
-    /// The shortest name that is still unique.
+    /// The model's shortest unique name.
     pub name: String,
     /// The manifest's digest.
     pub digest: Digest,
@@ -78,72 +78,72 @@ pub struct ModelDetails {
 /// One file of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerSummary {
-    /// What it is.
+    /// Its media type.
     pub media_type: MediaType,
     /// Its original name: a tensor's name, or a relative path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The digest of the whole file.
     pub digest: Digest,
-    /// Its length.
+    /// Its size.
     pub size: u64,
     /// Whether it is stored as one blob or split.
     pub stored: StoredForm,
 }
 
-/// Answer to `GET /v1/df`.
+/// Response to `GET /v1/df`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskUsage {
-    /// What all models add up to, as if nothing were shared.
+    /// The sum of all models' files, as if nothing were shared.
     pub logical_bytes: u64,
-    /// What blobs and recipes take on disk.
+    /// The size of blobs and recipes on disk.
     pub physical_bytes: u64,
-    /// What sharing saves: logical less what is needed on disk, not below zero. What is missing is
-    /// not saved.
+    /// What sharing saves: the logical bytes, less missing ones, minus what the models need on disk; at
+    /// least zero.
     pub saved_bytes: u64,
     /// What `gc` would free.
     pub reclaimable_bytes: u64,
-    /// What unfinished work takes on disk.
+    /// The size on disk of unfinished imports and pulls.
     pub partial_bytes: u64,
-    /// What only models in the trash need.
+    /// The size on disk of what only models in the trash need.
     #[serde(default)]
     pub trash_bytes: u64,
-    /// What damaged blobs in quarantine take on disk.
+    /// The size on disk of damaged blobs in quarantine.
     #[serde(default)]
     pub quarantine_bytes: u64,
-    /// What nothing needs and a running program still has mapped or open.
+    /// The size on disk of what nothing needs but a running program still has mapped or open.
     #[serde(default)]
     pub held_bytes: u64,
-    /// What is set aside so that removing works on a full disk.
+    /// The size of the reserve, which is allocated so that removing works on a full disk.
     #[serde(default)]
     pub reserve_bytes: u64,
-    /// The most the store may take on disk, if that is limited.
+    /// The maximum size of the store on disk, if it is limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<u64>,
-    /// What is free on the file system.
+    /// The free space of the file system.
     pub free_bytes: u64,
-    /// How many blobs there are.
+    /// The number of blobs.
     pub blob_count: u64,
-    /// One entry per model, by name.
+    /// One entry per model, sorted by name.
     pub models: Vec<ModelUsage>,
 }
 
-/// One model's share of the disk.
+/// One model's disk usage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelUsage {
-    /// The shortest name that is still unique.
+    /// The model's shortest unique name.
     pub name: String,
-    /// What its files add up to.
+    /// The sum of its files' sizes.
     pub logical_bytes: u64,
-    /// What it alone keeps on disk.
+    /// The bytes on disk that only this model keeps.
     pub unique_bytes: u64,
-    /// What it shares with others.
+    /// The bytes on disk that it shares with other models.
     pub shared_bytes: u64,
-    /// When it was last opened since the daemon started, RFC 3339 in UTC.
+    /// When it was last opened, if that is known, RFC 3339 in UTC.
     pub last_opened: Option<String>,
 }
 
-/// Answer to `GET /v1/ps`.
+/// Response to `GET /v1/ps`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionList {
     /// One entry per open model and client.
@@ -153,39 +153,39 @@ pub struct SessionList {
 /// One client that has a model open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionSummary {
-    /// The client's process, as the kernel names it.
+    /// The client's process ID, as the kernel reports it.
     pub pid: i32,
-    /// The client's user.
+    /// The client's uid.
     pub uid: u32,
-    /// That user's name, if there is one.
+    /// The user's name, if the uid has one.
     pub user: Option<String>,
     /// The process's command name.
     pub command: Option<String>,
     /// The model.
     pub model: String,
-    /// Since when, RFC 3339 in UTC.
+    /// When it was opened, RFC 3339 in UTC.
     pub since: String,
-    /// The size of the blobs that were passed.
+    /// The size of the blobs whose descriptors were passed.
     pub bytes_mapped: u64,
 }
 
-/// Answer to `POST /v1/release`.
+/// Response to `POST /v1/release`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Released {
-    /// The leases that were ended, as `ps` listed them.
+    /// The leases that were released, in the form of `ps`.
     pub released: Vec<SessionSummary>,
 }
 
-/// Answer to `POST /v1/remove`.
+/// Response to `POST /v1/remove`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removed {
-    /// The names that are gone.
+    /// The names that were dropped.
     pub removed: Vec<String>,
-    /// What was freed on disk.
+    /// The bytes freed on disk.
     pub freed_bytes: u64,
-    /// What stays, and who needs it.
+    /// The bytes that were not freed, and what needs them.
     pub kept: Vec<Kept>,
-    /// Until when `undelete` brings the models back, if they were put into the trash.
+    /// Until when `undelete` can restore the models, if they went to the trash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trashed_until: Option<String>,
 }
@@ -193,31 +193,31 @@ pub struct Removed {
 /// Bytes that a removal did not free.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
-    /// How many, on disk.
+    /// The number of bytes, on disk.
     pub bytes: u64,
-    /// The models and sessions that need them.
+    /// The models, sessions and programs that need them.
     pub by: Vec<String>,
 }
 
-/// Answer to `POST /v1/tag`.
+/// Response to `POST /v1/tag`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tagged {
-    /// The further name.
+    /// The new name.
     pub name: String,
-    /// The manifest it points to.
+    /// The digest of the manifest.
     pub digest: Digest,
 }
 
-/// Answer to `POST /v1/gc`.
+/// Response to `POST /v1/gc`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcReport {
-    /// Whether nothing was done.
+    /// Whether this was a dry run, which deletes nothing.
     pub dry_run: bool,
-    /// What was, or would be, deleted.
+    /// The items that were deleted, or in a dry run would be.
     pub deleted: Vec<GcItem>,
-    /// What that frees on disk.
+    /// The bytes that this frees on disk.
     pub freed_bytes: u64,
-    /// What nothing needs and stays all the same, because a running program has it mapped.
+    /// Bytes that nothing needs but that stay because a running program has them open or mapped.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<Kept>,
 }
@@ -225,9 +225,9 @@ pub struct GcReport {
 /// An item of a collection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcItem {
-    /// Its digest; of what is left of a dead transaction, nothing.
+    /// Its digest; absent for files of an unfinished transaction.
     pub digest: Option<Digest>,
-    /// What it takes on disk.
+    /// Its size on disk.
     pub size: u64,
     /// Why it is collected.
     pub reason: GcReason,
@@ -242,7 +242,7 @@ pub enum GcReason {
     UnreferencedBlob,
     /// A recipe that no model needs.
     UnreferencedRecipe,
-    /// The record of a model in the trash whose time is over.
+    /// The record of a model in the trash that has expired.
     ExpiredTrash,
     /// Files of a transaction that did not finish.
     AbandonedStaging,
@@ -250,33 +250,33 @@ pub enum GcReason {
     AbandonedDownload,
 }
 
-/// One line of the answer to `POST /v1/pull`.
+/// One line of the response to `POST /v1/pull`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum PullEvent {
-    /// It failed; nothing follows.
+    /// The pull failed; nothing follows.
     Failed(super::error::ErrorAnswer),
-    /// It is done; nothing follows.
+    /// The pull succeeded; nothing follows.
     Done(PullDone),
-    /// Something happened.
+    /// The pull's progress.
     Progress(PullProgress),
 }
 
-/// How far a pull is.
+/// The progress of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullProgress {
     /// What is being done, for people.
     pub status: String,
-    /// The file that it is about.
+    /// The file in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// The file's length.
+    /// The file's size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total: Option<u64>,
-    /// How much of it has arrived.
+    /// How much of it has been received.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completed: Option<u64>,
-    /// How much of it was there already.
+    /// How much of it was already stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reused: Option<u64>,
 }
@@ -290,42 +290,42 @@ pub struct PullDone {
     pub name: String,
     /// The manifest's digest.
     pub digest: Digest,
-    /// What came over the network.
+    /// The bytes that were downloaded.
     pub downloaded_bytes: u64,
-    /// What did not have to be stored, because it was there.
+    /// The bytes that were already stored.
     pub reused_bytes: u64,
 }
 
-/// Answer to `POST /v1/pull/plan`: what a pull would download and reuse.
+/// Response to `POST /v1/pull/plan`: what a pull would download and reuse.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullPlan {
     /// The model's name.
     pub name: String,
     /// The manifest's digest, if the model has a manifest already.
     pub digest: Option<Digest>,
-    /// What would come over the network in bytes, as far as can be told: what is similar is taken
-    /// for the same, and headers and samples, which have come for this answer, come again.
+    /// An estimate of the bytes that a pull would download. Similar tensors count as stored. Headers and
+    /// samples that were downloaded for this plan are downloaded again by the pull.
     pub download_bytes: u64,
-    /// The files, in the order in which they would be taken.
+    /// The files, in the order in which they would be pulled.
     pub files: Vec<PlannedFile>,
 }
 
-/// One file of a pull that is planned. Of its bytes, the four parts are disjoint.
+/// One file of a planned pull. The last four sizes are disjoint parts of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedFile {
-    /// What it is: a component such as `model`, or a file's address.
+    /// Its component, such as `model`, or its URL.
     pub name: String,
     /// Its digest, if known in advance.
     pub digest: Option<Digest>,
-    /// Its length in bytes.
+    /// Its size.
     pub size: u64,
-    /// What the store has of it for certain.
+    /// The bytes that are certain to be in the store.
     pub stored_bytes: u64,
-    /// What an earlier pull has left.
+    /// The bytes that an earlier, unfinished pull has received.
     pub resumed_bytes: u64,
-    /// What tensors of a relative seem to be: samples of them agree.
+    /// The bytes of tensors that a similar stored model seems to have: samples of them are equal.
     pub similar_bytes: u64,
-    /// What would have to come.
+    /// The bytes that would be downloaded.
     pub download_bytes: u64,
 }
 
@@ -338,66 +338,67 @@ pub struct Imported {
     pub digest: Digest,
     /// The file's digest.
     pub file: Digest,
-    /// The file's length.
+    /// The file's size.
     pub size: u64,
-    /// How much of the file had to be written.
+    /// The bytes of the file that were written.
     pub new_bytes: u64,
-    /// How much of it was there already.
+    /// The bytes of the file that were already stored.
     pub reused_bytes: u64,
-    /// How many tensors it has.
+    /// The number of its tensors.
     pub tensor_count: u64,
-    /// How many blobs had to be written.
+    /// The number of blobs that were written.
     pub new_blob_count: u64,
 }
 
-/// First frame of the response to an open: the model, and how much follows.
+/// First frame of the response to an open: the model, and how many tensors and descriptors follow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenHead {
-    /// The shortest name that is still unique.
+    /// The model's shortest unique name.
     pub name: String,
     /// The manifest's digest.
     pub digest: Digest,
     /// The model's files, the configuration first.
     pub layers: Vec<OpenLayer>,
-    /// How many tensors follow.
+    /// The number of tensors that follow.
     pub tensor_count: u64,
-    /// How many descriptors follow.
+    /// The number of descriptors that follow.
     pub fd_count: u32,
 }
 
 /// One file of an open model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenLayer {
-    /// What it is.
+    /// Its media type.
     pub media_type: MediaType,
     /// Its original name: a tensor's name, or a relative path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The digest of the whole file.
     pub digest: Digest,
-    /// Its length.
+    /// Its size.
     pub size: u64,
-    /// The descriptor of the whole file, if it is stored whole.
+    /// The number of the descriptor of the whole file, if it is stored whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fd: Option<u32>,
     /// The GGUF header, if it is a split GGUF file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<HeaderLocation>,
-    /// How many pieces follow; 0 unless asked for.
+    /// The number of pieces that follow; 0 unless they were requested.
     #[serde(default)]
     pub piece_count: u64,
 }
 
-/// Where a GGUF header is: all bytes of its descriptor, padding up to the data included.
+/// The location of a GGUF header: all bytes of the file behind `fd`, including the padding up to the data
+/// section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeaderLocation {
     /// The descriptor's number.
     pub fd: u32,
-    /// How long it is.
+    /// Its size.
     pub size: u64,
 }
 
-/// Where a tensor is.
+/// The location of a tensor's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorLocation {
     /// Its name.
@@ -407,41 +408,41 @@ pub struct TensorLocation {
     pub type_name: String,
     /// Its dimensions in GGUF order, the fastest first.
     pub shape: Vec<u64>,
-    /// The number of the layer it belongs to.
+    /// The number of the layer that contains it.
     pub layer: u32,
-    /// The descriptor's number; absent for a tensor without elements.
+    /// The number of its descriptor; absent for a tensor without elements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fd: Option<u32>,
-    /// Where behind that descriptor its bytes start.
+    /// The offset of its bytes in the file behind `fd`.
     pub offset: u64,
-    /// How many bytes it has.
+    /// Its size.
     pub size: u64,
-    /// For a stack of experts, how to find each.
+    /// The position of each expert, if it is a stack of experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
 }
 
-/// One part of a split file, in an open answer.
+/// One piece of a split file, in the response to an open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum OpenPiece {
-    /// `length` bytes behind a descriptor, from `offset` on.
+    /// A segment: `length` bytes of the file behind `fd`, from `offset` on.
     Fd {
         /// The descriptor's number.
         fd: u32,
-        /// Where behind it the segment starts.
+        /// The offset of the segment in that file.
         offset: u64,
-        /// How long it is.
+        /// The segment's length.
         length: u64,
     },
-    /// That many zero bytes.
+    /// Zero bytes.
     Zeros {
-        /// How many.
+        /// Their number.
         zeros: u64,
     },
-    /// These bytes.
+    /// Literal bytes.
     Literal {
-        /// The bytes; hexadecimal would double them, so base64.
+        /// The bytes; base64 in JSON, because hexadecimal would double their size.
         #[serde(with = "blobd_store_format::recipe::literal")]
         literal: Vec<u8>,
     },

@@ -1,85 +1,85 @@
-//! Responses about the state of the store: damage, space, trash, setup.
+//! Responses about the maintenance of the store: verification, trash, pins, eviction, setup checks.
 //!
-//! Sizes are bytes, times RFC 3339 in UTC. The names of the fields are relied upon by scripts.
+//! Sizes are in bytes, times are RFC 3339 in UTC. Do not rename fields: scripts use these names.
 
 use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
 
 use super::error::ErrorAnswer;
 
-/// One line of the answer to `POST /v1/verify`.
+/// One line of the response to `POST /v1/verify`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum VerifyEvent {
-    /// It failed; nothing follows.
+    /// The verification failed; nothing follows.
     Failed(ErrorAnswer),
-    /// It is done; nothing follows.
+    /// The verification is complete; nothing follows.
     Done(Verified),
-    /// How far it is.
+    /// The verification's progress.
     Progress(VerifyProgress),
 }
 
-/// How far a verification is.
+/// The progress of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerifyProgress {
     /// What is being done, for people.
     pub status: String,
-    /// How much there is to read.
+    /// The number of bytes to read.
     pub total: u64,
-    /// How much of it has been read.
+    /// The number of bytes read so far.
     pub completed: u64,
 }
 
 /// A verification's last line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verified {
-    /// How many blobs were read.
+    /// The number of blobs read.
     pub checked_blobs: u64,
-    /// How much they are.
+    /// The number of bytes read.
     pub checked_bytes: u64,
-    /// What is not as it should be, now or since an earlier verification.
+    /// The damaged or missing blobs and recipes that this or an earlier verification found.
     pub corrupt: Vec<CorruptBlob>,
 }
 
 /// A blob or a recipe that is damaged or missing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CorruptBlob {
-    /// What it should be.
+    /// The digest that its content should have.
     pub digest: Digest,
     /// The models that need it.
     pub models: Vec<String>,
-    /// Whether it is whole again.
+    /// Whether it has been repaired.
     pub repaired: bool,
-    /// What is wrong, and if a repair was tried in vain, why.
+    /// What is wrong; after a failed repair, also why it failed.
     pub reason: String,
-    /// How many bytes a repair fetched.
+    /// The number of bytes that a repair downloaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetched_bytes: Option<u64>,
 }
 
-/// Answer to `GET /v1/trash`.
+/// Response to `GET /v1/trash`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrashList {
-    /// One entry per model that `rm --keep` moved to the trash, by name.
+    /// One entry per model that `rm --keep` moved to the trash, sorted by name.
     pub models: Vec<TrashedModel>,
 }
 
-/// A model that can be taken out of the trash.
+/// A model in the trash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrashedModel {
     /// Its name.
     pub name: String,
     /// Its manifest's digest.
     pub digest: Digest,
-    /// What its files add up to, as if nothing were shared.
+    /// The sum of its files' sizes, as if nothing were shared.
     pub size: u64,
-    /// When it was put there.
+    /// When it was removed.
     pub removed: String,
-    /// From when on it may be collected.
+    /// When it expires; then it may be collected.
     pub expires: String,
 }
 
-/// Answer to `POST /v1/undelete`.
+/// Response to `POST /v1/undelete`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Undeleted {
     /// The model's name.
@@ -88,37 +88,37 @@ pub struct Undeleted {
     pub digest: Digest,
 }
 
-/// Answer to `POST /v1/pin`.
+/// Response to `POST /v1/pin`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pinned {
     /// The model's name.
     pub name: String,
-    /// Whether eviction and removal leave it alone from now on.
+    /// Whether it is pinned now: neither evicted nor removed.
     pub pinned: bool,
 }
 
-/// Answer to `GET /v1/limit` and `POST /v1/limit`.
+/// Response to `GET /v1/limit` and `POST /v1/limit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullLimit {
-    /// The most bytes per second of all pulls together; `null` is no limit.
+    /// The maximum rate of all pulls together, in bytes per second; `null` is no limit.
     pub bytes_per_second: Option<u64>,
 }
 
-/// Answer to `GET /v1/eviction`: the models that would be evicted to free space.
+/// Response to `GET /v1/eviction`: the models that would be evicted to free space.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictionPlan {
     /// Which models eviction may take: `never`, `pullable` or `all`.
     pub policy: String,
-    /// What the store takes on disk.
+    /// The size of the store on disk.
     pub used_bytes: u64,
-    /// The most it may take; absent if only the disk limits it.
+    /// The quota; absent if only the disk limits the store.
     pub quota_bytes: Option<u64>,
-    /// How much the plan is to free.
+    /// The bytes that the plan must free.
     pub needed_bytes: u64,
-    /// How much of that no model needs; it would be collected before models are evicted.
+    /// The bytes that no model needs; they are collected before models are evicted.
     #[serde(default)]
     pub garbage_bytes: u64,
-    /// What it would free, with the former.
+    /// The bytes that the plan would free, including `garbage_bytes`.
     pub freed_bytes: u64,
     /// The models that would be evicted, in order.
     pub evicted: Vec<Eviction>,
@@ -126,29 +126,29 @@ pub struct EvictionPlan {
     pub spared: Vec<Spared>,
 }
 
-/// A model that would be evicted.
+/// A model in the eviction plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Eviction {
     /// Its name.
     pub name: String,
-    /// What is freed with it and the models before it in the plan.
+    /// The bytes freed after this model and those before it in the plan have been evicted.
     pub freed_bytes: u64,
-    /// When it was last opened, or set if that is not known.
+    /// When it was last opened; if that is not known, when its tag was set.
     pub last_used: String,
-    /// Where it can be pulled from again.
+    /// Its origin: the registry's name for it, or `import` and the file's name.
     pub origin: Option<String>,
 }
 
-/// A model that is not evicted.
+/// A model that the plan does not evict.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spared {
     /// Its name.
     pub name: String,
-    /// Why.
+    /// Why it is not evicted.
     pub reason: String,
 }
 
-/// Answer to `GET /v1/doctor`.
+/// Response to `GET /v1/doctor`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DoctorReport {
     /// One entry per check.
@@ -160,7 +160,7 @@ pub struct DoctorReport {
 pub struct Check {
     /// What was checked.
     pub name: String,
-    /// How it is.
+    /// The result.
     pub status: CheckStatus,
     /// What was found.
     pub detail: String,
@@ -169,27 +169,27 @@ pub struct Check {
     pub hint: Option<String>,
 }
 
-/// How something is.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckStatus {
-    /// As it should be.
+    /// No problem was found.
     Ok,
-    /// It works, with a problem.
+    /// It works, but there is a problem.
     Warning,
     /// It does not work.
     Failure,
 }
 
-/// Answer to `POST /v1/reindex`.
+/// Response to `POST /v1/reindex`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reindexed {
-    /// How many blobs there are.
+    /// The number of blobs.
     pub blob_count: u64,
-    /// How many recipes.
+    /// The number of recipes.
     pub recipe_count: u64,
-    /// How many models.
+    /// The number of models.
     pub model_count: u64,
-    /// In how many entries the index was not what the disk says.
+    /// The number of entries in which the index differed from the disk.
     pub differences: u64,
 }

@@ -1,11 +1,11 @@
-//! Why the tensors of a model's layers cannot be had.
+//! Errors in the tensors of a model's layers.
 
 use blobd_store_format::safetensors::SafetensorsError;
 
 use crate::error::{ClientError, ModelError};
 use crate::protocol::error::ErrorCode;
 
-/// Why the tensors of a model's layers cannot be had.
+/// Why the tensors of a model's layers cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WeightsError {
@@ -15,31 +15,31 @@ pub enum WeightsError {
     /// A layer cannot be mapped.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The model has no layer of the kind, or none in the component.
+    /// The model, or the requested component, has no tensor layer.
     #[error("model {model}: no layer is a tensor{}; {}", of_component(.component), hint(.component))]
     NoWeights {
         /// The model.
         model: String,
-        /// The component asked for; empty for all.
+        /// The requested component; empty for all.
         component: String,
     },
     /// No tensor has this name.
-    #[error("model {model}: no tensor {name:?}; ManifestWeights::names lists those there are")]
+    #[error("model {model}: no tensor {name:?}; ManifestWeights::names lists its tensors")]
     NoTensor {
         /// The model.
         model: String,
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
-    /// The name is that of a layer with several tensors.
-    #[error("{name:?} is a group of tensors; ask for one of them{}", like(.first))]
+    /// The name is that of a group: a layer with several tensors.
+    #[error("{name:?} is a group of tensors; request one of them{}", example(.first))]
     IsGroup {
         /// The group's name.
         name: String,
         /// One of its tensors.
         first: Option<String>,
     },
-    /// A layer is no safetensors file.
+    /// A layer is not a safetensors file.
     #[error("layer {layer:?}: {reason}; run `blobd verify`")]
     Layer {
         /// The layer's name.
@@ -47,17 +47,18 @@ pub enum WeightsError {
         /// What is wrong.
         reason: SafetensorsError,
     },
-    /// Two layers have a tensor of one name.
+    /// Two layers have a tensor with the same name.
     #[error("tensor {name:?}: in layer {first:?} and in layer {second:?}")]
     Ambiguous {
         /// The tensor's name.
         name: String,
         /// A layer that has it.
         first: String,
-        /// Another.
+        /// Another layer that has it.
         second: String,
     },
-    /// Layers that name one file many times can make any number of names.
+    /// The layers have too many tensors. Layers that refer to the same file many times can declare any
+    /// number of them.
     #[error("model: more than {limit} tensors in its layers")]
     TooMany {
         /// How many are allowed.
@@ -95,11 +96,11 @@ fn of_component(component: &str) -> String {
 
 fn hint(component: &str) -> &'static str {
     match component {
-        "" => "open it with Client::open, it may be a GGUF model",
-        _ => "open all of it to see which components there are",
+        "" => "if it is a GGUF model, open it with Client::open",
+        _ => "open the model without a component to see its components",
     }
 }
 
-fn like(first: &Option<String>) -> String {
+fn example(first: &Option<String>) -> String {
     first.as_ref().map_or_else(String::new, |name| format!(", such as {name:?}"))
 }

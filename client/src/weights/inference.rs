@@ -1,18 +1,18 @@
-//! How a tensor is quantised whose file does not say it: by its shape and its scale's.
+//! Infers how a tensor is quantised, if its file does not declare it, from its shape and its scale's.
 //!
-//! Sources: those of [`super::quantization`].
+//! The sources are those of [`super::quantization`].
 
 use std::collections::BTreeMap;
 
 use super::quantization::Quantization;
 use super::table::{Weight, bias_name};
 
-/// The sizes of a group that occur.
+/// The group sizes in use.
 const GROUP_SIZES: [u64; 4] = [16, 32, 64, 128];
 
-/// What scales in layers of their own suggest, as Ollama read them in February 2026: without biases
-/// `NVFP4`, else by the sizes of weights and scales.
-pub(super) fn of_separate_layers(tensors: &BTreeMap<String, Weight>) -> Option<String> {
+/// Infers the model's quantisation from a scale in a separate layer, as Ollama did in February 2026:
+/// `NVFP4` if there is no bias, otherwise by the ratio of the sizes of weight and scale.
+pub(super) fn infer_from_separate_scales(tensors: &BTreeMap<String, Weight>) -> Option<String> {
     const Q4_BELOW_RATIO: usize = 12;
     let (name, weight, scale) = tensors.iter().find_map(|(name, scale)| {
         let name = name.strip_suffix("_scale")?;
@@ -27,23 +27,25 @@ pub(super) fn of_separate_layers(tensors: &BTreeMap<String, Weight>) -> Option<S
     })
 }
 
-/// What the shapes say. A row of the tensor is packed into numbers of 32 bits, its scales stand one per
-/// group; so many elements make a group, or half as many of 8 bits. Where both can be, `hint`, the
-/// model's own quantisation, decides, and 4 bits without one.
+/// Infers a tensor's quantisation from the shapes. A row of the tensor is packed into 32-bit numbers of
+/// eight 4-bit or four 8-bit elements, and each group of elements has one scale. This gives one group
+/// size for 4 bits and half of it for 8 bits. The first rule that applies decides: 4 bits if their size
+/// is 32; 8 bits if theirs is 64; the only valid size; 8 bits if `hint`, the model's quantisation, says
+/// so; 4 bits.
 pub(super) fn infer(weight: &Weight, scale: &Weight, has_bias: bool, hint: Option<&str>) -> Quantization {
-    let columns = |of: &Weight| of.shape.last().copied().filter(|columns| *columns > 0);
+    let columns = |tensor: &Weight| tensor.shape.last().copied().filter(|columns| *columns > 0);
     let (Some(packed), Some(groups)) = (columns(weight), columns(scale)) else {
         return Quantization::default();
     };
-    let per_group = |per_number: u64| {
-        let elements = packed.checked_mul(per_number)?;
+    let group_size = |elements_per_number: u64| {
+        let elements = packed.checked_mul(elements_per_number)?;
         elements.is_multiple_of(groups).then(|| elements / groups).filter(|size| GROUP_SIZES.contains(size))
     };
-    let hinted = hint.is_some_and(|hint| hint.contains('8'));
-    let (bits, size) = match (per_group(8), per_group(4)) {
+    let hint_says_8_bits = hint.is_some_and(|hint| hint.contains('8'));
+    let (bits, size) = match (group_size(8), group_size(4)) {
         (Some(32), _) => (4, 32),
         (_, Some(64)) => (8, 64),
-        (Some(_), Some(size)) if hinted => (8, size),
+        (Some(_), Some(size)) if hint_says_8_bits => (8, size),
         (Some(size), _) => (4, size),
         (None, Some(size)) => (8, size),
         (None, None) => return Quantization::default(),

@@ -1,4 +1,4 @@
-//! From layers to names: which tensor is where, whatever form its file has.
+//! Finds the tensors in the layers, for all forms of their files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use super::quantization::{self, Quantization};
 use crate::model::{BlobSlice, OpenModel};
 use crate::protocol::response::OpenLayer;
 
-/// Everything that a model's layers have.
+/// The tensors and groups in a model's layers.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     pub(super) tensors: BTreeMap<String, Weight>,
     pub(super) groups: BTreeMap<String, Vec<String>>,
-    /// What the first file that says so says of itself.
+    /// As declared by the first file that declares it.
     pub(super) quant_type: Option<String>,
     pub(super) group_size: Option<u32>,
 }
@@ -27,11 +27,11 @@ pub(super) struct Weight {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
     pub(super) bytes: BlobSlice,
-    /// What its file says about it.
+    /// What its file declares for it.
     pub(super) quantization: Quantization,
     /// For a scale or bias, the tensor it belongs to.
     pub(super) part_of: Option<String>,
-    /// The name of the layer it is in.
+    /// The name of its layer.
     pub(super) layer: Arc<str>,
 }
 
@@ -41,13 +41,13 @@ struct File {
     bytes: BlobSlice,
 }
 
-/// The parts of a quantised tensor: how they end in a file, and how they are shown.
+/// The parts of a quantised tensor: the suffix of their names in a file, and in this API.
 const PARTS: [(&str, &str); 3] =
     [(".scale", "_scale"), (".bias", "_qbias"), (".global_scale", "_global_scale")];
-/// The most tensors of a model, parts included: twice as many as the largest models have experts'
-/// matrices with scales and biases, each for itself.
+/// The most tensors of a model, including parts: twice the number in the largest models if each
+/// expert's matrices, scales and biases were separate tensors.
 const MAX_TENSORS: usize = 1 << 18;
-/// The only tensor of a file of January 2026.
+/// The name of the only tensor in a file of January 2026.
 const LEGACY_KEY: &str = "data";
 
 pub(super) fn scale_name(name: &str) -> String {
@@ -59,11 +59,11 @@ pub(super) fn bias_name(name: &str) -> String {
 }
 
 impl Table {
-    /// Reads the headers of all layers that are tensors and belong to the component, each file once.
+    /// Reads the headers of all tensor layers of the component, each file once.
     pub(super) fn read(model: &OpenModel, component: &str) -> Result<Self, WeightsError> {
         let (mut table, mut files) = (Self::default(), HashMap::new());
         for (number, layer) in model.layers().iter().enumerate() {
-            if let Some(name) = tensor_layer(layer).filter(|name| is_of(name, component)) {
+            if let Some(name) = tensor_layer_name(layer).filter(|name| is_in_component(name, component)) {
                 let file = read_once(&mut files, model, number, layer, name)?;
                 table.add_layer(&file, name, component)?;
             }
@@ -77,31 +77,31 @@ impl Table {
     }
 
     fn add_layer(&mut self, file: &File, layer: &str, component: &str) -> Result<(), WeightsError> {
-        let said = quantization::of_file(&file.header);
-        self.quant_type = self.quant_type.take().or(said.quant_type);
-        self.group_size = self.group_size.or(said.group_size);
-        let shown = without(layer, component);
-        match own_key(&file.header, layer, component) {
-            Some(key) => self.add_tensor(file, layer, key, shown.to_owned()),
-            None => self.add_group(file, layer, component, shown),
+        let declared = quantization::of_file(&file.header);
+        self.quant_type = self.quant_type.take().or(declared.quant_type);
+        self.group_size = self.group_size.or(declared.group_size);
+        let name = strip_component(layer, component);
+        match tensor_key(&file.header, layer, component) {
+            Some(key) => self.add_tensor(file, layer, key, name.to_owned()),
+            None => self.add_group(file, layer, component, name),
         }
     }
 
-    /// A tensor with its parts.
-    fn add_tensor(&mut self, file: &File, layer: &str, key: &str, shown: String) -> Result<(), WeightsError> {
-        for (suffix, ending) in PARTS {
+    /// Adds a tensor with its parts; `key` is its name in the file.
+    fn add_tensor(&mut self, file: &File, layer: &str, key: &str, name: String) -> Result<(), WeightsError> {
+        for (suffix, api_suffix) in PARTS {
             let has_scale = file.header.tensor(&format!("{key}.scale")).is_some();
             if let Some(part) = file.header.tensor(&format!("{key}{suffix}")).filter(|_| has_scale) {
-                self.insert(file, layer, part, format!("{shown}{ending}"), Some(shown.clone()))?;
+                self.insert(file, layer, part, format!("{name}{api_suffix}"), Some(name.clone()))?;
             }
         }
         match file.header.tensor(key) {
-            Some(tensor) => self.insert(file, layer, tensor, shown, None),
+            Some(tensor) => self.insert(file, layer, tensor, name, None),
             None => Ok(()),
         }
     }
 
-    /// All tensors of a file that are no part of another.
+    /// Adds a group: all tensors of the file, with their parts.
     fn add_group(
         &mut self,
         file: &File,
@@ -111,9 +111,9 @@ impl Table {
     ) -> Result<(), WeightsError> {
         let mut members = Vec::new();
         for tensor in file.header.tensors().iter().filter(|tensor| !is_part(&file.header, tensor.name())) {
-            let shown = shown_member(tensor.name(), layer, component);
-            members.push(shown.clone());
-            self.add_tensor(file, layer, tensor.name(), shown)?;
+            let name = member_name(tensor.name(), layer, component);
+            members.push(name.clone());
+            self.add_tensor(file, layer, tensor.name(), name)?;
         }
         self.groups.insert(group.to_owned(), members);
         Ok(())
@@ -134,7 +134,7 @@ impl Table {
         let weight = Weight {
             dtype: tensor.dtype(),
             shape: tensor.shape().to_vec(),
-            // The header was checked against the length of these very bytes.
+            // `Header::parse` has checked that the tensor lies within these bytes.
             bytes: bytes.unwrap_or_default(),
             quantization: quantization::of_tensor(&file.header, tensor.name()),
             part_of,
@@ -149,12 +149,12 @@ impl Table {
         }
     }
 
-    /// Parts that have layers of their own, as in February 2026.
+    /// Marks the parts that are separate layers, as in models of February 2026.
     fn mark_separate_parts(&mut self) {
         let names: Vec<String> = self.tensors.keys().cloned().collect();
         for name in names {
-            for (_, ending) in PARTS {
-                let base = name.strip_suffix(ending);
+            for (_, api_suffix) in PARTS {
+                let base = name.strip_suffix(api_suffix);
                 let base = base.filter(|base| {
                     self.tensors.contains_key(*base) && self.tensors.contains_key(&scale_name(base))
                 });
@@ -166,22 +166,22 @@ impl Table {
     }
 }
 
-/// The name of a layer that is one tensor or a group of them.
-fn tensor_layer(layer: &OpenLayer) -> Option<&str> {
+/// The layer's name, if the layer is a tensor or a group.
+fn tensor_layer_name(layer: &OpenLayer) -> Option<&str> {
     layer.name.as_deref().filter(|_| layer.media_type.component() == "tensor")
 }
 
-fn is_of(layer: &str, component: &str) -> bool {
-    component.is_empty() || without(layer, component).len() < layer.len()
+fn is_in_component(layer: &str, component: &str) -> bool {
+    component.is_empty() || strip_component(layer, component).len() < layer.len()
 }
 
-/// A name without the component in front of it, if it is there.
-fn without<'n>(name: &'n str, component: &str) -> &'n str {
+/// The name without the component, if it starts with it.
+fn strip_component<'n>(name: &'n str, component: &str) -> &'n str {
     let rest = name.strip_prefix(component).and_then(|rest| rest.strip_prefix('/'));
     rest.filter(|_| !component.is_empty()).unwrap_or(name)
 }
 
-/// Reads a layer's header, unless the same file has been another layer before.
+/// Reads the header of a layer, unless the same file was read for another layer.
 fn read_once(
     files: &mut HashMap<Digest, Arc<File>>,
     model: &OpenModel,
@@ -193,23 +193,23 @@ fn read_once(
         return Ok(Arc::clone(file));
     }
     let bytes = model.layer_bytes(number)?;
-    let bad = |reason| WeightsError::Layer { layer: name.to_owned(), reason };
-    let header = Header::parse(&bytes, bytes.len() as u64).map_err(bad)?;
+    let error = |reason| WeightsError::Layer { layer: name.to_owned(), reason };
+    let header = Header::parse(&bytes, bytes.len() as u64).map_err(error)?;
     let file = Arc::new(File { header, bytes });
     files.insert(layer.digest, Arc::clone(&file));
     Ok(file)
 }
 
-/// The key under which a file has the tensor that its layer is named after; `None` for a group.
-fn own_key<'n>(header: &Header, layer: &'n str, component: &str) -> Option<&'n str> {
-    let mut keys = vec![without(layer, component), layer];
-    // With all components open at once, a file may still leave out its own.
+/// The name in the file of the tensor that the layer is named after; `None` for a group.
+fn tensor_key<'n>(header: &Header, layer: &'n str, component: &str) -> Option<&'n str> {
+    let mut keys = vec![strip_component(layer, component), layer];
+    // Even if all components are open, the names in a file may lack their component.
     keys.extend(layer.split_once('/').map(|(_, rest)| rest));
     keys.push(LEGACY_KEY);
     keys.into_iter().find(|key| header.tensor(key).is_some())
 }
 
-/// Whether a tensor of a file is a part of another one there.
+/// Whether a tensor is a part of another one in the same file.
 fn is_part(header: &Header, name: &str) -> bool {
     PARTS.into_iter().any(|(suffix, _)| {
         name.strip_suffix(suffix).is_some_and(|base| {
@@ -219,12 +219,14 @@ fn is_part(header: &Header, name: &str) -> bool {
     })
 }
 
-/// The name of a group's tensor: without the component if that was asked for, and with the one of
-/// its layer if not.
-fn shown_member(key: &str, layer: &str, component: &str) -> String {
-    let own = layer.split_once('/').map_or("", |(own, _)| own);
+/// The name of a group's tensor in this API: without the component if one was requested, otherwise with
+/// the component of its layer.
+fn member_name(key: &str, layer: &str, component: &str) -> String {
+    let layer_component = layer.split_once('/').map_or("", |(component, _)| component);
     match component {
-        "" if !own.is_empty() => format!("{own}/{}", without(key, own)),
-        _ => without(key, component).to_owned(),
+        "" if !layer_component.is_empty() => {
+            format!("{layer_component}/{}", strip_component(key, layer_component))
+        }
+        _ => strip_component(key, component).to_owned(),
     }
 }

@@ -52,13 +52,13 @@ fn surplus_descriptors_are_closed() {
     let (mut queue, mut buffer) = (VecDeque::new(), [0; 8]);
     assert_eq!(receive_message(&b, &mut buffer, &mut queue, 1).unwrap(), 1);
     assert_eq!(queue.len(), 1);
-    // End of file is seen only when no copy of the writing end is left.
+    // The reader gets end of file only when no copy of the writing end is open.
     drop((writer, queue));
     assert_eq!({ reader }.read(&mut buffer).unwrap(), 0);
 }
 
 #[test]
-fn promised_and_arrived_descriptors_must_agree() {
+fn fd_count_that_differs_from_the_frame_is_an_error() {
     let (mut daemon, mut client) = pair();
     let file = file_with("x");
     daemon.send(&Frame::Fds { first: 0, count: 2 }, &[file.as_fd()]).unwrap();
@@ -68,7 +68,7 @@ fn promised_and_arrived_descriptors_must_agree() {
 }
 
 #[test]
-fn closing_in_the_middle_of_a_frame_is_told_apart() {
+fn close_inside_a_frame_and_between_frames_are_distinguished() {
     let (a, b) = UnixStream::pair().unwrap();
     let mut client = Connection::new(b);
     send_all(&a, &[9, 0, 0, 0, b'{'], &[]).unwrap();
@@ -83,14 +83,14 @@ fn closing_in_the_middle_of_a_frame_is_told_apart() {
 }
 
 #[test]
-fn silence_longer_than_the_timeout_is_an_error() {
+fn receiving_nothing_within_the_timeout_is_an_error() {
     let (_daemon, mut client) = pair();
     client.set_timeout(Some(Duration::from_millis(10))).unwrap();
     assert!(matches!(client.receive(), Err(ConnectionError::TimedOut)));
 }
 
 #[test]
-fn oversize_and_garbage_end_the_connection() {
+fn too_long_frame_and_invalid_json_are_frame_errors() {
     for bytes in [&u32::MAX.to_le_bytes()[..], b"\x02\0\0\0{]"] {
         let (a, b) = UnixStream::pair().unwrap();
         send_all(&a, bytes, &[]).unwrap();
@@ -100,7 +100,7 @@ fn oversize_and_garbage_end_the_connection() {
 }
 
 #[test]
-fn long_frames_go_out_in_several_calls() {
+fn long_frame_with_an_fd_arrives_complete() {
     let (mut daemon, mut client) = pair();
     let message = "x".repeat(crate::protocol::frame::MAX_FRAME_BYTES - 100);
     let body = crate::protocol::error::ErrorBody::new(crate::protocol::error::ErrorCode::Busy, message);

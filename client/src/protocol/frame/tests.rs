@@ -19,7 +19,7 @@ fn decode_all(bytes: &[u8]) -> Result<Vec<Frame>, FrameError> {
 }
 
 #[test]
-fn json_of_each_kind_is_the_documented_one() {
+fn each_kind_of_frame_has_the_documented_json() {
     let pieces = vec![
         OpenPiece::Fd { fd: 1, offset: 0, length: 64 },
         OpenPiece::Zeros { zeros: 32 },
@@ -54,7 +54,7 @@ fn json_of_each_kind_is_the_documented_one() {
 }
 
 #[test]
-fn unknown_field_is_ignored_and_unknown_kind_refused() {
+fn unknown_field_is_ignored_and_unknown_kind_is_an_error() {
     let ack = br#"{"ack":{"received":1,"later":true}}"#;
     let later = br#"{"later":{"received":1}}"#;
     let framed = |json: &[u8]| [&u32::try_from(json.len()).unwrap().to_le_bytes(), json].concat();
@@ -63,7 +63,7 @@ fn unknown_field_is_ignored_and_unknown_kind_refused() {
 }
 
 #[test]
-fn decoder_for_short_frames_refuses_longer_ones_before_they_come() {
+fn decoder_with_a_lower_limit_refuses_a_longer_frame_by_its_length() {
     let mut decoder = FrameDecoder::with_limit(100);
     decoder.push(&Frame::Ack { received: 1 }.encode().unwrap());
     assert_eq!(decoder.next_frame(), Ok(Some(Frame::Ack { received: 1 })));
@@ -72,7 +72,7 @@ fn decoder_for_short_frames_refuses_longer_ones_before_they_come() {
 }
 
 #[test]
-fn length_above_the_limit_is_refused_before_its_bytes_arrive() {
+fn length_above_the_limit_is_refused_before_the_json_arrives() {
     let mut decoder = FrameDecoder::new();
     decoder.push(&u32::MAX.to_le_bytes());
     let refused = Err(FrameError::TooLong { found: u32::MAX as usize, limit: MAX_FRAME_BYTES });
@@ -82,7 +82,7 @@ fn length_above_the_limit_is_refused_before_its_bytes_arrive() {
 }
 
 #[test]
-fn frame_that_would_be_too_long_is_not_sent() {
+fn encoding_a_too_long_frame_fails_and_leaves_the_buffer_unchanged() {
     let mut out = b"before".to_vec();
     let error = ErrorBody::new(ErrorCode::Internal, "x".repeat(MAX_FRAME_BYTES));
     assert!(matches!(Frame::Error(error).encode_into(&mut out), Err(FrameError::TooLong { .. })));
@@ -90,7 +90,7 @@ fn frame_that_would_be_too_long_is_not_sent() {
 }
 
 #[test]
-fn long_tables_are_cut_into_frames_that_add_up() {
+fn long_tensor_list_is_split_into_frames_without_loss() {
     let tensors: Vec<_> = (0..5_000).map(|i| tensor(&format!("blk.{i}.weight"), Some(i))).collect();
     let mut bytes = Vec::new();
     encode_tensors(&tensors, &mut bytes).unwrap();
@@ -113,7 +113,7 @@ fn empty_list_needs_no_frame() {
 }
 
 #[test]
-fn long_literals_are_cut_until_they_fit() {
+fn long_literal_is_split_into_pieces_that_fit_a_frame() {
     let literal: Vec<u8> = (0..=255).cycle().take(3 * MAX_FRAME_BYTES).collect();
     let whole = vec![OpenPiece::Zeros { zeros: 1 }, OpenPiece::Literal { literal: literal.clone() }];
     assert!(matches!(encode_pieces(0, &whole, &mut Vec::new()), Err(FrameError::TooLong { .. })));
@@ -147,7 +147,7 @@ fn any_frame() -> impl Strategy<Value = Frame> {
 
 proptest! {
     #[test]
-    fn frames_read_back_however_they_are_cut(
+    fn frames_are_decoded_from_parts_of_any_size(
         frames in prop::collection::vec(any_frame(), 0..8),
         portions in prop::collection::vec(1usize..40, 1..20),
     ) {
@@ -173,7 +173,7 @@ proptest! {
 
     #[test]
     fn garbage_is_refused_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        // Whatever the outcome: it returns, and it keeps no more than it was given.
+        // The result does not matter; the call must return.
         let _outcome = decode_all(&bytes);
     }
 
