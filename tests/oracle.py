@@ -2,11 +2,11 @@
 """Compares blobd with an independent reader: `just oracle FILE.gguf…`
 
 Imports each file into a store of its own, then checks against PyPI's `gguf`:
-every tensor's name, type and shape; that its digest is the SHA-256 of its raw
-bytes as that reader finds them; that the blob of that name has that content;
+every tensor's name, type and shape; that its digest is the SHA-256 of the raw
+bytes that this reader finds; that the blob with this name has this content;
 and that the exported file has the SHA-256 of the original.
 
-Takes `pip install gguf`. Exits with 1 at the first difference.
+Needs `pip install gguf`. Exits with 1 at the first difference.
 """
 
 import hashlib
@@ -56,8 +56,8 @@ def compare_tensor(store: Store, ours: dict, theirs: gguf.ReaderTensor, raw: byt
     require(ours["type"] == theirs.tensor_type.name, f"{name}: type {ours['type']}")
     require(ours["shape"] == [int(length) for length in theirs.shape], f"{name}: shape {ours['shape']}")
     blob = store.blob(ours["digest"])
-    require(sha256(blob) == ours["digest"], f"{name}: the blob has not the digest in its name")
-    require(blob[ours["offset"] :][: ours["size"]] == content, f"{name}: other bytes than the reader finds")
+    require(sha256(blob) == ours["digest"], f"{name}: the blob does not have the digest in its name")
+    require(blob[ours["offset"] :][: ours["size"]] == content, f"{name}: the bytes differ from those that the reader finds")
     if ours["offset"] == 0 and len(blob) == len(content):
         require(sha256(content) == ours["digest"], f"{name}: digest {ours['digest']}")
 
@@ -66,9 +66,9 @@ def sha256(content: bytes) -> str:
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
-def require(holds: bool, otherwise: str) -> None:
+def require(holds: bool, error: str) -> None:
     if not holds:
-        sys.exit(otherwise)
+        sys.exit(error)
 
 
 if __name__ == "__main__":

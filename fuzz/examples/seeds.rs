@@ -1,6 +1,6 @@
 //! Writes a few small seeds for every target into `corpus/`: `cargo run --example seeds`.
 //!
-//! They are made here instead of kept as files, so that a reader sees what they are.
+//! They are generated here instead of stored as files, so that their content is readable.
 
 use std::error::Error;
 use std::fs;
@@ -98,7 +98,8 @@ fn recipe(file: &[u8]) -> Option<Vec<u8>> {
     let mut literals = vec![Vec::new(); plan.literal_count()];
     for part in Splitter::new(&plan).push(file).ok()? {
         match part.target {
-            // In file order, which for experts is not the blob's; a recipe does not look.
+            // In file order, which for experts differs from the order in the blob; a recipe does not check
+            // that.
             Target::Blob { blob, .. } => blobs[blob].extend(part.bytes),
             Target::Literal { literal } => literals[literal].extend(part.bytes),
         }
@@ -120,7 +121,7 @@ fn manifest() -> Result<Manifest> {
     Ok(Manifest::compose(descriptor(MediaType::DOCKER_CONFIG, b"{}"), layers)?)
 }
 
-/// Streams of frames; the same as answers of a daemon, with and without descriptors.
+/// Writes streams of frames, and the same as responses of a daemon, with and without descriptors.
 fn write_frames() -> Result<()> {
     let opened = bytes_of(&opened())?;
     write("frame", "open", &[&[9], &opened[..]].concat())?;

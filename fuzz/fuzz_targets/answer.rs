@@ -1,4 +1,4 @@
-//! The client's side of the socket: heads, bodies, lines, open answers.
+//! The client's side of the socket: heads, bodies, lines, responses to an open.
 //!
 //! Invariant: for any bytes and descriptors from a daemon, ended at any point, a client
 //! gets a response or an error and never waits forever; a tensor that it can map is as long as
@@ -19,11 +19,10 @@ use blobd_client::protocol::request::{FileSelection, ImportParams, OpenParams, P
 use blobd_store_format::reference::Reference;
 use libfuzzer_sys::fuzz_target;
 
-/// In the first byte: what follows are lines of JSON, to be sent as frames after an upgrade. A length
-/// that must fit its frame would stop most of what a fuzzer tries.
+/// A flag in the first byte: the rest is lines of JSON, which are sent as frames after an upgrade. A fuzzer
+/// would rarely find lengths that fit their frames.
 const FRAMED: u8 = 0x80;
-/// What fits a socket's buffer even as frames of one byte, so that nobody has to read for the other
-/// to go on.
+/// The most bytes that fit into a socket's buffer even as frames of one byte, so that writing does not block.
 const MAX_ANSWER_BYTES: usize = 32 << 10;
 /// The file behind every descriptor.
 const BLOB_BYTES: usize = 10_000;
@@ -57,7 +56,7 @@ fuzz_target!(|input: &[u8]| {
     drop(daemon);
 });
 
-/// Lines as frames, the descriptors with the first frame that announces some.
+/// Lines as frames; the descriptors are sent with the first frame that announces some.
 fn framed(lines: &[u8]) -> (Cow<'static, [u8]>, usize) {
     let mut bytes = b"HTTP/1.1 101 Switching Protocols\r\n\r\n".to_vec();
     let mut attach_at = None;
@@ -86,7 +85,7 @@ fn open(client: &Client, params: &OpenParams) {
     for (index, layer) in model.layers().iter().enumerate() {
         let _ =
             (model.layer_header(index), model.layer_bytes(index), model.text(layer.media_type.component()));
-        // The sizes are the daemon's word; what is written must not be made of it alone.
+        // The sizes come from the daemon, so only small layers are written.
         if layer.size <= 1 << 20 {
             let mut out = Vec::new();
             if let Ok(written) = model.write_layer(index, &mut out) {
@@ -104,7 +103,7 @@ fn conversation(answer: &[u8], attach_at: usize, fd_count: usize) -> (Client, Un
     let fds: Vec<BorrowedFd<'_>> = vec![blob().as_fd(); fd_count];
     let sent = send_message(&daemon, after, &fds).expect("fits the buffer");
     daemon.write_all(&after[sent..]).expect("fits the buffer");
-    daemon.shutdown(Shutdown::Write).expect("nothing more to say");
+    daemon.shutdown(Shutdown::Write).expect("a socket can be shut down");
     let once = Mutex::new(Some(ours));
     let connector = move || {
         let stream = once.lock().map(|mut stream| stream.take()).unwrap_or_default();

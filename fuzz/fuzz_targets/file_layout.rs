@@ -1,7 +1,7 @@
-//! The start of a model file of any format, and the layout and the plan that come of it.
+//! The start of a model file of any format, and the layout and the plan made from it.
 //!
 //! Invariant: any bytes, in any portions, are refused or make a header; portions never change the
-//! verdict. A layout made from an accepted header, for any file size, covers the file exactly once,
+//! result. A layout made from an accepted header, for any file size, covers the file exactly once,
 //! in order, without gap or overlap, and has every tensor inside. So does the plan made from the
 //! layout, which fills every blob exactly and puts every tensor inside its blob.
 #![no_main]
@@ -71,7 +71,7 @@ fn assert_layout_covers(layout: &FileLayout, file_size: u64) {
     assert!(layout.tensors().iter().map(|tensor| tensor.size).eq(found));
 }
 
-/// The plan puts every byte of the file and every tensor of `tensor_count` to one place.
+/// Asserts that the plan covers every byte of the file and every tensor exactly once.
 fn assert_plan_covers(plan: &SplitPlan, file_size: u64, tensor_count: usize) {
     let mut position = 0;
     let mut filled: Vec<Vec<(u64, u64)>> = vec![Vec::new(); plan.blobs().len()];
@@ -93,7 +93,7 @@ fn assert_plan_covers(plan: &SplitPlan, file_size: u64, tensor_count: usize) {
     for (blob, ranges) in plan.blobs().iter().zip(&mut filled) {
         ranges.sort_unstable();
         let end = ranges.iter().fold(0, |end, (offset, length)| {
-            assert_eq!(*offset, end, "a byte of a blob comes twice or never");
+            assert_eq!(*offset, end, "a byte of a blob is written twice or never");
             end + length
         });
         assert_eq!(end, blob.size);

@@ -14,7 +14,7 @@ fuzz_target!(|input: &[u8]| {
     let whole = decode(bytes, bytes.len().max(1));
     assert!(whole == decode(bytes, usize::from(*portion) + 1), "portions change what is read");
     for frame in &whole.0 {
-        // It may have come with less space between its words than it is written with.
+        // The frame may have been received in a shorter form of JSON than it is written in.
         let Ok(encoded) = frame.encode() else { continue };
         assert!(encoded.len() <= MAX_FRAME_BYTES + 4);
         let (again, end) = decode(&encoded, encoded.len());

@@ -1,7 +1,7 @@
 //! GGUF headers.
 //!
 //! Invariant: any bytes, in any portions, are refused or make a header that reads back from its
-//! own bytes. Portions never change the verdict.
+//! own bytes. Portions never change the result.
 #![no_main]
 
 use std::mem::discriminant;
@@ -14,7 +14,7 @@ fuzz_target!(|input: &[u8]| {
     let whole = Header::parse(bytes);
     match (&whole, parse_in_portions(bytes, usize::from(*portion) + 1)) {
         (Ok(whole), Ok(portions)) => assert!(*whole == portions, "portions make another header"),
-        // A refused name is shown as far as it had come, so the errors' texts may differ.
+        // The error quotes the part of a refused name that had been received, so the texts may differ.
         (Err(whole), Err(portions)) => assert_eq!(discriminant(whole), discriminant(&portions)),
         (whole, portions) => panic!("{whole:?} as a whole, {portions:?} in portions"),
     }
@@ -39,7 +39,7 @@ fn parse_in_portions(bytes: &[u8], size: usize) -> Result<Header, GgufError> {
     parser.finish()
 }
 
-/// Everything that shows a header to people.
+/// Calls every method that displays a header.
 fn read_everything(header: &Header) {
     for (key, value) in header.metadata() {
         let _ = (key.len(), value.to_string(), value.as_u64(), value.as_str());

@@ -22,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
     for file in manifest.files() {
         assert_eq!(*sizes.entry(file.digest).or_insert(file.size), file.size, "one digest, two sizes");
         sum += u128::from(file.size);
-        // A layer of tensors has a part to play; no media type may break the question.
+        // A layer of tensors has a known component; asking must not panic for any media type.
         assert!(!file.media_type.holds_tensors() || file.media_type.component().len() <= "projector".len());
     }
     assert_eq!(u128::from(manifest.size()), sum);

@@ -2,7 +2,7 @@
 //!
 //! Invariant: any bytes are refused or make a recipe whose pieces are not empty and add up to its
 //! size, whose tensors lie in blobs that the pieces name, and which reads back from its own JSON;
-//! and the two parts into which any place cuts the file add up to it, too.
+//! and if the file is cut in two at any offset, the sizes of both parts add up to its size.
 #![no_main]
 
 use blobd_store_format::digest::Digest;
@@ -11,7 +11,7 @@ use blobd_store_format::stored_file::Source;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    // As it is, and with the check that no fuzzer guesses.
+    // As it is, and with a correct checksum, which a fuzzer would not find.
     let body = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let end = body.windows(8).rposition(|part| part == b",\"check\"").unwrap_or(body.len());
     let sealed = seal([&body[..end], b"}"].concat());

@@ -2,14 +2,14 @@
 //!
 //! Invariant: any bytes, as a file of any size, are refused or make a header whose tensors cover
 //! the data exactly once, in order, without gap or overlap, each as long as its shape and type
-//! say, each found by its name; and what was accepted is accepted again when it is written anew.
+//! say, each found by its name; and an accepted header is accepted again after it is rewritten.
 #![no_main]
 
 use blobd_store_format::safetensors::{Header, HeaderWriter};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    // A length that must fit would stop most of what a fuzzer tries.
+    // A fuzzer would rarely find a length that fits, so it is computed.
     let framed = [&(bytes.len() as u64).to_le_bytes(), bytes].concat();
     let end = framed.len() as u64;
     for (start, file_size) in [
@@ -36,12 +36,12 @@ fn check(header: &Header, file_size: u64) {
         assert_eq!(header.tensor(tensor.name()), Some(tensor));
         writer.tensor(tensor.name(), tensor.dtype(), tensor.shape()).expect("it was accepted before");
     }
-    assert_eq!(position, file_size, "the tensors are all of the data");
+    assert_eq!(position, file_size, "the tensors cover all data");
     for (key, value) in header.metadata() {
         writer.metadata(key, value);
     }
-    let written = writer.header().expect("it is about as long as it was");
-    // Its own padding may bring the sum over 2^64.
+    let written = writer.header().expect("it is about as long as before");
+    // The writer's padding may make the sum exceed 2^64.
     if let Some(file_size) = (file_size - header.data_offset()).checked_add(written.len() as u64) {
         let again = Header::parse(&written, file_size).expect("it was accepted before");
         assert!(again.tensors().len() == header.tensors().len() && again.metadata() == header.metadata());

@@ -1,8 +1,8 @@
 //! Splitting and rebuilding a file.
 //!
-//! Invariant: a file that a plan exists for, however its tensors are named, typed, ordered and
-//! padded and in whatever portions it comes, comes back bit for bit from its blobs and its
-//! recipe; so does the recipe from its JSON; and every tensor's bytes are where the recipe says.
+//! Invariant: a file with a plan is rebuilt bit for bit from its blobs and its recipe, with any
+//! names, types, order and padding of its tensors, and in any portions; the recipe reads back
+//! from its JSON; and every tensor's bytes are where the recipe says.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ fuzz_target!(|input: &[u8]| {
     let Ok(layout) = header.file_layout(file.len() as u64) else { return };
     let plan = SplitPlan::new(layout);
     let stored = store(&plan, &file, usize::from(*portion) * 7 + 1);
-    assert!(rebuild(&stored) == file, "the file came back as another one");
+    assert!(rebuild(&stored) == file, "the rebuilt file differs");
     assert!(Recipe::parse(&stored.recipe.to_json()).is_ok_and(|recipe| recipe == stored.recipe));
     assert_tensors_are_found(&stored, &header, &file);
     assert_chunks_cover(&plan, u64::from(*portion) + 1);
@@ -42,7 +42,7 @@ impl Script<'_> {
     }
 }
 
-/// The header of a file with tensors as the script says; experts that may be packed among them.
+/// The header of a file with tensors as the script says, possibly with experts to be packed.
 fn made_by(script: &[u8]) -> Option<Vec<u8>> {
     let mut script = Script(script);
     let mut writer = GgufWriter::new();
@@ -70,21 +70,21 @@ fn made_by(script: &[u8]) -> Option<Vec<u8>> {
             2 => &[4, 2, 2],
             _ => &[0, 5],
         };
-        // Behind what came before, or somewhere else.
+        // After the previous tensor, or at another offset.
         let offset = match step >> 2 & 3 {
             0 => position,
             1 => position + u64::from(alignment) * u64::from(script.byte()?),
             2 => u64::from(alignment) * u64::from(script.byte()?),
             _ => (position + u64::from(step)).next_multiple_of(alignment.into()),
         };
-        // A duplicate name is refused in the end; a type that does not fit the shape, here.
+        // A type that does not fit the shape is refused here, a duplicate name at the end.
         writer.tensor_at(&name, ggml_type, shape, offset).ok()?;
         position = position.max((offset + 128).next_multiple_of(alignment.into()));
     }
     writer.header().ok()
 }
 
-/// The file that starts with these bytes, long enough for its tensors; none if it would be large.
+/// The file that starts with these bytes, long enough for its tensors; `None` if it would be large.
 fn complete(mut file: Vec<u8>) -> Option<Vec<u8>> {
     let header = Header::parse(&file).ok()?;
     let end = |offset: u64, size: u64| header.data_offset().checked_add(offset)?.checked_add(size);
@@ -122,8 +122,8 @@ fn store(plan: &SplitPlan, file: &[u8], portion: usize) -> Stored {
             }
         }
     }
-    splitter.finish().expect("all bytes have come");
-    assert!(blobs.iter().map(Vec::len).eq(written), "a byte of a blob comes twice or never");
+    splitter.finish().expect("all bytes were pushed");
+    assert!(blobs.iter().map(Vec::len).eq(written), "a byte of a blob is written twice or never");
     let digests: Vec<Digest> = blobs.iter().map(|blob| Digest::of(blob)).collect();
     let recipe = plan.recipe(Digest::of(file), &digests, literals).expect("all parts are there");
     Stored { recipe, blobs: digests.into_iter().zip(blobs).collect() }

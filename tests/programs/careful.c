@@ -1,5 +1,5 @@
-/* Does to a read-only file what must be refused or leave nothing behind; ends with 0 if all is as on a
- * real one. */
+/* Runs operations on a read-only file that must fail or must have no lasting effect. Exits with 0 if all behave as on
+ * a real file. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +19,7 @@
         if (!(condition)) return fprintf(stderr, "%s: errno %d\n", #condition, errno), 1; \
     } while (0)
 
-/* The lowest number that is free says whether descriptors were left open. */
+/* The lowest free descriptor number, which shows whether descriptors were leaked. */
 static int free_number(void) {
     int fd = dup(1);
     close(fd);
@@ -37,7 +37,7 @@ static int streams_that_write(const char *path) {
     return 0;
 }
 
-/* Each page, for the header, copied tensors and mapped ones differ. */
+/* Checks each page, because the header, copied tensors and mapped tensors differ. */
 static int maps_that_are_made_writable(const char *path) {
     struct stat s;
     int fd = open(path, O_RDONLY);
@@ -51,7 +51,7 @@ static int maps_that_are_made_writable(const char *path) {
         CHECK(mprotect(shared + page, 4096, PROT_READ | PROT_WRITE) && errno == EACCES);
         CHECK(mprotect(own + page, 4096, PROT_READ | PROT_WRITE) && errno == EACCES);
     }
-    /* What is writable from the start is a copy. */
+    /* A private map that is writable from the start is a copy. */
     char *copy = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
     CHECK(copy != MAP_FAILED && !memcmp(copy, before, size));
     memset(copy, 1, size);
@@ -66,9 +66,9 @@ static void *open_it(void *path) {
     return NULL;
 }
 
-/* A child that is forked while a thread waits for an answer, here from a socket that gives none, must not
- * wait for it as well. */
-static int fork_in_a_question(const char *path) {
+/* A child that is forked while a thread waits for a response, here from a socket that never sends one, must not wait
+ * for it, too. */
+static int fork_during_a_request(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     char *real = strdup(getenv("BLOBD_EXEC_SOCKET"));
     snprintf(address.sun_path, sizeof address.sun_path, "%s.silent", real);
@@ -77,9 +77,9 @@ static int fork_in_a_question(const char *path) {
     setenv("BLOBD_EXEC_SOCKET", address.sun_path, 1);
     pthread_t thread;
     CHECK(!pthread_create(&thread, NULL, open_it, (void *)path));
-    int question = accept(listener, NULL, NULL);
+    int request = accept(listener, NULL, NULL);
     char length[4];
-    CHECK(question >= 0 && read(question, length, 4) == 4);
+    CHECK(request >= 0 && read(request, length, 4) == 4);
     setenv("BLOBD_EXEC_SOCKET", real, 1);
     pid_t child = fork();
     if (child == 0) {
@@ -87,7 +87,7 @@ static int fork_in_a_question(const char *path) {
         _exit(open(path, O_RDONLY) < 0);
     }
     CHECK(waitpid(child, &stat, 0) == child && stat == 0);
-    close(question);
+    close(request);
     CHECK(!pthread_join(thread, NULL));
     unlink(address.sun_path);
     return 0;
@@ -102,7 +102,7 @@ static void *open_often(void *path) {
     return NULL;
 }
 
-/* A fork falls into what other threads do with models at that moment. */
+/* Forks while other threads open and close models. */
 static int forks_beside_opens(const char *path) {
     pthread_t threads[2];
     void *failed;
@@ -124,6 +124,6 @@ static int forks_beside_opens(const char *path) {
 int main(int count, char **arguments) {
     if (count < 2) return 2;
     const char *path = arguments[1];
-    return fork_in_a_question(path) || forks_beside_opens(path) || streams_that_write(path) ||
+    return fork_during_a_request(path) || forks_beside_opens(path) || streams_that_write(path) ||
            maps_that_are_made_writable(path);
 }

@@ -1,5 +1,5 @@
-/* Maps a file, touches every page and prints its process number, again for each line that it reads
-   which begins with `t`. Ends at any other line. */
+/* Maps a file, touches every page and prints its process ID. Repeats that for each input line that begins with `t`.
+   Ends at any other line. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>

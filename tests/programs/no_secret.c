@@ -1,4 +1,4 @@
-/* Put under a program, makes the kernel one without files that cannot be opened. */
+/* A preloaded library that makes `memfd_secret` fail, as on a kernel without it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
-/* Reads a file in every way that a program may and prints what each gives: run on a real file and on
- * one that `blobd exec` pretends, it must print the same. */
+/* Reads a file in every way and prints each result. For a real file and for a model under `blobd exec` it must print
+ * the same. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -13,34 +13,34 @@ use serde_json::Value as Json;
 use crate::programs;
 use crate::wait::DEADLINE;
 
-/// The command line, pointed at one store. Nothing of the user's own set-up reaches it.
+/// The command line with one store. The user's own configuration and environment do not affect it.
 #[derive(Clone, Debug)]
 pub struct Blobd {
     place: Vec<(&'static str, PathBuf)>,
     home: PathBuf,
 }
 
-/// What a command did.
+/// The result of a command.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// Its arguments, for messages.
     pub arguments: String,
     /// Its exit code; -1 when a signal ended it.
     pub code: i32,
-    /// What it printed.
+    /// Its standard output.
     pub stdout: Vec<u8>,
-    /// What it complained about.
+    /// Its standard error.
     pub stderr: String,
 }
 
 impl Blobd {
-    /// Commands that open the store in `root` themselves, or talk to the daemon that has it.
+    /// Commands that open the store in `root` themselves, or use the daemon that has it open.
     #[must_use]
     pub fn at_root(root: &Path) -> Self {
         Self { place: vec![("BLOBD_ROOT", root.to_path_buf())], home: root.with_extension("home") }
     }
 
-    /// Commands that talk to the daemon behind `socket` and to nothing else.
+    /// Commands that use only the daemon at `socket`.
     #[must_use]
     pub fn at_socket(socket: &Path) -> Self {
         Self { place: vec![("BLOBD_SOCKET", socket.to_path_buf())], home: socket.with_extension("home") }
@@ -63,7 +63,7 @@ impl Blobd {
         run(&mut command)
     }
 
-    /// Runs a command that is written as one line of words without spaces in them.
+    /// Runs a command given as one line; its arguments are separated by spaces.
     ///
     /// # Panics
     /// As for [`Self::run`].
@@ -72,7 +72,7 @@ impl Blobd {
         self.run(line.split_whitespace())
     }
 
-    /// The command without arguments, for a test that wants to run it in its own way.
+    /// The command without arguments, for a test that runs it itself.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = Command::new(programs::blobd());
@@ -80,7 +80,7 @@ impl Blobd {
         command
     }
 
-    /// Points any command at the store.
+    /// Sets the environment so that any command uses the store.
     pub fn prepare(&self, command: &mut Command) {
         for variable in ["BLOBD_ROOT", "BLOBD_SOCKET", "BLOBD_CONFIG", "HTTPS_PROXY", "ALL_PROXY"] {
             command.env_remove(variable);
@@ -111,7 +111,7 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // What could be read is what there is to look at.
+            // After an error, the output read so far is used.
             let _ = pipe.read_to_end(&mut bytes);
         }
         bytes
@@ -133,7 +133,7 @@ fn wait(child: &mut Child, arguments: &str) -> i32 {
 }
 
 impl Run {
-    /// Asserts that the command did what it was told.
+    /// Asserts that the command succeeded.
     ///
     /// # Panics
     /// When it did not.
@@ -163,7 +163,7 @@ impl Run {
     /// The JSON documents on standard output, one per line.
     ///
     /// # Panics
-    /// When a line is none.
+    /// When a line is not JSON.
     #[must_use]
     pub fn json_lines(&self) -> Vec<Json> {
         self.text().lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()

@@ -1,10 +1,10 @@
-//! Small C programs, compiled where there is a compiler.
+//! Compiles small C programs if a compiler is installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compiles a C file of this repository into `folder`, with warnings as errors and further arguments
-/// at the end. Without a C compiler, says so and returns `None`: the test has nothing to do.
+/// Compiles a C file of this repository into `folder`, with warnings as errors and these arguments. Without a
+/// C compiler, prints that and returns `None`; the test is then skipped.
 ///
 /// # Panics
 /// When the file does not compile.
@@ -27,7 +27,7 @@ pub fn compile(source: &str, folder: &Path, arguments: &[&str]) -> Option<PathBu
     }
 }
 
-/// Whether a program answers to `--version`; says that it is missing if not.
+/// Whether a program can be run with `--version`; prints that it is missing if not.
 #[must_use]
 pub fn has(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());

@@ -1,17 +1,16 @@
-//! A disk that forgets: the crash file system in memory.
+//! A disk that loses unsynced data: the crash file system in memory.
 //!
-//! [`CrashDisk`] carries out every change on a real directory and keeps beside it what of it is
-//! durable. At a chosen call the power fails: that call and all that follow fail. Then
-//! [`CrashDisk::crash`] lays out, in a fresh directory, one of the states that the file system may
-//! be in when it is mounted again.
+//! [`CrashDisk`] executes every change on a real directory and records which changes are durable. At a chosen
+//! call the power fails: that call and all later ones fail. Then [`CrashDisk::crash`] writes to a new
+//! directory one of the states that the file system may have when it is mounted again.
 //!
-//! It is as unkind as POSIX allows. What was synced is there. Of a name that changed since its
-//! directory was synced, any version may be there, each name by itself: a rename may have taken
-//! effect in one directory and not in the other. A file that was written since it was synced has
-//! its old content, all of the new, the beginning of it, or zeros; a change of mode may be lost.
-//! Nothing is assumed of the order in which a journal writes.
+//! It permits every loss that POSIX permits. Everything that was synced is kept. A name that changed since
+//! its directory was synced may have any of its versions, independently of other names: a rename may have
+//! taken effect in one directory and not in the other. A file that was written since its last sync has its
+//! old content, the whole new content, a beginning of it, or zeros; a change of mode may be lost. No order of
+//! a journal's writes is assumed.
 //!
-//! What does not go through [`Disk`], such as the lock file, is not there after a crash.
+//! Files that are not written through [`Disk`], such as the lock file, do not exist after a crash.
 
 use std::fs::{self, File};
 use std::io;
@@ -21,20 +20,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blobd_store::disk::{Change, Disk, KernelDisk, Root};
 
-mod dice;
+mod choices;
 mod state;
 mod tree;
 
-pub use dice::Dice;
+pub use choices::CrashChoices;
 
 use tree::Tree;
 
-/// A sync that is left out, to see that a test notices.
+/// A kind of sync to omit, in order to check that a test detects it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Omission {
     /// `fsync` of files below this directory of the root.
     Files(&'static str),
-    /// `fsync` of files that become blobs: their names are numbers, in `staging/` and in `partial/`.
+    /// `fsync` of files that become blobs, in `staging/` and `partial/`. Their names are numbers.
     Blobs,
     /// `syncfs` through a transaction's directory.
     NewBlobs,
@@ -44,7 +43,7 @@ pub enum Omission {
     Names(&'static str),
 }
 
-/// A disk that remembers what of it is durable.
+/// A disk that records which of its changes are durable.
 #[derive(Debug)]
 pub struct CrashDisk {
     root: PathBuf,
@@ -55,15 +54,15 @@ pub struct CrashDisk {
 #[derive(Debug)]
 struct State {
     tree: Tree,
-    /// How many more calls there is power for, if it is to fail.
+    /// The number of calls until the power fails, if it is to fail.
     power_for: Option<u64>,
     is_cut: bool,
 }
 
 impl CrashDisk {
-    /// A disk for the store in `root`, an existing directory. What is there now is durable. `shadow`
-    /// is made, on the same file system: every file has a second name there, by which its content
-    /// is found when the first is gone.
+    /// A disk for the store in `root`, an existing directory whose content is durable. Creates `shadow` on
+    /// the same file system: every file has a second name there, which keeps its content when the first is
+    /// removed.
     ///
     /// # Panics
     /// When that fails.
@@ -75,41 +74,40 @@ impl CrashDisk {
         Self { root: root.to_path_buf(), omission: None, state: Mutex::new(state) }
     }
 
-    /// Leaves out a kind of sync: it succeeds and makes nothing durable.
+    /// Omits a kind of sync: it succeeds and makes nothing durable.
     #[must_use]
     pub fn without(mut self, omission: Option<Omission>) -> Self {
         self.omission = omission;
         self
     }
 
-    /// Lets the power fail after so many further calls.
+    /// Makes the power fail after so many more calls.
     pub fn cut_after(&self, calls: u64) {
         self.lock().power_for = Some(calls);
     }
 
-    /// Whether a call has failed for want of power.
+    /// Whether a call has failed because of the power cut.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.lock().is_cut
     }
 
-    /// Everything works again, and nothing was lost: it was the process that died.
+    /// Makes the disk work again without any loss, as if only the process had died.
     pub fn restore(&self) {
         let mut state = self.lock();
         (state.power_for, state.is_cut) = (None, false);
     }
 
-    /// Lays out in `target`, a directory to be made, a state that may be found after a power cut at
-    /// this moment. Unchanged files are links, so that neither this disk nor its directory is to be
-    /// used after that.
+    /// Creates the directory `target` with a state that a power cut at this moment may leave. Unchanged files
+    /// are hard links, so this disk and its directory must not be used afterwards.
     ///
     /// # Panics
     /// When that fails.
-    pub fn crash(&self, dice: &mut Dice, target: &Path) {
-        state::lay_out(&self.lock().tree, dice, target);
+    pub fn crash(&self, choices: &mut CrashChoices, target: &Path) {
+        state::lay_out(&self.lock().tree, choices, target);
     }
 
-    /// Does something to the disk and its books, if there is power.
+    /// Changes the disk and the recorded tree, unless the power has failed.
     fn call<T>(&self, change: impl FnOnce(&mut Tree) -> io::Result<T>) -> io::Result<T> {
         let mut state = self.lock();
         match &mut state.power_for {
@@ -123,7 +121,7 @@ impl CrashDisk {
         change(&mut state.tree)
     }
 
-    /// Whether a sync is one of those that are left out.
+    /// Whether a sync is omitted.
     fn omits(&self, is_dir: bool, path: &Path) -> bool {
         match self.omission {
             Some(Omission::Files(part)) => !is_dir && path.starts_with(part),
@@ -144,12 +142,12 @@ impl CrashDisk {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A test that has failed may have died anywhere; its disk is looked at no more.
+        // The disk of a test that has panicked is not used any more.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The kernel's own syncs are left out: whether they work is not the question here.
+/// Does not call the kernel's syncs, which are not under test here.
 impl Disk for CrashDisk {
     fn create_dir(&self, root: &Root, path: &Path) -> io::Result<()> {
         self.call(|tree| {
@@ -167,8 +165,8 @@ impl Disk for CrashDisk {
         })
     }
 
-    /// The name that every file has in `shadow` is this disk's own doing. Files with a further name in the
-    /// store are refused, as the kernel's disk does.
+    /// Every file has a second name in `shadow`, which does not count. Files with a second name in the store
+    /// are refused, as by the kernel's disk.
     fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File> {
         let content = change == Change::Content;
         self.call(|tree| match tree.names_of(path) {
@@ -177,7 +175,7 @@ impl Disk for CrashDisk {
         })
     }
 
-    /// Takes no room: zeroing that of the store's reserve would be most of what a test does.
+    /// Allocates no space: zeroing the store's reserve would take most of a test's time.
     fn reserve(&self, path: &Path, file: &File, size: u64) -> io::Result<()> {
         self.call(|tree| {
             tree.about_to_write(path);
@@ -264,9 +262,9 @@ impl Disk for CrashDisk {
 mod tests {
     use super::*;
 
-    /// A rename that is durable in the directory that it led to, and not in the one that it left.
+    /// After a rename that is durable in the target directory, and not in the source directory.
     #[test]
-    fn file_that_is_found_under_two_names_is_one_file_and_is_not_opened_for_a_change() {
+    fn file_with_two_names_after_a_crash_is_one_file_and_is_not_opened_for_changes() {
         let folder = tempfile::tempdir().unwrap();
         let (before, after) = (folder.path().join("before"), folder.path().join("after"));
         fs::create_dir(&before).unwrap();
@@ -280,7 +278,7 @@ mod tests {
         disk.rename(&root, from, to).unwrap();
         disk.open_file(&root, to, Change::Mode).unwrap();
         disk.sync_dir(Path::new("to"), &File::open(before.join("to")).unwrap()).unwrap();
-        disk.crash(&mut Dice::losing(), &after);
+        disk.crash(&mut CrashChoices::losing_all(), &after);
 
         let (root, disk) = (Root::open(&after).unwrap(), CrashDisk::new(&after, &folder.path().join("1")));
         for name in [from, to] {

@@ -1,4 +1,4 @@
-//! A real daemon with a store of its own.
+//! A real daemon with its own store.
 
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt as _;
@@ -12,15 +12,15 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::command::Blobd;
-use crate::places::{disk_folder, fast_folder};
 use crate::programs;
+use crate::temp_dirs::{disk_directory, tmpfs_directory};
 use crate::wait::{DEADLINE, eventually, eventually_some};
 
 /// `blobd serve` with a temporary root and socket; killed when dropped.
 #[derive(Debug)]
 pub struct TestDaemon {
     child: Option<Child>,
-    /// What to start instead of the binary itself, such as `sh -c 'ulimit …'`; empty for nothing.
+    /// A program that starts the binary, such as `sh -c 'ulimit …'`; empty for none.
     wrapper: Vec<String>,
     /// Its configuration file, if it has one.
     config: Option<PathBuf>,
@@ -29,13 +29,13 @@ pub struct TestDaemon {
 }
 
 impl TestDaemon {
-    /// Starts a daemon on an empty store and waits until it answers.
+    /// Starts a daemon on an empty store and waits until it responds.
     ///
     /// # Panics
     /// When it does not.
     #[must_use]
     pub fn start() -> Self {
-        Self::start_in(fast_folder())
+        Self::start_in(tmpfs_directory())
     }
 
     /// The same on a real disk.
@@ -44,10 +44,10 @@ impl TestDaemon {
     /// As for [`Self::start`].
     #[must_use]
     pub fn start_on_disk() -> Self {
-        Self::start_in(disk_folder())
+        Self::start_in(disk_directory())
     }
 
-    /// The same in a directory that is given, which may hold a `store` already.
+    /// The same in a given directory, which may already contain a `store`.
     ///
     /// # Panics
     /// As for [`Self::start`].
@@ -56,8 +56,7 @@ impl TestDaemon {
         Self::start_under(&[], folder)
     }
 
-    /// The same under another program, which must replace itself by the command that its
-    /// arguments end with.
+    /// The same, started by another program, which must exec the command at the end of its arguments.
     ///
     /// # Panics
     /// As for [`Self::start`].
@@ -68,9 +67,9 @@ impl TestDaemon {
         Self { child: None, wrapper, config: None, root, folder }.started()
     }
 
-    /// The same on a store that lies somewhere else, such as on a file system that is about to
-    /// fail, with this configuration file: nothing but the store is there. It dies with the thread that starts it, even if this
-    /// process is killed, for it would keep that file system mounted.
+    /// The same on a store in another directory, such as on a file system that is about to fail, with this
+    /// configuration file. All other files stay outside that directory. The daemon is killed when the thread
+    /// that started it ends, even if this process is killed: otherwise it would keep the file system mounted.
     ///
     /// # Panics
     /// As for [`Self::start`].
@@ -79,7 +78,7 @@ impl TestDaemon {
         Self::start_at_under(&["setpriv", "--pdeathsig", "KILL"], root, config)
     }
 
-    /// The same as the command that `wrapper` begins with.
+    /// The same, started by `wrapper`.
     ///
     /// # Panics
     /// As for [`Self::start`].
@@ -87,13 +86,13 @@ impl TestDaemon {
     pub fn start_at_under(wrapper: &[&str], root: &Path, config: Option<&Path>) -> Self {
         let wrapper = wrapper.iter().map(ToString::to_string).collect();
         let (config, root) = (config.map(Path::to_path_buf), root.to_path_buf());
-        Self { child: None, wrapper, config, root, folder: fast_folder() }.started()
+        Self { child: None, wrapper, config, root, folder: tmpfs_directory() }.started()
     }
 
     /// Starts the daemon again on the same store, after it was killed or stopped.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// When it does not respond.
     pub fn restart(&mut self) {
         assert!(self.child.is_none(), "the daemon is running");
         let log = File::create(self.log_path()).expect("a log file");
@@ -107,7 +106,7 @@ impl TestDaemon {
         command.arg("serve").arg("--socket").arg(self.socket());
         let child = command.stdout(Stdio::null()).stderr(log).spawn().expect("the daemon starts");
         self.child = Some(child);
-        eventually_some("the daemon answers", || {
+        eventually_some("the daemon responds", || {
             assert!(self.is_running(), "the daemon has ended: {}", self.log());
             Client::connect(self.socket()).and_then(|client| client.version()).ok()
         });
@@ -122,10 +121,10 @@ impl TestDaemon {
         assert_eq!(status.signal(), Some(9), "{}", self.log());
     }
 
-    /// Kills the daemon and starts it again while the kernel still ends the first process.
+    /// Kills the daemon and restarts it before the first process has ended.
     ///
     /// # Panics
-    /// When it is not running, or does not answer afterwards.
+    /// When it is not running, or does not respond afterwards.
     pub fn kill_and_restart_at_once(&mut self) {
         let mut killed = self.child.take().expect("the daemon is running");
         killed.kill().expect("a child can be killed");
@@ -150,18 +149,18 @@ impl TestDaemon {
         self.end_with(Signal::TERM)
     }
 
-    /// The same for a daemon that may not end by itself: its status if it does so in time. Else it is
-    /// killed when this value is dropped.
+    /// The same with a time limit: its status if it ends in time. If not, it is killed when this value is
+    /// dropped.
     ///
     /// # Panics
     /// When it is not running.
-    pub fn stop_within(&mut self, patience: Duration) -> Option<ExitStatus> {
+    pub fn stop_within(&mut self, time_limit: Duration) -> Option<ExitStatus> {
         let child = self.child.as_mut().expect("the daemon is running");
         kill_process(Pid::from_child(child), Signal::TERM).expect("a child can be killed");
         let start = Instant::now();
         loop {
             let status = child.try_wait().expect("a child can be waited for");
-            if status.is_some() || start.elapsed() >= patience {
+            if status.is_some() || start.elapsed() >= time_limit {
                 return status;
             }
             sleep(Duration::from_millis(5));
@@ -173,7 +172,7 @@ impl TestDaemon {
         self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 
-    /// Its process.
+    /// Its process ID.
     ///
     /// # Panics
     /// When it is not running.
@@ -182,18 +181,18 @@ impl TestDaemon {
         self.child.as_ref().expect("the daemon is running").id()
     }
 
-    /// The configuration of a daemon that has none of its own: no background scrub. That might find damage
-    /// before the command under test does.
+    /// The default configuration of tests: no background scrub, which might find damage before the command
+    /// under test does.
     fn default_config(&self) -> PathBuf {
         let path = self.folder.path().join("daemon.toml");
         fs::write(&path, "[scrub]\nrate_bytes_per_second = 0\n").expect("a configuration file");
         path
     }
 
-    /// Waits until it has no more than `most` descriptors open, by [`Self::open_descriptors`].
+    /// Waits until it has at most `most` descriptors open, counted by [`Self::open_descriptors`].
     ///
     /// # Panics
-    /// When that does not happen; the message lists what is open.
+    /// When the deadline passes; the message lists the open files.
     pub fn wait_for_descriptors(&self, most: usize) {
         let start = Instant::now();
         loop {
@@ -206,8 +205,8 @@ impl TestDaemon {
         }
     }
 
-    /// How many descriptors it has open, but for those of its index, which a thread opens at any time, and for
-    /// the directory `blobs`, which stays open once it was needed.
+    /// The number of its open descriptors, without those of its index, which a thread opens at any time, and
+    /// without the directory `blobs`, which stays open after its first use.
     ///
     /// # Panics
     /// When it is not running.
@@ -219,13 +218,13 @@ impl TestDaemon {
     fn open_files(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("a running process");
         let (index, blobs) = (self.root.join("index"), self.root.join("blobs"));
-        // One that is closed meanwhile has no target any more.
+        // A descriptor that was closed since the listing has no target.
         let targets = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
         targets.filter(|target| !target.starts_with(&index) && *target != blobs).collect()
     }
 
-    /// How many descriptors it has open when it serves nobody. Waits until all connections that tests have
-    /// closed are closed on its side too.
+    /// The number of its open descriptors while it serves no client. First waits until it has closed all
+    /// connections that tests have closed.
     ///
     /// # Panics
     /// When a connection stays open.
@@ -235,14 +234,14 @@ impl TestDaemon {
         self.open_descriptors()
     }
 
-    /// How many connections it has not closed, those included that it has not yet accepted.
+    /// The number of its open connections, including those not yet accepted.
     ///
     /// # Panics
-    /// When the kernel does not say.
+    /// When `/proc/net/unix` cannot be read.
     #[must_use]
     pub fn connections(&self) -> usize {
-        // From `proc_pid_net(5)`: each accepted socket has the path of the one that listens, which alone
-        // has this flag.
+        // From `proc_pid_net(5)`: each accepted socket has the path of the listening one; only that has this
+        // flag.
         const LISTENING: &str = "00010000";
         let sockets = fs::read_to_string("/proc/net/unix").expect("the kernel's list of sockets");
         let path = self.socket();
@@ -263,7 +262,7 @@ impl TestDaemon {
         self.folder.path().join("blobd.sock")
     }
 
-    /// A directory beside the store, for the test's own files; it goes with the daemon.
+    /// A directory beside the store for the test's own files, removed with the daemon.
     #[must_use]
     pub fn scratch(&self) -> &Path {
         self.folder.path()
@@ -284,7 +283,7 @@ impl TestDaemon {
         Blobd::at_socket(&self.socket())
     }
 
-    /// Commands that name the daemon's root and know nothing of its socket.
+    /// Commands that know the daemon's root but not its socket.
     #[must_use]
     pub fn embedded(&self) -> Blobd {
         let blobd = Blobd::at_root(&self.root);
@@ -294,7 +293,7 @@ impl TestDaemon {
         }
     }
 
-    /// What the daemon has logged since it was last started.
+    /// The daemon's log since its last start.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()

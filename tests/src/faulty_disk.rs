@@ -1,4 +1,4 @@
-//! A disk that fails on demand: one call of all, or of one kind, or every call from then on.
+//! A disk with chosen faults: the n-th call, or the n-th call of one kind, fails once or from then on.
 
 use std::fs::File;
 use std::io;
@@ -28,7 +28,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// Whether it is one whose failure means that bytes are lost.
+    /// Whether its failure means that data is lost.
     #[must_use]
     pub const fn is_sync(self) -> bool {
         matches!(self, Self::SyncFile | Self::SyncDir | Self::SyncFileSystem)
@@ -38,13 +38,13 @@ impl Call {
 /// Which call fails, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    /// How many calls go well before.
+    /// The number of calls that succeed before.
     pub after: u64,
     /// Only calls of this kind count and fail.
     pub only: Option<Call>,
-    /// What it fails with.
+    /// The error.
     pub errno: Errno,
-    /// Whether all further ones fail too.
+    /// Whether all later calls fail, too.
     pub stays: bool,
 }
 
@@ -60,12 +60,12 @@ struct State {
 }
 
 impl FaultyDisk {
-    /// Has a call fail, from now on counted.
+    /// Sets a fault; calls are counted from now on.
     pub fn arm(&self, fault: Fault) {
         *self.lock() = State { fault: Some(fault), failed: Vec::new() };
     }
 
-    /// Everything goes well again; returns the calls that have failed.
+    /// Removes the fault; returns the calls that have failed.
     pub fn disarm(&self) -> Vec<Call> {
         std::mem::take(&mut *self.lock()).failed
     }
@@ -109,7 +109,7 @@ impl Disk for FaultyDisk {
         KernelDisk.open_file(root, path, change)
     }
 
-    /// Takes no room: zeroing that of the store's reserve would be most of what a test does.
+    /// Allocates no space: zeroing the store's reserve would take most of a test's time.
     fn reserve(&self, _path: &Path, file: &File, size: u64) -> io::Result<()> {
         self.check(Call::Reserve)?;
         file.set_len(size)
@@ -117,7 +117,7 @@ impl Disk for FaultyDisk {
 
     fn write_at(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.check(Call::WriteAt).inspect_err(|_| {
-            // As on a real disk, some of it may have got there.
+            // As on a real disk, a failed write may have written a part.
             let _ = KernelDisk.write_at(path, file, &bytes[..bytes.len() / 2], offset);
         })?;
         KernelDisk.write_at(path, file, bytes, offset)

@@ -5,18 +5,19 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, fallocate, statvfs, syncfs};
 
-/// A file that takes up space until this is dropped. It is in the store's directory; blobd does not use its name.
+/// A file that takes up space until this is dropped. It is in the store's directory; blobd does not use its
+/// name.
 #[derive(Debug)]
 pub struct Filler(PathBuf);
 
 impl Filler {
-    /// Takes all free space on the file system of `root` except so many bytes, in whole blocks. If others
-    /// write there meanwhile, less stays free.
+    /// Takes all free space on the file system of `root` except so many bytes, in whole blocks. If other
+    /// processes write at the same time, less stays free.
     ///
     /// # Panics
     /// When the file cannot be made.
     #[must_use]
-    pub fn but_for(root: &Path, bytes: u64) -> Self {
+    pub fn leaving_free(root: &Path, bytes: u64) -> Self {
         const BLOCK: u64 = 4096;
         let path = root.join("filler");
         let file = File::create(&path).unwrap();
@@ -35,15 +36,15 @@ impl Filler {
 
 impl Drop for Filler {
     fn drop(&mut self) {
-        // A test that has failed may have ended what the path leads through.
+        // After a failed test the mount may be gone that the path leads through.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// What is free on the file system of `root`, once everything is where it belongs.
+/// The free space on the file system of `root` after a sync.
 ///
 /// # Panics
-/// When the file system cannot be asked.
+/// When the file system cannot be inspected.
 #[must_use]
 pub fn free_bytes(root: &Path) -> u64 {
     syncfs(File::open(root).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! What the tests' own FUSE file systems have in common.
+//! Common parts of the tests' FUSE file systems.
 
 use std::time::UNIX_EPOCH;
 

@@ -1,4 +1,4 @@
-//! Files that hang: a FUSE file system whose requests are not answered, as on a network that is gone.
+//! Files that hang: a FUSE file system that does not respond, like a network file system without its server.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,16 +15,16 @@ use rustix::mount::{UnmountFlags, unmount};
 
 use crate::fuse::attributes;
 
-/// What a file does not answer.
+/// The operation of a file that hangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hang {
-    /// A read behind the header, by the page cache: a killed process leaves it.
+    /// A read after the header through the page cache; it ends when the process is killed.
     Read,
-    /// The same past the page cache: the kernel lets nobody leave it, not even a process that is killed.
+    /// The same with direct I/O; it does not end even when the process is killed.
     DirectRead,
-    /// A question for its size and times, once it was opened.
+    /// `fstat` after the file was opened.
     Inspect,
-    /// That a descriptor is closed.
+    /// Closing a descriptor.
     Close,
 }
 
@@ -40,7 +40,8 @@ impl Hang {
         }
     }
 
-    /// There is a file for each number: two who open one would wait for each other in the kernel.
+    /// Each number is another file, because two processes with the same file open would wait for each other
+    /// in the kernel.
     fn inode_of(name: &OsStr) -> Option<INodeNo> {
         let (kind, number) = name.to_str()?.strip_suffix(".gguf")?.split_once('-')?;
         let place = Self::ALL.iter().position(|hang| hang.name() == kind)? as u64;
@@ -54,42 +55,42 @@ impl Hang {
     }
 }
 
-/// A mounted folder with files for each way to hang. What clients of the daemon ask themselves is
-/// answered: only the daemon hangs. All is answered when it is dropped.
+/// A mounted directory with files for each way to hang. Only the daemon hangs: requests of its clients get a
+/// response. When this is dropped, all requests get a response.
 #[derive(Debug)]
 pub struct HangingFiles {
     folder: PathBuf,
     given: AtomicU64,
     waiting: Arc<Mutex<Waiting>>,
-    /// Answers requests until its channel is closed.
+    /// Serves requests until its channel is closed.
     _session: BackgroundSession,
 }
 
-/// Requests that nobody answers.
+/// Requests without a response.
 #[derive(Debug, Default)]
 struct Waiting {
     is_over: bool,
     reads: Vec<ReplyData>,
-    looks: Vec<(INodeNo, ReplyAttr)>,
+    inspections: Vec<(INodeNo, ReplyAttr)>,
     closes: Vec<ReplyEmpty>,
 }
 
 impl Waiting {
     fn count(&self) -> usize {
-        self.reads.len() + self.looks.len() + self.closes.len()
+        self.reads.len() + self.inspections.len() + self.closes.len()
     }
 }
 
 const FIRST_FILE: u64 = 2;
-/// Reads before this are answered.
+/// Reads up to this offset succeed.
 const ANSWERED_BYTES: u64 = 128 << 10;
 
 impl HangingFiles {
-    /// Mounts a folder whose files begin with `content`; `None`, with the reason printed, where this
-    /// machine cannot mount.
+    /// Mounts a directory whose files have `content`. Prints the reason and returns `None` if mounting is not
+    /// possible here.
     ///
     /// # Panics
-    /// When the machine could and the mount fails.
+    /// When mounting is possible and fails.
     #[must_use]
     pub fn mount(folder: &Path, content: Vec<u8>) -> Option<Self> {
         if let Err(error) = fs::File::options().read(true).write(true).open("/dev/fuse") {
@@ -116,27 +117,27 @@ impl HangingFiles {
         self.folder.join(format!("{}-{number}.gguf", hang.name()))
     }
 
-    /// How many requests nobody has answered.
+    /// The number of requests without a response.
     #[must_use]
     pub fn waiting(&self) -> usize {
         lock(&self.waiting).count()
     }
 
-    /// Answers everything that waits, with an error, and all that comes.
-    pub fn let_go(&self) {
+    /// Ends all waiting requests, with an error where there is one, and serves all later ones.
+    pub fn unblock(&self) {
         let mut waiting = lock(&self.waiting);
         waiting.is_over = true;
         waiting.reads.drain(..).for_each(|reply| reply.error(Errno::EIO));
         waiting.closes.drain(..).for_each(ReplyEmpty::ok);
-        waiting.looks.drain(..).for_each(|(_, reply)| reply.error(Errno::EIO));
+        waiting.inspections.drain(..).for_each(|(_, reply)| reply.error(Errno::EIO));
     }
 }
 
 impl Drop for HangingFiles {
     fn drop(&mut self) {
-        self.let_go();
-        // A daemon that still has a file open would make a plain unmount fail with EBUSY, and the mount
-        // would stay after the tests: detached, it goes with the last descriptor.
+        self.unblock();
+        // If the daemon still has a file open, a plain unmount fails with EBUSY and the mount stays after the
+        // tests. A detached mount ends with its last descriptor.
         if let Err(error) = unmount(&self.folder, UnmountFlags::DETACH) {
             eprintln!("{}: {error}", self.folder.display());
         }
@@ -156,7 +157,7 @@ impl Files {
     }
 }
 
-/// Whether a request is a client's own, which imports; not one of the daemon.
+/// Whether a request comes from a client (`blobd import`), not from the daemon.
 fn is_of_client(request: &Request) -> bool {
     let words = fs::read(format!("/proc/{}/cmdline", request.pid())).unwrap_or_default();
     words.split(|byte| *byte == 0).any(|word| word == b"import") || request.pid() == 0
@@ -174,7 +175,7 @@ impl Filesystem for Files {
         let mut waiting = lock(&self.waiting);
         let hangs = Hang::of_inode(inode) == Some(Hang::Inspect) && !is_of_client(request);
         if hangs && !waiting.is_over {
-            return waiting.looks.push((inode, reply));
+            return waiting.inspections.push((inode, reply));
         }
         reply.attr(&Duration::ZERO, &self.attributes(inode));
     }

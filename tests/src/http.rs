@@ -1,4 +1,4 @@
-//! Requests as bytes: what `curl --unix-socket` sends, and what nobody should.
+//! Raw HTTP requests on the socket, valid and malformed.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,12 +8,12 @@ use serde_json::Value as Json;
 
 use crate::wait::DEADLINE;
 
-/// An answer's status and body.
+/// The status and body of a response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// The status; 0 when the connection was closed without an answer.
+    /// The status; 0 if the connection was closed without a response.
     pub status: u16,
-    /// What follows the head, as text.
+    /// The body as text.
     pub body: String,
 }
 
@@ -21,17 +21,17 @@ impl Answer {
     /// The body as JSON.
     ///
     /// # Panics
-    /// When it is none.
+    /// When it is not JSON.
     #[must_use]
     pub fn json(&self) -> Json {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 }
 
-/// A connection on which nothing has been sent.
+/// Connects without sending anything.
 ///
 /// # Panics
-/// When nobody listens.
+/// When no daemon listens.
 #[must_use]
 pub fn connect(socket: &Path) -> UnixStream {
     let stream = UnixStream::connect(socket).expect("the daemon listens");
@@ -43,7 +43,7 @@ pub fn connect(socket: &Path) -> UnixStream {
 /// Sends a request without a body.
 ///
 /// # Panics
-/// When there is no answer in time.
+/// When there is no response in time.
 #[must_use]
 pub fn get(socket: &Path, path: &str) -> Answer {
     send(socket, format!("GET {path} HTTP/1.1\r\nHost: blobd\r\nConnection: close\r\n\r\n").as_bytes())
@@ -69,7 +69,7 @@ pub fn post(socket: &Path, path: &str, body: &str) -> Answer {
 #[must_use]
 pub fn send(socket: &Path, request: &[u8]) -> Answer {
     let mut stream = connect(socket);
-    // A daemon that refuses the first half need not read the second.
+    // The daemon may refuse a request without reading all of it.
     let _ = stream.write_all(request);
     read_answer(&mut stream)
 }
@@ -84,7 +84,7 @@ pub fn read_answer(stream: &mut UnixStream) -> Answer {
     match stream.read_to_end(&mut bytes) {
         Ok(_) => {}
         Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
-        Err(error) => panic!("no answer: {error}"),
+        Err(error) => panic!("no response: {error}"),
     }
     let text = String::from_utf8_lossy(&bytes);
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));

@@ -12,19 +12,19 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! - [`daemon`], [`command`], [`reader`]: processes: the daemon, one command, a client that maps
-//! - [`verbs`]: one set of calls for the store in process, the socket and the embedded command
-//! - [`model`], [`raw_gguf`]: model files, valid and hostile; [`oracle`] reads them independently
-//! - [`store_dir`], [`memory`], [`http`]: what lies in a store, what a process holds, raw requests
-//! - [`places`], [`wait`], [`programs`], [`compiler`]: where files go, how to wait, where the binaries
-//!   are, how programs in C are made
-//! - [`mount`]: models as files; [`mount_namespace`]: mounts that nobody else sees; [`hanging`]: files that
-//!   nobody answers for; [`fuse`]: what such file systems have in common
-//! - [`registry`]: a registry that misbehaves on demand; [`offers`] are pulled from one in this process
-//! - [`crash_disk`], [`faulty_disk`]: disks that forget or fail; [`steps`] are done to a store on
-//!   them with [`samples`], and [`world`] says what should be there afterwards
+//! - [`daemon`], [`command`], [`reader`]: processes: the daemon, a command, a client that maps a model
+//! - [`verbs`]: the same calls for a store in this process, the socket and embedded commands
+//! - [`model`], [`raw_gguf`]: model files, valid and malformed; [`oracle`] reads them independently of blobd
+//! - [`store_dir`], [`memory`], [`http`]: files of a store, memory of a process, raw requests
+//! - [`temp_dirs`], [`wait`], [`programs`], [`compiler`]: temporary directories, waiting with a deadline, the
+//!   binaries under test, programs in C
+//! - [`mount`]: models as files; [`mount_namespace`]: private mounts; [`hanging`]: files whose operations hang;
+//!   [`fuse`]: common parts of the FUSE file systems
+//! - [`registry`]: a registry with chosen faults; [`pulls`]: pulls in this process from such a registry
+//! - [`crash_disk`], [`faulty_disk`]: disks that lose unsynced data or fail; [`steps`]: operations on a store on
+//!   such a disk, with the files of [`samples`]; [`world`]: the expected and the actual content of a store
 //!
-//! What fails here panics with the reason: that is how a test says no.
+//! Functions panic with the reason when a test fails.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 pub mod command;
@@ -39,9 +39,9 @@ pub mod http;
 pub mod memory;
 pub mod mount;
 pub mod mount_namespace;
-pub mod offers;
 pub mod oracle;
 pub mod programs;
+pub mod pulls;
 pub mod raw_gguf;
 pub mod reader;
 pub mod samples;
@@ -51,4 +51,4 @@ pub mod verbs;
 pub mod wait;
 pub mod world;
 
-pub use blobd_fixtures::{model, places, registry};
+pub use blobd_fixtures::{model, registry, temp_dirs};

@@ -1,13 +1,13 @@
-//! What a process holds in memory, as the kernel counts it.
+//! Memory of a process, as the kernel counts it.
 
 use std::fs;
 use std::path::Path;
 
-/// A process's proportional share of the pages that it has mapped of files below `folder`, in
-/// bytes: a page that eight processes map counts an eighth for each.
+/// The proportional set size (PSS), in bytes, of a process's maps of files below `folder`: a page that eight
+/// processes map counts an eighth for each.
 ///
 /// # Panics
-/// When the process cannot be looked at.
+/// When the process cannot be inspected.
 #[must_use]
 pub fn shared_bytes(pid: u32, folder: &Path) -> u64 {
     let smaps = read(pid, "smaps");

@@ -11,7 +11,7 @@ use crate::command::{Blobd, run};
 use crate::daemon::TestDaemon;
 use crate::wait::eventually;
 
-/// `blobd mount` on a directory of its own beside the daemon's store; ended when dropped.
+/// `blobd mount` on a directory beside the daemon's store; ended when dropped.
 #[derive(Debug)]
 pub struct TestMount {
     child: Option<Child>,
@@ -19,11 +19,11 @@ pub struct TestMount {
 }
 
 impl TestMount {
-    /// Mounts and waits until the tree is there; `None`, with the reason printed, where this
-    /// machine cannot mount.
+    /// Mounts and waits until the files appear. Prints the reason and returns `None` if mounting is not
+    /// possible here.
     ///
     /// # Panics
-    /// When the machine could and `blobd` does not.
+    /// When mounting is possible and `blobd mount` fails.
     #[must_use]
     pub fn start(daemon: &TestDaemon) -> Option<Self> {
         let device = fs::File::options().read(true).write(true).open("/dev/fuse");
@@ -44,13 +44,13 @@ impl TestMount {
     /// Mounts again at the same place.
     ///
     /// # Panics
-    /// When it does not come.
+    /// When that fails.
     pub fn restart(&mut self, command: &Blobd) {
         let mut command = command.command();
         command.arg("mount").arg(&self.directory).stdout(std::process::Stdio::null());
         let stderr = fs::File::create(self.directory.with_extension("log")).expect("a log file");
         self.child = Some(command.stderr(stderr).spawn().expect("the mount starts"));
-        eventually("the mount comes", || {
+        eventually("the mount appears", || {
             let child = self.child.as_mut().expect("it was started");
             assert!(matches!(child.try_wait(), Ok(None)), "the mount has ended: {}", self.log());
             self.is_mounted()
@@ -63,13 +63,13 @@ impl TestMount {
         self.directory.join(path)
     }
 
-    /// Whether the tree is there.
+    /// Whether the file system is mounted.
     #[must_use]
     pub fn is_mounted(&self) -> bool {
         self.directory.join("ollama/blobs").is_dir()
     }
 
-    /// The process.
+    /// The process ID.
     ///
     /// # Panics
     /// When it is not running.
@@ -78,7 +78,7 @@ impl TestMount {
         self.child.as_ref().expect("the mount is running").id()
     }
 
-    /// What it has complained about.
+    /// Its standard error.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.directory.with_extension("log")).unwrap_or_default()
@@ -99,10 +99,10 @@ impl TestMount {
         status.unwrap_or_else(|| ExitStatus::from_raw(0))
     }
 
-    /// Waits until the directory is what it was: empty, and usable again.
+    /// Waits until the directory is empty and usable again.
     ///
     /// # Panics
-    /// When it does not become that.
+    /// When the deadline passes.
     pub fn is_left_clean(&self) {
         eventually("the directory is usable again", || is_empty(&self.directory));
     }

@@ -1,22 +1,21 @@
-//! A mount namespace of the program's own: what it mounts is seen by nobody else.
+//! A private mount namespace: other programs do not see what is mounted in it.
 
 use std::env;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Why nothing can be mounted; none if it can. `devices` must be there.
+/// Enters a private mount namespace; returns the reason if that is not possible. `devices` must exist.
 ///
-/// The program starts itself anew in a mount namespace of its own, with `marker` in its environment, and
-/// does not come back from here. So its mounts end with the last of its processes, even if this one is
-/// killed.
+/// The program restarts itself in the namespace with `marker` in its environment; then this function does not
+/// return. The mounts disappear with the last process in the namespace, even if this one is killed.
 #[must_use]
 pub fn enter(marker: &str, devices: &[&str]) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("mounting takes root".to_owned());
     }
     if let Some(device) = devices.iter().find(|device| !Path::new(device).exists()) {
-        return Some(format!("{device} is not there"));
+        return Some(format!("{device} does not exist"));
     }
     if env::var_os(marker).is_some() {
         return None;
@@ -24,7 +23,7 @@ pub fn enter(marker: &str, devices: &[&str]) -> Option<String> {
     match Command::new("unshare").args(["--mount", "true"]).output() {
         Err(error) => return Some(format!("unshare: {error}; Debian has it in util-linux")),
         Ok(run) if !run.status.success() => {
-            return Some("a mount namespace of its own is not allowed here".to_owned());
+            return Some("a private mount namespace is not allowed here".to_owned());
         }
         Ok(_) => {}
     }

@@ -1,6 +1,6 @@
-//! An opinion of its own: digests and GGUF tensors as found without any code of the product.
+//! Digests and tensors of GGUF files, computed without code of blobd.
 //!
-//! The reader is for files that the tests make: little-endian, known types, nothing hostile.
+//! The reader supports only files that the tests make: little-endian, known types, well-formed.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -37,7 +37,7 @@ fn hex(bytes: &[u8]) -> String {
 /// Where each tensor's bytes are in a GGUF file, by name.
 ///
 /// # Panics
-/// When the file is none that this reader knows.
+/// When this reader does not support the file.
 #[must_use]
 pub fn tensor_ranges(file: &[u8]) -> BTreeMap<String, Range<usize>> {
     let mut cursor = Cursor { file, at: 8 };

@@ -1,4 +1,4 @@
-//! Finds the programs under test: they lie beside the test's own executable.
+//! Finds the programs under test, which are beside the test's own executable.
 
 use std::env;
 use std::fs;
@@ -34,14 +34,14 @@ pub fn test_client() -> PathBuf {
     profile_dir().join("test-client")
 }
 
-/// Whether a program could not be started because there is none that may be run: none is found, or
-/// one lies where this user may not look or may not run it.
+/// Whether a program could not be started because it is not found, or because this user may not access or run
+/// it.
 #[must_use]
 pub fn is_unavailable(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
 }
 
-/// `target/debug` or the like: tests run from `deps` or `examples` below it.
+/// The directory of the profile, such as `target/debug`. Tests run from `deps` or `examples` in it.
 fn profile_dir() -> PathBuf {
     let executable = env::current_exe().expect("a process knows its executable");
     let directory = executable.parent().expect("an executable lies in a directory");
@@ -49,8 +49,8 @@ fn profile_dir() -> PathBuf {
     if is_below { directory.parent().unwrap_or(directory) } else { directory }.to_path_buf()
 }
 
-/// Whether no source of the binary is newer. Cargo lists the sources of the workspace beside it, in the form
-/// of a makefile's rule.
+/// Whether no source of the binary is newer than it. Cargo lists the sources beside the binary as a makefile
+/// rule.
 fn is_fresh(binary: &Path) -> bool {
     let Some(built) = modified(binary) else { return false };
     let Ok(rule) = fs::read_to_string(binary.with_extension("d")) else { return false };
@@ -72,7 +72,7 @@ fn build_blobd() {
     let profile = if name == "debug" { "dev" } else { name };
     let target = profile_dir.parent().expect("a profile's directory lies in the target directory");
     let mut cargo = Command::new(env!("CARGO"));
-    // What cargo tells the test about its package would make it build some dependencies anew.
+    // Cargo's variables for the test's package would make it rebuild some dependencies.
     let is_of_the_test = |name: &str| {
         let prefixes = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_TARGET_TMPDIR"];
         prefixes.iter().any(|prefix| name.starts_with(prefix))
@@ -91,7 +91,7 @@ fn build_blobd() {
         Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
         Err(error) => error.to_string(),
     };
-    // A source that was saved half-way while the tests run is no reason not to run them.
+    // The tests run even if the sources do not compile, for instance because one is being edited.
     assert!(profile_dir.join("blobd").is_file(), "cargo build -p blobd: {problem}");
     eprintln!("the blobd under test may be older than its sources: {problem}");
 }

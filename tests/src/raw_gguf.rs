@@ -1,15 +1,15 @@
-//! GGUF headers written byte by byte, however wrong they are.
+//! GGUF headers written byte by byte, so that they may be malformed in any way.
 
-/// A header: two counts, which may lie, and what follows them. Version 3, little-endian.
+/// A little-endian header of version 3. Its two counts may be wrong.
 #[derive(Clone, Debug)]
 pub struct RawGguf {
     /// The first four bytes.
     pub magic: [u8; 4],
     /// The version.
     pub version: u32,
-    /// How many tensors there should be.
+    /// The declared number of tensors.
     pub tensor_count: u64,
-    /// How many metadata keys there should be.
+    /// The declared number of metadata keys.
     pub key_count: u64,
     /// The metadata entries as bytes.
     pub keys: Vec<u8>,
@@ -40,7 +40,7 @@ pub mod id {
 }
 
 impl RawGguf {
-    /// A header with nothing in it.
+    /// An empty header.
     #[must_use]
     pub fn new() -> Self {
         let (keys, tensors) = (Vec::new(), Vec::new());
@@ -75,7 +75,7 @@ impl RawGguf {
         self
     }
 
-    /// Adds bytes where the next metadata entry would stand.
+    /// Adds bytes in place of the next metadata entry.
     #[must_use]
     pub fn key_bytes(mut self, bytes: impl AsRef<[u8]>) -> Self {
         self.keys.extend(bytes.as_ref());
@@ -94,7 +94,7 @@ impl RawGguf {
         bytes
     }
 
-    /// The header, padded to 32 bytes, and `data` behind it.
+    /// The header, padded to 32 bytes, followed by `data`.
     #[must_use]
     pub fn with_data(&self, data: &[u8]) -> Vec<u8> {
         let mut bytes = self.bytes();
@@ -110,7 +110,7 @@ impl Default for RawGguf {
     }
 }
 
-/// A string with its length in front.
+/// A string preceded by its length.
 #[must_use]
 pub fn string(text: impl AsRef<[u8]>) -> Vec<u8> {
     let text = text.as_ref();

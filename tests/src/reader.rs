@@ -1,4 +1,4 @@
-//! Client processes, as many as a test wants.
+//! Client processes.
 
 use std::io::{BufReader, Read as _, Write as _};
 use std::path::Path;
@@ -14,7 +14,7 @@ pub struct Reader {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// What it said when it had mapped everything: `tensors` and `fds`.
+    /// Its first line of JSON, with `tensors` and `fds`, after it has mapped everything.
     pub opened: Json,
 }
 
@@ -28,8 +28,8 @@ impl Reader {
         Self::try_open(&[], socket, &[model]).unwrap_or_else(|(code, error)| panic!("exit {code}: {error}"))
     }
 
-    /// The same under another program, such as `sh -c 'ulimit …'`, with further arguments; when
-    /// it cannot open the model, its exit code and what it complained about.
+    /// The same, started by another program, such as `sh -c 'ulimit …'`, with further arguments. If it cannot
+    /// open the model, returns its exit code and standard error.
     ///
     /// # Errors
     /// Exit code and standard error.
@@ -55,7 +55,7 @@ impl Reader {
         }
     }
 
-    /// Its process.
+    /// Its process ID.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -64,7 +64,7 @@ impl Reader {
     /// Reads every mapped byte; returns the SHA-256 of all tensors in file order.
     ///
     /// # Panics
-    /// When the process has died, of a map that is gone for instance.
+    /// When the process has died, for instance because a map is gone.
     pub fn touch(&mut self) -> String {
         let answer = self.tell("touch");
         answer["sha256"].as_str().expect("a digest").to_owned()
@@ -87,7 +87,7 @@ impl Reader {
         self.child.kill().expect("the client is alive");
     }
 
-    /// Has it do one of the other things that it can, and returns its answer.
+    /// Sends it one of its other commands and returns the response.
     ///
     /// # Panics
     /// When the process has died.

@@ -1,4 +1,4 @@
-//! The names and files that tests of crashes and faults put into a store, by their numbers.
+//! The names and files that tests of crashes and faults store, by number.
 
 use std::sync::OnceLock;
 
@@ -8,33 +8,34 @@ use blobd_store_format::reference::Reference;
 
 use crate::model::{ModelFile, noise};
 
-/// The names that models have: two share a directory, one has directories of its own.
+/// The models' names: two share a directory, one has its own directories.
 pub const NAMES: [&str; 3] = ["a", "a:2", "me/c:1"];
 
 /// A model file.
 #[derive(Debug)]
-pub struct SomeFile {
+pub struct SampleFile {
     /// Its digest.
     pub digest: Digest,
-    /// It.
+    /// Its content.
     pub bytes: Vec<u8>,
 }
 
-/// Without any tensors.
+/// A file without tensors.
 pub const EMPTY: usize = 4;
-/// With a tensor that is large enough for a pull to take it from a relative.
+/// A file with a tensor that is large enough for a pull to reuse it from a related model.
 pub const LARGE: usize = 5;
-/// The same but for a small tensor.
+/// The same with another small tensor.
 pub const LARGE_RELATIVE: usize = 6;
-/// With more blobs than are published at once.
+/// A file with more blobs than are published at once.
 pub const MANY: usize = 7;
-/// No GGUF file but one that is pulled beside the empty one, and stored as it is. It cannot be imported.
+/// A file that is not GGUF, which cannot be imported. It is pulled together with the empty one and stored
+/// whole.
 pub const WHOLE: usize = 8;
 
-/// Small files, of which the first four share tensors: with a few blobs, which are synced one by one,
-/// with a dozen, for which the file system is, and with so many that they are published in groups.
-pub fn files() -> &'static [SomeFile] {
-    static FILES: OnceLock<Vec<SomeFile>> = OnceLock::new();
+/// Small files, of which the first four share tensors. Some have few blobs, which are synced one by one; some
+/// have a dozen, for which `syncfs` is used; one has so many that they are published in groups.
+pub fn files() -> &'static [SampleFile] {
+    static FILES: OnceLock<Vec<SampleFile>> = OnceLock::new();
     FILES.get_or_init(|| {
         let base = ModelFile::dense_of(1, 1, 32);
         let files = [
@@ -48,15 +49,15 @@ pub fn files() -> &'static [SomeFile] {
             of_many_tensors(),
         ];
         let whole = noise(1, "whole", WHOLE_BYTES);
-        let file = |bytes: Vec<u8>| SomeFile { digest: Digest::of(&bytes), bytes };
+        let file = |bytes: Vec<u8>| SampleFile { digest: Digest::of(&bytes), bytes };
         files.iter().map(ModelFile::bytes).chain([whole]).map(file).collect()
     })
 }
 
-/// More than is fetched into memory at once.
+/// More than a pull fetches into memory at once.
 const WHOLE_BYTES: usize = 300 << 10;
 
-/// The weights of a file's model, which most files are themselves.
+/// The weights of a file's model; for most files, the file itself.
 #[must_use]
 pub fn weights(file: usize) -> &'static [u8] {
     &files()[if file == WHOLE { EMPTY } else { file }].bytes

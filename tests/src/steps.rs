@@ -1,4 +1,4 @@
-//! What tests of crashes and faults do to a store, and what each step should make of it.
+//! The operations on a store in tests of crashes and faults, and their expected outcomes.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -13,11 +13,11 @@ use blobd_client::protocol::request::{
 use blobd_store::{Ingest, Store};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::offers;
+use crate::pulls;
 use crate::samples::{files, reference};
 use crate::world::{Key, World};
 
-/// One thing that is done to a store. Names and files are given by their number.
+/// One operation on a store. Names and files are given by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the verbs and their operands")]
 pub enum Step {
@@ -29,7 +29,7 @@ pub enum Step {
         file: usize,
         name: usize,
     },
-    /// A pull that breaks, and one that goes on with what it has left.
+    /// A pull that is interrupted, and one that resumes it.
     PullInTwoParts {
         file: usize,
         name: usize,
@@ -42,7 +42,7 @@ pub enum Step {
         name: usize,
     },
     /// `rm --keep`.
-    PutAside {
+    MoveToTrash {
         name: usize,
     },
     Undelete {
@@ -53,37 +53,37 @@ pub enum Step {
         pinned: bool,
     },
     Collect,
-    /// A transaction that ends before it is committed.
+    /// A transaction that is dropped before the commit.
     Abandon {
         file: usize,
     },
 }
 
-/// What may come of a step.
+/// The possible outcomes of a step.
 #[derive(Clone, Debug, Default)]
 pub struct Outcomes {
-    /// If it succeeds.
+    /// The possible contents of the store after success.
     pub worlds: Vec<World>,
-    /// What it may be refused with; nothing has changed then.
+    /// The possible errors of a refusal, after which nothing has changed.
     pub refusals: Vec<ErrorCode>,
 }
 
 impl Step {
-    /// Does it.
+    /// Executes the step.
     ///
     /// # Errors
-    /// What a client would be told.
+    /// The error that a client would get.
     pub fn take(self, store: &Arc<Store>) -> Result<(), ErrorBody> {
         let done = match self {
             Self::Import { file, name } => import(store, file, name),
-            Self::Pull { file, name } => offers::pull(store, file, &reference(name)),
-            Self::PullInTwoParts { file, name } => offers::pull_in_two_parts(store, file, &reference(name)),
+            Self::Pull { file, name } => pulls::pull(store, file, &reference(name)),
+            Self::PullInTwoParts { file, name } => pulls::pull_in_two_parts(store, file, &reference(name)),
             Self::Tag { source, target } => {
                 let params = TagParams { source: reference(source), target: reference(target) };
                 ops::tag(store, &params).map(|_| ())
             }
             Self::Remove { name } => remove(store, name, None),
-            Self::PutAside { name } => remove(store, name, Some(1 << 20)),
+            Self::MoveToTrash { name } => remove(store, name, Some(1 << 20)),
             Self::Undelete { name } => {
                 ops::undelete(store, &UndeleteParams { reference: reference(name) }).map(|_| ())
             }
@@ -96,7 +96,7 @@ impl Step {
         done.map_err(|error| error.body())
     }
 
-    /// What should come of it.
+    /// The expected outcomes.
     #[must_use]
     pub fn outcomes(self, before: &World) -> Outcomes {
         match self {
@@ -107,14 +107,14 @@ impl Step {
                 0 => Outcomes::refused(ErrorCode::NotFound),
                 file => Outcomes::done(before.with(Key::Tag(target), file)),
             },
-            Self::Remove { name } | Self::PutAside { name } if before.get(Key::Tag(name)) == 0 => {
+            Self::Remove { name } | Self::MoveToTrash { name } if before.get(Key::Tag(name)) == 0 => {
                 Outcomes::refused(ErrorCode::NotFound)
             }
-            Self::Remove { name } | Self::PutAside { name } if before.get(Key::Pin(name)) == 1 => {
+            Self::Remove { name } | Self::MoveToTrash { name } if before.get(Key::Pin(name)) == 1 => {
                 Outcomes::refused(ErrorCode::Denied)
             }
             Self::Remove { name } => Outcomes::done(before.with(Key::Tag(name), 0)),
-            Self::PutAside { name } => put_aside(before, name),
+            Self::MoveToTrash { name } => move_to_trash(before, name),
             Self::Undelete { name } => undelete(before, name),
             Self::Pin { name, .. } if before.get(Key::Tag(name)) == 0 => {
                 Outcomes::refused(ErrorCode::NotFound)
@@ -124,7 +124,7 @@ impl Step {
         }
     }
 
-    /// What is certain once it has succeeded, even if it looked so before.
+    /// The fact that is durable after success, even if its value did not change.
     #[must_use]
     pub const fn subject(self) -> Option<Key> {
         match self {
@@ -133,7 +133,7 @@ impl Step {
             | Self::PullInTwoParts { name, .. }
             | Self::Tag { target: name, .. }
             | Self::Remove { name }
-            | Self::PutAside { name }
+            | Self::MoveToTrash { name }
             | Self::Undelete { name } => Some(Key::Tag(name)),
             Self::Pin { name, .. } => Some(Key::Pin(name)),
             Self::Collect | Self::Abandon { .. } => None,
@@ -151,8 +151,9 @@ impl Outcomes {
     }
 }
 
-/// A record is named by its content, and times are in seconds: two of one model may be the same.
-fn put_aside(before: &World, name: usize) -> Outcomes {
+/// A record's name is made from its content, with times in seconds: two records of one model may be the same
+/// file.
+fn move_to_trash(before: &World, name: usize) -> Outcomes {
     let gone = before.with(Key::Tag(name), 0);
     let record = Key::Trash(name, before.get(Key::Tag(name)) - 1);
     let count = before.get(record);
@@ -161,7 +162,7 @@ fn put_aside(before: &World, name: usize) -> Outcomes {
     outcomes
 }
 
-/// The record that is the newest, which within one second may be any.
+/// Takes the newest record. Of several within one second it may be any.
 fn undelete(before: &World, name: usize) -> Outcomes {
     let mut outcomes = Outcomes::default();
     let tagged = before.get(Key::Tag(name));

@@ -1,4 +1,4 @@
-//! A store's directory, looked at from outside.
+//! Reads a store's directory without code of blobd.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -10,8 +10,7 @@ use crate::oracle::sha256_of;
 /// Files below a directory: mode, modification time in nanoseconds and digest of each.
 pub type Snapshot = BTreeMap<PathBuf, (u32, i64, String)>;
 
-/// Asserts that every blob is a whole, read-only file with the digest that it is named by;
-/// returns the digests.
+/// Asserts that every blob is a read-only file with the digest in its name; returns the digests.
 ///
 /// # Panics
 /// When one is not.
@@ -28,7 +27,7 @@ pub fn check_blobs(root: &Path) -> Vec<String> {
     names(&root.join("blobs")).into_iter().map(check).collect()
 }
 
-/// Asserts that nothing is in the store and nothing is left of what did not get in.
+/// Asserts that the store is empty, without leftovers of failed operations.
 ///
 /// # Panics
 /// When something is.
@@ -38,7 +37,7 @@ pub fn check_empty(root: &Path) {
     }
 }
 
-/// Removes downloads that could be resumed, of which none is in progress.
+/// Removes unfinished downloads, of which none must be in progress.
 ///
 /// # Panics
 /// When they cannot be removed.
@@ -49,7 +48,7 @@ pub fn forget_downloads(root: &Path) {
     }
 }
 
-/// What lies in `staging/`.
+/// The names in `staging/`.
 ///
 /// # Panics
 /// When it cannot be listed.
@@ -58,17 +57,14 @@ pub fn staged(root: &Path) -> Vec<String> {
     names(&root.join("staging"))
 }
 
-/// The only blob that is there.
-///
-/// # Panics
-/// When there are more or none.
+/// The path of a blob in the store `root`.
 #[must_use]
 pub fn blob_path(root: &Path, digest: &str) -> PathBuf {
     root.join("blobs").join(digest.replace(':', "-"))
 }
 
-/// Inverts the bits of one byte of a file, as a disk may do: the file stays the same inode, and
-/// whoever has it mapped sees that.
+/// Inverts the bits of one byte of a file, as a faulty disk may do: the inode stays the same, and processes
+/// that have it mapped see the change.
 ///
 /// # Panics
 /// When there is no such byte.
@@ -98,7 +94,7 @@ pub fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Everything below a directory, to see later that nothing was touched.
+/// Everything below a directory, for a later comparison.
 ///
 /// # Panics
 /// When something cannot be read.
@@ -120,8 +116,8 @@ pub fn snapshot(directory: &Path) -> Snapshot {
     files
 }
 
-/// What the files below a directory take on disk, in bytes; nothing if it is not there. A file that
-/// is removed or replaced meanwhile counts or does not.
+/// The space on disk, in bytes, of the files below a directory; 0 if it does not exist. A file that is
+/// removed or replaced at the same time may or may not count.
 #[must_use]
 pub fn allocated_bytes(directory: &Path) -> u64 {
     let mut blocks = 0;

@@ -1,9 +1,9 @@
-//! Waiting for what another process does: by looking, until a deadline, never by a fixed sleep.
+//! Waits for another process by polling until a deadline, never by a fixed sleep.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How long anything may take before a test gives up. Only a failing test waits as long.
+/// The time limit of every wait. Only a failing test waits that long.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Waits until `condition` holds.

@@ -1,4 +1,4 @@
-//! What is in a store: as it should be, as it may be after a crash, and as it is.
+//! The content of a store: the expected one, the ones permitted after a crash, and the actual one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,15 +21,15 @@ pub enum Key {
     Trash(usize, usize),
 }
 
-/// All facts about a store; what is not listed is 0.
+/// All facts about a store; a fact that is not listed is 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct World(BTreeMap<Key, usize>);
 
 impl World {
-    /// Looks at a store.
+    /// Reads the facts from a store.
     ///
     /// # Panics
-    /// When something in it cannot be read or is not what a test has put there.
+    /// When something in it cannot be read or was not stored by a test.
     #[must_use]
     pub fn observe(store: &Store) -> Self {
         let mut world = Self::default();
@@ -54,7 +54,7 @@ impl World {
         self.0.get(&key).copied().unwrap_or_default()
     }
 
-    /// The same world but for one fact.
+    /// The same world with one fact changed.
     #[must_use]
     pub fn with(&self, key: Key, value: usize) -> Self {
         let mut world = self.clone();
@@ -71,18 +71,18 @@ impl World {
     }
 }
 
-/// What may be found after a power cut: for each fact the values that were not promised to be gone.
+/// The worlds that are permitted after a power cut: the permitted values of each fact.
 #[derive(Clone, Debug, Default)]
 pub struct Allowed(BTreeMap<Key, BTreeSet<usize>>);
 
 impl Allowed {
-    /// This world and no other.
+    /// Permits only this world.
     #[must_use]
     pub fn only(world: &World) -> Self {
         Self(world.0.iter().map(|(key, value)| (*key, BTreeSet::from([*value]))).collect())
     }
 
-    /// A step was on its way from one world to another when it was interrupted.
+    /// Permits both worlds, because a step from `before` to `after` was interrupted.
     pub fn widen(&mut self, before: &World, after: &World) {
         for key in before.differences(after) {
             let values = self.0.entry(key).or_insert_with(|| BTreeSet::from([0]));
@@ -90,17 +90,17 @@ impl Allowed {
         }
     }
 
-    /// A step that was acknowledged has led from one world to another.
+    /// Permits only `after` in the facts that an acknowledged step has changed, and in its `subject`.
     pub fn settle(&mut self, before: &World, after: &World, subject: Option<Key>) {
         for key in before.differences(after).into_iter().chain(subject) {
             self.0.insert(key, BTreeSet::from([after.get(key)]));
         }
     }
 
-    /// Asserts that what is found may be.
+    /// Asserts that a world is permitted.
     ///
     /// # Panics
-    /// When it may not.
+    /// When it is not.
     pub fn check(&self, found: &World) {
         let none = BTreeSet::from([0]);
         for key in self.0.keys().chain(found.0.keys()) {
@@ -114,13 +114,13 @@ impl Allowed {
     }
 }
 
-/// Asserts that a store that rests keeps its promises: every blob is what its name says, every model
-/// is whole and comes back bit for bit, what is in the trash is whole, nothing is staged, and the
-/// books say what is on disk.
+/// Asserts the invariants of an idle store: every blob has the digest in its name, every model is complete
+/// and is exported bit for bit, everything in the trash is complete, nothing is staged, and the counts of
+/// used space are those of the disk.
 ///
 /// # Panics
-/// When it does not.
-pub fn check_promises(verbs: &InProcess) {
+/// When one does not hold.
+pub fn check_invariants(verbs: &InProcess) {
     let (store, root) = (&verbs.store, verbs.root());
     check_blobs(root);
     assert_eq!(staged(root), [""; 0]);
@@ -140,8 +140,7 @@ pub fn check_promises(verbs: &InProcess) {
     assert_eq!(verbs.usage().unwrap().physical_bytes, on_disk, "physical bytes");
 }
 
-/// Asserts that a collection works and leaves nothing that could be collected, once downloads that
-/// nobody has gone on with are given up.
+/// Asserts that a collection succeeds and leaves nothing to collect, after unfinished downloads were removed.
 ///
 /// # Panics
 /// When it does not.
@@ -153,13 +152,13 @@ pub fn check_collection(verbs: &InProcess) {
     verbs.gc(false).unwrap_or_else(|error| panic!("gc: {error}"));
     assert_eq!(World::observe(&verbs.store), before, "after gc");
     assert_eq!(verbs.usage().unwrap().reclaimable_bytes, 0, "after gc");
-    check_promises(verbs);
+    check_invariants(verbs);
 }
 
 fn check_whole(store: &Store, tag: &Reference, manifest: &Manifest) {
     for file in manifest.files() {
         let has = store.has_file(file).unwrap_or_else(|error| panic!("{}: {error}", tag.short()));
-        assert!(has, "{}: {} is not whole", tag.short(), file.digest);
+        assert!(has, "{}: {} is not complete", tag.short(), file.digest);
     }
 }
 
@@ -170,7 +169,7 @@ fn number_of(tag: &Reference) -> usize {
 
 fn file_of(manifest: &Manifest) -> usize {
     let digests = manifest.digests();
-    // The last: a model with a file that is no GGUF file has one that is.
+    // The last one, because a model with a file that is not GGUF also has one that is.
     let found = files().iter().rposition(|file| digests.contains(&file.digest));
     found.unwrap_or_else(|| panic!("{}: none of the files", manifest.digest()))
 }

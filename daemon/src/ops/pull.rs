@@ -193,7 +193,7 @@ impl Incoming<'_> {
         let Some(descriptor) = self.present(file)? else { return Ok(None) };
         let facts = match self.stored_facts(&descriptor) {
             // It is missing from now on, and is fetched with the file.
-            Err(OpError::Damaged { digest, .. }) if self.set_aside_if_damaged(digest)? => return Ok(None),
+            Err(OpError::Damaged { digest, .. }) if self.quarantine_if_damaged(digest)? => return Ok(None),
             facts => facts?,
         };
         self.present_bytes += file.size();
@@ -291,8 +291,8 @@ impl Incoming<'_> {
     }
 
     /// Moves a blob to quarantine unless its content has the digest that it is named by.
-    fn set_aside_if_damaged(&self, digest: Digest) -> Result<bool, OpError> {
-        let place = self.ingest.store().set_aside_if_damaged(digest)?;
+    fn quarantine_if_damaged(&self, digest: Digest) -> Result<bool, OpError> {
+        let place = self.ingest.store().quarantine_if_damaged(digest)?;
         if let Some(place) = &place {
             tracing::warn!("blob {digest}: damaged; moved to {}", place.display());
         }

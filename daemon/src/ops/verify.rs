@@ -78,8 +78,8 @@ fn finding(store: &Store, digest: Digest, verdict: Verdict) -> Option<Finding> {
         Verdict::Unreadable { reason } => {
             (Damage::Unreadable, format!("cannot be read ({reason}); it may be undamaged"))
         }
-        Verdict::Bad { reason, set_aside: Ok(()) } => (Damage::Lost, reason),
-        Verdict::Bad { reason, set_aside: Err(error) } => {
+        Verdict::Bad { reason, quarantined: Ok(()) } => (Damage::Lost, reason),
+        Verdict::Bad { reason, quarantined: Err(error) } => {
             (Damage::NotQuarantined, format!("{reason}; it cannot be moved to quarantine: {error}"))
         }
     };

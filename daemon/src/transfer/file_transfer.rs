@@ -124,7 +124,7 @@ impl Transfer<'_> {
         let claimed =
             self.refetched.iter().filter(|candidate| blobs.get(candidate.blob) == Some(&candidate.digest));
         for candidate in claimed {
-            if let Some(place) = store.set_aside_if_damaged(candidate.digest)? {
+            if let Some(place) = store.quarantine_if_damaged(candidate.digest)? {
                 tracing::warn!("blob {}: damaged, moved to {}", candidate.digest, place.display());
             }
         }

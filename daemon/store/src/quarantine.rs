@@ -65,7 +65,7 @@ impl Store {
     }
 
     /// Reads a blob and moves it to quarantine if its digest is wrong; returns its new path.
-    pub fn set_aside_if_damaged(&self, digest: Digest) -> Result<Option<Place>, StoreError> {
+    pub fn quarantine_if_damaged(&self, digest: Digest) -> Result<Option<Place>, StoreError> {
         let mut file = match self.open_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(None),
             opened => opened?,

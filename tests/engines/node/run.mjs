@@ -1,5 +1,5 @@
 // Completes a prompt with llama.cpp, greedily: `node run.mjs MODEL.gguf PROMPT [TOKENS]`. Like every engine
-// here it prints `ready PID "TEXT"`, then holds the weights until its standard input ends.
+// here, it prints `ready PID "TEXT"`, then keeps the weights loaded until its standard input ends.
 import { getLlama, LlamaCompletion } from "node-llama-cpp";
 
 const [modelPath, prompt, tokens = "24"] = process.argv.slice(2);

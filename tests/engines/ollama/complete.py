@@ -1,7 +1,7 @@
 """Completes a prompt with Ollama: `python3 complete.py OLLAMA MODELS NAME PROMPT [MODEL.gguf]`.
 
-MODELS is a directory of Ollama's; with a model's file, one that is made with a copy of it. Like every
-engine here it prints `ready PID "TEXT"`, then holds the weights until its standard input ends.
+MODELS is a models directory for Ollama. With a model file, the directory is created with a copy of it. Like every
+engine here, it prints `ready PID "TEXT"`, then keeps the weights loaded until its standard input ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 def complete(host: str, name: str, prompt: str) -> str:
-    """What Ollama goes on with, greedily and without a template, once it listens."""
+    """The completion of the prompt, greedily and without a template."""
     options = {"temperature": 0, "num_predict": 24, "num_ctx": 256, "num_thread": 1, "use_mmap": True}
     body = {"model": name, "prompt": prompt, "raw": True, "stream": False, "options": options}
     request = Request(f"http://{host}/api/generate", json.dumps(body).encode())
@@ -50,7 +50,7 @@ def wait_for(host: str) -> None:
 
 
 def runner_of(server: int) -> int:
-    """The process that has the weights: the server's child."""
+    """The process with the weights: the server's child."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])

@@ -1,10 +1,10 @@
-"""Completes a prompt with llama.cpp's C interface on a model that is open, greedily, without a file:
+"""Completes a prompt greedily with llama.cpp's C interface, on a model that is opened through blobd, without a file:
 `llama.py FOLDER MODEL|FILE.gguf PROMPT [TOKENS]`.
 
-FOLDER has libllama and libggml. The metadata come from the contiguous view by `gguf_init_from_buffer`;
-`llama_model_init_from_user` asks for each tensor, which is pointed at the view. Tensors that llama.cpp
-wants repacked are given as a copy: that is llama.cpp's own. Like every engine here it prints
-`ready PID "TEXT"`, then holds the weights until its standard input ends.
+FOLDER contains libllama and libggml. `gguf_init_from_buffer` reads the metadata from the contiguous view;
+`llama_model_init_from_user` requests each tensor, whose pointer is set into the view. Tensors that llama.cpp repacks
+are copied by it. Like every engine here, it prints `ready PID "TEXT"`, then keeps the weights loaded until its
+standard input ends.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import blobd
 
 
 class Parameters(ctypes.Structure):
-    """A structure of parameters as it comes, by value; larger than any version's."""
+    """An opaque structure of parameters, passed by value; larger than that of any version."""
 
     _fields_ = [("words", c_int64 * 64)]
 
@@ -61,13 +61,13 @@ def load(folder: str):
 
 @contextlib.contextmanager
 def image(name: str):
-    """Where in memory a GGUF lies, and its size: a model's, or for a path with a `/` a plain file's."""
+    """The address and size of a GGUF file in memory: of a model, or, for a path with a `/`, of a plain file."""
     if "/" not in name:
         with blobd.open(name) as model, model.contiguous() as gguf:
             yield gguf.address, gguf.size
         return
     with open(name, "rb") as file:
-        # Never written to, but only of memory that could be does ctypes tell the address.
+        # Never written to, but ctypes gives the address only of writable memory.
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     yield ctypes.addressof(ctypes.c_char.from_buffer(content)), len(content)
 

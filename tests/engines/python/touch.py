@@ -1,7 +1,7 @@
 """Maps every tensor of a model through blobd's socket and reads every page: `touch.py MODEL`.
 
-What any engine does that computes on the maps, and no more. Like every engine here it prints
-`ready PID "TEXT"`, then holds the weights until its standard input ends.
+Accesses the maps like an engine, without computing. Like every engine here, it prints `ready PID "TEXT"`, then keeps
+the weights loaded until its standard input ends.
 """
 
 import json

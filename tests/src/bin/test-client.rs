@@ -1,13 +1,12 @@
-//! A client process: opens a model, maps all of it, and does what it is told line by line.
+//! A client process: opens a model, maps all of it, and executes commands from standard input.
 //!
-//! `test-client SOCKET MODEL [PREFIX]`; then on standard input `touch` reads every mapped byte
-//! and answers with their digest, `close` ends the lease and keeps the maps; the end of input
-//! ends the process. `attack` tries to change the model through every descriptor, and answers with
-//! what came of it; `lock` locks them all; `pass PATH` hands them to a process that listens there.
+//! `test-client SOCKET MODEL [PREFIX]` reads one command per line: `touch` reads every mapped byte and prints
+//! their digest; `close` ends the lease and keeps the maps; `attack` tries to change the model through every
+//! descriptor and prints the outcomes; `lock` locks all descriptors; `pass PATH` sends them to a process that
+//! listens at PATH. The process ends with its input.
 //!
-//! `test-client --hold SOCKET COUNT` connects so many times, says what became of it, and keeps the
-//! connections until its input ends. `test-client --lease SOCKET MODEL COUNT` opens the model so many times
-//! instead.
+//! `test-client --hold SOCKET COUNT` connects so many times, prints how many connections succeeded, and keeps
+//! them until its input ends. `test-client --lease SOCKET MODEL COUNT` opens the model so many times instead.
 #![allow(clippy::print_stdout)]
 
 use std::error::Error;
@@ -74,7 +73,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Opens a model again and again and keeps the leases, but no descriptor.
+/// Opens a model repeatedly and keeps the leases.
 fn lease(socket: &str, model: &str, count: usize) -> Result<(), Box<dyn Error>> {
     let limit = Rlimit { current: getrlimit(Resource::Nofile).maximum, ..getrlimit(Resource::Nofile) };
     setrlimit(Resource::Nofile, limit)?;
@@ -104,7 +103,7 @@ fn touch(maps: &[TensorMap]) -> Result<Json, Box<dyn Error>> {
     Ok(json!({ "bytes": bytes, "sha256": sha256_of(&mut all) }))
 }
 
-/// What every way to change a blob comes to, by its name: `ok`, or the error.
+/// Tries every way to change a blob. Returns for each its outcome: `ok`, or the error.
 fn attack(model: &OpenModel) -> Json {
     let mut outcomes = serde_json::Map::new();
     for fd in (0..).map_while(|number| model.fd(number)) {
@@ -118,7 +117,7 @@ fn attack(model: &OpenModel) -> Json {
             ("chmod", fs::fchmod(fd, Mode::RWXU)),
             ("chown", fs::fchown(fd, Some(rustix::process::getuid()), None)),
             ("reopen", fs::open(&path, write, Mode::empty()).map(drop)),
-            ("truncate anew", fs::open(&path, write | OFlags::TRUNC, Mode::empty()).map(drop)),
+            ("open and truncate", fs::open(&path, write | OFlags::TRUNC, Mode::empty()).map(drop)),
             ("open by name", fs::open(&target, write, Mode::empty()).map(drop)),
             ("unlink", fs::unlink(&target)),
             ("attribute", fs::fsetxattr(fd, "user.x", b"x", XattrFlags::empty())),
@@ -130,7 +129,7 @@ fn attack(model: &OpenModel) -> Json {
     outcomes.into()
 }
 
-/// Locks every descriptor in both manners there are.
+/// Locks every descriptor with `flock` and with `fcntl`.
 fn lock(model: &OpenModel) -> Json {
     let fds = || (0..).map_while(|number| model.fd(number));
     let flocked = fds().filter(|fd| fs::flock(fd, FlockOperation::NonBlockingLockExclusive).is_ok()).count();
@@ -138,7 +137,7 @@ fn lock(model: &OpenModel) -> Json {
     json!({ "flocked": flocked, "locked": locked })
 }
 
-/// Passes as many descriptors as go into one message to somebody else.
+/// Sends as many descriptors as fit into one message to another process.
 fn pass(model: &OpenModel, path: &str) -> Result<Json, Box<dyn Error>> {
     let fds: Vec<_> =
         (0..MAX_FDS_PER_BATCH).map_while(|number| model.fd(u32::try_from(number).ok()?)).collect();
@@ -146,12 +145,12 @@ fn pass(model: &OpenModel, path: &str) -> Result<Json, Box<dyn Error>> {
     Ok(json!({ "passed": fds.len() }))
 }
 
-/// Connects until there is nothing left to connect with.
+/// Connects `count` times, or until the limit of open files is reached.
 fn hold(socket: &str, count: usize) -> Result<(), Box<dyn Error>> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
     let held: Vec<_> = (0..count).map_while(|_| UnixStream::connect(socket).ok()).collect();
-    // The daemon has answered all of them by the time it answers one that comes after them.
+    // Time for the daemon to refuse the connections over its limit.
     std::thread::sleep(Duration::from_secs(1));
     let (mut refused, mut busy) = (0, 0);
     for mut stream in &held {
@@ -169,7 +168,7 @@ fn hold(socket: &str, count: usize) -> Result<(), Box<dyn Error>> {
 }
 
 fn answer(json: &Json) {
-    // A parent that has gone ends the process by closing its input.
+    // If the parent has ended, this process ends because its input is closed.
     let _ = writeln!(std::io::stdout(), "{json}");
 }
 

@@ -1,4 +1,4 @@
-//! One of the states that a crash may leave.
+//! Writes one of the states that a crash may leave to a directory.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
@@ -6,10 +6,10 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use super::dice::Dice;
+use super::choices::CrashChoices;
 use super::tree::{Content, FileNode, Id, Node, Tree};
 
-/// What may be found in a file that was written to since it was synced, the durable version first.
+/// The possible contents of a file that was written since its last sync, the durable version first.
 #[derive(Clone, Copy)]
 enum Found {
     Durable,
@@ -18,16 +18,16 @@ enum Found {
     All,
 }
 
-/// Makes `target` and everything that is found below it.
-pub(super) fn lay_out(tree: &Tree, dice: &mut Dice, target: &Path) {
+/// Creates `target` with a state after a crash.
+pub(super) fn lay_out(tree: &Tree, choices: &mut CrashChoices, target: &Path) {
     fs::create_dir(target).unwrap();
-    // A file that is found under two names is one file all the same.
+    // A file with two names stays one file.
     let mut files: BTreeMap<Id, PathBuf> = BTreeMap::new();
     let mut unvisited = vec![(0, target.to_path_buf())];
     while let Some((directory, path)) = unvisited.pop() {
         let Node::Dir(names) = tree.node(directory) else { continue };
         for (name, versions) in names {
-            let Some(id) = dice.choose(versions).flatten() else { continue };
+            let Some(id) = choices.choose(versions).flatten() else { continue };
             let path = path.join(name);
             match (tree.node(id), files.get(&id)) {
                 (Node::Dir(_), _) => {
@@ -36,7 +36,7 @@ pub(super) fn lay_out(tree: &Tree, dice: &mut Dice, target: &Path) {
                 }
                 (Node::File(_), Some(first)) => fs::hard_link(first, path).unwrap(),
                 (Node::File(file), None) => {
-                    lay_out_file(file, &tree.shadow(id), dice, &path);
+                    lay_out_file(file, &tree.shadow(id), choices, &path);
                     files.insert(id, path);
                 }
             }
@@ -44,22 +44,22 @@ pub(super) fn lay_out(tree: &Tree, dice: &mut Dice, target: &Path) {
     }
 }
 
-fn lay_out_file(file: &FileNode, now: &Path, dice: &mut Dice, path: &Path) {
+fn lay_out_file(file: &FileNode, now: &Path, choices: &mut CrashChoices, path: &Path) {
     let found = match file.content {
         Content::All => Found::All,
-        Content::Older(_) | Content::Nothing => {
-            dice.choose(&[Found::Durable, Found::Zeros, Found::Beginning, Found::All]).unwrap_or(Found::All)
-        }
+        Content::Older(_) | Content::Nothing => choices
+            .choose(&[Found::Durable, Found::Zeros, Found::Beginning, Found::All])
+            .unwrap_or(Found::All),
     };
-    let mode = dice.choose(&[file.durable_mode, file.mode]).unwrap_or(file.mode);
+    let mode = choices.choose(&[file.durable_mode, file.mode]).unwrap_or(file.mode);
     if matches!(found, Found::All) && mode == file.mode {
         return fs::hard_link(now, path).unwrap();
     }
-    write_found(found, file, now, dice, path);
+    write_found(found, file, now, choices, path);
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-fn write_found(found: Found, file: &FileNode, now: &Path, dice: &mut Dice, path: &Path) {
+fn write_found(found: Found, file: &FileNode, now: &Path, choices: &mut CrashChoices, path: &Path) {
     let mut to = File::create(path).unwrap();
     let from = File::open(now).unwrap();
     let length = from.metadata().unwrap().len();
@@ -67,7 +67,7 @@ fn write_found(found: Found, file: &FileNode, now: &Path, dice: &mut Dice, path:
         (Found::Durable, Content::Older(content)) => io::copy(&mut content.as_slice(), &mut to),
         (Found::Durable, _) => Ok(0),
         (Found::Zeros, _) => to.set_len(length).map(|()| length),
-        (Found::Beginning, _) => io::copy(&mut from.take(dice.below(length + 1)), &mut to),
+        (Found::Beginning, _) => io::copy(&mut from.take(choices.below(length + 1)), &mut to),
         (Found::All, _) => io::copy(&mut from.take(length), &mut to),
     };
     copied.unwrap();

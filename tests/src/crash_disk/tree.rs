@@ -1,4 +1,4 @@
-//! The books: for each directory and file what is seen now and what is durable.
+//! The current and the durable version of each directory and file.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -6,10 +6,10 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// What a name stands for: the number of a file or directory.
+/// The number of a file or directory.
 pub(super) type Id = usize;
 
-/// All files and directories that ever were, by number. The first is the root.
+/// All files and directories that ever existed, by number. The first is the root.
 #[derive(Debug)]
 pub(super) struct Tree {
     root: PathBuf,
@@ -19,8 +19,8 @@ pub(super) struct Tree {
 
 #[derive(Debug)]
 pub(super) enum Node {
-    /// What each of its names has stood for since the last sync: the durable version first, the one
-    /// that is seen now last.
+    /// For each name the nodes that it has stood for since the last sync: the durable one first, the current
+    /// one last.
     Dir(BTreeMap<OsString, Vec<Option<Id>>>),
     File(FileNode),
 }
@@ -32,23 +32,23 @@ pub(super) struct FileNode {
     pub(super) durable_mode: u32,
 }
 
-/// What is durable of a file's content.
+/// The durable part of a file's content.
 #[derive(Debug)]
 pub(super) enum Content {
-    /// What it has now.
+    /// The current content.
     All,
-    /// What it had before it was written to.
+    /// The content before the first write since the last sync.
     Older(Vec<u8>),
     /// Nothing: it was never synced.
     Nothing,
 }
 
 impl Tree {
-    /// The books of a directory in which everything is durable.
+    /// The tree of a directory in which everything is durable.
     pub(super) fn adopt(root: &Path, shadow: &Path) -> Self {
         let nodes = vec![Node::Dir(BTreeMap::new())];
         let mut tree = Self { root: root.to_path_buf(), shadow: shadow.to_path_buf(), nodes };
-        // A file that a crash has left under two names is one file all the same.
+        // A file that a crash has left with two names is one file.
         let mut files: BTreeMap<u64, PathBuf> = BTreeMap::new();
         let mut unvisited = vec![root.to_path_buf()];
         while let Some(directory) = unvisited.pop() {
@@ -56,7 +56,7 @@ impl Tree {
                 let path = entry.unwrap().path();
                 let relative = path.strip_prefix(root).unwrap();
                 if relative == Path::new("lock") {
-                    // It goes past the disk, and nobody opens one that has a second name.
+                    // It is not written through the disk, and is never opened if it has a second name.
                 } else if path.is_dir() {
                     tree.dir_created(relative);
                     unvisited.push(path);
@@ -76,7 +76,7 @@ impl Tree {
         &self.nodes[id]
     }
 
-    /// Where a file's content lies, whether it has a name or not.
+    /// The path of a file's content, even if the file has no name any more.
     pub(super) fn shadow(&self, id: Id) -> PathBuf {
         self.shadow.join(id.to_string())
     }
@@ -86,7 +86,7 @@ impl Tree {
         self.name(path, Some(id));
     }
 
-    /// A file was made.
+    /// Records a new file.
     pub(super) fn file_created(&mut self, path: &Path) {
         if self.find(path).is_some() {
             return;
@@ -98,7 +98,7 @@ impl Tree {
         self.name(path, Some(id));
     }
 
-    /// How many names in the store a file has.
+    /// The number of a file's names in the store.
     pub(super) fn names_of(&self, path: &Path) -> usize {
         let Some(id) = self.find(path) else { return 0 };
         let names = |node: &Node| match node {
@@ -125,7 +125,7 @@ impl Tree {
         }
     }
 
-    /// Takes one name from a file and gives it another.
+    /// Records that a file was renamed.
     pub(super) fn renamed(&mut self, from: &Path, to: &Path) {
         let id = self.find(from);
         self.name(from, None);
@@ -160,7 +160,7 @@ impl Tree {
         self.nodes.len() - 1
     }
 
-    /// Has a name stand for something else from now on.
+    /// Records that a name stands for another node from now on.
     fn name(&mut self, path: &Path, id: Option<Id>) {
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else { return };
         let Some(directory) = self.find(above) else { return };
@@ -169,7 +169,7 @@ impl Tree {
         }
     }
 
-    /// What a path below the root leads to now.
+    /// The node that a path below the root currently stands for.
     fn find(&self, path: &Path) -> Option<Id> {
         path.iter().try_fold(0, |directory, name| {
             let Node::Dir(names) = &self.nodes[directory] else { return None };

@@ -12,9 +12,9 @@ use tempfile::TempDir;
 
 use super::Verbs;
 use crate::command::{Blobd, Run};
-use crate::places::fast_folder;
+use crate::temp_dirs::tmpfs_directory;
 
-/// A directory and the commands that are given it as their root.
+/// A directory, and commands with it as their root.
 #[derive(Debug)]
 pub struct Commands {
     blobd: Blobd,
@@ -25,7 +25,7 @@ impl Commands {
     /// Commands on a store that does not exist yet.
     #[must_use]
     pub fn new() -> Self {
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         Self { blobd: Blobd::at_root(folder.path()), folder }
     }
 
@@ -90,7 +90,7 @@ impl Verbs for Commands {
         self.json(&[&["rm"], names].concat())
     }
 
-    fn put_aside(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody> {
+    fn move_to_trash(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody> {
         let keep = format!("--keep={keep_seconds}s");
         self.json(&[&["rm", &keep], names].concat())
     }
@@ -120,7 +120,7 @@ impl Verbs for Commands {
     }
 
     fn doctor(&self) -> Result<DoctorReport, ErrorBody> {
-        // A report that finds a failure ends with exit code 1 all the same.
+        // If a check fails, the exit code is 1, but the report is complete.
         let run = self.blobd.run(["doctor", "--json"]);
         if run.stdout.is_empty() { Err(run.error()) } else { Ok(run_json(&run)) }
     }

@@ -19,7 +19,7 @@ use blobd_store::{FileReader, Store, StoreError, StoreOptions};
 use super::{Verbs, reference};
 use crate::wait::eventually_some;
 
-/// An open store and nothing else.
+/// An open store without a daemon.
 #[derive(Debug)]
 pub struct InProcess {
     /// The store.
@@ -28,9 +28,8 @@ pub struct InProcess {
 }
 
 impl InProcess {
-    /// Opens the store in `root`, or makes it. A store that was closed just before may be locked
-    /// for a moment still: a child that another test has forked and that has not started its
-    /// program yet holds a copy of every descriptor.
+    /// Opens or creates the store in `root`. A store that was just closed may stay locked for a moment: a
+    /// child that another test has forked has a copy of every descriptor until it calls exec.
     ///
     /// # Panics
     /// When it cannot be opened.
@@ -52,7 +51,7 @@ impl InProcess {
         Ok(Self::of(Arc::new(store), root))
     }
 
-    /// One that is open already, in `root`.
+    /// A store in `root` that is already open.
     #[must_use]
     pub fn of(store: Arc<Store>, root: &Path) -> Self {
         Self { store, root: root.to_path_buf() }
@@ -102,7 +101,7 @@ impl Verbs for InProcess {
         ops::remove(&self.store, &params).map_err(|error| error.body())
     }
 
-    fn put_aside(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody> {
+    fn move_to_trash(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody> {
         let references = names.iter().map(|name| reference(name)).collect();
         let params = RemoveParams { references, keep_seconds: Some(keep_seconds) };
         ops::remove(&self.store, &params).map_err(|error| error.body())

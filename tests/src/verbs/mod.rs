@@ -22,98 +22,98 @@ pub trait Verbs {
     /// The store's directory.
     fn root(&self) -> &Path;
 
-    /// Takes in a file; its name makes the model's if none is given.
+    /// Imports a file. The model's name is made from the file's if none is given.
     ///
     /// # Errors
-    /// What a client is told.
+    /// The error that a client gets.
     fn import(&self, file: &Path, name: Option<&str>) -> Result<Imported, ErrorBody>;
 
     /// The model's file.
     ///
     /// # Errors
-    /// What a client is told.
+    /// The error that a client gets.
     fn export(&self, name: &str) -> Result<Vec<u8>, ErrorBody>;
 
     /// All models.
     ///
     /// # Errors
-    /// What a client is told.
+    /// The error that a client gets.
     fn list(&self) -> Result<ModelList, ErrorBody>;
 
-    /// One model in depth.
+    /// The details of a model.
     ///
     /// # Errors
-    /// What a client is told.
+    /// The error that a client gets.
     fn show(&self, name: &str) -> Result<ModelDetails, ErrorBody>;
 
-    /// Where the bytes go.
+    /// The disk usage.
     ///
     /// # Errors
-    /// What a client is told.
+    /// The error that a client gets.
     fn usage(&self) -> Result<DiskUsage, ErrorBody>;
 
-    /// A further name.
+    /// Gives a model another name.
     ///
     /// # Errors
-    /// What a client is told.
+    /// The error that a client gets.
     fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody>;
 
-    /// Drops names.
+    /// Removes names.
     ///
     /// # Errors
-    /// What a client is told.
+    /// The error that a client gets.
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody>;
 
-    /// Puts models into the trash for so many seconds.
+    /// Moves models to the trash for so many seconds.
     ///
     /// # Errors
-    /// What a client is told.
-    fn put_aside(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody>;
+    /// The error that a client gets.
+    fn move_to_trash(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody>;
 
     /// Takes a model out of the trash.
     ///
     /// # Errors
-    /// What a client is told.
+    /// The error that a client gets.
     fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody>;
 
     /// What is in the trash.
     ///
     /// # Errors
-    /// What a client is told.
+    /// The error that a client gets.
     fn trash(&self) -> Result<TrashList, ErrorBody>;
 
-    /// Has eviction and removal leave a model alone.
+    /// Protects a model from eviction and removal.
     ///
     /// # Errors
-    /// What a client is told.
+    /// The error that a client gets.
     fn pin(&self, name: &str) -> Result<Pinned, ErrorBody>;
 
-    /// Lets a pinned model go.
+    /// Ends this protection.
     ///
     /// # Errors
-    /// What a client is told.
+    /// The error that a client gets.
     fn unpin(&self, name: &str) -> Result<Pinned, ErrorBody>;
 
-    /// What would be evicted to free so many bytes, or to come down to the low watermark.
+    /// The models to evict in order to free so many bytes, or to reach the low watermark.
     ///
     /// # Errors
-    /// What a client is told.
+    /// The error that a client gets.
     fn eviction_plan(&self, bytes: Option<u64>) -> Result<EvictionPlan, ErrorBody>;
 
-    /// What is wrong with the set-up.
+    /// Runs the checks of `blobd doctor`.
     ///
     /// # Errors
-    /// What a client is told.
+    /// The error that a client gets.
     fn doctor(&self) -> Result<DoctorReport, ErrorBody>;
 
-    /// Collects, or says what would be collected.
+    /// Collects, or reports what a collection would delete.
     ///
     /// # Errors
-    /// What a client is told.
+    /// The error that a client gets.
     fn gc(&self, dry_run: bool) -> Result<GcReport, ErrorBody>;
 }
 
-/// A name that the test knows to be well-formed.
+/// Parses a name, which must be well-formed.
 fn reference(name: &str) -> blobd_store_format::reference::Reference {
     name.parse().unwrap_or_else(|error| panic!("{name:?}: {error}"))
 }

@@ -80,7 +80,7 @@ impl Verbs for ThroughSocket {
         self.client.remove(&RemoveParams { references, keep_seconds: None }).map_err(body)
     }
 
-    fn put_aside(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody> {
+    fn move_to_trash(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody> {
         let references = names.iter().map(|name| reference(name)).collect();
         self.client.remove(&RemoveParams { references, keep_seconds: Some(keep_seconds) }).map_err(body)
     }

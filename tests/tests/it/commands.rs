@@ -1,4 +1,4 @@
-//! What scripts rely on: the shapes of `--json`, exit codes, and where things are printed.
+//! The interface for scripts: the output of `--json`, exit codes, standard output and standard error.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -24,7 +24,7 @@ fn keys(json: &Json) -> BTreeSet<&str> {
     json.as_object().unwrap_or_else(|| panic!("{json}")).keys().map(String::as_str).collect()
 }
 
-/// Every key that the product promises is there.
+/// Asserts that every documented key exists.
 fn check_keys(json: &Json, promised: &[&str]) {
     let missing: Vec<_> = promised.iter().filter(|key| !keys(json).contains(*key)).collect();
     assert!(missing.is_empty(), "{missing:?} in {json}");
@@ -74,7 +74,7 @@ fn json_of_every_command_has_the_promised_keys() {
 }
 
 #[test]
-fn json_of_a_collection_tells_what_went_and_why() {
+fn json_of_a_collection_names_deleted_items_with_reasons() {
     let daemon = daemon();
     let path = ModelFile::dense(1).write_to(daemon.scratch(), "m.gguf");
     daemon
@@ -180,7 +180,7 @@ fn tables_are_for_people_and_sizes_in_binary_units() {
 }
 
 #[test]
-fn export_goes_where_it_is_told() {
+fn export_writes_to_the_requested_path() {
     let daemon = daemon();
     let folder = daemon.scratch().join("out");
     fs::create_dir(&folder).unwrap();
@@ -205,7 +205,7 @@ fn export_goes_where_it_is_told() {
 }
 
 #[test]
-fn export_into_a_pipe_leaves_the_pipe_a_pipe() {
+fn export_into_a_pipe_does_not_replace_the_pipe() {
     let daemon = daemon();
     let pipe = daemon.scratch().join("pipe");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -249,7 +249,7 @@ fn export_of_damaged_data_fails_and_leaves_the_old_file() {
 }
 
 #[test]
-fn reader_that_goes_away_is_no_failure() {
+fn closed_output_pipe_is_no_failure() {
     let daemon = daemon();
     let mut list = daemon.command().command();
     let mut child = list.arg("ls").stdout(Stdio::piped()).spawn().unwrap();
@@ -258,7 +258,7 @@ fn reader_that_goes_away_is_no_failure() {
 }
 
 #[test]
-fn configuration_file_is_read_and_its_mistakes_are_usage_errors() {
+fn invalid_configuration_files_are_usage_errors() {
     let daemon = TestDaemon::start();
     let config = daemon.scratch().join("config.toml");
     let line = format!("ls --config {}", config.display());

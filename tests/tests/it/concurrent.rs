@@ -1,4 +1,4 @@
-//! Many at once: whatever the order, no model is broken and nothing is lost or left over.
+//! Concurrent clients: in any order of operations, no model is broken, and nothing is lost or left over.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -28,7 +28,7 @@ fn import(client: &Client, path: &Path, name: &str) {
     client.import(&params, File::open(path).unwrap(), |_, _| ()).unwrap();
 }
 
-/// Gone is fine; anything else is not.
+/// Accepts only success and "not found".
 fn unless_gone<T>(result: Result<T, ClientError>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
@@ -41,7 +41,7 @@ fn remove(client: &Client, name: &str) {
     unless_gone(client.remove(&RemoveParams { references: vec![name.parse().unwrap()], keep_seconds: None }));
 }
 
-/// Opens a model and returns the digest of all that is mapped.
+/// Opens a model and returns the digest of all mapped bytes.
 fn open(client: &Client, name: &str) -> Option<String> {
     let model = unless_gone(client.open(&name.parse().unwrap()))?;
     let bytes: Vec<u8> = model.map_all().unwrap().iter().flat_map(|map| map.to_vec()).collect();
@@ -95,7 +95,7 @@ fn imports_removals_and_collections_at_once_break_no_model() {
     for name in ["a", "b", "c"] {
         remove(&client, name);
     }
-    // The last readers may only just have gone.
+    // The sessions of the last readers may just have ended.
     eventually("nothing is needed any more", || {
         client.gc(&GcParams::default()).unwrap();
         client.disk_usage().unwrap().physical_bytes == 0
@@ -122,7 +122,7 @@ fn imports_of_one_file_at_once_store_it_once() {
 }
 
 #[test]
-fn readers_come_and_go_while_others_read() {
+fn concurrent_readers_open_and_close_independently() {
     let daemon = TestDaemon::start();
     let model = ModelFile::dense(1);
     let path = model.write_to(daemon.scratch(), "m.gguf");

@@ -1,5 +1,5 @@
-//! One suite of what the verbs promise, run on the store in this process, through the socket of
-//! a daemon, and through commands without a daemon.
+//! One suite for the guarantees of the verbs. It runs on a store in this process, through the socket of a
+//! daemon, and through commands without a daemon.
 
 mod content;
 mod names;
@@ -14,7 +14,7 @@ macro_rules! conformance {
             $($(
                 #[test]
                 fn $name() {
-                    let folder = blobd_tests::places::fast_folder();
+                    let folder = blobd_tests::temp_dirs::tmpfs_directory();
                     super::$module::$name(&blobd_tests::verbs::InProcess::open(folder.path()));
                 }
             )*)*
@@ -45,52 +45,52 @@ conformance! {
         file_of_every_layout_comes_back_bit_for_bit
         every_tensor_blob_is_the_raw_bytes_of_its_tensor
         experts_are_located_inside_their_group
-        header_and_config_are_told_by_show
+        show_reports_header_and_config
         refused_file_leaves_nothing_behind
-        shard_is_refused_with_what_to_do
-        lost_blob_is_reported_as_corrupt;
+        shard_is_refused_with_a_hint
+        missing_blob_is_reported_as_corrupt;
     names:
         file_name_gives_the_model_its_name
         name_is_the_same_in_upper_and_lower_case
-        tag_points_at_the_same_manifest
-        unknown_name_is_not_found_and_drops_nothing
-        digest_in_a_name_must_be_the_models
+        tag_names_the_same_manifest
+        unknown_name_is_not_found_and_removes_nothing
+        digest_in_a_reference_must_match_the_model
         second_import_under_a_name_replaces_it
         origin_tells_where_a_model_came_from;
     space:
-        same_file_again_adds_nothing
+        second_import_of_a_file_stores_nothing
         sibling_adds_only_what_differs
         stacked_and_separate_experts_share_every_expert
-        removal_frees_what_it_says
-        removal_keeps_what_others_need_and_names_them
-        dry_run_is_what_collection_does
+        removal_frees_the_reported_bytes
+        removal_keeps_shared_blobs_and_names_the_models_that_need_them
+        dry_run_matches_the_collection
         unreadable_manifest_stops_collection
         unreadable_recipe_stops_collection
-        lost_recipe_costs_no_blob
+        missing_recipe_costs_no_blob
         file_that_is_no_tag_stops_collection
         nothing_is_reclaimable_while_collections_refuse
         reclaimable_bytes_are_those_on_disk_now
-        usage_adds_up;
+        usage_counts_are_consistent;
     trash:
-        model_put_aside_frees_nothing_and_outlives_collections
+        model_in_the_trash_frees_nothing_and_survives_collections
         model_taken_out_of_the_trash_comes_back_bit_for_bit
-        name_taken_by_another_model_is_not_taken_back
-        name_taken_by_the_same_model_is_no_obstacle
-        model_removed_last_comes_back_first
+        undelete_does_not_replace_another_model
+        undelete_succeeds_if_the_name_has_the_same_model
+        undelete_restores_the_model_removed_last
         digest_chooses_among_models_in_the_trash
-        expired_model_goes_with_the_next_collection
+        expired_model_is_deleted_by_the_next_collection
         trash_is_listed_with_its_expiry
-        bytes_in_the_trash_have_a_row_of_their_own
-        what_is_in_the_trash_is_named_as_a_keeper
+        bytes_in_the_trash_are_reported_separately
+        removal_names_the_trash_as_a_keeper
         unknown_name_is_not_in_the_trash
         damaged_record_in_the_trash_stops_collection
-        damaged_record_hides_no_removal
+        damaged_record_does_not_hide_a_removal
         file_that_is_no_record_stops_collection;
     upkeep:
         pinned_model_is_not_removed_until_it_is_unpinned
-        unpinning_what_is_not_pinned_is_fine
+        unpinning_an_unpinned_model_succeeds
         unknown_model_cannot_be_pinned
-        what_a_dead_transaction_left_is_collected
+        files_of_a_dead_transaction_are_collected
         eviction_plan_of_a_store_without_a_quota_says_so
         doctor_finds_nothing_wrong_with_a_new_store
         doctor_names_the_file_that_stops_collections;
@@ -102,7 +102,7 @@ fn import(
     file: &blobd_tests::model::ModelFile,
     name: &str,
 ) -> blobd_client::protocol::response::Imported {
-    let folder = blobd_tests::places::fast_folder();
+    let folder = blobd_tests::temp_dirs::tmpfs_directory();
     let path = file.write_to(folder.path(), "model.gguf");
     verbs.import(&path, Some(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }

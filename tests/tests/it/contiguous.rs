@@ -6,7 +6,7 @@ use blobd_tests::model::ModelFile;
 
 use crate::layouts::layouts;
 
-/// Compares an image's tensors with those that the file was made of.
+/// Compares an image's tensors with those of the original file.
 fn assert_same_tensors(image: &[u8], file: &ModelFile, name: &str) {
     let header = Header::parse(image).unwrap();
     assert_eq!(header.tensors().len(), file.tensors.len(), "{name}");
@@ -37,7 +37,7 @@ fn image_of_every_layout_has_the_files_tensors_and_metadata() {
         let model = daemon.client().open(&name.parse().unwrap()).unwrap();
         match model.contiguous() {
             Ok(image) => assert_same_tensors(&image, &file, name),
-            // What has no size has no place.
+            // A tensor of unknown size has no place in the image.
             Err(error) => assert_eq!(name, "unknown-types", "{error}"),
         }
     }

@@ -1,10 +1,10 @@
-//! Power cuts and kills in the middle of random sequences of verbs, on a disk that forgets whatever
-//! was not synced ([`blobd_tests::crash_disk`]).
+//! Power cuts and kills in random sequences of verbs, on a disk that loses unsynced data
+//! ([`blobd_tests::crash_disk`]).
 //!
-//! After each: the store opens without help, every blob has the digest of its name, every model
-//! and everything in the trash is whole, what was acknowledged is there, what was removed is gone,
-//! and what was on its way has happened or not. The sequence then goes on with what was found.
-//! That this notices a sync that is missing is a test of its own.
+//! After each of them, the store opens without help, every blob has the digest in its name, every model and
+//! everything in the trash is complete, acknowledged changes have happened, and every other change has
+//! happened completely or not at all. The sequence then continues on this store. Further tests check that a
+//! missing sync is detected.
 
 use std::fs;
 use std::panic::catch_unwind;
@@ -14,13 +14,13 @@ use std::sync::Arc;
 use blobd_store::{Durability, Ingest, Store, StoreOptions};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
-use blobd_tests::crash_disk::{CrashDisk, Dice, Omission};
-use blobd_tests::offers;
-use blobd_tests::places::fast_folder;
+use blobd_tests::crash_disk::{CrashChoices, CrashDisk, Omission};
+use blobd_tests::pulls;
 use blobd_tests::samples::{EMPTY, LARGE, LARGE_RELATIVE, MANY, NAMES, WHOLE, files, reference};
 use blobd_tests::steps::Step;
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::verbs::InProcess;
-use blobd_tests::world::{Allowed, World, check_collection, check_promises};
+use blobd_tests::world::{Allowed, World, check_collection, check_invariants};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use tempfile::TempDir;
@@ -38,7 +38,7 @@ enum Action {
     Reopen,
 }
 
-/// The end of a process: after so many calls to the disk, or with the entry if that takes fewer.
+/// The end of a process, after so many calls to the disk, or after the entry if that makes fewer.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     calls: u64,
@@ -47,10 +47,10 @@ struct Cut {
 
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// The process dies, the machine runs on.
+    /// The process dies, and the machine keeps running.
     Kill,
-    /// The power fails; the seed decides what is found afterwards. With a number, it fails once more
-    /// after so many calls of the process that opens the store again.
+    /// The power fails; the seed determines the state afterwards. With a number, it fails again after so many
+    /// calls of the process that reopens the store.
     Power { seed: u64, again: Option<u64> },
 }
 
@@ -64,7 +64,7 @@ fn action() -> impl Strategy<Value = Action> {
         2 => (0..=WHOLE, name()).prop_map(|(file, name)| Step::PullInTwoParts { file, name }),
         3 => (name(), name()).prop_map(|(source, target)| Step::Tag { source, target }),
         4 => name().prop_map(|name| Step::Remove { name }),
-        3 => name().prop_map(|name| Step::PutAside { name }),
+        3 => name().prop_map(|name| Step::MoveToTrash { name }),
         3 => name().prop_map(|name| Step::Undelete { name }),
         3 => (name(), prop::bool::weighted(0.4)).prop_map(|(name, pinned)| Step::Pin { name, pinned }),
         2 => Just(Step::Collect),
@@ -87,12 +87,12 @@ fn sequence() -> impl Strategy<Value = Vec<Entry>> {
     prop::collection::vec(entry, 1..20)
 }
 
-/// A store on a disk that forgets, and what may be found in it after a power cut now.
+/// A store on a disk that loses unsynced data, and the permitted contents after a power cut now.
 struct Machine {
     folder: TempDir,
     durability: Durability,
     omission: Option<Omission>,
-    /// How often the power has failed: each time what is left lies in another directory.
+    /// The number of power cuts so far. After each, the store is in another directory.
     life: usize,
     disk: Arc<CrashDisk>,
     verbs: Option<InProcess>,
@@ -101,7 +101,7 @@ struct Machine {
 
 impl Machine {
     fn new(durability: Durability, omission: Option<Omission>) -> Self {
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         let root = folder.path().join("0");
         fs::create_dir(&root).unwrap();
         let disk = Arc::new(CrashDisk::new(&root, &folder.path().join("0-shadow")).without(omission));
@@ -119,7 +119,7 @@ impl Machine {
         StoreOptions { disk: self.disk.clone(), durability: self.durability, ..StoreOptions::default() }
     }
 
-    /// May fail when the power does, and only then.
+    /// Opening may fail only because of a power cut.
     fn reopen(&mut self) {
         self.verbs = None;
         match InProcess::open_with(&self.root(), &self.options()) {
@@ -166,19 +166,19 @@ impl Machine {
         }
     }
 
-    /// What is found then is the beginning of another life, in which all of it is durable.
+    /// Afterwards everything that is found is durable.
     fn lose_power(&mut self, seed: u64, again: Option<u64>) {
-        self.crash(&mut Dice::new(seed));
+        self.crash(&mut CrashChoices::new(seed));
         if let Some(calls) = again {
             self.disk.cut_after(calls);
             self.reopen();
             self.verbs = None;
-            self.crash(&mut Dice::new(seed.rotate_left(7)));
+            self.crash(&mut CrashChoices::new(seed.rotate_left(7)));
         }
         let verbs = InProcess::open(&self.root());
         let found = World::observe(&verbs.store);
         self.allowed.check(&found);
-        check_promises(&verbs);
+        check_invariants(&verbs);
         if seed.is_multiple_of(3) {
             check_collection(&verbs);
         }
@@ -187,15 +187,15 @@ impl Machine {
         self.adopt();
     }
 
-    fn crash(&mut self, dice: &mut Dice) {
+    fn crash(&mut self, choices: &mut CrashChoices) {
         let before = self.root();
         self.life += 1;
-        self.disk.crash(dice, &self.root());
+        self.disk.crash(choices, &self.root());
         fs::remove_dir_all(before).unwrap();
         self.adopt();
     }
 
-    /// Puts a disk of its own under what was found.
+    /// Uses a new disk for the store that was found.
     fn adopt(&mut self) {
         let shadow = self.folder.path().join("shadow");
         let _ = fs::remove_dir_all(&shadow);
@@ -209,7 +209,7 @@ fn survives(entries: &[Entry], durability: Durability, omission: Option<Omission
         machine.follow(*entry);
     }
     let verbs = machine.verbs.as_ref().unwrap();
-    check_promises(verbs);
+    check_invariants(verbs);
     check_collection(verbs);
 }
 
@@ -227,7 +227,7 @@ proptest! {
     #![proptest_config(config(64))]
 
     #[test]
-    fn what_was_acknowledged_survives_and_nothing_is_ever_torn(
+    fn acknowledged_changes_survive_and_every_change_is_atomic(
         entries in sequence(),
         durability in prop::sample::select(&MODES[..]),
     ) {
@@ -235,8 +235,8 @@ proptest! {
     }
 }
 
-/// The same property on a disk that leaves out a sync must fail, or it would prove nothing.
-fn is_noticed(omission: Omission) {
+/// The same property must fail on a disk that omits a sync, or it would prove nothing.
+fn omission_is_detected(omission: Omission) {
     let config = ProptestConfig {
         max_shrink_iters: 0,
         failure_persistence: None,
@@ -254,19 +254,18 @@ fn is_noticed(omission: Omission) {
 }
 
 #[test]
-fn files_that_are_not_synced_are_noticed() {
-    is_noticed(Omission::Files("staging"));
+fn omitted_sync_of_files_is_detected() {
+    omission_is_detected(Omission::Files("staging"));
 }
 
 #[test]
-fn dozens_of_blobs_that_are_not_synced_are_noticed() {
-    is_noticed(Omission::NewBlobs);
+fn omitted_syncfs_of_new_blobs_is_detected() {
+    omission_is_detected(Omission::NewBlobs);
 }
 
-/// A tag that was removed by a process that died before it synced the directory, and whose blobs were
-/// collected after that.
+/// A tag was removed by a process that died before it synced the directory. Then its blobs were collected.
 #[test]
-fn collection_that_does_not_sync_first_is_noticed() {
+fn omitted_sync_before_a_collection_is_detected() {
     let survives_all = |omission| {
         let mut cases = (0..4_u64).flat_map(|calls| (0..20_u64).map(move |seed| (calls, seed)));
         cases.all(|(calls, seed)| {
@@ -284,7 +283,7 @@ fn collection_that_does_not_sync_first_is_noticed() {
 
 const MODES: [Durability; 3] = [Durability::Auto, Durability::Fsync, Durability::Syncfs];
 
-/// Which syncs make the content of blobs durable.
+/// The syncs that make the content of blobs durable.
 fn syncs_of_content(durability: Durability) -> &'static [Omission] {
     match durability {
         Durability::Fsync => &[Omission::Blobs],
@@ -293,7 +292,7 @@ fn syncs_of_content(durability: Durability) -> &'static [Omission] {
     }
 }
 
-/// Whether a power cut just after a step loses nothing, whatever it does to what was not synced.
+/// Whether a power cut just after a step loses nothing acknowledged, in any state of the unsynced data.
 fn survives_power_cuts(
     before: &[Step],
     step: Step,
@@ -307,9 +306,9 @@ fn survives_power_cuts(
     })
 }
 
-/// Every way into the store, in every mode: with all syncs it survives, and at least one of those of
-/// its content is needed for that.
-fn needs_its_sync(before: &[Step], step: Step) {
+/// Asserts, in every mode, that a step survives power cuts with all syncs, and does not without at least one
+/// of the syncs of content.
+fn check_sync_is_needed(before: &[Step], step: Step) {
     for durability in MODES {
         assert!(survives_power_cuts(before, step, durability, None), "{step:?}, {durability:?}");
         let is_needed =
@@ -321,34 +320,34 @@ fn needs_its_sync(before: &[Step], step: Step) {
 
 #[test]
 fn import_needs_the_sync_of_its_blobs_in_every_mode() {
-    needs_its_sync(&[], Step::Import { file: 0, name: 0 });
-    needs_its_sync(&[Step::Import { file: 0, name: 0 }], Step::Import { file: 1, name: 1 });
+    check_sync_is_needed(&[], Step::Import { file: 0, name: 0 });
+    check_sync_is_needed(&[Step::Import { file: 0, name: 0 }], Step::Import { file: 1, name: 1 });
 }
 
 #[test]
 fn pull_needs_the_sync_of_its_blobs_in_every_mode() {
-    needs_its_sync(&[], Step::Pull { file: 0, name: 0 });
-    needs_its_sync(&[], Step::Pull { file: MANY, name: 0 });
+    check_sync_is_needed(&[], Step::Pull { file: 0, name: 0 });
+    check_sync_is_needed(&[], Step::Pull { file: MANY, name: 0 });
 }
 
 #[test]
 fn pull_of_a_file_that_is_not_split_needs_its_sync_in_every_mode() {
-    needs_its_sync(&[Step::Import { file: EMPTY, name: 1 }], Step::Pull { file: WHOLE, name: 0 });
+    check_sync_is_needed(&[Step::Import { file: EMPTY, name: 1 }], Step::Pull { file: WHOLE, name: 0 });
 }
 
 #[test]
-fn pull_that_goes_on_needs_the_sync_of_its_blobs_in_every_mode() {
-    needs_its_sync(&[], Step::PullInTwoParts { file: 0, name: 0 });
+fn resumed_pull_needs_the_sync_of_its_blobs_in_every_mode() {
+    check_sync_is_needed(&[], Step::PullInTwoParts { file: 0, name: 0 });
 }
 
 #[test]
-fn pull_of_a_relative_needs_the_sync_of_what_it_fetches_in_every_mode() {
+fn pull_of_a_related_model_needs_the_sync_of_fetched_blobs_in_every_mode() {
     let (relative, step) =
         (Step::Import { file: LARGE, name: 1 }, Step::Pull { file: LARGE_RELATIVE, name: 0 });
-    needs_its_sync(&[relative], step);
+    check_sync_is_needed(&[relative], step);
 }
 
-/// A blob that is gone is fetched from where its model came from.
+/// Repairs a missing blob from the registry of its model.
 fn repair_survives(durability: Durability, omission: Option<Omission>, seed: u64) -> bool {
     let file = &files()[LARGE];
     let repaired = || {
@@ -362,11 +361,11 @@ fn repair_survives(durability: Durability, omission: Option<Omission>, seed: u64
         fs::remove_file(&largest).unwrap();
         machine.adopt();
         machine.reopen();
-        let done = offers::repair(&machine.verbs.as_ref().unwrap().store).unwrap();
+        let done = pulls::repair(&machine.verbs.as_ref().unwrap().store).unwrap();
         assert!(done.corrupt.iter().all(|blob| blob.repaired) && done.corrupt.len() == 1, "{done:?}");
         machine.verbs = None;
-        machine.crash(&mut Dice::new(seed));
-        check_promises(&InProcess::open(&machine.root()));
+        machine.crash(&mut CrashChoices::new(seed));
+        check_invariants(&InProcess::open(&machine.root()));
     };
     catch_unwind(repaired).is_ok()
 }
@@ -381,16 +380,16 @@ fn repair_needs_the_sync_of_its_blobs_in_every_mode() {
     }
 }
 
-/// What brings no blobs is made durable in the same way in every mode.
+/// Steps that store no blobs use the same syncs in every mode.
 #[test]
 fn change_of_a_name_needs_the_sync_of_its_directory_in_every_mode() {
     const IMPORT: Step = Step::Import { file: 0, name: 0 };
-    const ASIDE: Step = Step::PutAside { name: 0 };
+    const TRASH: Step = Step::MoveToTrash { name: 0 };
     let changes: [(&[Step], Step, &'static str); 5] = [
         (&[IMPORT], Step::Tag { source: 0, target: 1 }, "manifests"),
         (&[IMPORT], Step::Pin { name: 0, pinned: true }, "pins"),
-        (&[IMPORT], ASIDE, "trash"),
-        (&[IMPORT, ASIDE], Step::Undelete { name: 0 }, "manifests"),
+        (&[IMPORT], TRASH, "trash"),
+        (&[IMPORT, TRASH], Step::Undelete { name: 0 }, "manifests"),
         (&[], Step::Pull { file: 3, name: 0 }, "blobs"),
     ];
     for durability in MODES {
@@ -407,28 +406,28 @@ fn change_of_a_name_needs_the_sync_of_its_directory_in_every_mode() {
 }
 
 #[test]
-fn names_of_blobs_that_are_not_synced_are_noticed() {
-    is_noticed(Omission::Names("blobs"));
+fn omitted_sync_of_the_blobs_directory_is_detected() {
+    omission_is_detected(Omission::Names("blobs"));
 }
 
 #[test]
-fn names_of_recipes_that_are_not_synced_are_noticed() {
-    is_noticed(Omission::Names("recipes"));
+fn omitted_sync_of_the_recipes_directory_is_detected() {
+    omission_is_detected(Omission::Names("recipes"));
 }
 
 #[test]
-fn names_of_manifests_that_are_not_synced_are_noticed() {
-    is_noticed(Omission::Names("manifests"));
+fn omitted_sync_of_manifest_directories_is_detected() {
+    omission_is_detected(Omission::Names("manifests"));
 }
 
 #[test]
-fn names_in_the_trash_that_are_not_synced_are_noticed() {
-    is_noticed(Omission::Names("trash"));
+fn omitted_sync_of_the_trash_directory_is_detected() {
+    omission_is_detected(Omission::Names("trash"));
 }
 
 #[test]
-fn names_of_pins_that_are_not_synced_are_noticed() {
-    is_noticed(Omission::Names("pins"));
+fn omitted_sync_of_the_pins_directory_is_detected() {
+    omission_is_detected(Omission::Names("pins"));
 }
 
 const fn whole(step: Step) -> Entry {
@@ -444,11 +443,11 @@ const fn without_power_after(step: Step, seed: u64) -> Entry {
     Entry { action: Action::Take(step), cut: Some(Cut { calls: u64::MAX, end }) }
 }
 
-/// Of dice of this seed: whatever was not synced is gone.
-const LOSES_ALL: u64 = 1;
+/// With this seed, all unsynced data is lost.
+const SEED_THAT_LOSES_ALL: u64 = 1;
 
 #[test]
-fn pin_that_somebody_else_has_half_removed_does_not_come_back() {
+fn partly_removed_pin_does_not_come_back() {
     let pin = |pinned| Step::Pin { name: 0, pinned };
     for calls in 0..4 {
         survives(
@@ -456,7 +455,7 @@ fn pin_that_somebody_else_has_half_removed_does_not_come_back() {
                 whole(Step::Import { file: 0, name: 0 }),
                 whole(pin(true)),
                 killed(pin(false), calls),
-                without_power_after(pin(false), LOSES_ALL),
+                without_power_after(pin(false), SEED_THAT_LOSES_ALL),
             ],
             Durability::Auto,
             None,
@@ -464,10 +463,10 @@ fn pin_that_somebody_else_has_half_removed_does_not_come_back() {
     }
 }
 
-/// A recipe may be back after a power cut, and its blobs not. Where the file is there as one blob it
-/// is in the way, and stays away once it is dropped.
+/// After a power cut, a deleted recipe may exist again without its blobs. If the file is stored as one blob,
+/// the recipe is deleted, and must not come back.
 #[test]
-fn recipe_that_is_dropped_for_a_whole_file_does_not_come_back() {
+fn recipe_replaced_by_a_whole_file_does_not_come_back() {
     let mut machine = Machine::new(Durability::Auto, None);
     let file = &files()[0];
     machine.take(Step::Import { file: 0, name: 0 });
@@ -480,11 +479,11 @@ fn recipe_that_is_dropped_for_a_whole_file_does_not_come_back() {
     machine.reopen();
     commit_whole(&machine.verbs.as_ref().unwrap().store, &file.bytes);
     machine.verbs = None;
-    machine.crash(&mut Dice::losing());
-    check_promises(&InProcess::open(&machine.root()));
+    machine.crash(&mut CrashChoices::losing_all());
+    check_invariants(&InProcess::open(&machine.root()));
 }
 
-/// Commits a file as one blob, as a pull of something that is not to be split does.
+/// Commits a file as one blob, as a pull of a file that is not split does.
 fn commit_whole(store: &Arc<Store>, bytes: &[u8]) {
     let mut ingest = Ingest::begin(store, store.leases().grant("a test")).unwrap();
     let mut stage = |bytes: &[u8], media_type| Descriptor {

@@ -1,9 +1,9 @@
-//! Each call to the disk in turn fails, in every verb that changes something: with an error of the
-//! disk, with a full disk, with a quota that is used up; once, or from then on.
+//! Makes each call to the disk fail in turn, in every verb that changes something: with a disk error, a full
+//! disk or an exhausted quota; once, or from then on.
 //!
-//! The verb fails with a code that says what is wrong, or does without. Nothing is half done. If it
-//! was no sync that failed, the same store works on. If it was one, every further change is refused
-//! until the store is opened again, and reading goes on.
+//! The verb fails with the right error code, or succeeds despite the fault. No change is half done. If the
+//! failed call was not a sync, the same store keeps working. If it was one, every further change is refused
+//! until the store is opened again, and reading keeps working.
 
 use std::sync::Arc;
 
@@ -12,39 +12,39 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_store::{Durability, StoreOptions};
 use blobd_tests::faulty_disk::{Call, Fault, FaultyDisk};
-use blobd_tests::places::fast_folder;
 use blobd_tests::samples::{LARGE, LARGE_RELATIVE, MANY, NAMES, WHOLE, reference, weights};
 use blobd_tests::steps::Step;
 use blobd_tests::store_dir::staged;
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::verbs::{InProcess, Verbs as _};
-use blobd_tests::world::{Allowed, Key, World, check_collection, check_promises};
+use blobd_tests::world::{Allowed, Key, World, check_collection, check_invariants};
 use rustix::io::Errno;
 use tempfile::TempDir;
 
-/// The name of a model that is there before and has nothing to do with what fails.
+/// The name of an existing model that the failing step does not concern.
 const KEPT: usize = 2;
-/// The name that things are done to.
+/// The name that steps change.
 const NAME: usize = 1;
 /// A name in the same directory.
 const OTHER: usize = 0;
 /// Shares tensors with the model that is kept.
 const SIBLING: usize = 1;
-/// Shares nothing.
+/// Shares no tensors with it.
 const STRANGER: usize = 3;
 
 /// A store on a disk that fails on demand.
-struct Rig {
+struct TestStore {
     folder: TempDir,
     disk: Arc<FaultyDisk>,
     verbs: InProcess,
 }
 
-/// What is swept: a step, and what is done before it.
+/// A step to test with every fault, and the steps before it.
 struct Sweep {
     before: &'static [Step],
     step: Step,
     durability: Durability,
-    /// Only calls of these kinds fail; all if there are none.
+    /// Only calls of these kinds fail; all kinds if this is empty.
     only: &'static [Call],
 }
 
@@ -69,15 +69,15 @@ impl Sweep {
         assert!(faults > 0, "the disk was never called");
     }
 
-    /// Runs the step with a fault; says whether it came to that.
+    /// Runs the step with a fault. Returns whether the fault occurred.
     fn fails(&self, fault: Fault) -> bool {
-        let rig = Rig::new(self.durability);
-        self.before.iter().for_each(|step| step.take(&rig.verbs.store).unwrap());
-        let before = World::observe(&rig.verbs.store);
-        let reclaimable = rig.verbs.usage().unwrap().reclaimable_bytes;
-        rig.disk.arm(fault);
-        let result = self.step.take(&rig.verbs.store);
-        let failed = rig.disk.disarm();
+        let test_store = TestStore::new(self.durability);
+        self.before.iter().for_each(|step| step.take(&test_store.verbs.store).unwrap());
+        let before = World::observe(&test_store.verbs.store);
+        let reclaimable = test_store.verbs.usage().unwrap().reclaimable_bytes;
+        test_store.disk.arm(fault);
+        let result = self.step.take(&test_store.verbs.store);
+        let failed = test_store.disk.disarm();
         if failed.is_empty() {
             result.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
             return false;
@@ -85,29 +85,29 @@ impl Sweep {
         let context = format!("{:?} {fault:?} {failed:?} {result:?}", self.step);
         println!("{context}");
         let lost = failed.iter().any(|call| call.is_sync());
-        let allowed = check_outcome(&rig, self.step, &before, &result, lost, fault);
+        let allowed = check_outcome(&test_store, self.step, &before, &result, lost, fault);
         if lost {
-            rig.refuses_changes();
-            rig.works_again_when_reopened(&allowed);
+            test_store.refuses_changes();
+            test_store.works_again_when_reopened(&allowed);
         } else {
             let removes = [Call::RemoveFile, Call::RemoveDir];
             if !failed.iter().any(|call| removes.contains(call)) {
-                assert_eq!(staged(rig.verbs.root()), [""; 0]);
-                check_promises(&rig.verbs);
-                let left = rig.verbs.usage().unwrap().reclaimable_bytes;
-                // What a pull has left is for the next one to go on with.
-                let has_downloads = !rig.verbs.store.partial_files().unwrap().is_empty();
-                assert!(result.is_ok() || has_downloads || left <= reclaimable, "{left} bytes are left over");
+                assert_eq!(staged(test_store.verbs.root()), [""; 0]);
+                check_invariants(&test_store.verbs);
+                let left = test_store.verbs.usage().unwrap().reclaimable_bytes;
+                // An interrupted pull leaves a download for the next one.
+                let has_downloads = !test_store.verbs.store.partial_files().unwrap().is_empty();
+                assert!(result.is_ok() || has_downloads || left <= reclaimable, "{left} bytes leaked");
             }
-            rig.works_on(self.step, result.is_ok());
+            test_store.keeps_working(self.step, result.is_ok());
         }
         true
     }
 }
 
-impl Rig {
+impl TestStore {
     fn new(durability: Durability) -> Self {
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         let disk = Arc::new(FaultyDisk::default());
         let options = StoreOptions { disk: disk.clone(), durability, ..StoreOptions::default() };
         let verbs = InProcess::open_with(&folder.path().join("store"), &options).unwrap();
@@ -115,7 +115,7 @@ impl Rig {
         Self { folder, disk, verbs }
     }
 
-    fn works_on(&self, step: Step, is_done: bool) {
+    fn keeps_working(&self, step: Step, is_done: bool) {
         let store = &self.verbs.store;
         assert_eq!(store.read_only_reason(), None);
         if !is_done {
@@ -134,7 +134,7 @@ impl Rig {
             Step::Import { file: STRANGER, name: OTHER },
             Step::Tag { source: KEPT, target: OTHER },
             Step::Remove { name: KEPT },
-            Step::PutAside { name: KEPT },
+            Step::MoveToTrash { name: KEPT },
             Step::Pin { name: KEPT, pinned: true },
         ] {
             let error = step.take(store).expect_err("a change");
@@ -163,14 +163,15 @@ impl Rig {
         drop(self.verbs);
         let verbs = InProcess::open(&self.folder.path().join("store"));
         allowed.check(&World::observe(&verbs.store));
-        check_promises(&verbs);
+        check_invariants(&verbs);
         check_collection(&verbs);
     }
 }
 
-/// Asserts that a step has happened or not, and that a failure says why; returns what may be found.
+/// Asserts that a step has happened completely or not at all, and that a failure has the right error code.
+/// Returns the permitted contents.
 fn check_outcome(
-    rig: &Rig,
+    test_store: &TestStore,
     step: Step,
     before: &World,
     result: &Result<(), ErrorBody>,
@@ -178,14 +179,14 @@ fn check_outcome(
     fault: Fault,
 ) -> Allowed {
     let worlds = step.outcomes(before).worlds;
-    let now = World::observe(&rig.verbs.store);
+    let now = World::observe(&test_store.verbs.store);
     let mut allowed = Allowed::only(before);
     worlds.iter().for_each(|after| allowed.widen(before, after));
     allowed.check(&now);
     let own = if fault.errno == Errno::IO { ErrorCode::Internal } else { ErrorCode::NoSpace };
     match result {
         Ok(()) => assert!(worlds.contains(&now), "acknowledged and not done: {now:?}"),
-        // What a thread beside it has run into, it may only have seen the consequence of.
+        // If another thread hit the fault, this one may report only the consequence.
         Err(error) => assert!(error.code == own || lost && error.code == ErrorCode::ReadOnly, "{error}"),
     }
     allowed
@@ -208,7 +209,7 @@ fn import_with_a_sync_per_blob_fails_cleanly_at_every_call() {
     Sweep { durability: Durability::Fsync, ..Sweep::of(&[], step) }.run();
 }
 
-/// At every call, and at every sync in those modes too that sync in another way.
+/// Tests every call, and in the other modes of durability every sync.
 fn sweep_in_every_mode(before: &'static [Step], step: Step) {
     Sweep::of(before, step).run();
     for durability in [Durability::Fsync, Durability::Syncfs] {
@@ -223,7 +224,7 @@ fn pull_fails_cleanly_at_every_call() {
 }
 
 #[test]
-fn pull_that_goes_on_fails_cleanly_at_every_call() {
+fn resumed_pull_fails_cleanly_at_every_call() {
     sweep_in_every_mode(&[], Step::PullInTwoParts { file: STRANGER, name: NAME });
 }
 
@@ -233,7 +234,7 @@ fn pull_of_a_file_that_is_not_split_fails_cleanly_at_every_call() {
 }
 
 #[test]
-fn pull_of_a_relative_fails_cleanly_at_every_call() {
+fn pull_of_a_related_model_fails_cleanly_at_every_call() {
     const BEFORE: &[Step] = &[Step::Import { file: LARGE, name: OTHER }];
     sweep_in_every_mode(BEFORE, Step::Pull { file: LARGE_RELATIVE, name: NAME });
 }
@@ -253,7 +254,7 @@ fn import_in_groups_fails_cleanly_at_every_sync_and_rename() {
 }
 
 #[test]
-fn import_of_what_is_there_fails_cleanly_at_every_call() {
+fn import_of_a_stored_file_fails_cleanly_at_every_call() {
     Sweep::of(&[], Step::Import { file: 0, name: NAME }).run();
 }
 
@@ -277,12 +278,12 @@ fn rm_fails_cleanly_at_every_call() {
 #[test]
 fn rm_keep_fails_cleanly_at_every_call() {
     const BEFORE: &[Step] = &[Step::Import { file: SIBLING, name: NAME }];
-    Sweep::of(BEFORE, Step::PutAside { name: NAME }).run();
+    Sweep::of(BEFORE, Step::MoveToTrash { name: NAME }).run();
 }
 
 #[test]
 fn undelete_fails_cleanly_at_every_call() {
-    const BEFORE: &[Step] = &[Step::Import { file: SIBLING, name: NAME }, Step::PutAside { name: NAME }];
+    const BEFORE: &[Step] = &[Step::Import { file: SIBLING, name: NAME }, Step::MoveToTrash { name: NAME }];
     Sweep::of(BEFORE, Step::Undelete { name: NAME }).run();
 }
 

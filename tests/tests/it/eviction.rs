@@ -1,5 +1,5 @@
-//! Quota and eviction: who goes when something does not fit, who stays whatever happens, and that
-//! the store never takes more than it may.
+//! Quota and eviction: which models are evicted if something does not fit, which are never evicted, and that
+//! the store never exceeds its quota.
 
 mod limits;
 
@@ -9,10 +9,10 @@ use std::path::PathBuf;
 use blobd_tests::command::Run;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
 use blobd_tests::reader::Reader;
 use blobd_tests::registry::FakeRegistry;
 use blobd_tests::store_dir::{check_blobs, snapshot};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::verbs::{InProcess, Verbs};
 use blobd_tests::wait::eventually;
 use serde_json::Value as Json;
@@ -26,11 +26,11 @@ struct Limited {
 }
 
 impl Limited {
-    /// A daemon whose store may take so many models of [`unit`] bytes, in tenths, with this line
-    /// more in its configuration.
+    /// A daemon with a quota of so many tenths of a model ([`unit`] bytes), and with this additional line of
+    /// configuration.
     fn start(tenths: u64, line: &str) -> Self {
         let quota = unit() * tenths / 10;
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         let config = folder.path().join("config.toml");
         fs::write(&config, format!("[space]\nquota = {quota}\nmin_free = 0\n{line}\n")).unwrap();
         let variable = format!("BLOBD_CONFIG={}", config.display());
@@ -58,7 +58,7 @@ impl Limited {
         self.daemon.command().run(["import", "--json", "--name", name, path.to_str().unwrap()])
     }
 
-    /// What is there, by the last part of its name.
+    /// The models by the last part of their names.
     fn models(&self) -> Vec<String> {
         let models = self.daemon.client().models().unwrap().models;
         let mut names: Vec<_> = models.iter().map(|model| last_part(&model.name)).collect();
@@ -81,13 +81,13 @@ fn model(seed: u64) -> ModelFile {
     ModelFile::dense(seed)
 }
 
-/// What such a model takes on the disk of the tests.
+/// The size of such a model on the tests' disk.
 fn unit() -> u64 {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let verbs = InProcess::open(&folder.path().join("store"));
     let path = model(1).write_to(folder.path(), "m.gguf");
     verbs.import(&path, Some("m")).unwrap();
-    // Manifest and origin are no blobs, but count.
+    // Manifest and origin count, too.
     verbs.eviction_plan(None).unwrap().used_bytes
 }
 
@@ -101,7 +101,7 @@ fn names_of(plan: &Json, list: &str) -> Vec<String> {
     models.iter().map(|model| last_part(model["name"].as_str().unwrap())).collect()
 }
 
-/// What takes room in a store, counted from outside.
+/// The used space of a store, counted without blobd.
 fn bytes_on_disk(daemon: &TestDaemon) -> u64 {
     let places = ["blobs", "recipes", "manifests", "origins", "trash", "staging"];
     let paths: Vec<PathBuf> = places.map(|name| daemon.root().join(name)).into();
@@ -111,7 +111,7 @@ fn bytes_on_disk(daemon: &TestDaemon) -> u64 {
 }
 
 #[test]
-fn model_used_longest_ago_goes_first_and_as_planned() {
+fn least_recently_used_model_is_evicted_first_and_as_planned() {
     let limited = Limited::start(36, "evict = \"pullable\"\nlow_watermark = 95");
     let [a, _b, c] = [("a", 1), ("b", 2), ("c", 3)].map(|(name, seed)| limited.pull(name, seed));
     Reader::open(&limited.daemon.socket(), &a).kill();
@@ -132,7 +132,7 @@ fn model_used_longest_ago_goes_first_and_as_planned() {
 }
 
 #[test]
-fn what_is_needed_or_cannot_come_back_stays() {
+fn models_in_use_or_not_pullable_are_not_evicted() {
     let limited = Limited::start(65, "evict = \"pullable\"");
     let [pinned, open, mapped, trashed] = [("pinned", 1), ("open", 2), ("mapped", 3), ("trashed", 4)]
         .map(|(name, seed)| limited.pull(name, seed));
@@ -165,7 +165,7 @@ fn what_is_needed_or_cannot_come_back_stays() {
 }
 
 #[test]
-fn imported_models_go_if_the_policy_says_all() {
+fn imported_models_are_evicted_with_policy_all() {
     let limited = Limited::start(25, "evict = \"all\"");
     limited.try_import("first", &model(1)).succeeds();
     limited.try_import("second", &model(2)).succeeds();
@@ -175,13 +175,13 @@ fn imported_models_go_if_the_policy_says_all() {
 }
 
 #[test]
-fn nothing_goes_when_all_that_may_go_is_not_enough() {
+fn nothing_is_evicted_if_evicting_everything_is_not_enough() {
     let limited = Limited::start(35, "evict = \"pullable\"");
     limited.try_import("kept", &model(1)).succeeds();
     limited.pull("a", 2);
     limited.pull("b", 3);
     let before = snapshot(&limited.daemon.root().join("blobs"));
-    // Half of it would fit if everything went.
+    // Half of it would fit if everything was evicted.
     let large = ModelFile::dense_of(9, 8, 32);
     for refused in [limited.try_pull("large", &large), limited.try_import("large", &large)] {
         let text = String::from_utf8_lossy(&refused.stdout).into_owned() + &refused.stderr;
@@ -193,9 +193,9 @@ fn nothing_goes_when_all_that_may_go_is_not_enough() {
     }
 }
 
-/// Two quants or fine-tunes of one model: evicting one of them frees what it alone has.
+/// Of two quantisations or fine-tunes of one model, evicting one frees only its unique bytes.
 #[test]
-fn what_models_share_is_not_counted_as_freed() {
+fn shared_bytes_are_not_counted_as_freed() {
     let limited = Limited::start(35, "evict = \"pullable\"");
     limited.pull("base", 1);
     limited.try_pull("sibling", &model(1).with_changed("blk.0.ffn_up.weight")).succeeds();
@@ -211,12 +211,12 @@ fn what_models_share_is_not_counted_as_freed() {
     assert_eq!((names_of(&plan, "evicted").len(), plan["freed_bytes"].as_u64()), (0, Some(0)));
 }
 
-/// A sibling that comes in builds on what is there: evicting that would free next to nothing.
+/// An imported sibling reuses the stored tensors of a model: evicting that model would free next to nothing.
 #[test]
 fn model_that_an_import_builds_on_is_not_evicted_in_vain() {
     let limited = Limited::start(14, "evict = \"pullable\"");
     limited.pull("base", 1);
-    // All but its last tensors is shared, and those do not fit.
+    // All but the last tensors are shared, and those do not fit.
     let mut sibling = model(1).with_changed("output.weight");
     sibling.add_noise(7, "extra.weight", blobd_store_format::gguf::GgmlType::F32, &[32, 1024]);
     let run = limited.try_import("sibling", &sibling);

@@ -31,11 +31,11 @@ fn exec(daemon: &TestDaemon, arguments: &[&str]) -> Run {
     daemon.command().run(["exec", "--"].iter().chain(arguments))
 }
 
-fn plainly(arguments: &[&str]) -> Run {
+fn run_plainly(arguments: &[&str]) -> Run {
     run(Command::new(arguments[0]).args(&arguments[1..]).stdout(Stdio::piped()).stderr(Stdio::piped()))
 }
 
-/// Sizes that are no multiple of a page, and packed experts, of which some must be copied.
+/// Tensors whose sizes are not multiples of a page, and packed experts, of which some must be copied.
 fn awkward_model() -> ModelFile {
     let mut file = ModelFile::separate_experts(1, 12);
     file.add_noise(1, "odd", GgmlType::I8, &[70_001]);
@@ -50,7 +50,7 @@ fn program_reads_a_model_in_every_way_as_it_reads_a_file() {
     let probe = probe.to_str().unwrap();
     for (name, file) in [("plain", ModelFile::dense(1)), ("awkward", awkward_model())] {
         import(&daemon, name, &file);
-        let expected = plainly(&[probe, &real_file(&daemon, name)]).succeeds().text();
+        let expected = run_plainly(&[probe, &real_file(&daemon, name)]).succeeds().text();
         let found = exec(&daemon, &[probe, &format!("/blobd/{name}.gguf")]).succeeds();
         assert_eq!(found.text(), expected, "{name}");
         assert_eq!(found.stderr, "");
@@ -69,7 +69,8 @@ fn file_tools_read_and_copy_a_model() {
         ["cat /blobd/tiny.gguf", "cat < /blobd/tiny.gguf", "dd if=/blobd/tiny.gguf bs=1000 status=none"]
     {
         let run = exec(&daemon, &["sh", "-c", command]);
-        // A shell's own redirection goes to a program that did not open the file: refused, never wrong.
+        // A program cannot read a file that the shell has opened for it: this is refused and never gives
+        // wrong bytes.
         let is_refused = run.code != 0 && run.stdout.is_empty() && run.stderr.contains("Bad file descriptor");
         assert!(run.stdout == expected || is_refused, "{command}: {}", run.stderr);
         assert!(is_refused == command.contains('<'), "{command}: {}", run.stderr);
@@ -78,9 +79,9 @@ fn file_tools_read_and_copy_a_model() {
     assert!(listed.text().contains(&expected.len().to_string()) && listed.stderr.is_empty(), "{listed:?}");
 }
 
-/// Names of a descriptor: what a program does with those of its own that are models, and with those that
-/// it was started with.
-fn check_names_of_descriptors(exec: impl Fn(&[&str]) -> Run, expected: &[u8], refusals: &[&str]) {
+/// Opens a model through paths of descriptors (`/dev/fd/N` and the like): the program's own ones, and
+/// inherited ones.
+fn check_descriptor_paths(exec: impl Fn(&[&str]) -> Run, expected: &[u8], refusals: &[&str]) {
     for command in [
         "sha256sum /proc/self/fd/5 5</blobd/tiny.gguf",
         "sha256sum 5</blobd/tiny.gguf </dev/fd/5",
@@ -110,13 +111,13 @@ sys.stdout.buffer.write(whole)";
 }
 
 #[test]
-fn descriptor_has_no_name_that_gives_wrong_bytes() {
+fn no_descriptor_path_gives_wrong_bytes() {
     let daemon = TestDaemon::start();
     import(&daemon, "tiny", &awkward_model());
     let expected = fs::read(real_file(&daemon, "tiny")).unwrap();
     let refusals = ["Bad file descriptor", "No such device or address"];
-    check_names_of_descriptors(|arguments| exec(&daemon, arguments), &expected, &refusals);
-    // Where the kernel refuses nothing, the library does.
+    check_descriptor_paths(|arguments| exec(&daemon, arguments), &expected, &refusals);
+    // On a kernel without `memfd_secret`, the library must refuse.
     let shim = ["-shared", "-fPIC", "-ldl"];
     let Some(shim) = compile("tests/programs/no_secret.c", daemon.scratch(), &shim) else { return };
     let shim = format!("LD_PRELOAD={}", shim.display());
@@ -125,11 +126,11 @@ fn descriptor_has_no_name_that_gives_wrong_bytes() {
             [&["env", "bash", "-c", "export LD_PRELOAD=$LD_PRELOAD:${0#*=}; exec \"$@\"", &shim], arguments];
         exec(&daemon, &arguments.concat())
     };
-    check_names_of_descriptors(with_shim, &expected, &refusals[..1]);
+    check_descriptor_paths(with_shim, &expected, &refusals[..1]);
 }
 
 #[test]
-fn careful_program_finds_a_read_only_file() {
+fn program_that_tests_for_writability_finds_a_read_only_file() {
     let daemon = TestDaemon::start();
     let Some(program) = compile("tests/programs/careful.c", daemon.scratch(), &["-pthread"]) else { return };
     for (name, file) in [("plain", ModelFile::dense(1)), ("awkward", awkward_model())] {
@@ -153,7 +154,7 @@ with open(path, 'rb') as f:
     print(hashlib.sha256(m).hexdigest())";
     let daemon = TestDaemon::start();
     import(&daemon, "tiny", &awkward_model());
-    let expected = plainly(&["python3", "-c", SCRIPT, &real_file(&daemon, "tiny")]).succeeds().text();
+    let expected = run_plainly(&["python3", "-c", SCRIPT, &real_file(&daemon, "tiny")]).succeeds().text();
     let found = exec(&daemon, &["python3", "-c", SCRIPT, "/blobd/tiny.gguf"]).succeeds().text();
     assert_eq!(found, expected);
 }
@@ -177,13 +178,13 @@ impl Holder {
         holder
     }
 
-    /// Has every page touched once more: one that the kernel has taken back meanwhile counts for nobody.
+    /// Touches every page again: a page that the kernel has reclaimed counts for no process.
     fn touch(&mut self) {
         self.say("t\n");
         self.touched();
     }
 
-    /// Waits until the program has touched every page, and returns its process number.
+    /// Waits until the program has touched every page, and returns its process ID.
     fn touched(&mut self) -> u32 {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -201,7 +202,7 @@ impl Holder {
 }
 
 #[test]
-fn two_programs_share_the_pages_and_hold_a_lease_each() {
+fn two_programs_share_pages_and_each_hold_a_lease() {
     let daemon = TestDaemon::start_on_disk();
     let Some(program) = compile("tests/programs/hold.c", daemon.scratch(), &[]) else { return };
     let mut file = ModelFile::dense_of(1, 2, 256);
@@ -213,7 +214,7 @@ fn two_programs_share_the_pages_and_hold_a_lease_each() {
     assert_eq!(sessions.len(), 2, "{sessions:?}");
     let blobs = daemon.root().join("blobs");
     let size = size as u64;
-    eventually("two programs take together what the model has", || {
+    eventually("the PSS of both programs is the size of the model", || {
         holders.iter_mut().for_each(Holder::touch);
         let sum: u64 = holders.iter().map(|holder| shared_bytes(holder.pid, &blobs)).sum();
         println!("PSS of two: {sum}, the model: {size}");
@@ -228,7 +229,7 @@ fn works_without_a_daemon() {
     let daemon = TestDaemon::start();
     let Some(probe) = compile("tests/programs/probe.c", daemon.scratch(), &[]) else { return };
     import(&daemon, "tiny", &ModelFile::dense(1));
-    let expected = plainly(&[probe.to_str().unwrap(), &real_file(&daemon, "tiny")]).succeeds().text();
+    let expected = run_plainly(&[probe.to_str().unwrap(), &real_file(&daemon, "tiny")]).succeeds().text();
     let mut daemon = daemon;
     daemon.stop();
     let arguments = ["exec", "--", probe.to_str().unwrap(), "/blobd/tiny.gguf"];
@@ -236,7 +237,7 @@ fn works_without_a_daemon() {
 }
 
 #[test]
-fn what_is_not_there_is_no_file_and_says_why() {
+fn missing_model_is_no_file_with_a_reason() {
     let daemon = TestDaemon::start();
     let run = exec(&daemon, &["cat", "/blobd/nothing.gguf"]).exits_with(1);
     assert!(
@@ -257,7 +258,7 @@ fn what_is_not_there_is_no_file_and_says_why() {
 }
 
 #[test]
-fn ends_as_its_program_does() {
+fn exit_status_is_that_of_the_program() {
     let daemon = TestDaemon::start();
     exec(&daemon, &["true"]).succeeds();
     exec(&daemon, &["sh", "-c", "exit 7"]).exits_with(7);
@@ -282,7 +283,7 @@ fn signal_reaches_the_program_and_nothing_is_left() {
 }
 
 #[test]
-fn static_program_is_refused_with_a_way_out() {
+fn static_program_is_refused_with_a_hint() {
     let daemon = TestDaemon::start();
     let Some(program) = compile("tests/programs/hold.c", daemon.scratch(), &["-static"]) else { return };
     let run = exec(&daemon, &[program.to_str().unwrap(), "/blobd/tiny.gguf"]).exits_with(2);

@@ -1,4 +1,4 @@
-//! `blobd export`: what it leaves behind, whom its files belong to, and where it stops.
+//! `blobd export`: leftovers, owner and mode of its files, and limits.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,8 +9,8 @@ use blobd_store_format::recipe::{Piece, Recipe, seal};
 use blobd_tests::command;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::disk_folder;
 use blobd_tests::store_dir::names;
+use blobd_tests::temp_dirs::disk_directory;
 use blobd_tests::wait::eventually;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
@@ -26,10 +26,10 @@ fn daemon_with(model: &ModelFile) -> TestDaemon {
 fn signals_leave_nothing_behind() {
     let model = ModelFile::dense_of(1, 2, 1024);
     let daemon = daemon_with(&model);
-    // Several moments of each, whichever they are on this machine.
+    // Several moments for each signal.
     for (signal, code) in [(Signal::INT, 130), (Signal::HUP, 129), (Signal::TERM, 143)] {
         for millis in [0, 3, 10, 30, 60] {
-            let folder = disk_folder();
+            let folder = disk_directory();
             let mut export = daemon.command().command();
             let mut export =
                 export.args(["export", "m", "-o"]).arg(folder.path().join("m.gguf")).spawn().unwrap();
@@ -38,7 +38,7 @@ fn signals_leave_nothing_behind() {
             let _ = kill_process(Pid::from_child(&export), signal);
             let status = export.wait().unwrap();
             let is_done = status.success();
-            // Before the command listens for signals they end it as they end any other.
+            // Before the command has installed its handlers, a signal ends it directly.
             let is_ended = status.code().is_none_or(|found| found == code || found == 0);
             assert!(is_ended, "{signal:?} after {millis} ms: {status}");
             let found = names(folder.path());
@@ -52,7 +52,7 @@ fn signals_leave_nothing_behind() {
 fn target_keeps_its_mode_and_a_new_file_has_that_of_the_umask() {
     let model = ModelFile::dense(1);
     let daemon = daemon_with(&model);
-    let folder = disk_folder();
+    let folder = disk_directory();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     for old in [0o600, 0o640, 0o444] {
         let target = folder.path().join("old.gguf");
@@ -78,14 +78,14 @@ fn target_keeps_its_mode_and_a_new_file_has_that_of_the_umask() {
 }
 
 #[test]
-fn what_is_no_file_is_written_to_as_it_is() {
+fn export_writes_to_devices_and_pipes_directly() {
     let daemon = daemon_with(&ModelFile::dense(1));
     daemon.command().line("export m -o /dev/null").succeeds();
     let bytes = daemon.command().line("export m -o /dev/stdout").succeeds().stdout;
     assert!(bytes.starts_with(&ModelFile::dense(1).bytes()));
     let run = daemon.command().line("export m -o /dev/full --json").exits_with(6);
     assert!(run.error().message.contains("/dev/full"), "{}", run.stderr);
-    // A reader that has gone is no hang.
+    // It does not hang if the reader has closed the pipe.
     let pipe = daemon.scratch().join("pipe");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     let mut export = daemon.command().command();
@@ -98,7 +98,7 @@ fn what_is_no_file_is_written_to_as_it_is() {
 #[test]
 fn export_that_does_not_fit_leaves_nothing() {
     let daemon = daemon_with(&ModelFile::dense(1));
-    let folder = disk_folder();
+    let folder = disk_directory();
     let export = daemon.command().command();
     let mut script = Command::new("unshare");
     let words = "mount -t tmpfs -o size=16k none \"$1\" || exit 77
@@ -115,7 +115,7 @@ fn export_that_does_not_fit_leaves_nothing() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "", "nothing is left");
 }
 
-/// The recipe of the only model, with a piece more.
+/// Adds a piece of zeros to the recipe of the only model.
 fn plant(daemon: &TestDaemon, zeros: u64) {
     let [name] = names(&daemon.root().join("recipes")).try_into().expect("one recipe");
     let path = daemon.root().join("recipes").join(name);
@@ -132,7 +132,7 @@ fn plant(daemon: &TestDaemon, zeros: u64) {
 }
 
 #[test]
-fn planted_recipe_is_not_followed_beyond_the_size_that_the_manifest_names() {
+fn recipe_larger_than_its_file_in_the_manifest_is_refused() {
     for (zeros, reason) in
         [(Recipe::MAX_LITERAL_BYTES, "the manifest says"), (1 << 50, "bytes of zeros and literals")]
     {
@@ -140,7 +140,7 @@ fn planted_recipe_is_not_followed_beyond_the_size_that_the_manifest_names() {
         daemon.stop();
         plant(&daemon, zeros);
         daemon.restart();
-        let folder = disk_folder();
+        let folder = disk_directory();
         let target = folder.path().join("m.gguf");
         for words in [vec!["export", "m", "-o", "-"], vec!["export", "m", "-o", target.to_str().unwrap()]] {
             let run = daemon.command().run([&words[..], &["--json"]].concat()).exits_with(5);

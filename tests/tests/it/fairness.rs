@@ -1,4 +1,4 @@
-//! What waits or crawls holds nothing that others need: neither other users nor other work.
+//! Operations that wait or are slow hold no resource that other users or other operations need.
 
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
@@ -17,12 +17,12 @@ use blobd_tests::store_dir::staged;
 use blobd_tests::wait::eventually;
 use tempfile::NamedTempFile;
 
-use super::together::{can_be_others, shared_daemon};
+use super::multi_user::{can_be_others, shared_daemon};
 
 const MODEL: &str = "application/vnd.ollama.image.model";
 const GREEDY: u32 = 65534;
 const OTHER: u32 = 12345;
-/// Far more than any of this takes on a loaded machine, far less than what it would wait for.
+/// Far more than these operations take on a busy machine, and far less than a slow operation takes.
 const SOON: Duration = Duration::from_secs(30);
 
 /// A command that runs until this is dropped.
@@ -72,13 +72,13 @@ fn run_as(uid: Option<u32>, daemon: &TestDaemon, words: &[&str]) -> Run {
     command::run(&mut command_of(daemon, uid, words))
 }
 
-fn runs_soon(uid: Option<u32>, daemon: &TestDaemon, words: &[&str]) {
+fn succeeds_soon(uid: Option<u32>, daemon: &TestDaemon, words: &[&str]) {
     let started = Instant::now();
     run_as(uid, daemon, words).succeeds();
     assert!(started.elapsed() < SOON, "{words:?}: {:?}", started.elapsed());
 }
 
-/// A registry that accepts and never answers.
+/// A registry that accepts connections and never responds.
 pub(super) struct Tarpit {
     port: u16,
     accepted: Arc<Mutex<Vec<TcpStream>>>,
@@ -105,27 +105,27 @@ impl Tarpit {
     }
 
     pub(super) fn wait_for(&self, connections: usize) {
-        eventually("it is asked", || self.accepted.lock().unwrap().len() >= connections);
+        eventually("the clients are connected", || self.accepted.lock().unwrap().len() >= connections);
     }
 
-    /// How many who asked have gone.
-    fn gone(&self) -> usize {
+    /// The number of clients that have disconnected.
+    fn disconnected(&self) -> usize {
         let mut accepted = self.accepted.lock().unwrap();
         let is_gone = |stream: &mut TcpStream| {
             stream.set_nonblocking(true).unwrap();
-            // A byte of no meaning: what has been closed says so at the second one.
+            // The second write to a closed connection fails.
             stream.write_all(b" ").is_err()
         };
         accepted.iter_mut().map(is_gone).filter(|gone| *gone).count()
     }
 }
 
-/// Models of about 3 MiB that have nothing in common: they take many minutes at a byte per second.
+/// Models of about 3 MiB without common tensors. A pull takes many minutes at a byte per second.
 fn registry_with(count: u64) -> (FakeRegistry, Vec<String>) {
     let registry = FakeRegistry::start().unwrap();
     let add = |number| {
         let (name, model) = (format!("library/m{number}:latest"), ModelFile::dense_of(number, 2, 256));
-        // Of several who wait for one file, such as a configuration, the highest limit would hold.
+        // If several pulls waited for a common file, such as a configuration, the highest limit would apply.
         let config = format!("{{\"number\":{number}}}");
         registry.add_model(&name, config.as_bytes(), &[(MODEL, &model.bytes())]).unwrap();
         registry.name(&name)
@@ -141,8 +141,8 @@ fn readable_model(daemon: &TestDaemon, seed: u64, name: &str) -> std::path::Path
     path
 }
 
-/// How many files the daemon is fetching from the content network.
-fn asked_for_content(registry: &FakeRegistry) -> usize {
+/// The number of files that the daemon is fetching from the content network.
+fn content_fetches(registry: &FakeRegistry) -> usize {
     let requests = registry.requests();
     let paths: std::collections::BTreeSet<_> = requests
         .iter()
@@ -153,7 +153,7 @@ fn asked_for_content(registry: &FakeRegistry) -> usize {
 }
 
 #[test]
-fn pulls_that_crawl_keep_no_other_user_and_no_import_waiting() {
+fn slow_pulls_delay_no_other_user_and_no_import() {
     if !can_be_others() {
         return;
     }
@@ -164,19 +164,19 @@ fn pulls_that_crawl_keep_no_other_user_and_no_import_waiting() {
         .iter()
         .map(|name| Background::start(&daemon, Some(GREEDY), &["pull", name, "--limit-rate", "1"]))
         .collect();
-    eventually("as many as one user may have are under way", || asked_for_content(&registry) >= 4);
+    eventually("one user's limit of pulls is reached", || content_fetches(&registry) >= 4);
     let mine = readable_model(&daemon, 91, "mine.gguf");
-    runs_soon(Some(GREEDY), &daemon, &["import", "--name", "mine", mine.to_str().unwrap()]);
+    succeeds_soon(Some(GREEDY), &daemon, &["import", "--name", "mine", mine.to_str().unwrap()]);
     let theirs = readable_model(&daemon, 92, "theirs.gguf");
-    runs_soon(Some(OTHER), &daemon, &["import", "--name", "theirs", theirs.to_str().unwrap()]);
-    runs_soon(Some(OTHER), &daemon, &["pull", other]);
+    succeeds_soon(Some(OTHER), &daemon, &["import", "--name", "theirs", theirs.to_str().unwrap()]);
+    succeeds_soon(Some(OTHER), &daemon, &["pull", other]);
     let (root_registry, root_names) = registry_with(1);
-    runs_soon(None, &daemon, &["pull", &root_names[0]]);
+    succeeds_soon(None, &daemon, &["pull", &root_names[0]]);
     drop(root_registry);
     crawling.iter_mut().for_each(Background::check_is_running);
 }
 
-/// One user's imports hang, as many as there may be, until their clients go, three times.
+/// Three times, one user's imports hang, as many as are permitted, until their clients disconnect.
 struct Hangs {
     daemon: TestDaemon,
     files: HangingFiles,
@@ -212,37 +212,38 @@ impl Hangs {
                 let words = ["import", "--name", name, path.to_str().unwrap()];
                 Background::start(&self.daemon, Some(GREEDY), &words)
             });
-            eventually("as many as one user may have hang", || self.files.waiting() >= 2 * round);
+            eventually("one user's limit of imports hangs", || self.files.waiting() >= 2 * round);
             self.check_others(&format!("theirs-{round}"));
             drop(clients);
-            eventually("nothing of them stays", || staged(self.daemon.root()).is_empty());
+            eventually("their staged files are gone", || staged(self.daemon.root()).is_empty());
         }
         self.check_others("theirs-4");
     }
 }
 
 #[test]
-fn imports_that_hang_past_the_cache_hang_for_their_own_user_alone() {
+fn imports_that_hang_in_direct_reads_affect_only_their_user() {
     let Some(hangs) = Hangs::prepare() else { return };
     hangs.run(Hang::DirectRead);
 }
 
-/// The kernel lets nobody leave such a call, so what hangs is left to itself, and no more of it is begun.
+/// Such a call cannot be interrupted, so the process is left hanging, and further imports of the user are
+/// refused.
 #[test]
-fn imports_that_hang_when_inspected_hang_for_their_own_user_who_is_told() {
+fn imports_that_hang_when_inspected_are_limited_per_user_with_an_error() {
     let Some(hangs) = Hangs::prepare() else { return };
     hangs.run(Hang::Inspect);
     let error = hangs.import(GREEDY, "d").exits_with(4).error();
     assert!(error.message.contains("still wait for their files"), "{error}");
     assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("does not respond")), "{error}");
     hangs.check_others("theirs-5");
-    hangs.files.let_go();
-    eventually("the user's own come back when the files do", || hangs.import(GREEDY, "e").code == 0);
+    hangs.files.unblock();
+    eventually("the user can import again when the files respond", || hangs.import(GREEDY, "e").code == 0);
 }
 
-/// Such a read can be left, so nothing remains of it.
+/// Such a read can be interrupted, so nothing remains.
 #[test]
-fn imports_that_hang_in_the_cache_are_gone_with_their_clients() {
+fn imports_that_hang_in_cached_reads_end_with_their_clients() {
     let daemon = TestDaemon::start();
     let model = ModelFile::dense_of(1, 2, 128);
     let Some(files) = HangingFiles::mount(&daemon.scratch().join("hanging"), model.bytes()) else { return };
@@ -253,10 +254,10 @@ fn imports_that_hang_in_the_cache_are_gone_with_their_clients() {
         });
         eventually("they hang", || staged(daemon.root()).len() == 2);
         drop(clients);
-        eventually("nothing of them stays", || staged(daemon.root()).is_empty());
+        eventually("their staged files are gone", || staged(daemon.root()).is_empty());
     }
     let good = ModelFile::dense(2).write_to(daemon.scratch(), "good.gguf");
-    runs_soon(None, &daemon, &["import", good.to_str().unwrap()]);
+    succeeds_soon(None, &daemon, &["import", good.to_str().unwrap()]);
     eventually("no process is left", || children(daemon.pid()) == 0);
 }
 
@@ -268,7 +269,7 @@ fn children(pid: u32) -> usize {
 }
 
 #[test]
-fn dry_runs_that_nobody_answers_keep_no_survey_waiting_and_end_with_their_clients() {
+fn hanging_dry_runs_delay_no_df_doctor_or_gc_and_end_with_their_clients() {
     let (daemon, tarpit) = (TestDaemon::start(), Tarpit::start());
     let plans: Vec<_> = (0..4)
         .map(|number| {
@@ -284,15 +285,15 @@ fn dry_runs_that_nobody_answers_keep_no_survey_waiting_and_end_with_their_client
     }
     drop(plans);
     let (_registry, names) = registry_with(1);
-    runs_soon(None, &daemon, &["pull", "--dry-run", &names[0]]);
-    eventually("the connections are closed", || tarpit.gone() >= 2);
+    succeeds_soon(None, &daemon, &["pull", "--dry-run", &names[0]]);
+    eventually("the connections are closed", || tarpit.disconnected() >= 2);
 }
 
 #[test]
-fn pull_that_was_asked_to_come_back_later_ends_with_its_client() {
+fn pull_that_waits_for_retry_after_ends_with_its_client() {
     let daemon = TestDaemon::start();
     let (registry, names) = registry_with(1);
-    // Some of it comes, so that the server's wish is worth waiting for.
+    // A part arrives, so that the client obeys `Retry-After`.
     registry.add_fault("/cdn/", 1, Fault::CutAfter(300_000));
     registry.add_fault("/cdn/", usize::MAX, Fault::TooManyRequests(100));
     let pull = Background::start(&daemon, None, &["pull", &names[0]]);
@@ -303,5 +304,5 @@ fn pull_that_was_asked_to_come_back_later_ends_with_its_client() {
     drop(pull);
     eventually("it has ended", || staged(daemon.root()).is_empty());
     registry.clear_faults();
-    runs_soon(None, &daemon, &["pull", &names[0]]);
+    succeeds_soon(None, &daemon, &["pull", &names[0]]);
 }

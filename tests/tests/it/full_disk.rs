@@ -1,5 +1,5 @@
-//! A disk without a free byte, of each kind of file system that stores lie on: what is there can be
-//! listed, served and removed, by commands and by a daemon that is started on it.
+//! A disk without a free byte, on each supported file system: models can be listed, served and removed, by
+//! commands and by a daemon that is started on it.
 
 use std::fs::{self, File};
 use std::process::Command;
@@ -7,37 +7,37 @@ use std::process::Command;
 use blobd_tests::command::{Blobd, Run, run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::disk_folder;
+use blobd_tests::temp_dirs::disk_directory;
 use tempfile::TempDir;
 
-/// Name, program and arguments that make it, and the size of its image: XFS is not made smaller.
+/// Name, command that creates the file system, and the size of its image. XFS has a minimum size.
 type Kind = (&'static str, &'static [&'static str], u64);
 const KINDS: [Kind; 3] = [
     ("ext4", &["mkfs.ext4", "-q", "-m", "0"], 48 << 20),
     ("xfs", &["mkfs.xfs", "-q"], 320 << 20),
     ("btrfs", &["mkfs.btrfs", "-q"], 160 << 20),
 ];
-/// Big steps first, then every block that is left, then what fits into an inode alone.
+/// Fills the disk in large steps, then block by block, then with files that fit into their inodes.
 const FILL: &str = "cd \"$0\"; dd if=/dev/zero of=fill bs=1M; dd if=/dev/zero of=more bs=4k; sync
     for i in $(seq 500); do echo x > small$i || break; done; dd if=/dev/zero of=last bs=512; sync; true";
 
-/// An image of a file system that is the root of a store. Each program that uses it mounts it for
-/// itself, so that nothing is left of a test that fails.
+/// An image of a file system that is the root of a store. Each program mounts it in its own namespace, so
+/// that a failed test leaves no mount.
 struct Image {
     folder: TempDir,
 }
 
 impl Image {
-    /// Nothing, and the reason is printed, where it cannot be had.
+    /// Prints the reason and returns `None` if it is not available here.
     fn make((kind, mkfs, size): Kind) -> Option<Self> {
-        let image = Self { folder: disk_folder() };
+        let image = Self { folder: disk_directory() };
         let path = image.folder.path().join("image");
         File::create(&path).unwrap().set_len(size).unwrap();
         fs::create_dir(image.folder.path().join("store")).unwrap();
         let made = Command::new(mkfs[0]).args(&mkfs[1..]).arg(&path).output();
         let is_made = made.is_ok_and(|made| made.status.success());
         if !is_made || image.shell("rm -rf \"$0/lost+found\"").code != 0 {
-            println!("skipped: {kind} in a loop device cannot be had here");
+            println!("skipped: {kind} on a loop device is not available here");
             return None;
         }
         Some(image)
@@ -75,7 +75,7 @@ impl Image {
 }
 
 #[test]
-fn full_disk_of_each_kind_is_listed_and_emptied_by_commands() {
+fn commands_list_and_empty_a_full_disk_of_each_kind() {
     for kind in KINDS {
         let Some(image) = Image::make(kind) else { continue };
         image.import(1, "a");

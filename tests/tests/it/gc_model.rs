@@ -1,12 +1,11 @@
 //! The order of commits, removals and collections, searched exhaustively.
 //!
-//! A small model of what `daemon/store/src` does step by step, with everything
-//! that others may do between two steps, and power cuts. Each step names the function that it
-//! stands for. The shipped order must be safe in every state that can be reached; of each order
-//! that somebody might find simpler, the search must find how it loses something.
+//! A small model of the steps of `daemon/store/src`, with all concurrent steps of others between two of them,
+//! and power cuts. Each step names the function that it represents. The shipped order must be safe in every
+//! reachable state. For each wrong order, the search must find a loss.
 //!
-//! It is the order that is checked here, not the code. `--nocapture` shows what was searched and
-//! what was found. `docs/RELIABILITY.md` has the table.
+//! This checks the order of steps, not the code. `--nocapture` prints the searched states and the losses
+//! found. `docs/RELIABILITY.md` has the table.
 
 use std::time::Instant;
 
@@ -64,7 +63,7 @@ fn trash_never_holds_a_model_with_holes() {
     assert_safe("import, rm --keep, rm", System { collections: 0, ..one_of_each([FIRST, Some(Job::Keep)]) });
 }
 
-/// Nothing that is pinned goes, so that the check has nothing to find.
+/// Pinned blobs are never deleted, so that the check finds nothing.
 #[test]
 fn check_at_commit_is_a_second_line_of_defence() {
     const FAULTS: &[Fault] = &[Fault::NoCheckAtCommit];
@@ -107,13 +106,13 @@ fn two_collections_at_once_cost_a_model_its_blobs() {
 }
 
 #[test]
-fn look_before_pin_fails_an_import() {
-    assert_unsafe(&[Fault::LookBeforePin], [FIRST, None], NOT_REFUSED);
+fn lookup_before_pin_fails_an_import() {
+    assert_unsafe(&[Fault::LookupBeforePin], [FIRST, None], NOT_REFUSED);
 }
 
 #[test]
-fn look_before_pin_without_check_at_commit_tags_a_model_with_holes() {
-    assert_unsafe(&[Fault::LookBeforePin, Fault::NoCheckAtCommit], [FIRST, None], WHOLE);
+fn lookup_before_pin_without_check_at_commit_tags_a_model_with_holes() {
+    assert_unsafe(&[Fault::LookupBeforePin, Fault::NoCheckAtCommit], [FIRST, None], WHOLE);
 }
 
 #[test]
@@ -133,7 +132,7 @@ fn model_moved_to_the_trash_without_a_lease_loses_blobs() {
 
 #[test]
 fn rm_without_any_sync_brings_a_model_back_with_holes() {
-    assert_unsafe(&[Fault::UnsyncedUnlink, Fault::NoSettle], [None, None], WHOLE);
+    assert_unsafe(&[Fault::UnsyncedUnlink, Fault::NoSyncBeforeDeletion], [None, None], WHOLE);
 }
 
 #[test]
@@ -143,7 +142,7 @@ fn rm_without_its_own_sync_is_undone_by_a_power_cut() {
 
 #[test]
 fn collection_that_does_not_settle_lets_a_model_come_back_with_holes() {
-    assert_unsafe(&[Fault::NoSettle], [None, None], WHOLE);
+    assert_unsafe(&[Fault::NoSyncBeforeDeletion], [None, None], WHOLE);
 }
 
 #[test]
@@ -152,7 +151,7 @@ fn tag_written_before_its_blobs_are_durable_leads_to_holes() {
 }
 
 #[test]
-fn import_of_what_is_there_already_must_sync_it_too() {
+fn import_of_stored_blobs_must_sync_them() {
     assert_unsafe(&[Fault::UnsyncedBlobsUnlessNew], [FIRST, SECOND], WHOLE);
 }
 
@@ -168,7 +167,7 @@ fn assert_safe(name: &str, system: System) {
     println!("{name}: safe in all of {} states, {:.1?}", checker.unique_state_count(), start.elapsed());
 }
 
-/// Finds a way to a state in which `property` does not hold.
+/// Asserts that the search finds a state in which `property` does not hold.
 fn assert_unsafe(faults: &'static [Fault], writers: [Option<Job>; 2], property: &'static str) {
     let checker = System { faults, ..one_of_each(writers) }.checker();
     let checker = checker.finish_when(HasDiscoveries::AnyOf([property].into())).spawn_bfs().join();

@@ -1,8 +1,8 @@
-//! A store as an earlier blobd left it, byte for byte: what is on the disks of users is read for ever.
+//! A store written by an earlier blobd: every later version must read it.
 //!
-//! `golden/2146c82.tar.gz` was written by the daemon of that commit: three GGUF files were imported, of
-//! which two share tensors and one has expert groups, one of them under a second name; one tag was pinned;
-//! a fourth model was put aside with `rm --keep`; then the daemon was stopped. The reserve, which is empty
+//! `golden/2146c82.tar.gz` was written by the daemon of that commit: three GGUF files were imported, of which
+//! two share tensors and one has expert groups, one of them under a second name; one tag was pinned; a fourth
+//! model was moved to the trash with `rm --keep`; then the daemon was stopped. The reserve, which is empty
 //! space, is left out.
 
 use std::fs;
@@ -13,8 +13,8 @@ use std::process::Command;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::oracle::sha256_of;
-use blobd_tests::places::fast_folder;
 use blobd_tests::store_dir::check_blobs;
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -33,7 +33,7 @@ const REMOVED: (&str, &str) =
 
 /// A copy of the store in `store`.
 fn unpacked() -> TempDir {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let mut tar = Command::new("tar");
     tar.args(["--extract", "--gzip", "--preserve-permissions", "--no-same-owner", "--file", ARCHIVE]);
     let output = tar.arg("--directory").arg(folder.path()).output().unwrap();
@@ -86,7 +86,7 @@ fn store_of_an_earlier_version_is_served() {
     check_store(&daemon.command(), daemon.root());
 }
 
-/// The copy has other inodes and times, which the index has been told of: it is as if it were the original.
+/// The copy has other inodes and times, so the test writes them into the marker `CLEAN`.
 #[test]
 fn index_of_an_earlier_version_is_loaded() {
     let folder = unpacked();

@@ -1,5 +1,5 @@
-//! Files made to harm: each is refused by the real command, quickly, in little memory, and
-//! leaves no trace.
+//! Malicious files: the real command refuses each of them quickly, in little memory, and leaves nothing in
+//! the store.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use blobd_tests::store_dir::check_empty;
 /// What is wrong, the file, and what the message must say.
 type Case = (&'static str, Vec<u8>, &'static str);
 
-/// Imports each file and sees that it is refused with the right words and without a trace.
+/// Asserts that each file is refused with the right message, and leaves nothing in the store.
 fn check_refused(cases: &[Case]) {
     let daemon = TestDaemon::start();
     for (what, bytes, words) in cases {
@@ -36,7 +36,7 @@ fn import(daemon: &TestDaemon, what: &str, bytes: &[u8]) -> Run {
     daemon.command().run(["import".as_ref(), path.as_os_str(), "--json".as_ref()])
 }
 
-/// The daemon has never needed much memory, and takes a good file after all the bad ones.
+/// Asserts that the daemon's peak memory is small, and that it still imports a valid file.
 fn check_alive(daemon: &TestDaemon) {
     let peak = status_bytes(daemon.pid(), "VmHWM");
     assert!(peak < 96 << 20, "{peak} bytes");
@@ -76,7 +76,7 @@ fn files_that_are_no_gguf_are_refused() {
 }
 
 #[test]
-fn counts_that_lie_are_refused() {
+fn wrong_counts_are_refused() {
     let tensors = |tensor_count| RawGguf { tensor_count, ..raw() }.bytes();
     let keys = |key_count| RawGguf { key_count, ..raw() }.bytes();
     check_refused(&[
@@ -93,7 +93,7 @@ fn counts_that_lie_are_refused() {
 }
 
 #[test]
-fn metadata_that_lies_is_refused() {
+fn invalid_metadata_is_refused() {
     let key_length = |length: u64| RawGguf { key_count: 1, ..raw().key_bytes(length.to_le_bytes()) }.bytes();
     let value = |value_type, value: &[u8]| raw().key("some.key", value_type, value).bytes();
     let string_of = |length: u64| value(id::STRING, &length.to_le_bytes());
@@ -127,7 +127,7 @@ fn metadata_that_lies_is_refused() {
 }
 
 #[test]
-fn alignments_that_cannot_be_are_refused() {
+fn invalid_alignments_are_refused() {
     let of_type = |value_type, value: &[u8]| raw().key("general.alignment", value_type, value).bytes();
     let off = raw().alignment(64).tensor("a", id::I8, &[8], 32).with_data(&[0; 128]);
     check_refused(&[
@@ -143,7 +143,7 @@ fn alignments_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn tensors_that_cannot_be_are_refused() {
+fn invalid_tensors_are_refused() {
     let named = |name: &[u8]| raw().tensor(name, id::F32, &[1], 0).with_data(&[0; 32]);
     let f32s = |dimensions: &[u64]| one(id::F32, dimensions).with_data(&[0; 64]);
     let bytes = |dimensions: &[u64]| one(id::I8, dimensions).with_data(&[0; 64]);
@@ -183,7 +183,7 @@ fn tensors_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn tensors_that_are_not_in_their_file_are_refused() {
+fn tensors_outside_their_file_are_refused() {
     let at = |offset| raw().tensor("t", id::F32, &[16], offset).with_data(&[0; 128]);
     let pair = |second| {
         raw().tensor("a", id::F32, &[16], 0).tensor("b", id::F32, &[16], second).with_data(&[0; 128])
@@ -206,7 +206,7 @@ fn tensors_that_are_not_in_their_file_are_refused() {
 }
 
 #[test]
-fn headers_without_end_are_refused_in_little_memory() {
+fn endless_headers_are_refused_in_little_memory() {
     let daemon = TestDaemon::start();
     let strings = |count: u64, length: usize| {
         let value = [&id::STRING.to_le_bytes()[..], &count.to_le_bytes()].concat();
@@ -264,8 +264,8 @@ fn a_hundred_thousand_names_take_no_quadratic_time() {
     assert_eq!(daemon.client().open(&"case".parse().unwrap()).unwrap().tensors().len(), 0);
 }
 
-/// `block_count` of another type, an architecture that is no string, none at all: nothing that
-/// the store needs, so nothing to refuse (CVE-2025-0312, CVE-2024-8063).
+/// A `block_count` of another type, or an architecture that is no string or missing, is not refused, because
+/// the store does not use them (CVE-2025-0312, CVE-2024-8063).
 #[test]
 fn metadata_of_unexpected_types_does_no_harm() {
     let daemon = TestDaemon::start();

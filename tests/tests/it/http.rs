@@ -1,4 +1,4 @@
-//! The socket as `curl --unix-socket` and its evil twins see it.
+//! HTTP on the socket, as from `curl --unix-socket`, with valid and malformed requests.
 
 use std::io::{Read as _, Write as _};
 use std::time::Duration;
@@ -51,7 +51,7 @@ fn verbs_take_json_bodies() {
 }
 
 #[test]
-fn requests_that_do_not_exist_are_told_so() {
+fn unknown_requests_are_refused_with_an_error() {
     let daemon = daemon();
     for (method, path) in [
         ("GET", "/"),
@@ -76,7 +76,7 @@ fn requests_that_do_not_exist_are_told_so() {
 }
 
 #[test]
-fn bodies_that_are_wrong_are_told_so() {
+fn invalid_bodies_are_refused_with_an_error() {
     let daemon = daemon();
     let deep = format!("{{\"references\":{}", "[".repeat(100_000));
     for (path, body) in [
@@ -107,7 +107,7 @@ fn body_that_is_too_long_is_refused() {
     let daemon = daemon();
     let answer = post(&daemon.socket(), "/v1/remove", &" ".repeat((1 << 20) + 1));
     assert!([0, 400].contains(&answer.status), "{answer:?}");
-    // Announced and never sent: refused or waited for, but not allocated.
+    // A body that is announced and never sent must not be allocated.
     let mut stream = connect(&daemon.socket());
     let head = "POST /v1/remove HTTP/1.1\r\nHost: x\r\nContent-Length: 18446744073709551615\r\n\r\n";
     stream.write_all(head.as_bytes()).unwrap();
@@ -139,7 +139,7 @@ fn head_that_is_too_long_or_malformed_is_refused() {
 }
 
 #[test]
-fn head_that_does_not_come_is_not_waited_for_for_ever() {
+fn incomplete_head_has_a_time_limit() {
     let daemon = daemon();
     let mut slow: Vec<_> = (0..20).map(|_| connect(&daemon.socket())).collect();
     for stream in &mut slow {
@@ -170,7 +170,7 @@ fn one_connection_carries_several_requests() {
 }
 
 #[test]
-fn client_that_does_not_read_its_answer_keeps_nobody_waiting() {
+fn client_that_does_not_read_its_response_delays_no_other_client() {
     let daemon = daemon();
     let request = b"GET /v1/models/tiny HTTP/1.1\r\nHost: x\r\n\r\n".repeat(2000);
     let mut deaf = connect(&daemon.socket());

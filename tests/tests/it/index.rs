@@ -1,4 +1,4 @@
-//! The index: whatever happens to it, the daemon serves, and what it says is what lies on disk.
+//! The index: with any damage to it, the daemon serves, and its numbers are those of the disk.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,8 +8,8 @@ use std::thread;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
 use blobd_tests::store_dir::{names, snapshot};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
 
 fn daemon() -> TestDaemon {
@@ -32,7 +32,7 @@ fn differences(daemon: &TestDaemon) -> u64 {
     daemon.command().line("reindex --json").succeeds().json()["differences"].as_u64().unwrap()
 }
 
-/// What `df` says now is what a command says that looks at every file.
+/// Asserts that `df` of the daemon equals `df` of a command that reads every file.
 fn check_usage(daemon: &mut TestDaemon) {
     let served = daemon.client().disk_usage().unwrap();
     daemon.kill();
@@ -50,7 +50,7 @@ fn check_usage(daemon: &mut TestDaemon) {
 }
 
 #[test]
-fn clean_stop_leaves_an_index_that_the_next_start_believes() {
+fn clean_stop_leaves_an_index_that_the_next_start_loads() {
     let mut daemon = daemon();
     assert!(daemon.client().open(&"m".parse().unwrap()).is_ok());
     assert!(daemon.stop().success());
@@ -69,7 +69,7 @@ fn clean_stop_leaves_an_index_that_the_next_start_believes() {
 fn index_is_complete_and_private_whatever_the_umask_is() {
     for umask in ["000", "022", "077"] {
         let script = format!("umask {umask}; exec \"$@\"");
-        let mut daemon = TestDaemon::start_under(&["sh", "-c", &script, "sh"], fast_folder());
+        let mut daemon = TestDaemon::start_under(&["sh", "-c", &script, "sh"], tmpfs_directory());
         import(&daemon, 1, "m");
         for directory in [index(&daemon), index(&daemon).join("sled")] {
             let mode = fs::metadata(&directory).unwrap().permissions().mode();
@@ -118,7 +118,7 @@ fn reindex_without_a_daemon_leaves_an_index_for_the_next_one() {
 }
 
 #[test]
-fn daemon_serves_whatever_has_become_of_its_index() {
+fn daemon_serves_with_any_damage_to_its_index() {
     let mut daemon = daemon();
     let blobs = snapshot(&daemon.root().join("blobs"));
     for damage in 0..4 {
@@ -190,7 +190,7 @@ fn reclaimable_is_what_gc_would_free() {
 }
 
 #[test]
-fn hand_made_changes_of_tags_are_listed_at_once() {
+fn manual_changes_of_tags_are_listed_at_once() {
     let daemon = daemon();
     let listed = || -> Vec<String> {
         daemon.client().models().unwrap().models.into_iter().map(|model| model.name).collect()
@@ -211,7 +211,7 @@ fn hand_made_changes_of_tags_are_listed_at_once() {
 }
 
 #[test]
-fn reindex_is_no_query() {
+fn reindex_over_get_is_refused() {
     let daemon = daemon();
     let answer = blobd_tests::http::get(&daemon.socket(), "/v1/reindex");
     assert_eq!(answer.json()["error"]["code"], serde_json::to_value(ErrorCode::InvalidRequest).unwrap());

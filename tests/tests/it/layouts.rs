@@ -1,4 +1,4 @@
-//! A file of every layout that occurs: whatever is accepted must come back bit for bit.
+//! A file of every layout: an accepted file must come back bit for bit.
 
 use blobd_store_format::gguf::{ByteOrder, GgmlType, Value};
 use blobd_tests::model::{End, ModelFile, ModelTensor, noise};
@@ -47,7 +47,7 @@ fn few_tensors() -> ModelFile {
     file
 }
 
-/// Sizes that are no multiple of anything, the same bytes under two names, a scalar.
+/// Odd sizes, the same bytes under two names, and a scalar.
 fn odd_sizes() -> ModelFile {
     let mut file = ModelFile::empty();
     for (name, length) in [("one", 1), ("three", 3), ("page", 4096), ("page-and-one", 4097)] {
@@ -84,7 +84,7 @@ fn zero_elements() -> ModelFile {
     file
 }
 
-/// Types that this blobd has never heard of: their bytes go up to the next tensor.
+/// Types that this blobd does not know: their bytes extend to the next tensor.
 fn unknown_types() -> ModelFile {
     let mut file = few_tensors();
     for (index, (name, length)) in [("new.first", 96), ("new.last", 77)].into_iter().enumerate() {
@@ -102,7 +102,7 @@ fn incomplete_experts() -> ModelFile {
     file
 }
 
-/// Expert by expert, so that three groups are open at the same time.
+/// Sorted by expert, so that three groups are split at the same time.
 fn interleaved_experts() -> ModelFile {
     let mut file = ModelFile::separate_experts(1, 12);
     let key = |name: &str| name.split('.').rev().nth(1).and_then(|expert| expert.parse::<u32>().ok());

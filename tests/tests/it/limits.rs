@@ -1,4 +1,4 @@
-//! What one client or one user may use up: others do not notice, and it comes back.
+//! Limits per client and per user: other clients are not affected, and resources are released.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -16,14 +16,14 @@ use blobd_tests::daemon::TestDaemon;
 use blobd_tests::http;
 use blobd_tests::memory::status_bytes;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
 use blobd_tests::raw_gguf::{RawGguf, id};
 use blobd_tests::reader::Reader;
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
 use rustix::net::sockopt::set_socket_linger;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::together::{USERS, can_be_others, run_as, shared_daemon};
+use super::multi_user::{USERS, can_be_others, run_as, shared_daemon};
 
 /// More than a user may have.
 const MANY_LEASES: &str = "1100";
@@ -33,7 +33,7 @@ fn import_small(daemon: &TestDaemon) {
     daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
 }
 
-/// A model whose tables are long and whose tensors are all the same byte.
+/// A model with a long tensor table, whose tensors are all the same byte.
 fn import_large(daemon: &TestDaemon, tensors: usize) {
     let mut gguf =
         RawGguf::new().key("general.architecture", id::STRING, blobd_tests::raw_gguf::string("llama"));
@@ -49,7 +49,7 @@ fn threads(daemon: &TestDaemon) -> usize {
     fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().count()
 }
 
-/// Sends a request and reads nothing of the answer.
+/// Sends a request and reads nothing of the response.
 fn ask(daemon: &TestDaemon, request: &str) -> UnixStream {
     let mut stream = http::connect(&daemon.socket());
     stream.write_all(request.as_bytes()).unwrap();
@@ -64,7 +64,7 @@ fn upgrade(path: &str, body: &str) -> String {
 }
 
 #[test]
-fn user_with_all_its_leases_still_asks_and_ends_them() {
+fn user_with_all_its_leases_can_still_send_requests_and_end_them() {
     if !can_be_others() {
         return;
     }
@@ -101,7 +101,7 @@ fn user_with_all_its_leases_still_asks_and_ends_them() {
 
 /// 100 responses of 1.8 MB each, and 20 opens, none of which is read.
 #[test]
-fn responses_that_are_not_read_take_little_memory_and_give_it_back() {
+fn unread_responses_use_little_memory_and_release_it() {
     let daemon = TestDaemon::start();
     import_large(&daemon, 12_000);
     import_small(&daemon);
@@ -141,7 +141,7 @@ fn client_that_reads_nothing_of_a_long_response_loses_its_connection() {
     assert!(!rest.ends_with(b"0\r\n\r\n"), "cut off");
 }
 
-/// A TCP connection that is full and lingers: whoever closes it last waits.
+/// A full TCP connection with `SO_LINGER`: the last close blocks.
 fn lingering_socket() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -161,7 +161,7 @@ fn check_answers_at_once(daemon: &TestDaemon) {
 }
 
 #[test]
-fn descriptors_that_block_when_they_are_closed_freeze_nobody() {
+fn descriptors_that_block_on_close_delay_no_other_client() {
     let daemon = TestDaemon::start();
     import_small(&daemon);
     let mut receivers = Vec::new();
@@ -172,14 +172,14 @@ fn descriptors_that_block_when_they_are_closed_freeze_nobody() {
         let sent = send_message(&stream, b"GET /v1/version HTTP/1.1\r\nHost: x\r\n\r\n", &[sender.as_fd()]);
         if let Err(error) = sent {
             assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
-            // It is this process that closes it last.
+            // This process closes it last.
             set_socket_linger(&sender, None).unwrap();
         }
         drop(sender);
         receivers.push(receiver);
     }
     check_answers_at_once(&daemon);
-    // After the upgrade of an import, which takes one: as that one, and one too many.
+    // After the upgrade of an import, which expects one descriptor: as that one, and as one too many.
     for extra in [false, true] {
         let (sender, receiver) = lingering_socket();
         let mut stream = ask(&daemon, &upgrade("/v1/import", r#"{"file_name":"x"}"#));
@@ -196,7 +196,7 @@ fn descriptors_that_block_when_they_are_closed_freeze_nobody() {
 }
 
 #[test]
-fn sessions_that_break_the_protocol_write_a_line_a_second() {
+fn sessions_that_break_the_protocol_log_one_line_per_second() {
     let daemon = TestDaemon::start();
     import_small(&daemon);
     let start = Instant::now();
@@ -212,12 +212,12 @@ fn sessions_that_break_the_protocol_write_a_line_a_second() {
     assert!((1..=most).contains(&lines), "{lines} lines in {most} s: {}", daemon.log());
 }
 
-/// A daemon of an ordinary user, which root plays.
+/// A daemon that root starts as an ordinary user.
 fn daemon_of_ordinary_user() -> TestDaemon {
     if !rustix::process::geteuid().is_root() {
         return TestDaemon::start();
     }
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     std::os::unix::fs::chown(folder.path(), Some(USERS[1]), Some(USERS[1])).unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let (reuid, regid) = (format!("--reuid={}", USERS[1]), format!("--regid={}", USERS[1]));
@@ -241,10 +241,10 @@ fn import_as_owner(daemon: &TestDaemon, path: &Path, name: &str) {
     run.succeeds();
 }
 
-/// The kernel counts descriptors in flight per user: those of a client that does not take its own must not
-/// fail the opens and imports of the others.
+/// The kernel limits descriptors in flight per user: a client that does not receive its descriptors must not
+/// make opens and imports of other clients fail.
 #[test]
-fn clients_that_take_no_descriptors_leave_some_in_flight_for_others_of_their_user() {
+fn clients_that_receive_no_descriptors_leave_some_for_others_of_their_user() {
     if rustix::process::geteuid().is_root() && !can_be_others() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Who may have a store open, and which directories are one.
+//! Which process may open a store, and which directories are accepted as one.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,8 +9,8 @@ use std::time::Duration;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
 use blobd_tests::store_dir::{names, snapshot};
+use blobd_tests::temp_dirs::tmpfs_directory;
 
 #[test]
 fn command_that_names_the_root_of_a_daemon_is_served_by_it() {
@@ -38,7 +38,7 @@ fn second_daemon_on_a_store_is_refused() {
 #[test]
 fn second_daemon_on_a_socket_is_refused() {
     let daemon = TestDaemon::start();
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let elsewhere = Blobd::at_root(&folder.path().join("store"));
     elsewhere.run(["serve", "--json", "--socket", daemon.socket().to_str().unwrap()]).exits_with(4);
     assert_eq!(daemon.client().version().unwrap().root, daemon.root().to_str().unwrap());
@@ -46,7 +46,7 @@ fn second_daemon_on_a_socket_is_refused() {
 
 #[test]
 fn file_where_the_socket_should_be_is_left_alone() {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let precious = folder.path().join("precious");
     fs::write(&precious, "years of work").unwrap();
     let blobd = Blobd::at_root(&folder.path().join("store"));
@@ -67,18 +67,18 @@ fn daemon_without_a_reachable_socket_is_named_with_what_to_do() {
 }
 
 #[test]
-fn store_that_a_command_holds_is_busy_for_others() {
-    let folder = fast_folder();
+fn store_opened_by_a_command_is_busy_for_others() {
+    let folder = tmpfs_directory();
     let root = folder.path().join("store");
-    // As a command without a daemon does: it serves no socket.
+    // Like a command without a daemon, which serves no socket.
     let _held = blobd_store::Store::open(&root).unwrap();
     let error = Blobd::at_root(&root).line("ls --json").exits_with(4).error();
     assert!(error.message.contains(&std::process::id().to_string()) && error.hint.is_some(), "{error}");
 }
 
 #[test]
-fn store_that_a_command_holds_for_a_moment_is_waited_for() {
-    let folder = fast_folder();
+fn command_waits_briefly_for_a_store_opened_by_another() {
+    let folder = tmpfs_directory();
     let root = folder.path().join("store");
     let held = blobd_store::Store::open(&root).unwrap();
     thread::scope(|scope| {
@@ -90,7 +90,7 @@ fn store_that_a_command_holds_for_a_moment_is_waited_for() {
 }
 
 #[test]
-fn daemon_starts_while_the_one_that_was_killed_before_it_ends() {
+fn daemon_starts_while_its_killed_predecessor_ends() {
     let mut daemon = TestDaemon::start();
     for _ in 0..3 {
         daemon.kill_and_restart_at_once();
@@ -100,7 +100,7 @@ fn daemon_starts_while_the_one_that_was_killed_before_it_ends() {
 
 #[test]
 fn store_of_a_newer_format_is_refused_and_not_touched() {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let root = folder.path().join("store");
     fs::create_dir_all(root.join("staging/txn")).unwrap();
     fs::write(root.join("store.json"), r#"{"format":99,"id":"x","new":true}"#).unwrap();
@@ -115,7 +115,7 @@ fn store_of_a_newer_format_is_refused_and_not_touched() {
 
 #[test]
 fn directory_with_other_files_is_refused_and_not_touched() {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     fs::write(folder.path().join("letters.txt"), "private").unwrap();
     let before = snapshot(folder.path());
     let run = Blobd::at_root(folder.path()).line("ls --json").exits_with(2);
@@ -126,7 +126,7 @@ fn directory_with_other_files_is_refused_and_not_touched() {
 #[test]
 fn store_file_that_is_damaged_is_refused() {
     for content in ["", "{", "[]", r#"{"format":"1","id":"x"}"#, r#"{"format":-1,"id":"x"}"#] {
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         fs::write(folder.path().join("store.json"), content).unwrap();
         let run = Blobd::at_root(folder.path()).line("ls --json");
         assert_eq!(run.code, 2, "{content:?}: {}", run.stderr);
@@ -134,10 +134,10 @@ fn store_file_that_is_damaged_is_refused() {
     }
 }
 
-/// Killed between its first and its second file, a new store is still one.
+/// The process was killed after it had created the first file of the store.
 #[test]
 fn store_whose_creation_was_interrupted_is_created_again() {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     fs::write(folder.path().join("lock"), "").unwrap();
     fs::write(folder.path().join("store.json.new"), r#"{"for"#).unwrap();
     Blobd::at_root(folder.path()).line("ls").succeeds();
@@ -145,8 +145,8 @@ fn store_whose_creation_was_interrupted_is_created_again() {
 }
 
 #[test]
-fn store_is_private_and_can_lie_deep() {
-    let folder = fast_folder();
+fn store_is_private_and_its_parent_directories_are_created() {
+    let folder = tmpfs_directory();
     let root = folder.path().join("a/b/c/store");
     Blobd::at_root(&root).line("ls").succeeds();
     assert_eq!(fs::metadata(&root).unwrap().permissions().mode() & 0o777, 0o700);
@@ -155,7 +155,7 @@ fn store_is_private_and_can_lie_deep() {
 
 #[test]
 fn root_that_cannot_be_a_directory_is_refused() {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let file = folder.path().join("file");
     fs::write(&file, "x").unwrap();
     for root in [&file, &file.join("store"), Path::new("/proc/store")] {
@@ -167,7 +167,7 @@ fn root_that_cannot_be_a_directory_is_refused() {
 
 #[test]
 fn commands_one_after_another_need_no_daemon() {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let blobd = Blobd::at_root(&folder.path().join("store"));
     let path = ModelFile::dense(1).write_to(folder.path(), "m.gguf");
     blobd.run(["import".as_ref(), path.as_os_str()]).succeeds();

@@ -102,7 +102,7 @@ fn open_file_is_read_while_the_daemon_hangs_and_others_wait_for_it() {
     rustix::process::kill_process(process, Signal::STOP).unwrap();
     std::thread::scope(|scope| {
         let opens: Vec<_> = paths.iter().map(|path| scope.spawn(move || File::open(path).is_ok())).collect();
-        // They are on their way: a moment is enough, and more would only make the test slower.
+        // Time for the opens to reach the daemon.
         std::thread::sleep(std::time::Duration::from_millis(300));
         let (sender, receiver) = std::sync::mpsc::channel();
         let (place, file) = (bytes.len() as u64 / 2, &file);
@@ -115,7 +115,7 @@ fn open_file_is_read_while_the_daemon_hangs_and_others_wait_for_it() {
         rustix::process::kill_process(process, Signal::CONT).unwrap();
         assert_eq!(found.unwrap()[..], bytes[bytes.len() / 2..][..1000]);
         read.join().unwrap();
-        assert!(opens.into_iter().all(|open| open.join().unwrap()), "they go on when it does");
+        assert!(opens.into_iter().all(|open| open.join().unwrap()), "they succeed when the daemon continues");
     });
 }
 
@@ -140,7 +140,7 @@ fn nothing_can_be_written() {
 }
 
 #[test]
-fn ollama_finds_a_models_directory() {
+fn mount_has_a_models_directory_for_ollama() {
     let daemon = TestDaemon::start();
     for (name, seed) in [("llama3:8b", 1), ("me/x:1", 2), ("hf.co/me/x:Q8_0", 3)] {
         import(&daemon, &ModelFile::dense(seed), name);
@@ -167,7 +167,7 @@ fn ollama_finds_a_models_directory() {
     assert_eq!(fs::metadata(file).unwrap().ino(), fs::metadata(blob).unwrap().ino(), "cached once");
 }
 
-/// Gives files that are in the store already a model of their own, as a pull would.
+/// Creates a model of files that are already stored, as a pull would.
 fn compose(root: &Path, name: &str, layers: &[(&str, &[u8])]) {
     let descriptor = |(media_type, bytes): &(&str, &[u8])| Descriptor {
         media_type: MediaType::new(*media_type),
@@ -191,7 +191,7 @@ fn compose(root: &Path, name: &str, layers: &[(&str, &[u8])]) {
 }
 
 #[test]
-fn sharded_model_is_its_shards_and_whole_layers_are_files_too() {
+fn shards_and_whole_layers_are_mounted_as_files() {
     let mut daemon = TestDaemon::start_on_disk();
     let shards = [large(), ModelFile::dense(2)];
     import(&daemon, &shards[0], "one:1");
@@ -220,7 +220,7 @@ fn sharded_model_is_its_shards_and_whole_layers_are_files_too() {
 }
 
 #[test]
-fn open_files_survive_the_daemon_and_new_ones_find_the_next() {
+fn open_files_survive_the_daemon_and_later_opens_use_the_next_daemon() {
     let mut daemon = TestDaemon::start();
     import(&daemon, &large(), "m:1");
     import(&daemon, &ModelFile::dense(2), "n:1");
@@ -231,7 +231,7 @@ fn open_files_survive_the_daemon_and_new_ones_find_the_next() {
     daemon.kill();
     file.read_to_end(&mut bytes).unwrap();
     assert!(bytes == large().bytes());
-    assert_eq!(names(&mount.path("m")), ["1.gguf"], "what is listed stays");
+    assert_eq!(names(&mount.path("m")), ["1.gguf"], "the list stays");
     let error = File::open(mount.path("n/1.gguf")).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::HOSTDOWN.raw_os_error()), "{error}");
     daemon.restart();
@@ -242,7 +242,7 @@ fn open_files_survive_the_daemon_and_new_ones_find_the_next() {
 }
 
 #[test]
-fn removed_model_is_gone_but_for_whoever_has_it_open() {
+fn removed_model_disappears_and_stays_readable_where_it_is_open() {
     let daemon = TestDaemon::start();
     import(&daemon, &large(), "m:1");
     let Some(mount) = TestMount::start(&daemon) else { return };
@@ -269,7 +269,7 @@ fn tag_that_moves_shows_the_other_model() {
     eventually("the file is the other one", || fs::read(&path).is_ok_and(|bytes| bytes == models[1].bytes()));
     let mut bytes = vec![0; models[0].bytes().len()];
     old.read_exact_at(&mut bytes, 0).unwrap();
-    assert!(bytes == models[0].bytes(), "who had it open still has it");
+    assert!(bytes == models[0].bytes(), "the open file still has the old bytes");
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn damaged_model_cannot_be_opened() {
 }
 
 #[test]
-fn mount_goes_with_its_process_however_that_ends() {
+fn mount_ends_with_its_process_in_every_case() {
     let daemon = TestDaemon::start();
     import(&daemon, &large(), "m:1");
     let Some(mut mount) = TestMount::start(&daemon) else { return };
@@ -322,12 +322,12 @@ fn mount_ends_when_it_is_unmounted() {
     mount.is_left_clean();
     let path = format!("/proc/{}/exe", mount.pid());
     eventually("the process has ended", || fs::read_link(&path).is_err());
-    // It has ended by itself: this only takes note of it.
+    // It has already ended; this only reads its exit status.
     assert_eq!(mount.end_with(Signal::TERM).code(), Some(0));
 }
 
 #[test]
-fn place_that_cannot_be_mounted_at_is_refused() {
+fn invalid_mount_point_is_refused() {
     let daemon = TestDaemon::start();
     let mount = |directory: &Path| daemon.command().run(["mount".as_ref(), directory.as_os_str()]);
     let missing = mount(&daemon.scratch().join("missing")).exits_with(3);
@@ -345,7 +345,7 @@ fn place_that_cannot_be_mounted_at_is_refused() {
 
 #[test]
 fn mount_without_a_daemon_is_refused() {
-    let folder = blobd_tests::places::fast_folder();
+    let folder = blobd_tests::temp_dirs::tmpfs_directory();
     let command = blobd_tests::command::Blobd::at_root(&folder.path().join("store"));
     let directory = folder.path().join("mount");
     fs::create_dir(&directory).unwrap();

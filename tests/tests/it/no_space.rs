@@ -1,4 +1,4 @@
-//! A disk that is full: a small file system in memory, which only the daemon sees.
+//! Full disks: a small tmpfs that only the daemon sees.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,14 +7,14 @@ use std::process::Command;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::filler::Filler;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
 use blobd_tests::registry::{FakeRegistry, Fault};
 use blobd_tests::store_dir::{check_blobs, check_empty, staged};
+use blobd_tests::temp_dirs::tmpfs_directory;
 
 const MODEL: &str = "application/vnd.ollama.image.model";
 
-/// A daemon whose store is on a file system of so many MiB, and the store's path as seen from
-/// outside; nothing where mounting is not allowed.
+/// A daemon whose store is on a file system of so many MiB, and the store's path in this process's namespace.
+/// `None` if mounting is not allowed.
 pub(super) fn small_daemon(mib: u64) -> Option<(TestDaemon, PathBuf)> {
     let in_namespace = |script| {
         let mut command = Command::new("unshare");
@@ -25,7 +25,7 @@ pub(super) fn small_daemon(mib: u64) -> Option<(TestDaemon, PathBuf)> {
         println!("skipped: a user namespace with a file system of its own cannot be had here");
         return None;
     }
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let root = folder.path().join("store");
     fs::create_dir(&root).unwrap();
     let script = format!("mount -t tmpfs -o mode=700,size={mib}m none \"$0\" && exec \"$@\"");
@@ -68,7 +68,7 @@ fn pull_that_does_not_fit_leaves_nothing() {
     daemon.command().run(["pull", &registry.name("library/small")]).succeeds();
 }
 
-/// A manifest may claim any size, and a body need not end.
+/// A manifest may declare any size, and a body may be endless.
 #[test]
 fn file_that_claims_to_be_endless_does_not_fill_the_disk() {
     let Some((daemon, root)) = small_daemon(8) else { return };
@@ -83,13 +83,13 @@ fn file_that_claims_to_be_endless_does_not_fill_the_disk() {
     registry.add_manifest("library/evil:latest", manifest.as_bytes());
     registry.add_fault("/cdn/", usize::MAX, Fault::Endless);
     daemon.command().run(["pull", &registry.name("library/evil")]).exits_with(6);
-    assert_eq!(registry.bytes_served(), 0, "refused before a byte of it is asked for");
+    assert_eq!(registry.bytes_served(), 0, "refused before the first byte is requested");
     check_empty(&root);
 }
 
-/// Whatever is the first write that fails, nothing is left and nothing that was there is lost.
+/// Whichever write fails first, nothing is left over and no stored model is lost.
 #[test]
-fn every_write_may_be_the_one_that_fails() {
+fn failure_of_any_write_leaves_nothing_and_loses_nothing() {
     let Some((daemon, root)) = small_daemon(1) else { return };
     let import = |model: &ModelFile, name: &str| {
         let path = model.write_to(daemon.scratch(), "m.gguf");
@@ -99,7 +99,7 @@ fn every_write_may_be_the_one_that_fails() {
     let kept = check_blobs(&root);
     let mut failures = 0;
     for free_pages in 0..60 {
-        let filler = Filler::but_for(&root, free_pages * 4096);
+        let filler = Filler::leaving_free(&root, free_pages * 4096);
         let run = import(&ModelFile::dense(2), "new");
         assert!([0, 6].contains(&run.code), "{free_pages} pages: {} {}", run.code, run.stderr);
         drop(filler);
@@ -116,7 +116,7 @@ fn every_write_may_be_the_one_that_fails() {
 }
 
 #[test]
-fn full_disk_is_emptied_by_rm_and_gc() {
+fn rm_and_gc_free_space_on_a_full_disk() {
     let Some((daemon, root)) = small_daemon(1) else { return };
     for name in ["a", "b"] {
         let path = ModelFile::dense(name.len() as u64).write_to(daemon.scratch(), "m.gguf");
@@ -125,7 +125,7 @@ fn full_disk_is_emptied_by_rm_and_gc() {
             .run(["import".as_ref(), path.as_os_str(), "--name".as_ref(), name.as_ref()])
             .succeeds();
     }
-    let filler = Filler::but_for(&root, 0);
+    let filler = Filler::leaving_free(&root, 0);
     daemon.command().line("rm a").succeeds();
     daemon.command().line("gc").succeeds();
     let freed = daemon.command().line("rm b --json").succeeds().json()["freed_bytes"].as_u64().unwrap();

@@ -1,4 +1,4 @@
-//! What a client gets when it opens a model.
+//! Opening models.
 
 use std::io::Write as _;
 
@@ -23,7 +23,7 @@ fn params(tensors: TensorSelection) -> OpenParams {
     OpenParams { tensors, ..OpenParams::new("m".parse().unwrap()) }
 }
 
-/// More tensors than go into one batch of descriptors, twice over.
+/// More than twice as many tensors as one batch of descriptors holds.
 fn many_tensors() -> ModelFile {
     let mut file = ModelFile::empty();
     for index in 0..150 {
@@ -52,9 +52,9 @@ fn every_tensor_is_mapped_with_the_bytes_of_its_file() {
     assert!(file.starts_with(&header) && header.len() > 500);
 }
 
-/// What was told before is not what is there now.
+/// The daemon must not reuse its cached response for the old model.
 #[test]
-fn name_that_means_another_model_opens_that_one() {
+fn moved_name_opens_its_new_model() {
     let (first, second) = (ModelFile::dense(1), many_tensors());
     let daemon = daemon_with(&first);
     let client = daemon.client();
@@ -123,7 +123,7 @@ fn file_of_an_open_model_is_rebuilt_bit_for_bit() {
 }
 
 #[test]
-fn descriptors_are_read_only_and_nobody_elses() {
+fn descriptors_are_read_only_and_have_their_own_offset() {
     let daemon = daemon_with(&ModelFile::dense(1));
     let open = || daemon.client().open(&"m".parse().unwrap()).unwrap();
     let (ours, theirs) = (open(), open());
@@ -154,7 +154,7 @@ fn experts_of_both_spellings_are_found_in_their_group() {
 }
 
 #[test]
-fn client_with_few_descriptors_maps_and_closes_as_it_goes() {
+fn client_with_few_descriptors_maps_and_closes_one_at_a_time() {
     let model = many_tensors();
     let daemon = daemon_with(&model);
     let limited = ["sh", "-c", "ulimit -n 100; exec \"$0\" \"$@\""];
@@ -178,7 +178,7 @@ fn model_of_more_than_a_thousand_tensors_opens_in_a_process_with_256_files() {
 }
 
 #[test]
-fn client_with_too_few_descriptors_is_told_so() {
+fn client_with_too_few_descriptors_gets_an_error() {
     let daemon = daemon_with(&many_tensors());
     let limited = ["sh", "-c", "ulimit -n 32; exec \"$0\" \"$@\""];
     let (code, error) = Reader::try_open(&limited, &daemon.socket(), &["m"]).unwrap_err();
@@ -189,7 +189,7 @@ fn client_with_too_few_descriptors_is_told_so() {
 }
 
 #[test]
-fn open_asks_the_daemon_to_read_no_blob() {
+fn open_reads_no_blob_in_the_daemon() {
     let daemon = daemon_with(&ModelFile::dense_of(1, 1, 256));
     let read = || {
         let io = std::fs::read_to_string(format!("/proc/{}/io", daemon.pid())).unwrap();

@@ -1,14 +1,14 @@
-//! `docs/OPERATIONS.md` is true: its configuration is one, its keys are all there are, and so are
-//! the checks of `doctor`.
+//! Checks `docs/OPERATIONS.md`: its example is a valid configuration, its keys exist, and it explains all
+//! checks of `doctor`.
 
 use std::fs;
 
 use blobd_tests::command::Blobd;
-use blobd_tests::places::fast_folder;
+use blobd_tests::temp_dirs::tmpfs_directory;
 
 const OPERATIONS: &str = include_str!("../../../docs/OPERATIONS.md");
 
-/// The names in the first column of the table with this head.
+/// The names in the first column of the table with this header.
 fn first_column(head: &str) -> Vec<&'static str> {
     let rows = OPERATIONS.lines().skip_while(|line| !line.starts_with(head)).skip(2);
     let rows = rows.take_while(|line| line.starts_with('|'));
@@ -16,7 +16,7 @@ fn first_column(head: &str) -> Vec<&'static str> {
 }
 
 fn check_config(content: &str) {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let path = folder.path().join("config.toml");
     fs::write(&path, content).unwrap();
     let blobd = Blobd::at_root(&folder.path().join("store"));
@@ -30,7 +30,7 @@ fn example_is_a_configuration() {
     check_config(example);
 }
 
-/// With the default that the table names, each key is accepted on its own.
+/// Each key is accepted on its own with the default in the table.
 #[test]
 fn every_key_of_the_table_exists() {
     let keys = first_column("| key |");
@@ -50,7 +50,7 @@ fn every_key_of_the_table_exists() {
 
 #[test]
 fn every_check_of_doctor_is_explained() {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let report = Blobd::at_root(&folder.path().join("store")).line("doctor --json").json();
     let checks = report["checks"].as_array().unwrap();
     let names: Vec<_> = checks.iter().map(|check| check["name"].as_str().unwrap()).collect();

@@ -1,5 +1,5 @@
-//! Who owns the blobs may change them: a client of the daemon's own user is told of, but where
-//! that user is the only one there is.
+//! The owner of the blobs can change them. So the daemon warns about clients that run as its own user, except
+//! in a store for a single user.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -7,14 +7,14 @@ use std::process::Command;
 
 use blobd_tests::command;
 use blobd_tests::daemon::TestDaemon;
-use blobd_tests::places::fast_folder;
 use blobd_tests::programs;
+use blobd_tests::temp_dirs::tmpfs_directory;
 use serde_json::Value as Json;
 
 const NOBODY: u32 = 65534;
 const AS_NOBODY: [&str; 6] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--", "env"];
 
-/// A daemon that runs as nobody with this configuration; nothing where that is not possible.
+/// A daemon that runs as the user `nobody` with this configuration; `None` if that is not possible.
 fn daemon(config: &str) -> Option<TestDaemon> {
     let may = rustix::process::geteuid().is_root();
     if !may || !Command::new("setpriv").arg("--version").output().is_ok_and(|output| output.status.success())
@@ -22,7 +22,7 @@ fn daemon(config: &str) -> Option<TestDaemon> {
         println!("skipped: only root with setpriv can start a daemon as another user");
         return None;
     }
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let path = folder.path().join("config.toml");
     fs::write(&path, config).unwrap();
     chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
@@ -30,7 +30,7 @@ fn daemon(config: &str) -> Option<TestDaemon> {
     Some(TestDaemon::start_under(&[&AS_NOBODY[..], &[&variable]].concat(), folder))
 }
 
-/// What doctor says about the owner.
+/// The check `owner` of `doctor`.
 fn owner(daemon: &TestDaemon) -> Json {
     let report = daemon.command().line("doctor --json").succeeds().json();
     let checks = report["checks"].as_array().unwrap();
@@ -45,9 +45,9 @@ fn list_as_nobody(daemon: &TestDaemon) {
 }
 
 #[test]
-fn client_of_the_daemons_own_user_is_warned_about() {
+fn client_with_the_daemons_uid_causes_a_warning() {
     let Some(daemon) = daemon("single_user = false\n") else { return };
-    assert_eq!(owner(&daemon)["status"], "ok", "root is somebody else: {}", owner(&daemon));
+    assert_eq!(owner(&daemon)["status"], "ok", "root is another user: {}", owner(&daemon));
     assert!(!daemon.log().contains("owns the blobs"), "{}", daemon.log());
     for _ in 0..3 {
         list_as_nobody(&daemon);
@@ -62,7 +62,7 @@ fn client_of_the_daemons_own_user_is_warned_about() {
 }
 
 #[test]
-fn only_user_of_a_store_is_not_warned_about() {
+fn only_user_of_a_store_causes_no_warning() {
     for config in ["single_user = true\n", ""] {
         let Some(daemon) = daemon(config) else { return };
         list_as_nobody(&daemon);

@@ -1,14 +1,14 @@
-//! Pulls from a registry on a loopback port, honest and otherwise.
+//! Pulls from a registry on a loopback port, with and without faults.
 
 mod artifacts;
 mod faults;
 mod files;
-mod kept;
+mod interactive;
 mod manifests;
-mod people;
-mod places;
+mod servers;
 mod third_party;
 mod transfer;
+mod unfinished;
 
 use std::fs;
 use std::path::Path;
@@ -19,11 +19,11 @@ use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
-use blobd_tests::places::fast_folder;
-use blobd_tests::registry::{FakeRegistry, Fault, Manner};
+use blobd_tests::registry::{BlobDelivery, FakeRegistry, Fault};
 use blobd_tests::store_dir::{
     blob_path, check_blobs, check_empty, flip_byte, forget_downloads, names, staged,
 };
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
 use serde_json::Value as Json;
 
@@ -32,7 +32,7 @@ const TEMPLATE: &str = "application/vnd.ollama.image.template";
 const LICENSE: &str = "application/vnd.ollama.image.license";
 const CONFIG: &[u8] = br#"{"model_format":"gguf","model_family":"llama"}"#;
 
-/// Asserts that nothing is in the store but what the next pull can go on with; that goes, too.
+/// Asserts that the store contains nothing but unfinished downloads, and removes these.
 fn check_nothing_but_downloads(blobd: &Blobd, root: &Path) {
     for directory in ["manifests", "origins", "staging"] {
         assert!(is_empty(&root.join(directory)), "{directory}/");
@@ -91,10 +91,10 @@ fn pulled_model_is_split_and_comes_back_bit_for_bit() {
     assert_eq!(open.text("license").unwrap().as_deref(), Some("do what you want"));
 }
 
-/// A recipe that is damaged, or another file's, is as good as none; whether the daemon remembers the
-/// good one or not, what it can be made of again makes it again.
+/// A damaged recipe, or that of another file, is treated as missing. A pull or an import creates it again,
+/// whether the daemon has the correct one in memory or not.
 #[test]
-fn pull_and_import_mend_a_damaged_recipe() {
+fn pull_and_import_repair_a_damaged_recipe() {
     let model = ModelFile::dense(1);
     let registry = registry_with(&model);
     let mut daemon = TestDaemon::start();
@@ -147,7 +147,7 @@ fn pull_and_repair_replace_a_damaged_header() {
     let recipe = Recipe::parse(&fs::read(recipe).unwrap()).unwrap();
     let header = blob_path(daemon.root(), &recipe.header().unwrap().0.to_string());
     for (number, command) in [["pull", name.as_str()], ["verify", "--repair"]].into_iter().enumerate() {
-        // A byte of the magic number: it is no header any more.
+        // A byte of the magic number, so that it is no header.
         flip_byte(&header, 1);
         let shown = daemon.command().run(["show", &name]).exits_with(5);
         assert!(shown.stderr.contains("`blobd verify --repair`"), "{}", shown.stderr);
@@ -190,7 +190,7 @@ fn second_pull_fetches_only_what_is_missing() {
 fn pull_needs_no_daemon_and_takes_mirrors_from_the_configuration() {
     let model = ModelFile::dense(1);
     let registry = registry_with(&model);
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let config = folder.path().join("config.toml");
     fs::write(&config, format!("[mirrors]\n\"registry.ollama.ai\" = \"{}\"\n", registry.url())).unwrap();
     let blobd = Blobd::at_root(&folder.path().join("store"));
@@ -208,8 +208,7 @@ fn model_can_be_pinned_to_its_manifest() {
     let pinned = format!("{}@{other}", registry.name("library/tiny:other"));
     daemon.command().run(["pull", &pinned]).succeeds();
     daemon.command().run(["rm", &pinned]).succeeds();
-    // The registry has that manifest, but a reference's tag that points elsewhere gets it all the
-    // same: the pin decides.
+    // The tag names another manifest, but the digest decides.
     let digest = format!("sha256:{}", sha256(b"nothing"));
     let missing = format!("{}@{digest}", registry.name("library/tiny:latest"));
     let run = daemon.command().run(["pull", &missing, "--json"]);
@@ -218,17 +217,17 @@ fn model_can_be_pinned_to_its_manifest() {
 }
 
 #[test]
-fn every_manner_of_handing_out_blobs_works_and_tokens_stay_at_home() {
-    for manner in [Manner::Redirect, Manner::Direct, Manner::RelativeLocation] {
+fn every_blob_delivery_works_and_tokens_are_not_leaked() {
+    for delivery in [BlobDelivery::Redirect, BlobDelivery::Direct, BlobDelivery::RelativeLocation] {
         let model = ModelFile::dense(1);
         let registry = registry_with(&model);
-        registry.set_manner(manner);
+        registry.set_blob_delivery(delivery);
         registry.require_token();
         let daemon = TestDaemon::start();
         let name = registry.name("library/tiny");
         daemon.command().run(["pull", &name]).succeeds();
-        assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == model.bytes(), "{manner:?}");
-        assert!(!registry.credentials_leaked(), "{manner:?}");
+        assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == model.bytes(), "{delivery:?}");
+        assert!(!registry.credentials_leaked(), "{delivery:?}");
     }
 }
 

@@ -1,8 +1,7 @@
-//! Random sequences of verbs on a store, compared with a model of it that is a map in memory.
+//! Random sequences of verbs on a store, compared with a map in memory.
 //!
-//! After every step: each blob has the digest of its name, each tag leads to exactly the bytes
-//! that were imported under it, a dry run is what a collection does, and after a collection
-//! nothing is left that no tag needs.
+//! After every step, each blob has the digest in its name, and each tag gives exactly the imported bytes. A
+//! dry run matches the collection, after which nothing unneeded is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,8 +12,8 @@ use blobd_client::protocol::error::ErrorCode;
 use blobd_store::Ingest;
 use blobd_store_format::manifest::Manifest;
 use blobd_tests::model::{End, ModelFile};
-use blobd_tests::places::fast_folder;
 use blobd_tests::store_dir::{check_blobs, names, staged};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::verbs::{InProcess, Verbs as _};
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -75,7 +74,7 @@ fn files() -> &'static [Vec<u8>] {
     })
 }
 
-/// A store and what should be in it: which file each name stands for.
+/// A store, and the file that each name should stand for.
 struct Pair {
     folder: TempDir,
     verbs: Option<InProcess>,
@@ -84,7 +83,7 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         let verbs = Some(InProcess::open(&folder.path().join("store")));
         Self { folder, verbs, expected: BTreeMap::new() }
     }
@@ -150,14 +149,14 @@ impl Pair {
         assert_eq!(self.in_store(), self.needed());
     }
 
-    /// Everything that lies in the store by digest.
+    /// The names of all blobs and recipes in the store.
     fn in_store(&self) -> BTreeSet<String> {
         let root = self.verbs().root();
         let listed = ["blobs", "recipes"].map(|directory| names(&root.join(directory)));
         listed.into_iter().flatten().map(|name| name.trim_end_matches(".json").to_owned()).collect()
     }
 
-    /// What the tags need, as `show` tells it.
+    /// The blobs and recipes that the tags need, according to `show`.
     fn needed(&self) -> BTreeSet<String> {
         let mut needed = BTreeSet::new();
         for name in self.expected.keys() {
@@ -174,11 +173,12 @@ impl Pair {
         let size = bytes.len() as u64;
         blobd::ingest::ingest_file(&mut ingest, &mut &*bytes, size, &mut |_| ()).unwrap();
         if crash {
-            // As a dead process leaves it: staged, and swept when the store is opened again.
+            // As a dead process leaves it: the staged files are deleted when the store is opened again.
             let directory = self.verbs().root().join("staging");
             assert!(!names(&directory).is_empty());
             std::mem::forget(ingest);
-            // The lock goes with the store, which the forgotten transaction holds: another file.
+            // The forgotten transaction keeps the store and so its lock: the next store needs another lock
+            // file.
             fs::remove_file(self.verbs().root().join("lock")).unwrap();
             self.take(&Step::Reopen);
         }

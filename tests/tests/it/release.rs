@@ -1,4 +1,4 @@
-//! `blobd release`: leases end, maps stay.
+//! `blobd release` ends leases and keeps maps.
 
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::http;
@@ -6,7 +6,7 @@ use blobd_tests::model::ModelFile;
 use blobd_tests::reader::Reader;
 use blobd_tests::store_dir::names;
 
-use super::together::{USERS, can_be_others, run_as, shared_daemon};
+use super::multi_user::{USERS, can_be_others, run_as, shared_daemon};
 
 fn import(daemon: &TestDaemon, name: &str) {
     let path = ModelFile::dense(1).write_to(daemon.scratch(), "m.gguf");
@@ -42,7 +42,7 @@ fn process_whose_leases_are_ended_keeps_its_maps_and_what_was_removed_is_freed()
     let again = daemon.command().line(&format!("release {}", reader.pid()));
     assert_eq!(again.code, 3, "{}", again.stderr);
     drop(reader);
-    // What a process has mapped stays on disk until it lets go.
+    // A mapped file stays on disk until it is unmapped.
     let freed = || names(&daemon.root().join("blobs")).is_empty();
     blobd_tests::wait::eventually("the bytes are freed", freed);
 }
@@ -68,7 +68,7 @@ fn leases_of_a_model_end_together_and_those_of_others_stay() {
 }
 
 #[test]
-fn release_of_what_nobody_has_open_is_not_found() {
+fn release_of_a_model_that_is_not_open_is_not_found() {
     let daemon = TestDaemon::start();
     import(&daemon, "m");
     for (what, code) in [("m", 3), ("no-such-model", 3), ("1", 3), ("0", 2), ("../x", 2)] {
@@ -81,7 +81,7 @@ fn release_of_what_nobody_has_open_is_not_found() {
 }
 
 #[test]
-fn leases_of_other_users_are_ended_by_an_administrator_alone() {
+fn leases_of_other_users_are_ended_only_by_an_administrator() {
     if !can_be_others() {
         return;
     }

@@ -1,4 +1,4 @@
-//! What of a model is in memory, and what a client can do about it.
+//! Residency of a model in memory, and read-ahead.
 
 use std::fs::File;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn open(daemon: &TestDaemon) -> OpenModel {
     daemon.client().open(&"m".parse().unwrap()).unwrap()
 }
 
-/// Has the kernel forget what it has of the store; nobody may have it mapped.
+/// Drops the store's files from the page cache; they must not be mapped.
 pub(super) fn drop_cached(root: &Path) {
     for entry in std::fs::read_dir(root.join("blobs")).unwrap() {
         let file = File::open(entry.unwrap().path()).unwrap();
@@ -51,7 +51,7 @@ fn one_expert_is_read_ahead_and_the_others_stay_on_the_disk() {
     assert_eq!((expert.name(), expert.shape()), ("blk.0.ffn_up_exps.weight", &[1024, 1024][..]));
     assert_eq!(expert.bytes().len(), 1 << 20);
     let whole = Residency { bytes: 1 << 20, resident_bytes: 1 << 20 };
-    // What the kernel moves at the moment of a look counts as absent: look again.
+    // Pages that the kernel is migrating count as absent, so this is retried.
     let is_whole = || expert.bytes().residency().unwrap() == whole;
     expert.bytes().prefetch(Prefetch::Populate).unwrap();
     eventually("the expert is in memory", is_whole);
@@ -101,7 +101,7 @@ fn experts_are_opened_without_the_rest_of_the_model() {
 }
 
 #[test]
-fn open_model_outlives_its_daemon_and_knows_that_its_lease_is_gone() {
+fn open_model_survives_its_daemon_and_reports_the_lost_lease() {
     let mut daemon = daemon();
     let client = daemon.client();
     let model = open(&daemon);

@@ -1,4 +1,4 @@
-//! SIGTERM ends the daemon soon, whatever it waits for.
+//! SIGTERM ends the daemon within a time limit, even if operations hang.
 
 use std::io::Write as _;
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ use blobd_tests::wait::eventually;
 
 use super::fairness::{Background, Tarpit};
 
-/// What those who stop a daemon give it.
+/// The time limit for stopping.
 const LIMIT: Duration = Duration::from_secs(10);
 
 fn stops(daemon: &mut TestDaemon) {
@@ -23,7 +23,7 @@ fn stops(daemon: &mut TestDaemon) {
     assert!(started.elapsed() < LIMIT, "{:?}: {}", started.elapsed(), daemon.log());
 }
 
-/// Nothing of the daemon is left behind that keeps the next one from the store.
+/// Asserts that no process of a stopped daemon keeps the next one from opening the store.
 fn stops_and_starts_again(hang: Hang) {
     let mut daemon = TestDaemon::start();
     let model = ModelFile::dense_of(1, 2, 128);
@@ -38,27 +38,27 @@ fn stops_and_starts_again(hang: Hang) {
 }
 
 #[test]
-fn import_whose_file_is_not_read_does_not_keep_the_daemon() {
+fn import_that_hangs_in_a_read_does_not_delay_the_stop() {
     stops_and_starts_again(Hang::Read);
 }
 
 #[test]
-fn import_whose_file_is_not_read_past_the_cache_does_not_keep_the_daemon() {
+fn import_that_hangs_in_a_direct_read_does_not_delay_the_stop() {
     stops_and_starts_again(Hang::DirectRead);
 }
 
 #[test]
-fn import_whose_file_is_not_inspected_does_not_keep_the_daemon() {
+fn import_that_hangs_when_inspected_does_not_delay_the_stop() {
     stops_and_starts_again(Hang::Inspect);
 }
 
 #[test]
-fn import_whose_file_is_not_closed_does_not_keep_the_daemon() {
+fn import_that_hangs_on_close_does_not_delay_the_stop() {
     stops_and_starts_again(Hang::Close);
 }
 
 #[test]
-fn pull_from_a_registry_that_never_answers_does_not_keep_the_daemon() {
+fn pull_from_a_registry_that_never_responds_does_not_delay_the_stop() {
     let (mut daemon, tarpit) = (TestDaemon::start(), Tarpit::start());
     let _pull = Background::start(&daemon, None, &["pull", &tarpit.name("m")]);
     let _plan = Background::start(&daemon, None, &["pull", "--dry-run", &tarpit.name("other")]);
@@ -67,7 +67,7 @@ fn pull_from_a_registry_that_never_answers_does_not_keep_the_daemon() {
 }
 
 #[test]
-fn clients_that_do_not_read_do_not_keep_the_daemon() {
+fn clients_that_do_not_read_do_not_delay_the_stop() {
     let mut daemon = TestDaemon::start();
     let model = ModelFile::dense(1).write_to(daemon.scratch(), "m.gguf");
     daemon.command().run(["import".as_ref(), model.as_os_str()]).succeeds();
@@ -77,7 +77,7 @@ fn clients_that_do_not_read_do_not_keep_the_daemon() {
         .into_iter()
         .map(|request| {
             let mut stream = http::connect(&daemon.socket());
-            // More than one answer each, so that they fill what the kernel keeps.
+            // Several responses on each connection, so that they fill the kernel's buffers.
             let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
             (0..64).for_each(|_| drop(stream.write_all(request.as_bytes())));
             stream
@@ -87,9 +87,9 @@ fn clients_that_do_not_read_do_not_keep_the_daemon() {
     drop(unread);
 }
 
-/// What listens and says nothing is no daemon: the tests' own tarpit accepts.
+/// Checks the tests' own tarpit.
 #[test]
-fn tarpit_accepts_and_says_nothing() {
+fn tarpit_accepts_and_sends_nothing() {
     let tarpit = Tarpit::start();
     let port = tarpit.port();
     let _connection = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();

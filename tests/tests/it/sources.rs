@@ -1,4 +1,4 @@
-//! What can be named as the source of an import, and need not be a model at all.
+//! Sources of an import that are not model files, not readable, or change meanwhile.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
@@ -14,8 +14,8 @@ use blobd_client::protocol::request::ImportParams;
 use blobd_tests::command::{self, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::{End, ModelFile};
-use blobd_tests::places::fast_folder;
 use blobd_tests::store_dir::check_empty;
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::verbs::{InProcess, Verbs as _};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -30,7 +30,7 @@ fn import(daemon: &TestDaemon, path: &Path) -> Run {
 }
 
 #[test]
-fn what_is_no_regular_file_is_refused_without_waiting() {
+fn irregular_files_are_refused_without_waiting() {
     let daemon = TestDaemon::start();
     let pipe = daemon.scratch().join("pipe.gguf");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -50,9 +50,9 @@ fn what_is_no_regular_file_is_refused_without_waiting() {
 }
 
 #[test]
-fn files_of_the_kernel_are_refused_like_any_file_that_is_no_model() {
+fn files_of_the_kernel_are_refused_as_invalid_models() {
     let daemon = TestDaemon::start();
-    // Both say that they are regular files; the second has no end.
+    // `stat` reports them as regular files; the second is endless.
     for path in ["/proc/self/status", "/proc/self/pagemap", "/proc/self/mem"] {
         let run = import(&daemon, Path::new(path));
         assert!([1, 7].contains(&run.code), "{path}: {} {}", run.code, run.stderr);
@@ -80,7 +80,7 @@ fn symbolic_link_is_followed_with_the_callers_rights() {
     assert!(target.is_file(), "the caller's file is left alone");
 }
 
-/// The daemon runs as root here: what it can read is not what its caller can.
+/// The daemon runs as root here and can read files that its client cannot.
 #[test]
 fn file_that_the_caller_may_not_read_is_denied() {
     let daemon = TestDaemon::start();
@@ -120,7 +120,7 @@ fn other_users_may_list_and_import_but_not_remove() {
     daemon.command().line("show m").succeeds();
 }
 
-/// Lets everybody reach the socket, the binary, and the test's files.
+/// Gives all users access to the socket, the binary, and the test's files.
 fn open_to_all(daemon: &TestDaemon) {
     fs::set_permissions(daemon.scratch(), Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(daemon.socket(), Permissions::from_mode(0o666)).unwrap();
@@ -133,13 +133,13 @@ fn file_that_changes_while_it_is_imported_is_refused() {
         ("grows", |file, size| file.set_len(size + 1).unwrap(), "changed while it was imported"),
         ("is rewritten", |file, _| file.write_all_at(&[1], 5000).unwrap(), "changed while it was imported"),
     ] {
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         let verbs = InProcess::open(&folder.path().join("store"));
         let path = ModelFile { end: End::Bare, ..ModelFile::dense(1) }.write_to(folder.path(), "m.gguf");
         let file = File::options().read(true).write(true).open(path).unwrap();
-        // Longer than what is read ahead; all but the start is a hole.
+        // Longer than the read-ahead; all but the start is a hole.
         file.set_len(48 << 20).unwrap();
-        // Long ago: on older kernels, two changes within one tick leave the same time.
+        // An old modification time: on older kernels, two changes within one tick give the same time.
         file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         let mut change = Some(change);
         let mut at_first_progress = |_, size| {
@@ -159,7 +159,7 @@ fn file_that_changes_while_it_is_imported_is_refused() {
 
 #[test]
 fn import_that_is_cancelled_leaves_nothing() {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let verbs = InProcess::open(&folder.path().join("store"));
     let path = ModelFile { end: End::Bare, ..ModelFile::dense(1) }.write_to(folder.path(), "m.gguf");
     let file = File::options().read(true).write(true).open(path).unwrap();

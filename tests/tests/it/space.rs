@@ -1,5 +1,5 @@
-//! A disk that fills while blobd works on it, and what `rm` says against what the file system says.
-//! On ext4 in a loop device where that can be had, and on tmpfs.
+//! Disks that fill during an operation, and the bytes that `rm` reports compared with those of the file
+//! system. On tmpfs, and on ext4 on a loop device if that is available.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -9,9 +9,9 @@ use std::time::Duration;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::filler::{Filler, free_bytes};
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::disk_folder;
 use blobd_tests::registry::{FakeRegistry, Fault};
 use blobd_tests::store_dir::{allocated_bytes, check_blobs, check_empty, names, staged};
+use blobd_tests::temp_dirs::disk_directory;
 use blobd_tests::wait::eventually;
 
 use super::no_space::small_daemon;
@@ -19,17 +19,17 @@ use super::no_space::small_daemon;
 const MODEL: &str = "application/vnd.ollama.image.model";
 const MIB: u64 = 48;
 
-/// A daemon on each kind of small file system that can be had here, its name and the store as seen
-/// from outside.
+/// A daemon on each available kind of small file system, with the kind's name and the store's path in this
+/// process's namespace.
 fn small_daemons() -> Vec<(&'static str, TestDaemon, PathBuf)> {
     let tmpfs = small_daemon(MIB).map(|(daemon, root)| ("tmpfs", daemon, root));
     let ext4 = ext4_daemon().map(|(daemon, root)| ("ext4", daemon, root));
     tmpfs.into_iter().chain(ext4).collect()
 }
 
-/// The mount lives in a namespace of the daemon's own and goes with it, and the loop device too.
+/// The mount is in the daemon's own namespace, and disappears with it and its loop device.
 fn ext4_daemon() -> Option<(TestDaemon, PathBuf)> {
-    let folder = disk_folder();
+    let folder = disk_directory();
     let (image, root) = (folder.path().join("image"), folder.path().join("store"));
     File::create(&image).unwrap().set_len(MIB << 20).unwrap();
     fs::create_dir(&root).unwrap();
@@ -38,10 +38,10 @@ fn ext4_daemon() -> Option<(TestDaemon, PathBuf)> {
     let wrapper = ["unshare", "--mount", "sh", "-c", &script, root_text];
     let made = run("mkfs.ext4", &["-q", "-m", "0", "-b", "4096", image]);
     if !made || !run(wrapper[0], &[&wrapper[1..], &["true"]].concat()) {
-        println!("skipped: ext4 in a loop device cannot be had here");
+        println!("skipped: ext4 on a loop device is not available here");
         return None;
     }
-    // The try has removed the directory that a new file system has.
+    // The first mount has removed `lost+found`.
     let wrapper = wrapper.map(|word| word.replace("rmdir", "true"));
     let daemon = TestDaemon::start_under(&wrapper.each_ref().map(String::as_str), folder);
     let seen = PathBuf::from(format!("/proc/{}/root{}", daemon.pid(), daemon.root().display()));
@@ -66,11 +66,11 @@ fn import(daemon: &TestDaemon, model: &ModelFile, name: &str) -> blobd_tests::co
 }
 
 #[test]
-fn disk_that_fills_during_an_import_ends_it_and_nothing_else() {
+fn disk_that_fills_during_an_import_fails_only_the_import() {
     for (kind, daemon, root) in small_daemons() {
         import(&daemon, &model(1, 4), "kept").succeeds();
         let before = check_blobs(&root);
-        let filler = Filler::but_for(&root, 6 << 20);
+        let filler = Filler::leaving_free(&root, 6 << 20);
         let error = import(&daemon, &model(2, 16), "large").exits_with(6).error();
         assert!(error.hint.is_some_and(|hint| hint.contains("blobd rm")), "{kind}: {}", error.message);
         assert_eq!(staged(&root), [""; 0], "{kind}");
@@ -84,7 +84,7 @@ fn disk_that_fills_during_an_import_ends_it_and_nothing_else() {
 }
 
 #[test]
-fn disk_that_fills_during_a_pull_ends_it_and_nothing_else() {
+fn disk_that_fills_during_a_pull_fails_only_the_pull() {
     for (kind, daemon, root) in small_daemons() {
         let registry = FakeRegistry::start().unwrap();
         registry.add_model("library/m:latest", b"{}", &[(MODEL, &model(1, 8).bytes())]).unwrap();
@@ -93,7 +93,7 @@ fn disk_that_fills_during_a_pull_ends_it_and_nothing_else() {
         let mut command = daemon.command().command();
         let pull = command.args(["pull", "--json", &name]).spawn().unwrap();
         eventually("the pull is under way", || registry.bytes_served() > 1 << 20);
-        let filler = Filler::but_for(&root, 0);
+        let filler = Filler::leaving_free(&root, 0);
         let output = pull.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(6), "{kind}: {}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(staged(&root), [""; 0], "{kind}");
@@ -105,15 +105,15 @@ fn disk_that_fills_during_a_pull_ends_it_and_nothing_else() {
     }
 }
 
-/// Full before it begins: nothing that a collection does may need room.
+/// The disk is full before the collection starts, which must not need space.
 #[test]
-fn disk_that_is_full_during_a_collection_is_no_obstacle() {
+fn collection_works_on_a_full_disk() {
     for (kind, daemon, root) in small_daemons() {
         for (seed, name) in [(1, "kept"), (2, "replaced"), (3, "replaced")] {
             import(&daemon, &model(seed, 6), name).succeeds();
         }
         let planned = daemon.command().line("gc --dry-run --json").succeeds().json();
-        let _filler = Filler::but_for(&root, 0);
+        let _filler = Filler::leaving_free(&root, 0);
         let done = daemon.command().line("gc --json").succeeds().json();
         assert_eq!((&done["deleted"], &done["freed_bytes"]), (&planned["deleted"], &planned["freed_bytes"]));
         assert!(done["freed_bytes"].as_u64().unwrap() > 4 << 20, "{kind}");
@@ -125,8 +125,8 @@ fn disk_that_is_full_during_a_collection_is_no_obstacle() {
     }
 }
 
-/// What is free and what the index takes, together: the daemon writes its index whenever it likes,
-/// and that is no part of what a command says that it frees.
+/// The free space plus the size of the index, which the daemon may write at any time and which does not count
+/// as freed.
 fn free_but_for_the_index(root: &Path) -> u64 {
     let index = || allocated_bytes(&root.join("index"));
     loop {
@@ -137,14 +137,14 @@ fn free_but_for_the_index(root: &Path) -> u64 {
     }
 }
 
-/// Asserts that the file system has got what a command says that it freed, within a hundredth.
+/// Asserts that the free space has grown by the bytes that a command reports as freed, within one percent.
 fn check_freed(kind: &str, said: u64, before: u64, after: u64) {
     let seen = after.saturating_sub(before);
     assert!(said.abs_diff(seen) <= said / 100, "{kind}: {said} bytes freed, {seen} seen");
 }
 
 #[test]
-fn file_system_gets_what_rm_and_gc_say() {
+fn file_system_gains_the_bytes_that_rm_and_gc_report() {
     for (kind, daemon, root) in small_daemons() {
         import(&daemon, &model(1, 10), "a").succeeds();
         import(&daemon, &model(2, 10), "b").succeeds();
@@ -160,10 +160,10 @@ fn file_system_gets_what_rm_and_gc_say() {
 }
 
 #[test]
-fn rm_on_a_full_disk_gives_back_what_it_says() {
+fn rm_on_a_full_disk_frees_the_reported_bytes() {
     for (kind, daemon, root) in small_daemons() {
         import(&daemon, &model(1, 10), "a").succeeds();
-        let _filler = Filler::but_for(&root, 0);
+        let _filler = Filler::leaving_free(&root, 0);
         import(&daemon, &model(2, 2), "b").exits_with(6);
         let before = free_but_for_the_index(&root);
         let said = daemon.command().line("rm a --json").succeeds().json()["freed_bytes"].as_u64().unwrap();
@@ -179,32 +179,32 @@ fn doctor_on(daemon: &TestDaemon, name: &str) -> String {
 }
 
 #[test]
-fn reserve_is_given_up_on_a_full_disk_and_made_again() {
+fn reserve_is_released_on_a_full_disk_and_allocated_again() {
     for (kind, daemon, root) in small_daemons() {
         let reserve = root.join("reserve");
         let size = fs::metadata(&reserve).unwrap().len();
         assert!(size >= 100 << 10, "{kind}: {size}");
         assert_eq!(doctor_on(&daemon, "reserve"), "ok", "{kind}");
         import(&daemon, &ModelFile::dense(1), "small").succeeds();
-        let filler = Filler::but_for(&root, 0);
+        let filler = Filler::leaving_free(&root, 0);
         assert_eq!(doctor_on(&daemon, "space"), "warning", "{kind}");
-        // What it frees is less than the reserve wants beside it.
+        // It frees less than the reserve needs.
         daemon.command().line("rm small").succeeds();
-        assert!(!reserve.exists(), "{kind}: it was given up");
+        assert!(!reserve.exists(), "{kind}: it was released");
         assert_eq!(doctor_on(&daemon, "reserve"), "warning", "{kind}");
         drop(filler);
         daemon.command().line("gc").succeeds();
-        assert_eq!(fs::metadata(&reserve).unwrap().len(), size, "{kind}: it is made again");
+        assert_eq!(fs::metadata(&reserve).unwrap().len(), size, "{kind}: it is allocated again");
         assert_eq!(doctor_on(&daemon, "reserve"), "ok", "{kind}");
     }
 }
 
 #[test]
-fn model_can_be_put_aside_on_a_full_disk() {
+fn model_can_be_moved_to_the_trash_on_a_full_disk() {
     for (kind, daemon, root) in small_daemons() {
         import(&daemon, &model(1, 4), "m").succeeds();
         let before = check_blobs(&root);
-        let _filler = Filler::but_for(&root, 0);
+        let _filler = Filler::leaving_free(&root, 0);
         daemon.command().line("rm --keep 1h m").succeeds();
         assert_eq!(names(&root.join("trash")).len(), 1, "{kind}");
         daemon.command().line("gc").succeeds();
@@ -215,11 +215,11 @@ fn model_can_be_put_aside_on_a_full_disk() {
     }
 }
 
-/// Two that are admitted at once must not both rely on the same free bytes.
+/// Concurrent imports must not rely on the same free bytes.
 #[test]
-fn imports_at_once_share_a_small_disk() {
+fn concurrent_imports_share_a_small_disk() {
     for (kind, daemon, root) in small_daemons() {
-        let _filler = Filler::but_for(&root, 14 << 20);
+        let _filler = Filler::leaving_free(&root, 14 << 20);
         let codes: Vec<i32> = std::thread::scope(|scope| {
             let start = |seed: u64| {
                 let daemon = &daemon;

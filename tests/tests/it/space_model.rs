@@ -1,16 +1,17 @@
-//! What `df` calls reclaimable is what `gc` frees, and what `rm` prints is what the file system shows: in
-//! every state that random steps lead to, beside a model of the store that knows what keeps what.
+//! `gc` frees the bytes that `df` reports as reclaimable, and the file system gains the bytes that `rm`
+//! reports as freed, in every state after random steps. A model of the store records what keeps which blobs.
 //!
-//! After each step `df`, the dry run of `gc`, the model and the blocks on disk have to agree to the byte. Where
-//! the store has a file system of its own, `statvfs` has to agree too. A step waits for what the daemon does
-//! in the background because of it, so that nothing depends on time.
+//! After each step `df`, the dry run of `gc`, the model and the blocks on disk must agree to the byte. If the
+//! store has its own file system, `statvfs` must agree, too. A step waits for the work that the daemon does
+//! in the background because of it, so that the result does not depend on time.
 //!
-//! `PROPTEST_CASES` sets the number of cases. What fails is printed as the shortest list of steps that does.
+//! `PROPTEST_CASES` sets the number of cases. A failure is printed as the shortest list of steps that causes
+//! it.
 
-mod books;
 mod damage;
+mod disk_snapshot;
+mod model_registry;
 mod needs;
-mod offers;
 mod place;
 mod world;
 
@@ -18,12 +19,12 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
 use damage::Refusal;
-use offers::Offers;
+use model_registry::ModelRegistry;
 use place::{Kind, Place};
 use world::Pair;
 
-/// One thing that is done to a store. Numbers beyond the end of a list wrap around; a step that has nothing
-/// to act on does nothing.
+/// One operation on a store. Numbers beyond the end of a list wrap around; a step without a suitable object
+/// does nothing.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Import {
@@ -34,7 +35,7 @@ enum Step {
         file: usize,
         name: usize,
     },
-    /// A pull that ends early, and the daemon with it. With `whole` all of the weights have arrived.
+    /// A pull is interrupted, and the daemon killed. With `whole`, all of the weights have arrived.
     PullInterrupted {
         file: usize,
         name: usize,
@@ -48,7 +49,7 @@ enum Step {
         name: usize,
     },
     /// `rm --keep`.
-    PutAside {
+    MoveToTrash {
         name: usize,
         expired: bool,
     },
@@ -70,38 +71,38 @@ enum Step {
     Hold {
         blob: usize,
     },
-    LetGo {
+    CloseProgram {
         program: usize,
     },
     /// Inverts the bits of a byte.
     Flip {
         blob: usize,
     },
-    /// Cuts a blob off.
+    /// Truncates a blob.
     Truncate {
         blob: usize,
     },
-    /// Deletes a blob that is not a file of a model by itself.
+    /// Deletes a blob that is not a whole file of a model.
     Lose {
         blob: usize,
     },
     Verify {
         repair: bool,
     },
-    /// A blob that nothing needs.
+    /// Adds an unneeded blob.
     Orphan {
         pages: usize,
     },
-    /// What a process that died has left in `staging/`.
+    /// Adds a file to `staging/`, as a dead process leaves it.
     DeadTransaction {
         pages: usize,
     },
-    /// Nobody goes on with the downloads for more than a week.
+    /// Makes the unfinished downloads look more than a week old.
     AgeDownloads,
     Collect,
     Stop,
     Kill,
-    /// Something is damaged so that nobody knows what is needed; a model is removed meanwhile.
+    /// Damages a file so that the needed blobs are unknown, and removes a model meanwhile.
     Refuse {
         refusal: Refusal,
         name: usize,
@@ -118,13 +119,13 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(file, name, whole)| Step::PullInterrupted { file, name, whole }),
         3 => (name(), name()).prop_map(|(source, target)| Step::Tag { source, target }),
         8 => name().prop_map(|name| Step::Remove { name }),
-        4 => (name(), any::<bool>()).prop_map(|(name, expired)| Step::PutAside { name, expired }),
+        4 => (name(), any::<bool>()).prop_map(|(name, expired)| Step::MoveToTrash { name, expired }),
         2 => name().prop_map(|name| Step::Undelete { name }),
         2 => (name(), any::<bool>()).prop_map(|(name, pinned)| Step::Pin { name, pinned }),
         3 => name().prop_map(|name| Step::Open { name }),
         2 => number().prop_map(|session| Step::Close { session }),
         2 => number().prop_map(|blob| Step::Hold { blob }),
-        1 => number().prop_map(|program| Step::LetGo { program }),
+        1 => number().prop_map(|program| Step::CloseProgram { program }),
         2 => number().prop_map(|blob| Step::Flip { blob }),
         1 => number().prop_map(|blob| Step::Truncate { blob }),
         1 => number().prop_map(|blob| Step::Lose { blob }),
@@ -153,12 +154,12 @@ fn config() -> ProptestConfig {
 
 fn check_random_steps(kind: Kind) {
     if Place::make(kind).is_none() {
-        println!("skipped: {kind:?} of a daemon's own cannot be had here");
+        println!("skipped: {kind:?} for a daemon is not available here");
         return;
     }
-    let offers = Offers::start();
+    let registry = ModelRegistry::start();
     let run = TestRunner::new(config()).run(&prop::collection::vec(step(), 1..32), |steps| {
-        let mut pair = Pair::new(Place::make(kind).expect("it was available before"), &offers);
+        let mut pair = Pair::new(Place::make(kind).expect("it was available before"), &registry);
         for step in &steps {
             if pair.is_old() {
                 break;
@@ -187,11 +188,11 @@ fn df_gc_and_rm_agree_with_statvfs_on_ext4() {
     check_random_steps(Kind::Ext4);
 }
 
-/// A step that is refused, or that has nothing to act on, would test nothing.
+/// Steps that are refused or do nothing would test nothing.
 #[test]
 fn every_step_reaches_the_state_that_it_is_meant_for() {
-    let offers = Offers::start();
-    let mut pair = Pair::new(Place::make(Kind::Directory).unwrap(), &offers);
+    let registry = ModelRegistry::start();
+    let mut pair = Pair::new(Place::make(Kind::Directory).unwrap(), &registry);
     let mut last = pair.reached();
     let mut take = |step| {
         pair.take(step);
@@ -215,12 +216,12 @@ fn every_step_reaches_the_state_that_it_is_meant_for() {
     assert!(reached.content < before.content, "{before:?} {reached:?}");
     take(Step::Collect);
     take(Step::Import { file: 1, name: 1 });
-    take(Step::PutAside { name: 1, expired: true });
+    take(Step::MoveToTrash { name: 1, expired: true });
     let (_, reached) = take(Step::Hold { blob: 0 });
     assert_eq!((reached.trashed, reached.programs), (1, 1));
     let (_, reached) = take(Step::Collect);
     assert_eq!((reached.trashed, reached.content, reached.condemned), (0, 1, 1));
-    let (_, reached) = take(Step::LetGo { program: 0 });
+    let (_, reached) = take(Step::CloseProgram { program: 0 });
     assert_eq!(reached.content, 0);
     take(Step::Import { file: 1, name: 1 });
     take(Step::Flip { blob: 0 });
@@ -228,23 +229,23 @@ fn every_step_reaches_the_state_that_it_is_meant_for() {
     assert_eq!((reached.quarantined, reached.content), (1, before.content - 1));
     for refusal in Refusal::ALL {
         take(Step::Import { file: 1, name: 1 });
-        take(Step::PutAside { name: 1, expired: false });
+        take(Step::MoveToTrash { name: 1, expired: false });
         take(Step::Import { file: 1, name: 1 });
         let (before, reached) = take(Step::Refuse { refusal, name: 1 });
         assert_eq!(reached.refusals, before.refusals + 1, "{refusal:?}");
     }
 }
 
-/// It goes with its record and not before, though nothing else needs it any more.
+/// The model is deleted together with its record, not before, although nothing else needs it.
 #[test]
-fn what_a_session_gives_up_stays_with_an_expired_record() {
-    let offers = Offers::start();
-    let mut pair = Pair::new(Place::make(Kind::Directory).unwrap(), &offers);
+fn condemned_model_stays_with_its_expired_record() {
+    let registry = ModelRegistry::start();
+    let mut pair = Pair::new(Place::make(Kind::Directory).unwrap(), &registry);
     let steps = [
         Step::Import { file: 1, name: 0 },
         Step::Tag { source: 0, target: 1 },
         Step::Open { name: 1 },
-        Step::PutAside { name: 0, expired: true },
+        Step::MoveToTrash { name: 0, expired: true },
         Step::Remove { name: 1 },
         Step::Stop,
         Step::Undelete { name: 0 },

@@ -1,47 +1,47 @@
-//! Files and directories of a store that are not what they seem: each one replaced by a symbolic link,
-//! a dangling link, a FIFO, a directory or file, a socket, and by one of another owner.
+//! Each entry of a store replaced by a symbolic link, a dangling link, a FIFO, a directory or file, a socket,
+//! or given to another owner.
 //!
-//! Whatever it is and whatever is asked, no command hangs, nothing outside the store is read or changed,
-//! and nothing inside is lost: put back, the original makes the store whole again.
+//! In every case, no command hangs, nothing outside the store is read or changed, and nothing inside is lost:
+//! after the original is restored, the store is complete.
 
-mod actor;
 mod case;
 mod template;
+mod user;
 mod verbs;
 mod watch;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use actor::Actor;
 use case::{Case, Substitute};
 use template::Template;
+use user::User;
 
-/// Replaces every entry of the store, as every user that may meet it; says of all cases what is wrong.
+/// Replaces every entry of the store in turn, for each relevant user. Fails with the list of all problems.
 fn replace_each(substitute: Substitute) {
     let mut wrong = Vec::new();
-    for actor in Actor::all(substitute).iter().copied() {
-        let template = Template::make(actor);
+    for user in User::all(substitute).iter().copied() {
+        let template = Template::make(user);
         let entries = template.entries();
         assert!(entries.len() > 30, "a store with a bit of everything: {entries:?}");
         for entry in &entries {
-            let replace = || replace_one(&template, actor, entry, substitute);
+            let replace = || replace_one(&template, user, entry, substitute);
             if let Err(panic) = catch_unwind(AssertUnwindSafe(replace)) {
                 let text = panic.downcast_ref::<String>().map_or("a panic", String::as_str);
-                wrong.push(format!("{} for {actor:?}: {text}", entry.display()));
+                wrong.push(format!("{} for {user:?}: {text}", entry.display()));
             }
         }
     }
     assert!(wrong.is_empty(), "{} wrong as {substitute:?}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Repeats a case in which a command took long: on a busy machine one may, but one that hangs does so
-/// each time.
-fn replace_one(template: &Template, actor: Actor, entry: &Path, substitute: Substitute) {
+/// Repeats a case in which a command took long: on a busy machine that may happen, but a hang occurs each
+/// time.
+fn replace_one(template: &Template, user: User, entry: &Path, substitute: Substitute) {
     const TRIES: usize = 3;
     let mut slow = Vec::new();
     for _ in 0..TRIES {
-        let case = Case::lay_out(template, actor, entry, substitute);
+        let case = Case::lay_out(template, user, entry, substitute);
         slow = case.run_every_verb(template);
         case.check();
         if slow.is_empty() {
@@ -57,12 +57,12 @@ fn entry_that_is_a_link_to_something_outside_is_not_followed() {
 }
 
 #[test]
-fn entry_that_is_a_dangling_link_is_not_taken_for_absent() {
+fn dangling_link_is_not_treated_as_absent() {
     replace_each(Substitute::DanglingLink);
 }
 
 #[test]
-fn entry_that_is_a_fifo_holds_nobody_up() {
+fn fifo_blocks_no_command() {
     replace_each(Substitute::Fifo);
 }
 
@@ -77,6 +77,6 @@ fn entry_that_is_a_socket_is_refused() {
 }
 
 #[test]
-fn entry_that_belongs_to_another_user_harms_nothing() {
+fn entry_of_another_owner_causes_no_harm() {
     replace_each(Substitute::AnotherOwner);
 }

@@ -1,30 +1,30 @@
-//! The trash while others work: what comes back must not be collected on its way.
+//! The trash with concurrent operations: a model must not be collected while it is undeleted.
 
 use blobd_store::Store;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
-use blobd_tests::places::fast_folder;
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::verbs::{InProcess, ThroughSocket, Verbs};
 
 fn store_with_a_model(keep_seconds: u64) -> (tempfile::TempDir, InProcess) {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let verbs = InProcess::open(&folder.path().join("store"));
     let path = ModelFile::dense(1).write_to(folder.path(), "m.gguf");
     verbs.import(&path, Some("m")).unwrap();
-    verbs.put_aside(&["m"], keep_seconds).unwrap();
+    verbs.move_to_trash(&["m"], keep_seconds).unwrap();
     (folder, verbs)
 }
 
-/// Which blobs a collection in progress would still delete.
+/// The number of blobs that a collection in progress would still delete.
 fn unprotected(store: &Store, collection: &blobd_store::leases::Collection) -> usize {
     let blobs = store.blobs().unwrap();
     blobs.into_iter().filter(|blob| collection.delete_unpinned(*blob, || ()).is_some()).count()
 }
 
-/// A collection that has read the tags before the new one was there and reads the trash when the
-/// record is gone sees neither: only the pins save the tensors.
+/// A collection may read the tags before the new one exists and the trash after the record is gone. Then only
+/// the leases protect the tensors.
 #[test]
-fn model_that_leaves_the_trash_during_a_collection_keeps_every_blob() {
+fn model_undeleted_during_a_collection_keeps_every_blob() {
     for keep_seconds in [0, 3600] {
         let (_folder, verbs) = store_with_a_model(keep_seconds);
         let collection = verbs.store.leases().begin_collection();
@@ -35,16 +35,16 @@ fn model_that_leaves_the_trash_during_a_collection_keeps_every_blob() {
 }
 
 #[test]
-fn model_whose_blobs_are_gone_does_not_come_back_with_holes() {
+fn undelete_refuses_a_model_with_missing_blobs() {
     let (_folder, verbs) = store_with_a_model(3600);
     let blob = verbs.store.blobs().unwrap()[0];
     std::fs::remove_file(verbs.root().join("blobs").join(format!("sha256-{}", blob.to_hex()))).unwrap();
     verbs.undelete("m").unwrap_err();
     assert!(verbs.list().unwrap().models.is_empty());
-    assert_eq!(verbs.trash().unwrap().models.len(), 1, "what is left of it stays in the trash");
+    assert_eq!(verbs.trash().unwrap().models.len(), 1, "its record stays in the trash");
 }
 
-/// A time that no clock can express is as good as never.
+/// A time beyond the range of the clock means never.
 #[test]
 fn model_can_be_kept_for_ever() {
     let (_folder, verbs) = store_with_a_model(u64::MAX);
@@ -55,13 +55,13 @@ fn model_can_be_kept_for_ever() {
     assert!(verbs.export("m").unwrap() == ModelFile::dense(1).bytes());
 }
 
-/// Each looks whether a program has a blob open, and must not be taken for one. In a process of its
-/// own: a child that another test starts has a copy of what is open in this one until it runs its
-/// program, and counts as one that holds the blob.
+/// Each collection checks whether a program has a blob open, and must not count as such a program itself.
+/// Runs in a separate process: a child of another test has copies of this process's descriptors until it
+/// calls exec, and would count as a program that holds the blob.
 #[test]
-fn collections_that_are_planned_at_once_do_not_see_each_other() {
+fn concurrent_collections_do_not_count_each_other_as_programs() {
     const ROUNDS: usize = 25;
-    let (folder, verbs) = (fast_folder(), ThroughSocket::start());
+    let (folder, verbs) = (tmpfs_directory(), ThroughSocket::start());
     let path = ModelFile::dense(1).write_to(folder.path(), "m.gguf");
     verbs.import(&path, Some("m")).unwrap();
     let orphan = verbs.root().join("blobs").join(format!("sha256-{}", sha256(b"nobody needs this")));

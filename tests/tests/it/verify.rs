@@ -1,7 +1,7 @@
-//! Damage is found, put aside, told, kept from spreading, and mended.
+//! Damage is found, quarantined, reported, not served, and repaired.
 
+mod concurrent;
 mod disk;
-mod meanwhile;
 mod repair;
 mod scrub;
 
@@ -15,9 +15,9 @@ use blobd_store_format::recipe::Recipe;
 use blobd_tests::command::{Blobd, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
 use blobd_tests::reader::Reader;
 use blobd_tests::store_dir::{blob_path, check_blobs, flip_byte, names};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use serde_json::Value as Json;
 
 /// A tensor of the first block, of 4 KiB and more.
@@ -34,7 +34,7 @@ fn import(daemon: &TestDaemon, model: &ModelFile, name: &str) {
     daemon.command().run(["import", path.to_str().unwrap(), "--name", name]).succeeds();
 }
 
-/// The digest of the blob that holds a tensor, as `show` tells it.
+/// The digest of the blob with a tensor, according to `show`.
 fn tensor_digest(blobd: &Blobd, model: &str, tensor: &str) -> String {
     let shown = blobd.run(["show", model, "--json"]).succeeds().json();
     let tensors = shown["tensors"].as_array().unwrap().clone();
@@ -42,14 +42,14 @@ fn tensor_digest(blobd: &Blobd, model: &str, tensor: &str) -> String {
     found["digest"].as_str().unwrap().to_owned()
 }
 
-fn spoil(daemon: &TestDaemon, tensor: &str) -> (String, PathBuf) {
+fn damage_tensor(daemon: &TestDaemon, tensor: &str) -> (String, PathBuf) {
     let digest = tensor_digest(&daemon.command(), "m", tensor);
     let path = blob_path(daemon.root(), &digest);
     flip_byte(&path, 77);
     (digest, path)
 }
 
-/// Runs `verify --json` with further words and takes the list of what is damaged.
+/// The list of damage in the output of `verify --json`.
 fn corrupt(run: &Run) -> Vec<Json> {
     run.json()["corrupt"].as_array().unwrap().clone()
 }
@@ -60,7 +60,7 @@ fn model_summary(daemon: &TestDaemon, name: &str) -> Option<String> {
 }
 
 #[test]
-fn healthy_store_is_as_it_should_be() {
+fn healthy_store_has_no_findings() {
     let daemon = daemon_with(&ModelFile::dense(1));
     import(&daemon, &ModelFile::separate_experts(2, 9), "moe");
     let blobs = check_blobs(daemon.root()).len();
@@ -79,15 +79,15 @@ fn healthy_store_is_as_it_should_be() {
 }
 
 #[test]
-fn flipped_byte_is_found_put_aside_and_told() {
+fn flipped_byte_is_found_quarantined_and_reported() {
     let model = ModelFile::dense(1);
     let daemon = daemon_with(&model);
     import(&daemon, &ModelFile::dense(1).with_changed("output.weight"), "sibling");
     import(&daemon, &ModelFile::dense(7), "other");
     let mut reader = Reader::open(&daemon.socket(), "m");
-    let (digest, path) = spoil(&daemon, TENSOR);
+    let (digest, path) = damage_tensor(&daemon, TENSOR);
     let seen = reader.touch();
-    assert_eq!(model_summary(&daemon, "m:latest"), None, "nobody has looked yet");
+    assert_eq!(model_summary(&daemon, "m:latest"), None, "the damage is not yet known");
 
     let run = daemon.command().line("verify --json").exits_with(5);
     let [found] = corrupt(&run).try_into().unwrap();
@@ -99,7 +99,7 @@ fn flipped_byte_is_found_put_aside_and_told() {
     assert!(!path.exists());
     let [aside] = names(&daemon.root().join("quarantine")).try_into().unwrap();
     assert!(aside.starts_with(&digest.replace(':', "-")), "{aside}");
-    assert_eq!(reader.touch(), seen, "who has it mapped keeps it");
+    assert_eq!(reader.touch(), seen, "the program that has it mapped keeps it");
 
     let damage = model_summary(&daemon, "m:latest").unwrap();
     assert_eq!(damage, "1 of its tensors is damaged: blobd verify --repair m:latest");
@@ -113,7 +113,7 @@ fn flipped_byte_is_found_put_aside_and_told() {
 #[test]
 fn damaged_tensor_is_refused_and_all_others_open() {
     let daemon = daemon_with(&ModelFile::dense(1));
-    let (digest, _) = spoil(&daemon, TENSOR);
+    let (digest, _) = damage_tensor(&daemon, TENSOR);
     daemon.command().line("verify --json").exits_with(5);
     let client = daemon.client();
     let error = client.open(&"m".parse().unwrap()).unwrap_err();
@@ -125,7 +125,7 @@ fn damaged_tensor_is_refused_and_all_others_open() {
     let others = open(TensorSelection::Prefix("blk.1.".into())).unwrap();
     assert_eq!(others.map_all().unwrap().len(), 9);
     assert!(open(TensorSelection::Names(vec![TENSOR.into()])).is_err());
-    // What the model is can still be told, and collecting stays safe.
+    // The model can still be shown, and collecting stays safe.
     assert_eq!(tensor_digest(&daemon.command(), "m", TENSOR), digest);
     assert_eq!(daemon.command().line("gc --json").succeeds().json()["freed_bytes"], 0);
 }
@@ -134,7 +134,7 @@ fn damaged_tensor_is_refused_and_all_others_open() {
 fn damage_stays_known_until_the_file_is_imported_again() {
     let model = ModelFile::dense(1);
     let mut daemon = daemon_with(&model);
-    let (digest, path) = spoil(&daemon, TENSOR);
+    let (digest, path) = damage_tensor(&daemon, TENSOR);
     daemon.command().line("verify").exits_with(5);
     daemon.stop();
     daemon.restart();
@@ -168,13 +168,13 @@ fn damaged_whole_file_does_not_stop_collection() {
     let removed = daemon.command().line("rm gone --json").succeeds().json();
     assert!(removed["freed_bytes"].as_u64().unwrap() > 60_000, "{removed}");
     assert_eq!(daemon.command().line("gc --json").succeeds().json()["freed_bytes"], 0);
-    // A file that is neither there nor in quarantine may have had a recipe: that does stop it.
+    // A file that is neither stored nor in quarantine may have had a recipe: then collections refuse.
     fs::remove_dir_all(daemon.root().join("quarantine")).unwrap();
     daemon.command().line("rm m --json").succeeds();
 }
 
 #[test]
-fn missing_blob_is_told_and_does_not_look_like_a_lost_recipe() {
+fn missing_blob_is_reported_and_not_mistaken_for_a_missing_recipe() {
     let daemon = daemon_with(&ModelFile::dense(1));
     let digest = tensor_digest(&daemon.command(), "m", TENSOR);
     fs::remove_file(blob_path(daemon.root(), &digest)).unwrap();
@@ -197,7 +197,7 @@ fn missing_blob_is_told_and_does_not_look_like_a_lost_recipe() {
 }
 
 #[test]
-fn recipe_that_is_not_its_headers_is_found() {
+fn recipe_that_does_not_match_its_header_is_found() {
     let daemon = daemon_with(&ModelFile::dense(1));
     let file =
         daemon.command().line("show m --json").json()["layers"][1]["digest"].as_str().unwrap().to_owned();
@@ -214,7 +214,7 @@ fn recipe_that_is_not_its_headers_is_found() {
     {
         fs::remove_file(&path).unwrap();
         fs::write(&path, content).unwrap();
-        // The daemon has the good one in memory; that does not matter.
+        // The daemon has the correct one in memory, which does not matter.
         let [found] = corrupt(&daemon.command().line("verify m --json").exits_with(5)).try_into().unwrap();
         assert_eq!(
             (&found["digest"], &found["models"]),
@@ -223,7 +223,7 @@ fn recipe_that_is_not_its_headers_is_found() {
         let reason = found["reason"].as_str().unwrap();
         assert!(reason.contains(what) && reason.contains("move it out of the store"), "{reason}");
     }
-    // The advice is good.
+    // Following the advice repairs it.
     fs::remove_file(&path).unwrap();
     import(&daemon, &ModelFile::dense(1), "m");
     daemon.command().line("verify").succeeds();
@@ -231,7 +231,7 @@ fn recipe_that_is_not_its_headers_is_found() {
 }
 
 #[test]
-fn writable_blob_is_told_stays_and_is_made_read_only() {
+fn writable_blob_is_reported_kept_and_made_read_only() {
     let daemon = daemon_with(&ModelFile::dense(1));
     let digest = tensor_digest(&daemon.command(), "m", TENSOR);
     let path = blob_path(daemon.root(), &digest);
@@ -245,7 +245,7 @@ fn writable_blob_is_told_stays_and_is_made_read_only() {
 }
 
 #[test]
-fn damaged_manifest_is_a_finding_of_all_and_an_error_of_one() {
+fn damaged_manifest_is_a_finding_of_verify_and_an_error_of_verify_model() {
     let daemon = daemon_with(&ModelFile::dense(1));
     import(&daemon, &ModelFile::dense(2), "bad");
     fs::write(daemon.root().join("manifests/registry.ollama.ai/library/bad/latest"), "x").unwrap();
@@ -256,7 +256,7 @@ fn damaged_manifest_is_a_finding_of_all_and_an_error_of_one() {
 }
 
 #[test]
-fn damage_that_no_model_needs_is_told_once() {
+fn damage_that_no_model_needs_is_reported_once() {
     let daemon = daemon_with(&ModelFile::dense(1));
     let name = format!("sha256-{}", "0".repeat(64));
     let path = daemon.root().join("blobs").join(name);
@@ -270,7 +270,7 @@ fn damage_that_no_model_needs_is_told_once() {
 
 #[test]
 fn verification_needs_no_daemon() {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let blobd = Blobd::at_root(&folder.path().join("store"));
     let path = ModelFile::dense(1).write_to(folder.path(), "m.gguf");
     blobd.run(["import", path.to_str().unwrap()]).succeeds();

@@ -1,4 +1,4 @@
-//! `warm`, and how much of a model is in memory in `ps` and `show`.
+//! `warm`, and the residency of a model in `ps` and `show`.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -13,16 +13,16 @@ const STACK_BYTES: u64 = 8 << 20;
 const MODEL_BYTES: u64 = STACK_BYTES + (1 << 20);
 
 #[test]
-fn warm_reads_what_is_cold_and_says_how_much_that_was() {
+fn warm_reads_cold_bytes_and_reports_their_number() {
     let daemon = daemon();
     drop_cached(daemon.root());
     let warmed = daemon.command().line("warm m --json").succeeds().json();
     let number = |key: &str| warmed[key].as_u64().unwrap();
     assert!(number("bytes") > MODEL_BYTES && number("bytes") < MODEL_BYTES + 8192, "{warmed}");
-    // The daemon reads headers and configurations for itself.
+    // Headers and configurations may be warm, because the daemon has read them.
     assert!(number("cold_bytes") >= MODEL_BYTES, "{warmed}");
     assert!(number("bytes_per_second") > 0 && warmed["seconds"].as_f64().unwrap() > 0.0);
-    // What the kernel moves at the moment of a look counts as absent: look again.
+    // Pages that the kernel is migrating count as absent, so this is retried.
     eventually("all is in memory", || {
         let warmed = daemon.command().line("warm m --json").succeeds().json();
         warmed["resident_bytes"] == warmed["bytes"]
@@ -45,7 +45,7 @@ fn warm_works_without_a_daemon_and_on_one_component() {
 }
 
 #[test]
-fn locked_memory_is_held_until_the_command_is_told_to_end() {
+fn memory_stays_locked_until_the_command_ends() {
     let daemon = daemon();
     let mut command = daemon.command().command();
     command.args(["warm", "m", "--lock", "2MiB", "--json"]);
@@ -63,9 +63,9 @@ fn locked_memory_is_held_until_the_command_is_told_to_end() {
 }
 
 #[test]
-fn lock_beyond_the_limit_names_the_limit() {
+fn lock_over_the_limit_reports_the_limit() {
     let daemon = daemon();
-    // The limit binds nobody with CAP_IPC_LOCK.
+    // The limit does not apply to processes with CAP_IPC_LOCK.
     let script = "ulimit -l 0; exec setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock \"$0\" \"$@\"";
     let mut command = std::process::Command::new("sh");
     command.args(["-c", script]).arg(blobd_tests::programs::blobd());
@@ -82,7 +82,7 @@ fn lock_beyond_the_limit_names_the_limit() {
 }
 
 #[test]
-fn ps_and_show_tell_what_is_in_memory() {
+fn ps_and_show_report_what_is_in_memory() {
     let daemon = daemon();
     drop_cached(daemon.root());
     let reader = Reader::open(&daemon.socket(), "m");
@@ -94,7 +94,7 @@ fn ps_and_show_tell_what_is_in_memory() {
     let stack = shown()["groups"][0].clone();
     assert_eq!((&stack["name"], &stack["experts"]), (&"blk.0.ffn_up_exps.weight".into(), &8.into()));
     assert_eq!((&stack["resident_experts"], &stack["bytes"]), (&0.into(), &STACK_BYTES.into()));
-    // What the kernel moves at the moment of a look counts as absent, so every look has another try.
+    // Pages that the kernel is migrating count as absent, so every check is retried.
     let warmed = |what: &str, holds: &dyn Fn() -> bool| {
         eventually(what, || {
             daemon.command().line("warm m").succeeds();

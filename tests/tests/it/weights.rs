@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 
 const TENSORS: [&str; 3] = ["vae/conv", "text_encoder/a", "text_encoder/b"];
 
-/// A file with one BF16 tensor of these two numbers, each 1 and its number of 128ths.
+/// A file with one BF16 tensor of two numbers: each is 1 plus the given number of 128ths.
 fn tensor(key: &str, bytes: [u8; 2]) -> Vec<u8> {
     let mut writer = HeaderWriter::new();
     let mut file = writer.tensor(key, Dtype::BF16, &[2]).unwrap().header().unwrap();
@@ -46,7 +46,7 @@ fn daemon() -> (TestDaemon, Reference) {
 }
 
 #[test]
-fn component_is_opened_alone_and_read_under_its_own_names() {
+fn component_is_opened_alone_with_its_own_tensor_names() {
     let (daemon, name) = daemon();
     let client = daemon.client();
     let weights = ManifestWeights::open_component(&client, &name, "text_encoder").unwrap();

@@ -43,7 +43,7 @@ pub enum Verdict {
         /// What was wrong.
         reason: String,
         /// Whether it was moved to quarantine, or why not.
-        set_aside: Result<(), String>,
+        quarantined: Result<(), String>,
     },
 }
 
@@ -210,8 +210,8 @@ fn verdict_on_status_error(digest: Digest, error: StoreError) -> Result<Verdict,
     match Fault::of(source) {
         Fault::Damage => {
             tracing::error!("blob {digest}: damaged: {error}; not moved to quarantine");
-            let set_aside = Err("its inode cannot be read".to_owned());
-            Ok(Verdict::Bad { reason: error.to_string(), set_aside })
+            let quarantined = Err("its inode cannot be read".to_owned());
+            Ok(Verdict::Bad { reason: error.to_string(), quarantined })
         }
         Fault::Refusal => Ok(unreadable(digest, error.to_string())),
         Fault::Shortage => Err(error),
@@ -236,7 +236,7 @@ pub(super) fn verdict_on_mode(seen: &FileStatus) -> Verdict {
 }
 
 fn bad(store: &Store, digest: Digest, seen: &FileStatus, reason: String) -> Verdict {
-    let set_aside = match store.quarantine(digest, seen) {
+    let quarantined = match store.quarantine(digest, seen) {
         Ok(Some(place)) => {
             tracing::error!("blob {digest}: damaged: {reason}; moved to {}", place.display());
             Ok(())
@@ -247,7 +247,7 @@ fn bad(store: &Store, digest: Digest, seen: &FileStatus, reason: String) -> Verd
             Err(error.to_string())
         }
     };
-    Verdict::Bad { reason, set_aside }
+    Verdict::Bad { reason, quarantined }
 }
 
 #[cfg(test)]
@@ -279,9 +279,9 @@ mod tests {
         {
             let (folder, store, digest) = store_with(b"weights");
             overwrite_blob(&folder, digest, bytes);
-            let Verdict::Bad { reason, set_aside } = check(&store, digest) else { panic!("{what}") };
+            let Verdict::Bad { reason, quarantined } = check(&store, digest) else { panic!("{what}") };
             assert!(reason.starts_with(what), "{reason}");
-            assert_eq!(set_aside, Ok(()));
+            assert_eq!(quarantined, Ok(()));
             assert_eq!(store.damaged(), [digest].into());
             assert_eq!(check(&store, digest), Verdict::Gone);
         }
@@ -344,7 +344,7 @@ mod tests {
         assert!(of(Errno::MFILE).is_err());
         let on_status =
             |errno: Errno| verdict_on_status_error(digest, StoreError::errno("inspect", "/b")(errno));
-        assert!(matches!(on_status(Errno::IO), Ok(Verdict::Bad { set_aside: Err(_), .. })));
+        assert!(matches!(on_status(Errno::IO), Ok(Verdict::Bad { quarantined: Err(_), .. })));
         assert!(matches!(on_status(Errno::PERM), Ok(Verdict::Unreadable { .. })));
         assert!(on_status(Errno::NOMEM).is_err());
     }

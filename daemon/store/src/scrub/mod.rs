@@ -67,13 +67,8 @@ impl Scrubber {
             return Ok(Self { stop, thread: None });
         }
         let throttle = Throttle::new(Arc::clone(&stop), policy, Box::new(is_busy));
-        let scrub_loop = ScrubLoop {
-            store,
-            policy,
-            throttle,
-            unsaved: Unsaved::none(),
-            retries: RetryLimit::default(),
-        };
+        let scrub_loop =
+            ScrubLoop { store, policy, throttle, unsaved: Unsaved::none(), retries: RetryLimit::default() };
         let thread = thread::Builder::new().name("scrub".to_owned()).spawn(move || scrub_loop.run())?;
         Ok(Self { stop, thread: Some(thread) })
     }

@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(verdicts.len(), digests.len());
         for (place, digest) in digests.iter().enumerate() {
             match (place, &verdicts[digest]) {
-                (2, Verdict::Gone) | (5, Verdict::Bad { set_aside: Ok(()), .. }) => {}
+                (2, Verdict::Gone) | (5, Verdict::Bad { quarantined: Ok(()), .. }) => {}
                 (place, verdict) => assert_eq!(*verdict, Verdict::Good, "{place}"),
             }
         }

@@ -1,9 +1,9 @@
 //! Completes a prompt with candle, greedily: `blobd-engine-candle MODEL|FILE.gguf PROMPT [TOKENS]`.
 //!
-//! MODEL is opened through blobd's socket, and candle reads its tensors from the maps of the blobs. A
-//! path with a `/` is an ordinary file, to compare with. Like every engine here it prints
-//! `ready PID "TEXT"`, then holds the weights until its standard input ends; `cannot REASON` if the
-//! model is not one for it.
+//! MODEL is opened through blobd's socket, and candle reads its tensors from the maps of the blobs. A path
+//! with a `/` is an ordinary file, for comparison. Like every engine here, it prints `ready PID "TEXT"`, then
+//! keeps the weights loaded until its standard input ends; or it prints `cannot REASON` if it does not
+//! support the model.
 
 use std::fs::File;
 use std::io::{Cursor, Read, Seek};
@@ -36,7 +36,7 @@ fn run() -> Result<(), Error> {
         return complete(&mut File::open(&model)?, &prompt, count);
     }
     let opened = Client::connect_default()?.open(&model.parse()?)?;
-    // A GGUF file in memory, made of the blobs' own pages.
+    // A GGUF file in memory that consists of the blobs' own pages.
     let image = opened.contiguous()?;
     complete(&mut Cursor::new(&*image), &prompt, count)
 }
@@ -51,7 +51,7 @@ fn complete(file: &mut (impl Read + Seek), prompt: &str, count: usize) -> Result
     let (vocabulary, mut tokens, mut model) = match prepared {
         Ok(prepared) => prepared,
         Err(reason) => {
-            // Behind the first line candle's errors have a backtrace.
+            // After the first line, candle's errors have a backtrace.
             println!("cannot {}", reason.to_string().lines().next().unwrap_or_default());
             return Ok(());
         }
@@ -73,7 +73,7 @@ fn complete(file: &mut (impl Read + Seek), prompt: &str, count: usize) -> Result
     Ok(())
 }
 
-/// The tokens of the file, as far as a prompt of whole words takes.
+/// The tokens of the file, as needed for a prompt of whole words.
 struct Vocabulary {
     tokens: Vec<String>,
     begin: Option<u32>,
@@ -99,7 +99,7 @@ impl Vocabulary {
         })
     }
 
-    /// Each word must be one token: this is no tokeniser.
+    /// Each word must be one token, because this is not a full tokeniser.
     fn tokens_of(&self, prompt: &str) -> Result<Vec<u32>, Error> {
         let mut ids: Vec<u32> = self.begin.into_iter().collect();
         for word in prompt.split_whitespace() {

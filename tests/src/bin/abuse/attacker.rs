@@ -1,5 +1,5 @@
-//! The process of an attack: it prepares itself, waits until it is told to begin, counts what it does, and
-//! ends when it is told to.
+//! The process of an attack: it prepares, waits for the command to begin, counts its actions, and ends on
+//! command.
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead as _};
@@ -11,14 +11,14 @@ use rustix::process::{
     Resource, Rlimit, Signal, getrlimit, nice, set_parent_process_death_signal, setrlimit,
 };
 
-use crate::actor::Actor;
-use crate::arena::Arena;
 use crate::attacks::{self, Attack};
-use crate::ground::{Ground, PREPARING, Tally};
+use crate::context::{AttackContext, Counts, PREPARATION_TIMEOUT};
+use crate::environment::Environment;
+use crate::role_process::RoleProcess;
 use crate::{ATTACKER_UID, Outcome};
 
-/// How long an attacker may take to end.
-const ENDING: Duration = Duration::from_secs(2);
+/// How long an attacker may take to report its counts.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Two files for each way to hang.
 const HANGS: [Hang; 8] = [
@@ -34,81 +34,82 @@ const HANGS: [Hang; 8] = [
 
 /// A handle on an attacker's process.
 pub(crate) struct Attacker {
-    actor: Actor,
-    /// What it has the daemon read.
+    process: RoleProcess,
+    /// The files that it makes the daemon read.
     hanging: Option<HangingFiles>,
 }
 
 impl Attacker {
-    /// Starts the process, which prepares itself.
+    /// Starts the process, which begins to prepare the attack.
     ///
     /// # Errors
     /// When it cannot be started.
-    pub(crate) fn start(attack: &Attack, arena: &Arena, may_mount: bool) -> Outcome<Self> {
+    pub(crate) fn start(attack: &Attack, environment: &Environment, may_mount: bool) -> Outcome<Self> {
         let is_wanted = may_mount && attack.takes_hanging_files;
-        let hanging = is_wanted.then(|| arena.mount_hanging_files()).flatten();
+        let hanging = is_wanted.then(|| environment.mount_hanging_files()).flatten();
         let paths: Vec<_> = hanging.iter().flat_map(|files| HANGS.map(|hang| files.path(hang))).collect();
-        let (socket, folder) = (arena.socket(), arena.folder("attacker"));
-        let mut words =
+        let (socket, folder) = (environment.socket(), environment.folder("attacker"));
+        let mut role =
             vec![OsStr::new("attacker"), OsStr::new(attack.name), socket.as_os_str(), folder.as_os_str()];
-        words.extend(paths.iter().map(|path| path.as_os_str()));
-        Ok(Self { actor: Actor::start(ATTACKER_UID, &words)?, hanging })
+        role.extend(paths.iter().map(|path| path.as_os_str()));
+        Ok(Self { process: RoleProcess::start(ATTACKER_UID, &role)?, hanging })
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.actor.pid()
+        self.process.pid()
     }
 
-    /// Waits until it is prepared.
+    /// Waits until the attack is prepared.
     ///
     /// # Errors
-    /// When it cannot prepare itself.
+    /// When it cannot be prepared.
     pub(crate) fn wait_until_ready(&self) -> Outcome<()> {
-        let line = self.actor.line(PREPARING)?;
+        let line = self.process.read_line(PREPARATION_TIMEOUT)?;
         if line == READY { Ok(()) } else { Err(line.into()) }
     }
 
-    /// Has it begin.
+    /// Starts the attack.
     ///
     /// # Errors
-    /// When it is gone.
+    /// When the process has ended.
     pub(crate) fn begin(&mut self) -> Outcome<()> {
-        self.actor.tell("begin")
+        self.process.send_line("begin")
     }
 
-    /// Ends it, by force if it does not end by itself; what it has counted, if it tells.
-    pub(crate) fn end(mut self) -> Tally {
-        let told = self.actor.tell("end").and_then(|()| self.actor.line(ENDING));
-        told.ok().and_then(|line| serde_json::from_str(&line).ok()).unwrap_or_default()
+    /// Ends the process, by force if necessary. Returns its counts, which are empty if it does not report
+    /// them.
+    pub(crate) fn end(mut self) -> Counts {
+        let reported = self.process.send_line("end").and_then(|()| self.process.read_line(END_TIMEOUT));
+        reported.ok().and_then(|line| serde_json::from_str(&line).ok()).unwrap_or_default()
     }
 }
 
 impl Drop for Attacker {
     fn drop(&mut self) {
-        // It cannot end before what it has opened is let go.
-        self.actor.kill();
-        self.hanging.iter().for_each(HangingFiles::let_go);
+        // The process cannot end while the files that it has open hang.
+        self.process.kill();
+        self.hanging.iter().for_each(HangingFiles::unblock);
     }
 }
 
 const READY: &str = "ready";
 
-/// The role.
+/// Runs an attack in this process.
 ///
 /// # Errors
-/// When the attack cannot be prepared, or the process that started this one is gone.
-pub(crate) fn play(name: &str, socket: PathBuf, folder: &Path, hanging_files: Vec<PathBuf>) -> Outcome<()> {
+/// When the attack cannot be prepared, or the parent process has ended.
+pub(crate) fn run(name: &str, socket: PathBuf, folder: &Path, hanging_files: Vec<PathBuf>) -> Outcome<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // The attacks are to exhaust other resources than the processor.
+    // The attacks exhaust other resources than the processor.
     nice(10)?;
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
     let folder = folder.join(name);
     std::fs::create_dir_all(&folder)?;
-    let ground = Ground::new(socket, folder, hanging_files);
+    let context = AttackContext::new(socket, folder, hanging_files);
     let attack = attacks::find(name).ok_or_else(|| format!("{name}: no such attack"))?;
     let mut lines = io::stdin().lock().lines();
-    let begin = match (attack.prepare)(&ground) {
+    let begin = match (attack.prepare)(&context) {
         Ok(begin) => begin,
         Err(error) => {
             println!("{name}: cannot be prepared: {error}");
@@ -116,9 +117,9 @@ pub(crate) fn play(name: &str, socket: PathBuf, folder: &Path, hanging_files: Ve
         }
     };
     println!("{READY}");
-    lines.next().ok_or("nobody says when to begin")??;
+    lines.next().ok_or("standard input ended before the command to begin")??;
     begin()?;
     lines.next();
-    println!("{}", serde_json::to_string(&ground.tally())?);
+    println!("{}", serde_json::to_string(&context.counts())?);
     Ok(())
 }

@@ -4,45 +4,46 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::monitor::Usage;
 use crate::timings::float;
-use crate::watch::Usage;
 use crate::witness::{Measured, VERBS};
 
 /// The witness's medians may grow by this factor.
 const MEDIAN_FACTOR: f64 = 2.0;
-/// No call of the witness may take longer.
+/// The longest time that one call of the witness may take.
 const WORST_MS: f64 = 200.0;
-/// The daemon's resident memory.
+/// The peak of the daemon's resident memory.
 const MEMORY_MIB: f64 = 256.0;
-/// How much of it may stay, beside what there was before, once the attackers are gone.
+/// How much more resident memory than before may be in use after the attackers have ended.
 const REMAINING_MIB: f64 = 64.0;
-/// The witness's requests may all run at once, each on a thread, which they need not have done before.
+/// More threads than before may stay: one for each kind of request of the witness. In the baseline, these
+/// requests need not have run at the same time.
 const WITNESS_THREADS: u64 = VERBS.len() as u64;
-/// Lines in the log per second and peer; each attack is one peer. One more for the second that has begun.
+/// Log lines per second and peer. Each attack is one peer. One line more is allowed for the current second.
 const LOG_LINES_PER_SECOND: f64 = 1.0;
-/// What root asks during an attack.
-pub(crate) const ADMINISTERING: Duration = Duration::from_secs(2);
-/// Until threads, descriptors and memory are where they were, once the attackers are gone.
-pub(crate) const RETURNING: Duration = Duration::from_secs(10);
+/// Each request of root during an attack.
+pub(crate) const ADMIN_BOUND: Duration = Duration::from_secs(2);
+/// The time after an attack until threads, descriptors and memory are back to their values before it.
+pub(crate) const RECOVERY_BOUND: Duration = Duration::from_secs(10);
 /// From SIGTERM to the end of the process.
-pub(crate) const STOPPING: Duration = Duration::from_secs(10);
+pub(crate) const STOP_BOUND: Duration = Duration::from_secs(10);
 
 /// One bound and what was measured.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Check {
-    /// During which attack.
+    /// The attack during which it was measured.
     pub(crate) attack: String,
     /// What was measured.
     pub(crate) what: String,
     pub(crate) measured: f64,
-    /// The most that it may be.
+    /// The upper limit.
     pub(crate) bound: f64,
     pub(crate) unit: &'static str,
     pub(crate) holds: bool,
 }
 
 impl Check {
-    /// A number that may not exceed another; one that is missing does.
+    /// Checks that `measured` does not exceed `bound`. NaN stands for a missing value, and fails.
     pub(crate) fn at_most(attack: &str, what: &str, measured: f64, bound: f64, unit: &'static str) -> Self {
         let (attack, what) = (attack.to_owned(), what.to_owned());
         Self { attack, what, measured, bound, unit, holds: measured <= bound }
@@ -51,14 +52,14 @@ impl Check {
 
 /// The daemon's process before, during and after an attack.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct UsagePhases {
     pub(crate) before: Usage,
     pub(crate) peak: Usage,
     pub(crate) after: Usage,
 }
 
-impl Held {
-    /// Whether everything has come back.
+impl UsagePhases {
+    /// Whether the daemon is back to the resources that it used before.
     pub(crate) fn has_returned(&self) -> bool {
         let Self { before, after, .. } = self;
         after.threads <= before.threads + WITNESS_THREADS
@@ -68,14 +69,14 @@ impl Held {
 }
 
 /// The bounds on the witness's calls.
-pub(crate) fn of_witness(attack: &str, quiet: &Measured, measured: &Measured) -> Vec<Check> {
+pub(crate) fn of_witness(attack: &str, baseline: &Measured, measured: &Measured) -> Vec<Check> {
     let mut checks = Vec::new();
     for verb in VERBS {
-        let (Some(quiet), Some(measured)) = (quiet.get(verb), measured.get(verb)) else {
-            checks.push(Check::at_most(attack, &format!("{verb}: never answered"), f64::NAN, WORST_MS, "ms"));
+        let (Some(baseline), Some(measured)) = (baseline.get(verb), measured.get(verb)) else {
+            checks.push(Check::at_most(attack, &format!("{verb}: no response"), f64::NAN, WORST_MS, "ms"));
             continue;
         };
-        let bound = quiet.median() * MEDIAN_FACTOR;
+        let bound = baseline.median() * MEDIAN_FACTOR;
         let mut check = |what: &str, measured, bound, unit| {
             checks.push(Check::at_most(attack, &format!("{verb}: {what}"), measured, bound, unit));
         };
@@ -87,8 +88,8 @@ pub(crate) fn of_witness(attack: &str, quiet: &Measured, measured: &Measured) ->
 }
 
 /// The bounds on the daemon's process.
-pub(crate) fn of_daemon(attack: &str, held: &Held) -> Vec<Check> {
-    let Held { before, peak, after } = held;
+pub(crate) fn of_daemon(attack: &str, usage: &UsagePhases) -> Vec<Check> {
+    let UsagePhases { before, peak, after } = usage;
     let check = |what: &str, measured, bound, unit| Check::at_most(attack, what, measured, bound, unit);
     vec![
         check("memory at its peak", mib(peak.peak_resident_bytes), MEMORY_MIB, "MiB"),
@@ -133,25 +134,27 @@ mod tests {
     }
 
     #[test]
-    fn witness_that_waits_is_found() {
-        let quiet = measured(&[1.0, 1.0, 1.0]);
-        assert!(broken(&of_witness("a", &quiet, &measured(&[1.0, 1.9, 199.0]))).is_empty());
-        assert_eq!(broken(&of_witness("a", &quiet, &measured(&[2.1, 2.1, 2.1]))), ["version: median"]);
-        assert_eq!(broken(&of_witness("a", &quiet, &measured(&[1.0, 1.0, 201.0]))), ["version: worst"]);
-        assert_eq!(broken(&of_witness("a", &quiet, &Measured::new())), ["version: never answered"]);
+    fn slow_witness_breaks_a_bound() {
+        let baseline = measured(&[1.0, 1.0, 1.0]);
+        assert!(broken(&of_witness("a", &baseline, &measured(&[1.0, 1.9, 199.0]))).is_empty());
+        assert_eq!(broken(&of_witness("a", &baseline, &measured(&[2.1, 2.1, 2.1]))), ["version: median"]);
+        assert_eq!(broken(&of_witness("a", &baseline, &measured(&[1.0, 1.0, 201.0]))), ["version: worst"]);
+        assert_eq!(broken(&of_witness("a", &baseline, &Measured::new())), ["version: no response"]);
     }
 
     #[test]
-    fn what_stays_is_found() {
+    fn leaked_threads_and_descriptors_break_a_bound() {
         let usage = |threads, descriptors| Usage { threads, descriptors, ..Usage::default() };
-        let held = |after| Held { before: usage(5, 9), peak: usage(99, 99), after };
-        assert!(held(usage(5, 9)).has_returned() && broken(&of_daemon("a", &held(usage(5, 9)))).is_empty());
-        assert_eq!(broken(&of_daemon("a", &held(usage(10, 9)))), ["threads afterwards"]);
-        assert_eq!(broken(&of_daemon("a", &held(usage(5, 10)))), ["descriptors afterwards"]);
+        let phases = |after| UsagePhases { before: usage(5, 9), peak: usage(99, 99), after };
+        assert!(
+            phases(usage(5, 9)).has_returned() && broken(&of_daemon("a", &phases(usage(5, 9)))).is_empty()
+        );
+        assert_eq!(broken(&of_daemon("a", &phases(usage(10, 9)))), ["threads afterwards"]);
+        assert_eq!(broken(&of_daemon("a", &phases(usage(5, 10)))), ["descriptors afterwards"]);
     }
 
     #[test]
-    fn log_that_is_flooded_is_found() {
+    fn flooded_log_breaks_a_bound() {
         assert!(of_log("a", 11, Duration::from_secs(10)).holds);
         assert!(!of_log("a", 12, Duration::from_secs(10)).holds);
     }

@@ -2,7 +2,7 @@
 //!
 //! The daemon, the attackers and the witness run under three uids. Each attack ([`attacks`]) is a process
 //! of its own that exhausts one resource: memory, threads, descriptors, permits, the log. The witness
-//! measures how long its own requests take, first beside attackers that are idle, then beside each attack.
+//! measures how long its own requests take, first while the attackers are idle, then during each attack.
 //! [`bounds`] lists what must hold. `docs/SECURITY.md` describes the program and its results.
 
 use std::error::Error;
@@ -10,19 +10,19 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-mod actor;
-mod arena;
 mod attacker;
 mod attacks;
 mod bounds;
-mod ground;
-mod janitor;
-mod needs;
-mod play;
+mod cleanup;
+mod context;
+mod environment;
+mod monitor;
 mod report;
+mod requirements;
+mod role_process;
+mod scenario;
 mod stop;
 mod timings;
-mod watch;
 mod witness;
 
 use report::Report;
@@ -36,10 +36,10 @@ pub(crate) const ATTACKER_UID: u32 = 64_102;
 /// The user whose requests must stay fast.
 pub(crate) const WITNESS_UID: u32 = 64_103;
 
-/// What is run, for how long, and how the result is printed.
+/// Command-line options.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
-    /// The time of all attacks together.
+    /// The total time of all attacks.
     duration: Duration,
     /// The one attack to run; all if absent.
     only: Option<String>,
@@ -51,7 +51,7 @@ const USAGE: &str = "--seconds N, --only NAME or --json";
 
 fn main() -> ExitCode {
     let outcome = match std::env::args_os().nth(1) {
-        Some(role) if role == "--role" => play_role(std::env::args_os().skip(2)),
+        Some(role) if role == "--role" => run_role(std::env::args_os().skip(2)),
         _ => Setup::from_args(std::env::args().skip(1)).and_then(|setup| run(&setup)),
     };
     outcome.unwrap_or_else(|error| {
@@ -61,29 +61,29 @@ fn main() -> ExitCode {
 }
 
 fn run(setup: &Setup) -> Outcome<ExitCode> {
-    if let Some(reason) = needs::missing() {
+    if let Some(reason) = requirements::missing() {
         println!("abuse: skipped: {reason}");
         return Ok(ExitCode::SUCCESS);
     }
-    // Before anything else: it starts this program anew where that is possible.
-    let no_mounts = needs::private_mounts();
+    // First of all, because it restarts this program in a private mount namespace if possible.
+    let no_mounts = requirements::private_mounts();
     let mut report = Report::new(setup);
     if let Some(reason) = &no_mounts {
         report.skip("imports of files that hang", reason);
     }
-    play::run(setup, no_mounts.is_none(), &mut report)?;
+    scenario::run(setup, no_mounts.is_none(), &mut report)?;
     report.print();
     Ok(if report.all_hold() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The entry point of the processes that this program starts.
-fn play_role(mut words: impl Iterator<Item = OsString>) -> Outcome<ExitCode> {
-    let mut word = || words.next().ok_or("--role: arguments are missing");
-    match word()?.to_str() {
-        Some("witness") => witness::play(word()?.as_ref(), word()?.into())?,
+fn run_role(mut arguments: impl Iterator<Item = OsString>) -> Outcome<ExitCode> {
+    let mut next = || arguments.next().ok_or("--role: arguments are missing");
+    match next()?.to_str() {
+        Some("witness") => witness::run(next()?.as_ref(), next()?.into())?,
         Some("attacker") => {
-            let name = word()?.into_string().map_err(|name| format!("{name:?}: no attack"))?;
-            attacker::play(&name, word()?.into(), word()?.as_ref(), words.map(Into::into).collect())?;
+            let name = next()?.into_string().map_err(|name| format!("{name:?}: no such attack"))?;
+            attacker::run(&name, next()?.into(), next()?.as_ref(), arguments.map(Into::into).collect())?;
         }
         other => return Err(format!("--role {other:?}: witness or attacker expected").into()),
     }
@@ -100,7 +100,7 @@ impl Setup {
             let mut value = || words.next().ok_or_else(|| format!("{word}: a value expected"));
             match word.as_str() {
                 "--seconds" => setup.duration = Duration::from_secs(value()?.parse()?),
-                "--only" => setup.only = Some(play::checked_name(value()?)?),
+                "--only" => setup.only = Some(scenario::checked_name(value()?)?),
                 "--json" => setup.is_json = true,
                 _ => return Err(format!("{word}: {USAGE} expected").into()),
             }

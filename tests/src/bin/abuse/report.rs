@@ -1,21 +1,21 @@
-//! What is printed: tables for people, or one JSON document.
+//! The report: tables for people, or one JSON document.
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value as Json, json};
 
 use crate::Setup;
-use crate::bounds::{Check, Held, mib};
-use crate::ground::Tally;
+use crate::bounds::{Check, UsagePhases, mib};
+use crate::context::Counts;
 use crate::timings::Timings;
 use crate::witness::{CONTROL, Measured, VERBS};
 
-/// All that was measured.
+/// All measurements of a run.
 #[derive(Debug)]
 pub(crate) struct Report {
     start: Instant,
     is_json: bool,
-    quiet: Measured,
+    baseline: Measured,
     rounds: Vec<Round>,
     checks: Vec<Check>,
     skipped: Vec<(String, String)>,
@@ -27,20 +27,20 @@ pub(crate) struct Round {
     pub(crate) attack: String,
     pub(crate) what: String,
     pub(crate) measured: Measured,
-    pub(crate) held: Held,
-    /// How long it took until everything had come back, or how long was waited.
+    pub(crate) usage: UsagePhases,
+    /// The time until the daemon had returned to its former use of resources, or until the wait ended.
     pub(crate) returned_after: Duration,
-    /// What the daemon has logged.
+    /// The daemon's log lines.
     pub(crate) log: Vec<String>,
-    pub(crate) tally: Tally,
-    /// The part of the processors that programs other than these took.
+    pub(crate) counts: Counts,
+    /// The share of processor time that unrelated programs used.
     pub(crate) others_share: f64,
 }
 
 impl Report {
     pub(crate) fn new(setup: &Setup) -> Self {
-        let (quiet, rounds, checks, skipped) = Default::default();
-        Self { start: Instant::now(), is_json: setup.is_json, quiet, rounds, checks, skipped }
+        let (baseline, rounds, checks, skipped) = Default::default();
+        Self { start: Instant::now(), is_json: setup.is_json, baseline, rounds, checks, skipped }
     }
 
     /// Prints progress to standard error.
@@ -48,18 +48,18 @@ impl Report {
         eprintln!("abuse: {:>6.1} s: {text}", self.start.elapsed().as_secs_f64());
     }
 
-    /// A part cannot be run here.
+    /// Reports that a part cannot run here.
     pub(crate) fn skip(&mut self, part: &str, reason: &str) {
         self.progress(&format!("{part}: skipped: {reason}"));
         self.skipped.push((part.to_owned(), reason.to_owned()));
     }
 
-    pub(crate) fn set_quiet(&mut self, quiet: Measured) {
-        self.quiet = quiet;
+    pub(crate) fn set_baseline(&mut self, baseline: Measured) {
+        self.baseline = baseline;
     }
 
-    pub(crate) fn quiet(&self) -> &Measured {
-        &self.quiet
+    pub(crate) fn baseline(&self) -> &Measured {
+        &self.baseline
     }
 
     pub(crate) fn add(&mut self, checks: impl IntoIterator<Item = Check>) {
@@ -95,17 +95,18 @@ impl Report {
 
     fn print_witness(&self) {
         println!("\nwitness, milliseconds: least / median / worst");
-        println!("{:<12} {:<8} {:>24} {:>24} {:>7}", "attack", "verb", "quiet", "attacked", "ratio");
+        println!("{:<12} {:<8} {:>24} {:>24} {:>7}", "attack", "verb", "baseline", "attacked", "ratio");
         for round in &self.rounds {
             for verb in VERBS.into_iter().chain([CONTROL]) {
-                let (Some(quiet), Some(attacked)) = (self.quiet.get(verb), round.measured.get(verb)) else {
+                let (Some(baseline), Some(attacked)) = (self.baseline.get(verb), round.measured.get(verb))
+                else {
                     continue;
                 };
-                let ratio = attacked.median() / quiet.median();
+                let ratio = attacked.median() / baseline.median();
                 let attack = &round.attack;
                 println!(
                     "{attack:<12} {verb:<8} {:>24} {:>24} {ratio:>6.2}x",
-                    spread(quiet),
+                    spread(baseline),
                     spread(attacked)
                 );
             }
@@ -121,7 +122,7 @@ impl Report {
             "attack"
         );
         for round in &self.rounds {
-            let Held { before, peak, after } = &round.held;
+            let UsagePhases { before, peak, after } = &round.usage;
             let memory = [before.resident_bytes, peak.peak_resident_bytes, after.resident_bytes];
             let memory = memory.map(|bytes| format!("{:.0}", mib(bytes))).join(" / ");
             let threads = format!("{} / {} / {}", before.threads, peak.threads, after.threads);
@@ -134,7 +135,7 @@ impl Report {
                 "{attack:<12} {memory:>18} {threads:>16} {descriptors:>18} {returned:>9} {lines:>10} {others:>7}"
             );
         }
-        println!("others: the part of the processors that other programs took");
+        println!("others: the share of processor time that unrelated programs used");
     }
 
     fn print_checks(&self) {
@@ -148,7 +149,7 @@ impl Report {
             println!("{part}: skipped: {reason}");
         }
         for round in &self.rounds {
-            println!("{}: {}; {:?}", round.attack, round.what, round.tally);
+            println!("{}: {}; {:?}", round.attack, round.what, round.counts);
             // The last line as an example.
             round.log.last().inspect(|line| println!("    log: {line}"));
         }
@@ -159,7 +160,7 @@ impl Report {
     fn json(&self) -> Json {
         json!({
             "holds": self.all_hold(),
-            "quiet": summaries(&self.quiet),
+            "baseline": summaries(&self.baseline),
             "attacks": self.rounds.iter().map(Round::json).collect::<Vec<_>>(),
             "checks": self.checks,
             "skipped": self.skipped,
@@ -169,8 +170,8 @@ impl Report {
 
 impl Round {
     fn json(&self) -> Json {
-        let Held { before, peak, after } = &self.held;
-        let three = |of: fn(&crate::watch::Usage) -> u64| json!([of(before), of(peak), of(after)]);
+        let UsagePhases { before, peak, after } = &self.usage;
+        let three = |of: fn(&crate::monitor::Usage) -> u64| json!([of(before), of(peak), of(after)]);
         json!({
             "name": self.attack,
             "what": self.what,
@@ -180,7 +181,7 @@ impl Round {
             "descriptors": three(|usage| usage.descriptors),
             "returned_after_seconds": self.returned_after.as_secs_f64(),
             "log_lines": self.log.len(),
-            "attacker": self.tally,
+            "attacker": self.counts,
             "others_share": self.others_share,
         })
     }

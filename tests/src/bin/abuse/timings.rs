@@ -1,14 +1,14 @@
-//! Times of one thing.
+//! Durations of the calls of one verb.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 
-/// How long one verb took, call by call.
+/// The durations of the calls of one verb.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Timings {
-    /// Milliseconds of each call that was answered.
+    /// The duration of each call, failed ones included.
     pub(crate) milliseconds: Vec<f64>,
-    /// What the others ended with.
+    /// The errors of the failed calls.
     pub(crate) errors: Vec<String>,
 }
 
@@ -27,14 +27,14 @@ impl Timings {
 
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index below the length")]
     #[expect(clippy::cast_precision_loss, reason = "there are a few thousand values")]
-    fn quantile(&self, part: f64) -> f64 {
+    fn quantile(&self, fraction: f64) -> f64 {
         let mut values = self.milliseconds.clone();
         values.sort_by(f64::total_cmp);
-        let index = (values.len() as f64 * part) as usize;
+        let index = (values.len() as f64 * fraction) as usize;
         values.get(index.min(values.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
     }
 
-    /// For people and for the JSON document.
+    /// The summary for the JSON document.
     pub(crate) fn summary(&self) -> Json {
         json!({
             "calls": self.milliseconds.len(),

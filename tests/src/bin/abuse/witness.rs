@@ -1,8 +1,8 @@
 //! The witness: an ordinary user that sends requests at a modest rate and measures how long they take.
 //!
-//! Each verb has a thread of its own, so that one that hangs does not hide the others. A control sends a byte
-//! to another thread of the same process and back, without the daemon: if it becomes slower, the machine is
-//! busy, and the daemon is not the cause.
+//! Each verb has its own thread, so that one that hangs does not delay the others. A control measurement
+//! sends a byte to another thread of the same process and back, without the daemon: if it becomes slower, the
+//! cause is a busy machine, not the daemon.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -21,150 +21,151 @@ use blobd_store_format::gguf::GgmlType;
 use blobd_tests::model::ModelFile;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use crate::actor::Actor;
-use crate::arena::{MODEL, client};
+use crate::environment::{MODEL, client};
+use crate::role_process::RoleProcess;
 use crate::timings::Timings;
 use crate::{Outcome, WITNESS_UID};
 
-/// The verbs that are measured and judged.
+/// The verbs that are measured and have bounds.
 pub(crate) const VERBS: [&str; 4] = ["version", "ls", "open", "import"];
-/// What is measured for comparison, without the daemon.
+/// The control measurement, without the daemon.
 pub(crate) const CONTROL: &str = "control";
-/// How the names of imported models begin; a number follows.
+/// The prefix of the names of imported models; a number follows.
 pub(crate) const IMPORTED: &str = "witness/import-";
 
 /// From the start of one call to the start of the next.
 const PERIOD: Duration = Duration::from_millis(100);
-/// The same of imports, which leave something behind.
+/// The same for imports, which are rarer because each stores a model.
 const IMPORT_PERIOD: Duration = Duration::from_millis(250);
-/// After this a call has failed.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The time limit of a call.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The times of a phase by verb.
+/// The durations measured in one phase, by verb.
 pub(crate) type Measured = BTreeMap<String, Timings>;
 
 /// A handle on the witness's process.
 pub(crate) struct Witness {
-    actor: Actor,
+    process: RoleProcess,
     phase: usize,
 }
 
 impl Witness {
-    /// Starts the process. What it measures before the first phase counts for nothing.
+    /// Starts the process. Calls before the first phase are not reported.
     ///
     /// # Errors
     /// When it cannot be started.
     pub(crate) fn start(socket: &Path, folder: &Path) -> Outcome<Self> {
-        let words = [OsStr::new("witness"), socket.as_os_str(), folder.as_os_str()];
-        Ok(Self { actor: Actor::start(WITNESS_UID, &words)?, phase: 0 })
+        let role = [OsStr::new("witness"), socket.as_os_str(), folder.as_os_str()];
+        Ok(Self { process: RoleProcess::start(WITNESS_UID, &role)?, phase: 0 })
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.actor.pid()
+        self.process.pid()
     }
 
-    /// Calls that begin from now on belong to the next phase; its number.
+    /// Begins the next phase, to which calls that begin from now on belong. Returns its number.
     ///
     /// # Errors
-    /// When the process is gone.
+    /// When the process has ended.
     pub(crate) fn begin_phase(&mut self) -> Outcome<usize> {
         self.phase += 1;
-        self.actor.tell(&format!("phase {}", self.phase))?;
+        self.process.send_line(&format!("phase {}", self.phase))?;
         Ok(self.phase)
     }
 
-    /// Waits for the calls of a phase that is over; what they took.
+    /// Waits for the last calls of a phase that is over, and returns the phase's measurements.
     ///
     /// # Errors
-    /// When the process is gone.
+    /// When the process has ended.
     pub(crate) fn report(&mut self, phase: usize) -> Outcome<Measured> {
-        self.actor.tell(&format!("report {phase}"))?;
-        Ok(serde_json::from_str(&self.actor.line(PATIENCE * 2)?)?)
+        self.process.send_line(&format!("report {phase}"))?;
+        Ok(serde_json::from_str(&self.process.read_line(TIMEOUT * 2)?)?)
     }
 }
 
-/// What the threads share.
+/// Measurements, shared by the threads.
 #[derive(Debug, Default)]
-struct Notes {
+struct Measurements {
     phase: AtomicUsize,
-    /// By phase and verb. A call that has begun is noted as one that is not over.
+    /// By phase and verb.
     calls: Mutex<BTreeMap<usize, Measured>>,
+    /// The phases of the calls in progress.
     unfinished: Mutex<Vec<usize>>,
 }
 
-/// The role.
+/// Runs the witness in this process.
 ///
 /// # Errors
-/// When the daemon is gone, or the process that started this one.
-pub(crate) fn play(socket: &Path, folder: PathBuf) -> Outcome<()> {
+/// When the parent process has ended or sends a malformed line.
+pub(crate) fn run(socket: &Path, folder: PathBuf) -> Outcome<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    let notes = Arc::<Notes>::default();
-    let client = client(socket, PATIENCE);
+    let measurements = Arc::<Measurements>::default();
+    let client = client(socket, TIMEOUT);
     let model = MODEL.parse()?;
     let asked = client.clone();
-    notes.measure("version", PERIOD, move || asked.version().map(drop).map_err(Into::into));
+    measurements.measure("version", PERIOD, move || asked.version().map(drop).map_err(Into::into));
     let asked = client.clone();
-    notes.measure("ls", PERIOD, move || asked.models().map(drop).map_err(Into::into));
+    measurements.measure("ls", PERIOD, move || asked.models().map(drop).map_err(Into::into));
     let asked = client.clone();
-    notes.measure("open", PERIOD, move || asked.open(&model).map(drop).map_err(Into::into));
+    measurements.measure("open", PERIOD, move || asked.open(&model).map(drop).map_err(Into::into));
     let mut imports = Imports { client, folder, number: 0 };
-    notes.prepared("import", IMPORT_PERIOD, move || imports.prepare());
+    measurements.measure_prepared("import", IMPORT_PERIOD, move || imports.prepare());
     let (mut near, far) = UnixStream::pair()?;
     thread::spawn(move || echo(far));
-    notes.measure(CONTROL, PERIOD, move || {
+    measurements.measure(CONTROL, PERIOD, move || {
         near.write_all(&[0])?;
         Ok(near.read_exact(&mut [0])?)
     });
     for line in std::io::stdin().lock().lines() {
         let line = line?;
-        let (word, number) = line.split_once(' ').ok_or("a word and a number expected")?;
-        match word {
-            "phase" => notes.phase.store(number.parse()?, Ordering::SeqCst),
-            _ => println!("{}", serde_json::to_string(&notes.report(number.parse()?))?),
+        let (command, number) = line.split_once(' ').ok_or("a command and a number expected")?;
+        match command {
+            "phase" => measurements.phase.store(number.parse()?, Ordering::SeqCst),
+            _ => println!("{}", serde_json::to_string(&measurements.report(number.parse()?))?),
         }
     }
     Ok(())
 }
 
-impl Notes {
-    /// Measures a call over and over.
+impl Measurements {
+    /// Repeats and measures a call.
     fn measure(
         self: &Arc<Self>,
         verb: &'static str,
         period: Duration,
         mut call: impl FnMut() -> Outcome<()> + Send + 'static,
     ) {
-        let notes = Arc::clone(self);
+        let measurements = Arc::clone(self);
         thread::spawn(move || {
             loop {
                 let start = Instant::now();
-                notes.note(verb, &mut call);
+                measurements.record(verb, &mut call);
                 thread::sleep(period.saturating_sub(start.elapsed()));
             }
         });
     }
 
-    /// The same for a call that takes preparations which do not count.
-    fn prepared<C: FnMut() -> Outcome<()> + Send + 'static>(
+    /// Repeats and measures a call with a preparation, which is not measured.
+    fn measure_prepared<C: FnMut() -> Outcome<()> + Send + 'static>(
         self: &Arc<Self>,
         verb: &'static str,
         period: Duration,
         mut prepare: impl FnMut() -> Outcome<C> + Send + 'static,
     ) {
-        let notes = Arc::clone(self);
+        let measurements = Arc::clone(self);
         thread::spawn(move || {
             loop {
                 let start = Instant::now();
                 match prepare() {
-                    Ok(mut call) => notes.note(verb, &mut call),
-                    Err(error) => notes.note(verb, &mut || Err(error.to_string().into())),
+                    Ok(mut call) => measurements.record(verb, &mut call),
+                    Err(error) => measurements.record(verb, &mut || Err(error.to_string().into())),
                 }
                 thread::sleep(period.saturating_sub(start.elapsed()));
             }
         });
     }
 
-    fn note(&self, verb: &str, call: &mut impl FnMut() -> Outcome<()>) {
+    fn record(&self, verb: &str, call: &mut impl FnMut() -> Outcome<()>) {
         let phase = self.phase.load(Ordering::SeqCst);
         lock(&self.unfinished).push(phase);
         let start = Instant::now();
@@ -181,10 +182,10 @@ impl Notes {
         }
     }
 
-    /// What a phase that is over has measured. Waits for calls that began in it.
+    /// The measurements of a phase that is over. Waits for calls that began in it.
     fn report(&self, phase: usize) -> Measured {
         let start = Instant::now();
-        while lock(&self.unfinished).contains(&phase) && start.elapsed() < PATIENCE + PERIOD {
+        while lock(&self.unfinished).contains(&phase) && start.elapsed() < TIMEOUT + PERIOD {
             thread::sleep(Duration::from_millis(10));
         }
         let mut calls = lock(&self.calls);
@@ -206,7 +207,7 @@ struct Imports {
 }
 
 impl Imports {
-    /// Writes a file; what is returned imports it.
+    /// Writes a file and returns a function that imports it.
     fn prepare(&mut self) -> Outcome<impl FnMut() -> Outcome<()> + use<>> {
         self.number += 1;
         let number = self.number;

@@ -1,9 +1,8 @@
-//! Memory that a hypervisor has taken back must not be measured.
+//! Occupies free memory, so that benchmarks do not measure the hypervisor.
 //!
-//! A virtual machine with free-page reporting gives free memory back, and the first touch of a
-//! page after that costs ten times the copy that is to be timed. So most of the free memory is
-//! occupied first: what is left is page cache that the kernel recycles, as on a machine that has
-//! been up for a while.
+//! A virtual machine with free-page reporting returns free memory to the hypervisor. The first access to such
+//! a page later costs ten times as much as the copy to be measured. So most of the free memory is occupied
+//! first, and the kernel recycles page cache instead, as on a machine that has been up for a while.
 
 use std::path::Path;
 
@@ -13,7 +12,7 @@ use crate::measure::Outcome;
 pub(crate) struct Balloon(Vec<u8>);
 
 impl Balloon {
-    /// What stays free: several times what one round of a measurement writes.
+    /// The memory that stays free: several times as much as one round of a measurement writes.
     const SPARED_BYTES: u64 = 5 << 30;
 
     /// Occupies memory on machines that report free pages, and none on others.

@@ -14,15 +14,15 @@ use blobd_store_format::reference::Reference;
 
 use crate::measure::Outcome;
 
-/// What was written.
+/// A generated store.
 pub(crate) struct Generated {
     /// One of the models.
     pub(crate) some_model: Reference,
-    /// How many blobs each needs.
+    /// The number of blobs of each model.
     pub(crate) blobs_per_model: u32,
 }
 
-/// How many blobs a model needs: as many as a Llama 3 8B has tensors.
+/// The number of blobs of a model: about as many as a Llama 3 8B has tensors.
 const BLOBS_PER_MODEL: u32 = 300;
 /// The length of a blob in bytes: four numbers.
 const BLOB_BYTES: u64 = 16;

@@ -1,4 +1,4 @@
-//! Two digests in one pass, against one.
+//! Two digests in one pass, compared with one digest.
 
 use blobd_sha256::{Sha256, has_lanes, update_both};
 
@@ -6,7 +6,7 @@ use crate::Setup;
 use crate::measure::{Outcome, Series, timed};
 
 const BYTES: usize = 256 << 20;
-/// What is hashed at once by whoever stores a file.
+/// The size of the chunks that are hashed when a file is stored.
 const CHUNK_BYTES: usize = 4 << 20;
 
 pub(crate) fn run(setup: &Setup) -> Outcome<()> {

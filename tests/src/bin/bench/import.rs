@@ -1,5 +1,5 @@
-//! Import speed: against `cp` and `sync` on the disk, against the bound of one pass for both digests and
-//! one copy in memory.
+//! Import speed: on disk compared with `cp` and `sync`, on tmpfs compared with the bound of one pass for both
+//! digests and one copy.
 
 use std::path::Path;
 use std::process::Command;
@@ -30,13 +30,13 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
 fn to_disk(setup: &Setup, file: &Path, size: u64) -> Outcome<()> {
     let (mut copy, mut import) = (Costs::default(), Costs::default());
     let _balloon = Balloon::inflate()?;
-    // Kept to the end: pages that a deletion frees would go back to the hypervisor, and their
-    // next use would be measured as somebody's slowness.
+    // Deleted only at the end: freed pages would be returned to the hypervisor, and their next use would be
+    // slow.
     let mut directories = Vec::new();
     for round in 0..setup.rounds {
         let directory = tempfile::tempdir_in(&setup.disk)?;
         let target = directory.path().join("copy");
-        // Whoever comes second may profit from what the first has left behind, or suffer from it.
+        // The order alternates, because the first run may make the second one faster or slower.
         let copy_first = round % 2 == 0;
         for copy_is_next in [copy_first, !copy_first] {
             rustix::fs::sync();
@@ -74,7 +74,7 @@ fn to_tmpfs(setup: &Setup, file: &Path, size: u64) -> Outcome<()> {
         copy.push(copied);
         hash.push(hashed);
         lanes.push(both);
-        // However many cores there are, the whole file's digest is computed on one.
+        // The whole file's digest is always computed on one core.
         bound.push(((both + copied) / cores).max(hashed));
     }
     for (what, series) in [

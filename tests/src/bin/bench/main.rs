@@ -1,7 +1,7 @@
-//! Measures blobd against plain tools, in one run: `just bench`.
+//! Compares blobd with plain tools: `just bench`.
 //!
-//! Every figure is a median over several rounds in which blobd and its baseline take turns, and
-//! every claim is a ratio, because absolute times on a shared machine mean little.
+//! Every number is a median over several rounds, in which blobd and its baseline alternate. Limits apply to
+//! ratios, because absolute times on a shared machine mean little.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ mod scale;
 mod touch;
 mod verify;
 
-/// What is measured, and where.
+/// Command-line options.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     /// The binary under test.
@@ -35,7 +35,7 @@ pub(crate) struct Setup {
     /// Blobs and models of the store for `scale`; several sizes if absent.
     blobs: Option<u32>,
     models: Option<u32>,
-    /// The one measurement to take; all but those on demand if absent.
+    /// The only measurement to take. If absent, all that are not in [`ON_DEMAND`].
     only: Option<String>,
 }
 
@@ -50,8 +50,8 @@ const MEASUREMENTS: [(&str, Measurement); 6] = [
     ("touch", touch::run),
 ];
 
-/// Only where they are asked for: one takes a million inodes and some minutes, the other mounts and
-/// empties the page cache, which needs root.
+/// Only taken with `--only`: one needs a million inodes and some minutes, the other mounts and drops the page
+/// cache, which needs root.
 const ON_DEMAND: [(&str, Measurement); 2] = [("scale", scale::run), ("mount", mount::run)];
 
 const USAGE: &str = "--disk=DIR, --tmpfs=DIR, --blocks=N, --rounds=N, --blobs=N, --models=N or \
@@ -96,7 +96,7 @@ impl Setup {
         }
         if !setup.blobd.is_file() {
             return Err(format!(
-                "{}: not there; run `cargo build --release -p blobd`",
+                "{}: does not exist; run `cargo build --release -p blobd`",
                 setup.blobd.display()
             )
             .into());

@@ -14,7 +14,7 @@ use blobd_store_format::gguf::{HeaderParser, Progress};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Times of one thing, one per round.
+/// Times of one measurement, one per round.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Series(Vec<Duration>);
 
@@ -37,7 +37,7 @@ impl Series {
         quantile(self.0.iter().map(Duration::as_secs_f64), part)
     }
 
-    /// The median over rounds of `numerator`'s time of a round divided by this series' of it.
+    /// The median over all rounds of `numerator`'s time divided by this series' time in the same round.
     pub(crate) fn ratio(&self, numerator: &Self) -> f64 {
         let rounds = numerator.0.iter().zip(&self.0);
         quantile(rounds.map(|(above, below)| above.as_secs_f64() / below.as_secs_f64()), 0.5)
@@ -53,7 +53,7 @@ fn quantile(values: impl Iterator<Item = f64>, part: f64) -> f64 {
     values.get(index.min(values.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
 }
 
-/// What one thing takes, round after round: by the clock, and of processors in user code and in the kernel.
+/// The costs of one operation in each round: wall time, and processor time in user code and in the kernel.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Costs {
     pub(crate) wall: Series,
@@ -63,7 +63,7 @@ pub(crate) struct Costs {
 }
 
 impl Costs {
-    /// Measures `work`, which waits for its processes; what this process spends meanwhile counts too.
+    /// Measures `work`, which waits for its child processes. Processor time of this process counts, too.
     pub(crate) fn measure(&mut self, work: impl FnOnce() -> Outcome<()>) -> Outcome<()> {
         let before = processor_times("self")?;
         self.wall.push(timed(work)?.0);
@@ -92,7 +92,7 @@ pub(crate) fn timed<T>(work: impl FnOnce() -> Outcome<T>) -> Outcome<(Duration, 
     Ok((start.elapsed(), done))
 }
 
-/// Runs a command to its end; its output is dropped unless it fails.
+/// Runs a command; its output is only used in the error.
 pub(crate) fn run(command: &mut Command) -> Outcome<()> {
     let output = command.output()?;
     if output.status.success() {
@@ -106,11 +106,11 @@ pub(crate) fn processor_time_of_children() -> Outcome<Duration> {
     Ok(processor_times("self")?.iter().skip(2).sum())
 }
 
-/// A process's times: in user code and in the kernel, then the same of its children that it has waited for.
+/// A process's times in user code and in the kernel, then the same for the children that it has waited for.
 fn processor_times(process: &str) -> Outcome<[Duration; 4]> {
     const TICKS_PER_SECOND: u64 = 100;
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
-    // The name is in parentheses and may hold anything; 11 fields come between it and the times.
+    // The name is in parentheses and may contain any character; 11 fields stand between it and the times.
     let (_, fields) = stat.rsplit_once(") ").ok_or("no name")?;
     let mut times = [Duration::ZERO; 4];
     for (time, ticks) in times.iter_mut().zip(fields.split(' ').skip(11)) {
@@ -133,8 +133,8 @@ pub(crate) fn digest_of(path: &Path) -> Outcome<Digest> {
     }
 }
 
-/// The digest of a file and that of what follows its first `header_bytes`, in one pass on one core: what
-/// storing a split file takes of hashing.
+/// The digest of a file and of everything after its first `header_bytes`, in one pass on one core: the
+/// hashing that storing a split file needs.
 pub(crate) fn digests_of_file_and_part(path: &Path, header_bytes: u64) -> Outcome<[[u8; 32]; 2]> {
     let mut file = File::open(path)?;
     let mut buffer = vec![0; usize::try_from(header_bytes)?];
@@ -152,7 +152,7 @@ pub(crate) fn digests_of_file_and_part(path: &Path, header_bytes: u64) -> Outcom
     }
 }
 
-/// How many bytes a GGUF file has in front of its tensors.
+/// The length of a GGUF file's header with padding.
 pub(crate) fn header_bytes(path: &Path) -> Outcome<u64> {
     let (mut file, mut parser, mut step) = (File::open(path)?, HeaderParser::new(), vec![0; 1 << 16]);
     loop {
@@ -173,14 +173,14 @@ pub(crate) fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// The most memory a process has had at once, in bytes.
+/// The peak memory of a process in bytes.
 pub(crate) fn peak_rss_bytes(pid: u32) -> Outcome<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
     Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
 }
 
-/// A daemon with a store of its own, killed when it is dropped.
+/// A daemon with its own store, killed when dropped.
 pub(crate) struct Daemon {
     child: Child,
     socket: PathBuf,
@@ -221,12 +221,12 @@ impl Daemon {
         Ok(self.client()?.import(&params, File::open(file)?, |_completed, _total| ())?)
     }
 
-    /// Pulls a model as a user does, in a process of its own.
+    /// Pulls a model as a user does, in a child process.
     pub(crate) fn pull(&self, blobd: &Path, name: &str) -> Outcome<()> {
         run(Command::new(blobd).arg("--socket").arg(&self.socket).args(["pull", name]))
     }
 
-    /// Ends it and keeps its store.
+    /// Kills it and keeps its store.
     pub(crate) fn kill(&mut self) -> Outcome<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -238,17 +238,17 @@ impl Daemon {
         Ok(processor_times(&self.child.id().to_string())?.iter().take(2).sum())
     }
 
-    /// The most memory it has had at once, in bytes.
+    /// Its peak memory in bytes.
     pub(crate) fn peak_rss_bytes(&self) -> Outcome<u64> {
         peak_rss_bytes(self.child.id())
     }
 
-    /// Where it listens.
+    /// The path of its socket.
     pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// How much of its blobs is in the page cache.
+    /// The size of its blobs in the page cache.
     pub(crate) fn cached_blob_bytes(&self) -> Outcome<u64> {
         let blobs = self.directory.path().join("store/blobs");
         let output = Command::new("fincore")
@@ -261,7 +261,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have died already; the bench has reported that by then.
+        // It may have died already, which was reported then.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! The mount: reading a model as a file, against an ordinary file with the same bytes.
+//! The mount: reading a model as a file, compared with an ordinary file with the same bytes.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -13,7 +13,7 @@ use crate::Setup;
 use crate::measure::{Daemon, Outcome, Series, digest_of, gib, mib, run as run_command, timed};
 use crate::plain_map;
 
-/// What engines and `cat` read at a time.
+/// The read size of engines and `cat`.
 const READ_BYTES: usize = 1 << 20;
 
 pub(crate) fn run(setup: &Setup) -> Outcome<()> {
@@ -60,15 +60,15 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
     Ok(())
 }
 
-/// What is in the page cache before a file is read.
+/// The state of the page cache before a file is read.
 #[derive(Clone, Copy)]
 enum Start {
-    /// Nothing.
+    /// Empty.
     Cold,
-    /// The file, as the kernel likes to keep it: of an ordinary file in large folios if the file system
-    /// has them (ext4 since Linux 6.16), of a FUSE file page by page.
+    /// The file as the kernel caches it by default: ordinary files in large folios if the file system
+    /// supports them (ext4 since Linux 6.16), FUSE files page by page.
     Warm,
-    /// The file page by page, as every kernel before that keeps it.
+    /// The file page by page, as earlier kernels cache it.
     WarmInPages,
 }
 
@@ -82,7 +82,7 @@ impl Start {
     }
 }
 
-/// Reads page by page without read-ahead, which is what makes large folios.
+/// Reads page by page without read-ahead, which creates large folios.
 fn cache_in_pages(path: &Path) -> Outcome<()> {
     const PAGE_BYTES: usize = 4096;
     let file = File::open(path)?;
@@ -97,7 +97,7 @@ fn cache_in_pages(path: &Path) -> Outcome<()> {
     }
 }
 
-/// How much more than the file itself is cached when it has been read.
+/// Prints how much of the blobs is cached in addition to the file after a cold read.
 fn cached_twice(daemon: &Daemon, mounted: &Path, size: u64) -> Outcome<()> {
     drop_caches()?;
     read_all(mounted)?;
@@ -118,7 +118,7 @@ fn read_all(path: &Path) -> Outcome<u64> {
     }
 }
 
-/// Every byte, as a program that computes with them reads them.
+/// Reads every byte of a map, as a program that computes with them does.
 fn sum_map(path: &Path) -> Outcome<u64> {
     let map = plain_map::map(path)?;
     let words = map.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
@@ -151,7 +151,7 @@ impl Mounted {
         let deadline = Instant::now() + Duration::from_secs(10);
         while !directory.join("ollama").is_dir() {
             if Instant::now() > deadline {
-                return Err("the mount does not come".into());
+                return Err("the mount does not appear".into());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -165,7 +165,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // It unmounts when it is told to end; if not, its directory stays behind, which is seen.
+        // It unmounts on SIGTERM. If that fails, its directory stays, and the failure is visible.
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let _ = self.child.wait();

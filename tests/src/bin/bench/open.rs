@@ -1,5 +1,5 @@
-//! Open: from `connect` to the last tensor mapped, against the same files opened by one thread,
-//! passed in the same batches and mapped by another, without any protocol: the floor.
+//! Open: the time from `connect` until the last tensor is mapped. The bound: one thread opens the same files
+//! and passes them in the same batches to another, which maps them, without any protocol.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,7 +18,7 @@ use crate::Setup;
 use crate::measure::{Daemon, Outcome, Series, timed};
 use crate::plain_map;
 
-/// Opens are short, so there are many.
+/// Many, because opens are short.
 const OPENS_PER_ROUND: usize = 30;
 
 pub(crate) fn run(setup: &Setup) -> Outcome<()> {
@@ -26,8 +26,8 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
     open_with_few_files(setup)
 }
 
-/// A mixture of experts has more tensors than a process may have files open on some systems: each
-/// is mapped on arrival then, and its descriptor closed.
+/// A mixture of experts has more tensors than a process may have open files on some systems. Then each is
+/// mapped when it arrives, and its descriptor is closed.
 fn open_with_few_files(setup: &Setup) -> Outcome<()> {
     const FEW: u64 = 256;
     let directory = tempfile::tempdir_in(&setup.disk)?;
@@ -80,7 +80,7 @@ fn open_of_a_dense_model(setup: &Setup) -> Outcome<()> {
     Ok(())
 }
 
-/// The model is returned too: what it takes to close it is not part of opening it.
+/// Returns the model, too, so that closing it is not measured.
 fn open_and_map(daemon: &Daemon) -> Outcome<(OpenModel, Vec<TensorMap>)> {
     let reference: Reference = "bench".parse()?;
     let model = daemon.client()?.open(&reference)?;

@@ -1,27 +1,26 @@
-//! Pull speed: against `curl` of the same file from the same server to the same disk.
+//! Pull speed, compared with `curl` of the same file from the same server to the same disk.
 
 use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_tests::model::{Dimensions, ModelFile};
-use blobd_tests::registry::{FakeRegistry, Manner};
+use blobd_tests::registry::{BlobDelivery, FakeRegistry};
 
 use crate::Setup;
 use crate::balloon::Balloon;
 use crate::measure::{
-    Daemon, Outcome, Series, digest_of, digests_of_file_and_part, gib, header_bytes, mib, processor_time_of_children,
-    run as run_command, timed,
+    Daemon, Outcome, Series, digest_of, digests_of_file_and_part, gib, header_bytes, mib,
+    processor_time_of_children, run as run_command, timed,
 };
 
-/// What the rounds have shown.
+/// The measurements of all rounds.
 #[derive(Debug, Default)]
 struct Times {
-    /// `curl` that writes nothing: what the server can do.
+    /// `curl` to `/dev/null`: the speed of the server.
     ceiling: Series,
     hash: Series,
     /// The digests of the file and of its blobs.
@@ -48,13 +47,13 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
     let (offer, header) = (Offer::start(&file)?, header_bytes(&file)?);
     let mut times = Times::default();
     let _balloon = Balloon::inflate()?;
-    // Kept to the end, for the reason that import's are.
+    // Deleted only at the end, for the same reason as in `import`.
     let (mut directories, mut daemons) = (Vec::new(), Vec::new());
     for round in 0..setup.rounds {
         times.ceiling.push(timed(|| fetch(&offer, Path::new("/dev/null")))?.0);
         times.hash.push(timed(|| digest_of(&file))?.0);
         times.lanes.push(timed(|| digests_of_file_and_part(&file, header))?.0);
-        // Whoever comes second may profit from what the first has left behind, or suffer from it.
+        // The order alternates, because the first run may make the second one faster or slower.
         let curl_first = round % 2 == 0;
         for curl_is_next in [curl_first, !curl_first] {
             rustix::fs::sync();
@@ -96,8 +95,8 @@ impl Times {
         Ok(())
     }
 
-    /// What this machine could do at best: `curl`'s work and one pass for both digests over its cores,
-    /// but the whole file's digest is computed on one, and `curl` takes what it takes.
+    /// The minimum time on this machine: `curl`'s processor time and one pass for both digests, divided by
+    /// the cores, but at least the time of the whole file's digest on one core, and at least `curl`'s time.
     fn add_bound(&mut self) -> Outcome<()> {
         let cores = u32::try_from(std::thread::available_parallelism()?.get())?;
         let (processor, hash) = (self.curl_processor.last(), self.hash.last());
@@ -130,8 +129,7 @@ impl Times {
     }
 }
 
-/// A registry that offers one model. Its file is sent by the kernel from the page cache, over connections
-/// that stay open.
+/// A registry with one model. The kernel sends its file from the page cache, over connections that stay open.
 struct Offer {
     registry: FakeRegistry,
     layer: Digest,
@@ -145,7 +143,7 @@ impl Offer {
     fn start(path: &Path) -> Outcome<Self> {
         let (registry, layer) = (FakeRegistry::start()?, digest_of(path)?);
         registry.keep_connections();
-        registry.set_manner(Manner::Direct);
+        registry.set_blob_delivery(BlobDelivery::Direct);
         registry.add_blob_file(layer, path)?;
         let descriptor = |media_type: &str, digest, size| Descriptor {
             media_type: MediaType::new(media_type),
@@ -159,7 +157,7 @@ impl Offer {
         Ok(Self { registry, layer })
     }
 
-    /// What to pull.
+    /// The reference to pull.
     fn model(&self) -> String {
         self.registry.name(Self::MODEL)
     }
@@ -169,7 +167,7 @@ impl Offer {
     }
 }
 
-/// Silent but for errors, and past any proxy.
+/// Fetches the file with `curl`, which prints only errors and uses no proxy.
 fn fetch(offer: &Offer, target: &Path) -> Outcome<()> {
     let mut curl = Command::new("curl");
     run_command(curl.args(["-fsS", "--noproxy", "*", "-o"]).arg(target).arg(offer.layer_url()))

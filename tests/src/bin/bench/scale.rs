@@ -1,8 +1,8 @@
-//! Scale: what start, `ls`, `df`, `gc` and memory cost as a store grows.
+//! Scale: the costs of starting, `ls`, `df` and `gc`, and the daemon's memory, as a store grows.
 //!
-//! The store is generated: tiny blobs with the right digests, a recipe and a manifest per model,
-//! and every model shares its blobs with its neighbours. What is measured is the real daemon and
-//! the real command, from start to exit.
+//! The store is generated: tiny blobs with the right digests, and a recipe and a manifest per model. Every
+//! model shares blobs with its neighbours. The measurements use the real daemon and the real commands, from
+//! start to exit.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,7 +17,7 @@ use crate::Setup;
 use crate::generated::Generated;
 use crate::measure::{Outcome, Series, run as run_command, timed};
 
-/// Blobs and models of the stores that are measured if none is named.
+/// The default sizes of stores, as blobs and models.
 const SIZES: [(u32, u32); 3] = [(10_000, 100), (100_000, 1_000), (1_000_000, 10_000)];
 /// How often a command is timed.
 const ROUNDS: usize = 5;
@@ -119,7 +119,7 @@ impl Daemon {
         Ok(Client::connect(&self.socket)?)
     }
 
-    /// `df` waits for the index, but not for ever.
+    /// `df` waits for the index, with a time limit.
     fn wait_for_index(&self) -> Outcome<()> {
         loop {
             match self.client()?.disk_usage() {
@@ -130,7 +130,7 @@ impl Daemon {
         }
     }
 
-    /// What the daemon has computed so far, in and outside the kernel.
+    /// The daemon's processor time so far, in user code and in the kernel.
     fn processor_seconds(&self) -> Outcome<f64> {
         const TICKS_PER_SECOND: f64 = 100.0;
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;

@@ -1,4 +1,4 @@
-//! First touch: every page of a warm model once, against one plain file of the same bytes.
+//! First touch: every page of a warm model once, compared with one plain file of the same bytes.
 
 use std::process::Command;
 

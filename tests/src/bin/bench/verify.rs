@@ -1,4 +1,4 @@
-//! Verification of a model that is in memory, against one SHA-256 pass per core over the same files.
+//! Verification of a model that is in memory, compared with one SHA-256 pass per core over the same files.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Images of a disk as a crash could have left it.
+//! Disk images that a crash could leave.
 
 use std::fmt;
 use std::fs::File;
@@ -9,52 +9,52 @@ use crate::Outcome;
 use crate::random::Random;
 use crate::recorder::Event;
 
-/// What a disk writes wholly or not at all.
-const ATOM_BYTES: usize = 4096;
+/// The unit that a disk writes atomically.
+const BLOCK_BYTES: usize = 4096;
 
-/// A disk's content before the record, and the record.
+/// A disk's initial content, and its recorded events.
 #[derive(Debug)]
 pub(crate) struct Record {
-    /// The content that is not zeros, in atoms, by its offset.
+    /// The blocks of the initial content that are not all zeros, with their offsets.
     base: Vec<(u64, Vec<u8>)>,
     size: u64,
     events: Vec<Event>,
 }
 
-/// A moment and what of the last writes was lost at it.
+/// The moment of a crash, and which of the last writes reached the disk.
 #[derive(Clone, Debug)]
 pub(crate) struct CrashState {
-    /// How many events had happened.
+    /// The number of events before the crash.
     pub(crate) crash: usize,
-    /// How many of them are durable, because a flush came behind them.
+    /// The number of these that are durable, because a flush followed them.
     durable: usize,
     /// The later writes that reached the disk, in order.
     survivors: Vec<usize>,
-    /// One of them of which only so many bytes did.
+    /// One of them that was cut off, and the number of its bytes that reached the disk.
     torn: Option<(usize, usize)>,
 }
 
 impl Record {
-    /// A record that begins with this content.
+    /// The record of a disk with this initial content.
     pub(crate) fn new(base: &[u8], events: Vec<Event>) -> Self {
-        let atoms = (0u64..).step_by(ATOM_BYTES).zip(base.chunks(ATOM_BYTES));
-        let used = atoms.filter(|(_, atom)| atom.iter().any(|byte| *byte != 0));
-        let base_atoms = used.map(|(offset, atom)| (offset, atom.to_vec())).collect();
-        Self { base: base_atoms, size: base.len() as u64, events }
+        let blocks = (0u64..).step_by(BLOCK_BYTES).zip(base.chunks(BLOCK_BYTES));
+        let used = blocks.filter(|(_, block)| block.iter().any(|byte| *byte != 0));
+        let base_blocks = used.map(|(offset, block)| (offset, block.to_vec())).collect();
+        Self { base: base_blocks, size: base.len() as u64, events }
     }
 
-    /// How many events there are.
+    /// The number of events.
     pub(crate) fn len(&self) -> usize {
         self.events.len()
     }
 
-    /// How many of them are flushes.
+    /// The number of flushes.
     pub(crate) fn flush_count(&self) -> usize {
         self.events.iter().filter(|event| matches!(event, Event::Flush)).count()
     }
 
-    /// A moment, and the loss of some of what was written since the last flush: nothing of it,
-    /// all of it, or any part; sometimes one write is cut off.
+    /// A crash at a random moment, which loses none, all or some of the writes since the last flush;
+    /// sometimes one write is cut off.
     pub(crate) fn crash_at_random(&self, random: &mut Random) -> CrashState {
         let crash = random.below(self.events.len() + 1);
         let before = self.events.get(..crash).unwrap_or_default();
@@ -76,8 +76,8 @@ impl Record {
     pub(crate) fn write_image(&self, state: &CrashState, path: &Path) -> Outcome<()> {
         let image = File::create(path)?;
         image.set_len(self.size)?;
-        for (offset, atom) in &self.base {
-            image.write_all_at(atom, *offset)?;
+        for (offset, block) in &self.base {
+            image.write_all_at(block, *offset)?;
         }
         for number in (0..state.durable).chain(state.survivors.iter().copied()) {
             if let Some(Event::Write { offset, bytes }) = self.events.get(number) {
@@ -89,57 +89,57 @@ impl Record {
         Ok(())
     }
 
-    /// One of these writes and a length at which it may be cut off.
+    /// Chooses one of these writes and a length at which it is cut off.
     fn tear(&self, writes: &[usize], random: &mut Random) -> Option<(usize, usize)> {
-        let atoms = |number: &usize| match self.events.get(*number) {
-            Some(Event::Write { bytes, .. }) => bytes.len() / ATOM_BYTES,
+        let blocks = |number: &usize| match self.events.get(*number) {
+            Some(Event::Write { bytes, .. }) => bytes.len() / BLOCK_BYTES,
             _ => 0,
         };
-        let long: Vec<usize> = writes.iter().copied().filter(|number| atoms(number) > 1).collect();
+        let long: Vec<usize> = writes.iter().copied().filter(|number| blocks(number) > 1).collect();
         let torn = *long.get(random.below(long.len()))?;
-        Some((torn, random.below(atoms(&torn)) * ATOM_BYTES))
+        Some((torn, random.below(blocks(&torn)) * BLOCK_BYTES))
     }
 }
 
 impl fmt::Display for CrashState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let unsure = self.crash - self.durable;
-        write!(f, "after {} events, {} of the last {unsure} on disk", self.crash, self.survivors.len())?;
+        let unflushed = self.crash - self.durable;
+        write!(f, "after {} events, {} of the last {unflushed} on disk", self.crash, self.survivors.len())?;
         self.torn.map_or(Ok(()), |(write, kept)| write!(f, ", write {write} cut off after {kept} bytes"))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use blobd_tests::places::fast_folder;
+    use blobd_tests::temp_dirs::tmpfs_directory;
 
     use super::*;
 
-    fn write(offset: u64, byte: u8, atoms: usize) -> Event {
-        Event::Write { offset, bytes: vec![byte; atoms * ATOM_BYTES] }
+    fn write(offset: u64, byte: u8, blocks: usize) -> Event {
+        Event::Write { offset, bytes: vec![byte; blocks * BLOCK_BYTES] }
     }
 
-    /// Two writes to one place with a flush between them, then a long one.
+    /// Two writes to the same offset with a flush between them, then a long write.
     fn record() -> Record {
-        let mut base = vec![0; 16 * ATOM_BYTES];
-        base[15 * ATOM_BYTES] = 9;
+        let mut base = vec![0; 16 * BLOCK_BYTES];
+        base[15 * BLOCK_BYTES] = 9;
         Record::new(&base, vec![write(0, 1, 1), Event::Flush, write(0, 2, 1), write(4096, 3, 4)])
     }
 
     fn image(state: &CrashState) -> Vec<u8> {
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         let path = folder.path().join("image");
         record().write_image(state, &path).unwrap();
         std::fs::read(path).unwrap()
     }
 
     #[test]
-    fn nothing_before_a_flush_is_lost_and_all_losses_occur() {
+    fn flushed_writes_are_never_lost_and_every_other_loss_occurs() {
         let mut seen = std::collections::BTreeSet::new();
         for number in 0..500 {
             let state = record().crash_at_random(&mut Random::new(number, "test"));
             let image = image(&state);
-            assert_eq!((image.len(), image[15 * ATOM_BYTES]), (16 * ATOM_BYTES, 9));
+            assert_eq!((image.len(), image[15 * BLOCK_BYTES]), (16 * BLOCK_BYTES, 9));
             let bytes = (image[0], image[4096], image[4 * 4096]);
             if state.crash >= 2 {
                 assert_ne!(bytes.0, 0, "{state}");

@@ -1,4 +1,4 @@
-//! The ways in which the daemon is told to make new blobs durable.
+//! The modes in which the daemon makes new blobs durable.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,11 @@ use crate::Outcome;
 /// A value of `durability` in the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Durability {
-    /// What blobd does unless told otherwise.
+    /// The default.
     Auto,
-    /// Each blob by itself.
+    /// One `fsync` per blob.
     Fsync,
-    /// The whole file system.
+    /// One `syncfs` for all blobs.
     Syncfs,
 }
 
@@ -29,10 +29,10 @@ impl Durability {
         }
     }
 
-    /// Writes a configuration file that says so.
+    /// Writes a configuration file with this mode.
     ///
     /// # Errors
-    /// When there is no room for it.
+    /// When it cannot be written.
     pub(crate) fn write_config(self, folder: &Path) -> Outcome<PathBuf> {
         let path = folder.join(format!("{self}.toml"));
         std::fs::write(&path, format!("durability = \"{self}\"\n"))?;

@@ -1,4 +1,4 @@
-//! File systems in files: made, mounted through a loop device, unmounted whatever happens.
+//! File systems in image files, mounted through loop devices and unmounted on drop.
 
 use std::fmt;
 use std::fs::File;
@@ -7,19 +7,19 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use blobd_tests::places::fast_folder;
+use blobd_tests::temp_dirs::tmpfs_directory;
 
 use crate::Outcome;
-use crate::needs;
+use crate::requirements;
 
 /// A kind of file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// ext4: one journal for all metadata; data before the metadata that needs it.
+    /// Journals metadata; writes data before the metadata that refers to it.
     Ext4,
-    /// XFS: a journal of its own kind, delayed allocation.
+    /// Journals metadata; allocates blocks late.
     Xfs,
-    /// btrfs: copy on write, with a log tree for `fsync`.
+    /// Copy on write, with a log tree for `fsync`.
     Btrfs,
 }
 
@@ -27,7 +27,7 @@ impl Kind {
     /// All of them.
     pub(crate) const ALL: [Self; 3] = [Self::Ext4, Self::Btrfs, Self::Xfs];
 
-    /// What `mkfs` and `mount` call it.
+    /// Its name for `mkfs` and `mount`.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Ext4 => "ext4",
@@ -36,26 +36,27 @@ impl Kind {
         }
     }
 
-    /// Whether several images of one disk can be mounted at a time. btrfs takes them for parts of one
-    /// file system.
+    /// Whether several images of one disk can be mounted at a time. btrfs treats them as devices of one file
+    /// system.
     pub(crate) const fn mounts_copies(self) -> bool {
         matches!(self, Self::Ext4 | Self::Xfs)
     }
 
-    /// Why it cannot be had here; none if it can.
-    pub(crate) fn lack(self) -> Option<String> {
+    /// The reason why it is not available here; `None` if it is.
+    pub(crate) fn missing(self) -> Option<String> {
         let package = match self {
             Self::Ext4 => "e2fsprogs",
             Self::Xfs => "xfsprogs",
             Self::Btrfs => "btrfs-progs",
         };
-        needs::program(&self.maker(), package).or_else(|| self.try_out().err().map(|error| error.to_string()))
+        requirements::program(&self.maker(), package)
+            .or_else(|| self.try_out().err().map(|error| error.to_string()))
     }
 
-    /// Makes one in a new file. It is as small as its tools allow.
+    /// Creates a file system in a new file. It is as small as its tools allow.
     ///
     /// # Errors
-    /// What the tools say.
+    /// When `mkfs` fails.
     pub(crate) fn make(self, image: &Path) -> Outcome<()> {
         let bytes: u64 = match self {
             Self::Ext4 => 64 << 20,
@@ -63,21 +64,21 @@ impl Kind {
             Self::Btrfs => 128 << 20,
         };
         File::create(image)?.set_len(bytes)?;
-        // Nothing is left to be initialised later: it would be in the record of every run.
+        // No lazy initialisation, whose writes would be in the record of every run.
         let options: &[&str] = match self {
             Self::Ext4 => &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"],
             Self::Xfs | Self::Btrfs => &["-q", "-f", "-K"],
         };
-        run(Command::new(needs::path(&self.maker())).args(options).arg(image))
+        run(Command::new(requirements::path(&self.maker())).args(options).arg(image))
     }
 
     fn maker(self) -> String {
         format!("mkfs.{}", self.name())
     }
 
-    /// Finds out whether this kernel mounts it, and lets us.
+    /// Checks whether this kernel supports it and permits mounting.
     fn try_out(self) -> Outcome<()> {
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         let (image, directory) = (folder.path().join("image"), folder.path().join("mounted"));
         std::fs::create_dir(&directory)?;
         self.make(&image)?;
@@ -100,14 +101,13 @@ pub(crate) struct Mounted {
 }
 
 impl Mounted {
-    /// Mounts the file system in `image`. The loop device is the kernel's choice among the free
-    /// ones, and goes with the mount.
+    /// Mounts the file system in `image`. The kernel chooses a free loop device and releases it on unmount.
     ///
     /// # Errors
-    /// What `mount` says; a journal that cannot be replayed among it.
+    /// When `mount` fails, for instance because the journal cannot be replayed.
     pub(crate) fn mount(kind: Kind, image: &Path, directory: &Path) -> Outcome<Self> {
         let mut command = Command::new("mount");
-        // Trimming would make holes in the image, which is no write that could be recorded.
+        // Discards would punch holes in the image without a recorded write.
         let options = match kind {
             // Several images of one disk may be mounted at a time.
             Kind::Xfs => "loop,nodiscard,nouuid",
@@ -118,15 +118,15 @@ impl Mounted {
         Ok(Self { directory: directory.to_path_buf(), is_mounted: true })
     }
 
-    /// Where it is.
+    /// The mount point.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Unmounts it, and so writes what it still has in memory.
+    /// Unmounts it, which writes all cached data.
     ///
     /// # Errors
-    /// What `umount` says.
+    /// When `umount` fails.
     pub(crate) fn unmount(mut self) -> Outcome<()> {
         self.is_mounted = false;
         unmount(&self.directory)
@@ -140,13 +140,13 @@ impl Drop for Mounted {
         }
         if let Err(error) = unmount(&self.directory) {
             eprintln!("{}: {error}", self.directory.display());
-            // Out of the way at least; the kernel does the rest when the last file is closed.
+            // Detaches it at least; the kernel unmounts it when the last file is closed.
             let _ = run(Command::new("umount").arg("--lazy").arg(&self.directory));
         }
     }
 }
 
-/// A process that has just been killed may hold a file for a moment still.
+/// Retries for a while: a process that was just killed may still have a file open.
 fn unmount(directory: &Path) -> Outcome<()> {
     const ATTEMPTS: u32 = 100;
     let attempt = || run(Command::new("umount").arg(directory));
@@ -159,13 +159,13 @@ fn unmount(directory: &Path) -> Outcome<()> {
     attempt()
 }
 
-/// Runs a command to its end; its output is dropped unless it fails.
+/// Runs a command; its output is only used in the error.
 pub(crate) fn run(command: &mut Command) -> Outcome<()> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|error| format!("{program}: {error}"))?;
     if output.status.success() {
         return Ok(());
     }
-    let complaint = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-    Err(format!("{program}: {}: {complaint}", output.status).into())
+    let message = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    Err(format!("{program}: {}: {message}", output.status).into())
 }

@@ -1,15 +1,15 @@
-//! What was asked of a store and what it has acknowledged, and so what may be in it after a crash.
+//! The requested and acknowledged changes of a store, and so its permitted contents after a crash.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::Outcome;
 
-/// The models that are in a store: the SHA-256 of each one's file by its name.
+/// The models of a store: the SHA-256 of each model's file, by its name.
 pub(crate) type Contents = BTreeMap<String, String>;
 
-/// All changes of names in the order in which they were begun. Changes of one name never overlap:
-/// each name belongs to one client.
+/// All changes of names in the order in which they began. Changes of one name never overlap: each name
+/// belongs to one client.
 #[derive(Debug, Default)]
 pub(crate) struct History(Mutex<Vec<Change>>);
 
@@ -17,19 +17,19 @@ pub(crate) struct History(Mutex<Vec<Change>>);
 #[derive(Debug)]
 struct Change {
     name: String,
-    /// The SHA-256 of the file that the name stands for afterwards; none if it is removed.
+    /// The SHA-256 of the file that the name stands for afterwards; `None` if it is removed.
     becomes: Option<String>,
     begun: u64,
     acknowledged: Option<u64>,
 }
 
-/// A change that has been begun.
+/// A change that has begun: its index in the history.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Begun(usize);
+pub(crate) struct PendingChange(usize);
 
 impl History {
-    /// The history of a store that has been looked at: what is in it is acknowledged.
+    /// The history of a store with these contents, all of them acknowledged.
     pub(crate) fn of(contents: &Contents) -> Self {
         let change = |(name, content): (&String, &String)| Change {
             name: name.clone(),
@@ -40,51 +40,51 @@ impl History {
         Self(Mutex::new(contents.iter().map(change).collect()))
     }
 
-    /// Records that a name is about to be set, or removed. `now` counts what happens: writes to
-    /// the disk, or anything else that grows.
-    pub(crate) fn begin(&self, name: &str, becomes: Option<&str>, now: u64) -> Begun {
+    /// Records that a name is about to be set or removed. `now` is a logical time, such as the number of
+    /// writes to the disk so far.
+    pub(crate) fn begin(&self, name: &str, becomes: Option<&str>, now: u64) -> PendingChange {
         let mut changes = self.changes();
         let becomes = becomes.map(str::to_owned);
         changes.push(Change { name: name.to_owned(), becomes, begun: now, acknowledged: None });
-        Begun(changes.len() - 1)
+        PendingChange(changes.len() - 1)
     }
 
-    /// Records that the store has said it is done.
-    pub(crate) fn acknowledge(&self, change: &Begun, now: u64) {
+    /// Records that the store has acknowledged the change.
+    pub(crate) fn acknowledge(&self, change: &PendingChange, now: u64) {
         if let Some(change) = self.changes().get_mut(change.0) {
             change.acknowledged = Some(now);
         }
     }
 
-    /// What a name stands for if all that was begun was done.
+    /// The file that a name stands for if all changes have happened.
     pub(crate) fn latest(&self, name: &str) -> Option<String> {
         self.changes().iter().rev().find(|change| change.name == name)?.becomes.clone()
     }
 
-    /// How many changes were acknowledged.
+    /// The number of acknowledged changes.
     pub(crate) fn acknowledged_count(&self) -> usize {
         self.changes().iter().filter(|change| change.acknowledged.is_some()).count()
     }
 
-    /// Checks what was found after a crash at `crash` (invariants I3 and I4): what was acknowledged
-    /// by then is there, what was only begun is there wholly or not at all.
+    /// Checks the contents after a crash at the time `crash` (invariants I3 and I4): every acknowledged
+    /// change has happened, and every other one has happened completely or not at all.
     ///
     /// # Errors
-    /// The first name that stands for something else.
+    /// The first name that stands for another file.
     pub(crate) fn check(&self, found: &Contents, crash: u64) -> Outcome<()> {
         let names: BTreeSet<String> = self.changes().iter().map(|change| change.name.clone()).collect();
         for name in names.iter().chain(found.keys()) {
             let allowed = self.allowed(name, crash);
             let content = found.get(name).cloned();
             if !allowed.contains(&content) {
-                return Err(format!("I3/I4: {name} is {content:?}, allowed is {allowed:?}").into());
+                return Err(format!("I3/I4: {name} is {content:?}, expected one of {allowed:?}").into());
             }
         }
         Ok(())
     }
 
-    /// What a name may stand for after a crash: what the last acknowledged change made it, or
-    /// what any change made it that had begun after that.
+    /// The files that a name may stand for after a crash: the result of the last acknowledged change, or of
+    /// any change that began after it.
     fn allowed(&self, name: &str, crash: u64) -> BTreeSet<Option<String>> {
         let mut allowed = BTreeSet::from([None]);
         let changes = self.changes();
@@ -100,7 +100,7 @@ impl History {
     }
 
     fn changes(&self) -> MutexGuard<'_, Vec<Change>> {
-        // A list is whole at any time.
+        // The list is consistent at any time.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledged_model_must_be_there() {
+    fn acknowledged_model_must_exist() {
         let history = History::default();
         let change = history.begin("m", Some("a"), 10);
         history.acknowledge(&change, 20);
@@ -134,18 +134,18 @@ mod tests {
         history.acknowledge(&change, 20);
         assert!(is_allowed(&history, Some("old"), 15) && is_allowed(&history, Some("new"), 15));
         assert!(!is_allowed(&history, None, 15));
-        assert!(!is_allowed(&history, Some("new"), 10), "nothing of it was written yet");
+        assert!(!is_allowed(&history, Some("new"), 10), "no change had begun");
     }
 
     #[test]
     fn removal_that_was_not_acknowledged_may_have_happened() {
         let history = History::of(&found(Some("a")));
-        let _unanswered = history.begin("m", None, 10);
+        let _unacknowledged = history.begin("m", None, 10);
         assert!(is_allowed(&history, Some("a"), 15) && is_allowed(&history, None, 15));
     }
 
     #[test]
-    fn model_that_nobody_asked_for_is_found_out() {
+    fn model_that_was_never_requested_is_a_violation() {
         assert!(!is_allowed(&History::default(), Some("a"), 5));
     }
 }

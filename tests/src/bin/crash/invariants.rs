@@ -1,17 +1,17 @@
-//! What must hold after every crash, the same for all parts of this program.
+//! The invariants after every crash, for all parts of this program.
 //!
 //! | | invariant |
 //! |---|---|
 //! | I1 | every name in `blobs/` is the SHA-256 of its file, whose mode is 0444 |
-//! | I2 | every manifest parses, what it needs is there at its right size, and its file comes out |
-//! | I3 | every change that was acknowledged before the crash is there |
-//! | I4 | every other change has happened wholly or not at all |
+//! | I2 | every manifest parses, its blobs and recipes exist in the right size, and its file can be exported |
+//! | I3 | every change that was acknowledged before the crash has happened |
+//! | I4 | every other change has happened completely or not at all |
 //! | I5 | `staging/` is empty after a start |
-//! | I6 | the index is what a rebuild makes of the disk |
-//! | I7 | the store opens and works without a manual step; pulls that were interrupted go on |
-//! | I8 | `df` says what the files take on disk |
+//! | I6 | the index equals one that is rebuilt from disk |
+//! | I7 | the store opens and works without a manual step; interrupted pulls can be resumed |
+//! | I8 | `df` reports the space that the files take on disk |
 //!
-//! The files are read here by the letter of `docs/STORE-FORMAT.md`, without any code of the product.
+//! The files are read here as `docs/STORE-FORMAT.md` specifies, without any code of blobd.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -29,29 +29,29 @@ use serde_json::Value as Json;
 
 use crate::Outcome;
 use crate::history::{Contents, History};
-use crate::stock::Sample;
+use crate::samples::Sample;
 use crate::workload::{import, pull};
 
-/// A store that a crash has left, and what may be done with it.
+/// A store after a crash, and the samples for its checks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Subject<'s> {
-    /// Where it is.
+pub(crate) struct CrashedStore<'s> {
+    /// The store's directory.
     pub(crate) root: &'s Path,
     /// The configuration of its daemon.
     pub(crate) config: &'s Path,
     /// A model that the store has not seen.
     pub(crate) probe: &'s Sample,
-    /// What may have been on its way.
+    /// The models of which pulls may have been interrupted.
     pub(crate) pulled: &'s [Sample],
 }
 
-/// Starts the real daemon on a store that a crash has left, lets it work, and checks all of the
-/// above. Returns what the store holds.
+/// Starts the real daemon on a store after a crash, uses it, and checks all invariants. Returns the store's
+/// contents.
 ///
 /// # Errors
 /// The first violation.
-pub(crate) fn check(subject: Subject<'_>, history: &History, crash: u64) -> Outcome<Contents> {
-    let Subject { root, config, probe, pulled } = subject;
+pub(crate) fn check(store: CrashedStore<'_>, history: &History, crash: u64) -> Outcome<Contents> {
+    let CrashedStore { root, config, probe, pulled } = store;
     caught(|| {
         check_names(root)?;
         let daemon = TestDaemon::start_at(root, Some(config));
@@ -65,27 +65,27 @@ pub(crate) fn check(subject: Subject<'_>, history: &History, crash: u64) -> Outc
         check_collection(&daemon.command(), root)?;
         check_work(&daemon.command(), probe)?;
         check_pulls(&daemon.command(), root, pulled)?;
-        ensure(exported_models(&daemon.command())? == contents, || "I7: other models after gc".to_owned())?;
+        ensure(exported_models(&daemon.command())? == contents, || "I7: gc changed the models".to_owned())?;
         Ok(contents)
     })
 }
 
-/// Turns a panic into an error: that is how the harness of the tests says no.
+/// Turns a panic into an error: the test harness reports failures by panics.
 ///
 /// # Errors
-/// That, or what `work` returns.
+/// The panic's message, or the error that `work` returns.
 pub(crate) fn caught<T>(work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(text.unwrap_or("a panic without a text").to_owned().into())
+        Err(text.unwrap_or("a panic without a message").to_owned().into())
     })
 }
 
-/// Every model and the SHA-256 of its file, as commands show and export them.
+/// Every model that `ls` lists, with the SHA-256 of its exported file.
 ///
 /// # Errors
-/// A model that is damaged or does not come out.
+/// When a model is damaged or cannot be exported.
 pub(crate) fn exported_models(blobd: &Blobd) -> Outcome<Contents> {
     let list = blobd.line("ls --json").succeeds().json();
     let mut contents = Contents::new();
@@ -104,10 +104,10 @@ fn check_names(root: &Path) -> Outcome<()> {
     checked.map(drop).map_err(|violation| format!("I1: {violation}").into())
 }
 
-/// The blobs that the manifests need, those in the trash included, all of which are there (I2).
+/// The blobs that the manifests need, including manifests in the trash. Checks that all of them exist (I2).
 ///
 /// # Errors
-/// What is missing or does not parse.
+/// The first blob that is missing or file that does not parse.
 fn needed_blobs(root: &Path) -> Outcome<BTreeSet<String>> {
     let mut needed = BTreeSet::new();
     let mut manifests = Vec::new();
@@ -130,7 +130,7 @@ fn needed_blobs(root: &Path) -> Outcome<BTreeSet<String>> {
     Ok(needed)
 }
 
-/// The blobs of one file of a model, each at least as long as is needed of it.
+/// The blobs of one file of a model. Checks that each is long enough.
 fn blobs_of_file(root: &Path, file: &Json) -> Outcome<Vec<String>> {
     let digest = file["digest"].as_str().ok_or("a file without a digest")?;
     let recipe = root.join("recipes").join(format!("{}.json", digest.replace(':', "-")));
@@ -143,7 +143,7 @@ fn blobs_of_file(root: &Path, file: &Json) -> Outcome<Vec<String>> {
     }
     let recipe = parse(&recipe)?;
     ensure(recipe["file"] == digest && recipe["size"] == file["size"], || {
-        "another file's recipe".to_owned()
+        "the recipe names another file or size".to_owned()
     })?;
     let mut blobs = Vec::new();
     for piece in recipe["pieces"].as_array().ok_or("a recipe without pieces")? {
@@ -164,8 +164,8 @@ fn blob_of_length(root: &Path, digest: &str, least: u64) -> Outcome<String> {
     Ok(name)
 }
 
-/// What a download that is not finished keeps: its own blobs, as far as they are in the store. The
-/// journal's end may be torn, so more than that may be named.
+/// The blobs that unfinished downloads protect from collection. The end of a journal may be incomplete, so it
+/// may name blobs that do not exist.
 fn kept_by_downloads(root: &Path) -> Outcome<BTreeSet<String>> {
     const HEAD_BYTES: usize = 48;
     const RECORD_BYTES: usize = 52;
@@ -195,14 +195,14 @@ fn kept_by_downloads(root: &Path) -> Outcome<BTreeSet<String>> {
     Ok(kept)
 }
 
-/// I8. What files take may change for a moment after they were written, so it is looked at before
-/// and after.
+/// I8. The allocated size of files may change shortly after they were written, so it is read before and
+/// after.
 fn check_usage(blobd: &Blobd, root: &Path) -> Outcome<()> {
     let before = bytes_on_disk(root)?;
     let reported = blobd.line("df --json").succeeds().json()["physical_bytes"].as_u64();
     let after = bytes_on_disk(root)?;
     ensure(reported == Some(before) || reported == Some(after), || {
-        format!("I8: df says {reported:?}, the files take {before}, then {after}")
+        format!("I8: df reports {reported:?}, the files took {before} before and {after} after it")
     })
 }
 
@@ -218,52 +218,52 @@ fn bytes_on_disk(root: &Path) -> Outcome<u64> {
 
 /// I6.
 fn check_index(blobd: &Blobd) -> Outcome<()> {
-    let answer = blobd.line("reindex --json").succeeds().json();
-    ensure(answer["differences"] == 0, || format!("I6: the index is not what is on disk: {answer}"))
+    let response = blobd.line("reindex --json").succeeds().json();
+    ensure(response["differences"] == 0, || format!("I6: the index differs from the disk: {response}"))
 }
 
-/// A collection takes all that nothing needs, and nothing else.
+/// A collection deletes all unneeded blobs, and nothing else.
 fn check_collection(blobd: &Blobd, root: &Path) -> Outcome<()> {
-    let answer = collected(blobd);
+    let response = collected(blobd);
     let left: BTreeSet<String> = names(&root.join("blobs")).into_iter().collect();
     let (needed, kept) = (needed_blobs(root)?, kept_by_downloads(root)?);
     let is_right = needed.is_subset(&left) && left.difference(&needed).all(|blob| kept.contains(blob));
     ensure(is_right, || {
-        format!("I7: after gc ({answer}): {left:?} are there, {needed:?} are needed, {kept:?} may be kept")
+        format!("I7: after gc ({response}): {left:?} exist, {needed:?} are needed, {kept:?} may be kept")
     })
 }
 
-/// What `gc` answers as soon as it keeps nothing for anybody: the maps of a client that was killed,
-/// and the daemon's own reading of what it verifies, are gone a moment later.
+/// The response of the first `gc` that keeps no unneeded blob for a program. The maps of a killed client, and
+/// the files that the daemon verifies, may stay open for a moment.
 fn collected(blobd: &Blobd) -> Json {
     const MAX_WAIT: Duration = Duration::from_secs(10);
     let since = Instant::now();
     loop {
-        let answer = blobd.line("gc --json").succeeds().json();
-        let keeps = answer["kept"].as_array().is_some_and(|kept| !kept.is_empty());
+        let response = blobd.line("gc --json").succeeds().json();
+        let keeps = response["kept"].as_array().is_some_and(|kept| !kept.is_empty());
         if !keeps || since.elapsed() > MAX_WAIT {
-            return answer;
+            return response;
         }
         thread::sleep(Duration::from_millis(200));
     }
 }
 
-/// I7: what a user does next is done, and leaves nothing.
+/// I7: a model can be imported, exported and removed.
 fn check_work(blobd: &Blobd, probe: &Sample) -> Outcome<()> {
     import(blobd, probe, "probe").succeeds();
     let file = blobd.line("export probe -o -").succeeds().stdout;
-    ensure(sha256(&file) == probe.digest, || "I7: a new model comes out as another one".to_owned())?;
+    ensure(sha256(&file) == probe.digest, || "I7: a new model is exported with other bytes".to_owned())?;
     blobd.line("rm probe").succeeds();
     Ok(())
 }
 
-/// I7: a pull that was on its way goes on with what is there, and comes out right.
+/// I7: an interrupted pull is resumed and gives the right file.
 fn check_pulls(blobd: &Blobd, root: &Path, pulled: &[Sample]) -> Outcome<()> {
     let begun = names(&root.join("partial"));
     for sample in pulled.iter().filter(|sample| begun.contains(&format!("sha256-{}", sample.digest))) {
         pull(blobd, sample, "resumed").succeeds();
         let file = blobd.line("export resumed -o -").succeeds().stdout;
-        ensure(sha256(&file) == sample.digest, || "I7: a resumed pull comes out as another file".to_owned())?;
+        ensure(sha256(&file) == sample.digest, || "I7: a resumed pull gives other bytes".to_owned())?;
         blobd.line("rm resumed").succeeds();
     }
     Ok(())

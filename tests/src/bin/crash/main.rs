@@ -1,10 +1,10 @@
-//! Proves on the real kernel that a store survives crashes: `just crash`.
+//! Tests on the real kernel that a store survives crashes: `just crash`.
 //!
-//! Three parts, all of which end in the same checks ([`invariants`]): `states` records the writes
-//! of a working daemon and mounts what a power cut could have left of them; `shutdown` cuts file
-//! systems off from their disks under load; `sweep` kills commands, or fails their system calls,
-//! one call after the other. What cannot be run on this machine is skipped with the reason.
-//! `docs/RELIABILITY.md` says what is promised.
+//! There are three parts, which end with the same checks ([`invariants`]). `states` records the writes of a
+//! working daemon and mounts the disk states that a power cut could have left. `shutdown` shuts file systems
+//! down under load. `sweep` kills commands, or makes their system calls fail, at one call after the other.
+//! Parts that cannot run on this machine are skipped, with the reason. `docs/RELIABILITY.md` lists the
+//! guarantees.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -12,16 +12,16 @@ use std::process::ExitCode;
 mod crash_image;
 mod durability;
 mod file_system;
-mod godown;
 mod history;
 mod invariants;
-mod needs;
+mod power_cut;
 mod random;
 mod recorder;
 mod report;
+mod requirements;
+mod samples;
 mod shutdown;
 mod states;
-mod stock;
 mod sweep;
 mod workload;
 
@@ -31,16 +31,16 @@ use report::Report;
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// What is tested, and how long.
+/// Command-line options.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     /// The parts to run; all if there are none.
     parts: Vec<String>,
-    /// What every random choice depends on.
+    /// The seed of every random choice.
     seed: u64,
-    /// What is tested of `durability`.
+    /// The modes of `durability` to test.
     durabilities: Vec<Durability>,
-    /// Where it is tested.
+    /// The file systems to test on.
     file_systems: Vec<Kind>,
     /// Crash states per file system and durability.
     states: usize,
@@ -50,7 +50,7 @@ pub(crate) struct Setup {
 
 impl Setup {
     /// Every file system with every durability.
-    fn cells(&self) -> impl Iterator<Item = (Kind, Durability)> {
+    fn combinations(&self) -> impl Iterator<Item = (Kind, Durability)> {
         let durabilities = |kind| self.durabilities.iter().map(move |durability| (kind, *durability));
         self.file_systems.iter().flat_map(move |kind| durabilities(*kind))
     }
@@ -86,8 +86,8 @@ fn main() -> ExitCode {
 fn run(setup: &Setup, report: &mut Report) -> Outcome<()> {
     let parts =
         || PARTS.iter().filter(|part| setup.parts.is_empty() || setup.parts.contains(&part.name.into()));
-    // Before anything else: it may start this program anew.
-    let no_mounts = if parts().any(|part| part.takes_mounts) { needs::mounts() } else { None };
+    // First of all, because it may restart this program in a private mount namespace.
+    let no_mounts = if parts().any(|part| part.takes_mounts) { requirements::mounts() } else { None };
     println!("crash tests, seed {}, Linux {}", setup.seed, kernel_release());
     for part in parts() {
         match &no_mounts {

@@ -1,39 +1,39 @@
-//! Choices that a seed repeats.
+//! Pseudo-random choices that a seed reproduces.
 
-/// A stream of numbers. Which numbers they are depends on the seed and the purpose alone.
+/// A stream of numbers that depends only on the seed and the purpose.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The stream of one seed for one purpose, such as `ext4 state 17`: a single state can be
-    /// looked at again without all those before it.
+    /// The stream for a seed and a purpose, such as `ext4 state 17`: one state can be checked again without
+    /// the states before it.
     pub(crate) fn new(seed: u64, purpose: &str) -> Self {
         let mix = |state: u64, byte: u8| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         Self(purpose.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, mix))
     }
 
-    /// A stream of its own for one of several that draw at the same time.
+    /// A separate stream for one of several threads.
     pub(crate) fn fork(&mut self, number: usize) -> Self {
         Self::new(self.next(), &number.to_string())
     }
 
-    /// A number below `bound`; 0 if there is none.
+    /// A number below `bound`; 0 if `bound` is 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         let bound = u64::try_from(bound).unwrap_or(u64::MAX).max(1);
         usize::try_from(self.next() % bound).unwrap_or_default()
     }
 
-    /// True in one of `count` cases.
+    /// True with a probability of one in `count`.
     pub(crate) fn one_in(&mut self, count: usize) -> bool {
         self.below(count) == 0
     }
 
-    /// Any of the items.
+    /// A random item.
     ///
     /// # Panics
-    /// When there is none.
+    /// When `items` is empty.
     pub(crate) fn pick<'i, T>(&mut self, items: &'i [T]) -> &'i T {
-        assert!(!items.is_empty(), "nothing to choose from");
+        assert!(!items.is_empty(), "no items to choose from");
         &items[self.below(items.len())]
     }
 

@@ -1,9 +1,9 @@
-//! A disk that remembers: a FUSE file system with one file, whose every write and flush is kept in
+//! A disk that records its writes: a FUSE file system with one file, which records every write and flush in
 //! order. A loop device on that file makes it a disk.
 //!
-//! The loop driver answers a flush of the file system above it with `fsync` of this file. So what
-//! lies before a [`Event::Flush`] is durable, and of what lies behind the last one any part may
-//! be lost. No file can be made, and nothing is ever trimmed: the image keeps its size.
+//! The loop driver translates a flush of the file system above it into `fsync` of this file. So all writes
+//! before an [`Event::Flush`] are durable, and any of the writes after the last one may be lost. The image
+//! keeps its size: files cannot be created, and nothing is trimmed.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -18,17 +18,17 @@ use fuser::{
 
 use crate::Outcome;
 
-/// What the disk was told.
+/// A request to the disk.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// Bytes to be written.
+    /// A write.
     Write {
-        /// Where on the disk.
+        /// The offset on the disk.
         offset: u64,
         /// The bytes.
         bytes: Vec<u8>,
     },
-    /// All that was written before must last.
+    /// Everything written before must be durable.
     Flush,
 }
 
@@ -50,7 +50,7 @@ impl Recorder {
     /// Mounts a disk with this content on an empty directory.
     ///
     /// # Errors
-    /// When that is not allowed.
+    /// When mounting fails.
     pub(crate) fn mount(content: Vec<u8>, directory: &Path) -> Outcome<Self> {
         let disk = Arc::new(Mutex::new(Disk { content, events: Vec::new() }));
         let file_system = DiskFile { disk: Arc::clone(&disk) };
@@ -59,17 +59,17 @@ impl Recorder {
         Ok(Self { disk, image: directory.join(FILE_NAME), session: Some(session) })
     }
 
-    /// The file.
+    /// The path of the file.
     pub(crate) fn image(&self) -> &Path {
         &self.image
     }
 
-    /// How many events there were.
+    /// The number of events so far.
     pub(crate) fn position(&self) -> u64 {
         lock(&self.disk).events.len() as u64
     }
 
-    /// Takes what was recorded; what is written from now on does not count.
+    /// Takes the recorded events. Later ones are of no interest.
     pub(crate) fn take_events(&self) -> Vec<Event> {
         std::mem::take(&mut lock(&self.disk).events)
     }
@@ -85,7 +85,7 @@ impl Drop for Recorder {
 
 const FILE_NAME: &str = "disk";
 const FILE: INodeNo = INodeNo(2);
-/// Nothing but the content ever changes.
+/// How long the kernel may cache attributes, which never change.
 const FOR_EVER: Duration = Duration::from_secs(1 << 20);
 
 struct DiskFile {
@@ -165,6 +165,6 @@ impl Filesystem for DiskFile {
 }
 
 fn lock(disk: &Mutex<Disk>) -> MutexGuard<'_, Disk> {
-    // A panic leaves the disk as a crash would: with what was written so far.
+    // After a panic the disk has everything that was written so far.
     disk.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,26 +1,26 @@
-//! What the program prints, and whether it has found anything.
+//! Prints results and counts violations.
 
 use std::time::Duration;
 
-/// What was found so far.
+/// The result so far.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     violations: usize,
 }
 
 impl Report {
-    /// A part cannot be run here.
+    /// Reports that a part cannot run here.
     pub(crate) fn skip(&mut self, part: &str, reason: &str) {
         println!("{part}: skipped: {reason}");
     }
 
-    /// An invariant does not hold.
+    /// Reports that an invariant does not hold.
     pub(crate) fn violation(&mut self, text: &str) {
         self.violations += 1;
         println!("VIOLATION: {}", text.replace('\n', " "));
     }
 
-    /// So many states of a part were looked at.
+    /// Reports that all crash states of a part were checked.
     pub(crate) fn done(&mut self, part: &str, states: usize, violations: usize, time: Duration) {
         let each = time.checked_div(u32::try_from(states).unwrap_or(u32::MAX)).unwrap_or_default();
         println!(

@@ -1,5 +1,5 @@
-//! Power cuts of a real daemon under load: in the middle of it the file system loses all that it
-//! has not written yet, and the daemon is killed.
+//! Power cuts of a real daemon under load: the file system loses all data that it has not written yet, and
+//! the daemon is killed.
 
 use std::fs;
 use std::path::Path;
@@ -9,16 +9,16 @@ use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use blobd_tests::daemon::TestDaemon;
-use blobd_tests::places::fast_folder;
+use blobd_tests::temp_dirs::tmpfs_directory;
 
 use crate::durability::Durability;
 use crate::file_system::{Kind, Mounted};
-use crate::godown::go_down;
 use crate::history::{Contents, History};
-use crate::invariants::Subject;
+use crate::invariants::CrashedStore;
+use crate::power_cut::cut_power;
 use crate::random::Random;
 use crate::report::Report;
-use crate::stock::Stock;
+use crate::samples::Samples;
 use crate::workload::{Clock, Worker};
 use crate::{Outcome, Setup, invariants};
 
@@ -27,14 +27,14 @@ const WORKERS: usize = 3;
 /// The longest time from the start to the power cut.
 const LONGEST_LOAD_MS: usize = 400;
 
-/// Cuts the power on every file system that can be had, with every durability. btrfs has no such call.
+/// Cuts the power on every available file system in every mode of durability. btrfs has no ioctl for it.
 ///
 /// # Errors
-/// When the machine does not do its part; a violation is no error but is reported.
+/// When a test cannot be run. A violation is not an error; it is reported.
 pub(crate) fn run(setup: &Setup, report: &mut Report) -> Outcome<()> {
-    for (kind, durability) in setup.cells().filter(|(kind, _)| *kind != Kind::Btrfs) {
+    for (kind, durability) in setup.combinations().filter(|(kind, _)| *kind != Kind::Btrfs) {
         let part = format!("shutdown on {kind}, {durability}");
-        match kind.lack() {
+        match kind.missing() {
             Some(reason) => report.skip(&part, &reason),
             None => check_file_system(kind, durability, &part, setup, report)?,
         }
@@ -49,25 +49,25 @@ fn check_file_system(
     setup: &Setup,
     report: &mut Report,
 ) -> Outcome<()> {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let (image, mounted) = (folder.path().join("image"), folder.path().join("mounted"));
     fs::create_dir(&mounted)?;
     kind.make(&image)?;
-    let (stock, config) = (Stock::new(folder.path())?, durability.write_config(folder.path())?);
+    let (samples, config) = (Samples::new(folder.path())?, durability.write_config(folder.path())?);
     let root = mounted.join("store");
-    let subject = Subject { root: &root, config: &config, probe: &stock.probe, pulled: &stock.own };
+    let store = CrashedStore { root: &root, config: &config, probe: &samples.probe, pulled: &samples.own };
     let start = Instant::now();
     let (mut contents, mut acknowledged_count, mut cut_count) = (Contents::new(), 0, 0);
     let mut violations = 0;
     for cycle in 0..setup.cycles {
         let random = Random::new(setup.seed, &format!("{part}, cycle {cycle}"));
         let history = Arc::new(History::of(&contents));
-        load_and_cut(&Mounted::mount(kind, &image, &mounted)?, &config, &stock, &history, random)?;
-        stock.own.iter().for_each(|own| stock.shelf().mend(own));
+        load_and_cut(&Mounted::mount(kind, &image, &mounted)?, &config, &samples, &history, random)?;
+        samples.own.iter().for_each(|own| samples.registry().clear_faults(own));
         acknowledged_count += history.acknowledged_count() - contents.len();
         cut_count += 1;
         let file_system = Mounted::mount(kind, &image, &mounted)?;
-        match invariants::check(subject, &history, u64::MAX) {
+        match invariants::check(store, &history, u64::MAX) {
             Ok(found) => contents = found,
             Err(violation) => {
                 violations += 1;
@@ -78,7 +78,7 @@ fn check_file_system(
         }
         file_system.unmount()?;
     }
-    println!("{part}: {acknowledged_count} changes acknowledged in all");
+    println!("{part}: {acknowledged_count} changes acknowledged in total");
     report.done(part, cut_count, violations, start.elapsed());
     Ok(())
 }
@@ -87,7 +87,7 @@ fn check_file_system(
 fn load_and_cut(
     file_system: &Mounted,
     config: &Path,
-    stock: &Arc<Stock>,
+    samples: &Arc<Samples>,
     history: &Arc<History>,
     mut random: Random,
 ) -> Outcome<()> {
@@ -95,7 +95,7 @@ fn load_and_cut(
     let is_down = Arc::new(AtomicBool::new(false));
     let clock = clock();
     let worker =
-        |number: usize, random| Worker::new(number, daemon.command(), stock, history, &clock, random);
+        |number: usize, random| Worker::new(number, daemon.command(), samples, history, &clock, random);
     let mut threads = Vec::new();
     for number in 0..WORKERS {
         let random = random.fork(number);
@@ -113,10 +113,10 @@ fn load_and_cut(
     cut
 }
 
-/// The daemon lives on for a moment, as it does when a disk fails: it must not acknowledge what it
-/// cannot keep.
+/// The daemon keeps running for a moment, as after a disk failure: it must not acknowledge changes that are
+/// not durable.
 fn cut(directory: &Path, random: &mut Random) -> Outcome<()> {
-    go_down(directory)?;
+    cut_power(directory)?;
     sleep(Duration::from_millis(u64::try_from(random.below(30))?));
     Ok(())
 }
@@ -131,7 +131,7 @@ fn read_until(is_down: &Arc<AtomicBool>, mut worker: Worker) -> JoinHandle<Resul
     })
 }
 
-/// Counts up: all that was answered was answered before the power cut was over.
+/// Counts up. Every response in the history came before the check, whose time is `u64::MAX`.
 fn clock() -> Arc<Clock> {
     let ticks = AtomicU64::new(1);
     Arc::new(move || ticks.fetch_add(1, Ordering::SeqCst))

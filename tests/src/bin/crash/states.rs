@@ -1,5 +1,5 @@
-//! Crash states of recorded disks: what the store does is recorded write by write, then hundreds of
-//! images are made of what a power cut could have left of it, and each is mounted and checked.
+//! Crash states of a recorded disk: all writes of a working daemon are recorded; then hundreds of images that
+//! a power cut could have left are made from the record, and each is mounted and checked.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,58 +9,58 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use blobd_tests::daemon::TestDaemon;
-use blobd_tests::places::fast_folder;
+use blobd_tests::temp_dirs::tmpfs_directory;
 
 use crate::crash_image::{CrashState, Record};
 use crate::durability::Durability;
 use crate::file_system::{Kind, Mounted};
 use crate::history::History;
-use crate::invariants::Subject;
+use crate::invariants::CrashedStore;
 use crate::random::Random;
 use crate::recorder::Recorder;
 use crate::report::Report;
-use crate::stock::Stock;
+use crate::samples::Samples;
 use crate::workload::{Clock, Worker};
 use crate::{Outcome, Setup, invariants};
 
-/// How many clients work at a time.
+/// The number of concurrent clients.
 const WORKERS: usize = 2;
-/// How often the daemon is killed and started again in the course of it.
-const LIVES: usize = 4;
-/// The shortest time until then; the longest is twice that.
-const LIFE: Duration = Duration::from_millis(200);
-/// The fewest changes until then: on a busy machine it takes longer.
-const CHANGES_PER_LIFE: usize = 12;
-/// One broken step breaks many states; a few images show how.
+/// How often the daemon is started; after each run it is killed.
+const RUNS: usize = 4;
+/// The shortest run; the longest takes twice as long.
+const RUN_TIME: Duration = Duration::from_millis(200);
+/// The fewest changes in a run, which takes longer on a busy machine.
+const CHANGES_PER_RUN: usize = 12;
+/// One bug breaks many states; a few images are enough to find it.
 const KEPT_IMAGES: usize = 3;
 
-/// Records and checks every file system that can be had, with every durability.
+/// Records and checks every available file system in every mode of durability.
 ///
 /// # Errors
-/// When recording fails; a violation is no error but is reported.
+/// When recording fails. A violation is not an error; it is reported.
 pub(crate) fn run(setup: &Setup, report: &mut Report) -> Outcome<()> {
-    for (kind, durability) in setup.cells() {
+    for (kind, durability) in setup.combinations() {
         let part = format!("states on {kind}, {durability}");
-        match kind.lack() {
+        match kind.missing() {
             Some(reason) => report.skip(&part, &reason),
-            None => check_cell(kind, durability, &part, setup, report)?,
+            None => check_combination(kind, durability, &part, setup, report)?,
         }
     }
     Ok(())
 }
 
-/// What the checks of one record share.
+/// A record, and what its checks need.
 struct Recorded {
     kind: Kind,
     record: Record,
     history: Arc<History>,
-    stock: Arc<Stock>,
+    samples: Arc<Samples>,
     config: PathBuf,
-    /// Holds the samples.
+    /// Contains the sample files.
     folder: tempfile::TempDir,
 }
 
-fn check_cell(
+fn check_combination(
     kind: Kind,
     durability: Durability,
     part: &str,
@@ -70,11 +70,11 @@ fn check_cell(
     let start = Instant::now();
     let recorded = record(kind, durability, part, setup.seed)?;
     println!(
-        "{part}: {} writes and {} flushes recorded, {} changes acknowledged, {} pulls begun again, in {:.0} s",
+        "{part}: {} writes and {} flushes recorded, {} changes acknowledged, {} requests of resumed pulls, in {:.0} s",
         recorded.record.len() - recorded.record.flush_count(),
         recorded.record.flush_count(),
         recorded.history.acknowledged_count(),
-        recorded.stock.shelf().resumed_count(),
+        recorded.samples.registry().resumed_count(),
         start.elapsed().as_secs_f64(),
     );
     let start = Instant::now();
@@ -89,15 +89,15 @@ fn check_cell(
     Ok(())
 }
 
-/// A state in which something is wrong.
+/// A crash state that violates an invariant.
 struct Violation {
     number: usize,
     state: CrashState,
     text: String,
 }
 
-/// Checks states on as many threads as there are processors, if the file system allows it. Which states they are does not depend on
-/// that.
+/// Checks states on as many threads as there are processors, if several images of the file system can be
+/// mounted. The states do not depend on the number of threads.
 fn check_states(recorded: &Recorded, part: &str, setup: &Setup) -> Outcome<Vec<Violation>> {
     let next = AtomicUsize::new(0);
     let work = |folder: PathBuf| {
@@ -129,10 +129,10 @@ fn check_states(recorded: &Recorded, part: &str, setup: &Setup) -> Outcome<Vec<V
     Ok(found)
 }
 
-/// Runs clients against a daemon whose store lies on a disk that is recorded. Each life of the
-/// daemon has clients of its own, because a name has only one change at a time.
+/// Runs clients of a daemon whose store is on a recorded disk. Each run of the daemon has its own clients,
+/// because changes of one name must not overlap.
 fn record(kind: Kind, durability: Durability, part: &str, seed: u64) -> Outcome<Recorded> {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let (disk, mounted) = (folder.path().join("disk"), folder.path().join("mounted"));
     fs::create_dir(&disk)?;
     fs::create_dir(&mounted)?;
@@ -140,7 +140,7 @@ fn record(kind: Kind, durability: Durability, part: &str, seed: u64) -> Outcome<
     kind.make(&empty)?;
     let base = fs::read(&empty)?;
     fs::remove_file(&empty)?;
-    let (stock, config) = (Stock::new(folder.path())?, durability.write_config(folder.path())?);
+    let (samples, config) = (Samples::new(folder.path())?, durability.write_config(folder.path())?);
     let history = Arc::new(History::default());
     let recorder = Arc::new(Recorder::mount(base.clone(), &disk)?);
     let file_system = Mounted::mount(kind, recorder.image(), &mounted)?;
@@ -149,37 +149,37 @@ fn record(kind: Kind, durability: Durability, part: &str, seed: u64) -> Outcome<
         Arc::new(move || recorder.position())
     };
     let mut daemon = TestDaemon::start_at(&mounted.join("store"), Some(&config));
-    for life in 0..LIVES {
-        let mut random = Random::new(seed, &format!("{part}, life {life}"));
+    for run in 0..RUNS {
+        let mut random = Random::new(seed, &format!("{part}, run {run}"));
         let worker = |number| {
-            let (number, random) = (life * WORKERS + number, random.fork(number));
-            Worker::new(number, daemon.command(), &stock, &history, &clock, random)
+            let (number, random) = (run * WORKERS + number, random.fork(number));
+            Worker::new(number, daemon.command(), &samples, &history, &clock, random)
         };
         let workers = (0..WORKERS).map(worker).collect();
-        let is_long_enough = (LIFE + LIFE / 10 * u32::try_from(random.below(10))?, CHANGES_PER_LIFE);
+        let is_long_enough = (RUN_TIME + RUN_TIME / 10 * u32::try_from(random.below(10))?, CHANGES_PER_RUN);
         work_until_killed(workers, &mut daemon, &history, is_long_enough)?;
-        stock.own.iter().for_each(|own| stock.shelf().mend(own));
+        samples.own.iter().for_each(|own| samples.registry().clear_faults(own));
         daemon.restart();
     }
     let events = recorder.take_events();
     drop(daemon);
     file_system.unmount()?;
-    Ok(Recorded { kind, record: Record::new(&base, events), history, stock, config, folder })
+    Ok(Recorded { kind, record: Record::new(&base, events), history, samples, config, folder })
 }
 
-/// Lets all workers work side by side until their daemon is killed: after that time and so many
-/// changes. What it had not finished is then in the record too, and the next daemon goes on from there.
+/// Runs all workers concurrently, and kills their daemon after the given time and number of changes. So the
+/// record contains unfinished changes, and the next daemon starts from there.
 fn work_until_killed(
     workers: Vec<Worker>,
     daemon: &mut TestDaemon,
     history: &History,
-    (life, changes): (Duration, usize),
+    (time, changes): (Duration, usize),
 ) -> Outcome<()> {
     let is_over = Arc::new(AtomicBool::new(false));
     let enough = history.acknowledged_count() + changes;
     let work = |worker: Worker| worker.work_until(&is_over);
     let threads: Vec<_> = workers.into_iter().map(work).collect();
-    sleep(life);
+    sleep(time);
     let is_working = || threads.iter().any(|thread| !thread.is_finished());
     while history.acknowledged_count() < enough && is_working() {
         sleep(Duration::from_millis(5));
@@ -192,7 +192,7 @@ fn work_until_killed(
     Ok(())
 }
 
-/// Mounts what the crash left, which replays its journal, and checks the store on it.
+/// Mounts the image of a crash state, which replays the journal, and checks the store on it.
 fn check_state(recorded: &Recorded, state: &CrashState, folder: &Path) -> Outcome<()> {
     let (image, mounted) = (folder.join("image"), folder.join("mounted"));
     if !mounted.is_dir() {
@@ -200,20 +200,22 @@ fn check_state(recorded: &Recorded, state: &CrashState, folder: &Path) -> Outcom
     }
     recorded.record.write_image(state, &image)?;
     let file_system = Mounted::mount(recorded.kind, &image, &mounted)?;
-    let (root, stock) = (file_system.directory().join("store"), &recorded.stock);
-    let subject = Subject { root: &root, config: &recorded.config, probe: &stock.probe, pulled: &stock.own };
-    let checked = invariants::check(subject, &recorded.history, state.crash as u64);
+    let (root, samples) = (file_system.directory().join("store"), &recorded.samples);
+    let store =
+        CrashedStore { root: &root, config: &recorded.config, probe: &samples.probe, pulled: &samples.own };
+    let checked = invariants::check(store, &recorded.history, state.crash as u64);
     file_system.unmount()?;
     checked.map(|_contents| ())
 }
 
-/// Keeps the evidence: how threads and the kernel took turns is nothing that a seed repeats.
+/// Keeps the image of a violation: the seed does not reproduce the scheduling of threads, and so not the
+/// record.
 fn keep_image(recorded: &Recorded, violation: &Violation, part: &str) -> Outcome<()> {
     let folder = Path::new("target/crash");
     fs::create_dir_all(folder)?;
     let name = format!("{}-{}.img", part.replace(", ", "-").replace(' ', "-"), violation.number);
     let path = folder.canonicalize()?.join(name);
     recorded.record.write_image(&violation.state, &path)?;
-    println!("  the disk as that crash left it: mount -o loop {} DIR", path.display());
+    println!("  the disk after this crash: mount -o loop {} DIR", path.display());
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! One system call after the other is the one at which a command is killed, or which fails.
+//! Kills commands, or makes a system call of them fail, at one call after the other.
 //!
-//! `strace` does it to the real binary. It counts the calls of each thread by name, so of two
-//! threads that make the same call, the one that comes first to the given number is hit; commands
-//! write to the disk from one thread at a time. Calls that are not about files must not fail
-//! here, so `write` and `mkdir` are watched only where they touch certain paths.
+//! `strace` injects the fault into the real binary. It counts the calls of each thread by name, so if two
+//! threads make the same call, the fault hits the first one that reaches the given number; commands write to
+//! the disk from one thread at a time. Calls that do not concern files must not fail, so `write` and `mkdir`
+//! are traced only for certain paths.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -15,21 +15,21 @@ use std::time::Instant;
 use blobd_store_format::gguf::GgmlType;
 use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
 use blobd_tests::programs;
 use blobd_tests::store_dir::names;
+use blobd_tests::temp_dirs::tmpfs_directory;
 use tempfile::TempDir;
 
 use crate::durability::Durability;
 use crate::history::{Contents, History};
-use crate::invariants::Subject;
+use crate::invariants::CrashedStore;
 use crate::report::Report;
-use crate::stock::{Sample, Shelf};
+use crate::samples::{Sample, SampleRegistry};
 use crate::workload::{import, pull};
-use crate::{Outcome, Setup, invariants, needs};
+use crate::{Outcome, Setup, invariants, requirements};
 
-/// The calls by which the store changes what is on disk. A name that this kernel's architecture
-/// does not know is passed over.
+/// The system calls with which the store changes the disk. `strace` ignores those that this architecture
+/// lacks.
 const CALLS: [&str; 16] = [
     "write",
     "pwrite64",
@@ -61,7 +61,7 @@ const OPERATIONS: [Operation; 10] = [
     )
     .of_blobs(),
     Operation::of(
-        "import under a name that is taken",
+        "import under an existing name",
         &["import", "RELATIVE", "--name", "kept"],
         Some(("kept", "RELATIVE")),
     )
@@ -69,32 +69,32 @@ const OPERATIONS: [Operation; 10] = [
     Operation::of("pull", &["pull", "at:NEW", "--name", "new"], Some(("new", "NEW"))).of_blobs(),
     Operation::of("pull of a relative", &["pull", "at:RELATIVE", "--name", "new"], Some(("new", "RELATIVE")))
         .of_blobs(),
-    Operation::of("pull that goes on", &["pull", "at:BEGUN", "--name", "new"], Some(("new", "BEGUN")))
-        .of_blobs(),
+    Operation::of("resumed pull", &["pull", "at:BEGUN", "--name", "new"], Some(("new", "BEGUN"))).of_blobs(),
     Operation::of("tag", &["tag", "kept", "new"], Some(("new", "KEPT"))),
     Operation::of("rm", &["rm", "kept"], Some(("kept", ""))),
     Operation::of("gc", &["gc"], None),
 ];
 
-/// A command that is to be disturbed.
+/// A command to run with a fault.
 struct Operation {
     name: &'static str,
-    /// Its arguments; `NEW` and the like stand for the paths of models, `at:NEW` for where they can be
-    /// pulled from.
-    words: &'static [&'static str],
-    /// The name that it changes and which model that is afterwards, none if empty.
+    /// Its arguments. `NEW` and the other placeholders stand for the paths of models, `at:NEW` for the
+    /// reference to pull.
+    arguments: &'static [&'static str],
+    /// The name that it changes, and the placeholder of the model that the name then stands for; an empty one
+    /// if the name is removed.
     change: Option<(&'static str, &'static str)>,
-    /// Whether it brings new blobs: then what it does depends on the durability.
+    /// Whether it stores new blobs: then it depends on the mode of durability.
     brings_blobs: bool,
 }
 
 impl Operation {
     const fn of(
         name: &'static str,
-        words: &'static [&'static str],
+        arguments: &'static [&'static str],
         change: Option<(&'static str, &'static str)>,
     ) -> Self {
-        Self { name, words, change, brings_blobs: false }
+        Self { name, arguments, change, brings_blobs: false }
     }
 
     const fn of_blobs(self) -> Self {
@@ -102,16 +102,16 @@ impl Operation {
     }
 }
 
-/// What happens to the call.
+/// What happens instead of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// The process is killed instead.
+    /// The process is killed.
     Kill,
-    /// The call fails with this error and does nothing.
+    /// The call fails with this error.
     Error(&'static str),
 }
 
-/// One call of a command.
+/// One system call of a command, and its fault.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     call: &'static str,
@@ -120,29 +120,29 @@ struct Point {
     fault: Fault,
 }
 
-/// Disturbs every command at every call, with every durability on which it depends.
+/// Runs every command with a fault at every call, in every mode of durability on which it depends.
 ///
 /// # Errors
-/// When the machine does not do its part; a violation is no error but is reported.
+/// When a test cannot be run. A violation is not an error; it is reported.
 pub(crate) fn run(setup: &Setup, report: &mut Report) -> Outcome<()> {
-    if let Some(reason) = needs::program("strace", "strace").or_else(tracing_lack) {
+    if let Some(reason) = requirements::program("strace", "strace").or_else(tracing_missing) {
         report.skip("sweep", &reason);
         return Ok(());
     }
     for (number, durability) in setup.durabilities.iter().enumerate() {
-        let stage = Stage::build(*durability)?;
+        let fixture = Fixture::build(*durability)?;
         for operation in OPERATIONS.iter().filter(|operation| number == 0 || operation.brings_blobs) {
-            sweep(&stage, operation, &format!("sweep of {}, {durability}", operation.name), report)?;
+            sweep(&fixture, operation, &format!("sweep of {}, {durability}", operation.name), report)?;
         }
     }
     Ok(())
 }
 
-fn sweep(stage: &Stage, operation: &Operation, part: &str, report: &mut Report) -> Outcome<()> {
+fn sweep(fixture: &Fixture, operation: &Operation, part: &str, report: &mut Report) -> Outcome<()> {
     let start = Instant::now();
     let (mut fault_count, mut violations) = (0, 0);
     for call in CALLS {
-        sweep_call(stage, operation, call, &mut |point, checked| {
+        sweep_call(fixture, operation, call, &mut |point, checked| {
             fault_count += 1;
             if let Err(violation) = checked {
                 violations += 1;
@@ -154,16 +154,16 @@ fn sweep(stage: &Stage, operation: &Operation, part: &str, report: &mut Report) 
     Ok(())
 }
 
-/// Why no process can be traced; none if it can.
-fn tracing_lack() -> Option<String> {
+/// The reason why no process can be traced; `None` if it can.
+fn tracing_missing() -> Option<String> {
     let traced = Command::new("strace").args(["-D", "-f", "-o", "/dev/null", "true"]).output();
     let may_trace = traced.is_ok_and(|run| run.status.success());
-    (!may_trace).then(|| "tracing a process is not allowed here".to_owned())
+    (!may_trace).then(|| "processes cannot be traced here".to_owned())
 }
 
-/// Disturbs a command at all calls of one name, with every fault.
+/// Runs a command with every fault at each call of this name.
 fn sweep_call(
-    stage: &Stage,
+    fixture: &Fixture,
     operation: &Operation,
     call: &'static str,
     found: &mut dyn FnMut(Point, Outcome<()>),
@@ -171,9 +171,9 @@ fn sweep_call(
     for fault in FAULTS {
         for ordinal in 1.. {
             let point = Point { call, ordinal, fault };
-            match stage.disturb(operation, point)? {
+            match fixture.run_with_fault(operation, point)? {
                 Some(checked) => found(point, checked),
-                // A call that is never made cannot fail either.
+                // The command never makes this call.
                 None if ordinal == 1 => return Ok(()),
                 None => break,
             }
@@ -182,10 +182,9 @@ fn sweep_call(
     Ok(())
 }
 
-/// The stores and models that every command starts from.
-struct Stage {
-    /// A store with a model named `kept`, with blobs of another that no name needs, and with a part of
-    /// one whose pull broke.
+/// The store and the models that every command starts with.
+struct Fixture {
+    /// A store with a model named `kept`, unneeded blobs, and an unfinished download.
     template: PathBuf,
     root: PathBuf,
     config: PathBuf,
@@ -194,49 +193,50 @@ struct Stage {
     new: Sample,
     begun: Sample,
     probe: Sample,
-    /// Offers all of them.
-    shelf: Shelf,
+    /// Has all of them.
+    registry: SampleRegistry,
     folder: TempDir,
 }
 
-impl Stage {
+impl Fixture {
     fn build(durability: Durability) -> Outcome<Self> {
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         let path = folder.path();
-        let shelf = Shelf::new(path)?;
-        let garbage = shelf.add("garbage", &small_model(4))?;
-        let stage = Self {
+        let registry = SampleRegistry::new(path)?;
+        let garbage = registry.add("garbage", &small_model(4))?;
+        let fixture = Self {
             template: path.join("template"),
             root: path.join("store"),
             config: durability.write_config(path)?,
-            kept: shelf.add("kept", &large_model(1))?,
-            relative: shelf.add("relative", &large_model(1).with_changed("t0"))?,
-            new: shelf.add("new", &small_model(2))?,
-            begun: shelf.add("begun", &small_model(5))?,
-            probe: shelf.add("probe", &small_model(3))?,
-            shelf,
+            kept: registry.add("kept", &large_model(1))?,
+            relative: registry.add("relative", &large_model(1).with_changed("t0"))?,
+            new: registry.add("new", &small_model(2))?,
+            begun: registry.add("begun", &small_model(5))?,
+            probe: registry.add("probe", &small_model(3))?,
+            registry,
             folder,
         };
-        let blobd = stage.blobd(&stage.template);
-        import(&blobd, &stage.kept, "kept").succeeds();
+        let blobd = fixture.blobd(&fixture.template);
+        import(&blobd, &fixture.kept, "kept").succeeds();
         import(&blobd, &garbage, "garbage").succeeds();
-        fs::remove_dir_all(stage.template.join("manifests/registry.ollama.ai/library/garbage"))?;
-        stage.shelf.break_pull_in_the_middle(&stage.begun);
-        if pull(&blobd, &stage.begun, "begun").code == 0 || names(&stage.template.join("partial")).is_empty()
+        fs::remove_dir_all(fixture.template.join("manifests/registry.ollama.ai/library/garbage"))?;
+        fixture.registry.break_pull_in_the_middle(&fixture.begun);
+        if pull(&blobd, &fixture.begun, "begun").code == 0
+            || names(&fixture.template.join("partial")).is_empty()
         {
-            return Err("a pull that was to break has left nothing".into());
+            return Err("the pull has left no unfinished download".into());
         }
-        stage.shelf.mend(&stage.begun);
-        Ok(stage)
+        fixture.registry.clear_faults(&fixture.begun);
+        Ok(fixture)
     }
 
     fn blobd(&self, root: &Path) -> Blobd {
         Blobd::at_root(root).configured_by(&self.config)
     }
 
-    /// Runs a command on a fresh store with a fault, and checks the store and the answer; nothing
-    /// if the command has made no such call.
-    fn disturb(&self, operation: &Operation, point: Point) -> Outcome<Option<Outcome<()>>> {
+    /// Runs a command with a fault on a copy of the store, and checks the store and the command's exit code
+    /// and messages. Returns `None` if the command has made no such call.
+    fn run_with_fault(&self, operation: &Operation, point: Point) -> Outcome<Option<Outcome<()>>> {
         let is_first_start = operation.name == "first start";
         if self.root.exists() {
             fs::remove_dir_all(&self.root)?;
@@ -256,17 +256,17 @@ impl Stage {
             history.acknowledge(&change, 2);
         }
         let check = || {
-            check_answer(&run, point.fault)?;
+            check_exit(&run, point.fault)?;
             let begun = std::slice::from_ref(&self.begun);
             let (root, config) = (&self.root, &self.config);
-            invariants::check(Subject { root, config, probe: &self.probe, pulled: begun }, &history, 2)?;
+            invariants::check(CrashedStore { root, config, probe: &self.probe, pulled: begun }, &history, 2)?;
             self.check_again(operation)
         };
         Ok(Some(invariants::caught(check)))
     }
 
-    /// Runs the command under `strace`. The daemonised tracer is a grandchild, so that the command
-    /// keeps the number of the shell, by which its staging directory is called.
+    /// Runs the command under `strace`. The tracer is a daemonised grandchild (`-D`), so that the command has
+    /// the shell's process ID, which is a part of the name of its staging directory.
     fn run(&self, operation: &Operation, point: Point, is_first_start: bool) -> Run {
         const SCRIPT: &str = r#"
             root=$1 call=$2 inject=$3 log=$4 paths=$5; shift 5
@@ -287,15 +287,15 @@ impl Stage {
         };
         let mut command = Command::new("sh");
         command.args(["-c", SCRIPT, "sh"]).arg(&self.root).arg(point.call).arg(point.to_string());
-        command.arg(self.log()).arg(paths).arg(programs::blobd()).args(self.words(operation));
+        command.arg(self.log()).arg(paths).arg(programs::blobd()).args(self.arguments(operation));
         self.blobd(&self.root).prepare(&mut command);
         command::run(command.stdin(Stdio::null()))
     }
 
-    /// What failed for a reason that is gone succeeds when it is asked for again.
+    /// Runs the command again without the fault: it must succeed.
     fn check_again(&self, operation: &Operation) -> Outcome<()> {
         let blobd = self.blobd(&self.root);
-        let run = blobd.run(self.words(operation));
+        let run = blobd.run(self.arguments(operation));
         let was_removed = operation.name == "rm" && run.code == 3;
         if run.code != 0 && !was_removed {
             return Err(format!("I7: again: exit code {}: {}", run.code, run.stderr.trim()).into());
@@ -308,14 +308,14 @@ impl Stage {
         Ok(())
     }
 
-    fn words(&self, operation: &Operation) -> Vec<OsString> {
+    fn arguments(&self, operation: &Operation) -> Vec<OsString> {
         let word = |word: &&str| match word.strip_prefix("at:") {
             Some(word) => {
                 self.sample(word).map_or_else(|| word.into(), |sample| sample.source.clone().into())
             }
             None => self.sample(word).map_or_else(|| word.into(), |sample| sample.path.clone().into()),
         };
-        operation.words.iter().map(word).collect()
+        operation.arguments.iter().map(word).collect()
     }
 
     fn digest(&self, placeholder: &str) -> Option<&str> {
@@ -337,8 +337,8 @@ impl Stage {
     }
 }
 
-/// A command that could not do its work says so, and never by a panic.
-fn check_answer(run: &Run, fault: Fault) -> Outcome<()> {
+/// A command that failed must have the right exit code and print an error, and must not panic.
+fn check_exit(run: &Run, fault: Fault) -> Outcome<()> {
     const KILLED: i32 = -1;
     let expected: &[i32] = match fault {
         Fault::Kill => &[KILLED],
@@ -351,7 +351,7 @@ fn check_answer(run: &Run, fault: Fault) -> Outcome<()> {
     Err(format!("exit code {}, standard error: {:?}", run.code, run.stderr.trim()).into())
 }
 
-/// Nine blobs and a configuration: enough of them for one `syncfs`.
+/// Nine blobs and a configuration: enough for `syncfs` in the mode `auto`.
 fn small_model(seed: u64) -> ModelFile {
     let mut model = ModelFile::empty();
     for tensor in 0..8 {
@@ -360,7 +360,7 @@ fn small_model(seed: u64) -> ModelFile {
     model
 }
 
-/// The same and a tensor that is large enough for a pull to take it from a relative.
+/// The same and a tensor that is large enough for a pull to reuse it from a related model.
 fn large_model(seed: u64) -> ModelFile {
     let mut model = small_model(seed);
     model.add_noise(seed, "large", GgmlType::F32, &[288 << 10]);
@@ -382,7 +382,7 @@ fn copy_tree(from: &Path, to: &Path) -> Outcome<()> {
 }
 
 impl fmt::Display for Point {
-    /// As `strace` takes it.
+    /// The syntax of `strace --inject`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.fault {
             Fault::Kill => write!(f, "{}:signal=KILL:when={}", self.call, self.ordinal),

@@ -1,4 +1,4 @@
-//! What clients do to a store while its machine is about to crash.
+//! Clients that change a store until it crashes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,19 +9,18 @@ use blobd_tests::command::{Blobd, Run};
 use crate::Outcome;
 use crate::history::History;
 use crate::random::Random;
-use crate::stock::{Sample, Stock};
+use crate::samples::{Sample, Samples};
 
-/// What counts the events of a run: an import that was acknowledged at 17 must survive every crash
-/// from 17 on.
+/// A logical clock that counts the events of a run: an import that was acknowledged at 17 must survive every
+/// crash from 17 on.
 pub(crate) type Clock = dyn Fn() -> u64 + Send + Sync;
 
-/// A client that imports, pulls, tags, removes and collects, one after the other, with names of its
-/// own.
+/// A client that runs one operation after the other (import, pull, tag, remove, collect), with its own names.
 pub(crate) struct Worker {
     names: [String; 3],
     blobd: Blobd,
-    stock: Arc<Stock>,
-    /// What nobody else pulls.
+    samples: Arc<Samples>,
+    /// The model that only this client pulls.
     own: Sample,
     history: Arc<History>,
     clock: Arc<Clock>,
@@ -39,24 +38,24 @@ pub(crate) fn pull(blobd: &Blobd, sample: &Sample, name: &str) -> Run {
 }
 
 impl Worker {
-    /// The worker with this number. It runs `blobd` and tells `history` what it asked and what it
-    /// was answered, and when, by `clock`.
+    /// The worker with this number. It runs `blobd`, and records in `history` its changes and their
+    /// acknowledgements with the times of `clock`.
     pub(crate) fn new(
         number: usize,
         blobd: Blobd,
-        stock: &Arc<Stock>,
+        samples: &Arc<Samples>,
         history: &Arc<History>,
         clock: &Arc<Clock>,
         random: Random,
     ) -> Self {
         let names = ["a", "b", "c"].map(|name| format!("w{number}-{name}"));
-        let (stock, history, clock) = (Arc::clone(stock), Arc::clone(history), Arc::clone(clock));
-        let own = stock.own[number % stock.own.len()].clone();
-        Self { names, blobd, stock, own, history, clock, random }
+        let (samples, history, clock) = (Arc::clone(samples), Arc::clone(history), Arc::clone(clock));
+        let own = samples.own[number % samples.own.len()].clone();
+        Self { names, blobd, samples, own, history, clock, random }
     }
 
-    /// Works in a thread of its own until `is_over`, which is set just before the daemon is killed
-    /// or cut off from its disk. Ends with what a command said that failed before that.
+    /// Works on its own thread until `is_over`, which is set just before the daemon is killed or the power is
+    /// cut. Returns the error of a command that failed before that.
     pub(crate) fn work_until(mut self, is_over: &Arc<AtomicBool>) -> JoinHandle<Result<(), String>> {
         let is_over = Arc::clone(is_over);
         thread::spawn(move || {
@@ -70,7 +69,7 @@ impl Worker {
         })
     }
 
-    /// Does one thing and waits until it is done.
+    /// Runs one random operation.
     fn step(&mut self) -> Outcome<()> {
         let name = self.random.pick(&self.names).clone();
         let other = self.random.pick(&self.names).clone();
@@ -79,7 +78,7 @@ impl Worker {
             (1 | 2, Some(_)) => self.change(&name, None, |worker| worker.blobd.line(&format!("rm {name}"))),
             (3, Some(content)) if other != name => self
                 .change(&other, Some(&content), |worker| worker.blobd.line(&format!("tag {name} {other}"))),
-            (4, Some(content)) => self.put_aside_and_back(&name, &content),
+            (4, Some(content)) => self.trash_and_undelete(&name, &content),
             (5 | 6, _) => self.pull_own(&name),
             (7..=9, _) => {
                 let sample = self.any_shared();
@@ -92,17 +91,17 @@ impl Worker {
         }
     }
 
-    /// Often the relative of those that clients have for themselves.
+    /// A shared model; often the one that is related to the clients' own models.
     fn any_shared(&mut self) -> Sample {
-        let shared = &self.stock.shared;
+        let shared = &self.samples.shared;
         match shared.last().filter(|_| self.random.one_in(4)) {
             Some(large) => large.clone(),
             None => self.random.pick(shared).clone(),
         }
     }
 
-    /// Into the trash, and in half of the cases out of it again.
-    fn put_aside_and_back(&mut self, name: &str, content: &str) -> Outcome<()> {
+    /// Moves a model to the trash, and in half of the cases out of it again.
+    fn trash_and_undelete(&mut self, name: &str, content: &str) -> Outcome<()> {
         self.change(name, None, |worker| worker.blobd.line(&format!("rm --keep 1h {name}")))?;
         if self.random.one_in(2) {
             return Ok(());
@@ -110,26 +109,26 @@ impl Worker {
         self.change(name, Some(content), |worker| worker.blobd.line(&format!("undelete {name}")))
     }
 
-    /// A pull that is slow or breaks, and then goes on. If the daemon dies meanwhile, this client's
-    /// successor goes on.
+    /// Pulls slowly, or with an interruption and a second attempt. If the daemon dies in between, the client
+    /// of the next daemon resumes.
     fn pull_own(&mut self, name: &str) -> Outcome<()> {
-        let (stock, own) = (Arc::clone(&self.stock), self.own.clone());
+        let (samples, own) = (Arc::clone(&self.samples), self.own.clone());
         match self.random.below(3) {
-            0 => stock.shelf().break_pull(&own, &mut self.random),
-            1 => stock.shelf().slow_down(&own),
+            0 => samples.registry().break_pull(&own, &mut self.random),
+            1 => samples.registry().slow_down(&own),
             _ => {}
         }
         self.change(name, Some(&own.digest), |worker| {
             let first = pull(&worker.blobd, &own, name);
-            stock.shelf().mend(&own);
+            samples.registry().clear_faults(&own);
             if first.code == 0 { first } else { pull(&worker.blobd, &own, name) }
         })
     }
 
-    /// Opens and reads one of the models, as an engine does; whether it is there does not matter.
+    /// Opens and reads one of the models, as an engine does. The model need not exist.
     pub(crate) fn read(&mut self) {
         let name = self.random.pick(&self.names);
-        let _whatever_it_says = self.blobd.line(&format!("export {name} -o -"));
+        let _ignored = self.blobd.line(&format!("export {name} -o -"));
     }
 
     fn change(&self, name: &str, becomes: Option<&str>, ask: impl FnOnce(&Self) -> Run) -> Outcome<()> {

@@ -1,4 +1,4 @@
-//! Circles in a graph.
+//! Cycles in a graph.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::circles::circles;
 use super::source::Module;
 
-/// A module's names from the root on.
+/// A module's path from the crate's root.
 type ModulePath = Vec<String>;
 
 /// For each module the siblings that it or its submodules use.
@@ -55,7 +55,7 @@ struct Names<'t> {
     root: &'t Module,
 }
 
-/// More re-exports of re-exports than anyone writes; a circle of them is left at this.
+/// The most re-exports to follow, in case they form a cycle.
 const MAX_REEXPORTS: usize = 16;
 
 impl Names<'_> {
@@ -80,7 +80,7 @@ impl Names<'_> {
             }
             _ => {
                 let import = self.import(from, first)?;
-                // `use x::y` in a module that has the name `x` from elsewhere would never end.
+                // Otherwise `use x::y` in a module that imports another `x` would recurse for ever.
                 (import.first() != Some(first)).then_some(())?;
                 let named: Vec<String> = import.iter().chain(rest).cloned().collect();
                 self.resolve_within(from, &named, depth)
@@ -98,7 +98,7 @@ impl Names<'_> {
             }
             let Some(import) = self.import(&at, name) else { return Some(at) };
             let named: Vec<String> = import.iter().chain(names.get(place + 1..)?).cloned().collect();
-            // What another crate declares is re-exported here: that is where it comes from.
+            // An item of another crate, re-exported here, counts as this module's.
             return self.resolve_within(&at, &named, depth).or(Some(at));
         }
         Some(at)

@@ -14,13 +14,13 @@ pub(crate) struct Module {
     /// Empty for the root.
     pub(crate) name: String,
     pub(crate) children: Vec<Module>,
-    /// Names that `use` declarations bring in, with the paths that they stand for.
+    /// Names imported by `use` declarations, with their paths.
     pub(crate) imports: Vec<Import>,
-    /// All paths that are named, as they stand.
+    /// All paths in the source, as written.
     pub(crate) paths: Vec<Vec<String>>,
 }
 
-/// A name that a `use` declaration brings in.
+/// A name imported by a `use` declaration.
 #[derive(Debug)]
 pub(crate) struct Import {
     /// None for `*`.
@@ -76,7 +76,7 @@ impl Module {
         self.imports.push(Import { name, path });
     }
 
-    /// Notes everything that looks like a path among the arguments of a macro.
+    /// Records everything that looks like a path in the arguments of a macro.
     fn note_tokens(&mut self, tokens: TokenStream) {
         let (mut path, mut colons) = (Vec::new(), 0);
         for token in tokens {
@@ -144,7 +144,7 @@ fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Where a module's text is, and where the files of its submodules are.
+/// The file of a module, and the directory of its submodules' files.
 struct Place {
     file: PathBuf,
     below: PathBuf,

@@ -1,4 +1,4 @@
-//! The packages of the workspace, as `cargo metadata` tells them.
+//! The packages of the workspace, read from `cargo metadata`.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ struct RawPackage {
 #[derive(Deserialize)]
 struct RawDependency {
     name: String,
-    /// Absent for what a build needs; `dev` for what tests need.
+    /// Absent for normal dependencies; `dev` for those of tests.
     kind: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What goes in comes out, and lies in the store as it should.
+//! Imported files can be exported, and are stored as blobs and recipes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,8 +7,8 @@ use blobd_client::protocol::error::ErrorCode;
 use blobd_store_format::stored_file::StoredForm;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::{sha256, tensor_ranges};
-use blobd_tests::places::fast_folder;
 use blobd_tests::store_dir::{blob_path, check_blobs, check_empty, staged};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::verbs::Verbs;
 
 use super::import;
@@ -60,7 +60,7 @@ pub(super) fn experts_are_located_inside_their_group(verbs: &impl Verbs) {
     assert_eq!(group[10 * 1024..], file[ranges["blk.0.ffn_up.10.weight"].clone()]);
 }
 
-pub(super) fn header_and_config_are_told_by_show(verbs: &impl Verbs) {
+pub(super) fn show_reports_header_and_config(verbs: &impl Verbs) {
     let file = ModelFile::dense(1)
         .with("general.file_type", 7_u32)
         .with("general.name", "Tiny \u{1b}[31m")
@@ -81,7 +81,7 @@ pub(super) fn header_and_config_are_told_by_show(verbs: &impl Verbs) {
 }
 
 pub(super) fn refused_file_leaves_nothing_behind(verbs: &impl Verbs) {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let mut bytes = ModelFile::dense(1).bytes();
     bytes.truncate(bytes.len() - 200);
     let path = folder.path().join("cut.gguf");
@@ -93,8 +93,8 @@ pub(super) fn refused_file_leaves_nothing_behind(verbs: &impl Verbs) {
     assert!(verbs.list().unwrap().models.is_empty());
 }
 
-pub(super) fn shard_is_refused_with_what_to_do(verbs: &impl Verbs) {
-    let folder = fast_folder();
+pub(super) fn shard_is_refused_with_a_hint(verbs: &impl Verbs) {
+    let folder = tmpfs_directory();
     let shard = ModelFile::dense(1).with("split.count", 3_u16).with("split.no", 0_u16);
     let path = shard.write_to(folder.path(), "big-00001-of-00003.gguf");
     let error = verbs.import(&path, None).unwrap_err();
@@ -103,14 +103,14 @@ pub(super) fn shard_is_refused_with_what_to_do(verbs: &impl Verbs) {
     check_empty(verbs.root());
 }
 
-pub(super) fn lost_blob_is_reported_as_corrupt(verbs: &impl Verbs) {
+pub(super) fn missing_blob_is_reported_as_corrupt(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     let lost = verbs.show("m").unwrap().tensors[3].digest;
     fs::remove_file(blob_path(verbs.root(), &lost.to_string())).unwrap();
     let error = verbs.export("m").unwrap_err();
     assert_eq!(error.code, ErrorCode::Corrupt, "{error}");
     assert!(error.message.contains(&lost.to_string()), "{error}");
-    // A tag for a model that is not whole is refused; importing it again makes it whole.
+    // An incomplete model cannot be tagged. Importing it again completes it.
     assert_eq!(verbs.tag("m", "n").unwrap_err().code, ErrorCode::Corrupt);
     let imported = import(verbs, &ModelFile::dense(1), "m");
     assert_eq!(imported.new_blob_count, 1);

@@ -1,9 +1,9 @@
-//! Names and what they point at.
+//! Names of models.
 
 use blobd_client::protocol::error::ErrorCode;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
 use blobd_tests::store_dir::snapshot;
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::verbs::Verbs;
 
 use super::import;
@@ -13,7 +13,7 @@ fn listed(verbs: &impl Verbs) -> Vec<String> {
 }
 
 pub(super) fn file_name_gives_the_model_its_name(verbs: &impl Verbs) {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     for (file, name) in [
         ("tiny-llama-Q4_K_M.gguf", "tiny-llama:Q4_K_M"),
         ("tiny.Q8_0.gguf", "tiny:Q8_0"),
@@ -34,7 +34,7 @@ pub(super) fn name_is_the_same_in_upper_and_lower_case(verbs: &impl Verbs) {
     assert_eq!(listed(verbs), [""; 0]);
 }
 
-pub(super) fn tag_points_at_the_same_manifest(verbs: &impl Verbs) {
+pub(super) fn tag_names_the_same_manifest(verbs: &impl Verbs) {
     let imported = import(verbs, &ModelFile::dense(1), "m");
     let before = verbs.usage().unwrap().physical_bytes;
     let tagged = verbs.tag("m", "mine/assistant:v1").unwrap();
@@ -42,13 +42,13 @@ pub(super) fn tag_points_at_the_same_manifest(verbs: &impl Verbs) {
     assert_eq!(listed(verbs), ["m:latest", "mine/assistant:v1"]);
     assert_eq!(verbs.usage().unwrap().physical_bytes, before);
     assert!(verbs.export("mine/assistant:v1").unwrap() == ModelFile::dense(1).bytes());
-    // Moved to another model, it is that one's.
+    // The tag can be moved to another model.
     import(verbs, &ModelFile::dense(2), "other");
     verbs.tag("other", "mine/assistant:v1").unwrap();
     assert!(verbs.export("mine/assistant:v1").unwrap() == ModelFile::dense(2).bytes());
 }
 
-pub(super) fn unknown_name_is_not_found_and_drops_nothing(verbs: &impl Verbs) {
+pub(super) fn unknown_name_is_not_found_and_removes_nothing(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     let before = snapshot(&verbs.root().join("blobs"));
     let error = verbs.remove(&["m", "nobody:1"]).unwrap_err();
@@ -61,7 +61,7 @@ pub(super) fn unknown_name_is_not_found_and_drops_nothing(verbs: &impl Verbs) {
     assert_eq!(snapshot(&verbs.root().join("blobs")), before);
 }
 
-pub(super) fn digest_in_a_name_must_be_the_models(verbs: &impl Verbs) {
+pub(super) fn digest_in_a_reference_must_match_the_model(verbs: &impl Verbs) {
     let first = import(verbs, &ModelFile::dense(1), "m").digest;
     import(verbs, &ModelFile::dense(2), "n");
     assert!(verbs.export(&format!("m@{first}")).unwrap() == ModelFile::dense(1).bytes());
@@ -75,7 +75,7 @@ pub(super) fn second_import_under_a_name_replaces_it(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(2), "m");
     assert_eq!(listed(verbs), ["m:latest"]);
     assert!(verbs.export("m").unwrap() == ModelFile::dense(2).bytes());
-    // Nothing is deleted unasked: what the name pointed at waits for `gc`.
+    // The replaced model is not deleted before `gc`.
     let waiting = verbs.usage().unwrap().reclaimable_bytes;
     assert!(waiting > 0);
     assert_eq!(verbs.gc(false).unwrap().freed_bytes, waiting);
@@ -83,7 +83,7 @@ pub(super) fn second_import_under_a_name_replaces_it(verbs: &impl Verbs) {
 }
 
 pub(super) fn origin_tells_where_a_model_came_from(verbs: &impl Verbs) {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let path = ModelFile::dense(1).write_to(folder.path(), "from-here.gguf");
     let imported = verbs.import(&path, Some("m")).unwrap();
     let [model] = verbs.list().unwrap().models.try_into().expect("one model");

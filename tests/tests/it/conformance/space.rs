@@ -1,4 +1,4 @@
-//! What takes space, what is shared, and what comes back.
+//! Disk usage, sharing, and freed space.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,15 +17,15 @@ fn blobs(verbs: &impl Verbs) -> BTreeSet<String> {
     check_blobs(verbs.root()).into_iter().collect()
 }
 
-/// Puts a blob into the store that nothing needs.
-fn plant_orphan(verbs: &impl Verbs, bytes: &[u8]) -> PathBuf {
+/// Adds an unneeded blob to the store.
+fn add_orphan(verbs: &impl Verbs, bytes: &[u8]) -> PathBuf {
     let path = blob_path(verbs.root(), &format!("sha256:{}", sha256(bytes)));
     fs::write(&path, bytes).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).unwrap();
     path
 }
 
-pub(super) fn same_file_again_adds_nothing(verbs: &impl Verbs) {
+pub(super) fn second_import_of_a_file_stores_nothing(verbs: &impl Verbs) {
     let first = import(verbs, &ModelFile::dense(1), "m");
     let before = (blobs(verbs), names(&verbs.root().join("recipes")));
     let again = import(verbs, &ModelFile::dense(1), "n");
@@ -66,7 +66,7 @@ pub(super) fn stacked_and_separate_experts_share_every_expert(verbs: &impl Verbs
     assert!(verbs.export("separate").unwrap() == separate.bytes());
 }
 
-pub(super) fn removal_frees_what_it_says(verbs: &impl Verbs) {
+pub(super) fn removal_frees_the_reported_bytes(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     let before = verbs.usage().unwrap();
     let removed = verbs.remove(&["m"]).unwrap();
@@ -77,7 +77,7 @@ pub(super) fn removal_frees_what_it_says(verbs: &impl Verbs) {
     check_empty(verbs.root());
 }
 
-pub(super) fn removal_keeps_what_others_need_and_names_them(verbs: &impl Verbs) {
+pub(super) fn removal_keeps_shared_blobs_and_names_the_models_that_need_them(verbs: &impl Verbs) {
     let sibling = ModelFile::dense(1).with_changed("output.weight");
     import(verbs, &ModelFile::dense(1), "base");
     import(verbs, &sibling, "sibling");
@@ -94,14 +94,14 @@ pub(super) fn removal_keeps_what_others_need_and_names_them(verbs: &impl Verbs) 
     assert!(verbs.gc(true).unwrap().deleted.is_empty());
 }
 
-pub(super) fn dry_run_is_what_collection_does(verbs: &impl Verbs) {
+pub(super) fn dry_run_matches_the_collection(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
-    let orphans = [plant_orphan(verbs, b"nobody needs this"), plant_orphan(verbs, &[7; 10_000])];
+    let orphans = [add_orphan(verbs, b"nobody needs this"), add_orphan(verbs, &[7; 10_000])];
     let before = snapshot(verbs.root());
     let planned = verbs.gc(true).unwrap();
     assert_eq!(planned.deleted.len(), 2);
     let untouched = snapshot(verbs.root());
-    // A daemon may write what it keeps of the index, a cache, at any time.
+    // A daemon may write its index, which is a cache, at any time.
     let index = verbs.root().join("index");
     let is_own = |path: &Path| path.ends_with("lock") || path.starts_with(&index);
     let differs = |path: &&PathBuf| untouched.get(*path) != before.get(*path) && !is_own(path);
@@ -120,7 +120,7 @@ pub(super) fn unreadable_manifest_stops_collection(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(2), "bad");
     let manifest = verbs.root().join("manifests/registry.ollama.ai/library/bad/latest");
     fs::write(&manifest, "").unwrap();
-    plant_orphan(verbs, b"an orphan");
+    add_orphan(verbs, b"an orphan");
     let before = blobs(verbs);
     for dry_run in [true, false] {
         let error = verbs.gc(dry_run).unwrap_err();
@@ -137,7 +137,7 @@ pub(super) fn unreadable_manifest_stops_collection(verbs: &impl Verbs) {
     assert_eq!((removed.removed, removed.freed_bytes), (vec!["good:latest".to_owned()], 0));
     assert!(removed.kept[0].by[0].contains("library/bad/latest"), "{:?}", removed.kept);
     assert_eq!(blobs(verbs), before);
-    // Removing the damaged name is the way out.
+    // Removing the damaged name makes collections possible again.
     verbs.remove(&["bad"]).unwrap();
     verbs.gc(false).unwrap();
     check_empty(verbs.root());
@@ -151,7 +151,7 @@ pub(super) fn unreadable_recipe_stops_collection(verbs: &impl Verbs) {
     fs::remove_file(&recipe).unwrap();
     fs::write(&recipe, "{\"version\":1,").unwrap();
     let before = blobs(verbs);
-    // A daemon may still know the recipe from before: then nothing needs to stop.
+    // A daemon may still have the recipe in memory: then it can collect.
     if let Err(error) = verbs.gc(false) {
         assert_eq!(error.code, ErrorCode::Corrupt);
         assert!(error.message.contains(&file.to_hex()), "{error}");
@@ -160,8 +160,8 @@ pub(super) fn unreadable_recipe_stops_collection(verbs: &impl Verbs) {
     assert_eq!(blobs(verbs), before);
 }
 
-/// A file that has neither blob nor recipe had a recipe once, and nobody knows what that named.
-pub(super) fn lost_recipe_costs_no_blob(verbs: &impl Verbs) {
+/// A file with neither blob nor recipe had a recipe, whose blobs are unknown.
+pub(super) fn missing_recipe_costs_no_blob(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "good");
     let file = import(verbs, &ModelFile::dense(2), "bad").file;
     fs::remove_file(verbs.root().join("recipes").join(format!("sha256-{}.json", file.to_hex()))).unwrap();
@@ -178,7 +178,7 @@ pub(super) fn lost_recipe_costs_no_blob(verbs: &impl Verbs) {
 
 pub(super) fn file_that_is_no_tag_stops_collection(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
-    let orphan = plant_orphan(verbs, b"an orphan");
+    let orphan = add_orphan(verbs, b"an orphan");
     for place in ["manifests/saved-by-hand", "manifests/registry.ollama.ai/library/m/latest~"] {
         let path = verbs.root().join(place);
         fs::write(&path, "{}").unwrap();
@@ -191,11 +191,11 @@ pub(super) fn file_that_is_no_tag_stops_collection(verbs: &impl Verbs) {
     assert_eq!(verbs.gc(false).unwrap().deleted.len(), 1);
 }
 
-pub(super) fn usage_adds_up(verbs: &impl Verbs) {
+pub(super) fn usage_counts_are_consistent(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "base");
     import(verbs, &ModelFile::dense(1).with_changed("output.weight"), "sibling");
     verbs.tag("base", "again").unwrap();
-    let orphan = plant_orphan(verbs, &[1; 5000]);
+    let orphan = add_orphan(verbs, &[1; 5000]);
     let usage = verbs.usage().unwrap();
     let sizes: u64 = verbs.list().unwrap().models.iter().map(|model| model.size).sum();
     assert_eq!(usage.logical_bytes, sizes);
@@ -211,13 +211,13 @@ pub(super) fn usage_adds_up(verbs: &impl Verbs) {
     assert_eq!(usage.saved_bytes, usage.logical_bytes - (usage.physical_bytes - usage.reclaimable_bytes));
 }
 
-/// What nobody needs cannot be told then: the tensors of a model whose recipe is lost look like that.
+/// Then it is unknown which blobs are unneeded: the tensors of a model whose recipe is missing look unneeded.
 pub(super) fn nothing_is_reclaimable_while_collections_refuse(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     let lost = verbs.show("m").unwrap().layers[0].digest.to_hex();
     let lost = verbs.root().join(format!("blobs/sha256-{lost}"));
     let aside = verbs.root().with_extension("aside");
-    plant_orphan(verbs, &[1; 5000]);
+    add_orphan(verbs, &[1; 5000]);
     let foreign = verbs.root().join("manifests/notes.txt");
     let check = |is_refused: bool| {
         let (reclaimable, planned) = (verbs.usage().unwrap().reclaimable_bytes, verbs.gc(true));
@@ -239,7 +239,7 @@ pub(super) fn nothing_is_reclaimable_while_collections_refuse(verbs: &impl Verbs
 
 pub(super) fn reclaimable_bytes_are_those_on_disk_now(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
-    let orphan = plant_orphan(verbs, &[1; 50_000]);
+    let orphan = add_orphan(verbs, &[1; 50_000]);
     let before = verbs.usage().unwrap().reclaimable_bytes;
     fs::set_permissions(&orphan, fs::Permissions::from_mode(0o644)).unwrap();
     fs::File::options().write(true).open(&orphan).unwrap().set_len(5000).unwrap();

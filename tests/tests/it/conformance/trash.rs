@@ -1,4 +1,4 @@
-//! The trash: what `rm --keep` puts aside, what brings it back, and what ends it.
+//! The trash: `rm --keep`, `undelete`, and expiry.
 
 use std::fs;
 use std::path::PathBuf;
@@ -29,10 +29,10 @@ fn record(verbs: &impl Verbs) -> PathBuf {
     folder.join(name)
 }
 
-pub(super) fn model_put_aside_frees_nothing_and_outlives_collections(verbs: &impl Verbs) {
+pub(super) fn model_in_the_trash_frees_nothing_and_survives_collections(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     let before = check_blobs(verbs.root());
-    let removed = verbs.put_aside(&["m"], HOUR).unwrap();
+    let removed = verbs.move_to_trash(&["m"], HOUR).unwrap();
     assert_eq!((removed.removed, removed.freed_bytes), (vec!["m:latest".to_owned()], 0));
     assert!(removed.trashed_until.is_some());
     assert_eq!(listed(verbs), [""; 0]);
@@ -45,7 +45,7 @@ pub(super) fn model_put_aside_frees_nothing_and_outlives_collections(verbs: &imp
 pub(super) fn model_taken_out_of_the_trash_comes_back_bit_for_bit(verbs: &impl Verbs) {
     let model = ModelFile::separate_experts(1, 12);
     let imported = import(verbs, &model, "Me/M:8B");
-    verbs.put_aside(&["me/m:8b"], HOUR).unwrap();
+    verbs.move_to_trash(&["me/m:8b"], HOUR).unwrap();
     verbs.gc(false).unwrap();
     let back = verbs.undelete("ME/m:8b").unwrap();
     assert_eq!((back.name.as_str(), back.digest), ("Me/M:8B", imported.digest));
@@ -58,9 +58,9 @@ pub(super) fn model_taken_out_of_the_trash_comes_back_bit_for_bit(verbs: &impl V
     check_empty(verbs.root());
 }
 
-pub(super) fn name_taken_by_another_model_is_not_taken_back(verbs: &impl Verbs) {
+pub(super) fn undelete_does_not_replace_another_model(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
-    verbs.put_aside(&["m"], HOUR).unwrap();
+    verbs.move_to_trash(&["m"], HOUR).unwrap();
     import(verbs, &ModelFile::dense(2), "m");
     let error = verbs.undelete("m").unwrap_err();
     assert_eq!(error.code, ErrorCode::Busy);
@@ -74,9 +74,9 @@ pub(super) fn name_taken_by_another_model_is_not_taken_back(verbs: &impl Verbs) 
     assert!(verbs.export("new").unwrap() == ModelFile::dense(2).bytes());
 }
 
-pub(super) fn name_taken_by_the_same_model_is_no_obstacle(verbs: &impl Verbs) {
+pub(super) fn undelete_succeeds_if_the_name_has_the_same_model(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
-    verbs.put_aside(&["m"], HOUR).unwrap();
+    verbs.move_to_trash(&["m"], HOUR).unwrap();
     let imported = import(verbs, &ModelFile::dense(1), "m");
     assert_eq!(imported.new_bytes, 0, "the trash still has every byte");
     assert_eq!(verbs.undelete("m").unwrap().digest, imported.digest);
@@ -84,13 +84,13 @@ pub(super) fn name_taken_by_the_same_model_is_no_obstacle(verbs: &impl Verbs) {
     assert!(verbs.export("m").unwrap() == ModelFile::dense(1).bytes());
 }
 
-pub(super) fn model_removed_last_comes_back_first(verbs: &impl Verbs) {
-    // More than two, and not in the order of their digests, so that no order but that of their
-    // removal gives the right one every time. One is spelled in another case.
+pub(super) fn undelete_restores_the_model_removed_last(verbs: &impl Verbs) {
+    // More than two, and not in the order of their digests, so that only the order of removal is right every
+    // time. One name differs in case.
     let spellings = ["m", "M", "m", "M", "m"];
     for (seed, name) in (1..).zip(spellings) {
         import(verbs, &ModelFile::dense(seed), name);
-        verbs.put_aside(&[name], HOUR).unwrap();
+        verbs.move_to_trash(&[name], HOUR).unwrap();
     }
     assert_eq!(verbs.trash().unwrap().models.len(), spellings.len());
     for seed in (1..=spellings.len() as u64).rev() {
@@ -99,25 +99,25 @@ pub(super) fn model_removed_last_comes_back_first(verbs: &impl Verbs) {
         verbs.remove(&["m"]).unwrap();
     }
     assert_eq!(verbs.undelete("m").unwrap_err().code, ErrorCode::NotFound);
-    // The last export's session ends a moment after its client.
+    // The session of the last export ends a moment after its client.
     eventually("all is freed", || verbs.usage().unwrap().physical_bytes == 0);
     check_empty(verbs.root());
 }
 
 pub(super) fn digest_chooses_among_models_in_the_trash(verbs: &impl Verbs) {
     let first = import(verbs, &ModelFile::dense(1), "m").digest;
-    verbs.put_aside(&["m"], HOUR).unwrap();
+    verbs.move_to_trash(&["m"], HOUR).unwrap();
     import(verbs, &ModelFile::dense(2), "m");
-    verbs.put_aside(&["m"], HOUR).unwrap();
+    verbs.move_to_trash(&["m"], HOUR).unwrap();
     assert_eq!(verbs.undelete(&format!("m@{first}")).unwrap().digest, first);
     assert!(verbs.export("m").unwrap() == ModelFile::dense(1).bytes());
 }
 
-pub(super) fn expired_model_goes_with_the_next_collection(verbs: &impl Verbs) {
+pub(super) fn expired_model_is_deleted_by_the_next_collection(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "gone");
     import(verbs, &ModelFile::dense(2), "kept");
-    verbs.put_aside(&["gone"], 0).unwrap();
-    verbs.put_aside(&["kept"], HOUR).unwrap();
+    verbs.move_to_trash(&["gone"], 0).unwrap();
+    verbs.move_to_trash(&["kept"], HOUR).unwrap();
     let planned = verbs.gc(true).unwrap();
     let expired = planned.deleted.iter().filter(|item| item.reason == GcReason::ExpiredTrash).count();
     assert_eq!(expired, 1, "{planned:?}");
@@ -127,7 +127,7 @@ pub(super) fn expired_model_goes_with_the_next_collection(verbs: &impl Verbs) {
     assert_eq!((done.deleted, done.freed_bytes), (planned.deleted, planned.freed_bytes));
     assert_eq!(trashed(verbs), ["kept:latest"]);
     let freed = before - verbs.usage().unwrap().physical_bytes;
-    assert!(freed > 0 && freed <= done.freed_bytes, "the record takes room too");
+    assert!(freed > 0 && freed <= done.freed_bytes, "the record takes space, too");
     assert_eq!(verbs.undelete("gone").unwrap_err().code, ErrorCode::NotFound);
     verbs.undelete("kept").unwrap();
     assert!(verbs.export("kept").unwrap() == ModelFile::dense(2).bytes());
@@ -136,20 +136,20 @@ pub(super) fn expired_model_goes_with_the_next_collection(verbs: &impl Verbs) {
 pub(super) fn trash_is_listed_with_its_expiry(verbs: &impl Verbs) {
     let imported = import(verbs, &ModelFile::dense(1), "m");
     let size = verbs.list().unwrap().models[0].size;
-    let until = verbs.put_aside(&["m"], 7 * 24 * HOUR).unwrap().trashed_until.unwrap();
+    let until = verbs.move_to_trash(&["m"], 7 * 24 * HOUR).unwrap().trashed_until.unwrap();
     let [model] = verbs.trash().unwrap().models.try_into().expect("one model");
     assert_eq!((model.name.as_str(), model.digest, model.size), ("m:latest", imported.digest, size));
     assert_eq!(model.expires, until);
     assert!(model.removed < model.expires && model.expires.ends_with('Z'), "{model:?}");
 }
 
-pub(super) fn bytes_in_the_trash_have_a_row_of_their_own(verbs: &impl Verbs) {
+pub(super) fn bytes_in_the_trash_are_reported_separately(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "base");
     import(verbs, &ModelFile::dense(1).with_changed("output.weight"), "sibling");
     let before = verbs.usage().unwrap();
     let unique = before.models.iter().find(|model| model.name == "sibling:latest").unwrap().unique_bytes;
     assert_eq!(before.trash_bytes, 0);
-    verbs.put_aside(&["sibling"], HOUR).unwrap();
+    verbs.move_to_trash(&["sibling"], HOUR).unwrap();
     let usage = verbs.usage().unwrap();
     assert!(usage.trash_bytes > 0, "{usage:?}");
     assert!((unique..=unique + 8192).contains(&usage.trash_bytes), "{unique} of {usage:?}");
@@ -158,10 +158,10 @@ pub(super) fn bytes_in_the_trash_have_a_row_of_their_own(verbs: &impl Verbs) {
     assert_eq!(verbs.usage().unwrap().trash_bytes, 0);
 }
 
-pub(super) fn what_is_in_the_trash_is_named_as_a_keeper(verbs: &impl Verbs) {
+pub(super) fn removal_names_the_trash_as_a_keeper(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     verbs.tag("m", "n").unwrap();
-    verbs.put_aside(&["m"], HOUR).unwrap();
+    verbs.move_to_trash(&["m"], HOUR).unwrap();
     let removed = verbs.remove(&["n"]).unwrap();
     assert_eq!(removed.freed_bytes, 0);
     let [kept] = removed.kept.try_into().expect("one keeper");
@@ -175,14 +175,14 @@ pub(super) fn unknown_name_is_not_in_the_trash(verbs: &impl Verbs) {
     let error = verbs.undelete("m").unwrap_err();
     assert_eq!(error.code, ErrorCode::NotFound);
     assert!(error.to_string().contains("blobd ls --trash"), "{error}");
-    assert_eq!(verbs.put_aside(&["m", "nobody"], HOUR).unwrap_err().code, ErrorCode::NotFound);
+    assert_eq!(verbs.move_to_trash(&["m", "nobody"], HOUR).unwrap_err().code, ErrorCode::NotFound);
     assert_eq!((listed(verbs), trashed(verbs)), (vec!["m:latest".to_owned()], Vec::new()));
 }
 
 pub(super) fn damaged_record_in_the_trash_stops_collection(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     import(verbs, &ModelFile::dense(2), "other");
-    verbs.put_aside(&["m"], HOUR).unwrap();
+    verbs.move_to_trash(&["m"], HOUR).unwrap();
     let before = check_blobs(verbs.root());
     let path = record(verbs);
     let whole = fs::read(&path).unwrap();
@@ -203,12 +203,12 @@ pub(super) fn damaged_record_in_the_trash_stops_collection(verbs: &impl Verbs) {
     assert!(verbs.export("m").unwrap() == ModelFile::dense(1).bytes());
 }
 
-/// The names are gone whatever the rest of the trash looks like, and whoever asked is told so.
-pub(super) fn damaged_record_hides_no_removal(verbs: &impl Verbs) {
+/// Damage elsewhere in the trash does not prevent removals, and the client gets a success response.
+pub(super) fn damaged_record_does_not_hide_a_removal(verbs: &impl Verbs) {
     for (seed, name) in [(1, "a"), (2, "b"), (3, "c")] {
         import(verbs, &ModelFile::dense(seed), name);
     }
-    verbs.put_aside(&["a"], HOUR).unwrap();
+    verbs.move_to_trash(&["a"], HOUR).unwrap();
     let path = record(verbs);
     let whole = fs::read(&path).unwrap();
     fs::write(&path, b"{}").unwrap();
@@ -216,7 +216,7 @@ pub(super) fn damaged_record_hides_no_removal(verbs: &impl Verbs) {
     let freed = verbs.remove(&["b"]).unwrap();
     assert_eq!((freed.removed, freed.freed_bytes), (vec!["b:latest".to_owned()], 0));
     assert!(freed.kept[0].by[0].contains(path.to_str().unwrap()), "{:?}", freed.kept);
-    assert_eq!(verbs.put_aside(&["c"], HOUR).unwrap().removed, ["c:latest"]);
+    assert_eq!(verbs.move_to_trash(&["c"], HOUR).unwrap().removed, ["c:latest"]);
     assert_eq!(listed(verbs), [""; 0]);
     assert_eq!(check_blobs(verbs.root()), blobs);
     fs::write(&path, whole).unwrap();
@@ -225,7 +225,7 @@ pub(super) fn damaged_record_hides_no_removal(verbs: &impl Verbs) {
 
 pub(super) fn file_that_is_no_record_stops_collection(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
-    verbs.put_aside(&["m"], HOUR).unwrap();
+    verbs.move_to_trash(&["m"], HOUR).unwrap();
     let before = check_blobs(verbs.root());
     let foreign = verbs.root().join("trash/notes.txt");
     fs::write(&foreign, "look at this later").unwrap();

@@ -1,4 +1,4 @@
-//! Pins, what the dead left behind, and what `doctor` and the eviction plan say.
+//! Pins, files of dead processes, `doctor`, and the eviction plan.
 
 use std::fs;
 
@@ -23,12 +23,12 @@ pub(super) fn pinned_model_is_not_removed_until_it_is_unpinned(verbs: &impl Verb
     assert_eq!((pinned.name.as_str(), pinned.pinned), ("m:latest", true));
     verbs.pin("m").unwrap();
     assert!(is_pinned(verbs, "m:latest") && !is_pinned(verbs, "other:latest"));
-    for removal in [verbs.remove(&["other", "m"]), verbs.put_aside(&["other", "m"], 60)] {
+    for removal in [verbs.remove(&["other", "m"]), verbs.move_to_trash(&["other", "m"], 60)] {
         let error = removal.unwrap_err();
         assert_eq!(error.code, ErrorCode::Denied);
         assert!(error.message.contains("blobd unpin m:latest"), "{error}");
     }
-    assert_eq!(verbs.list().unwrap().models.len(), 2, "none of several goes");
+    assert_eq!(verbs.list().unwrap().models.len(), 2, "none of them is removed");
     assert!(verbs.trash().unwrap().models.is_empty());
     assert!(!verbs.unpin("m").unwrap().pinned);
     verbs.remove(&["other", "m"]).unwrap();
@@ -36,7 +36,7 @@ pub(super) fn pinned_model_is_not_removed_until_it_is_unpinned(verbs: &impl Verb
     assert_eq!(names(&verbs.root().join("pins")), [""; 0]);
 }
 
-pub(super) fn unpinning_what_is_not_pinned_is_fine(verbs: &impl Verbs) {
+pub(super) fn unpinning_an_unpinned_model_succeeds(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     let unpinned = verbs.unpin("m").unwrap();
     assert_eq!((unpinned.name.as_str(), unpinned.pinned), ("m:latest", false));
@@ -50,8 +50,8 @@ pub(super) fn unknown_model_cannot_be_pinned(verbs: &impl Verbs) {
     assert_eq!(names(&verbs.root().join("pins")), [""; 0]);
 }
 
-/// A daemon lists it; a command has swept it away when it opened the store.
-pub(super) fn what_a_dead_transaction_left_is_collected(verbs: &impl Verbs) {
+/// A daemon lists these files; a command has deleted them when it opened the store.
+pub(super) fn files_of_a_dead_transaction_are_collected(verbs: &impl Verbs) {
     import(verbs, &ModelFile::dense(1), "m");
     let left = verbs.root().join("staging/1-1");
     fs::create_dir(&left).unwrap();
@@ -84,7 +84,7 @@ pub(super) fn eviction_plan_of_a_store_without_a_quota_says_so(verbs: &impl Verb
 pub(super) fn doctor_finds_nothing_wrong_with_a_new_store(verbs: &impl Verbs) {
     let report = verbs.doctor().unwrap();
     let find = |name: &str| report.checks.iter().find(|check| check.name == name).expect(name).status;
-    // What a test machine is like is not the product's business: memory instead of a disk, limits.
+    // Other checks depend on the test machine, such as its limits or a store on tmpfs.
     for name in ["writes", "directory", "owner", "space", "metadata"] {
         assert_eq!(find(name), CheckStatus::Ok, "{name}: {report:?}");
     }

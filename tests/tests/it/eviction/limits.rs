@@ -1,4 +1,4 @@
-//! The quota as a limit, with and without eviction, at every moment.
+//! The quota is never exceeded, with and without eviction.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,14 +13,14 @@ use blobd_client::protocol::request::ImportParams;
 use blobd_store::gc;
 use blobd_store::{Eviction, SpacePolicy, Store, StoreOptions};
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
 use blobd_tests::store_dir::{check_blobs, staged};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::verbs::{InProcess, Verbs};
 
 use super::{Limited, bytes_on_disk, model, unit};
 
 #[test]
-fn quota_without_eviction_is_just_a_limit() {
+fn quota_without_eviction_is_a_limit() {
     let limited = Limited::start(25, "");
     let [a, b] = [("a", 1), ("b", 2)].map(|(name, seed)| limited.pull(name, seed));
     let before = check_blobs(limited.daemon.root());
@@ -36,7 +36,7 @@ fn quota_without_eviction_is_just_a_limit() {
 }
 
 #[test]
-fn quota_and_order_outlive_a_restart() {
+fn quota_and_eviction_order_survive_a_restart() {
     let mut limited = Limited::start(25, "evict = \"pullable\"");
     limited.pull("z-first", 1);
     limited.pull("a-second", 2);
@@ -56,8 +56,8 @@ fn quota_and_order_outlive_a_restart() {
     assert!(bytes_on_disk(&limited.daemon) <= quota);
 }
 
-/// Imports six models at once and looks at the books all the while; how many got in.
-fn imports_at_once(limited: &Limited) -> usize {
+/// Imports six models concurrently and polls the used bytes. Returns how many imports succeeded.
+fn concurrent_imports(limited: &Limited) -> usize {
     let quota = limited.plan(0)["quota_bytes"].as_u64().unwrap();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -84,18 +84,18 @@ fn imports_at_once(limited: &Limited) -> usize {
 }
 
 #[test]
-fn imports_at_once_never_take_more_than_the_quota() {
+fn concurrent_imports_never_exceed_the_quota() {
     let limited = Limited::start(45, "");
-    let count = imports_at_once(&limited);
+    let count = concurrent_imports(&limited);
     assert!((1..=4).contains(&count), "{count} of six fit into four and a half");
     assert_eq!(limited.models().len(), count);
     check_blobs(limited.daemon.root());
 }
 
 #[test]
-fn imports_at_once_all_succeed_when_old_models_may_go() {
+fn concurrent_imports_succeed_if_old_models_can_be_evicted() {
     let limited = Limited::start(45, "evict = \"all\"");
-    assert_eq!(imports_at_once(&limited), 6);
+    assert_eq!(concurrent_imports(&limited), 6);
     // One more may have gone than was needed, since eviction aims at the low watermark.
     assert!((3..=4).contains(&limited.models().len()), "{:?}", limited.models());
     for name in limited.models() {
@@ -103,9 +103,9 @@ fn imports_at_once_all_succeed_when_old_models_may_go() {
     }
 }
 
-/// A model that is imported while there is no room for its duplicate stays one model.
+/// A stored model is imported again without space for a second copy.
 #[test]
-fn file_whose_staging_needs_room_gives_it_back() {
+fn reservation_of_a_duplicate_import_is_released() {
     let limited = Limited::start(25, "");
     limited.try_import("m", &model(1)).succeeds();
     limited.try_import("again", &model(1)).succeeds();
@@ -117,9 +117,9 @@ fn file_whose_staging_needs_room_gives_it_back() {
     }
 }
 
-/// A store above its watermark, with four models of which two have to go, from m1 on.
+/// A store above its high watermark with four models, of which two must be evicted, starting with m1.
 fn full_store() -> (tempfile::TempDir, Arc<Store>) {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let space = SpacePolicy {
         quota_bytes: Some(unit() * 5),
         min_free_bytes: Some(0),
@@ -138,7 +138,7 @@ fn root_in(folder: &tempfile::TempDir) -> PathBuf {
 }
 
 fn import(store: &Arc<Store>, seed: u64, name: &str) -> Result<(), OpError> {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let path = model(seed).write_to(folder.path(), "m.gguf");
     let params = ImportParams { file_name: "m.gguf".into(), name: Some(name.parse().unwrap()) };
     let file = File::open(path).unwrap();
@@ -150,7 +150,7 @@ fn models(store: &Arc<Store>) -> Vec<String> {
     list.models.into_iter().map(|model| model.name.trim_end_matches(":latest").to_owned()).collect()
 }
 
-/// Damages a store so that collections refuse; says what the refusal must name.
+/// Damages a store so that collections refuse. Returns what the error must name.
 type Damage = fn(&Path) -> String;
 
 const DAMAGES: [Damage; 3] = [
@@ -159,7 +159,7 @@ const DAMAGES: [Damage; 3] = [
         fs::write(&path, "of the administrator").unwrap();
         path.display().to_string()
     },
-    // Incomplete: nobody knows what it needs.
+    // Incomplete, so that the blobs that it needs are unknown.
     |root| {
         let recipe = fs::read_dir(root.join("recipes")).unwrap().next().unwrap().unwrap().path();
         fs::remove_file(&recipe).unwrap();
@@ -173,9 +173,9 @@ const DAMAGES: [Damage; 3] = [
     },
 ];
 
-/// Wave after wave would go, and not a byte be freed.
+/// Otherwise all models would be evicted without freeing a byte.
 #[test]
-fn no_model_goes_while_a_collection_would_refuse() {
+fn no_model_is_evicted_while_collections_refuse() {
     for damage in DAMAGES {
         let (folder, store) = full_store();
         let named = damage(&root_in(&folder));
@@ -189,7 +189,7 @@ fn no_model_goes_while_a_collection_would_refuse() {
 }
 
 #[test]
-fn plan_whose_collection_would_refuse_by_now_takes_no_model() {
+fn plan_evicts_no_model_if_collections_refuse_by_then() {
     for damage in DAMAGES {
         let (folder, store) = full_store();
         let plan = gc::plan_eviction(&store, &[1], &|_| None).unwrap();
@@ -201,14 +201,14 @@ fn plan_whose_collection_would_refuse_by_now_takes_no_model() {
     }
 }
 
-/// What nobody needs goes before what somebody may want again.
+/// Unneeded blobs are deleted before any model is evicted.
 #[test]
-fn garbage_goes_before_any_model() {
+fn garbage_is_deleted_before_any_model() {
     let (folder, store) = full_store();
     let pinned = store.leases().grant("a test");
     for name in ["m1", "m2"] {
         let reference = name.parse().unwrap();
-        // As if a session ended without anybody knowing what it held.
+        // As if a session had ended and its blobs were not collected.
         store.leased_model(&reference, &pinned).unwrap();
         fs::remove_file(root_in(&folder).join(blobd_store_format::layout::manifest(&reference))).unwrap();
     }
@@ -222,9 +222,9 @@ fn garbage_goes_before_any_model() {
     assert_eq!(models(&store), ["m3", "m4"]);
 }
 
-/// The plan is a value: what it says is what happens.
+/// Eviction does exactly what its plan lists.
 #[test]
-fn plan_for_the_low_watermark_is_what_is_done() {
+fn plan_for_the_low_watermark_is_executed_as_printed() {
     let (folder, store) = full_store();
     let verbs = InProcess::of(Arc::clone(&store), &root_in(&folder));
     let plan = verbs.eviction_plan(None).unwrap();

@@ -1,9 +1,9 @@
-//! Whatever deletes blobs: `gc`, and `rm` after it has removed a tag.
+//! The operations that delete blobs: `gc`, and `rm` after it has removed a tag.
 
 use super::disk::{BlobSet, Manifest, TAG_COUNT, Tag};
 use super::system::{Fault, State};
 
-/// What a collector is there for.
+/// The operation of a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Task {
     /// `gc::collect`.
@@ -12,10 +12,10 @@ pub(super) enum Task {
     Remove,
 }
 
-/// What a collector does next.
+/// The next step of a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Step {
-    /// Waits for somebody to say which tag ([`Collector::start`]).
+    /// Waits for the request that names the tag ([`Collector::start`]).
     Idle,
     /// `Store::remove_tag`: the unlink, under the lock of the tags.
     Unlink,
@@ -36,7 +36,7 @@ pub(super) enum Step {
     Delete,
     /// The same: `Node::remove`, without that lock, and the end of the claim.
     Remove,
-    /// `Collection::drop` and the end of the lock; `rm` answers.
+    /// `Collection::drop` and the end of the lock; `rm` responds.
     End,
     /// All its runs are over.
     Done,
@@ -48,14 +48,14 @@ pub(super) struct Collector {
     step: Step,
     runs_left: u8,
     tag: Tag,
-    /// What it may delete at most: of `rm`, what the model needed. `Collection::delete_unpinned`
-    /// only takes away from that.
+    /// The candidates for deletion; for `rm`, the blobs that the model needed. `Collection::delete_unpinned`
+    /// only removes candidates.
     candidates: BlobSet,
     pinned: BlobSet,
     next_tag: Tag,
     reachable: BlobSet,
     plan: BlobSet,
-    /// What it has claimed: `leases::Table::deleting`.
+    /// The claimed blobs: `leases::Table::deleting`.
     deleting: BlobSet,
 }
 
@@ -90,7 +90,7 @@ impl Collector {
         self.step
     }
 
-    /// Whether it can go on by itself.
+    /// Whether it can continue without a request.
     pub(super) const fn is_busy(&self) -> bool {
         !matches!(self.step, Step::Idle | Step::Done)
     }
@@ -129,7 +129,7 @@ impl Collector {
         Self::new(self.task, self.runs_left)
     }
 
-    /// Does the next step; `None` while somebody else has the lock that it takes.
+    /// Does the next step; `None` while another operation has the lock that it needs.
     pub(super) fn next(&self, state: &mut State, faults: &[Fault]) -> Option<Self> {
         let mut next = *self;
         let is_wrong = |fault| faults.contains(&fault);
@@ -174,7 +174,7 @@ impl Collector {
                 next.step = if next.plan.is_empty() { Step::End } else { Step::Settle };
             }
             Step::Settle => {
-                if !is_wrong(Fault::NoSettle) {
+                if !is_wrong(Fault::NoSyncBeforeDeletion) {
                     state.disk.sync_all();
                 }
                 next.step = Step::Delete;

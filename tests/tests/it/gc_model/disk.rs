@@ -1,7 +1,7 @@
-//! The disk of the model: what programs see of it, and what a power cut may leave.
+//! The disk of the model: the current names, and those that a power cut may leave.
 //!
-//! Weaker than any file system: each name that was added, removed or replaced since its
-//! directory was synced may have any state that it had since then, whatever the others have.
+//! It guarantees less than any file system: each name that was added, removed or replaced since its directory
+//! was synced may have any state that it had since then, independently of other names.
 
 use std::fmt;
 
@@ -121,7 +121,7 @@ impl fmt::Debug for Contents {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct TagFile {
     visible: Option<Manifest>,
-    /// What a power cut may leave in its place.
+    /// The contents that a power cut may leave.
     durable: Contents,
 }
 
@@ -132,7 +132,7 @@ impl TagFile {
 }
 
 /// `blobs/` and `manifests/`. The content of files is always durable before their names are
-/// (`Ingest::sync_content`, `disk::replace_file`), so names are all there is.
+/// (`Ingest::sync_content`, `disk::replace_file`), so the model has only names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Disk {
     blobs: BlobSet,
@@ -166,7 +166,7 @@ impl Disk {
         self.tags.into_iter().enumerate().filter_map(|(tag, file)| Some((tag, file.visible?)))
     }
 
-    /// `disk::publish`: a name that is taken stays as it is.
+    /// `disk::publish`: an existing name stays as it is.
     pub(super) const fn publish(&mut self, blob: BlobSet) {
         self.unsynced = self.unsynced.with(blob.without(self.blobs));
         self.blobs = self.blobs.with(blob);
@@ -200,7 +200,7 @@ impl Disk {
         (0..TAG_COUNT).for_each(|tag| self.sync_tag(tag));
     }
 
-    /// Every disk that the next start may find after a power cut now.
+    /// All states of the disk that a power cut now may leave.
     pub(super) fn power_cuts(&self) -> Vec<Self> {
         let mut left = vec![Self { unsynced: BlobSet::NONE, ..*self }];
         for blob in self.unsynced.iter().map(BlobSet::of) {

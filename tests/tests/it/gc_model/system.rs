@@ -1,4 +1,4 @@
-//! The daemon and its disk as one transition system, and what must hold in each of its states.
+//! The daemon and its disk as a transition system, with its invariants.
 
 use stateright::{Model, Property};
 
@@ -6,30 +6,30 @@ use super::collector::{self, Collector, Task};
 use super::disk::{BlobSet, Contents, Disk, Manifest, TAG_COUNT, Tag};
 use super::writer::{self, Job, Writer};
 
-/// A way in which the order could be wrong.
+/// An error in the order of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// The collector reads the manifests before the pins.
     PinsAfterManifests,
-    /// It deletes what it planned to, whatever has been pinned since.
+    /// It deletes planned blobs even if they have been pinned since.
     NoRecheck,
-    /// It spares what is pinned when it deletes, but forgets what was pinned and released.
+    /// It spares blobs that are pinned when it deletes, but not those that were pinned and released since.
     RecheckOfPresentPinsOnly,
-    /// Whoever pins a blob that is being deleted does not wait until it is gone.
+    /// A pin of a blob that is being deleted does not wait for the end of the deletion.
     PinDuringDeletion,
     /// A second collection may begin before the first has ended.
     CollectionsOverlap,
-    /// It deletes at once what the manifests it has seen do not need.
-    NoSettle,
+    /// It does not sync between planning and deleting.
+    NoSyncBeforeDeletion,
     /// `rm` does not sync the directory that the tag was in.
     UnsyncedUnlink,
     /// `tag` and `rm --keep` pin what they have read and do not read the tag again.
     NoSecondRead,
     /// `rm --keep` holds no lease.
     KeepWithoutLease,
-    /// An import looks whether a blob exists, and pins it then.
-    LookBeforePin,
-    /// A commit does not look whether the model is whole.
+    /// An import checks whether a blob exists before it pins it.
+    LookupBeforePin,
+    /// A commit does not check whether the model is complete.
     NoCheckAtCommit,
     /// A lease ends before the tag is written.
     LeaseEndsBeforeTag,
@@ -41,7 +41,7 @@ pub(super) enum Fault {
     UnsyncedTag,
 }
 
-/// What happens, and how often at most, in a store that has one model.
+/// The operations on a store with one model, and how often each may run.
 #[derive(Clone, Debug)]
 pub(super) struct System {
     pub(super) writers: [Option<Job>; 2],
@@ -61,7 +61,7 @@ pub(super) struct State {
     pub(super) since_collection: Option<BlobSet>,
     power_cuts_left: u8,
     kills_left: u8,
-    /// What each tag may hold after all that has been acknowledged and is under way.
+    /// The permitted contents of each tag after all acknowledged and current changes.
     promised: [Contents; TAG_COUNT],
 }
 
@@ -82,10 +82,10 @@ pub(super) enum Action {
     Kill,
 }
 
-pub(super) const WHOLE: &str = "what a tag leads to is whole";
+pub(super) const WHOLE: &str = "the model of a tag is complete";
 pub(super) const WRITTEN_STAYS: &str = "an acknowledged import stays";
 pub(super) const REMOVED_STAYS: &str = "an acknowledged rm is final";
-pub(super) const NOT_REFUSED: &str = "a commit finds what was found before";
+pub(super) const NOT_REFUSED: &str = "a commit finds every blob that its transaction has found";
 
 impl Model for System {
     type State = State;
@@ -107,7 +107,7 @@ impl Model for System {
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        // After the last power cut it is enough to look at what is left.
+        // After the last power cut only the remaining state is checked.
         if self.power_cuts > 0 && state.power_cuts_left == 0 {
             return;
         }
@@ -160,7 +160,7 @@ impl Model for System {
             Property::always(NOT_REFUSED, |_, state: &State| {
                 !state.writers.iter().any(|writer| writer.step() == writer::Step::Refused)
             }),
-            // Without these, the others would hold of a system that does nothing.
+            // Without these, the invariants would hold in a system that does nothing.
             Property::sometimes("a collection deletes a blob", |system: &Self, state: &State| {
                 system.removals == 0 || !state.was_cut(system) && !state.disk.has(Manifest::Third.needs())
             }),
@@ -199,14 +199,14 @@ impl State {
         self.promised[tag] = self.promised[tag].or(content);
     }
 
-    /// Whoever asked is told that it is done. If the tag has changed since, that is no promise.
+    /// Acknowledges a change. If the tag has changed since, the acknowledgement guarantees nothing.
     pub(super) fn acknowledge(&mut self, tag: Tag, content: Option<Manifest>) {
         if self.disk.tag(tag) == content {
             self.promised[tag] = Contents::only(content);
         }
     }
 
-    /// What the next start finds: memory, with its leases and locks, is gone.
+    /// The state of the next start: memory, with its leases and locks, is lost.
     fn restarted(&self, disk: Disk) -> Self {
         Self {
             disk,
@@ -225,7 +225,7 @@ impl State {
         self.disk.tagged().all(|(_, manifest)| self.disk.has(manifest.needs()))
     }
 
-    /// Looks at the tags that must hold a manifest, or at those that must not.
+    /// Checks the tags that must hold a manifest, or those that must not.
     fn is_as_promised(&self, written: bool) -> bool {
         let promised = self.promised.iter().enumerate();
         promised

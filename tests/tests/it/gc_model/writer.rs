@@ -1,9 +1,9 @@
-//! Whatever writes a tag: imports (and pulls, which are the same here), `tag`, `rm --keep`.
+//! The operations that write a tag: imports (and pulls, which are the same here), `tag`, `rm --keep`.
 
 use super::disk::{BlobSet, Manifest, TAG_COUNT, TRASH, Tag};
 use super::system::{Fault, State};
 
-/// What a writer is there for.
+/// The operation of a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Job {
     /// `ops::import`, `ops::pull`.
@@ -15,16 +15,16 @@ pub(super) enum Job {
     Keep,
 }
 
-/// What a writer does next.
+/// The next step of a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Step {
-    /// Waits for somebody to say which tags ([`Writer::start`]).
+    /// Waits for the request that names the tags ([`Writer::start`]).
     Idle,
-    /// `Store::leased_model`: pins what it has read.
+    /// `Store::leased_model`: pins the blobs of the manifest that it has read.
     Pin,
     /// `Store::leased_model`: reads the tag again.
     Reread,
-    /// `Ingest::add_blob` of one blob after the other: pins it, looks whether it exists.
+    /// `Ingest::add_blob` of one blob after the other: pins it and checks whether it exists.
     Take,
     /// `Ingest::publish_blobs`: the renames, then the sync.
     Publish,
@@ -38,9 +38,9 @@ pub(super) enum Step {
     RemoveSource,
     /// `Store::remove_tag`: the sync.
     SyncSource,
-    /// Acknowledged, or the model it was about is gone.
+    /// Acknowledged, or its model is gone.
     Done,
-    /// `StoreError::MissingBlob`: something that it relied upon is gone.
+    /// `StoreError::MissingBlob`: a blob that it relied on is gone.
     Refused,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Writer {
     manifest: Manifest,
     source: Tag,
     target: Tag,
-    /// What its lease pins.
+    /// The blobs that its lease pins.
     pins: BlobSet,
     looked: BlobSet,
     /// `Ingest::new`.
@@ -83,7 +83,7 @@ impl Writer {
         matches!(self.step, Step::WriteTag | Step::SyncTag | Step::RemoveSource | Step::SyncSource)
     }
 
-    /// Whether it can go on by itself.
+    /// Whether it can continue without a request.
     pub(super) const fn is_busy(&self) -> bool {
         !matches!(self.step, Step::Idle | Step::Done | Step::Refused)
     }
@@ -102,7 +102,7 @@ impl Writer {
         sources.flat_map(|s| targets.clone().map(move |t| (s, t))).filter(|(s, t)| s != t).collect()
     }
 
-    /// `Store::leased_model`: the first look at the tag.
+    /// `Store::leased_model`: the first read of the tag.
     pub(super) fn start(&mut self, state: &State, source: Tag, target: Tag) {
         if let Some(manifest) = state.disk.tag(source) {
             *self = Self { step: Step::Pin, manifest, source, target, ..Self::new(self.job) };
@@ -121,7 +121,7 @@ impl Writer {
         Self { step, ..Self::new(self.job) }
     }
 
-    /// Does the next step; `None` while somebody else has the lock that it takes.
+    /// Does the next step; `None` while another operation has the lock that it needs.
     pub(super) fn next(&self, state: &mut State, faults: &[Fault]) -> Option<Self> {
         let (mut next, needs) = (*self, self.manifest.needs());
         let is_wrong = |fault| faults.contains(&fault);
@@ -140,7 +140,7 @@ impl Writer {
                 None => next = self.over(Step::Done),
             },
             Step::Take if self.waits(self.pinned_next(), state, faults) => return None,
-            Step::Take => next.take(state, is_wrong(Fault::LookBeforePin)),
+            Step::Take => next.take(state, is_wrong(Fault::LookupBeforePin)),
             Step::Publish => next.publish(state, faults),
             Step::Check if state.tags_are_locked() => return None,
             Step::Check => {
@@ -188,7 +188,7 @@ impl Writer {
         !faults.contains(&Fault::PinDuringDeletion) && !state.deleting().and(blobs).is_empty()
     }
 
-    /// What the next step of [`Step::Take`] may pin.
+    /// The blobs that the next step of [`Step::Take`] may pin.
     fn pinned_next(&self) -> BlobSet {
         let missing = self.manifest.needs().without(self.pins);
         missing.first().map(BlobSet::of).unwrap_or_default()
@@ -200,8 +200,8 @@ impl Writer {
         state.since_collection = state.since_collection.map(|since| since.with(blobs));
     }
 
-    /// `Ingest::add_blob`: a pin, and a look at the blob before that. What others do between
-    /// that look and this pin, they can as well do before the one or after the other.
+    /// `Ingest::add_blob`: pins one blob, and checks the blob pinned before it. Steps of others between that
+    /// check and this pin could as well happen before the check or after the pin.
     fn take(&mut self, state: &mut State, look_first: bool) {
         let needs = self.manifest.needs();
         if !look_first {

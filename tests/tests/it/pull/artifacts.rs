@@ -70,7 +70,7 @@ fn models_of_docker_model_runner_are_split_and_named_like_all_others() {
 }
 
 #[test]
-fn artifacts_of_model_pack_are_split_and_their_files_keep_their_names() {
+fn model_pack_artifacts_are_split_and_keep_their_file_names() {
     let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
     let weights = ModelFile::dense(1).bytes();
     for prefix in ["application/vnd.cncf.model", "application/vnd.cnai.model"] {
@@ -113,7 +113,7 @@ fn weights_in_archives_and_container_images_are_refused_before_they_are_fetched(
 }
 
 #[test]
-fn index_is_followed_to_its_one_model() {
+fn image_index_with_one_model_is_followed() {
     let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
     let weights = ModelFile::dense(1).bytes();
     let raw = publish(
@@ -144,7 +144,7 @@ fn index_is_followed_to_its_one_model() {
         daemon.client().open(&name.parse().unwrap()).unwrap().digest().to_string(),
         format!("sha256:{}", sha256(&raw))
     );
-    // The registry has it, but not with the bytes that the index names.
+    // The registry does not have the manifest that the index names.
     offer(&[entry(b"not there", json!({}))]);
     pull().exits_with(1);
     assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == weights);
@@ -221,7 +221,7 @@ fn manifest_with_a_layer_for_each_of_a_thousand_tensors_is_pulled_and_opened() {
 }
 
 #[test]
-fn ollamas_own_media_types_stay_what_they_were() {
+fn ollamas_media_types_keep_their_components() {
     let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
     let weights = ModelFile::dense(1).bytes();
     registry.add_model("library/tiny:latest", CONFIG, &[(MODEL, &weights)]).unwrap();

@@ -1,18 +1,18 @@
-//! Every way in which a registry can fail or lie: the model comes whole, or an error with the
-//! right exit code and nothing left.
+//! Every fault of a registry: the pull gives a complete model, or fails with the right exit code and leaves
+//! nothing.
 
 use std::time::Duration;
 
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
-use blobd_tests::registry::{FakeRegistry, Fault, Manner};
+use blobd_tests::registry::{BlobDelivery, FakeRegistry, Fault};
 
 use super::{check_nothing_but_downloads, offer, registry_with};
 
-/// As often as the client may ask.
+/// For every request of the client.
 const ALWAYS: usize = usize::MAX;
 
-/// Pulls once with the fault in place and compares the exit code; 0 stands for a whole model.
+/// Pulls with a fault and checks the exit code; after 0 the model must be complete.
 fn check(daemon: &TestDaemon, model: &ModelFile, path: &str, times: usize, fault: Fault, codes: &[i32]) {
     let registry = registry_with(model);
     let what = format!("{path} {times} {fault:?}");
@@ -35,7 +35,7 @@ fn check_pull(daemon: &TestDaemon, registry: &FakeRegistry, model: &ModelFile, w
 }
 
 #[test]
-fn manifest_that_does_not_come_as_it_should_is_refused() {
+fn faulty_responses_for_a_manifest_are_refused() {
     let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
     let check = |fault, codes: &[i32]| check(&daemon, &model, "/manifests/", ALWAYS, fault, codes);
     check(Fault::Status(404), &[3]);
@@ -61,7 +61,7 @@ fn manifest_that_does_not_come_as_it_should_is_refused() {
 }
 
 #[test]
-fn file_that_does_not_come_as_it_should_is_refused() {
+fn faulty_responses_for_a_file_are_refused() {
     let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
     let size = model.bytes().len();
     let check = |fault, codes: &[i32]| check(&daemon, &model, "/cdn/", ALWAYS, fault, codes);
@@ -81,7 +81,7 @@ fn file_that_does_not_come_as_it_should_is_refused() {
     check(Fault::ContentLength(u64::MAX), &[1]);
     check(Fault::ContentLength(0), &[1]);
     check(Fault::CutAfter(0), &[1]);
-    // The second request brings the second half.
+    // The second request gets the second half.
     check(Fault::CutAfter(size.div_ceil(2)), &[0]);
     check(Fault::CutAfter(size / 20), &[1]);
     check(Fault::RedirectLoop, &[1]);
@@ -89,7 +89,7 @@ fn file_that_does_not_come_as_it_should_is_refused() {
 }
 
 #[test]
-fn faults_that_pass_are_waited_for() {
+fn temporary_faults_are_retried() {
     let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
     for path in ["/manifests/", "/cdn/"] {
         check(&daemon, &model, path, 1, Fault::Status(503), &[0]);
@@ -101,7 +101,7 @@ fn faults_that_pass_are_waited_for() {
 }
 
 #[test]
-fn faults_that_do_not_pass_end_in_an_error() {
+fn permanent_faults_end_with_an_error() {
     let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
     for path in ["/manifests/", "/cdn/"] {
         check(&daemon, &model, path, ALWAYS, Fault::Status(500), &[1]);
@@ -110,7 +110,7 @@ fn faults_that_do_not_pass_end_in_an_error() {
     }
 }
 
-/// What has come of the weights is not lost to a template's bad luck.
+/// A fault in a small file must not discard the downloaded weights.
 #[test]
 fn small_file_is_asked_for_again() {
     let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
@@ -134,17 +134,17 @@ fn every_file_of_a_model_is_verified() {
 #[test]
 fn faults_do_no_harm_without_redirects_either() {
     let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
-    for manner in [Manner::Direct, Manner::RelativeLocation] {
+    for delivery in [BlobDelivery::Direct, BlobDelivery::RelativeLocation] {
         for fault in [Fault::FlipByte(5000), Fault::CutAfter(5000), Fault::ExtraBytes(9), Fault::WebPage] {
             let registry = registry_with(&model);
-            registry.set_manner(manner);
+            registry.set_blob_delivery(delivery);
             registry.add_fault("/blobs/", ALWAYS, fault.clone());
-            check_pull(&daemon, &registry, &model, &format!("{manner:?} {fault:?}"), &[1]);
+            check_pull(&daemon, &registry, &model, &format!("{delivery:?} {fault:?}"), &[1]);
         }
     }
 }
 
-/// What is there already is neither lost nor changed by a pull that fails.
+/// A failed pull neither deletes nor changes stored models.
 #[test]
 fn failed_pull_leaves_other_models_alone() {
     let (daemon, model) = (TestDaemon::start(), ModelFile::dense(1));
@@ -152,7 +152,7 @@ fn failed_pull_leaves_other_models_alone() {
     let name = registry.name("library/tiny:latest");
     daemon.command().run(["pull", &name]).succeeds();
     let before = blobd_tests::store_dir::snapshot(&daemon.root().join("blobs"));
-    // The same tag now names a model that cannot be had.
+    // The same tag now names a model that cannot be pulled.
     offer(&registry, "library/tiny:latest", &ModelFile::dense(1).with_changed("output.weight").bytes());
     registry.add_fault("/cdn/", ALWAYS, Fault::FlipByte(9000));
     daemon.command().run(["pull", &name]).exits_with(1);

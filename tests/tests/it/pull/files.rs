@@ -5,30 +5,30 @@ use std::fs;
 use blobd_tests::command::{Blobd, Run};
 use blobd_tests::model::{ModelFile, ModelTensor};
 use blobd_tests::oracle::sha256;
-use blobd_tests::places::fast_folder;
 use blobd_tests::registry::{FakeRegistry, Fault};
 use blobd_tests::store_dir::{check_blobs, check_empty, forget_downloads};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const ALWAYS: usize = usize::MAX;
 
-/// Commands with a store and a configuration of their own.
-struct House {
+/// Commands with their own store and configuration.
+struct Commands {
     folder: TempDir,
     config: String,
 }
 
-impl House {
+impl Commands {
     fn with(config: &str) -> Self {
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         let path = folder.path().join("config.toml");
         fs::write(&path, config).unwrap();
         Self { config: path.to_str().unwrap().to_owned(), folder }
     }
 
-    /// One in which the test's registry is Hugging Face.
+    /// Commands for which the test's registry replaces Hugging Face.
     fn with_hub(registry: &FakeRegistry) -> Self {
         Self::with(&format!("[mirrors]\n\"hf.co\" = \"{}\"\n", registry.url()))
     }
@@ -60,35 +60,35 @@ fn file_at_hugging_face_is_pulled_at_its_commit_and_known_by_its_digest() {
         COMMIT,
         &[("tiny-Q4_K_M.gguf", &weights), ("other.gguf", b"GGUF")],
     );
-    let house = House::with_hub(&registry);
-    house.run(&["pull", "hf.co/me/tiny-GGUF/tiny-Q4_K_M.gguf"]).succeeds();
-    assert!(house.export("hf.co/me/tiny-GGUF:Q4_K_M") == weights);
-    let models = house.models();
+    let commands = Commands::with_hub(&registry);
+    commands.run(&["pull", "hf.co/me/tiny-GGUF/tiny-Q4_K_M.gguf"]).succeeds();
+    assert!(commands.export("hf.co/me/tiny-GGUF:Q4_K_M") == weights);
+    let models = commands.models();
     let origin = format!("https://huggingface.co/me/tiny-GGUF/resolve/{COMMIT}/tiny-Q4_K_M.gguf");
     assert_eq!((models.as_array().unwrap().len(), &models[0]["origin"]), (1, &Json::from(origin.clone())));
     assert!(!registry.credentials_leaked());
-    // By the link on its page it is the same, and there already.
+    // The link on its web page gives the same file, which is already stored.
     let served = registry.bytes_served();
     let link = "https://huggingface.co/me/tiny-GGUF/blob/main/tiny-Q4_K_M.gguf";
-    house.run(&["pull", link, "--name", "mine"]).succeeds();
+    commands.run(&["pull", link, "--name", "mine"]).succeeds();
     assert_eq!(registry.bytes_served() - served, 0);
-    assert!(house.export("mine") == weights);
-    house.run(&["pull", &origin]).succeeds();
-    check_blobs(&house.root());
+    assert!(commands.export("mine") == weights);
+    commands.run(&["pull", &origin]).succeeds();
+    check_blobs(&commands.root());
 }
 
 #[test]
-fn same_file_makes_the_same_model_however_it_came() {
+fn same_file_makes_the_same_model_from_every_source() {
     let registry = FakeRegistry::start().unwrap();
     let model = ModelFile::dense(1);
     registry.add_repository("me/tiny", COMMIT, &[("x.gguf", &model.bytes())]);
     registry.add_page("/files/x.gguf", &model.bytes(), &[("ETag", "\"1\"")]);
-    let house = House::with_hub(&registry);
-    house.run(&["pull", "hf.co/me/tiny/x.gguf"]).succeeds();
-    house.run(&["pull", &format!("{}/files/x.gguf", registry.url())]).succeeds();
-    let path = model.write_to(house.folder.path(), "imported.gguf");
-    house.run(&["import", path.to_str().unwrap()]).succeeds();
-    let models = house.models();
+    let commands = Commands::with_hub(&registry);
+    commands.run(&["pull", "hf.co/me/tiny/x.gguf"]).succeeds();
+    commands.run(&["pull", &format!("{}/files/x.gguf", registry.url())]).succeeds();
+    let path = model.write_to(commands.folder.path(), "imported.gguf");
+    commands.run(&["import", path.to_str().unwrap()]).succeeds();
+    let models = commands.models();
     let digests: std::collections::BTreeSet<_> =
         models.as_array().unwrap().iter().map(|model| model["digest"].to_string()).collect();
     assert_eq!((models.as_array().unwrap().len(), digests.len()), (3, 1), "{models}");
@@ -109,38 +109,38 @@ fn shards_are_pulled_together_by_file_and_by_quantisation() {
         "hf.co/me/big-GGUF:Q4_K_M",
         "hf.co/me/big-GGUF:q4_k_m",
     ] {
-        let house = House::with_hub(&registry);
-        // What Hugging Face says about shards.
+        let commands = Commands::with_hub(&registry);
+        // The shards as Hugging Face reports them.
         registry.add_fault("/v2/me/big-GGUF/manifests/", 1, Fault::Status(400));
-        house.run(&["pull", source]).succeeds();
-        let shown = house.run(&["show", "hf.co/me/big-GGUF:Q4_K_M"]).succeeds().json();
+        commands.run(&["pull", source]).succeeds();
+        let shown = commands.run(&["show", "hf.co/me/big-GGUF:Q4_K_M"]).succeeds().json();
         assert_eq!(shown["tensors"].as_array().unwrap().len(), model.tensors.len(), "{source}");
         assert_eq!(shown["layers"][2]["name"], "big-Q4_K_M-00002-of-00002.gguf");
-        let folder = house.folder.path().join("out");
+        let folder = commands.folder.path().join("out");
         fs::create_dir(&folder).unwrap();
-        house.run(&["export", "hf.co/me/big-GGUF:Q4_K_M", "-o", folder.to_str().unwrap()]).succeeds();
+        commands.run(&["export", "hf.co/me/big-GGUF:Q4_K_M", "-o", folder.to_str().unwrap()]).succeeds();
         assert!(fs::read(folder.join("big-Q4_K_M-00001-of-00002.gguf")).unwrap() == shards[0]);
     }
     registry.add_repository("me/big-GGUF", COMMIT, &files[..1]);
-    let house = House::with_hub(&registry);
-    let error = house.run(&["pull", &format!("hf.co/me/big-GGUF/{}", files[0].0)]).exits_with(3).error();
+    let commands = Commands::with_hub(&registry);
+    let error = commands.run(&["pull", &format!("hf.co/me/big-GGUF/{}", files[0].0)]).exits_with(3).error();
     assert!(error.message.contains("00002-of-00002.gguf"), "{error}");
 }
 
 #[test]
-fn quantisation_that_is_not_there_is_answered_with_those_that_are() {
+fn missing_quantisation_is_answered_with_the_available_ones() {
     let registry = FakeRegistry::start().unwrap();
     registry.add_repository("me/x", COMMIT, &[("x-Q4_K_M.gguf", b"GGUF"), ("x-Q8_0.gguf", b"GGUF")]);
-    let house = House::with_hub(&registry);
+    let commands = Commands::with_hub(&registry);
     registry.add_fault("/v2/", 1, Fault::Status(400));
-    let error = house.run(&["pull", "hf.co/me/x:Q4_K_S"]).exits_with(3).error();
+    let error = commands.run(&["pull", "hf.co/me/x:Q4_K_S"]).exits_with(3).error();
     assert!(error.message.ends_with("the nearest names are Q4_K_M, Q8_0"), "{error}");
-    let error = house.run(&["pull", "hf.co/me/x/x-Q4_K_X.gguf"]).exits_with(3).error();
+    let error = commands.run(&["pull", "hf.co/me/x/x-Q4_K_X.gguf"]).exits_with(3).error();
     assert!(error.message.contains("the nearest names are x-Q4_K_M.gguf"), "{error}");
-    let error = house.run(&["pull", "hf.co/me/absent/x.gguf"]).exits_with(3).error();
+    let error = commands.run(&["pull", "hf.co/me/absent/x.gguf"]).exits_with(3).error();
     assert!(error.message.starts_with("hf.co/me/absent: not found"), "{error}");
     registry.add_fault("/api/", ALWAYS, Fault::Status(401));
-    let error = house.run(&["pull", "hf.co/me/x/x-Q8_0.gguf"]).exits_with(7).error();
+    let error = commands.run(&["pull", "hf.co/me/x/x-Q8_0.gguf"]).exits_with(7).error();
     assert!(error.message.starts_with("hf.co/me/x: denied by"), "{error}");
 }
 
@@ -149,21 +149,21 @@ fn file_at_hugging_face_that_is_not_what_was_listed_is_refused() {
     let registry = FakeRegistry::start().unwrap();
     let weights = ModelFile::dense(1).bytes();
     registry.add_repository("me/x", COMMIT, &[("x.gguf", &weights)]);
-    let house = House::with_hub(&registry);
+    let commands = Commands::with_hub(&registry);
     for fault in
         [Fault::FlipByte(5000), Fault::ShortBy(1), Fault::ExtraBytes(1), Fault::WebPage, Fault::CutAfter(9)]
     {
         registry.clear_faults();
         registry.add_fault("/cdn/", ALWAYS, fault.clone());
-        let run = house.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1);
+        let run = commands.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1);
         assert_eq!(
             run.stderr.contains("login page"),
             matches!(fault, Fault::WebPage),
             "{fault:?}: {}",
             run.stderr
         );
-        forget_downloads(&house.root());
-        check_empty(&house.root());
+        forget_downloads(&commands.root());
+        check_empty(&commands.root());
     }
 }
 
@@ -171,7 +171,7 @@ fn file_at_hugging_face_that_is_not_what_was_listed_is_refused() {
 fn hostile_lists_of_files_are_refused() {
     let registry = FakeRegistry::start().unwrap();
     registry.add_repository("me/x", COMMIT, &[("x.gguf", b"GGUF")]);
-    let house = House::with_hub(&registry);
+    let commands = Commands::with_hub(&registry);
     let oid = sha256(b"GGUF");
     let tree = |path: &str, oid: &str| json!([{ "type": "file", "size": 4, "path": path, "lfs": { "oid": oid, "size": 4 } }]);
     let huge = format!("[\"{}\"]", "x".repeat(5 << 20));
@@ -186,7 +186,7 @@ fn hostile_lists_of_files_are_refused() {
         ("no JSON", "[[[[".to_owned()),
     ] {
         registry.add_fault("/tree/", 1, Fault::Body(body.into_bytes()));
-        let run = house.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1);
+        let run = commands.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1);
         assert!(run.error().message.len() < 500, "{what}: {}", run.stderr);
     }
     for (path, fault) in [
@@ -197,16 +197,16 @@ fn hostile_lists_of_files_are_refused() {
         ("/refs", Fault::Body(br#"{"branches":[{"name":"main","targetCommit":"../../x"}]}"#.to_vec())),
     ] {
         registry.add_fault(path, 1, fault.clone());
-        house.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1);
+        commands.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1);
     }
     let tree = format!("/api/models/me/x/tree/{COMMIT}");
     registry.add_page(&tree, b"[]", &[("Link", "<https://evil.example/next>; rel=\"next\"")]);
-    let error = house.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1).error();
+    let error = commands.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1).error();
     assert!(error.message.contains("another host"), "{error}");
     registry.add_page(&tree, b"[]", &[("Link", &format!("<{tree}>; rel=\"next\""))]);
-    let error = house.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1).error();
+    let error = commands.run(&["pull", "hf.co/me/x/x.gguf"]).exits_with(1).error();
     assert!(error.message.contains("more pages"), "{error}");
-    check_empty(&house.root());
+    check_empty(&commands.root());
 }
 
 #[test]
@@ -214,17 +214,17 @@ fn file_on_a_web_server_is_pulled_and_named_after_its_address() {
     let registry = FakeRegistry::start().unwrap();
     let weights = ModelFile::dense(1).bytes();
     registry.add_page("/models/tiny.gguf", &weights, &[("ETag", "\"1\"")]);
-    let house = House::with("");
+    let commands = Commands::with("");
     let url = format!("{}/models/tiny.gguf", registry.url());
-    let last = house.run(&["pull", &url]).succeeds().json_lines().pop().unwrap();
+    let last = commands.run(&["pull", &url]).succeeds().json_lines().pop().unwrap();
     assert_eq!(last["downloaded_bytes"], weights.len());
     let name = format!("{}/models/tiny:latest", registry.url().trim_start_matches("http://"));
     assert_eq!(last["name"], name);
-    assert!(house.export(&name) == weights);
-    assert_eq!(house.models()[0]["origin"], url);
-    // What has a signature in its address does not last: it counts as imported, and is not written down.
-    house.run(&["pull", &format!("{url}?signature=secret"), "--name", "signed"]).succeeds();
-    let text = house.models().to_string();
+    assert!(commands.export(&name) == weights);
+    assert_eq!(commands.models()[0]["origin"], url);
+    // A URL with a signature expires: the model counts as imported, and the URL is not stored.
+    commands.run(&["pull", &format!("{url}?signature=secret"), "--name", "signed"]).succeeds();
+    let text = commands.models().to_string();
     assert!(!text.contains("secret"), "{text}");
 }
 
@@ -235,20 +235,22 @@ fn shards_on_a_web_server_are_pulled_together() {
     for (number, shard) in model.shards(2).iter().enumerate() {
         registry.add_page(&format!("/big-{:05}-of-00002.gguf", number + 1), &shard.bytes(), &[]);
     }
-    let house = House::with("");
-    house.run(&["pull", &format!("{}/big-00001-of-00002.gguf", registry.url()), "--name", "big"]).succeeds();
-    let shown = house.run(&["show", "big"]).succeeds().json();
+    let commands = Commands::with("");
+    commands
+        .run(&["pull", &format!("{}/big-00001-of-00002.gguf", registry.url()), "--name", "big"])
+        .succeeds();
+    let shown = commands.run(&["show", "big"]).succeeds().json();
     assert_eq!(shown["tensors"].as_array().unwrap().len(), model.tensors.len());
 }
 
 #[test]
-fn file_on_a_web_server_that_does_not_come_as_it_should_is_refused() {
+fn faulty_responses_of_a_web_server_are_refused() {
     let registry = FakeRegistry::start().unwrap();
     let weights = ModelFile::dense(1).bytes();
     registry.add_page("/m/tiny.gguf", &weights, &[("ETag", "\"1\"")]);
     registry.add_page("/m/text.gguf", b"this is no model at all", &[]);
-    let house = House::with("");
-    let pull = |name: &str| house.run(&["pull", &format!("{}/m/{name}", registry.url())]);
+    let commands = Commands::with("");
+    let pull = |name: &str| commands.run(&["pull", &format!("{}/m/{name}", registry.url())]);
     pull("absent.gguf").exits_with(3);
     pull("text.gguf").exits_with(1);
     for fault in [Fault::WebPage, Fault::Status(418), Fault::ExtraBytes(1), Fault::Gzip] {
@@ -256,27 +258,27 @@ fn file_on_a_web_server_that_does_not_come_as_it_should_is_refused() {
         let run = pull("tiny.gguf").exits_with(1);
         assert!(run.error().message.len() < 500, "{fault:?}: {}", run.stderr);
         registry.clear_faults();
-        // Of a file with an ETag the right bytes are kept.
-        forget_downloads(&house.root());
-        check_empty(&house.root());
+        // The received bytes of a file with an ETag are kept.
+        forget_downloads(&commands.root());
+        check_empty(&commands.root());
     }
-    let error = house.run(&["pull", "http://models.example.invalid/m/tiny.gguf"]).exits_with(2).error();
+    let error = commands.run(&["pull", "http://models.example.invalid/m/tiny.gguf"]).exits_with(2).error();
     assert!(error.message.contains("plain HTTP"), "{error}");
     pull("tiny.gguf").succeeds();
 }
 
-/// Of what has come it would be known only by luck that it is of another file.
+/// Otherwise the bytes of two versions of the file would be mixed.
 #[test]
-fn file_that_has_changed_since_is_begun_anew() {
+fn changed_file_is_downloaded_from_the_start() {
     let registry = FakeRegistry::start().unwrap();
     let [before, after] = [1, 2].map(|seed| ModelFile::dense_of(seed, 2, 256).bytes());
     assert_eq!(before.len(), after.len());
     let versions: [[&[(&'static str, &str)]; 2]; 2] =
         [[&[("ETag", "\"1\"")], &[("ETag", "\"2\"")]], [&[], &[]]];
     for [old, new] in versions {
-        let house = House::with("");
+        let commands = Commands::with("");
         let url = format!("{}/m/x.gguf", registry.url());
-        let pull = || house.run(&["pull", &url, "--name", "m"]);
+        let pull = || commands.run(&["pull", &url, "--name", "m"]);
         registry.add_page("/m/x.gguf", &before, old);
         registry.add_fault("/m/x.gguf", 4, Fault::CutAfter(300_000));
         registry.add_fault("/m/x.gguf", ALWAYS, Fault::Status(410));
@@ -284,7 +286,7 @@ fn file_that_has_changed_since_is_begun_anew() {
         registry.clear_faults();
         registry.add_page("/m/x.gguf", &after, new);
         pull().succeeds();
-        assert!(house.export("m") == after, "{new:?}");
+        assert!(commands.export("m") == after, "{new:?}");
     }
 }
 
@@ -294,39 +296,39 @@ fn damaged_tensor_is_fetched_again_from_where_the_file_was() {
     let weights = ModelFile::dense(1).bytes();
     registry.add_repository("me/x", COMMIT, &[("x.gguf", &weights)]);
     registry.add_page("/m/y.gguf", &ModelFile::dense(2).bytes(), &[("ETag", "\"1\"")]);
-    let house = House::with_hub(&registry);
+    let commands = Commands::with_hub(&registry);
     for source in ["hf.co/me/x/x.gguf".to_owned(), format!("{}/m/y.gguf", registry.url())] {
-        house.run(&["pull", &source, "--name", "m"]).succeeds();
-        let shown = house.run(&["show", "m"]).json();
+        commands.run(&["pull", &source, "--name", "m"]).succeeds();
+        let shown = commands.run(&["show", "m"]).json();
         let tensor = shown["tensors"]
             .as_array()
             .unwrap()
             .iter()
             .find(|tensor| tensor["name"] == "output.weight")
             .unwrap();
-        let blob = house.root().join("blobs").join(tensor["digest"].as_str().unwrap().replace(':', "-"));
+        let blob = commands.root().join("blobs").join(tensor["digest"].as_str().unwrap().replace(':', "-"));
         let bytes = fs::read(&blob).unwrap();
         fs::remove_file(&blob).unwrap();
         fs::write(&blob, vec![0; bytes.len()]).unwrap();
         let before = registry.bytes_served();
-        house.run(&["verify", "m", "--repair"]);
+        commands.run(&["verify", "m", "--repair"]);
         assert!(fs::read(&blob).unwrap() == bytes, "{source}");
         assert!(registry.bytes_served() - before < 8192, "only the tensor is fetched");
     }
 }
 
-/// Nobody names its digest, so nothing could prove that a relative's tensors are its own.
+/// Without a digest nothing could verify that the tensors of a related model are those of the file.
 #[test]
-fn file_without_a_digest_takes_nothing_on_trial() {
+fn file_without_a_digest_reuses_no_unverified_tensor() {
     let registry = FakeRegistry::start().unwrap();
-    let house = House::with("");
+    let commands = Commands::with("");
     let first = ModelFile::dense_of(1, 2, 256);
     let mut second = ModelFile::dense_of(1, 2, 256);
     second.tensors.iter_mut().for_each(ModelTensor::flip_last_bit);
     for (name, model) in [("first", &first), ("second", &second)] {
         registry.add_page(&format!("/{name}.gguf"), &model.bytes(), &[]);
         let url = format!("{}/{name}.gguf", registry.url());
-        house.run(&["pull", &url, "--name", name]).succeeds();
-        assert!(house.export(name) == model.bytes(), "{name}");
+        commands.run(&["pull", &url, "--name", name]).succeeds();
+        assert!(commands.export(name) == model.bytes(), "{name}");
     }
 }

@@ -1,4 +1,4 @@
-//! Manifests that lie, and layers that are not what they are called.
+//! Invalid manifests, and layers of another kind than declared.
 
 use blobd_store_format::gguf::GgmlType;
 use blobd_tests::daemon::TestDaemon;
@@ -11,7 +11,7 @@ use serde_json::{Value as Json, json};
 
 use super::{CONFIG, MODEL, TEMPLATE};
 
-/// What the file's own descriptor would be.
+/// The correct descriptor of a file.
 fn descriptor(media_type: &str, bytes: &[u8]) -> Json {
     json!({ "mediaType": media_type, "digest": format!("sha256:{}", sha256(bytes)), "size": bytes.len() })
 }
@@ -26,7 +26,7 @@ fn with(mut json: Json, pointer: &str, value: Json) -> Json {
 }
 
 #[test]
-fn manifests_that_cannot_be_are_refused() {
+fn invalid_manifests_are_refused() {
     let daemon = TestDaemon::start();
     let registry = FakeRegistry::start().unwrap();
     let weights = ModelFile::dense(1).bytes();
@@ -97,7 +97,7 @@ fn json_that_is_too_deep_or_too_long_is_refused() {
     }
 }
 
-/// ollama#15485: the configuration's digest was taken for verified when a layer had the same.
+/// In ollama#15485, the configuration counted as verified if a layer had the same digest.
 #[test]
 fn configuration_and_layer_may_be_one_file() {
     let daemon = TestDaemon::start();
@@ -112,7 +112,7 @@ fn configuration_and_layer_may_be_one_file() {
 }
 
 #[test]
-fn weights_that_are_no_gguf_are_stored_whole() {
+fn weights_that_are_not_gguf_are_stored_whole() {
     let daemon = TestDaemon::start();
     let registry = FakeRegistry::start().unwrap();
     for weights in [&b"PK\x03\x04 something else"[..], b"G", b"GGU", b"x"] {

@@ -1,6 +1,6 @@
-//! Pulls from a registry that others wrote: the CNCF's `distribution`, which Debian packages as
-//! `docker-registry`. Skipped where that program is not installed. The models are pushed from here, by
-//! the steps that its specification lists for a client, and by skopeo where that is installed.
+//! Pulls from an independent registry, the CNCF's `distribution`, which Debian packages as `docker-registry`.
+//! Skipped if it is not installed. The tests push models as its specification describes, and with skopeo if
+//! that is installed.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -12,9 +12,9 @@ use blobd_tests::command::run;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
-use blobd_tests::places::fast_folder;
 use blobd_tests::programs::is_unavailable;
 use blobd_tests::store_dir::{check_blobs, check_empty};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::{DEADLINE, eventually_some};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
@@ -26,7 +26,7 @@ const USER: &str = "me";
 const PASSWORD: &str = "a good password";
 /// `me:a good password` in Base64.
 const AUTHORIZATION: &str = "Basic bWU6YSBnb29kIHBhc3N3b3Jk";
-/// The same as `htpasswd -B` writes it, at the least cost.
+/// The same as `htpasswd -B` writes it, with the minimum cost.
 const HTPASSWD: &str = "me:$2y$04$abcdefghijklmnopqrstuuVCZTFhDi5NuemONALFTadaLO4m9MPr2\n";
 
 /// Who may read and write.
@@ -72,7 +72,7 @@ fn in_model_runners_form(weights: &[u8]) -> Form<'_> {
 impl ThirdPartyRegistry {
     /// None where the program is not installed.
     fn start(access: Access) -> Option<Self> {
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         let path = |name: &str| folder.path().join(name);
         let mut config = json!({
             "version": "0.1",
@@ -99,7 +99,7 @@ impl ThirdPartyRegistry {
             }
             Err(error) => panic!("{PROGRAM}: {error}"),
         };
-        // Whatever fails from here on, the process ends with this value.
+        // From here on, the process is killed when this value is dropped.
         let unbound = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut registry = Self { child, address: unbound, access, folder };
         registry.address = eventually_some("the registry listens", || {
@@ -215,9 +215,9 @@ fn write_layout(directory: &Path, (manifest_type, config_type, layers): Form<'_>
 }
 
 #[test]
-fn model_that_skopeo_has_pushed_comes_back_bit_for_bit() {
+fn model_pushed_by_skopeo_comes_back_bit_for_bit() {
     let Some(registry) = ThirdPartyRegistry::start(Access::Anonymous) else { return };
-    let (daemon, folder) = (TestDaemon::start(), fast_folder());
+    let (daemon, folder) = (TestDaemon::start(), tmpfs_directory());
     let weights = ModelFile::dense(1).bytes();
     write_layout(folder.path(), in_model_runners_form(&weights));
     let mut skopeo = Command::new("skopeo");
@@ -253,13 +253,13 @@ fn large_file_of_a_real_registry_comes_in_ranges() {
     assert!((size..size + 4096).contains(&downloaded), "{downloaded} of {size}");
     assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == weights);
     check_blobs(daemon.root());
-    // What the registry itself says it has answered.
+    // The registry's own log of its responses.
     let ranges = registry.log().lines().filter(|line| line.contains("HTTP/1.1\" 206 ")).count();
     assert!(ranges > 2, "{ranges} ranges\n{}", registry.log());
 }
 
 #[test]
-fn real_registry_is_asked_for_the_tags_that_come_nearest() {
+fn nearest_tags_of_a_real_registry_are_suggested() {
     let Some(registry) = ThirdPartyRegistry::start(Access::Anonymous) else { return };
     let daemon = TestDaemon::start();
     let weights = ModelFile::dense(1).bytes();
@@ -276,10 +276,10 @@ fn real_registry_is_asked_for_the_tags_that_come_nearest() {
 }
 
 #[test]
-fn real_registry_gets_the_password_that_login_kept() {
+fn real_registry_gets_the_password_stored_by_login() {
     let Some(registry) = ThirdPartyRegistry::start(Access::Password) else { return };
-    let folder = fast_folder();
-    // Credentials lie beside the configuration, which must not be that of whoever runs the tests.
+    let folder = tmpfs_directory();
+    // Credentials are stored beside the configuration, which must not be that of the user who runs the tests.
     let config = folder.path().join("config.toml");
     fs::write(&config, "").unwrap();
     let variable = format!("BLOBD_CONFIG={}", config.display());

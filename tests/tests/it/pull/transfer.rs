@@ -1,4 +1,4 @@
-//! Transfers that break, stop, are asked for twice, or find most of the file at home.
+//! Transfers that fail, stall, are requested twice, or reuse most of the file from the store.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::{ModelFile, ModelTensor};
-use blobd_tests::registry::{FakeRegistry, Fault, Manner};
+use blobd_tests::registry::{BlobDelivery, FakeRegistry, Fault};
 use blobd_tests::store_dir::{check_blobs, staged};
 use blobd_tests::wait::{eventually, eventually_some};
 use serde_json::Value as Json;
@@ -42,7 +42,7 @@ fn pull(daemon: &TestDaemon, registry: &FakeRegistry, model: &ModelFile) -> Vec<
 }
 
 #[test]
-fn large_file_comes_in_ranges_and_every_byte_once() {
+fn large_file_is_fetched_in_ranges_and_every_byte_once() {
     let (daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
     let lines = pull(&daemon, &registry, &model);
@@ -55,7 +55,7 @@ fn large_file_comes_in_ranges_and_every_byte_once() {
 }
 
 #[test]
-fn server_without_ranges_is_asked_once_and_nothing_is_wasted() {
+fn server_without_ranges_gets_one_request_and_nothing_is_wasted() {
     let (daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
     registry.add_fault("/cdn/", ALWAYS, Fault::IgnoreRange);
@@ -65,7 +65,7 @@ fn server_without_ranges_is_asked_once_and_nothing_is_wasted() {
 }
 
 #[test]
-fn cut_and_stalled_connections_cost_little_more_than_what_they_did_not_bring() {
+fn cut_and_stalled_connections_cause_little_repeated_transfer() {
     let cases = [
         (4, Fault::CutAfter(300_000)),
         (2, Fault::CutAfter(1)),
@@ -78,15 +78,15 @@ fn cut_and_stalled_connections_cost_little_more_than_what_they_did_not_bring() {
         registry.add_fault("/cdn/", times, fault.clone());
         pull(&daemon, &registry, &model);
         let size = model.bytes().len() as u64;
-        // A range under another name is thrown away: what of it was on its way is lost.
+        // A response with the wrong range is discarded, including the bytes in transit.
         let allowed = if matches!(fault, Fault::WrongRange) { size + 24 * MIB } else { size + size / 20 };
         assert!(registry.bytes_served() < allowed, "{fault:?}: {} of {size}", registry.bytes_served());
     }
 }
 
-/// Two good ranges say what is usual; the third would take minutes, and so would the pull.
+/// Two fast ranges give the usual speed. The third would take minutes.
 #[test]
-fn range_far_slower_than_the_others_is_asked_for_again() {
+fn range_far_slower_than_the_others_is_requested_again() {
     let (daemon, model) = (TestDaemon::start(), ModelFile::dense_of(1, 2, 768));
     let registry = registry_with(&model);
     registry.add_fault("/cdn/", 3, slow(20 << 20));
@@ -98,9 +98,9 @@ fn range_far_slower_than_the_others_is_asked_for_again() {
     assert!(registry.bytes_served() < size + size / 10, "{} of {size}", registry.bytes_served());
 }
 
-/// The vocabulary is most of the header, and the relative has it; another has one word changed.
+/// The vocabulary is most of the header. One stored model has the same vocabulary; others differ in one word.
 #[test]
-fn header_of_a_sibling_is_not_fetched_as_far_as_it_is_known() {
+fn known_part_of_a_siblings_header_is_not_fetched() {
     let (daemon, model) = (TestDaemon::start(), vocabulary_model("a", 20_000));
     let registry = registry_with(&model);
     pull(&daemon, &registry, &model);
@@ -121,7 +121,7 @@ fn header_of_a_sibling_is_not_fetched_as_far_as_it_is_known() {
     }
     let tensor = 512 * 512 * 4 * 2;
     assert!(moved[0] < tensor + 100_000, "{moved:?} of {sizes:?}");
-    // One word where no sample looks: the digest tells, and the header comes after all.
+    // One word differs outside the compared samples: the digest reveals it, and the whole header is fetched.
     assert!(moved[1] < 700_000 && moved[2] < 700_000, "{moved:?} of {sizes:?}");
 }
 
@@ -133,7 +133,7 @@ fn vocabulary_model(word: &str, count: u64) -> ModelFile {
 }
 
 #[test]
-fn flipped_byte_is_a_clear_error_and_what_came_is_thrown_away() {
+fn flipped_byte_is_a_clear_error_and_the_download_is_discarded() {
     let (daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
     registry.add_fault("/cdn/", ALWAYS, Fault::FlipByte(40_000));
@@ -145,7 +145,7 @@ fn flipped_byte_is_a_clear_error_and_what_came_is_thrown_away() {
 }
 
 #[test]
-fn killed_daemon_goes_on_where_it_was_and_progress_never_falls() {
+fn killed_daemon_resumes_and_progress_never_decreases() {
     const KILLS: u64 = 30;
     let (mut daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
@@ -161,7 +161,7 @@ fn killed_daemon_goes_on_where_it_was_and_progress_never_falls() {
         let output = pull.wait_with_output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let lines: Vec<Json> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        // The first line of a file comes before it is known what is there.
+        // The first progress line of a file is sent before the stored part is known.
         shown.extend(completed(&lines).into_iter().filter(|bytes| *bytes > 0));
         daemon.restart();
     }
@@ -172,10 +172,10 @@ fn killed_daemon_goes_on_where_it_was_and_progress_never_falls() {
     assert!(served < size + size / 20 + KILLS * range, "{served} of {size}");
 }
 
-/// The server falls silent in the middle of every range. What had come when the daemon was killed, as it said
-/// itself, does not come again.
+/// The server stalls in the middle of every range. Bytes that the daemon had reported before it was killed
+/// are not fetched again.
 #[test]
-fn what_has_come_of_unfinished_ranges_outlives_a_kill() {
+fn parts_of_unfinished_ranges_survive_a_kill() {
     let (mut daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
     registry.add_fault("/cdn/", ALWAYS, Fault::StallAfter(700_000, Duration::from_secs(600)));
@@ -190,7 +190,7 @@ fn what_has_come_of_unfinished_ranges_outlives_a_kill() {
     daemon.kill();
     pull.wait().unwrap();
     daemon.restart();
-    // In sockets, or written and not told.
+    // Bytes in socket buffers, or written and not yet recorded.
     let lost = registry.bytes_served().saturating_sub(noted);
     registry.clear_faults();
     pull_rest(&daemon, &registry, &model);
@@ -218,7 +218,7 @@ fn interrupted_pull_is_resumed_by_the_next() {
     registry.clear_faults();
     pull_rest(&daemon, &registry, &model);
     let (served, size) = (registry.bytes_served(), model.bytes().len() as u64);
-    // What was on its way, in the sockets of eight connections, is lost.
+    // Bytes in transit, in the buffers of eight connections, are lost.
     assert!(served < size + 4 * MIB, "{served} of {size}");
 }
 
@@ -230,7 +230,7 @@ fn start_pulls(daemon: &TestDaemon, name: &str, count: usize) -> Vec<Child> {
     (0..count).map(start).collect()
 }
 
-/// All end well, all have seen how far it was, and the file came once.
+/// Asserts that all pulls succeed, all have reported progress, and the file was transferred once.
 fn check_one_transfer(pulls: Vec<Child>, registry: &FakeRegistry, model: &ModelFile) {
     for pull in pulls {
         let output = pull.wait_with_output().unwrap();
@@ -255,7 +255,7 @@ fn two_users_cause_one_transfer_and_both_see_it() {
 }
 
 #[test]
-fn who_waits_for_another_pull_takes_nobodys_room_and_sees_the_progress() {
+fn pull_waiting_for_another_uses_no_permit_and_sees_the_progress() {
     let (daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
     registry.add_fault("/cdn/", ALWAYS, slow(3 << 20));
@@ -269,7 +269,7 @@ fn who_waits_for_another_pull_takes_nobodys_room_and_sees_the_progress() {
 }
 
 #[test]
-fn who_waits_without_a_limit_lifts_that_of_the_one_who_fetches() {
+fn waiting_pull_without_a_limit_lifts_the_limit_of_the_transfer() {
     let (daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
     let name = registry.name("library/tiny:latest");
@@ -282,9 +282,9 @@ fn who_waits_without_a_limit_lifts_that_of_the_one_who_fetches() {
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}, minutes at that rate", start.elapsed());
 }
 
-/// However slow: what has come is written before it is waited for.
+/// Received bytes are written before the pull waits for the limit.
 #[test]
-fn pull_with_a_low_limit_gets_on_each_time_it_is_interrupted() {
+fn pull_with_a_low_limit_makes_progress_before_each_interruption() {
     let (daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
     let name = registry.name("library/tiny:latest");
@@ -319,7 +319,7 @@ fn rate_can_be_limited() {
 }
 
 #[test]
-fn another_template_costs_the_header_alone() {
+fn changed_template_costs_only_the_header() {
     let (daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
     pull(&daemon, &registry, &model);
@@ -354,9 +354,9 @@ fn sibling_with_other_weights_costs_no_more_than_a_plain_pull() {
     assert!(moved < size + size / 100, "{moved} of {size}");
 }
 
-/// Every tensor differs in one byte, where no sample looks.
+/// Every tensor differs in one byte outside the compared samples.
 #[test]
-fn sibling_that_agrees_wherever_one_looks_still_comes_right() {
+fn sibling_with_equal_samples_is_still_pulled_correctly() {
     let (daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
     pull(&daemon, &registry, &model);
@@ -373,7 +373,7 @@ fn sibling_that_agrees_wherever_one_looks_still_comes_right() {
 fn one_tensor_that_differs_is_found_without_fetching_all() {
     let (daemon, model) = (TestDaemon::start(), large(1));
     let registry = registry_with(&model);
-    registry.set_manner(Manner::Direct);
+    registry.set_blob_delivery(BlobDelivery::Direct);
     pull(&daemon, &registry, &model);
     let before = registry.bytes_served();
     let tuned = large(1).with_changed("blk.1.ffn_up.weight");

@@ -1,4 +1,4 @@
-//! Damage that collections refuse to go on after, because nobody knows what is needed.
+//! Damage after which collections refuse, because the needed blobs are unknown.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,19 +9,19 @@ use super::world::Pair;
 /// What is damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// A model's manifest is no manifest.
+    /// A model's manifest is invalid.
     Manifest,
-    /// A model's recipe is no recipe.
+    /// A model's recipe is invalid.
     Recipe,
-    /// A model's recipe is gone.
+    /// A model's recipe is missing.
     LostRecipe,
-    /// A file of a model that is stored whole is gone.
+    /// A file of a model that is stored whole is missing.
     LostFile,
-    /// A record in the trash is not what it was written with.
+    /// A record in the trash is damaged.
     Trash,
-    /// Somebody's file among the manifests.
+    /// There is a foreign file among the manifests.
     ForeignManifest,
-    /// Somebody's file in the trash.
+    /// There is a foreign file in the trash.
     ForeignTrash,
 }
 
@@ -38,8 +38,9 @@ impl Refusal {
 }
 
 impl Pair<'_> {
-    /// Damages something while the daemon is down, so that it does not know it from before, and has a model
-    /// removed. The daemon is killed again before that is undone, or it would collect some time later.
+    /// Damages a file while the daemon is down, so that it has no undamaged copy in memory, and removes a
+    /// model. Kills the daemon again before the damage is repaired, because it would collect at an unknown
+    /// time.
     pub(super) fn refuse(&mut self, refusal: Refusal, name: usize) {
         let Some((path, damaged)) = self.damage(refusal, name) else { return };
         let whole = fs::read(&path).ok();
@@ -56,7 +57,7 @@ impl Pair<'_> {
         });
     }
 
-    /// Which file, and what it becomes; nothing if it is to be deleted.
+    /// The file and its new content; no content if it is to be deleted.
     fn damage(&self, refusal: Refusal, name: usize) -> Option<(PathBuf, Option<Vec<u8>>)> {
         let root = &self.place.root;
         let some = b"{".to_vec();
@@ -79,14 +80,14 @@ impl Pair<'_> {
     }
 }
 
-/// Puts a file in place of another.
+/// Replaces a file by a new one.
 fn replace(path: &Path, bytes: &[u8]) {
     let _ = fs::remove_file(path);
     fs::write(path, bytes).unwrap();
     fs::set_permissions(path, Permissions::from_mode(0o444)).unwrap();
 }
 
-/// Changes a blob in its place.
+/// Changes a blob in place.
 pub(super) fn change(path: &Path, how: impl FnOnce(File)) {
     fs::set_permissions(path, Permissions::from_mode(0o644)).unwrap();
     how(File::options().write(true).open(path).unwrap());

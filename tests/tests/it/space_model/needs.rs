@@ -1,4 +1,4 @@
-//! What a model needs, read from its manifest and recipes.
+//! The blobs and recipes that a model needs, read from its manifest and recipes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ pub(super) type Content = BTreeSet<String>;
 pub(super) struct Needs {
     /// Its files, as blobs and as recipes.
     pub(super) files: Content,
-    /// The same, and what the recipes name.
+    /// The same, and the blobs that the recipes name.
     pub(super) all: Content,
 }
 
@@ -31,7 +31,7 @@ impl Needs {
     }
 }
 
-/// A file by its digest, and what its recipe names if there is one.
+/// A file as a blob or recipe, with the blobs that its recipe names.
 pub(super) fn file_and_blobs(root: &Path, digest: &str) -> Content {
     let recipe = format!("recipes/{digest}.json");
     let mut all = Content::from([format!("blobs/{digest}"), recipe.clone()]);

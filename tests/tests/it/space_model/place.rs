@@ -1,5 +1,5 @@
-//! Where the store of a case lies: in a directory, or on a small file system of its own, which only the
-//! case's own processes see and of which `statvfs` therefore tells nothing else.
+//! The location of a case's store: a directory, or a small file system of its own, which only the processes
+//! of the case see, so that `statvfs` shows only their changes.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use blobd_tests::daemon::TestDaemon;
-use blobd_tests::places::{disk_folder, fast_folder};
+use blobd_tests::temp_dirs::{disk_directory, tmpfs_directory};
 use tempfile::TempDir;
 
-/// Much more than the models of a case take, so that the reserve is never given up.
+/// Much more than the models of a case need, so that the reserve is never released.
 const MIB: u64 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,12 +18,12 @@ pub(super) enum Kind {
     /// A directory that shares its file system with others.
     Directory,
     Tmpfs,
-    /// In a loop device.
+    /// On a loop device.
     Ext4,
 }
 
-/// A child process that does what its shell script says, prints a line and then waits until this is dropped,
-/// or until the test's process ends in whatever way.
+/// A child process that runs a shell script, prints a line, and then waits until this is dropped or the
+/// test's process ends.
 #[derive(Debug)]
 pub(super) struct Holder {
     child: Child,
@@ -31,7 +31,7 @@ pub(super) struct Holder {
 }
 
 impl Holder {
-    /// Nothing if the script fails. `"$0"` is the path.
+    /// `None` if the script fails. `"$0"` is the path.
     pub(super) fn start(wrapper: &[&str], script: &str, path: &Path) -> Option<Self> {
         let words = [wrapper, &["sh", "-c", script]].concat();
         let mut command = Command::new(words[0]);
@@ -53,10 +53,10 @@ impl Drop for Holder {
     }
 }
 
-/// A daemon and where its store is.
+/// A daemon and the location of its store.
 #[derive(Debug)]
 pub(super) struct Place {
-    /// Before what it lies on.
+    /// Declared before the mount, so that it is dropped first.
     pub(super) daemon: TestDaemon,
     /// The store as this process sees it.
     pub(super) root: PathBuf,
@@ -66,9 +66,9 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Nothing where this kind cannot be had.
+    /// `None` if this kind is not available here.
     pub(super) fn make(kind: Kind) -> Option<Self> {
-        let folder = if kind == Kind::Ext4 { disk_folder() } else { fast_folder() };
+        let folder = if kind == Kind::Ext4 { disk_directory() } else { tmpfs_directory() };
         let Some(mount) = mount(kind, &folder)? else {
             let daemon = TestDaemon::start_in(folder);
             let root = daemon.root().to_path_buf();
@@ -88,7 +88,7 @@ impl Place {
 
 struct Mount {
     holder: Holder,
-    /// What starts another program that sees it.
+    /// The command that starts a program in the mount's namespace.
     wrapper: Vec<String>,
 }
 

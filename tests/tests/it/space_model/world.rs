@@ -1,4 +1,4 @@
-//! A store and what should be in it.
+//! A store and its expected content.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -22,15 +22,15 @@ use blobd_tests::store_dir::flip_byte;
 use blobd_tests::wait::eventually;
 
 use super::Step;
-use super::books::{Books, COLLECTED, REMOVED};
+use super::disk_snapshot::{COLLECTED, DiskSnapshot, REMOVED};
+use super::model_registry::{FILES, ModelRegistry};
 use super::needs::{Content, Needs, file_and_blobs};
-use super::offers::{FILES, Offers};
 use super::place::{Holder, Place};
 
 const NAMES: [&str; 3] = ["a", "b", "me/c:1"];
-/// A daemon looks at the trash and at what it could not collect so long after its start.
+/// The time after its start at which a daemon first checks the trash and retries collections.
 const ROUND: Duration = Duration::from_secs(60);
-/// A case whose daemon runs as long as this ends early.
+/// A case ends early if its daemon has run for this time.
 const OLD: Duration = Duration::from_secs(40);
 
 #[derive(Debug)]
@@ -40,7 +40,7 @@ struct Trashed {
     is_expired: bool,
 }
 
-/// A program that has a blob open. It keeps the file, whatever becomes of the name.
+/// A program that has a blob open, and so keeps the file even without its name.
 #[derive(Debug)]
 struct Program {
     _holder: Holder,
@@ -48,8 +48,7 @@ struct Program {
     inode: u64,
 }
 
-/// How far a store is from one that is at rest, in numbers of files, and how often it was asked for what it
-/// refused.
+/// How far a store differs from an idle one, in numbers of files, and the number of refused requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reached {
     pub(super) content: usize,
@@ -60,25 +59,25 @@ pub(super) struct Reached {
     pub(super) trashed: usize,
     pub(super) quarantined: usize,
     pub(super) downloads: usize,
-    /// Of which all of the file has arrived.
+    /// The downloads whose whole file has arrived.
     pub(super) whole_downloads: usize,
     pub(super) refusals: usize,
 }
 
-/// A daemon's store beside what should be in it.
+/// A daemon's store and its expected content.
 pub(super) struct Pair<'o> {
-    /// Before the daemon: it waits for the end of its connection.
+    /// Declared before the daemon, which waits for the end of this connection.
     sessions: Vec<(OpenModel, Needs)>,
     programs: Vec<Program>,
     pub(super) place: Place,
-    offers: &'o Offers,
+    registry: &'o ModelRegistry,
     client: Client,
     started: Instant,
     names: BTreeMap<usize, Needs>,
     pinned: BTreeSet<usize>,
-    /// In the order in which they were put there.
+    /// In the order of their removal.
     trash: Vec<Trashed>,
-    /// What the daemon collects by itself when nobody uses it any more.
+    /// Blobs and recipes that the daemon collects when they are no longer used.
     condemned: Content,
     /// Whether any blob was ever changed.
     is_damaged: bool,
@@ -86,13 +85,13 @@ pub(super) struct Pair<'o> {
 }
 
 impl<'o> Pair<'o> {
-    pub(super) fn new(place: Place, offers: &'o Offers) -> Self {
+    pub(super) fn new(place: Place, registry: &'o ModelRegistry) -> Self {
         let client = place.daemon.client();
         Self {
             sessions: Vec::new(),
             programs: Vec::new(),
             place,
-            offers,
+            registry,
             client,
             started: Instant::now(),
             names: BTreeMap::new(),
@@ -105,17 +104,17 @@ impl<'o> Pair<'o> {
     }
 
     pub(super) fn reached(&self) -> Reached {
-        let (books, downloads) = (Books::of(&self.place), self.downloads());
-        let recipes = books.names("recipes/");
+        let (on_disk, downloads) = (DiskSnapshot::of(&self.place), self.downloads());
+        let recipes = on_disk.names("recipes/");
         let is_whole = |file: &&String| recipes.contains(&format!("{file}.json"));
         Reached {
-            content: books.content().len(),
-            unneeded: self.unneeded(&books).len(),
+            content: on_disk.content().len(),
+            unneeded: self.unneeded(&on_disk).len(),
             condemned: self.condemned.len(),
             sessions: self.sessions.len(),
             programs: self.programs.len(),
-            trashed: books.names("trash/").len(),
-            quarantined: books.names("quarantine/").len(),
+            trashed: on_disk.names("trash/").len(),
+            quarantined: on_disk.names("quarantine/").len(),
             downloads: downloads.len(),
             whole_downloads: downloads.iter().filter(is_whole).count(),
             refusals: self.refusals,
@@ -139,13 +138,13 @@ impl<'o> Pair<'o> {
             }
             Step::Tag { source, target } => self.tag(source % NAMES.len(), target % NAMES.len()),
             Step::Remove { name } => self.remove(name % NAMES.len()),
-            Step::PutAside { name, expired } => self.put_aside(name % NAMES.len(), expired),
+            Step::MoveToTrash { name, expired } => self.move_to_trash(name % NAMES.len(), expired),
             Step::Undelete { name } => self.undelete(name % NAMES.len()),
             Step::Pin { name, pinned } => self.pin(name % NAMES.len(), pinned),
             Step::Open { name } => self.open(name % NAMES.len()),
             Step::Close { session } => self.close(session),
             Step::Hold { blob } => self.hold(blob),
-            Step::LetGo { program } => self.let_go(program),
+            Step::CloseProgram { program } => self.close_program(program),
             Step::Flip { blob } => self.flip(blob),
             Step::Truncate { blob } => self.truncate(blob),
             Step::Lose { blob } => self.lose(blob),
@@ -175,10 +174,11 @@ impl<'o> Pair<'o> {
         self.rest();
     }
 
-    /// Asserts that all say the same of what a collection would free.
+    /// Asserts that `df`, the dry run and the model agree on the bytes that a collection would free.
     pub(super) fn check(&self) {
-        let books = Books::of(&self.place);
-        let held: u64 = self.unneeded(&books).intersection(&self.held()).map(|path| books.files[path]).sum();
+        let on_disk = DiskSnapshot::of(&self.place);
+        let held: u64 =
+            self.unneeded(&on_disk).intersection(&self.held()).map(|path| on_disk.files[path]).sum();
         // A process that another test is starting has copies of this process's descriptors until its exec. If
         // this test had a blob open just then, that process holds it for a moment.
         eventually("only this test's programs hold blobs", || {
@@ -189,11 +189,11 @@ impl<'o> Pair<'o> {
         let planned =
             self.client.gc(&GcParams { dry_run: true }).unwrap_or_else(|error| panic!("gc: {error}"));
         assert_eq!(usage.reclaimable_bytes, planned.freed_bytes, "df and gc: {planned:?}");
-        self.check_plan(&planned, &books);
-        assert_eq!(usage.quarantine_bytes, books.taken_in(&["quarantine/"]), "bytes in quarantine");
+        self.check_plan(&planned, &on_disk);
+        assert_eq!(usage.quarantine_bytes, on_disk.taken_in(&["quarantine/"]), "bytes in quarantine");
     }
 
-    fn check_plan(&self, planned: &GcReport, books: &Books) {
+    fn check_plan(&self, planned: &GcReport, on_disk: &DiskSnapshot) {
         let sum: u64 = planned.deleted.iter().map(|item| item.size).sum();
         assert_eq!(sum, planned.freed_bytes, "{planned:?}");
         let mut listed = BTreeMap::new();
@@ -207,14 +207,14 @@ impl<'o> Pair<'o> {
                 _ => None,
             };
         }
-        let expected = self.unneeded(books).difference(&self.held()).cloned().collect::<Content>();
+        let expected = self.unneeded(on_disk).difference(&self.held()).cloned().collect::<Content>();
         let expected: BTreeMap<_, _> =
-            expected.into_iter().map(|path| (path.clone(), books.files[&path])).collect();
+            expected.into_iter().map(|path| (path.clone(), on_disk.files[&path])).collect();
         assert_eq!(listed, expected, "what nothing needs");
     }
 
     pub(super) fn collect(&mut self) {
-        let before = Books::of(&self.place);
+        let before = DiskSnapshot::of(&self.place);
         let usage = self.client.disk_usage().unwrap();
         let planned = self.client.gc(&GcParams { dry_run: true }).unwrap();
         let done = self.client.gc(&GcParams { dry_run: false }).unwrap();
@@ -224,7 +224,7 @@ impl<'o> Pair<'o> {
             (done.deleted, done.freed_bytes),
             "dry run and gc"
         );
-        Books::of(&self.place).check_freed(&before, &COLLECTED, done.freed_bytes);
+        DiskSnapshot::of(&self.place).check_freed(&before, &COLLECTED, done.freed_bytes);
         self.trash.retain(|trashed| !trashed.is_expired);
         let unneeded = self.unneeded(&before);
         self.condemn(&unneeded);
@@ -241,19 +241,19 @@ impl<'o> Pair<'o> {
     }
 
     fn pull(&mut self, file: usize, name: usize) -> Result<(), ClientError> {
-        let params = self.offers.pull(file, reference(name));
+        let params = self.registry.pull(file, reference(name));
         self.client.pull(&params, |_| ())?;
         self.learn(name);
         Ok(())
     }
 
-    /// The daemon collects what a transaction that failed has brought, some time within a second. It is
-    /// killed, so that all of that stays.
+    /// The daemon would collect the blobs of a failed transaction within a second. It is killed, so that they
+    /// stay.
     fn interrupt(&mut self, file: usize, name: usize, whole: bool) {
-        self.offers.break_off(file, whole);
+        self.registry.break_off(file, whole);
         let pulled = self.pull(file, name);
-        self.offers.mend();
-        // It succeeds if the store has what the registry does not give.
+        self.registry.clear_faults();
+        // It succeeds if the store already has the bytes that the registry does not send.
         if pulled.is_err() {
             self.restart_killed(|_| ());
         }
@@ -271,7 +271,7 @@ impl<'o> Pair<'o> {
     }
 
     fn remove(&mut self, name: usize) {
-        let before = Books::of(&self.place);
+        let before = DiskSnapshot::of(&self.place);
         let removed =
             match self.client.remove(&RemoveParams { references: vec![reference(name)], keep_seconds: None })
             {
@@ -279,20 +279,20 @@ impl<'o> Pair<'o> {
                 Err(error) => return self.may_be_pinned(&error, name),
             };
         let needs = self.names.remove(&name).expect("it was there");
-        Books::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
+        DiskSnapshot::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
         let unneeded: Content = self.unneeded_with_trash(&before).intersection(&needs.all).cloned().collect();
         let freed: u64 = unneeded.difference(&self.held()).map(|path| before.files[path]).sum();
         assert_eq!(removed.freed_bytes, freed, "what only this model needs: {removed:?}");
         self.condemn(&needs.all);
     }
 
-    fn put_aside(&mut self, name: usize, is_expired: bool) {
+    fn move_to_trash(&mut self, name: usize, is_expired: bool) {
         const DAY: u64 = 86400;
-        let before = Books::of(&self.place);
+        let before = DiskSnapshot::of(&self.place);
         let keep_seconds = Some(if is_expired { 0 } else { DAY });
         match self.client.remove(&RemoveParams { references: vec![reference(name)], keep_seconds }) {
             Ok(removed) => {
-                Books::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
+                DiskSnapshot::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
                 let needs = self.names.remove(&name).expect("it was there");
                 self.trash.push(Trashed { name, needs, is_expired });
             }
@@ -309,7 +309,7 @@ impl<'o> Pair<'o> {
             }
             Err(error) => match newest {
                 None => assert_eq!(error.code(), ErrorCode::NotFound, "{error}"),
-                // Something else has the name, or what it needs is damaged.
+                // Another model has the name, or a blob that it needs is damaged.
                 Some(_) => {
                     let expected = [ErrorCode::Busy, ErrorCode::Corrupt];
                     assert!(expected.contains(&error.code()), "{error}");
@@ -329,7 +329,7 @@ impl<'o> Pair<'o> {
     fn open(&mut self, name: usize) {
         let params = OpenParams {
             reference: reference(name),
-            // No descriptor: what is leased and what a program has open are two things.
+            // Without descriptors, because leases and open files are tested separately.
             tensors: TensorSelection::None,
             component: Some("model".to_owned()),
             files: FileSelection::Whole,
@@ -346,7 +346,7 @@ impl<'o> Pair<'o> {
         }
         drop(self.sessions.swap_remove(session % self.sessions.len()));
         let left = self.sessions.len();
-        // It is listed until the daemon has collected what it kept.
+        // The session is listed until the daemon has collected the blobs that it kept.
         eventually("the session ends", || self.client.sessions().unwrap().sessions.len() == left);
         self.settle();
     }
@@ -360,38 +360,38 @@ impl<'o> Pair<'o> {
         self.programs.push(Program { _holder: holder, path, inode });
     }
 
-    fn let_go(&mut self, program: usize) {
+    fn close_program(&mut self, program: usize) {
         if self.programs.is_empty() {
             return;
         }
         drop(self.programs.swap_remove(program % self.programs.len()));
     }
 
-    /// Has the daemon be done with what was let go. It finds out some time within a second that it may collect
-    /// that, or that something needs it, which does not show: then it is killed.
+    /// Waits until the daemon has finished with released blobs. Within a second it finds that it can collect
+    /// them, or that they are needed, which is not observable: then it is killed.
     fn rest(&mut self) {
         let in_use: Content = self.held().union(&self.leased()).cloned().collect();
         let free: Content = self.condemned.difference(&in_use).cloned().collect();
-        if !self.unneeded_with_trash(&Books::of(&self.place)).is_disjoint(&free) {
+        if !self.unneeded_with_trash(&DiskSnapshot::of(&self.place)).is_disjoint(&free) {
             self.settle();
         } else if !free.is_empty() {
             self.restart_killed(|_| ());
         }
     }
 
-    /// Waits until the daemon has collected what it does by itself.
+    /// Waits until the daemon has collected what it collects in the background.
     fn settle(&mut self) {
         let in_use: Content = self.held().union(&self.leased()).cloned().collect();
         let free: Content = self.condemned.difference(&in_use).cloned().collect();
         let start = Instant::now();
-        eventually("what is let go is collected", || {
-            self.unneeded_with_trash(&Books::of(&self.place)).is_disjoint(&free)
+        eventually("released blobs are collected", || {
+            self.unneeded_with_trash(&DiskSnapshot::of(&self.place)).is_disjoint(&free)
         });
-        assert!(start.elapsed() < ROUND - OLD, "the daemon has looked at the trash meanwhile");
+        assert!(start.elapsed() < ROUND - OLD, "the daemon may have checked the trash meanwhile");
         self.condemned.retain(|path| in_use.contains(path));
     }
 
-    /// Notes what was given up: what is in use goes later.
+    /// Records blobs and recipes that are no longer needed: those in use are collected later.
     fn condemn(&mut self, given_up: &Content) {
         let in_use: Content = self.held().union(&self.leased()).cloned().collect();
         self.condemned.extend(given_up.intersection(&in_use).cloned());
@@ -412,7 +412,7 @@ impl<'o> Pair<'o> {
         self.is_damaged = true;
         let path = self.place.root.join(path);
         let length = fs::metadata(&path).unwrap().len();
-        // Root writes to it whatever its mode is; its owner has to change that.
+        // Root can write despite the mode; an ordinary owner has to change it.
         super::damage::change(&path, |file| file.set_len(length / 2).unwrap());
     }
 
@@ -435,14 +435,14 @@ impl<'o> Pair<'o> {
         const WEEKS: Duration = Duration::from_secs(15 * 86400);
         for name in self.downloads() {
             let path = self.place.root.join("partial").join(name).join("journal");
-            // One that broke before anything came has none.
+            // A download that failed before the first byte has none.
             if let Ok(journal) = File::options().write(true).open(path) {
                 journal.set_modified(SystemTime::now() - WEEKS).unwrap();
             }
         }
     }
 
-    /// Kills the daemon, does something to its store and starts it again. What it knew is gone.
+    /// Kills the daemon, changes its store and starts it again, without its former state in memory.
     pub(super) fn restart_killed(&mut self, meanwhile: impl FnOnce(&Path)) {
         self.place.daemon.kill();
         self.sessions.clear();
@@ -455,13 +455,13 @@ impl<'o> Pair<'o> {
         self.client = self.place.daemon.client();
         self.started = Instant::now();
         self.condemned.clear();
-        // It sweeps up what dead transactions have left before it answers.
-        assert_eq!(Books::of(&self.place).names("staging/"), [""; 0]);
+        // It deletes the files of dead transactions before it responds.
+        assert_eq!(DiskSnapshot::of(&self.place).names("staging/"), [""; 0]);
     }
 
-    /// Removes a model while collections are refused, and asserts that nothing is said to be freed, nor is.
+    /// Removes a model while collections refuse, and asserts that nothing is freed or reported as freed.
     pub(super) fn remove_in_vain(&mut self, name: usize) {
-        let before = Books::of(&self.place);
+        let before = DiskSnapshot::of(&self.place);
         let usage = self.client.disk_usage().map(|usage| usage.reclaimable_bytes);
         let planned = self.client.gc(&GcParams { dry_run: true });
         match (&usage, &planned) {
@@ -474,10 +474,10 @@ impl<'o> Pair<'o> {
             self.refusals += 1;
             self.client.gc(&GcParams { dry_run: false }).expect_err("its dry run was refused");
         }
-        Books::of(&self.place).check_freed(&before, &COLLECTED, 0);
+        DiskSnapshot::of(&self.place).check_freed(&before, &COLLECTED, 0);
         match self.client.remove(&RemoveParams { references: vec![reference(name)], keep_seconds: None }) {
             Ok(removed) => {
-                Books::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
+                DiskSnapshot::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
                 self.names.remove(&name);
             }
             Err(error) if error.code() == ErrorCode::Corrupt => {}
@@ -485,7 +485,7 @@ impl<'o> Pair<'o> {
         }
     }
 
-    /// The place of a model's manifest.
+    /// The path of a model's manifest.
     pub(super) fn manifest_of(&self, name: usize) -> Option<String> {
         self.names.contains_key(&name).then(|| manifest_place(name))
     }
@@ -497,22 +497,26 @@ impl<'o> Pair<'o> {
         files.iter().find(is_there).cloned()
     }
 
-    /// Notes what a model needs that has just got its name.
+    /// Records the needs of a model that has just got its name.
     fn learn(&mut self, name: usize) {
         self.names.insert(name, Needs::of(&self.place.root, &manifest_place(name)));
     }
 
-    /// What lies in `blobs/` and `recipes/` and nothing keeps.
-    fn unneeded(&self, books: &Books) -> Content {
-        self.unneeded_beside(books, self.trash.iter().filter(|trashed| !trashed.is_expired))
+    /// The blobs and recipes that nothing keeps.
+    fn unneeded(&self, on_disk: &DiskSnapshot) -> Content {
+        self.unneeded_beside(on_disk, self.trash.iter().filter(|trashed| !trashed.is_expired))
     }
 
-    /// The same where the trash is not emptied: what a record keeps that has expired goes with the record.
-    fn unneeded_with_trash(&self, books: &Books) -> Content {
-        self.unneeded_beside(books, self.trash.iter())
+    /// The same if the trash is not emptied: an expired record still keeps its blobs.
+    fn unneeded_with_trash(&self, on_disk: &DiskSnapshot) -> Content {
+        self.unneeded_beside(on_disk, self.trash.iter())
     }
 
-    fn unneeded_beside<'t>(&self, books: &Books, trash: impl Iterator<Item = &'t Trashed>) -> Content {
+    fn unneeded_beside<'t>(
+        &self,
+        on_disk: &DiskSnapshot,
+        trash: impl Iterator<Item = &'t Trashed>,
+    ) -> Content {
         let mut kept = self.leased();
         kept.extend(self.names.values().flat_map(|needs| needs.all.iter().cloned()));
         kept.extend(trash.flat_map(|trashed| trashed.needs.all.iter().cloned()));
@@ -521,7 +525,7 @@ impl<'o> Pair<'o> {
                 kept.extend(file_and_blobs(&self.place.root, &file));
             }
         }
-        books.content().difference(&kept).cloned().collect()
+        on_disk.content().difference(&kept).cloned().collect()
     }
 
     fn downloads(&self) -> Vec<String> {
@@ -544,14 +548,14 @@ impl<'o> Pair<'o> {
         names.get(number.checked_rem(names.len())?).map(|name| format!("blobs/{name}"))
     }
 
-    /// Only what a damaged blob of the store is part of may be refused. What the transaction has brought the
-    /// daemon collects some time within a second; it is killed, so that all of that stays.
+    /// A request may be refused only because of a damaged blob. The daemon would collect the blobs of the
+    /// failed transaction within a second; it is killed, so that they stay.
     fn may_be_damaged(&mut self, error: &ClientError) {
         assert!(self.is_damaged && error.code() == ErrorCode::Corrupt, "{error}");
         self.restart_killed(|_| ());
     }
 
-    /// Only a model that is not there or not whole may be refused.
+    /// A request may be refused only if the model is missing or incomplete.
     fn may_be_refused(&self, error: &ClientError, name: usize) {
         match self.names.contains_key(&name) {
             false => assert_eq!(error.code(), ErrorCode::NotFound, "{error}"),

@@ -1,29 +1,29 @@
-//! One entry of one store, replaced.
+//! A store with one replaced entry.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use blobd_tests::command::{self, Blobd};
-use blobd_tests::places::fast_folder;
 use blobd_tests::store_dir::{Snapshot, snapshot};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tempfile::TempDir;
 
-use super::actor::Actor;
 use super::template::{Template, name_of};
+use super::user::User;
 use super::verbs;
 use super::watch::Watch;
 
-/// What is in an entry's place.
+/// What replaces an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Substitute {
     /// A symbolic link to the original, which now lies outside the store.
     Link,
-    /// A symbolic link to nothing.
+    /// A symbolic link without a target.
     DanglingLink,
     Fifo,
-    /// A directory in a file's place, a file in a directory's.
+    /// A directory in place of a file, or the reverse.
     OtherKind,
     Socket,
     /// The entry itself, but of an owner other than the store's.
@@ -33,7 +33,7 @@ pub(super) enum Substitute {
 /// A store with one replaced entry.
 #[derive(Debug)]
 pub(super) struct Case {
-    actor: Actor,
+    user: User,
     entry: PathBuf,
     substitute: Substitute,
     /// The original's.
@@ -44,9 +44,9 @@ pub(super) struct Case {
 }
 
 impl Case {
-    pub(super) fn lay_out(template: &Template, actor: Actor, entry: &Path, substitute: Substitute) -> Self {
-        let folder = fast_folder();
-        actor.own(folder.path());
+    pub(super) fn lay_out(template: &Template, user: User, entry: &Path, substitute: Substitute) -> Self {
+        let folder = tmpfs_directory();
+        user.own(folder.path());
         let (store, outside) = (folder.path().join("store"), folder.path().join("outside"));
         template.copy_to(&store);
         fs::create_dir(&outside).unwrap();
@@ -54,28 +54,28 @@ impl Case {
         let path = store.join(entry);
         let permissions = fs::metadata(&path).unwrap().permissions();
         if substitute == Substitute::AnotherOwner {
-            actor.disown(&path);
+            user.disown(&path);
         } else {
             let is_dir = path.is_dir();
             fs::rename(&path, outside.join("original")).unwrap();
             substitute.put(&path, is_dir, &outside);
-            actor.own(&outside);
+            user.own(&outside);
         }
         let before = content(&store, entry);
         let watch = Watch::start(&outside);
-        Self { actor, entry: entry.to_path_buf(), substitute, permissions, folder, before, watch }
+        Self { user, entry: entry.to_path_buf(), substitute, permissions, folder, before, watch }
     }
 
-    /// Runs every verb, in the command's own process and through a daemon; what took too long.
+    /// Runs every verb, embedded and through a daemon. Returns those that took too long.
     pub(super) fn run_every_verb(&self, template: &Template) -> Vec<String> {
         let blobd = Blobd::at_root(&self.store());
-        let mut slow = verbs::run_embedded(self.actor, &blobd);
-        slow.extend(verbs::run_through_daemon(template, self.actor, &blobd, self.folder.path()));
+        let mut slow = verbs::run_embedded(self.user, &blobd);
+        slow.extend(verbs::run_through_daemon(template, self.user, &blobd, self.folder.path()));
         slow
     }
 
-    /// Asserts that nothing was lost and nothing outside was looked at, and that the original, put
-    /// back, makes the store whole.
+    /// Asserts that nothing was lost, that nothing outside was accessed, and that the store is complete after
+    /// the original is restored.
     pub(super) fn check(self) {
         let events = self.watch.events();
         assert!(events.is_empty(), "outside the store: {events:?}");
@@ -87,7 +87,7 @@ impl Case {
         self.put_back();
         let blobd = Blobd::at_root(&self.store());
         for words in [&["undelete", &name_of("c")][..], &["verify"]] {
-            let run = command::run(self.actor.blobd(&blobd).args(words));
+            let run = command::run(self.user.blobd(&blobd).args(words));
             assert_eq!(run.code, 0, "put back: {words:?}: {}{}", run.text(), run.stderr);
         }
     }
@@ -95,7 +95,7 @@ impl Case {
     fn put_back(&self) {
         let path = self.store().join(&self.entry);
         if self.substitute == Substitute::AnotherOwner {
-            self.actor.own(&self.store());
+            self.user.own(&self.store());
             if path.exists() {
                 fs::set_permissions(&path, self.permissions.clone()).unwrap();
             }
@@ -104,7 +104,7 @@ impl Case {
         if let Ok(metadata) = fs::symlink_metadata(&path) {
             if metadata.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) }.unwrap();
         }
-        // Nobody promises to keep a transaction that was interrupted.
+        // Interrupted transactions need not be kept.
         if path.parent().is_some_and(Path::exists) {
             fs::rename(self.folder.path().join("outside/original"), &path).unwrap();
         }
@@ -123,7 +123,7 @@ impl Substitute {
             Self::Fifo => make_node(path, FileType::Fifo),
             Self::OtherKind if is_dir => fs::write(path, "not a directory").unwrap(),
             Self::OtherKind => fs::create_dir(path).unwrap(),
-            // By its type alone: the path is too long to be bound to.
+            // Only a node of this type: the path is too long for `bind`.
             Self::Socket => make_node(path, FileType::Socket),
             Self::AnotherOwner => unreachable!("the entry stays"),
         }
@@ -134,8 +134,8 @@ fn make_node(path: &Path, kind: FileType) {
     mknodat(CWD, path, kind, Mode::from_raw_mode(0o644), 0).unwrap();
 }
 
-/// What must not be lost: all that commands do not rewrite or clear as a matter of course, and that is
-/// not the replaced entry or below it.
+/// The files that must not be lost: all but the replaced entry, and but those that commands regularly rewrite
+/// or clear.
 fn content(store: &Path, replaced: &Path) -> Snapshot {
     const REWRITTEN: [&str; 6] = ["index", "lock", "scrub.json", "staging", "reserve", "store.json"];
     let mut content = snapshot(store);

@@ -1,4 +1,4 @@
-//! A store with a bit of everything, to be copied for each case.
+//! A store with every kind of entry, which is copied for each case.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,32 +8,32 @@ use blobd_store_format::gguf::GgmlType;
 use blobd_tests::command::{self, Blobd};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
 use blobd_tests::registry::{FakeRegistry, Fault};
 use blobd_tests::store_dir::{names, snapshot};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use tempfile::TempDir;
 
-use super::actor::Actor;
+use super::user::User;
 
 const MODEL: &str = "application/vnd.ollama.image.model";
 
-/// Two models that share tensors, one of them pinned; a third in the trash; an unfinished download; and
-/// what else lies in a store.
+/// Two models that share tensors, one of them pinned; a third in the trash; an unfinished download; and all
+/// other files of a store.
 #[derive(Debug)]
 pub(super) struct Template {
     folder: TempDir,
     registry: FakeRegistry,
 }
 
-/// The full name of a model: a repair that asks the model's registry reaches nobody.
+/// The full name of a model; its registry is unreachable for a repair.
 pub(super) fn name_of(model: &str) -> String {
     format!("127.0.0.1:1/library/{model}:latest")
 }
 
 impl Template {
-    pub(super) fn make(actor: Actor) -> Self {
+    pub(super) fn make(user: User) -> Self {
         let mut daemon = TestDaemon::start();
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         for (name, model) in ["a", "b", "c"].into_iter().zip(1..) {
             let path = file(model).write_to(daemon.scratch(), &format!("{name}.gguf"));
@@ -46,8 +46,8 @@ impl Template {
         let template = Self { folder, registry: begin_download(&daemon.command()) };
         daemon.stop();
         copy(daemon.root(), &template.store());
-        template.add_what_is_rare();
-        actor.own(&template.store());
+        template.add_rare_entries();
+        user.own(&template.store());
         template
     }
 
@@ -61,12 +61,12 @@ impl Template {
         self.registry.name("library/e:latest")
     }
 
-    /// A file that is not in the store, but most of its tensors are.
+    /// A file that is not in the store, but shares most tensors with stored ones.
     pub(super) fn further(directory: &Path) -> PathBuf {
         file(9).write_to(directory, "n.gguf")
     }
 
-    /// Every entry, relative to the store; of the blobs a few.
+    /// Every entry, relative to the store, but only a few blobs.
     pub(super) fn entries(&self) -> Vec<PathBuf> {
         const BLOBS: usize = 2;
         let store = self.store();
@@ -86,8 +86,8 @@ impl Template {
         copy(&self.store(), target);
     }
 
-    /// Leftovers of a command that was killed, a damaged blob, and where the scrubber was.
-    fn add_what_is_rare(&self) {
+    /// Adds staged files of a killed command, a quarantined blob, and the scrubber's position.
+    fn add_rare_entries(&self) {
         let store = self.store();
         let write = |path: &str, content: &[u8]| {
             let path = store.join(path);
@@ -99,14 +99,14 @@ impl Template {
         if !store.join("scrub.json").exists() {
             write("scrub.json", b"{}");
         }
-        // Its content is of no interest, and copying it hundreds of times takes long.
+        // Emptied, because its content does not matter and copying it hundreds of times takes long.
         write("reserve", b"");
         write("index/CLEAN.new", b"{}");
         assert!(!names(&store.join("partial")).is_empty() && !names(&store.join("trash")).is_empty());
     }
 }
 
-/// Few and small tensors, of which all files but for one share the bytes.
+/// A file of few small tensors, of which all but one are the same in all files.
 fn file(number: u64) -> ModelFile {
     let mut file = ModelFile::empty();
     file.add_noise(1, "token_embd.weight", GgmlType::Q8_0, &[32, 64]);
@@ -115,7 +115,7 @@ fn file(number: u64) -> ModelFile {
     file
 }
 
-/// Leaves a download that has come half-way; the registry has another model that can be pulled.
+/// Creates an unfinished download. The registry has another model that can be pulled.
 fn begin_download(blobd: &Blobd) -> FakeRegistry {
     let registry = FakeRegistry::start().unwrap();
     let model = ModelFile::dense_of(5, 2, 256).bytes();

@@ -1,4 +1,4 @@
-//! Every verb, and how long it takes.
+//! Runs every verb and checks how long it takes.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -15,20 +15,20 @@ use blobd_store_format::reference::Reference;
 use blobd_tests::command::{self, Blobd};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::actor::Actor;
 use super::template::{Template, name_of};
+use super::user::User;
 
-/// No verb may take longer on a store this small, whatever is in it.
+/// The time limit of a verb on such a small store.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// When a verb that hangs is ended.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// The time after which a hanging verb is killed.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Verbs that open the store themselves. None of them removes what a model needs.
-pub(super) fn run_embedded(actor: Actor, blobd: &Blobd) -> Vec<String> {
+pub(super) fn run_embedded(user: User, blobd: &Blobd) -> Vec<String> {
     let mut slow = Vec::new();
     for line in ["ls", "gc"] {
-        let mut command = actor.blobd(blobd);
+        let mut command = user.blobd(blobd);
         let start = Instant::now();
         let run = command::run(command.args(line.split_whitespace()));
         note(&mut slow, line, start);
@@ -37,16 +37,16 @@ pub(super) fn run_embedded(actor: Actor, blobd: &Blobd) -> Vec<String> {
     slow
 }
 
-/// A daemon, if it starts, and all that can be asked of it.
+/// Runs a daemon, if it starts, and sends all requests to it.
 pub(super) fn run_through_daemon(
     template: &Template,
-    actor: Actor,
+    user: User,
     blobd: &Blobd,
     folder: &Path,
 ) -> Vec<String> {
     let mut slow = Vec::new();
     let (socket, log) = (folder.join("s"), folder.join("log"));
-    let mut serve = actor.blobd(blobd);
+    let mut serve = user.blobd(blobd);
     serve.args(["serve", "--socket"]).arg(&socket).stderr(File::create(&log).unwrap()).stdout(Stdio::null());
     let start = Instant::now();
     let mut daemon = serve.spawn().unwrap();
@@ -59,13 +59,13 @@ pub(super) fn run_through_daemon(
     };
     let (further, pullable) = (Template::further(folder), template.pullable());
     let (sender, finished) = mpsc::channel();
-    // On a thread of its own: a verb that hangs is ended with the daemon.
+    // On its own thread: a verb that hangs ends with the daemon.
     let verbs = thread::spawn(move || ask_everything(&client, &further, &pullable, &sender));
     let start = Instant::now();
-    while let Ok((verb, start)) = finished.recv_timeout(PATIENCE.saturating_sub(start.elapsed())) {
+    while let Ok((verb, start)) = finished.recv_timeout(TIMEOUT.saturating_sub(start.elapsed())) {
         note(&mut slow, verb, start);
     }
-    if !verbs.is_finished() && start.elapsed() >= PATIENCE {
+    if !verbs.is_finished() && start.elapsed() >= TIMEOUT {
         slow.push("a verb that was still running".to_owned());
     }
     let start = Instant::now();
@@ -76,10 +76,10 @@ pub(super) fn run_through_daemon(
     slow
 }
 
-/// A command that fails says why, and none panics.
+/// Asserts that a failed command prints an error, and that no command panics.
 fn check_told(line: &str, code: i32, stderr: &str) {
     assert!((0..=7).contains(&code), "{line}: exit code {code}: {stderr}");
-    assert!(code == 0 || !stderr.trim().is_empty(), "{line}: exit code {code} without a word");
+    assert!(code == 0 || !stderr.trim().is_empty(), "{line}: exit code {code} without an error message");
     assert!(!stderr.contains("panicked"), "{line}: {stderr}");
 }
 
@@ -90,9 +90,9 @@ fn note(slow: &mut Vec<String>, verb: &str, start: Instant) {
     }
 }
 
-/// A client as soon as the daemon answers; nothing if it ends instead.
+/// Returns a client as soon as the daemon responds; `None` if it ends instead.
 fn wait_for(daemon: &mut Child, socket: &Path, start: Instant) -> Option<Client> {
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < TIMEOUT {
         if let Ok(client) = Client::connect(socket)
             && client.version().is_ok()
         {
@@ -107,11 +107,11 @@ fn wait_for(daemon: &mut Child, socket: &Path, start: Instant) -> Option<Client>
     None
 }
 
-/// Ends the daemon as the system does; false if it had to be killed.
+/// Stops the daemon with SIGTERM. Returns false if it had to be killed.
 fn end(daemon: &mut Child) -> bool {
     kill_process(Pid::from_child(daemon), Signal::TERM).unwrap();
     let start = Instant::now();
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < TIMEOUT {
         if daemon.try_wait().unwrap().is_some() {
             return true;
         }
@@ -126,7 +126,7 @@ fn name(model: &str) -> Reference {
     name_of(model).parse().unwrap()
 }
 
-/// Whether a verb succeeds is not the question; that it ends is.
+/// Every verb must end; it need not succeed.
 fn ask_everything(
     client: &Client,
     further: &Path,
@@ -136,7 +136,7 @@ fn ask_everything(
     let ask = |verb: &'static str, ask: &mut dyn FnMut()| {
         let start = Instant::now();
         ask();
-        // Nobody listens any more once a verb has taken too long.
+        // The channel is closed once a verb has taken too long.
         let _ = finished.send((verb, start));
     };
     ask("ls", &mut || drop(client.models()));

@@ -1,4 +1,4 @@
-//! Sees whether files are opened or changed.
+//! Detects with inotify whether files are opened or changed.
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -8,7 +8,7 @@ use blobd_tests::store_dir::snapshot;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
-/// All but closing: a process that another test forks may hold for a moment what this one had open.
+/// All events but closing: a process that another test has forked may close its copies of descriptors later.
 const SEEN: WatchFlags = WatchFlags::OPEN
     .union(WatchFlags::ACCESS)
     .union(WatchFlags::MODIFY)
@@ -17,21 +17,21 @@ const SEEN: WatchFlags = WatchFlags::OPEN
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MOVE);
 
-/// Watches a directory, what is in it and what is below that.
+/// Watches a directory tree.
 #[derive(Debug)]
 pub(super) struct Watch(OwnedFd);
 
 impl Watch {
     pub(super) fn start(directory: &Path) -> Self {
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
-        // Listed before the first watch, which would see the listing.
+        // Listed before the first watch is added, which would report the listing.
         for path in snapshot(directory).into_keys() {
             inotify::add_watch(&inotify, &path, SEEN | WatchFlags::DONT_FOLLOW).unwrap();
         }
         Self(inotify)
     }
 
-    /// What has happened since, the first of it.
+    /// The first events since the start.
     pub(super) fn events(&self) -> Vec<String> {
         const MOST: usize = 4;
         let mut buffer = [MaybeUninit::uninit(); 4096];

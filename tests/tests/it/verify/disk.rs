@@ -1,5 +1,5 @@
-//! Damage on the disk under a page cache that is right: what a verification through the page cache
-//! does not see. Takes root, a loop device and ext4; skipped without.
+//! Damage on the disk under a correct page cache, which a verification through the page cache does not find.
+//! Needs root, a loop device and ext4; skipped without them.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -9,8 +9,8 @@ use std::process::Command;
 use blobd_tests::command::Blobd;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
-use blobd_tests::places::disk_folder;
 use blobd_tests::store_dir::{blob_path, check_blobs, names};
+use blobd_tests::temp_dirs::disk_directory;
 use tempfile::TempDir;
 
 use super::{TENSOR, corrupt, tensor_digest};
@@ -24,7 +24,7 @@ struct LoopDisk {
 
 impl LoopDisk {
     fn mount() -> Result<Self, String> {
-        let folder = disk_folder();
+        let folder = disk_directory();
         let (image, point) = (folder.path().join("image"), folder.path().join("mounted"));
         File::create(&image).and_then(|file| file.set_len(64 << 20)).map_err(|error| error.to_string())?;
         fs::create_dir(&point).map_err(|error| error.to_string())?;
@@ -76,7 +76,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
 }
 
 #[test]
-fn damage_under_a_good_page_cache_is_found_and_mended_from_it() {
+fn damage_under_a_correct_page_cache_is_found_and_repaired_from_it() {
     let disk = match LoopDisk::mount() {
         Ok(disk) => disk,
         Err(reason) => return eprintln!("skipped: {reason}"),
@@ -89,17 +89,17 @@ fn damage_under_a_good_page_cache_is_found_and_mended_from_it() {
     let digest = tensor_digest(&blobd, "m", TENSOR);
     let blob = blob_path(&root, &digest);
     let cached = || format!("sha256:{}", sha256(&fs::read(&blob).unwrap()));
-    // Now it is in the page cache, and stays there while it is open.
+    // Now it is in the page cache, and stays there.
     assert_eq!(cached(), digest);
     let _open = File::open(&blob).unwrap();
     disk.flip_on_disk(&blob, 100);
-    assert_eq!(cached(), digest, "the page cache is right");
+    assert_eq!(cached(), digest, "the page cache is correct");
 
     let [found] = corrupt(&blobd.line("verify --json").exits_with(5)).try_into().unwrap();
     assert_eq!(found["digest"], digest);
     assert!(!blob.exists());
     assert_eq!(names(&root.join("quarantine")).len(), 1);
-    // What the disk has lost is still in memory: nobody else has to be asked.
+    // The bytes are still in the page cache, so that no registry is needed.
     let [found] = corrupt(&blobd.line("verify --repair --json").succeeds()).try_into().unwrap();
     assert_eq!((found["repaired"].as_bool(), found.get("fetched_bytes")), (Some(true), None));
     blobd.line("verify").succeeds();

@@ -5,9 +5,9 @@ use std::fs;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
-use blobd_tests::registry::{FakeRegistry, Fault, Manner};
+use blobd_tests::registry::{BlobDelivery, FakeRegistry, Fault};
 use blobd_tests::store_dir::{blob_path, check_blobs, flip_byte, names, staged};
+use blobd_tests::temp_dirs::tmpfs_directory;
 
 use super::{TENSOR, corrupt, tensor_digest};
 
@@ -40,7 +40,7 @@ impl Pulled {
         digest
     }
 
-    /// Repairs; answers with the exit code, the only finding and how much the registry sent.
+    /// Repairs. Returns the exit code, the only finding and the number of bytes that the registry sent.
     fn repair(&self) -> (i32, serde_json::Value, u64) {
         let before = self.registry.bytes_served();
         let run = self.daemon.command().line("verify --repair --json");
@@ -58,9 +58,9 @@ impl Pulled {
 
 #[test]
 fn repair_fetches_the_tensor_and_nothing_else() {
-    for manner in [Manner::Redirect, Manner::Direct, Manner::RelativeLocation] {
+    for delivery in [BlobDelivery::Redirect, BlobDelivery::Direct, BlobDelivery::RelativeLocation] {
         let pulled = Pulled::new(ModelFile { padding: 7, ..ModelFile::dense(1) });
-        pulled.registry.set_manner(manner);
+        pulled.registry.set_blob_delivery(delivery);
         pulled.registry.require_token();
         let size = pulled.model.tensors.iter().find(|tensor| tensor.name == TENSOR).unwrap().size_bytes();
         let digest = pulled.spoil_tensor(TENSOR);
@@ -87,14 +87,14 @@ fn expert_group_is_fetched_in_as_many_ranges_as_it_takes() {
         .into_iter()
         .skip(by_the_pull)
         .filter(|request| request.header("range").is_some());
-    // In the file 10 and 11 stand between 1 and 2: 0 to 1, 2 to 9, 10 to 11. Each is asked for at
-    // the registry and at the content network.
+    // In the file, 10 and 11 are between 1 and 2, so there are three ranges: 0 to 1, 2 to 9, 10 to 11. Each
+    // causes a request to the registry and one to the content network.
     assert_eq!(ranges.count(), 2 * 3);
     pulled.check_whole();
 }
 
 #[test]
-fn header_template_and_configuration_are_mended_too() {
+fn header_template_and_configuration_are_repaired() {
     let pulled = Pulled::new(ModelFile::dense(1));
     let shown = pulled.daemon.command().run(["show", &pulled.name, "--json"]).json();
     for layer in shown["layers"].as_array().unwrap().iter().filter(|layer| layer["stored"] == "blob") {
@@ -123,7 +123,7 @@ fn missing_blob_is_fetched() {
 }
 
 #[test]
-fn registry_that_knows_no_ranges_is_good_enough() {
+fn registry_without_ranges_can_repair() {
     let pulled = Pulled::new(ModelFile::dense(1));
     pulled.registry.add_fault("/cdn/", usize::MAX, Fault::IgnoreRange);
     pulled.spoil_tensor(TENSOR);
@@ -163,7 +163,7 @@ fn bytes_that_are_not_the_tensor_are_not_published() {
 }
 
 #[test]
-fn registry_that_is_away_is_told() {
+fn unreachable_registry_is_reported() {
     let Pulled { registry, daemon, name, model } = Pulled::new(ModelFile::dense(1));
     let digest = tensor_digest(&daemon.command(), &name, TENSOR);
     flip_byte(&blob_path(daemon.root(), &digest), 5);
@@ -171,7 +171,7 @@ fn registry_that_is_away_is_told() {
     let run = daemon.command().line("verify --repair --json").exits_with(5);
     let [found] = corrupt(&run).try_into().unwrap();
     assert!(found["reason"].as_str().unwrap().contains("127.0.0.1"), "{found}");
-    // The file that somebody still has is as good.
+    // Importing the original file repairs it, too.
     let path = model.write_to(daemon.scratch(), "m.gguf");
     daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
     daemon.command().line("verify").succeeds();
@@ -179,9 +179,9 @@ fn registry_that_is_away_is_told() {
 }
 
 #[test]
-fn another_model_that_has_the_tensor_may_help() {
+fn origin_of_another_model_with_the_tensor_is_used() {
     let pulled = Pulled::new(ModelFile::dense(1));
-    // The same tensors, imported under a name that sorts first: its origin is no registry.
+    // The same tensors, imported under a name that sorts first; its origin is not a registry.
     let sibling =
         ModelFile::dense(1).with_changed("output.weight").write_to(pulled.daemon.scratch(), "a.gguf");
     pulled.daemon.command().run(["import".as_ref(), sibling.as_os_str()]).succeeds();
@@ -192,8 +192,8 @@ fn another_model_that_has_the_tensor_may_help() {
 }
 
 #[test]
-fn file_that_is_stored_whole_mends_its_tensors_without_a_network() {
-    let folder = fast_folder();
+fn whole_file_in_the_store_repairs_its_tensors_without_a_network() {
+    let folder = tmpfs_directory();
     let root = folder.path().join("store");
     let blobd = Blobd::at_root(&root);
     let model = ModelFile::separate_experts(3, 11);
@@ -204,7 +204,7 @@ fn file_that_is_stored_whole_mends_its_tensors_without_a_network() {
     fs::write(&whole, model.bytes()).unwrap();
     let digest = tensor_digest(&blobd, "m", "blk.0.ffn_down.10.weight");
     flip_byte(&blob_path(&root, &digest), 5);
-    // The copy that was put there by hand has the wrong mode, which is told and mended too.
+    // The manually added copy has the wrong mode, which is reported and repaired, too.
     let found = corrupt(&blobd.line("verify --repair --json").succeeds());
     let found = found.iter().find(|found| found["digest"] == digest).unwrap();
     assert_eq!((found["repaired"].as_bool(), found.get("fetched_bytes")), (Some(true), None));
@@ -213,8 +213,8 @@ fn file_that_is_stored_whole_mends_its_tensors_without_a_network() {
 }
 
 #[test]
-fn copy_in_quarantine_that_is_right_after_all_is_taken_back() {
-    let folder = fast_folder();
+fn correct_copy_in_quarantine_is_restored() {
+    let folder = tmpfs_directory();
     let root = folder.path().join("store");
     let blobd = Blobd::at_root(&root);
     let path = ModelFile::dense(1).write_to(folder.path(), "m.gguf");

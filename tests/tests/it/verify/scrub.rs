@@ -1,4 +1,4 @@
-//! The verification that a daemon does by itself.
+//! The daemon's background scrub.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,15 +7,15 @@ use std::time::Duration;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
 use blobd_tests::store_dir::{flip_byte, names};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::{eventually, eventually_some};
 use serde_json::Value as Json;
 use tempfile::TempDir;
 
-/// A store with a model, made by a command; no daemon has seen it yet.
+/// A store with a model, created by a command without a daemon.
 fn folder_with_store() -> TempDir {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let path = ModelFile::dense(1).write_to(folder.path(), "m.gguf");
     let blobd = Blobd::at_root(&folder.path().join("store"));
     blobd.run(["import", path.to_str().unwrap()]).succeeds();
@@ -29,7 +29,7 @@ fn blobs(root: &Path) -> Vec<PathBuf> {
 
 fn configure(folder: &Path, scrub: &str) -> String {
     let config = folder.join("config.toml");
-    // The load of other tests is none of these tests' business.
+    // The load of other tests must not pause the scrub.
     fs::write(&config, format!("[scrub]\npause_above_pressure_percent = 100\n{scrub}\n")).unwrap();
     format!("BLOBD_CONFIG={}", config.display())
 }
@@ -48,7 +48,7 @@ fn wait_for_the_end(root: &Path) -> Json {
 }
 
 #[test]
-fn daemon_finds_damage_by_itself() {
+fn scrub_finds_damage() {
     let folder = folder_with_store();
     let root = folder.path().join("store");
     flip_byte(&blobs(&root)[4], 20);
@@ -62,17 +62,17 @@ fn daemon_finds_damage_by_itself() {
 }
 
 #[test]
-fn daemon_goes_on_where_it_stopped() {
+fn scrub_resumes_after_a_restart() {
     let folder = folder_with_store();
     let root = folder.path().join("store");
     let all = blobs(&root);
     let mut daemon = start(folder, "rate_bytes_per_second = 10000");
     std::thread::sleep(Duration::from_secs(1));
     daemon.stop();
-    let stopped = cursor(&root).expect("it says where it stopped");
+    let stopped = cursor(&root).expect("the scrub records where it stopped");
     let done = usize::try_from(stopped["blobs"].as_u64().unwrap()).unwrap();
     assert!(done > 0 && done < all.len(), "{stopped}");
-    // What is damaged behind its back is left to the next pass.
+    // Damage in the part already verified is left to the next pass.
     flip_byte(&all[0], 1);
     flip_byte(&all[all.len() - 1], 1);
     configure(daemon.scratch(), "rate_bytes_per_second = 1000000000");

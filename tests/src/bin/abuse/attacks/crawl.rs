@@ -1,6 +1,5 @@
-//! Work that never ends: pulls at one byte per second, and imports of files that hang when they are read,
-//! inspected or closed.
-//! Their clients close the connection in the middle and begin anew.
+//! Operations that never end: pulls at one byte per second, and imports of files that hang when they are
+//! read, inspected or closed. Their clients disconnect in the middle and start again.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -13,14 +12,14 @@ use blobd_tests::registry::FakeRegistry;
 
 use super::Begin;
 use crate::Outcome;
-use crate::ground::{Ground, pass_file};
+use crate::context::{AttackContext, pass_file};
 
 const PULLS: usize = 12;
-/// How long each client lives.
+/// How long each client stays connected.
 const LIFE: Duration = Duration::from_secs(3);
 const LAYER: &str = "application/vnd.ollama.image.model";
 
-pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
+pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
     let registry = FakeRegistry::start()?;
     for number in 0..PULLS {
         let model = ModelFile::dense(1000 + number as u64).bytes();
@@ -29,27 +28,27 @@ pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
             .add_model(&format!("library/m{number}:latest"), &config, &[(LAYER, &model)])
             .map_err(|error| error.to_string())?;
     }
-    // Once: opening one anew would wait for its pages, which hang by then.
-    let hanging: Vec<File> = ground.hanging_files.iter().map(File::open).collect::<Result<_, _>>()?;
-    let (ground, registry) = (ground.clone(), Arc::new(registry));
+    // Each is opened only once: opening it again would wait for its pages, which hang by then.
+    let hanging: Vec<File> = context.hanging_files.iter().map(File::open).collect::<Result<_, _>>()?;
+    let (context, registry) = (context.clone(), Arc::new(registry));
     Ok(Box::new(move || {
         let mut pulls: Vec<UnixStream> = Vec::new();
-        ground.repeat(LIFE, move |ground| {
+        context.repeat(LIFE, move |context| {
             pulls.clear();
             for number in 0..PULLS {
                 let name = registry.name(&format!("library/m{number}"));
                 let body = format!(r#"{{"reference":"{name}","limit_rate":1}}"#);
-                pulls.push(ground.send("POST /v1/pull HTTP/1.1", &body)?);
-                ground.count("pulls");
+                pulls.push(context.send("POST /v1/pull HTTP/1.1", &body)?);
+                context.count("pulls");
             }
             Ok(())
         });
         for file in hanging {
             let mut import = None;
-            ground.repeat(LIFE, move |ground| {
+            context.repeat(LIFE, move |context| {
                 drop(import.take());
-                import = Some(begin_import(ground, &file)?);
-                ground.count("imports");
+                import = Some(begin_import(context, &file)?);
+                context.count("imports");
                 Ok(())
             });
         }
@@ -57,8 +56,8 @@ pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
     }))
 }
 
-fn begin_import(ground: &Ground, file: &File) -> Outcome<UnixStream> {
-    let stream = ground.upgrade("/v1/import", r#"{"file_name":"hangs.gguf"}"#)?;
+fn begin_import(context: &AttackContext, file: &File) -> Outcome<UnixStream> {
+    let stream = context.upgrade("/v1/import", r#"{"file_name":"hangs.gguf"}"#)?;
     pass_file(&stream, file.as_fd())?;
     Ok(stream)
 }

@@ -1,4 +1,4 @@
-//! Almost as many requests at once as one user may have connections.
+//! Almost as many concurrent requests as one user may have connections.
 
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use super::Begin;
 use crate::Outcome;
-use crate::arena::MODEL;
-use crate::ground::Ground;
+use crate::context::AttackContext;
+use crate::environment::MODEL;
 
 const CONNECTIONS: usize = 1000;
 /// From one flood to the next.
 const PERIOD: Duration = Duration::from_secs(3);
 
-pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
-    let ground = ground.clone();
+pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
+    let context = context.clone();
     Ok(Box::new(move || {
-        ground.repeat(PERIOD, |ground| {
-            let asked: Vec<_> = (0..CONNECTIONS).map(|number| ask(ground, number)).collect();
-            for stream in asked {
-                ground.count(&stream.and_then(read_status).unwrap_or("no answer".to_owned()));
+        context.repeat(PERIOD, |context| {
+            let streams: Vec<_> = (0..CONNECTIONS).map(|number| send_request(context, number)).collect();
+            for stream in streams {
+                context.count(&stream.and_then(read_status).unwrap_or("no response".to_owned()));
             }
             Ok(())
         });
@@ -27,15 +27,15 @@ pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
     }))
 }
 
-fn ask(ground: &Ground, number: usize) -> Outcome<UnixStream> {
+fn send_request(context: &AttackContext, number: usize) -> Outcome<UnixStream> {
     let path = if number.is_multiple_of(2) { "/v1/models".to_owned() } else { format!("/v1/models/{MODEL}") };
-    Ok(ground.send(&format!("GET {path} HTTP/1.1\r\nConnection: close"), "")?)
+    Ok(context.send(&format!("GET {path} HTTP/1.1\r\nConnection: close"), "")?)
 }
 
-/// Reads a whole answer; its status.
+/// Reads a whole response and returns its status.
 fn read_status(mut stream: UnixStream) -> Outcome<String> {
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer)?;
-    let text = String::from_utf8_lossy(&answer);
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response)?;
+    let text = String::from_utf8_lossy(&response);
     Ok(format!("status {}", text.split(' ').nth(1).unwrap_or("unknown")))
 }

@@ -1,5 +1,5 @@
-//! As many leases as one user may have connections. The user and root must be answered all the same, and
-//! root can end the leases.
+//! As many leases as one user may have connections. The requests of this user and of root must still be
+//! served, and root can end the leases.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -10,93 +10,94 @@ use blobd_client::protocol::response::SessionSummary;
 
 use super::Begin;
 use crate::Outcome;
-use crate::arena::{Arena, MODEL};
 use crate::bounds::Check;
-use crate::ground::{Ground, Tally};
+use crate::context::{AttackContext, Counts};
+use crate::environment::{Environment, MODEL};
 use crate::timings::float;
 
 const NAME: &str = "leases";
 const LEASES: usize = 1024;
 /// The daemon keeps an eighth of a user's connections for other requests (docs/PROTOCOL.md).
-const LEAST_HELD: u64 = 896;
-/// How long the attacker's own questions may take.
-const ANSWERING: Duration = Duration::from_secs(2);
-/// How long ending the leases may take, the command included.
-const RELEASING: Duration = Duration::from_secs(5);
-/// How long this waits for the sessions to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const MIN_HELD: u64 = 896;
+/// How long the attacker's own requests may take.
+const REQUEST_BOUND: Duration = Duration::from_secs(2);
+/// How long `blobd release` may take until the leases have ended.
+const RELEASE_BOUND: Duration = Duration::from_secs(5);
+/// The time limit for all leases to begin, and for all to end.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
-    let ground = ground.clone();
+pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
+    let context = context.clone();
     Ok(Box::new(move || {
-        let (client, mut params) = (ground.client(), OpenParams::new(MODEL.parse()?));
-        // Few descriptors: this is about connections.
+        let (client, mut params) = (context.client(), OpenParams::new(MODEL.parse()?));
+        // Without descriptors: the attack is on connections.
         params.tensors = TensorSelection::None;
-        let hold = |_| client.open_with(&params).inspect_err(|_refused| ground.count("refused")).ok();
+        let hold = |_| client.open_with(&params).inspect_err(|_refused| context.count("refused")).ok();
         let held: Vec<_> = (0..LEASES).filter_map(hold).collect();
-        ground.note("held", held.len() as u64);
-        let ask = |what: &str, ask: &dyn Fn() -> bool| {
+        context.set("held", held.len() as u64);
+        let measure = |what: &str, request: &dyn Fn() -> bool| {
             let start = Instant::now();
-            if ask() {
-                ground.note(what, u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX));
+            if request() {
+                context.set(what, u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX));
             }
         };
-        ask("ps", &|| ground.client().sessions().is_ok());
-        ask("ls", &|| ground.client().models().is_ok());
-        ask("doctor", &|| ground.client().doctor().is_ok());
-        // They end with the process.
+        measure("ps", &|| context.client().sessions().is_ok());
+        measure("ls", &|| context.client().models().is_ok());
+        measure("doctor", &|| context.client().doctor().is_ok());
+        // The leases end with the process.
         std::mem::forget(held);
         Ok(())
     }))
 }
 
-/// What the attacker could ask itself.
-pub(crate) fn judge(tally: &Tally) -> Vec<Check> {
-    let answered = |verb: &str| {
-        let milliseconds = tally.get(verb).map_or(f64::NAN, |milliseconds| float(*milliseconds));
+/// Checks the attacker's own requests and the number of its leases.
+pub(crate) fn check_counts(counts: &Counts) -> Vec<Check> {
+    let request = |verb: &str| {
+        let milliseconds = counts.get(verb).map_or(f64::NAN, |milliseconds| float(*milliseconds));
         Check::at_most(
             NAME,
-            &format!("{verb} of who holds them"),
+            &format!("{verb} of the holder"),
             milliseconds,
-            milliseconds_of(ANSWERING),
+            milliseconds_of(REQUEST_BOUND),
             "ms",
         )
     };
-    let missing = LEAST_HELD.saturating_sub(tally.get("held").copied().unwrap_or_default());
+    let missing = MIN_HELD.saturating_sub(counts.get("held").copied().unwrap_or_default());
     let held = Check::at_most(NAME, "leases that are missing", float(missing), 0.0, "leases");
-    ["ps", "ls", "doctor"].map(answered).into_iter().chain([held]).collect()
+    ["ps", "ls", "doctor"].map(request).into_iter().chain([held]).collect()
 }
 
-/// Root ends the leases, by the process that holds them: the witness has the same model open.
-pub(crate) fn administer(arena: &Arena) -> Vec<Check> {
-    let milliseconds = match release(arena) {
+/// Ends the leases as root. They are named by process, not by model, since the witness has the same model
+/// open.
+pub(crate) fn administer(environment: &Environment) -> Vec<Check> {
+    let milliseconds = match release(environment) {
         Ok(time) => milliseconds_of(time),
         Err(error) => {
             eprintln!("abuse: blobd release: {error}");
             f64::NAN
         }
     };
-    vec![Check::at_most(NAME, "release by root", milliseconds, milliseconds_of(RELEASING), "ms")]
+    vec![Check::at_most(NAME, "release by root", milliseconds, milliseconds_of(RELEASE_BOUND), "ms")]
 }
 
-fn release(arena: &Arena) -> Outcome<Duration> {
-    let client = arena.client(PATIENCE);
+fn release(environment: &Environment) -> Outcome<Duration> {
+    let client = environment.client(TIMEOUT);
     let holder = || Ok::<_, ClientError>(client.sessions()?.sessions.into_iter().find(is_of_attacker));
     let waiting = Instant::now();
     let held =
         || client.sessions().map_or(0, |list| list.sessions.iter().filter(|one| is_of_attacker(one)).count());
-    while (held() as u64) < LEAST_HELD && waiting.elapsed() < PATIENCE {
+    while (held() as u64) < MIN_HELD && waiting.elapsed() < TIMEOUT {
         sleep(Duration::from_millis(200));
     }
     let pid = holder()?.ok_or("the attacker holds no lease")?.pid.to_string();
     let start = Instant::now();
-    let run = arena.daemon.command().run(["release", &pid]);
+    let run = environment.daemon.command().run(["release", &pid]);
     if run.code != 0 {
         return Err(
             format!("exit code {}: {}", run.code, run.stderr.lines().next().unwrap_or_default()).into()
         );
     }
-    while holder()?.is_some() && start.elapsed() < PATIENCE {
+    while holder()?.is_some() && start.elapsed() < TIMEOUT {
         sleep(Duration::from_millis(50));
     }
     Ok(start.elapsed())

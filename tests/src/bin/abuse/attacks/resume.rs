@@ -1,4 +1,4 @@
-//! A pull of very many segments that is given up and resumed over and over.
+//! A pull of very many segments that is interrupted and resumed repeatedly.
 
 use std::time::Duration;
 
@@ -8,18 +8,19 @@ use blobd_tests::registry::FakeRegistry;
 
 use super::{Begin, REMOVABLE};
 use crate::Outcome;
-use crate::ground::Ground;
+use crate::context::AttackContext;
 
 const TENSORS: u64 = 16_384;
-/// The least that a tensor takes with its padding.
+/// The minimum size of a tensor with its padding.
 const TENSOR_BYTES: u64 = 32;
-/// How long each client lives.
+/// How long each client stays connected.
 const LIFE: Duration = Duration::from_secs(2);
-/// So that one client's life brings a part of the file and its header alone takes most of it.
+/// Slow enough that one connection transfers only a part of the file and spends most of its time on the
+/// header.
 const BYTES_PER_SECOND: u64 = 500_000;
 const LAYER: &str = "application/vnd.ollama.image.model";
 
-pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
+pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
     let registry = FakeRegistry::start()?;
     let tensor = |raw: RawGguf, n: u64| {
         raw.tensor(format!("blk.{n}.weight"), id::F32, &[TENSOR_BYTES / 4], n * TENSOR_BYTES)
@@ -29,17 +30,17 @@ pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
     registry
         .add_model("library/many:latest", b"{}", &[(LAYER, &model)])
         .map_err(|error| error.to_string())?;
-    let ground = ground.clone();
+    let context = context.clone();
     Ok(Box::new(move || {
         let mut pull = None;
-        ground.repeat(LIFE, move |ground| {
+        context.repeat(LIFE, move |context| {
             drop(pull.take());
             let (source, name) = (registry.name("library/many"), format!("{REMOVABLE}0"));
             let body =
                 format!(r#"{{"reference":"{source}","name":"{name}","limit_rate":{BYTES_PER_SECOND}}}"#);
-            pull = Some(ground.send("POST /v1/pull HTTP/1.1", &body)?);
-            ground.count("resumed");
-            ground.note("bytes served", registry.bytes_served());
+            pull = Some(context.send("POST /v1/pull HTTP/1.1", &body)?);
+            context.count("resumed");
+            context.set("bytes served", registry.bytes_served());
             Ok(())
         });
         Ok(())

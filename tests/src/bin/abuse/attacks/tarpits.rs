@@ -1,5 +1,5 @@
-//! Slow registries: `pull --dry-run` from servers that accept and never answer, or send a byte per second,
-//! and pulls from one that answers 429 with `Retry-After: 120`.
+//! Slow registries: `pull --dry-run` from servers that accept connections and never respond, or send a byte
+//! per second, and pulls from one that responds 429 with `Retry-After: 120`.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -11,40 +11,40 @@ use blobd_tests::registry::{FakeRegistry, Fault};
 
 use super::Begin;
 use crate::Outcome;
-use crate::ground::Ground;
+use crate::context::AttackContext;
 
-/// Servers that never answer, and as many that answer slowly.
+/// The number of servers that never respond, and of those that respond slowly.
 const SERVERS: usize = 4;
-/// Dry runs at each of them.
+/// Dry runs on each of them.
 const PLANS: usize = 8;
-/// Pulls at the registry that asks to wait, and as many dry runs.
+/// The number of pulls from the registry that asks to wait, and of dry runs on it.
 const WAITING: usize = 16;
 const RETRY_AFTER_SECONDS: u64 = 120;
-/// How long each client lives.
+/// How long each client stays connected.
 const LIFE: Duration = Duration::from_secs(5);
 
-pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
-    let mut asked = Vec::new();
+pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
+    let mut requests = Vec::new();
     for number in 0..SERVERS * 2 {
         let url = tarpit(number % 2 == 0)?;
-        asked.extend((0..PLANS).map(|plan| ("/v1/pull/plan", format!("{url}/library/m{plan}"))));
+        requests.extend((0..PLANS).map(|plan| ("/v1/pull/plan", format!("{url}/library/m{plan}"))));
     }
     let registry = FakeRegistry::start()?;
     registry.add_fault("/v2/", usize::MAX, Fault::TooManyRequests(RETRY_AFTER_SECONDS));
     for number in 0..WAITING {
         let name = registry.name(&format!("library/m{number}"));
-        asked.extend(["/v1/pull", "/v1/pull/plan"].map(|path| (path, name.clone())));
+        requests.extend(["/v1/pull", "/v1/pull/plan"].map(|path| (path, name.clone())));
     }
-    let ground = ground.clone();
+    let context = context.clone();
     Ok(Box::new(move || {
         let mut held: Vec<UnixStream> = Vec::new();
-        ground.repeat(LIFE, move |ground| {
+        context.repeat(LIFE, move |context| {
             let _keeps_running = &registry;
             held.clear();
-            for (path, name) in &asked {
+            for (path, name) in &requests {
                 let body = format!(r#"{{"reference":"{name}"}}"#);
-                held.push(ground.send(&format!("POST {path} HTTP/1.1"), &body)?);
-                ground.count("asked");
+                held.push(context.send(&format!("POST {path} HTTP/1.1"), &body)?);
+                context.count("requests");
             }
             Ok(())
         });
@@ -52,7 +52,7 @@ pub(crate) fn prepare(ground: &Ground) -> Outcome<Begin> {
     }))
 }
 
-/// A server that accepts; its URL.
+/// Starts a server that accepts connections, and returns its URL. With `drips` it sends a byte per second.
 fn tarpit(drips: bool) -> Outcome<String> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let url = format!("http://{}", listener.local_addr()?);
@@ -64,7 +64,7 @@ fn tarpit(drips: bool) -> Outcome<String> {
             if drips {
                 held.retain_mut(|stream| stream.write_all(&[*byte]).is_ok());
             }
-            // Those that have gone are let go in the end.
+            // Old connections, whose clients have disconnected, are closed.
             let excess = held.len().saturating_sub(PLANS * 8);
             held.drain(..excess);
             thread::sleep(Duration::from_secs(1));

@@ -1,6 +1,6 @@
-//! Pulls in this process, from a registry on loopback that offers the files of [`crate::samples`].
+//! Pulls in this process, from a registry on loopback that has the files of [`crate::samples`].
 //!
-//! Each thread has a registry of its own: what one test breaks is not broken for others.
+//! Each thread has its own registry, so that the faults of one test do not affect others.
 
 use std::fs;
 use std::io::Read as _;
@@ -20,18 +20,18 @@ use blobd_store_format::reference::Reference;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use crate::places::fast_folder;
 use crate::registry::{FakeRegistry, Fault};
 use crate::samples::{EMPTY, NAMES, WHOLE, files, reference};
+use crate::temp_dirs::tmpfs_directory;
 use crate::verbs::{InProcess, Verbs as _};
 
 thread_local! {
-    static OFFERS: Offers = Offers::start();
+    static REGISTRY: PullSource = PullSource::start();
 }
 
-/// A registry that has the model of every file, and who asks it.
+/// A registry that has the model of every file, and its client.
 #[derive(Debug)]
-struct Offers {
+struct PullSource {
     registry: FakeRegistry,
     client: RegistryClient,
 }
@@ -39,45 +39,45 @@ struct Offers {
 /// Pulls the model of a file, by its number.
 ///
 /// # Errors
-/// What a client would be told.
+/// The error that a client would get.
 pub fn pull(store: &Arc<Store>, file: usize, name: &Reference) -> Result<(), OpError> {
-    OFFERS.with(|offers| offers.pull(store, file, name))
+    REGISTRY.with(|source| source.pull(store, file, name))
 }
 
-/// The same after a pull that broke in the middle, whatever that has left.
+/// The same after a first pull that was interrupted in the middle.
 ///
 /// # Errors
-/// What a client would be told.
+/// The error that a client would get.
 pub fn pull_in_two_parts(store: &Arc<Store>, file: usize, name: &Reference) -> Result<(), OpError> {
     const GONE: u16 = 410;
     const REQUESTS_OF_A_PULL: usize = 1000;
-    OFFERS.with(|offers| {
+    REGISTRY.with(|source| {
         let (digest, length) = (files()[file].digest, files()[file].bytes.len());
         let place = format!("/cdn/{digest}");
-        offers.registry.add_fault(&place, 1, Fault::CutAfter(length / 2));
-        offers.registry.add_fault(&place, REQUESTS_OF_A_PULL, Fault::Status(GONE));
-        let _first = offers.pull(store, file, name);
-        offers.registry.clear_faults();
-        offers.pull(store, file, name)
+        source.registry.add_fault(&place, 1, Fault::CutAfter(length / 2));
+        source.registry.add_fault(&place, REQUESTS_OF_A_PULL, Fault::Status(GONE));
+        let _first = source.pull(store, file, name);
+        source.registry.clear_faults();
+        source.pull(store, file, name)
     })
 }
 
 /// `verify --repair` of everything.
 ///
 /// # Errors
-/// What a client would be told.
+/// The error that a client would get.
 pub fn repair(store: &Arc<Store>) -> Result<Verified, OpError> {
-    OFFERS.with(|offers| {
+    REGISTRY.with(|source| {
         let (events, _heard) = mpsc::channel(EVENTS_WAITING);
         let params = VerifyParams { reference: None, repair: true };
-        ops::verify(store, &offers.client, runtime().handle(), &params, &events)
+        ops::verify(store, &source.client, runtime().handle(), &params, &events)
     })
 }
 
-/// How many events wait for a listener; the rest is dropped.
+/// The capacity of the channel for events; further ones are dropped.
 const EVENTS_WAITING: usize = 4;
 
-impl Offers {
+impl PullSource {
     fn start() -> Self {
         let registry = FakeRegistry::start().unwrap();
         for (number, (manifest, config)) in models().iter().enumerate() {
@@ -109,12 +109,12 @@ impl Offers {
     }
 }
 
-/// The manifest of each file's model, and its configuration. They are what an import makes of the file,
-/// so that it is one model wherever it comes from.
+/// The manifest and the configuration of each file's model, as an import of the file makes them: so an
+/// imported and a pulled file are the same model.
 fn models() -> &'static [(Manifest, Vec<u8>)] {
     static MODELS: OnceLock<Vec<(Manifest, Vec<u8>)>> = OnceLock::new();
     MODELS.get_or_init(|| {
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         let verbs = InProcess::open(&folder.path().join("store"));
         let mut models: Vec<_> = (0..WHOLE).map(|file| imported(&verbs, folder.path(), file)).collect();
         let (manifest, config) = &models[EMPTY];

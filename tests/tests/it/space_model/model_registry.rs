@@ -1,4 +1,4 @@
-//! A registry that has the models of the cases, and breaks pulls off.
+//! A registry with the models of the cases, which can interrupt pulls.
 
 use blobd_client::protocol::request::PullParams;
 use blobd_store_format::reference::Reference;
@@ -10,9 +10,9 @@ use blobd_tests::samples::{LARGE, LARGE_RELATIVE, files};
 pub(super) const FILES: [usize; 6] = [0, 1, 2, 3, LARGE, LARGE_RELATIVE];
 const TEMPLATE: &[u8] = b"{{ .Prompt }}";
 
-pub(super) struct Offers(FakeRegistry);
+pub(super) struct ModelRegistry(FakeRegistry);
 
-impl Offers {
+impl ModelRegistry {
     pub(super) fn start() -> Self {
         let registry = FakeRegistry::start().unwrap();
         for file in FILES {
@@ -23,13 +23,13 @@ impl Offers {
         Self(registry)
     }
 
-    /// A pull of a file's model.
+    /// The parameters of a pull of a file's model.
     pub(super) fn pull(&self, file: usize, name: Reference) -> PullParams {
         let source = self.0.name(&model(file)).parse().unwrap();
         PullParams { source, name: Some(name), limit_rate: None }
     }
 
-    /// From now on a pull ends in the middle of the weights, or with `whole` behind them.
+    /// From now on, pulls fail in the middle of the weights, or with `whole` after them.
     pub(super) fn break_off(&self, file: usize, whole: bool) {
         const GONE: u16 = 410;
         const ALWAYS: usize = usize::MAX;
@@ -43,8 +43,8 @@ impl Offers {
         }
     }
 
-    /// From now on pulls succeed.
-    pub(super) fn mend(&self) {
+    /// From now on, pulls succeed.
+    pub(super) fn clear_faults(&self) {
         self.0.clear_faults();
     }
 }

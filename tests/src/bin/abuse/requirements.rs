@@ -1,4 +1,4 @@
-//! What the program needs of the machine, and what is missing.
+//! What the program requires of the machine.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
@@ -7,10 +7,10 @@ use blobd_tests::{mount_namespace, programs};
 
 use crate::DAEMON_UID;
 
-/// Set in the process that has a mount namespace of its own.
+/// Set in the process that runs in a private mount namespace.
 const PRIVATE: &str = "BLOBD_ABUSE_PRIVATE";
 
-/// Why nothing can be run; none if it can.
+/// The reason why the program cannot run here; `None` if it can.
 pub(crate) fn missing() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("acting as three users takes root".to_owned());
@@ -20,14 +20,14 @@ pub(crate) fn missing() -> Option<String> {
     }
     let own = std::env::current_exe().unwrap_or_default();
     [programs::blobd(), &own].into_iter().find_map(|program| {
-        // Without arguments that it knows, each program prints its usage and ends.
+        // Neither program has this option: both print their usage and end.
         let run = Command::new(program).arg("--help").uid(DAEMON_UID).gid(DAEMON_UID).output();
         let error = run.err()?;
         Some(format!("{}: uid {DAEMON_UID} cannot run it: {error}", program.display()))
     })
 }
 
-/// Why no file system of the program's own can be mounted; none if it can.
+/// Enters a private mount namespace; the reason if that is not possible.
 pub(crate) fn private_mounts() -> Option<String> {
     mount_namespace::enter(PRIVATE, &["/dev/fuse"])
 }

@@ -10,56 +10,53 @@ use blobd_tests::registry::{FakeRegistry, Fault, Request};
 use crate::Outcome;
 use crate::random::Random;
 
-/// A model file that lies ready for import and can be pulled.
+/// A model, available as a file to import and from a registry.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
-    /// Where it lies.
+    /// The file.
     pub(crate) path: PathBuf,
-    /// Where it can be pulled from.
+    /// The reference to pull.
     pub(crate) source: String,
     /// The SHA-256 of its bytes.
     pub(crate) digest: String,
-    /// How many they are.
+    /// The size in bytes.
     size: usize,
 }
 
-/// Files and a registry that has the same.
+/// A registry, and a directory with the same models as files.
 #[derive(Debug)]
-pub(crate) struct Shelf {
+pub(crate) struct SampleRegistry {
     registry: FakeRegistry,
     folder: PathBuf,
 }
 
-/// What the clients of a daemon work with.
+/// The models that the clients of a daemon use.
 #[derive(Debug)]
-pub(crate) struct Stock {
-    shelf: Shelf,
-    /// What everybody imports and pulls.
+pub(crate) struct Samples {
+    registry: SampleRegistry,
+    /// Models that all clients import and pull.
     pub(crate) shared: Vec<Sample>,
-    /// What only the client of this number pulls, so that the connections that are cut are its own.
-    /// They are relatives of the last of the shared ones, and large enough that what they have in
-    /// common with it is taken from the store.
+    /// For each client a model that only it pulls, so that broken connections affect no other client. It is
+    /// related to the last shared model, and large enough that a pull reuses tensors of that model.
     pub(crate) own: Vec<Sample>,
-    /// A model that nobody has.
+    /// A model that no client uses.
     pub(crate) probe: Sample,
 }
 
-/// How many clients have models of their own.
-const OWNERS: usize = 3;
+/// The number of clients with a model of their own.
+const CLIENTS: usize = 3;
 
-impl Shelf {
-    /// With nothing on it yet; files go to `folder`.
+impl SampleRegistry {
+    /// Starts a registry without models; files are written to `folder`.
     ///
     /// # Errors
-    /// When there are no ports to listen on.
+    /// When the registry cannot listen on a port.
     pub(crate) fn new(folder: &Path) -> Outcome<Self> {
         Ok(Self { registry: FakeRegistry::start()?, folder: folder.to_path_buf() })
     }
 
-    /// Adds a model.
-    ///
     /// # Errors
-    /// When there is no room for it.
+    /// When the file cannot be written.
     pub(crate) fn add(&self, name: &str, model: &ModelFile) -> Outcome<Sample> {
         const MODEL: &str = "application/vnd.ollama.image.model";
         let (bytes, path) = (model.bytes(), self.folder.join(format!("sample-{name}.gguf")));
@@ -70,12 +67,13 @@ impl Shelf {
         Ok(Sample { path, source, digest: sha256(&bytes), size: bytes.len() })
     }
 
-    /// The next pull of a model breaks somewhere, and its registry has it no more after that.
+    /// Makes the next pull of a model fail at a random offset; after that the registry responds that it is
+    /// gone.
     pub(crate) fn break_pull(&self, sample: &Sample, random: &mut Random) {
         self.break_after(sample, random.below(sample.size));
     }
 
-    /// The same at half of its length.
+    /// The same in the middle of the file.
     pub(crate) fn break_pull_in_the_middle(&self, sample: &Sample) {
         self.break_after(sample, sample.size / 2);
     }
@@ -88,7 +86,7 @@ impl Shelf {
         self.registry.add_fault(&place, REQUESTS_OF_A_PULL, Fault::Status(GONE));
     }
 
-    /// The next requests for a model are answered slowly, so that more happens meanwhile.
+    /// Slows the responses to the next requests for a model down, so that more operations overlap.
     pub(crate) fn slow_down(&self, sample: &Sample) {
         const REQUESTS: usize = 2;
         const PIECE_BYTES: usize = 48 << 10;
@@ -96,51 +94,51 @@ impl Shelf {
         self.registry.add_fault(&content(sample), REQUESTS, Fault::Slow(PIECE_BYTES, pause));
     }
 
-    /// How many requests there were for a part of a model and not for its beginning.
+    /// The number of range requests that do not start at the first byte.
     pub(crate) fn resumed_count(&self) -> usize {
         let range = |request: &Request| request.header("range").unwrap_or_default().to_owned();
         let is_later = |range: &String| range.starts_with("bytes=") && !range.starts_with("bytes=0-");
         self.registry.requests().iter().map(range).filter(is_later).count()
     }
 
-    /// Everything can be had again.
-    pub(crate) fn mend(&self, sample: &Sample) {
+    /// Makes a model available again.
+    pub(crate) fn clear_faults(&self, sample: &Sample) {
         self.registry.clear_faults_of(&content(sample));
     }
 }
 
-/// What every request for its bytes has in its path.
+/// The common part of the paths of all requests for a model's bytes.
 fn content(sample: &Sample) -> String {
     format!("/cdn/sha256:{}", sample.digest)
 }
 
-impl Stock {
-    /// Models that share all tensors but one, in three families that share none.
+impl Samples {
+    /// Three families of models. Within a family, models share all tensors but one; families share none.
     ///
     /// # Errors
-    /// When there is no room for them, or no port for the registry.
+    /// When the files cannot be written, or the registry cannot listen on a port.
     pub(crate) fn new(folder: &Path) -> Outcome<Arc<Self>> {
-        let shelf = Shelf::new(folder)?;
+        let registry = SampleRegistry::new(folder)?;
         let mut shared = Vec::new();
         for family in 1..=2 {
             let original = ModelFile::dense(family);
             let relatives = ["token_embd.weight", "blk.0.attn_q.weight", "blk.1.ffn_up.weight"];
             let relatives = relatives.map(|tensor| original.clone().with_changed(tensor));
             for (number, model) in [original].iter().chain(&relatives).enumerate() {
-                shared.push(shelf.add(&format!("{family}-{number}"), model)?);
+                shared.push(registry.add(&format!("{family}-{number}"), model)?);
             }
         }
         let large = ModelFile::dense_of(3, 3, 128);
-        let changed = |owner: usize| large.clone().with_changed(&format!("blk.{owner}.ffn_up.weight"));
-        let add = |owner| shelf.add(&format!("own-{owner}"), &changed(owner));
-        let own = (0..OWNERS).map(add).collect::<Outcome<_>>()?;
-        shared.push(shelf.add("large", &large)?);
-        let probe = shelf.add("probe", &ModelFile::dense(9))?;
-        Ok(Arc::new(Self { shelf, shared, own, probe }))
+        let changed = |client: usize| large.clone().with_changed(&format!("blk.{client}.ffn_up.weight"));
+        let add = |client| registry.add(&format!("own-{client}"), &changed(client));
+        let own = (0..CLIENTS).map(add).collect::<Outcome<_>>()?;
+        shared.push(registry.add("large", &large)?);
+        let probe = registry.add("probe", &ModelFile::dense(9))?;
+        Ok(Arc::new(Self { registry, shared, own, probe }))
     }
 
-    /// Where all of it can be had.
-    pub(crate) const fn shelf(&self) -> &Shelf {
-        &self.shelf
+    /// The registry that has all these models.
+    pub(crate) const fn registry(&self) -> &SampleRegistry {
+        &self.registry
     }
 }

@@ -1,5 +1,5 @@
-//! Clients that mean harm: the daemon, the other clients and the model do not notice, and what is
-//! refused is refused with a code. Those that merely break the protocol are in `peers`.
+//! Malicious clients: the daemon, other clients and the model are not affected, and refusals have an error
+//! code. Clients that only violate the protocol are in `protocol_violations`.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,11 +18,11 @@ use blobd_tests::reader::Reader;
 use blobd_tests::wait::eventually;
 use serde_json::Value as Json;
 
-use super::together::{can_be_others, shared_daemon};
+use super::multi_user::{can_be_others, shared_daemon};
 
 const AS_NOBODY: [&str; 5] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
 
-/// Gives a daemon a model; the digest of its tensors.
+/// Imports a model. Returns the digest of its tensors.
 fn add_model(daemon: &TestDaemon) -> String {
     let model = ModelFile::dense(1);
     let path = model.write_to(daemon.scratch(), "m.gguf");
@@ -30,7 +30,7 @@ fn add_model(daemon: &TestDaemon) -> String {
     sha256(&model.tensor_bytes())
 }
 
-/// Others open the model as quickly as ever, with its own bytes.
+/// Asserts that other clients can open the model quickly, with the right bytes.
 fn check_serves_others(daemon: &TestDaemon, digest: &str) {
     let start = Instant::now();
     assert_eq!(Reader::open(&daemon.socket(), "m").touch(), digest);
@@ -63,10 +63,10 @@ fn client_of_another_user_cannot_change_what_it_has_open() {
     daemon.command().line("verify m").succeeds();
 }
 
-/// Whoever has the daemon's own user, here root, can change its files by any path there is; what
-/// was passed alone gives nobody a way.
+/// A process of the daemon's own user, here root, can change its files by path. The descriptor alone gives no
+/// way to write.
 #[test]
-fn descriptor_alone_gives_nobody_a_way_to_write() {
+fn passed_descriptor_gives_no_way_to_write() {
     let daemon = TestDaemon::start();
     let digest = add_model(&daemon);
     let model = daemon.client().open(&"m".parse().unwrap()).unwrap();
@@ -78,7 +78,7 @@ fn descriptor_alone_gives_nobody_a_way_to_write() {
 }
 
 #[test]
-fn locks_on_descriptors_keep_nobody_waiting() {
+fn locks_on_descriptors_delay_no_other_client() {
     let daemon = TestDaemon::start();
     let digest = add_model(&daemon);
     let mut rogue = Reader::open(&daemon.socket(), "m");
@@ -114,15 +114,15 @@ fn descriptors_passed_on_stay_readable_and_hold_no_lease() {
         File::from(fd).read_to_end(&mut bytes).unwrap();
         assert!(!bytes.is_empty());
     }
-    eventually("nothing is held for strangers for ever", || {
+    eventually("descriptors without a lease keep nothing on disk for ever", || {
         daemon.command().line("gc").succeeds();
         daemon.client().disk_usage().unwrap().blob_count == 0
     });
 }
 
-/// As many as the process may have: 10,000 where the limit of open files allows it.
+/// Up to 10,000 connections, if the limit of open files permits it.
 #[test]
-fn ten_thousand_connections_of_one_user_keep_no_other_user_out() {
+fn ten_thousand_connections_of_one_user_lock_no_other_user_out() {
     if !can_be_others() {
         return;
     }
@@ -135,7 +135,7 @@ fn ten_thousand_connections_of_one_user_keep_no_other_user_out() {
     let count = |key: &str| rogue.opened[key].as_u64().unwrap();
     assert!(count("connected") > 1024, "{}", rogue.opened);
     assert!(count("connected") - count("refused") <= 1024, "{}", rogue.opened);
-    assert_eq!(count("refused"), count("busy"), "each is told why");
+    assert_eq!(count("refused"), count("busy"), "each gets the reason");
     check_serves_others(&daemon, &digest);
     assert!(status_bytes(daemon.pid(), "VmRSS") < 128 << 20);
     let complaints = daemon.log().matches("too many connections").count();
@@ -145,7 +145,7 @@ fn ten_thousand_connections_of_one_user_keep_no_other_user_out() {
     assert!(error.contains("too many connections"), "{error}");
     drop(rogue);
     let open_again = || Reader::try_open(&AS_NOBODY, &socket, &["m"]).is_ok();
-    eventually("its own come back when it lets go", open_again);
+    eventually("the user can connect again after the connections are closed", open_again);
 }
 
 /// The start of an upgrade, up to the first frames.
@@ -168,7 +168,7 @@ fn connection_that_is_half_shut_ends_and_leaves_nothing() {
     let daemon = TestDaemon::start();
     let digest = add_model(&daemon);
     let before = daemon.idle_descriptors();
-    // One that only reads no more is a session like any other: it may have all that it asked for.
+    // A client that has only shut down its read side still has a session.
     let halves = [Shutdown::Write, Shutdown::Both];
     let held: Vec<_> = halves
         .into_iter()
@@ -179,8 +179,8 @@ fn connection_that_is_half_shut_ends_and_leaves_nothing() {
         })
         .collect();
     check_serves_others(&daemon, &digest);
-    // Of a client that still has descriptors in its queue the daemon keeps the connection, and nothing else:
-    // they count as sent by the daemon's user until they are received or the client closes its end.
+    // If a client still has descriptors in its receive queue, the daemon keeps only the connection: the
+    // kernel counts these descriptors as the daemon's until they are received or the client closes its end.
     daemon.wait_for_descriptors(before + held.len());
     eventually("no session is left", || daemon.client().sessions().unwrap().sessions.is_empty());
     drop(held);
@@ -200,12 +200,12 @@ fn connection_that_is_half_shut_ends_and_leaves_nothing() {
 }
 
 #[test]
-fn frames_that_drip_are_not_waited_for() {
+fn slow_frames_have_a_time_limit() {
     let daemon = TestDaemon::start();
     let digest = add_model(&daemon);
     let before = daemon.idle_descriptors();
     let (mut stream, start) = (open(&daemon), Instant::now());
-    // A frame of the longest that is taken from clients is announced, and comes byte by byte.
+    // A frame of the maximum length is announced, and sent byte by byte.
     let mut frame = 4096_u32.to_le_bytes().to_vec();
     frame.resize(1000, b' ');
     for byte in frame {
@@ -224,7 +224,7 @@ fn frames_that_drip_are_not_waited_for() {
 }
 
 #[test]
-fn frame_that_is_longer_than_any_of_a_client_is_refused_before_it_comes() {
+fn oversized_frame_is_refused_before_its_content_arrives() {
     let daemon = TestDaemon::start();
     let digest = add_model(&daemon);
     let before = daemon.idle_descriptors();
@@ -239,7 +239,7 @@ fn frame_that_is_longer_than_any_of_a_client_is_refused_before_it_comes() {
 }
 
 #[test]
-fn requests_of_garbage_are_refused_with_a_code() {
+fn garbage_requests_are_refused_with_a_code() {
     let daemon = TestDaemon::start();
     let digest = add_model(&daemon);
     let refused = |body: &str| {
@@ -258,7 +258,7 @@ fn requests_of_garbage_are_refused_with_a_code() {
     ] {
         assert_eq!(refused(body), (400, "invalid_request".to_owned()), "{body}");
     }
-    // As many numbers as fit: looked up, not gone through for every tensor.
+    // As many expert numbers as fit: they must be looked up, not compared with every tensor.
     let many = vec!["18446744073709551615"; 40_000].join(",");
     let start = Instant::now();
     let body = format!(r#"{{"reference":"m","tensors":{{"experts":{{"numbers":[{many}]}}}}}}"#);

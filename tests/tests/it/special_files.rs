@@ -1,6 +1,6 @@
-//! Files of a store that are not what they seem: links that lead elsewhere or nowhere, FIFOs that block
-//! whoever opens them, directories that are gone. Nothing outside is read or changed, nothing inside is
-//! lost, nothing hangs; and a store that cannot be written to can be read.
+//! Stores with special files: symbolic links to other places or to nothing, FIFOs that block when they are
+//! opened, missing directories. Nothing outside the store is read or changed, nothing inside is lost, and
+//! nothing hangs. A read-only store can be read.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -11,17 +11,17 @@ use blobd_client::protocol::error::ErrorCode;
 use blobd_tests::command::{Blobd, run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
 use blobd_tests::store_dir::{names, snapshot};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use rustix::fs::{CWD, FlockOperation, Mode, flock, mkfifoat};
 use tempfile::TempDir;
 
-/// What it is called, and how it is made.
+/// The name of a special file, and how to create it.
 type Substitute = (&'static str, fn(&Path));
 
 const TAG: &str = "manifests/registry.ollama.ai/library/m/latest";
 
-/// A store of two models, one of them split, and one in the trash; and a directory beside it.
+/// A store with two models and one in the trash, and a directory outside it.
 struct Place {
     folder: TempDir,
     blobd: Blobd,
@@ -29,7 +29,7 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         let blobd = Blobd::at_root(&folder.path().join("store"));
         let place = Self { folder, blobd };
         for (seed, name) in [(1, "m"), (2, "n"), (3, "t")] {
@@ -61,7 +61,7 @@ impl Place {
         self.store("recipes").join(name)
     }
 
-    /// Puts something in a file's or directory's place, has a look, and puts it back.
+    /// Replaces a file or directory, runs `look`, and restores the original.
     fn with(&self, path: &Path, substitute: impl Fn(&Path), look: impl FnOnce(&Self)) {
         let hidden = self.folder.path().join("hidden");
         fs::create_dir_all(&hidden).unwrap();
@@ -105,7 +105,7 @@ fn staging_that_is_a_link_is_not_emptied() {
 }
 
 #[test]
-fn link_in_staging_goes_without_what_it_leads_to() {
+fn link_in_staging_is_removed_without_its_target() {
     let place = Place::new();
     let before = (snapshot(&place.store("blobs")), snapshot(&place.outside()));
     fs::create_dir(place.store("staging/1-0")).unwrap();
@@ -120,7 +120,7 @@ fn link_in_staging_goes_without_what_it_leads_to() {
 }
 
 #[test]
-fn collection_stops_where_a_record_cannot_be_read() {
+fn collection_refuses_if_a_record_cannot_be_read() {
     let place = Place::new();
     let before = snapshot(&place.store("blobs"));
     let records = [
@@ -155,7 +155,7 @@ fn collection_stops_where_a_record_cannot_be_read() {
 }
 
 #[test]
-fn collection_stops_where_a_directory_is_gone() {
+fn collection_refuses_if_a_directory_is_missing() {
     let place = Place::new();
     let directories = ["manifests", "trash", "recipes", "blobs"];
     let content = |place: &Place| directories.map(|name| snapshot(&place.store(name)));
@@ -171,7 +171,7 @@ fn collection_stops_where_a_directory_is_gone() {
                 }
                 let doctor = place.blobd.line("doctor --json");
                 assert!(doctor.text().contains(&format!("{name}: missing")), "{}", doctor.text());
-                assert!(!place.store(name).exists(), "{name} is not made anew");
+                assert!(!place.store(name).exists(), "{name} is not created again");
             },
         );
     }
@@ -193,7 +193,7 @@ fn tag_that_is_a_link_is_listed_as_damaged() {
 }
 
 #[test]
-fn nothing_is_written_through_the_stores_own_files() {
+fn files_of_the_store_that_are_links_are_not_written_through() {
     let place = Place::new();
     let outside = snapshot(&place.outside());
     fs::create_dir_all(place.store("index")).unwrap();
@@ -222,14 +222,14 @@ fn nothing_is_written_through_the_stores_own_files() {
 }
 
 #[test]
-fn fifo_in_a_files_place_is_an_error_and_no_hang() {
+fn fifo_in_place_of_a_file_is_an_error_without_a_hang() {
     let place = Place::new();
     let blob = place.store("blobs").join(names(&place.store("blobs")).remove(0));
     let files = [place.store(TAG), place.recipe(), blob, place.store("store.json"), place.store("lock")];
     for path in &files {
         place.with(path, fifo, |place| {
             for line in ["ls", "gc --dry-run", "doctor", "show m", "verify", "export m -o /dev/null"] {
-                // A deadline of its own: a test's is generous.
+                // A shorter time limit than that of a test.
                 let mut command = Command::new("timeout");
                 command.arg("60").arg(blobd_tests::programs::blobd()).args(line.split_whitespace());
                 place.blobd.prepare(&mut command);
@@ -238,7 +238,7 @@ fn fifo_in_a_files_place_is_an_error_and_no_hang() {
             }
         });
         let quarantined = place.store("quarantine");
-        assert!(fs::read_dir(&quarantined).map_or(0, Iterator::count) <= 1, "only the FIFO is put aside");
+        assert!(fs::read_dir(&quarantined).map_or(0, Iterator::count) <= 1, "only the FIFO is quarantined");
     }
     for name in ["m", "n"] {
         place.blobd.run(["export", name, "-o", "/dev/null"]).succeeds();
@@ -259,7 +259,7 @@ fn daemon_stops_with_fifos_in_its_store() {
     });
 }
 
-/// Mounted read-only in a namespace of each command's own.
+/// Each command mounts the store read-only in its own namespace.
 #[test]
 fn store_on_a_read_only_mount_is_listed_verified_exported_and_not_changed() {
     let place = Place::new();
@@ -325,7 +325,7 @@ fn store_without_permission_to_write_is_read() {
 }
 
 #[test]
-fn holder_that_has_not_said_who_it_is_is_another_process() {
+fn unidentified_holder_is_reported_as_another_process() {
     let place = Place::new();
     for record in ["", r#"{"pid":47"#] {
         fs::write(place.store("lock"), record).unwrap();

@@ -1,4 +1,4 @@
-//! The daemon under attack, and the directories of those who take part.
+//! The daemon under attack, and the directories of the witness and the attackers.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -13,30 +13,30 @@ use blobd_client::protocol::request::ImportParams;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::hanging::HangingFiles;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
+use blobd_tests::temp_dirs::tmpfs_directory;
 
 use crate::{ATTACKER_UID, DAEMON_UID, Outcome, WITNESS_UID};
 
 /// The model that the witness opens.
 pub(crate) const MODEL: &str = "witness/model";
 
-/// How long the first import may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The time limit of the first import.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A daemon of many users, with a user of its own.
-pub(crate) struct Arena {
+/// A daemon for several users, which runs as a user of its own.
+pub(crate) struct Environment {
     pub(crate) daemon: TestDaemon,
     mounts: AtomicU32,
 }
 
-impl Arena {
-    /// Starts a daemon to which every user may connect, as the members of the group `blobd` may to the
-    /// system's, and gives it one model.
+impl Environment {
+    /// Starts a daemon and imports one model. Every user may connect, like the members of the group `blobd`
+    /// to the system's daemon.
     ///
     /// # Errors
-    /// When the machine does not do its part.
+    /// When the daemon cannot be set up or the import fails.
     pub(crate) fn start() -> Outcome<Self> {
-        let folder = fast_folder();
+        let folder = tmpfs_directory();
         chown(folder.path(), Some(DAEMON_UID), Some(DAEMON_UID))?;
         let config = folder.path().join("config.toml");
         fs::write(&config, "single_user = false\n[space]\nquota = \"4 GiB\"\n")?;
@@ -46,19 +46,20 @@ impl Arena {
         // It ends with this program, even if that is killed.
         let wrapper =
             ["setpriv", "--pdeathsig=KILL", &uid, &gid, "--clear-groups", "--", "env", config.as_str()];
-        let arena = Self { daemon: TestDaemon::start_under(&wrapper, folder), mounts: AtomicU32::new(0) };
-        open_to_all(arena.daemon.scratch(), 0o755)?;
-        arena.open_socket()?;
+        let environment =
+            Self { daemon: TestDaemon::start_under(&wrapper, folder), mounts: AtomicU32::new(0) };
+        open_to_all(environment.daemon.scratch(), 0o755)?;
+        environment.open_socket()?;
         for (name, uid) in [("witness", WITNESS_UID), ("attacker", ATTACKER_UID)] {
-            let folder = arena.folder(name);
+            let folder = environment.folder(name);
             fs::create_dir(&folder)?;
             chown(&folder, Some(uid), Some(uid))?;
         }
-        arena.import(&ModelFile::dense(1), MODEL)?;
-        Ok(arena)
+        environment.import(&ModelFile::dense(1), MODEL)?;
+        Ok(environment)
     }
 
-    /// Kills the daemon and starts it anew on its store.
+    /// Kills the daemon and restarts it on its store.
     ///
     /// # Errors
     /// When its socket cannot be opened to all.
@@ -68,29 +69,29 @@ impl Arena {
         self.open_socket()
     }
 
-    /// A directory for the files of one who takes part.
+    /// The directory for the files of the witness or of the attackers.
     pub(crate) fn folder(&self, name: &str) -> PathBuf {
         self.daemon.scratch().join(name)
     }
 
-    /// Where the daemon listens.
+    /// The path of the daemon's socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.daemon.socket()
     }
 
-    /// Mounts files that hang; they are mounted until they are dropped.
+    /// Mounts files that hang, until the result is dropped.
     pub(crate) fn mount_hanging_files(&self) -> Option<HangingFiles> {
         let number = self.mounts.fetch_add(1, Ordering::Relaxed);
-        // More than is answered before they hang.
+        // Longer than the part that can be read before a file hangs.
         HangingFiles::mount(
             &self.folder(&format!("hanging-{number}")),
             ModelFile::dense_of(1, 2, 128).bytes(),
         )
     }
 
-    /// A client of root.
-    pub(crate) fn client(&self, patience: Duration) -> Client {
-        client(&self.socket(), patience)
+    /// A client that runs as root.
+    pub(crate) fn client(&self, timeout: Duration) -> Client {
+        client(&self.socket(), timeout)
     }
 
     fn open_socket(&self) -> Outcome<()> {
@@ -100,15 +101,15 @@ impl Arena {
     fn import(&self, model: &ModelFile, name: &str) -> Outcome<()> {
         let path = model.write_to(self.daemon.scratch(), "model.gguf");
         let params = ImportParams { file_name: "model.gguf".to_owned(), name: Some(name.parse()?) };
-        self.client(PATIENCE).import(&params, fs::File::open(path)?, |_completed, _total| ())?;
+        self.client(TIMEOUT).import(&params, fs::File::open(path)?, |_completed, _total| ())?;
         Ok(())
     }
 }
 
-/// A client that connects for each request and does not wait for ever.
-pub(crate) fn client(socket: &Path, patience: Duration) -> Client {
+/// A client that opens a connection for each request and has a time limit.
+pub(crate) fn client(socket: &Path, timeout: Duration) -> Client {
     let socket = socket.to_path_buf();
-    Client::with_connector(Arc::new(move || UnixStream::connect(&socket))).with_timeout(patience)
+    Client::with_connector(Arc::new(move || UnixStream::connect(&socket))).with_timeout(timeout)
 }
 
 fn open_to_all(path: &Path, mode: u32) -> Outcome<()> {

@@ -1,4 +1,4 @@
-//! Clients that do not keep to the protocol harm themselves alone.
+//! Clients that violate the protocol: other clients are not affected.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -12,8 +12,8 @@ use blobd_tests::daemon::TestDaemon;
 use blobd_tests::http;
 use blobd_tests::memory::status_bytes;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
 use blobd_tests::store_dir::{check_empty, names, staged};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
@@ -29,8 +29,7 @@ fn daemon() -> TestDaemon {
     daemon
 }
 
-/// Asks for an upgrade and reads the head of the answer, byte by byte: what follows belongs to
-/// the frames.
+/// Requests an upgrade and reads the head of the response byte by byte, because frames follow.
 fn upgrade(daemon: &TestDaemon, path: &str, body: &str) -> UnixStream {
     let mut stream = http::connect(&daemon.socket());
     let head = format!(
@@ -56,10 +55,10 @@ fn import(daemon: &TestDaemon) -> UnixStream {
     upgrade(daemon, "/v1/import", r#"{"file_name":"evil.gguf"}"#)
 }
 
-/// Reads until the daemon closes the connection; the frames that came.
+/// Reads until the daemon closes the connection. Returns the received frames.
 fn drain(stream: &mut UnixStream) -> Vec<Frame> {
     let (mut decoder, mut frames, mut buffer) = (FrameDecoder::new(), Vec::new(), [0; 4096]);
-    // A connection that the daemon closes on unread bytes is reset.
+    // If the daemon closes a connection with unread bytes, the connection is reset.
     while let Ok(count @ 1..) = stream.read(&mut buffer) {
         decoder.push(&buffer[..count]);
         while let Ok(Some(frame)) = decoder.next_frame() {
@@ -69,7 +68,7 @@ fn drain(stream: &mut UnixStream) -> Vec<Frame> {
     frames
 }
 
-/// Reads as far as the first batch of descriptors.
+/// Reads until the first batch of descriptors.
 fn read_to_first_batch(stream: &mut UnixStream) {
     let (mut decoder, mut buffer) = (FrameDecoder::new(), [0; 1]);
     loop {
@@ -86,14 +85,14 @@ fn check_serves_others(daemon: &TestDaemon) {
     assert_eq!(model.map_all().unwrap().len(), 100);
 }
 
-/// No session is left that could keep the model's bytes.
+/// Asserts that no session keeps the model's bytes.
 fn check_no_lease(daemon: &TestDaemon) {
     daemon.command().line("rm m").succeeds();
     eventually("the lease ends", || names(&daemon.root().join("blobs")).is_empty());
 }
 
 #[test]
-fn client_that_never_acknowledges_is_dropped_and_keeps_nobody_waiting() {
+fn client_that_never_acknowledges_is_disconnected_and_delays_no_other_client() {
     let daemon = daemon();
     let before = daemon.idle_descriptors();
     let mut silent: Vec<_> = (0..20).map(|_| open(&daemon)).collect();
@@ -128,9 +127,9 @@ fn acknowledgement_of_anything_else_ends_the_session() {
 }
 
 #[test]
-fn bytes_that_are_no_frame_end_the_session() {
+fn invalid_frames_end_the_session() {
     let daemon = daemon();
-    // Answered when the index is complete, which takes memory of its own.
+    // The response comes when the index is complete. Building it takes memory.
     daemon.client().disk_usage().unwrap();
     let peak = status_bytes(daemon.pid(), "VmHWM");
     for garbage in [
@@ -147,13 +146,13 @@ fn bytes_that_are_no_frame_end_the_session() {
         stream.write_all(garbage).unwrap();
         assert_eq!(drain(&mut stream), [], "{garbage:?}");
     }
-    // Threads take some on a busy machine; what the frames announce is gigabytes.
+    // Threads take some memory on a busy machine; the frames announce gigabytes.
     assert!(status_bytes(daemon.pid(), "VmHWM") < peak + (64 << 20));
     check_serves_others(&daemon);
 }
 
 #[test]
-fn client_that_goes_in_the_middle_leaves_nothing() {
+fn client_that_disconnects_in_the_middle_leaves_nothing() {
     let daemon = daemon();
     let before = daemon.idle_descriptors();
     for _ in 0..30 {
@@ -182,7 +181,7 @@ fn anything_sent_on_an_open_session_ends_it() {
 }
 
 #[test]
-fn frames_before_the_switch_are_not_served() {
+fn frames_before_the_upgrade_are_not_served() {
     let daemon = daemon();
     let mut stream = http::connect(&daemon.socket());
     let body = r#"{"reference":"m"}"#;
@@ -219,7 +218,7 @@ fn import_needs_exactly_one_file() {
         assert_eq!(drain(&mut stream), [], "{what}");
         check_empty(daemon.root());
     }
-    // More than promised are refused too, and none stays open.
+    // More descriptors than announced are refused, too, and none stays open.
     let before = daemon.idle_descriptors();
     let mut stream = import(&daemon);
     send_all(&stream, &one, &[fd; 60]).unwrap();
@@ -259,7 +258,7 @@ fn file_that_is_opened_elsewhere_is_read_from_its_start() {
     let daemon = TestDaemon::start();
     let model = ModelFile::dense(1);
     let mut file = File::open(model.write_to(daemon.scratch(), "m.gguf")).unwrap();
-    // The description's offset is the caller's own business, before and after.
+    // The file offset of the client is neither used nor changed.
     let mut start = [0; 100];
     file.read_exact(&mut start).unwrap();
     assert!(matches!(import_fd(&daemon, file.as_fd()).last(), Some(Frame::Imported(_))));
@@ -269,7 +268,7 @@ fn file_that_is_opened_elsewhere_is_read_from_its_start() {
 }
 
 #[test]
-fn import_whose_client_goes_before_it_sends_a_file_is_forgotten() {
+fn import_ends_if_its_client_disconnects_before_sending_a_file() {
     let daemon = TestDaemon::start();
     let before = daemon.idle_descriptors();
     for _ in 0..20 {
@@ -280,12 +279,12 @@ fn import_whose_client_goes_before_it_sends_a_file_is_forgotten() {
     check_empty(daemon.root());
 }
 
-/// The usual soft limit is 1024 open files. A daemon that lives with it could be locked up by one
-/// client that holds as many connections.
+/// The usual soft limit is 1024 open files. With it, one client with as many connections could block the
+/// daemon.
 #[test]
-fn daemon_started_with_few_descriptors_takes_what_it_may_have() {
+fn daemon_raises_its_soft_limit_of_descriptors() {
     let limited = ["sh", "-c", "ulimit -Sn 100; exec \"$0\" \"$@\""];
-    let daemon = TestDaemon::start_under(&limited, fast_folder());
+    let daemon = TestDaemon::start_under(&limited, tmpfs_directory());
     let held: Vec<_> = (0..200).map(|_| http::connect(&daemon.socket())).collect();
     let path = ModelFile::dense(1).write_to(daemon.scratch(), "m.gguf");
     daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
@@ -294,7 +293,7 @@ fn daemon_started_with_few_descriptors_takes_what_it_may_have() {
 }
 
 #[test]
-fn connections_that_say_nothing_keep_nobody_out() {
+fn idle_connections_lock_no_client_out() {
     let daemon = daemon();
     let held: Vec<_> = (0..300).map(|_| http::connect(&daemon.socket())).collect();
     check_serves_others(&daemon);

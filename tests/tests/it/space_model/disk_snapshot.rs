@@ -1,4 +1,4 @@
-//! What a store takes on disk, by the file system alone.
+//! The disk usage of a store, read from the file system.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,24 +10,24 @@ use blobd_tests::filler::free_bytes;
 
 use super::place::{Kind, Place};
 
-/// Where the bytes are that a collection frees.
+/// The directories in which a collection frees bytes.
 pub(super) const COLLECTED: [&str; 5] = ["blobs/", "recipes/", "trash/", "staging/", "partial/"];
-/// Where the bytes are that a removal frees.
+/// The directories in which a removal frees bytes.
 pub(super) const REMOVED: [&str; 2] = ["blobs/", "recipes/"];
 
-/// A look at the disk at a moment at which nothing changed.
+/// A consistent snapshot of the disk usage.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Books {
-    /// Each file, and each directory in a directory, by its path below the root, with what it takes; but for
-    /// the index, which the daemon writes whenever it likes.
+pub(super) struct DiskSnapshot {
+    /// The allocated bytes of each file and subdirectory, by path below the root; without the index, which
+    /// the daemon may write at any time.
     pub(super) files: BTreeMap<String, u64>,
-    /// What the index and the directories of the root take.
+    /// The allocated bytes of the index and of the directories in the root.
     beside: u64,
-    /// What is free, where nobody else writes.
+    /// The free bytes, if the store has its own file system.
     free: Option<u64>,
 }
 
-impl Books {
+impl DiskSnapshot {
     pub(super) fn of(place: &Place) -> Self {
         let has_own_disk = place.kind != Kind::Directory;
         loop {
@@ -39,7 +39,7 @@ impl Books {
         }
     }
 
-    /// What the files below one of these directories take.
+    /// The allocated bytes below these directories.
     pub(super) fn taken_in(&self, directories: &[&str]) -> u64 {
         let is_in = |path: &str| directories.iter().any(|directory| path.starts_with(directory));
         self.files.iter().filter(|(path, _)| is_in(path)).map(|(_, bytes)| bytes).sum()
@@ -51,14 +51,14 @@ impl Books {
         self.files.keys().filter(is_content).cloned().collect()
     }
 
-    /// What is called so in a directory, without its name.
+    /// The paths below a directory, without its name.
     pub(super) fn names(&self, directory: &str) -> Vec<String> {
         let names = self.files.keys().filter_map(|path| path.strip_prefix(directory));
         names.map(ToString::to_string).collect()
     }
 
-    /// Asserts that `said` bytes have been freed in `directories` since `before`, and that the file system has
-    /// them, and what else has come or gone, to the byte.
+    /// Asserts that `said` bytes have been freed in `directories` since `before`, and that the free space of
+    /// the file system has changed by exactly the change of all allocated bytes.
     pub(super) fn check_freed(&self, before: &Self, directories: &[&str], said: u64) {
         let seen = i128::from(before.taken_in(directories)) - i128::from(self.taken_in(directories));
         assert_eq!(
@@ -78,7 +78,7 @@ impl Books {
         self.files.values().sum::<u64>() + self.beside
     }
 
-    /// Paths with what they took and take.
+    /// Changed paths with their allocated bytes before and after.
     fn differences(&self, before: &Self) -> Vec<(String, Option<u64>, Option<u64>)> {
         let paths: BTreeSet<&String> = before.files.keys().chain(self.files.keys()).collect();
         let taken = |path: &String| (before.files.get(path).copied(), self.files.get(path).copied());

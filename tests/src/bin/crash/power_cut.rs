@@ -1,5 +1,5 @@
-//! The power cut of a mounted file system, which ext4 and XFS offer for tests: the only `unsafe`
-//! code of this program.
+//! Simulates a power cut of a mounted file system by an ioctl that ext4 and XFS offer for tests. This is the
+//! only `unsafe` code of this program.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -11,14 +11,14 @@ use crate::Outcome;
 
 /// `FS_IOC_SHUTDOWN`, which takes a pointer to a `u32` although its direction says otherwise.
 const SHUTDOWN: Opcode = opcode::read::<u32>(b'X', 125);
-/// What is in memory alone is lost, the journal's latest transaction included.
+/// Unwritten data is lost, including the journal's latest transaction.
 const NO_LOG_FLUSH: u32 = 2;
 
-/// Cuts the file system on which `directory` is off from its disk. What it has not written is lost.
+/// Shuts down the file system of `directory`. Data that it has not written yet is lost.
 ///
 /// # Errors
-/// When the file system cannot do this.
-pub(crate) fn go_down(directory: &Path) -> Outcome<()> {
+/// When the file system does not support it.
+pub(crate) fn cut_power(directory: &Path) -> Outcome<()> {
     let file = File::open(directory)?;
     // SAFETY: needed because no safe crate has this call; sound because the kernel reads the one
     // `u32` that `Setter` points to, as `opcode::read::<u32>` says, and writes nowhere.

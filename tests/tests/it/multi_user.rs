@@ -1,5 +1,5 @@
 //! Two users, two daemons, two pulls of one model, an import and a collection at the same time:
-//! nothing is lost, nothing is stored twice, each is told what happened.
+//! nothing is lost, nothing is stored twice, and each gets a correct response.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -49,7 +49,7 @@ pub(super) fn run_as(uid: u32, daemon: &TestDaemon, words: &[&str]) -> Run {
     command::run(&mut command)
 }
 
-/// The same twice is one model, the sibling is another that shares most of it.
+/// A model that is pulled twice, and a sibling that shares most of its tensors.
 fn models() -> (ModelFile, ModelFile) {
     let base = ModelFile::dense_of(1, 2, 128);
     (base.clone(), base.with_changed("output.weight"))
@@ -65,7 +65,7 @@ fn import(daemon: &TestDaemon, uid: u32, path: &Path, name: &str) -> Json {
     run_as(uid, daemon, &words).succeeds().json()["imported"][0].clone()
 }
 
-/// The second daemon is refused and told by whom.
+/// Asserts that a second daemon is refused, and that the error names the first.
 fn start_another(daemon: &TestDaemon) {
     let other = daemon.scratch().join("other.sock");
     let run = daemon.embedded().run(["serve", "--json", "--socket", other.to_str().unwrap()]).exits_with(4);
@@ -78,7 +78,7 @@ fn physical_bytes(daemon: &TestDaemon) -> u64 {
     daemon.client().disk_usage().unwrap().physical_bytes
 }
 
-/// What both take in a store where one came after the other and nobody else did anything.
+/// The physical bytes of both in a store without concurrency.
 fn bytes_of_one_copy(registry: &FakeRegistry, path: &Path) -> u64 {
     let daemon = TestDaemon::start();
     daemon.command().run(["pull", &registry.name("library/m")]).succeeds();
@@ -87,7 +87,7 @@ fn bytes_of_one_copy(registry: &FakeRegistry, path: &Path) -> u64 {
 }
 
 #[test]
-fn two_users_two_daemons_two_pulls_an_import_and_collections_at_once_lose_nothing() {
+fn concurrent_pulls_import_collections_and_second_daemon_lose_nothing() {
     if !can_be_others() {
         return;
     }
@@ -108,12 +108,12 @@ fn two_users_two_daemons_two_pulls_an_import_and_collections_at_once_lose_nothin
         assert_eq!(staged(daemon.root()), [""; 0]);
         assert_eq!(physical_bytes(&daemon), one_copy, "round {round}: one copy of each");
         daemon.command().run(["rm", &name, "sibling"]).succeeds();
-        // The exports' sessions end a moment after their clients.
+        // The sessions of the exports end a moment after their clients.
         eventually("all is freed", || physical_bytes(&daemon) == 0);
     }
 }
 
-/// Everybody at once, and each is told what happened.
+/// Runs all operations at once and checks each response.
 fn at_once(daemon: &TestDaemon, name: &str, path: &Path) {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -130,14 +130,14 @@ fn at_once(daemon: &TestDaemon, name: &str, path: &Path) {
             assert_eq!(pulled["status"], "success", "{pulled}");
         }
         let imported = import.join().unwrap();
-        let told = ["new_bytes", "reused_bytes"].map(|key| imported[key].as_u64().unwrap());
-        assert!(told.iter().sum::<u64>() > 0 && imported["name"] == "sibling:latest", "{imported}");
+        let bytes = ["new_bytes", "reused_bytes"].map(|key| imported[key].as_u64().unwrap());
+        assert!(bytes.iter().sum::<u64>() > 0 && imported["name"] == "sibling:latest", "{imported}");
         done.store(true, Ordering::Relaxed);
         collections.join().unwrap();
     });
 }
 
-/// What needs the right to administer is refused to them, and nothing happens.
+/// Requests that need the right to administer are refused without any effect.
 #[test]
 fn users_of_a_shared_daemon_may_read_and_pull_but_not_remove() {
     if !can_be_others() {

@@ -1,4 +1,4 @@
-//! Life and death: of daemons, of clients, of models in use.
+//! Start and end of daemons, clients, and models in use.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use std::process::Child;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
-use blobd_tests::places::disk_folder;
 use blobd_tests::raw_gguf::{RawGguf, id};
 use blobd_tests::reader::Reader;
 use blobd_tests::store_dir::{check_blobs, check_empty, names, snapshot, staged};
+use blobd_tests::temp_dirs::disk_directory;
 use blobd_tests::wait::eventually;
 use serde_json::Value as Json;
 
@@ -48,7 +48,7 @@ fn killed_daemon_leaves_maps_readable_and_loses_nothing() {
 }
 
 #[test]
-fn stopped_daemon_takes_its_socket_away_and_leaves_maps() {
+fn stopped_daemon_removes_its_socket_and_leaves_maps() {
     let (mut daemon, digest) = daemon_with_model("m");
     let mut reader = Reader::open(&daemon.socket(), "m");
     assert!(daemon.stop().success(), "{}", daemon.log());
@@ -59,7 +59,7 @@ fn stopped_daemon_takes_its_socket_away_and_leaves_maps() {
 }
 
 #[test]
-fn removed_model_stays_mapped_and_its_bytes_go_when_it_closes() {
+fn removed_model_stays_mapped_and_is_freed_when_it_is_closed() {
     let (daemon, digest) = daemon_with_model("m");
     let blob_count = check_blobs(daemon.root()).len();
     let mut reader = Reader::open(&daemon.socket(), "m");
@@ -74,7 +74,7 @@ fn removed_model_stays_mapped_and_its_bytes_go_when_it_closes() {
     reader.close();
     eventually("the lease ends", || sessions(&daemon).is_empty());
     assert_eq!(reader.touch(), digest, "a map outlives its lease");
-    // What is unlinked while it is mapped frees nothing.
+    // Unlinking a file that is mapped frees nothing.
     let kept = daemon.command().line("gc --json").succeeds().json()["kept"].clone();
     let by = kept[0]["by"][0].as_str().unwrap();
     assert!(by.starts_with(&format!("process {} (test-client)", reader.pid())), "{kept}");
@@ -99,7 +99,7 @@ fn removed_model_stays_until_its_last_client_closes() {
 }
 
 #[test]
-fn model_that_was_replaced_is_kept_for_who_has_it_open() {
+fn replaced_model_is_kept_while_it_is_open() {
     let (daemon, digest) = daemon_with_model("m");
     let mut reader = Reader::open(&daemon.socket(), "m");
     import(&daemon, &ModelFile::dense(2), "m");
@@ -117,7 +117,7 @@ fn model_that_was_replaced_is_kept_for_who_has_it_open() {
 }
 
 #[test]
-fn client_killed_with_kill_9_loses_its_lease_at_once() {
+fn lease_of_a_killed_client_ends_at_once() {
     let (daemon, _) = daemon_with_model("m");
     let reader = Reader::open(&daemon.socket(), "m");
     let [session] = sessions(&daemon).try_into().expect("one session");
@@ -135,7 +135,7 @@ fn client_killed_with_kill_9_loses_its_lease_at_once() {
 
 #[test]
 fn daemon_killed_while_importing_has_nothing_of_the_file_after_a_restart() {
-    let mut daemon = TestDaemon::start_in(disk_folder());
+    let mut daemon = TestDaemon::start_in(disk_directory());
     let path = slow_file(daemon.scratch());
     let mut import = start_import(&daemon, &path);
     daemon.kill();
@@ -146,7 +146,7 @@ fn daemon_killed_while_importing_has_nothing_of_the_file_after_a_restart() {
 
 #[test]
 fn import_stops_and_leaves_nothing_when_its_client_is_killed() {
-    let daemon = TestDaemon::start_in(disk_folder());
+    let daemon = TestDaemon::start_in(disk_directory());
     let path = slow_file(daemon.scratch());
     let mut import = start_import(&daemon, &path);
     import.kill().unwrap();
@@ -157,7 +157,7 @@ fn import_stops_and_leaves_nothing_when_its_client_is_killed() {
 
 #[test]
 fn command_killed_while_importing_leaves_nothing_for_the_next_one() {
-    let folder = disk_folder();
+    let folder = disk_directory();
     let blobd = blobd_tests::command::Blobd::at_root(&folder.path().join("store"));
     let path = slow_file(folder.path());
     let mut import = blobd.command().arg("import").arg(path).spawn().unwrap();
@@ -168,7 +168,7 @@ fn command_killed_while_importing_leaves_nothing_for_the_next_one() {
     check_empty(&folder.path().join("store"));
 }
 
-/// A valid file of one tensor of 4 GiB, all of it a hole: nothing to write, seconds to read.
+/// A valid sparse file of one tensor of 4 GiB: it takes no time to write, and seconds to read.
 fn slow_file(folder: &Path) -> PathBuf {
     let header = RawGguf::new().tensor("hole", id::I8, &[4 << 30], 0).with_data(&[]);
     let path = folder.join("slow.gguf");

@@ -1,17 +1,17 @@
-//! What an unfinished download keeps: `df`, `rm`, `gc` and the eviction's plan say the same of it.
+//! Blobs that an unfinished download keeps: `df`, `rm`, `gc` and the eviction plan agree about them.
 
 use blobd_client::protocol::request::{GcParams, PinParams};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
-use blobd_tests::places::fast_folder;
 use blobd_tests::registry::{FakeRegistry, Fault};
 use blobd_tests::store_dir::names;
+use blobd_tests::temp_dirs::tmpfs_directory;
 use serde_json::Value as Json;
 
 use super::registry_with;
 
-/// As often as the client may ask.
+/// For every request of the client.
 const ALWAYS: usize = usize::MAX;
 
 /// A model that shares all tensors but one with the one of seed 1.
@@ -19,7 +19,7 @@ fn sibling() -> ModelFile {
     ModelFile::dense(1).with_changed("output.weight")
 }
 
-/// A pull that has brought the weights and failed at the template: its model is not whole.
+/// Runs a pull that stores the weights and fails at the template, so that the model is incomplete.
 fn pull_half(daemon: &TestDaemon, model: &ModelFile) -> FakeRegistry {
     let registry = registry_with(model);
     let template = format!("/cdn/sha256:{}", sha256(b"{{ .Prompt }}"));
@@ -34,7 +34,7 @@ fn import(daemon: &TestDaemon, model: &ModelFile, name: &str) {
     daemon.command().run(["import", path.to_str().unwrap(), "--name", name]).succeeds();
 }
 
-/// What `df` calls reclaimable is what a collection plans, and then frees; returns it.
+/// Asserts that `df` reports as reclaimable what a collection plans and then frees. Returns the bytes.
 fn check_reclaimable(daemon: &TestDaemon, what: &str) -> u64 {
     let client = daemon.client();
     let before = client.disk_usage().unwrap();
@@ -48,13 +48,13 @@ fn check_reclaimable(daemon: &TestDaemon, what: &str) -> u64 {
     freed.freed_bytes
 }
 
-/// A blob that nothing needs.
-fn plant_orphan(daemon: &TestDaemon, bytes: &[u8]) {
+/// Adds an unneeded blob.
+fn add_orphan(daemon: &TestDaemon, bytes: &[u8]) {
     std::fs::write(daemon.root().join(format!("blobs/sha256-{}", sha256(bytes))), bytes).unwrap();
 }
 
 #[test]
-fn unfinished_download_keeps_what_df_and_rm_say_that_it_keeps() {
+fn unfinished_download_keeps_the_bytes_that_df_and_rm_report() {
     let daemon = TestDaemon::start();
     let (mine, model) = (ModelFile::dense(1), sibling());
     import(&daemon, &mine, "mine");
@@ -74,7 +74,7 @@ fn unfinished_download_keeps_what_df_and_rm_say_that_it_keeps() {
     let usage = daemon.client().disk_usage().unwrap();
     assert!(usage.partial_bytes >= kept_bytes, "{usage:?}");
     assert_eq!(check_reclaimable(&daemon, "download alone"), 0);
-    // It goes on where it was: no byte of the weights comes twice.
+    // The download is resumed: no byte of the weights is fetched twice.
     registry.clear_faults();
     let served = registry.bytes_served();
     daemon.command().run(["pull", &registry.name("library/tiny:latest")]).succeeds();
@@ -82,7 +82,7 @@ fn unfinished_download_keeps_what_df_and_rm_say_that_it_keeps() {
 }
 
 #[test]
-fn what_is_reclaimable_is_what_a_collection_frees_whoever_keeps_the_rest() {
+fn reclaimable_bytes_are_those_a_collection_frees_whatever_is_kept() {
     let daemon = TestDaemon::start();
     let base = ModelFile::dense(1);
     let siblings = ["output.weight", "blk.0.ffn_up.weight", "blk.1.ffn_down.weight"];
@@ -94,7 +94,7 @@ fn what_is_reclaimable_is_what_a_collection_frees_whoever_keeps_the_rest() {
     let _registry = pull_half(&daemon, &pulled);
     let mut kept = 0;
     for round in 0..4u8 {
-        plant_orphan(&daemon, &[round; 9000]);
+        add_orphan(&daemon, &[round; 9000]);
         let words = match round {
             0 => "pin base --json",
             1 => "rm open --json",
@@ -116,7 +116,7 @@ fn what_is_reclaimable_is_what_a_collection_frees_whoever_keeps_the_rest() {
 
 #[test]
 fn evicting_a_model_frees_nothing_that_an_unfinished_download_keeps() {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let config = folder.path().join("config.toml");
     std::fs::write(&config, "[space]\nquota = \"1 GiB\"\nevict = \"all\"\n").unwrap();
     let variable = format!("BLOBD_CONFIG={}", config.display());

@@ -1,4 +1,4 @@
-//! Which servers are asked, and what is said when they do not answer as they should.
+//! The choice of servers (mirrors, proxy, plain HTTP), and the messages about their failures.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
@@ -6,13 +6,13 @@ use std::net::TcpListener;
 use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
-use blobd_tests::registry::{FakeRegistry, Fault, Manner};
+use blobd_tests::registry::{BlobDelivery, FakeRegistry, Fault};
+use blobd_tests::temp_dirs::tmpfs_directory;
 
 use super::{offer, registry_with};
 
 fn pull_with(config: &str, name: &str) -> Run {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let path = folder.path().join("config.toml");
     std::fs::write(&path, config).unwrap();
     let blobd = Blobd::at_root(&folder.path().join("store"));
@@ -31,14 +31,14 @@ fn mirrors_are_asked_in_order_until_one_has_it() {
     let closed = format!("http://{}", closed_port());
     pull_with(&config(&[closed.clone(), empty.url(), full.url()]), "tiny").succeeds();
     assert!(empty.requests().iter().any(|request| request.path.contains("/manifests/")));
-    // One that breaks in the middle, and one that has the manifest but not the files.
+    // One fails in the middle, and one has the manifest but not the files.
     let broken = registry_with(&model);
     broken.add_fault("/blobs/", usize::MAX, Fault::Status(503));
     pull_with(&config(&[broken.url(), full.url()]), "tiny").succeeds();
     let hollow = registry_with(&model);
     hollow.add_fault("/blobs/", usize::MAX, Fault::Status(404));
     pull_with(&config(&[hollow.url(), full.url()]), "tiny").succeeds();
-    // A lack is less of a reason than a server that might have had it.
+    // The error names the unreachable server, which might have the model, not the one without it.
     let error = pull_with(&config(&[empty.url(), closed, empty.url()]), "tiny").exits_with(1).error();
     assert!(error.message.contains("connection refused"), "{error}");
     pull_with(&config(&[empty.url(), empty.url()]), "tiny").exits_with(3);
@@ -46,9 +46,9 @@ fn mirrors_are_asked_in_order_until_one_has_it() {
 }
 
 #[test]
-fn registry_is_spoken_to_in_the_clear_only_if_it_is_listed() {
+fn plain_http_is_used_only_for_listed_registries() {
     let registry = registry_with(&ModelFile::dense(1));
-    registry.set_manner(Manner::Direct);
+    registry.set_blob_delivery(BlobDelivery::Direct);
     let host = registry.url().trim_start_matches("http://").to_owned();
     let name = format!("{host}/library/tiny");
     pull_with("", &name).exits_with(1);
@@ -57,7 +57,7 @@ fn registry_is_spoken_to_in_the_clear_only_if_it_is_listed() {
 }
 
 #[test]
-fn tag_that_is_not_there_is_answered_with_those_that_are_nearest() {
+fn missing_tag_is_answered_with_the_nearest_names() {
     let registry = registry_with(&ModelFile::dense(1));
     offer(&registry, "library/tiny:8b-q4", &ModelFile::dense(1).bytes());
     let daemon = TestDaemon::start();
@@ -78,7 +78,7 @@ fn tag_that_is_not_there_is_answered_with_those_that_are_nearest() {
 }
 
 #[test]
-fn connections_that_fail_say_what_to_look_at() {
+fn failed_connections_give_a_hint() {
     let daemon = TestDaemon::start();
     let failure = |name: &str| daemon.command().run(["pull", name, "--json"]).exits_with(1).error().message;
     let refused = failure(&format!("http://{}/library/tiny", closed_port()));
@@ -88,7 +88,7 @@ fn connections_that_fail_say_what_to_look_at() {
 }
 
 #[test]
-fn login_page_of_a_network_is_named_where_a_file_should_be() {
+fn login_page_in_place_of_a_file_is_reported() {
     let registry = registry_with(&ModelFile::dense(1));
     let daemon = TestDaemon::start();
     for path in ["/manifests/", "/cdn/"] {
@@ -100,7 +100,7 @@ fn login_page_of_a_network_is_named_where_a_file_should_be() {
 }
 
 #[test]
-fn proxy_of_the_environment_is_asked_unless_the_host_is_excepted() {
+fn proxy_of_the_environment_is_used_except_for_no_proxy_hosts() {
     let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = proxy.local_addr().unwrap().to_string();
     let asked = std::thread::spawn(move || {
@@ -110,7 +110,7 @@ fn proxy_of_the_environment_is_asked_unless_the_host_is_excepted() {
         stream.write_all(b"HTTP/1.1 403 Forbidden\r\n\r\n").unwrap();
         String::from_utf8_lossy(&head[..length]).into_owned()
     });
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let pull = |excepted: &str| {
         let mut command = Blobd::at_root(&folder.path().join("store")).command();
         command.args(["pull", "registry.invalid/library/tiny", "--json"]);

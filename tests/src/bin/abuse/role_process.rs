@@ -1,4 +1,5 @@
-//! A process that this program starts from its own binary, under another uid, and talks with by lines.
+//! A child process of this program's own binary under another uid. Parent and child exchange lines of text
+//! over the child's standard input and output.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -10,22 +11,22 @@ use std::time::Duration;
 
 use crate::Outcome;
 
-/// A process in a role; killed when dropped.
+/// A child process with a role (witness or attacker); killed when dropped.
 #[derive(Debug)]
-pub(crate) struct Actor {
+pub(crate) struct RoleProcess {
     child: Child,
     input: ChildStdin,
     lines: Receiver<String>,
 }
 
-impl Actor {
-    /// Starts a role as a user.
+impl RoleProcess {
+    /// Starts the process as the user `uid`; `role` is the name of the role and its arguments.
     ///
     /// # Errors
     /// When the process cannot be started.
-    pub(crate) fn start(uid: u32, words: &[&OsStr]) -> Outcome<Self> {
+    pub(crate) fn start(uid: u32, role: &[&OsStr]) -> Outcome<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("--role").args(words).uid(uid).gid(uid);
+        command.arg("--role").args(role).uid(uid).gid(uid);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let input = child.stdin.take().ok_or("no pipe to the process")?;
         let output = BufReader::new(child.stdout.take().ok_or("no pipe from the process")?);
@@ -34,16 +35,14 @@ impl Actor {
         Ok(Self { child, input, lines })
     }
 
-    /// Its process.
+    /// Its process ID.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends a line.
-    ///
     /// # Errors
-    /// When the process is gone.
-    pub(crate) fn tell(&mut self, line: &str) -> Outcome<()> {
+    /// When the process has ended.
+    pub(crate) fn send_line(&mut self, line: &str) -> Outcome<()> {
         Ok(writeln!(self.input, "{line}")?)
     }
 
@@ -51,18 +50,18 @@ impl Actor {
     ///
     /// # Errors
     /// When none comes in time.
-    pub(crate) fn line(&self, patience: Duration) -> Outcome<String> {
-        self.lines.recv_timeout(patience).map_err(|error| format!("process {}: {error}", self.pid()).into())
+    pub(crate) fn read_line(&self, timeout: Duration) -> Outcome<String> {
+        self.lines.recv_timeout(timeout).map_err(|error| format!("process {}: {error}", self.pid()).into())
     }
 
-    /// Kills it and does not wait for that.
+    /// Kills it without waiting for its end.
     pub(crate) fn kill(&mut self) {
         // Fails only if it has ended already.
         let _ = self.child.kill();
     }
 }
 
-impl Drop for Actor {
+impl Drop for RoleProcess {
     fn drop(&mut self) {
         self.kill();
         let _ = self.child.wait();

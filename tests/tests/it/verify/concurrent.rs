@@ -1,4 +1,4 @@
-//! Verification of a store that changes meanwhile: what is removed or imported is no damage.
+//! Verification of a store that changes meanwhile: removals and imports are not reported as damage.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use serde_json::Value as Json;
 
 use super::{import, tensor_digest};
 
-/// How long a test changes the store; every verification that falls into it may meet a race.
+/// How long a test changes the store while it verifies it repeatedly.
 const ROUND: Duration = Duration::from_secs(6);
 
-/// Removes and imports a model until told to stop.
-fn replace_all_the_time(daemon: &TestDaemon, seed: u64, stop: &AtomicBool) {
+/// Removes and imports a model until `stop` is set.
+fn replace_repeatedly(daemon: &TestDaemon, seed: u64, stop: &AtomicBool) {
     let name = format!("changing{seed}");
     let path = ModelFile::dense(seed).write_to(daemon.scratch(), &format!("{name}.gguf"));
     while !stop.load(Ordering::Relaxed) {
@@ -23,14 +23,14 @@ fn replace_all_the_time(daemon: &TestDaemon, seed: u64, stop: &AtomicBool) {
     }
 }
 
-/// Verifies while models come and go; returns what was reported as damaged.
-fn verify_meanwhile(daemon: &TestDaemon, arguments: &[&str]) -> Vec<Json> {
+/// Verifies while models are removed and imported. Returns the reported damage.
+fn verify_concurrently(daemon: &TestDaemon, arguments: &[&str]) -> Vec<Json> {
     let (stop, start) = (AtomicBool::new(false), Instant::now());
     let mut reported = Vec::new();
     std::thread::scope(|scope| {
         for seed in 10..12 {
             let stop = &stop;
-            scope.spawn(move || replace_all_the_time(daemon, seed, stop));
+            scope.spawn(move || replace_repeatedly(daemon, seed, stop));
         }
         while reported.is_empty() && start.elapsed() < ROUND {
             let run = daemon.command().run([&["verify", "--json"], arguments].concat());
@@ -43,10 +43,10 @@ fn verify_meanwhile(daemon: &TestDaemon, arguments: &[&str]) -> Vec<Json> {
 }
 
 #[test]
-fn models_that_come_and_go_are_no_damage() {
+fn models_removed_and_imported_meanwhile_are_no_damage() {
     let daemon = TestDaemon::start();
     import(&daemon, &ModelFile::dense(1), "m");
-    let reported = verify_meanwhile(&daemon, &[]);
+    let reported = verify_concurrently(&daemon, &[]);
     assert_eq!(reported, [Json::Null; 0]);
     assert_eq!(names(&daemon.root().join("quarantine")), [""; 0]);
     daemon.command().line("verify").succeeds();
@@ -54,11 +54,11 @@ fn models_that_come_and_go_are_no_damage() {
 }
 
 #[test]
-fn damage_is_found_while_models_come_and_go() {
+fn damage_is_found_while_models_are_removed_and_imported() {
     let daemon = TestDaemon::start();
     import(&daemon, &ModelFile::dense(1), "m");
     let digest = tensor_digest(&daemon.command(), "m", super::TENSOR);
     flip_byte(&blobd_tests::store_dir::blob_path(daemon.root(), &digest), 77);
-    let [reported] = verify_meanwhile(&daemon, &[]).try_into().expect("one blob is damaged");
+    let [reported] = verify_concurrently(&daemon, &[]).try_into().expect("one blob is damaged");
     assert_eq!((&reported["digest"], &reported["models"][0]), (&digest.into(), &"m:latest".into()));
 }

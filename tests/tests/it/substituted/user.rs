@@ -1,4 +1,4 @@
-//! Who uses the store.
+//! The user who runs the commands.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -12,26 +12,27 @@ use rustix::process::geteuid;
 use super::case::Substitute;
 
 /// Any user but root.
-const NOBODY: u32 = 65534;
+const ORDINARY_UID: u32 = 65534;
 
 /// A user who runs the commands, on a store that may be another user's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Actor {
-    /// The user of this process, on a store of its own.
+pub(super) enum User {
+    /// The user of this process, on its own store.
     Owner,
     /// Root, on the store of an ordinary user.
     RootOnAnothers,
     /// The ordinary user, on the same store; started by root.
-    Nobody,
+    Ordinary,
 }
 
-impl Actor {
-    /// Who meets what: root that uses another user's store, or else the store's owner. What root has
-    /// to lay out for an owner, who must not be able to change it back, that user meets too.
+impl User {
+    /// The users to test with a substitute: root on another user's store, or without root the store's owner.
+    /// An entry of another owner, which only root can create, is also tested as the ordinary user, who cannot
+    /// change it back.
     pub(super) fn all(substitute: Substitute) -> &'static [Self] {
         let has_setpriv = || Command::new("setpriv").arg("--version").output().is_ok();
         match (geteuid().is_root() && has_setpriv(), substitute) {
-            (true, Substitute::AnotherOwner) => &[Self::RootOnAnothers, Self::Nobody],
+            (true, Substitute::AnotherOwner) => &[Self::RootOnAnothers, Self::Ordinary],
             (true, _) => &[Self::RootOnAnothers],
             (false, Substitute::AnotherOwner) => {
                 println!("skipped: only root with setpriv can give a file to another user");
@@ -41,20 +42,22 @@ impl Actor {
         }
     }
 
-    /// Gives the actor's store, and all below a directory, to its owner.
+    /// Gives the user's store, and all below a directory, to its owner.
     pub(super) fn own(self, directory: &Path) {
         if self == Self::Owner {
             return;
         }
-        let status =
-            Command::new("chown").args(["-hR", &format!("{NOBODY}:{NOBODY}")]).arg(directory).status();
+        let status = Command::new("chown")
+            .args(["-hR", &format!("{ORDINARY_UID}:{ORDINARY_UID}")])
+            .arg(directory)
+            .status();
         assert!(status.unwrap().success());
     }
 
-    /// Gives one entry to somebody who does not own the store.
+    /// Gives one entry to a user who does not own the store.
     pub(super) fn disown(self, path: &Path) {
-        // For root every owner but the store's is another one.
-        let other = if self == Self::Nobody { 0 } else { 12345 };
+        // As root, any uid but the store's owner will do.
+        let other = if self == Self::Ordinary { 0 } else { 12345 };
         chown(path, Some(other), Some(other)).unwrap();
         let mode = if fs::metadata(path).unwrap().is_dir() { 0o700 } else { 0o600 };
         fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
@@ -63,9 +66,9 @@ impl Actor {
     /// `blobd` as this user.
     pub(super) fn blobd(self, place: &Blobd) -> Command {
         let mut command = match self {
-            Self::Nobody => {
+            Self::Ordinary => {
                 let mut command = Command::new("setpriv");
-                command.args([&format!("--reuid={NOBODY}"), &format!("--regid={NOBODY}")]);
+                command.args([&format!("--reuid={ORDINARY_UID}"), &format!("--regid={ORDINARY_UID}")]);
                 command.args(["--clear-groups", "--"]).arg(programs::blobd());
                 command
             }

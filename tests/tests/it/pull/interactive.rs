@@ -1,4 +1,4 @@
-//! What people do while a pull runs: stop it, watch it, limit it.
+//! Interactive use of a pull: interrupting it, its progress bar, changing its limit.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
-use blobd_tests::places::fast_folder;
 use blobd_tests::programs;
 use blobd_tests::registry::Fault;
 use blobd_tests::store_dir::staged;
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, kill_process};
@@ -30,7 +30,7 @@ fn large() -> ModelFile {
     ModelFile::dense_of(1, 2, 512)
 }
 
-/// A pull by somebody who can press Ctrl-C: whoever runs the tests may have it ignored.
+/// Starts a pull that Ctrl-C interrupts, even if SIGINT is ignored in the tests' own process.
 fn start_pull(blobd: &Blobd, name: &str) -> Child {
     let mut command = Command::new("env");
     blobd.prepare(&mut command);
@@ -40,14 +40,14 @@ fn start_pull(blobd: &Blobd, name: &str) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Presses Ctrl-C when the pull says that some has come.
+/// Sends SIGINT when the pull reports its first bytes.
 fn interrupted(pull: Child) -> Output {
     let process = Pid::from_child(&pull);
-    when_some_has_come(pull, || kill_process(process, Signal::INT).unwrap())
+    after_first_bytes(pull, || kill_process(process, Signal::INT).unwrap())
 }
 
-/// Does something when the pull says that some has come, and waits for its end.
-fn when_some_has_come(mut pull: Child, action: impl FnOnce()) -> Output {
+/// Runs `action` when the pull reports its first bytes, and waits for the pull's end.
+fn after_first_bytes(mut pull: Child, action: impl FnOnce()) -> Output {
     let mut lines = BufReader::new(pull.stdout.take().unwrap()).lines();
     let some_has_come = |line: String| {
         let line: Json = serde_json::from_str(&line).unwrap();
@@ -59,60 +59,60 @@ fn when_some_has_come(mut pull: Child, action: impl FnOnce()) -> Output {
     pull.wait_with_output().unwrap()
 }
 
-fn check_goodbye(output: &Output) {
+fn check_interrupted_output(output: &Output) {
     assert_eq!(output.status.code(), Some(130), "{output:?}");
     let words = String::from_utf8_lossy(&output.stderr);
     assert_eq!(words.lines().count(), 1, "{words}");
     assert!(words.contains("stopped") && words.contains("the same command resumes"), "{words}");
 }
 
-fn check_goes_on(blobd: &Blobd, name: &str, model: &ModelFile) {
+fn check_resumes(blobd: &Blobd, name: &str, model: &ModelFile) {
     let done = blobd.run(["pull", name, "--json"]).succeeds().json_lines().pop().unwrap();
     assert!(done["reused_bytes"].as_u64().unwrap() > MIB / 2, "{done}");
     assert!(blobd.run(["export", name, "-o", "-"]).stdout == model.bytes());
 }
 
 #[test]
-fn ctrl_c_says_how_to_go_on_and_the_daemon_stops_too() {
+fn ctrl_c_prints_how_to_resume_and_stops_the_daemons_pull() {
     let (daemon, model) = (TestDaemon::start(), large());
     let registry = registry_with(&model);
     registry.add_fault("/cdn/", usize::MAX, Fault::Slow(100_000, Duration::from_millis(10)));
     let name = registry.name("library/tiny:latest");
-    check_goodbye(&interrupted(start_pull(&daemon.command(), &name)));
+    check_interrupted_output(&interrupted(start_pull(&daemon.command(), &name)));
     eventually("the pull has ended", || staged(daemon.root()).is_empty());
     registry.clear_faults();
-    check_goes_on(&daemon.command(), &name, &model);
+    check_resumes(&daemon.command(), &name, &model);
 }
 
 #[test]
 fn ctrl_c_without_a_daemon_keeps_what_has_arrived() {
-    let (folder, model) = (fast_folder(), large());
+    let (folder, model) = (tmpfs_directory(), large());
     let blobd = Blobd::at_root(&folder.path().join("store"));
     let registry = registry_with(&model);
     registry.add_fault("/cdn/", usize::MAX, Fault::Slow(100_000, Duration::from_millis(10)));
     let name = registry.name("library/tiny:latest");
-    check_goodbye(&interrupted(start_pull(&blobd, &name)));
+    check_interrupted_output(&interrupted(start_pull(&blobd, &name)));
     registry.clear_faults();
-    check_goes_on(&blobd, &name, &model);
+    check_resumes(&blobd, &name, &model);
 }
 
 #[test]
-fn pull_whose_daemon_dies_says_how_to_go_on() {
+fn pull_whose_daemon_dies_prints_how_to_resume() {
     let (mut daemon, model) = (TestDaemon::start(), large());
     let registry = registry_with(&model);
     registry.add_fault("/cdn/", usize::MAX, Fault::Slow(100_000, Duration::from_millis(10)));
     let name = registry.name("library/tiny:latest");
-    let output = when_some_has_come(start_pull(&daemon.command(), &name), || daemon.kill());
+    let output = after_first_bytes(start_pull(&daemon.command(), &name), || daemon.kill());
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let error: Json = serde_json::from_slice(&output.stderr).unwrap();
     let hint = error["error"]["hint"].as_str().unwrap_or_default();
     assert!(hint.contains("the same command resumes"), "{error}");
     daemon.restart();
     registry.clear_faults();
-    check_goes_on(&daemon.command(), &name, &model);
+    check_resumes(&daemon.command(), &name, &model);
 }
 
-/// A terminal of its own for a command's standard error, and who reads what appears there.
+/// A pseudo-terminal for a command's standard error, and a thread that reads its output.
 fn terminal() -> (OwnedFd, JoinHandle<String>) {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&master).unwrap();
@@ -123,14 +123,14 @@ fn terminal() -> (OwnedFd, JoinHandle<String>) {
     tcsetwinsize(&slave, size).unwrap();
     let read = move || {
         let mut shown = Vec::new();
-        // It ends with an error when nobody has the other end any more.
+        // Reading ends with an error when the other end is closed.
         let _ = File::from(master).read_to_end(&mut shown);
         String::from_utf8_lossy(&shown).into_owned()
     };
     (slave, thread::spawn(read))
 }
 
-/// A pull before somebody's eyes.
+/// Starts a pull on a terminal.
 fn watch_pull(blobd: &Blobd, name: &str) -> (Child, JoinHandle<String>) {
     let (slave, shown) = terminal();
     let mut command = blobd.command();
@@ -138,7 +138,7 @@ fn watch_pull(blobd: &Blobd, name: &str) -> (Child, JoinHandle<String>) {
     (command.spawn().unwrap(), shown)
 }
 
-/// How far the bar of the weights was each time that it was drawn, in MiB.
+/// The positions of the weights' progress bar, in MiB, each time it was drawn.
 fn positions(shown: &str) -> Vec<f64> {
     let draws = shown.split(['\r', '\n']).map(|line| line.split_whitespace().collect::<Vec<_>>());
     let position = |words: Vec<&str>| {
@@ -156,7 +156,7 @@ fn positions(shown: &str) -> Vec<f64> {
 }
 
 #[test]
-fn shown_progress_goes_on_where_a_killed_daemon_was_and_never_falls() {
+fn progress_resumes_after_a_killed_daemon_and_never_decreases() {
     let (mut daemon, model) = (TestDaemon::start(), large());
     let registry = registry_with(&model);
     registry.add_fault("/cdn/", usize::MAX, Fault::Slow(20_000, Duration::from_millis(10)));
@@ -218,8 +218,8 @@ fn limit_is_shown_set_and_lifted_while_a_pull_runs() {
 }
 
 #[test]
-fn limit_is_refused_where_no_daemon_could_keep_to_it() {
-    let folder = fast_folder();
+fn limit_is_refused_without_a_daemon() {
+    let folder = tmpfs_directory();
     let blobd = Blobd::at_root(&folder.path().join("store"));
     let error = blobd.line("limit 1MB --json").exits_with(2).error();
     assert!(error.hint.unwrap().contains("limit_rate"));
@@ -228,7 +228,7 @@ fn limit_is_refused_where_no_daemon_could_keep_to_it() {
 
 #[test]
 fn daemon_starts_with_the_limit_of_its_configuration() {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let config = folder.path().join("config.toml");
     std::fs::write(&config, "[transfer]\nlimit_rate = \"1 MiB\"\nmax_connections = 2\n").unwrap();
     let variable = format!("BLOBD_CONFIG={}", config.display());
@@ -238,13 +238,13 @@ fn daemon_starts_with_the_limit_of_its_configuration() {
 
 #[test]
 fn pull_that_does_not_fit_says_what_a_collection_would_free() {
-    let folder = fast_folder();
+    let folder = tmpfs_directory();
     let config = folder.path().join("config.toml");
     std::fs::write(&config, "[space]\nquota = \"4 MiB\"\n").unwrap();
     let variable = format!("BLOBD_CONFIG={}", config.display());
     let daemon = TestDaemon::start_under(&["env", &variable], folder);
     let registry = registry_with(&large());
-    // What a collection would free is known when the index is.
+    // The message needs a complete index.
     daemon.client().disk_usage().unwrap();
     let run = daemon.command().run(["pull", &registry.name("library/tiny:latest"), "--json"]);
     let error = run.exits_with(6).error();
