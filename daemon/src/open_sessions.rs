@@ -97,12 +97,8 @@ impl Sessions {
         self.lock().last_opened.retain(|model, _| exists(model));
     }
 
-    /// When a model was last opened since the daemon started, as RFC 3339 text.
-    pub(crate) fn last_opened(&self, model: &Reference) -> Option<String> {
-        self.last_opened_at(model).map(rfc3339)
-    }
-
-    pub(crate) fn last_opened_at(&self, model: &Reference) -> Option<SystemTime> {
+    /// When a model was last opened since the daemon started.
+    pub(crate) fn last_opened(&self, model: &Reference) -> Option<SystemTime> {
         self.lock().last_opened.get(model).copied()
     }
 
@@ -217,9 +213,9 @@ mod tests {
             sessions.lock().note_opened(model(number), when);
         }
         assert_eq!(sessions.lock().last_opened.len(), Table::MAX_OPENED);
-        assert!(sessions.last_opened_at(&model(0)).is_none(), "the oldest");
+        assert!(sessions.last_opened(&model(0)).is_none(), "the oldest");
         sessions.keep_opened(|kept| *kept == model(7));
-        assert!(sessions.last_opened_at(&model(7)).is_some());
+        assert!(sessions.last_opened(&model(7)).is_some());
         assert_eq!(sessions.lock().last_opened.len(), 1);
     }
 }

@@ -5,15 +5,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use blobd_client::protocol::request::PullParams;
+use blobd_client::protocol::response::PullEvent;
 use blobd_registry::{RegistryClient, RegistryError, RegistryPolicy};
 use blobd_store::Store;
 use blobd_store_format::reference::Reference;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::Sender;
 use tokio::task::spawn_blocking;
 
 use crate::large_models::LargeModels;
 use crate::limits::RequestLimits;
 use crate::open_sessions::Sessions;
-use crate::ops::{DoctorContext, Evictor, FetchLimit, LastOpened, OpError, OpenCache};
+use crate::ops::{DoctorContext, Evictor, FetchLimit, LastOpened, OpError, OpenCache, Pull};
 use crate::permits::{Limits, PermitPool};
 use crate::principal::Peer;
 use crate::socket::Closer;
@@ -137,7 +141,7 @@ impl Daemon {
     pub(crate) fn new(store: Store, policy: &RegistryPolicy) -> Result<Self, RegistryError> {
         let (store, sessions) = (Arc::new(store), Sessions::default());
         let opened = sessions.clone();
-        let last_opened: Arc<LastOpened> = Arc::new(move |model: &Reference| opened.last_opened_at(model));
+        let last_opened: Arc<LastOpened> = Arc::new(move |model: &Reference| opened.last_opened(model));
         store.set_space_maker(Box::new(Evictor::new(&store, Arc::clone(&last_opened))));
         store.make_reserve();
         Ok(Self {
@@ -199,6 +203,18 @@ impl Daemon {
             is_single_user: self.is_single_user,
             has_met_owner: self.has_met_owner.load(Ordering::Relaxed),
         }
+    }
+
+    /// A pull, or its plan.
+    pub(crate) const fn pull<'p>(
+        &'p self,
+        handle: &'p Handle,
+        uid: u32,
+        params: &'p PullParams,
+        events: &'p Sender<PullEvent>,
+    ) -> Pull<'p> {
+        let Self { store, registry, transfers, work: WorkLimits { fetches, .. }, .. } = self;
+        Pull { store, registry, transfers, fetches, handle, uid, params, events }
     }
 
     /// Runs blocking work of a request of the user `uid` when it is that user's turn. Few run at a time;

@@ -20,6 +20,7 @@
 //!   binaries under test, programs in C
 //! - [`mount`]: models as files; [`mount_namespace`]: private mounts; [`hanging`]: files whose operations hang;
 //!   [`fuse`]: common parts of the FUSE file systems
+//! - [`file_source`]: imports of files that this process has open
 //! - [`registry`]: a registry with chosen faults; [`pulls`]: pulls in this process from such a registry
 //! - [`crash_disk`], [`faulty_disk`]: disks that lose unsynced data or fail; [`steps`]: operations on a store on
 //!   such a disk, with the files of [`samples`]; [`world`]: the expected and the actual content of a store
@@ -32,6 +33,7 @@ pub mod compiler;
 pub mod crash_disk;
 pub mod daemon;
 pub mod faulty_disk;
+pub mod file_source;
 pub mod filler;
 pub mod fuse;
 pub mod hanging;

@@ -13,6 +13,7 @@ use blobd_client::protocol::request::{
 use blobd_store::{Ingest, Store};
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use crate::file_source::import_file;
 use crate::pulls;
 use crate::samples::{files, reference};
 use crate::world::{Key, World};
@@ -186,7 +187,7 @@ fn import(store: &Arc<Store>, file: usize, name: usize) -> Result<(), OpError> {
     let mut opened = File::from(memfd_create("model", MemfdFlags::CLOEXEC).unwrap());
     opened.write_all(&files()[file].bytes).unwrap();
     let params = ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)) };
-    ops::import(store, &params, &opened, &AtomicBool::new(false), &mut |_, _| ()).map(|_| ())
+    import_file(store, &params, &opened, &AtomicBool::new(false), &mut |_, _| ()).map(|_| ())
 }
 
 fn remove(store: &Store, name: usize, keep_seconds: Option<u64>) -> Result<(), OpError> {

@@ -24,20 +24,20 @@ use crate::permits::Permit;
 pub(crate) type HttpResponse = Response<ResponseBody>;
 
 /// The body of a response, with the permits that it holds until it is written or dropped.
-#[derive(Debug)]
 pub(crate) struct ResponseBody {
     content: Content,
     _permits: Vec<Arc<Permit>>,
 }
 
-#[derive(Debug)]
 enum Content {
     /// The whole body, until it is taken.
     Whole(Option<Bytes>),
-    Lines(Lines),
-    /// The description of a large model, serialised as it is written.
-    Details(Box<DetailsStream>),
+    /// A body that is serialised as it is written.
+    Parts(Box<NextPart>),
 }
+
+/// Returns the next part of a body, if any.
+type NextPart = dyn FnMut(&mut Context<'_>) -> Poll<Option<Bytes>> + Send;
 
 /// Requests contain only names of models and tensors.
 const MAX_REQUEST_BYTES: usize = 1 << 20;
@@ -116,16 +116,23 @@ pub(super) fn error_response(error: ErrorBody) -> HttpResponse {
     response(status, Content::Whole(Some(json.into())), Vec::new())
 }
 
-/// One JSON document per line.
-pub(super) fn lines_response(lines: Lines) -> HttpResponse {
-    let mut response = response(StatusCode::OK, Content::Lines(lines), Vec::new());
+/// One JSON document per line. `events` is closed when the client disconnects.
+pub(super) fn lines_response<E: Serialize + Send + 'static>(mut events: mpsc::Receiver<E>) -> HttpResponse {
+    let line = |event: E| {
+        let mut line = serde_json::to_vec(&event).unwrap_or_default();
+        line.push(b'\n');
+        Bytes::from(line)
+    };
+    let next = move |context: &mut Context<'_>| events.poll_recv(context).map(|event| event.map(line));
+    let mut response = response(StatusCode::OK, Content::Parts(Box::new(next)), Vec::new());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
     response
 }
 
-pub(super) fn details_response(details: DetailsStream, permit: Option<Permit>) -> HttpResponse {
+pub(super) fn details_response(mut details: DetailsStream, permit: Option<Permit>) -> HttpResponse {
     let permits = permit.into_iter().map(Arc::new).collect();
-    response(StatusCode::OK, Content::Details(Box::new(details)), permits)
+    let next = move |_: &mut Context<'_>| Poll::Ready(details.next_part());
+    response(StatusCode::OK, Content::Parts(Box::new(next)), permits)
 }
 
 pub(super) fn empty_response(status: StatusCode) -> HttpResponse {
@@ -157,8 +164,7 @@ impl Body for ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let bytes = match &mut self.content {
             Content::Whole(bytes) => Poll::Ready(bytes.take()),
-            Content::Lines(Lines(lines)) => lines.poll_recv(context),
-            Content::Details(details) => Poll::Ready(details.next_part()),
+            Content::Parts(next) => next(context),
         };
         bytes.map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
     }
@@ -170,11 +176,7 @@ impl Body for ResponseBody {
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            Content::Lines(_) | Content::Details(_) => SizeHint::default(),
+            Content::Parts(_) => SizeHint::default(),
         }
     }
 }
-
-/// Lines from a channel, which is closed when the client disconnects.
-#[derive(Debug)]
-pub(crate) struct Lines(pub(super) mpsc::Receiver<Bytes>);

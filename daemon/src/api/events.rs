@@ -1,58 +1,114 @@
-//! Responses that report events, one JSON document per line.
+//! `POST /v1/pull` and `POST /v1/verify`: the response is one JSON document per line for each event.
 
-use bytes::Bytes;
+use std::sync::Arc;
+
+use blobd_client::protocol::error::{ErrorAnswer, ErrorBody};
+use blobd_client::protocol::request::{PullParams, VerifyParams};
+use blobd_client::protocol::response::{PullEvent, PullProgress};
+use blobd_client::protocol::upkeep::{VerifyEvent, VerifyProgress};
 use serde::Serialize;
-use tokio::sync::mpsc;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::{self, Sender};
 
-use super::body::{HttpResponse, Lines, lines_response};
+use super::Caller;
+use super::body::{HttpResponse, lines_response};
+use crate::ops::{self, OpError};
 use crate::permits::{Permit, PermitPool};
+use crate::state::{Daemon, WorkLimits};
 
-/// Lines that may wait for a client. Further progress is dropped, but never the last line.
-const LINES_WAITING: usize = 64;
+/// Events that may wait for a client. Further progress is dropped, but never the last event.
+const EVENTS_WAITING: usize = 64;
 
-/// Starts `run` and responds with its events. Their receiver is dropped when the client disconnects, which
-/// stops the work.
-pub(super) fn event_response<E, R>(run: impl FnOnce(mpsc::Sender<E>) -> R) -> HttpResponse
-where
-    E: Serialize + Send + 'static,
-    R: Future<Output = ()> + Send + 'static,
-{
-    let (events, waiting) = mpsc::channel(LINES_WAITING);
-    let (lines, body) = mpsc::channel(LINES_WAITING);
-    tokio::spawn(run(events));
-    tokio::spawn(write_lines(waiting, lines));
-    lines_response(Lines(body))
+pub(super) fn pull(caller: &Caller, params: PullParams) -> Result<HttpResponse, ErrorBody> {
+    let (uid, handle) = (caller.peer.uid, Handle::current());
+    let status = "waiting for other pulls to end".to_owned();
+    let work = Work {
+        name: format!("pull of {}", params.source),
+        pool: |work| &work.pulls,
+        waiting: PullEvent::Progress(PullProgress { status, ..PullProgress::default() }),
+        failed: PullEvent::Failed,
+    };
+    work.start(caller, move |daemon, events| {
+        ops::pull(daemon.pull(&handle, uid, &params, events)).map(PullEvent::Done)
+    })
+}
+
+pub(super) fn verify(caller: &Caller, params: VerifyParams) -> Result<HttpResponse, ErrorBody> {
+    let handle = Handle::current();
+    let status = "waiting for another verification to end".to_owned();
+    let work = Work {
+        name: "verify".to_owned(),
+        pool: |work| &work.verifications,
+        waiting: VerifyEvent::Progress(VerifyProgress { status, ..VerifyProgress::default() }),
+        failed: VerifyEvent::Failed,
+    };
+    work.start(caller, move |daemon, events| {
+        ops::verify(&daemon.store, &daemon.registry, &handle, &params, events).map(VerifyEvent::Done)
+    })
+}
+
+/// Work that reports events.
+struct Work<E> {
+    /// For the log.
+    name: String,
+    pool: fn(&WorkLimits) -> &PermitPool,
+    /// Sent if the work has to wait for its turn.
+    waiting: E,
+    failed: fn(ErrorAnswer) -> E,
+}
+
+impl<E: Serialize + Send + 'static> Work<E> {
+    /// Starts `run`, whose result is the last event. It stops when the client closes the connection, which drops
+    /// the receiver of the events.
+    fn start(
+        self,
+        caller: &Caller,
+        run: impl FnOnce(&Daemon, &Sender<E>) -> Result<E, OpError> + Send + 'static,
+    ) -> Result<HttpResponse, ErrorBody> {
+        let lasting = caller.lasting()?;
+        let (events, waiting) = mpsc::channel(EVENTS_WAITING);
+        tokio::spawn(self.run(Arc::clone(&caller.daemon), caller.peer.uid, events, run));
+        let mut response = lines_response(waiting);
+        // Counts the connection as long-lived until the response is complete.
+        response.body_mut().hold(lasting);
+        Ok(response)
+    }
+
+    async fn run(
+        self,
+        daemon: Arc<Daemon>,
+        uid: u32,
+        events: Sender<E>,
+        run: impl FnOnce(&Daemon, &Sender<E>) -> Result<E, OpError> + Send + 'static,
+    ) {
+        let Some(permit) = permit_for((self.pool)(&daemon.work), uid, &events, self.waiting).await else {
+            return;
+        };
+        let sender = events.clone();
+        let work = move |daemon: &Daemon| {
+            // Returned when the work is over, not when its client has read the last line.
+            let _permit = permit;
+            run(daemon, &sender)
+        };
+        let last = daemon.blocking(work).await.unwrap_or_else(|error| {
+            if let Some(omitted) = daemon.limits.log.admit(uid) {
+                tracing::warn!("{}: {error}{omitted}", self.name);
+            }
+            (self.failed)(ErrorAnswer { error: error.body() })
+        });
+        // Fails when the client has disconnected.
+        let _ = events.send(last).await;
+    }
 }
 
 /// Waits for a permit, after sending `waiting` if none is free; `None` when the client disconnects.
-pub(super) async fn permit_for<E>(
-    pool: &PermitPool,
-    uid: u32,
-    events: &mpsc::Sender<E>,
-    waiting: impl FnOnce() -> E,
-) -> Option<Permit> {
+async fn permit_for<E>(pool: &PermitPool, uid: u32, events: &Sender<E>, waiting: E) -> Option<Permit> {
     if let Ok(permit) = pool.try_acquire(uid) {
         return Some(permit);
     }
-    let _ = events.try_send(waiting());
+    let _ = events.try_send(waiting);
     tokio::select! {
         permit = pool.acquire(uid) => Some(permit),
         () = events.closed() => None,
-    }
-}
-
-/// Ends when the client disconnects, and drops `events`, which stops the work.
-async fn write_lines<E: Serialize>(mut events: mpsc::Receiver<E>, lines: mpsc::Sender<Bytes>) {
-    loop {
-        let event = tokio::select! {
-            event = events.recv() => event,
-            () = lines.closed() => return,
-        };
-        let Some(event) = event else { return };
-        let mut line = serde_json::to_vec(&event).unwrap_or_default();
-        line.push(b'\n');
-        if lines.send(line.into()).await.is_err() {
-            return;
-        }
     }
 }

@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::request::{GcParams, LimitParams, PullParams, ReleaseParams, VerifyParams};
-use blobd_client::protocol::response::Version;
+use blobd_client::protocol::request::{GcParams, LimitParams, PullParams, VerifyParams};
+use blobd_client::protocol::response::{PullPlan, Version};
 use blobd_client::protocol::upkeep::PullLimit;
 use blobd_store::Store;
 use blobd_store_format::reference::{Reference, ReferenceError};
 use hyper::body::Incoming;
-use hyper::{Method, Request};
+use hyper::{Method, Request, Uri};
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 
 use crate::ops;
 use crate::permits::Permit;
@@ -23,107 +25,30 @@ mod body;
 mod details;
 mod events;
 mod open;
-mod pull;
 mod release;
 mod show;
 mod upgrade;
-mod verify;
 
 pub(crate) use body::{HttpResponse, json_response};
 use body::{error_response, raw_response, read_json};
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Route {
-    Version,
-    Models,
-    Model(Reference),
-    Manifest(Reference),
-    DiskUsage,
-    Sessions,
-    Trash,
-    Doctor,
-    Eviction(Option<u64>),
-    Limit,
-    SetLimit,
-    Remove,
-    Undelete,
-    Pin,
-    Tag,
-    Gc,
-    Verify,
-    Reindex,
-    Release,
-    Pull,
-    PlanPull,
-    Open,
-    Import,
+/// The right that a request needs; `None` for an unknown one. A verification that repairs and a release of other
+/// users' leases need more, depending on their parameters.
+fn right(method: &Method, path: &str) -> Option<Right> {
+    match (method.as_str(), path) {
+        ("GET", _) | ("POST", "/v1/open" | "/v1/release" | "/v1/verify") => Some(Right::Read),
+        ("POST", "/v1/pull" | "/v1/pull/plan" | "/v1/import") => Some(Right::Pull),
+        (
+            "POST",
+            "/v1/limit" | "/v1/remove" | "/v1/undelete" | "/v1/pin" | "/v1/tag" | "/v1/gc" | "/v1/reindex",
+        ) => Some(Right::Administer),
+        _ => None,
+    }
 }
 
-impl Route {
-    fn of(method: &Method, path: &str, query: Option<&str>) -> Result<Self, ErrorBody> {
-        const MODELS: &str = "/v1/models/";
-        const MANIFESTS: &str = "/v1/manifests/";
-        match (method, path) {
-            (&Method::GET, "/v1/version") => Ok(Self::Version),
-            (&Method::GET, "/v1/models") => Ok(Self::Models),
-            (&Method::GET, "/v1/df") => Ok(Self::DiskUsage),
-            (&Method::GET, "/v1/ps") => Ok(Self::Sessions),
-            (&Method::GET, "/v1/trash") => Ok(Self::Trash),
-            (&Method::GET, "/v1/doctor") => Ok(Self::Doctor),
-            (&Method::GET, "/v1/eviction") => Ok(Self::Eviction(eviction_bytes(query)?)),
-            (&Method::GET, "/v1/limit") => Ok(Self::Limit),
-            (&Method::POST, "/v1/limit") => Ok(Self::SetLimit),
-            (&Method::POST, "/v1/remove") => Ok(Self::Remove),
-            (&Method::POST, "/v1/undelete") => Ok(Self::Undelete),
-            (&Method::POST, "/v1/pin") => Ok(Self::Pin),
-            (&Method::POST, "/v1/tag") => Ok(Self::Tag),
-            (&Method::POST, "/v1/gc") => Ok(Self::Gc),
-            (&Method::POST, "/v1/verify") => Ok(Self::Verify),
-            (&Method::POST, "/v1/reindex") => Ok(Self::Reindex),
-            (&Method::POST, "/v1/release") => Ok(Self::Release),
-            (&Method::POST, "/v1/pull/plan") => Ok(Self::PlanPull),
-            (&Method::POST, "/v1/pull") => Ok(Self::Pull),
-            (&Method::POST, "/v1/open") => Ok(Self::Open),
-            (&Method::POST, "/v1/import") => Ok(Self::Import),
-            (&Method::GET, path) if path.starts_with(MODELS) => Ok(Self::Model(reference(path, MODELS)?)),
-            (&Method::GET, path) if path.starts_with(MANIFESTS) => {
-                Ok(Self::Manifest(reference(path, MANIFESTS)?))
-            }
-            _ => {
-                let message = format!("{method} {path}: no such request");
-                Err(ErrorBody::new(ErrorCode::InvalidRequest, message)
-                    .with_hint("docs/PROTOCOL.md lists them"))
-            }
-        }
-    }
-
-    const fn right(&self) -> Right {
-        match self {
-            // A verification that repairs needs more, depending on its parameters. So does a release of
-            // other users' leases.
-            Self::Version
-            | Self::Models
-            | Self::Model(_)
-            | Self::Manifest(_)
-            | Self::DiskUsage
-            | Self::Sessions
-            | Self::Trash
-            | Self::Doctor
-            | Self::Eviction(_)
-            | Self::Limit
-            | Self::Open
-            | Self::Release
-            | Self::Verify => Right::Read,
-            Self::Pull | Self::PlanPull | Self::Import => Right::Pull,
-            Self::SetLimit
-            | Self::Remove
-            | Self::Undelete
-            | Self::Pin
-            | Self::Tag
-            | Self::Gc
-            | Self::Reindex => Right::Administer,
-        }
-    }
+fn unknown(method: &Method, path: &str) -> ErrorBody {
+    let message = format!("{method} {path}: no such request");
+    ErrorBody::new(ErrorCode::InvalidRequest, message).with_hint("docs/PROTOCOL.md lists them")
 }
 
 pub(crate) async fn respond(
@@ -154,89 +79,77 @@ struct Caller {
 }
 
 async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
-    let Caller { daemon, peer, .. } = caller;
-    let route = Route::of(request.method(), request.uri().path(), request.uri().query())?;
-    let path = request.uri().path().to_owned();
-    require(peer, route.right(), &path)?;
-    match route {
-        Route::Version => Ok(json_response(&version(daemon))),
-        Route::Models => caller.respond(|daemon| ops::list(&daemon.store)).await,
-        Route::Model(reference) => show::show(caller, reference).await,
-        Route::Manifest(reference) => manifest(caller, reference).await,
-        Route::Sessions => caller.respond(|daemon| Ok(daemon.sessions.list())).await,
-        Route::DiskUsage => {
-            let usage =
-                |daemon: &Daemon| ops::usage(&daemon.store, |model| daemon.sessions.last_opened(model));
-            caller.survey(usage).await
-        }
-        Route::Trash => caller.respond(|daemon| ops::trash(&daemon.store)).await,
-        Route::Doctor => caller.survey(|daemon| ops::doctor(&daemon.store, daemon.doctor_context())).await,
-        Route::Eviction(bytes) => {
-            let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
-            caller.survey(plan).await
-        }
-        Route::Limit => Ok(json_response(&limit(daemon))),
-        Route::Open => open::open(caller, request).await,
-        Route::Import => open::import(caller, request).await,
-        route => dispatch_post(caller, route, &path, request).await,
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let right = right(&method, uri.path()).ok_or_else(|| unknown(&method, uri.path()))?;
+    require(&caller.peer, right, uri.path())?;
+    match method {
+        Method::GET => get(caller, &uri).await,
+        _ => post(caller, uri.path(), request).await,
     }
 }
 
-/// Requests with a body that need no upgrade.
-async fn dispatch_post(
-    caller: &Caller,
-    route: Route,
-    path: &str,
-    request: Request<Incoming>,
-) -> Result<HttpResponse, ErrorBody> {
+async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
     let daemon = &caller.daemon;
-    match route {
-        Route::SetLimit => {
+    match uri.path() {
+        "/v1/version" => Ok(json_response(&version(daemon))),
+        "/v1/models" => caller.respond(|daemon| ops::list(&daemon.store)).await,
+        "/v1/ps" => caller.respond(|daemon| Ok(daemon.sessions.list())).await,
+        "/v1/df" => caller.survey(|daemon| ops::usage(&daemon.store, &*daemon.last_opened)).await,
+        "/v1/trash" => caller.respond(|daemon| ops::trash(&daemon.store)).await,
+        "/v1/doctor" => caller.survey(|daemon| ops::doctor(&daemon.store, daemon.doctor_context())).await,
+        "/v1/eviction" => {
+            let bytes = eviction_bytes(uri.query())?;
+            let plan = move |daemon: &Daemon| ops::eviction_plan(&daemon.store, &*daemon.last_opened, bytes);
+            caller.survey(plan).await
+        }
+        "/v1/limit" => Ok(json_response(&limit(daemon))),
+        path => {
+            if let Some(name) = path.strip_prefix("/v1/models/") {
+                show::show(caller, reference(name)?).await
+            } else if let Some(name) = path.strip_prefix("/v1/manifests/") {
+                manifest(caller, reference(name)?).await
+            } else {
+                Err(unknown(&Method::GET, path))
+            }
+        }
+    }
+}
+
+async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
+    let daemon = &caller.daemon;
+    match path {
+        "/v1/open" => open::open(caller, request).await,
+        "/v1/import" => open::import(caller, request).await,
+        "/v1/limit" => {
             let params: LimitParams = caller.params(request).await?;
             daemon.transfers.limit.set(params.bytes_per_second);
             Ok(json_response(&limit(daemon)))
         }
-        Route::Undelete => caller.respond_to(request, ops::undelete).await,
-        Route::Pin => caller.respond_to(request, |store, params| ops::pin(store, params)).await,
-        Route::Remove => caller.respond_to(request, |store, params| ops::remove(store, params)).await,
-        Route::Tag => caller.respond_to(request, ops::tag).await,
-        Route::Gc => {
+        "/v1/undelete" => caller.respond_to(request, ops::undelete).await,
+        "/v1/pin" => caller.respond_to(request, |store, params| ops::pin(store, params)).await,
+        "/v1/remove" => caller.respond_to(request, |store, params| ops::remove(store, params)).await,
+        "/v1/tag" => caller.respond_to(request, ops::tag).await,
+        "/v1/gc" => {
             let params: GcParams = caller.params(request).await?;
             let collect = move |daemon: &Daemon| ops::gc(&daemon.store, params);
             if params.dry_run { caller.survey(collect).await } else { caller.respond(collect).await }
         }
-        Route::Verify => {
+        "/v1/verify" => {
             let params: VerifyParams = caller.params(request).await?;
             if params.repair {
                 require(&caller.peer, Right::Pull, path)?;
             }
-            let lasting = caller.lasting()?;
-            Ok(lasts(verify::start(daemon, caller.peer.uid, params), lasting))
+            events::verify(caller, params)
         }
-        Route::Release => {
-            let params: ReleaseParams = caller.params(request).await?;
-            release::release(caller, params).await
-        }
-        Route::Pull => {
-            let params: PullParams = caller.params(request).await?;
-            let lasting = caller.lasting()?;
-            Ok(lasts(pull::start(daemon, caller.peer.uid, params), lasting))
-        }
-        Route::PlanPull => {
-            let params: PullParams = caller.params(request).await?;
-            let plan = pull::plan(daemon, caller.peer.uid, params).await;
+        "/v1/release" => release::release(caller, caller.params(request).await?).await,
+        "/v1/pull" => events::pull(caller, caller.params(request).await?),
+        "/v1/pull/plan" => {
+            let plan = plan_pull(daemon, caller.peer.uid, caller.params(request).await?).await;
             plan.map(|plan| json_response(&plan)).map_err(|error| error.body())
         }
-        Route::Reindex => caller.respond(|daemon| ops::reindex(&daemon.store)).await,
-        // `dispatch` handles all others.
-        other => Err(ErrorBody::new(ErrorCode::Internal, format!("{path}: {other:?} has no handler"))),
+        "/v1/reindex" => caller.respond(|daemon| ops::reindex(&daemon.store)).await,
+        _ => Err(unknown(&Method::POST, path)),
     }
-}
-
-/// Counts the connection as long-lived until the response is complete.
-fn lasts(mut response: HttpResponse, lasting: Arc<Permit>) -> HttpResponse {
-    response.body_mut().hold(lasting);
-    response
 }
 
 fn require(peer: &Peer, right: Right, path: &str) -> Result<(), ErrorBody> {
@@ -317,9 +230,23 @@ impl Caller {
     }
 }
 
+/// What a pull would download. Ends soon after the future is dropped, as when the client disconnects.
+async fn plan_pull(daemon: &Arc<Daemon>, uid: u32, params: PullParams) -> Result<PullPlan, ops::OpError> {
+    let (events, _unless_dropped) = mpsc::channel(1);
+    let permit = daemon.work.plans.acquire(uid).await;
+    let handle = Handle::current();
+    let plan = move |daemon: &Daemon| {
+        // Returned when the work is over, not when its client has disconnected.
+        let _permit = permit;
+        ops::plan_pull(daemon.pull(&handle, uid, &params, &events))
+    };
+    daemon.blocking(plan).await
+}
+
 async fn manifest(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {
     let turn = caller.daemon.limits.disk.acquire(caller.peer.uid).await;
-    let read = move |daemon: &Daemon| Ok(ops::manifest(&daemon.store, &reference)?.raw().to_vec());
+    let read =
+        move |daemon: &Daemon| Ok(daemon.store.manifest(&daemon.store.resolve(&reference)?)?.raw().to_vec());
     caller.respond_raw(turn, read).await
 }
 
@@ -344,9 +271,8 @@ fn eviction_bytes(query: Option<&str>) -> Result<Option<u64>, ErrorBody> {
     bytes.map(Some).ok_or_else(|| ErrorBody::new(ErrorCode::InvalidRequest, message()))
 }
 
-/// Parses the reference after `prefix`, percent-decoded.
-fn reference(path: &str, prefix: &str) -> Result<Reference, ErrorBody> {
-    let text = path.strip_prefix(prefix).unwrap_or_default();
+/// Parses a percent-decoded reference.
+fn reference(text: &str) -> Result<Reference, ErrorBody> {
     let malformed = || ErrorBody::new(ErrorCode::InvalidRequest, format!("{text:?}: malformed escape"));
     let decoded = percent_decode_str(text).decode_utf8().map_err(|_not_utf8| malformed())?;
     decoded.parse().map_err(|error: ReferenceError| ErrorBody::new(ErrorCode::InvalidRequest, error))
@@ -365,32 +291,30 @@ mod tests {
 
     #[test]
     fn reference_in_a_path_may_have_slashes_and_escapes() {
-        for path in ["/v1/models/hf.co/a/b:c", "/v1/models/hf.co%2Fa%2Fb%3Ac"] {
-            let Ok(Route::Model(reference)) = Route::of(&Method::GET, path, None) else { panic!("{path}") };
-            assert_eq!(reference.short(), "hf.co/a/b:c");
+        for name in ["hf.co/a/b:c", "hf.co%2Fa%2Fb%3Ac"] {
+            assert_eq!(reference(name).unwrap().short(), "hf.co/a/b:c");
         }
     }
 
     #[test]
-    fn unknown_requests_and_malformed_names_are_refused() {
-        for (method, path) in [
-            (Method::GET, "/"),
-            (Method::DELETE, "/v1/models"),
-            (Method::GET, "/v1/models/"),
-            (Method::GET, "/v1/models/../../etc/passwd"),
-            (Method::GET, "/v1/models/a%"),
-            (Method::GET, "/v1/models/a%zz"),
-            (Method::GET, "/v1/models/%ff"),
-        ] {
-            let error = Route::of(&method, path, None).expect_err(path);
-            assert_eq!(error.code, ErrorCode::InvalidRequest);
+    fn malformed_names_are_refused() {
+        for name in ["", "../../etc/passwd", "a%", "a%zz", "%ff"] {
+            assert_eq!(reference(name).expect_err(name).code, ErrorCode::InvalidRequest);
         }
     }
 
-    /// A client that repeatedly sends a request and disconnects must not get a thread each time.
     #[tokio::test]
-    async fn surveys_are_limited_even_if_their_clients_disconnect() {
-        const MAX: usize = 2;
+    async fn unknown_requests_are_refused() {
+        let (_folder, caller) = caller();
+        for path in ["/", "/v1/model", "/v1/remove"] {
+            let code = get(&caller, &path.parse().unwrap()).await.err().map(|error| error.code);
+            assert_eq!(code, Some(ErrorCode::InvalidRequest), "{path}");
+        }
+        assert_eq!(right(&Method::DELETE, "/v1/models"), None);
+        assert_eq!(right(&Method::POST, "/v1/models"), None);
+    }
+
+    fn caller() -> (tempfile::TempDir, Caller) {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().join("store")).unwrap();
         let daemon = Arc::new(Daemon::new(store, &RegistryPolicy::default()).unwrap());
@@ -398,7 +322,14 @@ mod tests {
         let permit = Connections::new(ConnectionLimits::of_process()).admit(peer.uid).unwrap();
         let (stream, _client) = tokio::net::UnixStream::pair().unwrap();
         let socket = ClientSocket::new(stream, peer.uid, Some(permit), &daemon.closer);
-        let caller = Caller { daemon, peer, socket };
+        (folder, Caller { daemon, peer, socket })
+    }
+
+    /// A client that repeatedly sends a request and disconnects must not get a thread each time.
+    #[tokio::test]
+    async fn surveys_are_limited_even_if_their_clients_disconnect() {
+        const MAX: usize = 2;
+        let (_folder, caller) = caller();
         let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         for _client in 0..8 {
             let (running, most) = (Arc::clone(&running), Arc::clone(&most));
@@ -417,10 +348,10 @@ mod tests {
 
     #[test]
     fn changing_the_store_needs_more_than_reading_it() {
-        assert_eq!(Route::Gc.right(), Right::Administer);
-        assert_eq!(Route::Remove.right(), Right::Administer);
-        assert_eq!(Route::SetLimit.right(), Right::Administer);
-        assert_eq!(Route::Limit.right(), Right::Read);
-        assert_eq!(Route::Open.right(), Right::Read);
+        assert_eq!(right(&Method::POST, "/v1/gc"), Some(Right::Administer));
+        assert_eq!(right(&Method::POST, "/v1/remove"), Some(Right::Administer));
+        assert_eq!(right(&Method::POST, "/v1/limit"), Some(Right::Administer));
+        assert_eq!(right(&Method::GET, "/v1/limit"), Some(Right::Read));
+        assert_eq!(right(&Method::POST, "/v1/open"), Some(Right::Read));
     }
 }

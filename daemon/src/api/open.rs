@@ -14,7 +14,7 @@ use crate::ops::{self, Located};
 use crate::permits::Exhausted;
 use crate::principal::Peer;
 use crate::read_model::{Reads, read_model};
-use crate::session::{OpenPermits, serve_import, serve_open};
+use crate::session::{serve_import, serve_open};
 use crate::state::Daemon;
 
 /// Opens a model, and sends its descriptors after the upgrade.
@@ -45,9 +45,9 @@ pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Res
         true => None,
         false => limits.memory_for(peer.uid, located.response.bytes()).await?,
     };
-    let permits = OpenPermits { opening, memory, model, lasting };
+    let permits = (opening, memory, model);
     let serving = Arc::clone(&daemon);
-    Ok(upgrade.accept(0, move |stream| serve_open(serving, stream, peer, located, permits)))
+    Ok(upgrade.accept(0, move |stream| serve_open(serving, stream, peer, located, permits, lasting)))
 }
 
 /// Imports a file whose descriptor the client sends after the upgrade.

@@ -41,23 +41,23 @@ fn serve(connection: OwnedFd, bytes: PipeWriter, mut notes: &UnixStream) -> io::
     drop(connection);
     let file = match received {
         Ok(file) => file,
-        Err(refusal) => return notes.write_all(&Note::Refused(refusal).encode()),
+        Err(refusal) => return notes.write_all(&Note::Refused(refusal).encode()?),
     };
-    notes.write_all(&Note::Received.encode())?;
+    notes.write_all(&Note::Received.encode()?)?;
     let inspected = inspect(&file);
-    notes.write_all(&inspected.encode())?;
+    notes.write_all(&inspected.encode()?)?;
     let Note::Facts(facts) = inspected else { return Ok(()) };
     if !facts.is_file() {
         return Ok(());
     }
     if let Err(note) = send(&file, facts.size, &bytes) {
-        notes.write_all(&note.encode())?;
+        notes.write_all(&note.encode()?)?;
         return Ok(());
     }
     let mut request = [0];
     notes.set_read_timeout(None)?;
     if notes.read(&mut request)? == 1 {
-        notes.write_all(&inspect(&file).encode())?;
+        notes.write_all(&inspect(&file).encode()?)?;
     }
     Ok(())
 }

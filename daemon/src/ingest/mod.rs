@@ -66,31 +66,20 @@ pub(crate) fn announce(ingest: &Ingest, plan: &SplitPlan, blobs: impl Iterator<I
 /// Why a file was not ingested.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say what the errors and their fields are")]
 pub enum IngestError {
-    /// The source could not be read.
     #[error("{0}")]
     Source(io::Error),
-    /// The file is shorter than announced.
     #[error("file ends at byte {found}, {expected} expected")]
-    Truncated {
-        /// The length found, in bytes.
-        found: u64,
-        /// The announced length, in bytes.
-        expected: u64,
-    },
+    Truncated { found: u64, expected: u64 },
     /// Its format is unknown, or its header or its tensors are invalid.
     #[error("{0}")]
     Format(#[from] FormatError),
-    /// The file is one shard of a model.
     #[error("is one of {count} shards; join them with `llama-gguf-split --merge` and import the result")]
-    Shard {
-        /// How many shards the model has.
-        count: u64,
-    },
+    Shard { count: u64 },
     /// No valid recipe can be made for it.
     #[error("{0}")]
     Recipe(#[from] RecipeError),
-    /// The store failed.
     #[error("{0}")]
     Store(#[from] StoreError),
 }

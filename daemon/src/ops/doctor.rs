@@ -21,9 +21,6 @@ pub struct DoctorContext {
 }
 
 /// Runs all checks. None changes anything.
-///
-/// # Errors
-/// [`StoreError::Io`] when the store's directory cannot be inspected.
 pub fn doctor(store: &Store, context: DoctorContext) -> Result<DoctorReport, OpError> {
     Ok(DoctorReport {
         checks: vec![

@@ -16,18 +16,13 @@ use crate::transfer::TransferError;
 /// A verb's failure.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say what the errors and their fields are")]
 pub enum OpError {
-    /// The store failed, or lacks what was requested.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A file was refused or could not be read.
     #[error("{name}: {source}")]
-    Ingest {
-        /// The name that the user gave.
-        name: String,
-        /// Why.
-        source: IngestError,
-    },
+    Ingest { name: String, source: IngestError },
     /// A registry failed, sent wrong data, or could not be reached.
     #[error(transparent)]
     Registry(#[from] RegistryError),
@@ -39,95 +34,35 @@ pub enum OpError {
     Damaged {
         /// The header's blob.
         digest: Digest,
-        /// What is wrong with it.
         source: FormatError,
     },
-    /// A new name includes a digest.
     #[error("{name}: a new name cannot include a digest; leave out the part from @ on")]
-    PinnedTarget {
-        /// The name.
-        name: String,
-    },
-    /// The model is pinned.
+    PinnedTarget { name: String },
     #[error("model {name}: is pinned; run `blobd unpin {name}` first")]
-    Pinned {
-        /// The model.
-        name: String,
-    },
-    /// The trash has no such model.
+    Pinned { name: String },
     #[error("model {name}: not in the trash; `blobd ls --trash` lists the models there")]
-    NotInTrash {
-        /// The name.
-        name: String,
-    },
-    /// Another model has the name.
+    NotInTrash { name: String },
     #[error(
         "model {name}: the name belongs to another model; give that one another name with `blobd tag`, or remove it"
     )]
-    NameTaken {
-        /// The name.
-        name: String,
-    },
-    /// The caller passed something other than a regular file.
+    NameTaken { name: String },
     #[error("{name}: {found}, a regular file expected")]
-    NotAFile {
-        /// Its name.
-        name: String,
-        /// What it is.
-        found: &'static str,
-    },
-    /// The file changed during the import.
+    NotAFile { name: String, found: &'static str },
     #[error("{name}: changed while it was imported; import it again when no program writes to it")]
-    Changed {
-        /// Its name.
-        name: String,
-    },
+    Changed { name: String },
     /// The files of a sharded model are not exactly its shards.
     #[error("model {model}: {what}; only its publisher can correct this")]
-    Shards {
-        /// The model.
-        model: String,
-        /// What is wrong with them.
-        what: String,
-    },
-    /// No model name can be derived from a file's name or URL.
+    Shards { model: String, what: String },
     #[error("{from}: no model name can be derived from it ({source}); give one with --name")]
-    Name {
-        /// The file's name or URL.
-        from: String,
-        /// What is wrong with it.
-        source: ReferenceError,
-    },
-    /// The received bytes do not have the expected digest.
+    Name { from: String, source: ReferenceError },
     #[error("{what}: digest {found}, {expected} expected")]
-    DigestMismatch {
-        /// The file.
-        what: String,
-        /// The digest of the received bytes.
-        found: Digest,
-        /// The digest of the request.
-        expected: Digest,
-    },
-    /// A transfer ended before the file was complete.
+    DigestMismatch { what: String, found: Digest, expected: Digest },
     #[error("{name}: {source}")]
-    Interrupted {
-        /// The file.
-        name: String,
-        /// Why.
-        source: Box<TransferError>,
-    },
-    /// The model lacks something that was requested.
+    Interrupted { name: String, source: Box<TransferError> },
     #[error("model {model}: no {what}")]
-    NotInModel {
-        /// The model.
-        model: String,
-        /// What was requested.
-        what: String,
-    },
-    /// Requested parts of the model are known to be damaged.
+    NotInModel { model: String, what: String },
     #[error("model {model}: damaged: {parts}")]
     DamagedParts {
-        /// The model.
         model: String,
         /// The first few parts.
         parts: String,
@@ -136,28 +71,19 @@ pub enum OpError {
     #[error(
         "model {model}: {count} layers, at most {MAX_OPEN_LAYERS} can be opened at once; name a component"
     )]
-    TooManyLayers {
-        /// The model.
-        model: String,
-        /// How many layers were selected.
-        count: usize,
-    },
-    /// There is not enough space for a pull.
+    TooManyLayers { model: String, count: usize },
     #[error("{source}")]
     NoSpaceForPull {
-        /// The store's error.
         source: Box<OpError>,
         /// What `gc` would free, if known.
         reclaimable_bytes: Option<u64>,
     },
-    /// The daemon itself failed.
     #[error("internal error: {0}")]
     Internal(String),
 }
 
 impl OpError {
     /// The error as the protocol sends it.
-    #[must_use]
     pub fn body(&self) -> ErrorBody {
         let body = ErrorBody::new(self.code(), self);
         match self.hint() {

@@ -31,7 +31,6 @@ impl fmt::Debug for Evictor {
 
 impl Evictor {
     /// An evictor for a store, to be given to [`Store::set_space_maker`].
-    #[must_use]
     pub fn new(store: &Arc<Store>, last_opened: Arc<LastOpened>) -> Self {
         Self { store: Arc::downgrade(store), last_opened, running: Mutex::default() }
     }
@@ -84,9 +83,6 @@ fn excess(store: &Store, bytes: u64) -> u64 {
 }
 
 /// Evicts down to the low watermark if the store is above the high one. Returns the bytes freed.
-///
-/// # Errors
-/// [`StoreError`].
 pub fn evict_excess(store: &Store, last_opened: &LastOpened) -> Result<u64, StoreError> {
     if store.space_policy().eviction == blobd_store::Eviction::Never || excess(store, 0) == 0 {
         return Ok(0);
@@ -102,9 +98,6 @@ fn evict(store: &Store, last_opened: &LastOpened, goals: &[u64]) -> Result<u64, 
 }
 
 /// Plans how to free `bytes`, by default down to the low watermark: unneeded files first, then models.
-///
-/// # Errors
-/// [`StoreError`].
 pub fn eviction_plan(
     store: &Store,
     last_opened: &LastOpened,

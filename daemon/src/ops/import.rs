@@ -1,12 +1,9 @@
 //! `import`: makes a model from a file that the caller has opened.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
@@ -15,6 +12,7 @@ use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::file_type::split_file_type;
 use blobd_store_format::reference::Reference;
 use rustix::fs::FileType;
+use serde::{Deserialize, Serialize};
 
 use super::compose::{Part, compose};
 use super::{OpError, collect_on_failure::collect_on_failure, error::refuse_pinned};
@@ -23,14 +21,11 @@ use crate::ingest::{IngestError, ingest_file};
 /// A file to import: read from its start, and inspected before and after.
 pub trait ImportSource: Read + Send {
     /// Returns the file's current metadata.
-    ///
-    /// # Errors
-    /// Those of the file system; the import was cancelled.
     fn inspect(&mut self) -> io::Result<FileFacts>;
 }
 
 /// A file's metadata.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileFacts {
     /// Type and permissions, as in `stat`.
     pub mode: u32,
@@ -42,9 +37,6 @@ pub struct FileFacts {
 
 impl FileFacts {
     /// Reads the metadata of an open file.
-    ///
-    /// # Errors
-    /// Those of `fstat`.
     pub fn of(file: impl AsFd) -> io::Result<Self> {
         let stat = rustix::fs::fstat(file)?;
         let size = u64::try_from(stat.st_size).unwrap_or_default();
@@ -53,7 +45,6 @@ impl FileFacts {
     }
 
     /// Whether it is a regular file.
-    #[must_use]
     pub fn is_file(&self) -> bool {
         self.kind() == FileType::RegularFile
     }
@@ -63,26 +54,11 @@ impl FileFacts {
     }
 }
 
-/// Imports one file. `progress` receives the bytes read and the file's size. Setting `cancelled` stops the
-/// import.
+/// Imports one file. `progress` receives the bytes read and the file's size.
 ///
 /// # Errors
 /// [`OpError`]; then nothing is stored.
 pub fn import(
-    store: &Arc<Store>,
-    params: &ImportParams,
-    file: &File,
-    cancelled: &AtomicBool,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<Imported, OpError> {
-    import_from(store, params, &mut FileSource { file, offset: 0, cancelled }, progress)
-}
-
-/// Imports one file from any source.
-///
-/// # Errors
-/// [`OpError`]; then nothing is stored.
-pub fn import_from(
     store: &Arc<Store>,
     params: &ImportParams,
     source: &mut dyn ImportSource,
@@ -129,30 +105,6 @@ fn import_file(
         tensor_count: facts.tensor_count,
         new_blob_count: committed.new_blob_count,
     })
-}
-
-/// Reads at its own offset, because the file offset is shared with the caller.
-struct FileSource<'f> {
-    file: &'f File,
-    offset: u64,
-    cancelled: &'f AtomicBool,
-}
-
-impl Read for FileSource<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.cancelled.load(Ordering::Relaxed) {
-            return Err(client_has_gone());
-        }
-        let read = self.file.read_at(buffer, self.offset)?;
-        self.offset = self.offset.saturating_add(read as u64);
-        Ok(read)
-    }
-}
-
-impl ImportSource for FileSource<'_> {
-    fn inspect(&mut self) -> io::Result<FileFacts> {
-        FileFacts::of(self.file)
-    }
 }
 
 /// The error of an import whose client has disconnected.

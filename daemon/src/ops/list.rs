@@ -9,9 +9,6 @@ use blobd_store_format::digest::Digest;
 use super::{OpError, damage, rfc3339};
 
 /// Lists every tag. A tag with a damaged manifest is listed with the damage.
-///
-/// # Errors
-/// [`blobd_store::StoreError::Io`].
 pub fn list(store: &Store) -> Result<ModelList, OpError> {
     let has_pins = store.has_pins();
     let pinned = |tag: &TagSummary| has_pins && store.is_pinned(&tag.reference);

@@ -25,13 +25,11 @@ pub struct OpenResponse {
 
 impl OpenResponse {
     /// A response whose memory is not accounted for yet.
-    #[must_use]
     pub const fn new(frames: Vec<Vec<u8>>, blobs: Vec<(Digest, u64)>) -> Self {
         Self { frames, blobs, memory: OnceLock::new() }
     }
 
     /// Its size in memory, in bytes.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         let frames: usize = self.frames.iter().map(Vec::len).sum();
         frames + self.blobs.len() * size_of::<(Digest, u64)>()

@@ -7,9 +7,6 @@ use blobd_store::Store;
 use super::OpError;
 
 /// Pins or unpins a model.
-///
-/// # Errors
-/// [`blobd_store::StoreError`] when there is no such model.
 pub fn pin(store: &Store, params: &PinParams) -> Result<Pinned, OpError> {
     // Prevents a removal between the lookup and the change.
     let _tags = store.lock_tags();

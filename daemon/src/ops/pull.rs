@@ -1,58 +1,22 @@
 //! `pull`: downloads a model from a registry, or from the URLs of its files.
 
-use std::sync::Arc;
-
 use blobd_client::protocol::error::ErrorCode;
-use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
-use blobd_registry::{RegistryClient, RemoteFile, RemoteModel};
-use blobd_store::{Ingest, Store, StoreError};
+use blobd_registry::{RemoteFile, RemoteModel};
+use blobd_store::{Ingest, StoreError};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::reference::Reference;
-use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use super::compose::{Part, compose};
-use super::pull_source::{layers, model_name, resolve, transfer_error};
+use super::pull_source::{Pull, layers, model_name, resolve, transfer_error};
 use super::stored_header::read_header;
 use super::{OpError, collect_on_failure::collect_on_failure, measure, shards};
-use crate::permits::{Limits, Permit, PermitPool};
-use crate::transfer::{Job, RateLimit, Received, TransferError, TransferGuard, Transfers};
-
-/// Limits concurrent downloads per user and in total. Each takes up to some 20 MiB of memory, depending on its
-/// speed.
-#[derive(Debug)]
-pub struct FetchLimit(PermitPool);
-
-impl Default for FetchLimit {
-    fn default() -> Self {
-        Self(PermitPool::with_first_for_each(Limits { per_principal: 4, total: 12 }))
-    }
-}
-
-/// The arguments of a pull.
-#[derive(Clone, Copy, Debug)]
-pub struct Pull<'p> {
-    /// The store that receives the model.
-    pub store: &'p Arc<Store>,
-    /// The client for the model's registry.
-    pub registry: &'p RegistryClient,
-    /// The transfers of all users.
-    pub transfers: &'p Transfers,
-    /// Limits concurrent downloads. A pull that waits for another pull's transfer is not counted.
-    pub fetches: &'p FetchLimit,
-    /// The runtime for network I/O.
-    pub handle: &'p Handle,
-    /// The client's user.
-    pub uid: u32,
-    /// The request.
-    pub params: &'p PullParams,
-    /// Receives progress. The pull stops when the receiver is dropped.
-    pub events: &'p Sender<PullEvent>,
-}
+use crate::permits::Permit;
+use crate::transfer::{Job, RateLimit, Received, TransferError, TransferGuard};
 
 /// Pulls a model: its manifest, then every file that is not in the store. Blocks the calling thread.
 ///

@@ -1,16 +1,54 @@
-//! What a pull and its plan share: the model's name, its remote files, and their errors.
+//! What a pull and its plan share: their arguments, the model's name, its remote files, and their errors.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use blobd_client::protocol::request::PullParams;
+use blobd_client::protocol::response::PullEvent;
 use blobd_registry::{RegistryClient, RemoteFile, RemoteModel};
+use blobd_store::Store;
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::Sender;
 
 use super::{OpError, error::refuse_pinned};
-use crate::transfer::TransferError;
+use crate::permits::{Limits, PermitPool};
+use crate::transfer::{TransferError, Transfers};
+
+/// Limits concurrent downloads per user and in total. Each takes up to some 20 MiB of memory, depending on its
+/// speed.
+#[derive(Debug)]
+pub struct FetchLimit(pub(super) PermitPool);
+
+impl Default for FetchLimit {
+    fn default() -> Self {
+        Self(PermitPool::with_first_for_each(Limits { per_principal: 4, total: 12 }))
+    }
+}
+
+/// The arguments of a pull or of its plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Pull<'p> {
+    /// The store that receives the model.
+    pub store: &'p Arc<Store>,
+    /// The client for the model's registry.
+    pub registry: &'p RegistryClient,
+    /// The transfers of all users.
+    pub transfers: &'p Transfers,
+    /// Limits concurrent downloads. A pull that waits for another pull's transfer is not counted.
+    pub fetches: &'p FetchLimit,
+    /// The runtime for network I/O.
+    pub handle: &'p Handle,
+    /// The client's user.
+    pub uid: u32,
+    /// The request.
+    pub params: &'p PullParams,
+    /// Receives progress; a plan sends none. Both stop when the receiver is dropped.
+    pub events: &'p Sender<PullEvent>,
+}
 
 /// Resolves a source to a remote model, until `client_gone` completes.
 pub(super) async fn resolve(

@@ -8,9 +8,6 @@ use super::OpError;
 
 /// Compares the index with the disk and corrects it. If the index is not in use, as in embedded mode, it is
 /// loaded or built first and closed afterwards.
-///
-/// # Errors
-/// [`blobd_store::StoreError`].
 pub fn reindex(store: &Store) -> Result<Reindexed, OpError> {
     let was_unused = store.index_status() == IndexStatus::Unused;
     if was_unused {

@@ -34,9 +34,6 @@ pub struct Shown {
 }
 
 /// Describes a model as [`show`] does, without copying the tensors.
-///
-/// # Errors
-/// As for [`show`].
 pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
     let model = store.model(reference)?;
     let header = header(store, &model)?;

@@ -9,9 +9,6 @@ use blobd_store::{Ingest, Store};
 use super::{OpError, error::refuse_pinned};
 
 /// Points `target` at the manifest of `source`. Copies no data.
-///
-/// # Errors
-/// [`blobd_store::StoreError`] when the model does not exist or is incomplete.
 pub fn tag(store: &Arc<Store>, params: &TagParams) -> Result<Tagged, OpError> {
     refuse_pinned(&params.target)?;
     let lease = store.leases().grant(format!("tag {}", params.target.short()));

@@ -51,9 +51,6 @@ fn lease_all(store: &Store, lease: &Lease, manifest: &Manifest) -> Result<(), Op
 }
 
 /// Lists the trash.
-///
-/// # Errors
-/// [`blobd_store::StoreError`].
 pub fn trash(store: &Store) -> Result<TrashList, OpError> {
     let listed = |trashed: blobd_store::TrashedModel| TrashedModel {
         name: trashed.reference.short(),

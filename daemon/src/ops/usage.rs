@@ -3,31 +3,24 @@
 use blobd_client::protocol::response::{DiskUsage, ModelUsage};
 use blobd_store::Store;
 use blobd_store::index::ModelShare;
-use blobd_store_format::reference::Reference;
 
 use super::measure::{Model, Totals, measure, plan};
-use super::{OpError, rfc3339};
+use super::{LastOpened, OpError, rfc3339};
 
 /// Reports disk usage from the catalog. Sizes on disk are what the file system has allocated.
 ///
 /// # Errors
 /// [`blobd_store::StoreError`], also for a damaged manifest or recipe, because what it needs is unknown;
 /// [`blobd_store::StoreError::IndexBuilding`].
-pub fn usage(
-    store: &Store,
-    last_opened: impl Fn(&Reference) -> Option<String>,
-) -> Result<DiskUsage, OpError> {
+pub fn usage(store: &Store, last_opened: &LastOpened) -> Result<DiskUsage, OpError> {
     let models = Model::all(store)?;
     let Totals { measured, physical_bytes, blob_count } = measure(store, &models)?;
     let logical_bytes = models.iter().map(|model| model.manifest().size).fold(0, u64::saturating_add);
     let parts = models.iter().zip(&measured.models).map(|(model, share)| model.unshared_bytes(*share));
     let unshared_bytes = parts.fold(0, u64::saturating_add);
     let plan = plan(store, &models, &measured)?;
-    let mut rows: Vec<_> = models
-        .iter()
-        .zip(&measured.models)
-        .map(|(model, share)| row(store, model, *share, &last_opened))
-        .collect();
+    let parts = models.iter().zip(&measured.models);
+    let mut rows: Vec<_> = parts.map(|(model, share)| row(store, model, *share, last_opened)).collect();
     rows.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(DiskUsage {
         logical_bytes,
@@ -46,19 +39,14 @@ pub fn usage(
     })
 }
 
-fn row(
-    store: &Store,
-    model: &Model,
-    share: ModelShare,
-    last_opened: &impl Fn(&Reference) -> Option<String>,
-) -> ModelUsage {
-    let recorded = || store.last_use(model.manifest().digest).map(rfc3339);
+fn row(store: &Store, model: &Model, share: ModelShare, last_opened: &LastOpened) -> ModelUsage {
+    let recorded = || store.last_use(model.manifest().digest);
     ModelUsage {
         name: model.reference().short(),
         logical_bytes: model.manifest().size,
         unique_bytes: share.unique_bytes,
         shared_bytes: share.shared_bytes,
-        last_opened: last_opened(model.reference()).or_else(recorded),
+        last_opened: last_opened(model.reference()).or_else(recorded).map(rfc3339),
     }
 }
 
@@ -83,10 +71,10 @@ mod tests {
         let (config, weights) = (file(b"{}"), file(&[7; 1 << 20]));
         let manifest = Manifest::compose(config, vec![weights.clone()]).unwrap();
         ingest.commit(&"m".parse().unwrap(), &manifest, None).unwrap();
-        assert_eq!(usage(&store, |_| None).unwrap().saved_bytes, 0);
+        assert_eq!(usage(&store, &|_| None).unwrap().saved_bytes, 0);
         std::fs::remove_file(folder.path().join("store").join(layout::blob(weights.digest))).unwrap();
         store.reindex().unwrap();
-        let usage = usage(&store, |_| None).unwrap();
+        let usage = usage(&store, &|_| None).unwrap();
         assert_eq!((usage.saved_bytes, usage.logical_bytes), (0, (1 << 20) + 2));
     }
 }

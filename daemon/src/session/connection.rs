@@ -59,13 +59,6 @@ pub(crate) enum SessionError {
     Io(#[from] io::Error),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
-    Yes,
-    /// The peer's buffer is full, or too many descriptors are in flight.
-    NotNow,
-}
-
 impl FrameStream {
     pub(crate) const fn new(socket: ClientSocket, max_fds: usize) -> Self {
         let decoder = FrameDecoder::with_limit(MAX_CLIENT_FRAME_BYTES);
@@ -99,14 +92,14 @@ impl FrameStream {
         Ok(())
     }
 
-    /// Sends a short frame, with `fds` attached, if that is possible without waiting. The kernel takes so
-    /// few bytes whole or not at all.
-    pub(crate) fn try_send(&self, frame: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Sent, SessionError> {
+    /// Sends a short frame, with `fds` attached; false if the peer's buffer is full or too many descriptors are in
+    /// flight. The kernel takes so few bytes whole or not at all.
+    pub(crate) fn try_send(&self, frame: &[u8], fds: &[BorrowedFd<'_>]) -> Result<bool, SessionError> {
         match send_message(self.socket.stream(), frame, fds) {
-            Ok(sent) if sent == frame.len() => Ok(Sent::Yes),
+            Ok(sent) if sent == frame.len() => Ok(true),
             Ok(_part) => Err(SessionError::Slow),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock || is_too_many_in_flight(&error) => {
-                Ok(Sent::NotNow)
+                Ok(false)
             }
             Err(error) => Err(error.into()),
         }

@@ -77,7 +77,7 @@ async fn import(
             };
             // Moved here, so that its process ends with the work.
             let mut file = file;
-            ops::import_from(&daemon.store, &params, &mut file, &mut report)
+            ops::import(&daemon.store, &params, &mut file, &mut report)
         };
         daemon.blocking(import).await
     };

@@ -7,4 +7,4 @@ mod open;
 
 pub(crate) use connection::FrameStream;
 pub(crate) use import::serve_import;
-pub(crate) use open::{OpenPermits, serve_open};
+pub(crate) use open::serve_open;

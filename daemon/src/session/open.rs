@@ -14,8 +14,7 @@ use blobd_store::gc;
 use blobd_store_format::reference::Reference;
 use tokio::time::timeout;
 
-use super::connection::{FrameStream, Sent, SessionError, unexpected};
-use crate::large_models::ReadPermit;
+use super::connection::{FrameStream, SessionError, unexpected};
 use crate::open_sessions::SessionGuard;
 use crate::ops::{self, Located, OpError, OpenResponse};
 use crate::permits::Permit;
@@ -23,20 +22,21 @@ use crate::principal::Peer;
 use crate::state::Daemon;
 
 /// Serves one open model until its client disconnects or its lease is ended, then frees what only this
-/// session still held.
+/// session still held. `permits` are held until the client has received all descriptors, `lasting` until it
+/// has disconnected.
 pub(crate) async fn serve_open(
     daemon: Arc<Daemon>,
     stream: FrameStream,
     peer: Peer,
     located: Located,
-    permits: OpenPermits,
+    permits: impl Send,
+    lasting: Arc<Permit>,
 ) {
     let Located { reference: model, response: answer, first_files, lease, recipes } = located;
     tracing::debug!("{}: opens {}", peer.description(), model.short());
-    let OpenPermits { opening, memory, model: read_permit, lasting } = permits;
     let sender = DescriptorSender::new(stream, answer, first_files, peer.uid);
     // Held until the client has received all descriptors: concurrent opens of the model share them.
-    let until_sent = (opening, memory, recipes, read_permit);
+    let until_sent = (permits, recipes);
     let listed = hold(&daemon, sender, until_sent, &peer, &model).await;
     drop(lasting);
     if let Err(error) = &listed {
@@ -58,15 +58,6 @@ pub(crate) async fn serve_open(
     }
     // The session is listed until its lease has ended.
     drop(listed);
-}
-
-pub(crate) struct OpenPermits {
-    /// Open descriptors. Like the next two, held until the client has received all descriptors.
-    pub(crate) opening: Permit,
-    /// Memory for the response, unless that is counted with a large model.
-    pub(crate) memory: Option<Permit>,
-    pub(crate) model: ReadPermit,
-    pub(crate) lasting: Arc<Permit>,
 }
 
 fn note(daemon: &Daemon, peer: &Peer, model: &Reference, error: &SessionError) {
@@ -243,10 +234,10 @@ impl DescriptorSender {
     fn send_now(&mut self) -> Result<bool, SessionError> {
         let (frame, count) = self.next_frame()?;
         let sent = self.stream.try_send(&frame, &self.next_batch())?;
-        if sent == Sent::Yes {
+        if sent {
             self.note_sent(count);
         }
-        Ok(sent == Sent::Yes)
+        Ok(sent)
     }
 
     /// The next files, as many as may be in flight.

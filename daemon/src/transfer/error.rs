@@ -9,31 +9,21 @@ use blobd_store_format::recipe::RecipeError;
 /// Why a file could not be transferred.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the messages say what the errors and their fields are")]
 pub enum TransferError {
-    /// The registry failed.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The format is unknown, or the header or the tensors are invalid.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// The recipe is invalid.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// The received file has another digest. It was deleted.
     #[error("digest {found}, {expected} expected; the received data was deleted")]
-    Digest {
-        /// The digest of the received file.
-        found: Digest,
-        /// The digest that the registry named.
-        expected: Digest,
-    },
-    /// The transfer ended early without an error.
+    Digest { found: Digest, expected: Digest },
     #[error("transfer ended early; received data is kept, pull again to continue")]
     Incomplete,
-    /// The client has disconnected or cancelled.
     #[error("the client has disconnected; received data is kept, pull again to continue")]
     Unwanted,
     /// The transfer made no progress, and another pull of the same file continues it.

@@ -5,14 +5,12 @@
 //! rest arrives. It becomes part of the store only if its digest is the one that the registry named. If a
 //! transfer ends early, the next one continues with what has arrived.
 //!
-//! Each file is transferred once at a time: concurrent requests for it wait and see its progress
-//! ([`Transfers::acquire`]).
+//! Each file is transferred once at a time: concurrent requests for it wait and see its progress.
 
 // Files of the store are accessed only through its root, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,11 +47,11 @@ mod tensor_reuse;
 pub use error::TransferError;
 use file_transfer::{Recheck, Transfer};
 use head::Head;
-pub use policy::TransferPolicy;
-pub use rate_limit::RateLimit;
+pub(crate) use policy::TransferPolicy;
+pub(crate) use rate_limit::RateLimit;
 use shared_assembler::SharedAssembler;
 use single_flight::SingleFlight;
-pub use single_flight::TransferGuard;
+pub(crate) use single_flight::TransferGuard;
 use start::Start;
 use tensor_reuse::ReusedTensors;
 
@@ -62,7 +60,7 @@ use tensor_reuse::ReusedTensors;
 pub struct Transfers {
     policy: TransferPolicy,
     /// The rate limit of all transfers together.
-    pub limit: RateLimit,
+    pub(crate) limit: RateLimit,
     single_flight: SingleFlight,
     /// Bytes downloaded since the start.
     received: Arc<AtomicU64>,
@@ -71,27 +69,20 @@ pub struct Transfers {
 }
 
 /// A file to transfer, and the request that needs it.
-pub struct Job<'j> {
-    /// The client of its registry.
-    pub registry: &'j RegistryClient,
-    /// The file.
-    pub file: &'j RemoteFile,
-    /// The runtime for network requests.
-    pub handle: &'j Handle,
+pub(crate) struct Job<'j> {
+    pub(crate) registry: &'j RegistryClient,
+    pub(crate) file: &'j RemoteFile,
+    pub(crate) handle: &'j Handle,
     /// The user whose share of connections is used.
-    pub uid: u32,
-    /// Rate limits, all of which apply.
-    pub limits: Vec<RateLimit>,
+    pub(crate) uid: u32,
+    pub(crate) limits: Vec<RateLimit>,
     /// Called regularly with the number of bytes that have arrived; returns false to cancel.
-    pub report: &'j (dyn Fn(u64) -> bool + Sync),
+    pub(crate) report: &'j (dyn Fn(u64) -> bool + Sync),
 }
 
 impl Job<'_> {
     /// Downloads a small file into memory.
-    ///
-    /// # Errors
-    /// [`TransferError::Registry`] and [`TransferError::Unwanted`].
-    pub fn read_small(&self) -> Result<Vec<u8>, TransferError> {
+    pub(crate) fn read_small(&self) -> Result<Vec<u8>, TransferError> {
         let read = || async {
             let mut stream = self.registry.open(self.file).await?;
             let mut bytes = Vec::new();
@@ -146,50 +137,40 @@ impl Job<'_> {
     }
 }
 
-impl fmt::Debug for Job<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Job").field("file", &self.file).finish_non_exhaustive()
-    }
-}
-
 /// The result of a transfer.
 #[derive(Clone, Debug)]
-pub struct Received {
+pub(crate) struct Received {
     /// The file, which is now part of the ingest.
-    pub file: Descriptor,
+    pub(crate) file: Descriptor,
     /// The facts in its header, if the format is known.
-    pub facts: Option<ModelFacts>,
+    pub(crate) facts: Option<ModelFacts>,
     /// Bytes downloaded by this transfer.
-    pub downloaded_bytes: u64,
+    pub(crate) downloaded_bytes: u64,
     /// Bytes received by earlier transfers.
-    pub resumed_bytes: u64,
+    pub(crate) resumed_bytes: u64,
     /// Bytes reused from the store.
-    pub reused_bytes: u64,
+    pub(crate) reused_bytes: u64,
 }
 
 /// How much of a file need not be downloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TransferPlan {
+pub(crate) struct TransferPlan {
     /// Bytes received by earlier transfers.
-    pub resumed_bytes: u64,
+    pub(crate) resumed_bytes: u64,
     /// Bytes of stored tensors that are probably the same.
-    pub similar_bytes: u64,
+    pub(crate) similar_bytes: u64,
 }
 
 impl Transfers {
     /// Without transfers yet.
-    #[must_use]
-    pub fn new(policy: TransferPolicy) -> Self {
+    pub(crate) fn new(policy: TransferPolicy) -> Self {
         Self { policy, limit: RateLimit::new(policy.bytes_per_second), ..Self::default() }
     }
 
     /// Waits for the right to transfer a file, and calls `report` with the progress of the transfer that
     /// has it. The wait ends when `report` returns false. The highest rate limit of all waiting requests
     /// applies to the running transfer.
-    ///
-    /// # Errors
-    /// [`TransferError::Unwanted`] when `report` returns false.
-    pub fn acquire(
+    pub(crate) fn acquire(
         &self,
         file: Digest,
         limit: &RateLimit,
@@ -199,23 +180,18 @@ impl Transfers {
     }
 
     /// Bytes downloaded since the daemon started.
-    #[must_use]
-    pub fn received_bytes(&self) -> u64 {
+    pub(crate) fn received_bytes(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
     /// The rate limits of a pull with the limit `own`.
-    #[must_use]
-    pub fn limits(&self, own: &RateLimit) -> Vec<RateLimit> {
+    pub(crate) fn limits(&self, own: &RateLimit) -> Vec<RateLimit> {
         vec![self.limit.clone(), own.clone()]
     }
 
     /// Transfers a file into the ingest, durably: it need not be downloaded again even if the ingest is
-    /// never committed.
-    ///
-    /// # Errors
-    /// [`TransferError`]. Received data is kept unless it proved to be wrong.
-    pub fn receive(
+    /// never committed. Received data is kept unless it proved to be wrong.
+    pub(crate) fn receive(
         &self,
         guard: &TransferGuard,
         ingest: &mut Ingest,
@@ -236,10 +212,7 @@ impl Transfers {
     }
 
     /// Determines how much of a file need not be downloaded. Keeps nothing of what it fetches.
-    ///
-    /// # Errors
-    /// [`TransferError`].
-    pub fn plan(
+    pub(crate) fn plan(
         &self,
         store: &Arc<Store>,
         lease: &Lease,

@@ -4,19 +4,19 @@ use std::time::Duration;
 
 /// Limits and timing of transfers.
 #[derive(Clone, Copy, Debug)]
-pub struct TransferPolicy {
+pub(crate) struct TransferPolicy {
     /// The initial rate limit of all transfers together; `None` is no limit.
-    pub bytes_per_second: Option<u64>,
+    pub(crate) bytes_per_second: Option<u64>,
     /// The most connections to one host, of all transfers together.
-    pub max_connections: usize,
+    pub(crate) max_connections: usize,
     /// The smallest range to request in bytes, unless less is missing.
-    pub min_range_bytes: u64,
+    pub(crate) min_range_bytes: u64,
     /// The largest range to request in bytes.
-    pub max_range_bytes: u64,
+    pub(crate) max_range_bytes: u64,
     /// How long a range should take.
-    pub range_takes: Duration,
+    pub(crate) range_takes: Duration,
     /// How often the transfer checks whether one more connection would help.
-    pub tick: Duration,
+    pub(crate) tick: Duration,
 }
 
 impl Default for TransferPolicy {

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 /// A rate limit that several transfers share. It can be changed while they run.
 #[derive(Clone, Debug)]
-pub struct RateLimit(Arc<Shared>);
+pub(crate) struct RateLimit(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -37,21 +37,19 @@ impl Default for RateLimit {
 
 impl RateLimit {
     /// A limit in bytes per second; `None` or 0 is none.
-    #[must_use]
-    pub fn new(bytes_per_second: Option<u64>) -> Self {
+    pub(crate) fn new(bytes_per_second: Option<u64>) -> Self {
         let limiter = Mutex::new(RateLimiter::new(bytes_per_second));
         Self(Arc::new(Shared { limiter, started: Instant::now(), changed: Notify::new() }))
     }
 
     /// Changes the rate, which applies to the next bytes.
-    pub fn set(&self, bytes_per_second: Option<u64>) {
+    pub(crate) fn set(&self, bytes_per_second: Option<u64>) {
         *self.lock() = RateLimiter::new(bytes_per_second);
         self.0.changed.notify_waiters();
     }
 
     /// The rate in bytes per second.
-    #[must_use]
-    pub fn get(&self) -> Option<u64> {
+    pub(crate) fn get(&self) -> Option<u64> {
         self.lock().bytes_per_second()
     }
 
@@ -66,7 +64,7 @@ impl RateLimit {
 
     /// Waits as long as the rate requires after receiving `bytes`, or until the rate changes; returns
     /// whether it waited.
-    pub async fn wait(&self, bytes: u64) -> bool {
+    pub(crate) async fn wait(&self, bytes: u64) -> bool {
         let changed = self.0.changed.notified();
         tokio::pin!(changed);
         // Before the rate is read, or a change in between would be missed.

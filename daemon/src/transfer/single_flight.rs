@@ -63,7 +63,7 @@ impl Progress {
 /// The right to transfer a file, returned on drop.
 #[derive(Debug)]
 #[must_use]
-pub struct TransferGuard {
+pub(crate) struct TransferGuard {
     single_flight: SingleFlight,
     file: Digest,
 }
@@ -113,8 +113,7 @@ impl TransferGuard {
     }
 
     /// Whether to stop, so that a waiting pull can continue the transfer.
-    #[must_use]
-    pub fn should_yield(&self) -> bool {
+    pub(crate) fn should_yield(&self) -> bool {
         self.single_flight.lock().get(&self.file).is_some_and(|running| running.should_yield)
     }
 }

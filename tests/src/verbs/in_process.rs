@@ -17,6 +17,7 @@ use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashLi
 use blobd_store::{FileReader, Store, StoreError, StoreOptions};
 
 use super::{Verbs, reference};
+use crate::file_source::import_file;
 use crate::wait::eventually_some;
 
 /// An open store without a daemon.
@@ -68,7 +69,7 @@ impl Verbs for InProcess {
         let params = ImportParams { file_name, name: name.map(reference) };
         let file = File::open(file).map_err(|error| ErrorBody::new(ErrorCode::NotFound, error))?;
         let never = AtomicBool::new(false);
-        ops::import(&self.store, &params, &file, &never, &mut |_, _| ()).map_err(|error| error.body())
+        import_file(&self.store, &params, &file, &never, &mut |_, _| ()).map_err(|error| error.body())
     }
 
     fn export(&self, name: &str) -> Result<Vec<u8>, ErrorBody> {
@@ -87,7 +88,7 @@ impl Verbs for InProcess {
     }
 
     fn usage(&self) -> Result<DiskUsage, ErrorBody> {
-        ops::usage(&self.store, |_| None).map_err(|error| error.body())
+        ops::usage(&self.store, &|_| None).map_err(|error| error.body())
     }
 
     fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {

@@ -8,11 +8,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use blobd::ops;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::ImportParams;
 use blobd_tests::command::{self, Run};
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::file_source::import_file;
 use blobd_tests::model::{End, ModelFile};
 use blobd_tests::store_dir::check_empty;
 use blobd_tests::temp_dirs::tmpfs_directory;
@@ -149,7 +149,7 @@ fn file_that_changes_while_it_is_imported_is_refused() {
         };
         let params = ImportParams { file_name: "m.gguf".into(), name: None };
         let never = AtomicBool::new(false);
-        let done = ops::import(&verbs.store, &params, &file, &never, &mut at_first_progress);
+        let done = import_file(&verbs.store, &params, &file, &never, &mut at_first_progress);
         let error = done.unwrap_err().body();
         assert_eq!(error.code, ErrorCode::InvalidInput, "{what}: {error}");
         assert!(error.message.contains(words), "{what}: {error}");
@@ -167,7 +167,7 @@ fn import_that_is_cancelled_leaves_nothing() {
     let cancelled = AtomicBool::new(false);
     let params = ImportParams { file_name: "m.gguf".into(), name: None };
     let mut cancel = |_, _| cancelled.store(true, Ordering::Relaxed);
-    let done = ops::import(&verbs.store, &params, &file, &cancelled, &mut cancel);
+    let done = import_file(&verbs.store, &params, &file, &cancelled, &mut cancel);
     assert!(done.unwrap_err().to_string().contains("has gone"));
     check_empty(verbs.root());
 }

@@ -12,6 +12,7 @@ use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::ImportParams;
 use blobd_store::gc;
 use blobd_store::{Eviction, SpacePolicy, Store, StoreOptions};
+use blobd_tests::file_source::import_file;
 use blobd_tests::model::ModelFile;
 use blobd_tests::store_dir::{check_blobs, staged};
 use blobd_tests::temp_dirs::tmpfs_directory;
@@ -142,7 +143,7 @@ fn import(store: &Arc<Store>, seed: u64, name: &str) -> Result<(), OpError> {
     let path = model(seed).write_to(folder.path(), "m.gguf");
     let params = ImportParams { file_name: "m.gguf".into(), name: Some(name.parse().unwrap()) };
     let file = File::open(path).unwrap();
-    ops::import(store, &params, &file, &AtomicBool::new(false), &mut |_, _| ()).map(drop)
+    import_file(store, &params, &file, &AtomicBool::new(false), &mut |_, _| ()).map(drop)
 }
 
 fn models(store: &Arc<Store>) -> Vec<String> {
