@@ -22,7 +22,7 @@ use super::challenge::{Challenge, Challenges};
 use super::credentials::{
     Credential, CredentialError, CredentialPolicy, Found, OllamaKey, RegistryHost, Secret, hidden_header,
 };
-use super::error::{Advice, RealmRefusal, RegistryError};
+use super::error::{Advice, RegistryError};
 use super::origin::{Origin, host_of};
 use super::request::{Response, Target};
 use super::token_cache::Authorization;
@@ -120,7 +120,7 @@ impl Shared {
         let (response, _scope) = self.transport.send(Request::get(&url, headers), reach).await?;
         let response = Response { response, url, reach, advice: advice.clone() };
         let status = response.response.status();
-        let no_token = || realm_refused(target, RealmRefusal::NoToken { status: status.as_u16() });
+        let no_token = || realm_refused(target, &format!("status {} and no usable token", status.as_u16()));
         match status {
             StatusCode::OK => {}
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
@@ -135,13 +135,13 @@ impl Shared {
 
     fn token_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Url, RegistryError> {
         let url = challenge.token_url(target.origin, &self.credentials.token_services);
-        url.map_err(|reason| realm_refused(target, reason))
+        url.map_err(|reason| realm_refused(target, &reason))
     }
 
     fn signed_url(&self, target: &Target<'_>, challenge: &Challenge) -> Result<Url, RegistryError> {
         let services = &self.credentials.token_services;
         let url = challenge.signed_url(target.origin, services, &nonce()?, unix_seconds());
-        url.map_err(|reason| realm_refused(target, reason))
+        url.map_err(|reason| realm_refused(target, &reason))
     }
 
     fn may_carry(&self, registry: &Origin, token_url: &Url) -> Result<(), RegistryError> {
@@ -200,8 +200,8 @@ fn held(policy: &CredentialPolicy, origin: &Origin) -> Result<Held, CredentialEr
     })
 }
 
-fn realm_refused(target: &Target<'_>, reason: RealmRefusal) -> RegistryError {
-    RegistryError::Realm { host: target.origin.host().to_owned(), reason }
+fn realm_refused(target: &Target<'_>, reason: &str) -> RegistryError {
+    RegistryError::unusable(target.origin.host(), format!("token service refused: {reason}"))
 }
 
 fn basic(user: &str, password: &Secret) -> String {

@@ -10,7 +10,6 @@ use hyper::header::WWW_AUTHENTICATE;
 use url::Url;
 
 use super::credentials::RegistryHost;
-use super::error::RealmRefusal;
 use super::origin::Origin;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +39,15 @@ pub(super) struct Challenge {
     scope: Option<String>,
 }
 
+const MALFORMED: &str = "realm is not a URL";
+const DOWNGRADE: &str = "realm is http, the registry https";
+
+fn foreign(host: &str) -> String {
+    format!(
+        "realm host {host:?} is not the registry's; if it should be, name it in credentials.token_services"
+    )
+}
+
 impl Challenge {
     /// The URL that issues the token, if `registry` may name it. `services` are the configured pairs of a
     /// registry and the host of its token service.
@@ -47,7 +55,7 @@ impl Challenge {
         &self,
         registry: &Origin,
         services: &BTreeMap<String, String>,
-    ) -> Result<Url, RealmRefusal> {
+    ) -> Result<Url, String> {
         let mut url = self.realm(registry, services)?;
         url.query_pairs_mut().extend_pairs(self.query());
         Ok(url)
@@ -61,7 +69,7 @@ impl Challenge {
         services: &BTreeMap<String, String>,
         nonce: &str,
         unix_seconds: u64,
-    ) -> Result<Url, RealmRefusal> {
+    ) -> Result<Url, String> {
         let mut url = self.token_url(registry, services)?;
         url.query_pairs_mut().append_pair("nonce", nonce).append_pair("ts", &unix_seconds.to_string());
         let mut pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
@@ -70,17 +78,18 @@ impl Challenge {
         Ok(url)
     }
 
-    fn realm(&self, registry: &Origin, services: &BTreeMap<String, String>) -> Result<Url, RealmRefusal> {
-        let realm = Url::parse(&self.realm).map_err(|_invalid| RealmRefusal::Malformed)?;
-        let origin = Origin::of(&realm).ok_or(RealmRefusal::Malformed)?;
+    /// Fails with what is wrong with the realm.
+    fn realm(&self, registry: &Origin, services: &BTreeMap<String, String>) -> Result<Url, String> {
+        let realm = Url::parse(&self.realm).map_err(|_invalid| MALFORMED)?;
+        let origin = Origin::of(&realm).ok_or(MALFORMED)?;
         let is_known = origin.host() == registry.host()
             || TOKEN_HOSTS.contains(&(registry.host(), origin.host()))
             || services.iter().any(|(host, service)| is(host, registry) && is(service, &origin));
         if !is_known {
-            return Err(RealmRefusal::ForeignHost { found: origin.host().to_owned() });
+            return Err(foreign(origin.host()));
         }
         if registry.is_https() && !origin.is_https() {
-            return Err(RealmRefusal::Downgrade);
+            return Err(DOWNGRADE.to_owned());
         }
         Ok(realm)
     }
@@ -180,7 +189,7 @@ mod tests {
         bearer(header).map(|challenge| (challenge.realm, challenge.service, challenge.scope))
     }
 
-    fn token_url(registry: &str, header: &str) -> Result<String, RealmRefusal> {
+    fn token_url(registry: &str, header: &str) -> Result<String, String> {
         let registry = Origin::of(&registry.parse().unwrap()).unwrap();
         let services = [("gitlab.example".to_owned(), "login.example:444".to_owned())].into();
         bearer(header).unwrap().token_url(&registry, &services).map(|url| url.to_string())
@@ -235,7 +244,7 @@ mod tests {
     #[test]
     fn only_the_registrys_own_and_known_token_services_are_accepted() {
         let realm = |url: &str| format!("Bearer realm=\"{url}\"");
-        let foreign = |found: &str| Err(RealmRefusal::ForeignHost { found: found.to_owned() });
+        let foreign = |found: &str| Err(super::foreign(found));
         assert!(token_url("https://r.example", &realm("https://R.example:5001/t")).is_ok());
         assert!(token_url("https://registry-1.docker.io", &realm("https://auth.docker.io/token")).is_ok());
         assert!(token_url("https://hf.co", &realm("https://huggingface.co/v2/token")).is_ok());
@@ -251,13 +260,10 @@ mod tests {
             foreign("169.254.169.254")
         );
         assert_eq!(token_url("https://r.example", &realm("https://t.r.example/")), foreign("t.r.example"));
-        assert_eq!(
-            token_url("https://r.example", &realm("http://r.example/t")),
-            Err(RealmRefusal::Downgrade)
-        );
+        assert_eq!(token_url("https://r.example", &realm("http://r.example/t")), Err(DOWNGRADE.to_owned()));
         assert!(token_url("http://r.example", &realm("http://r.example/t")).is_ok());
         for url in ["/t", "token", "ftp://r.example/", "https://r.example@evil.example/"] {
-            assert_eq!(token_url("https://r.example", &realm(url)), Err(RealmRefusal::Malformed), "{url}");
+            assert_eq!(token_url("https://r.example", &realm(url)), Err(MALFORMED.to_owned()), "{url}");
         }
     }
 

@@ -4,8 +4,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use blobd_store_format::digest::Digest;
-use blobd_store_format::index::IndexError;
-use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::Reference;
 
 use super::connect_failure::ConnectFailure;
@@ -57,64 +55,21 @@ pub enum RegistryError {
     /// The credentials for a registry cannot be used.
     #[error(transparent)]
     Credentials(#[from] CredentialError),
-    /// The manifest is malformed.
-    #[error("model {reference}: {error}")]
-    Manifest {
+    /// There is no model under this name that can be stored.
+    #[error("model {reference}: {what}")]
+    UnusableModel {
         /// What was requested.
         reference: Box<Reference>,
-        /// What is wrong with it.
-        error: ManifestError,
-    },
-    /// The image index leads to no model.
-    #[error("model {reference}: {error}")]
-    Index {
-        /// What was requested.
-        reference: Box<Reference>,
-        /// What is wrong with it.
-        error: IndexError,
-    },
-    /// The weights are in an archive, which cannot be mapped.
-    #[error(
-        "model {reference}: weights {name} are in an archive ({media_type}), plain files expected; pull a raw \
-         variant, or unpack them and `blobd import` the file"
-    )]
-    PackedWeights {
-        /// What was requested.
-        reference: Box<Reference>,
-        /// The archive.
-        name: String,
-        /// Its type.
-        media_type: String,
-    },
-    /// A container image, not a model.
-    #[error("model {reference}: is a container image, not a model")]
-    Container {
-        /// What was requested.
-        reference: Box<Reference>,
-    },
-    /// A malformed list of files.
-    #[error("{host}: list of files refused: {what}")]
-    Listing {
-        /// The host that responded.
-        host: String,
         /// What is wrong with it.
         what: String,
     },
-    /// The server does not report a file's length.
-    #[error("{address}: {host} does not say how long it is; download it and `blobd import` the file")]
-    NoLength {
-        /// The file.
-        address: String,
-        /// The host that responded.
-        host: String,
-    },
-    /// Another version of a file than the one that the transfer began with.
-    #[error("{address}: changed at {host} while it was pulled; pull it again")]
-    FileChanged {
-        /// The file.
-        address: String,
-        /// The host that responded.
-        host: String,
+    /// A response or file that cannot be used, or a redirect or token service that is refused.
+    #[error("{subject}: {what}")]
+    Unusable {
+        /// The host that responded, or the file.
+        subject: String,
+        /// What was found and what was expected.
+        what: String,
     },
     /// A file without a known digest over plain HTTP.
     #[error(
@@ -124,22 +79,6 @@ pub enum RegistryError {
     PlainHttp {
         /// The server.
         host: String,
-    },
-    /// HTML instead of a manifest or a file.
-    #[error("{host}: response is a web page, not a registry's; is this network behind a login page?")]
-    WebPage {
-        /// The host that responded.
-        host: String,
-    },
-    /// The manifest is not the one that was announced or pinned.
-    #[error("{host}: manifest is {found}, {expected} expected")]
-    DigestDiffers {
-        /// The host that responded.
-        host: String,
-        /// The digest in the reference or in the registry's header.
-        expected: Digest,
-        /// The digest of the manifest received.
-        found: Digest,
     },
     /// No connection, or one that broke before the response began.
     #[error("{host}: {reason}")]
@@ -185,14 +124,6 @@ pub enum RegistryError {
         /// The response's `Retry-After`.
         retry_after: Option<Duration>,
     },
-    /// A compressed response, which was not requested: its size has no limit.
-    #[error("{host}: content encoding {found:?}, none expected")]
-    Encoding {
-        /// The host that responded.
-        host: String,
-        /// The encoding.
-        found: String,
-    },
     /// A manifest, list or token that is too long.
     #[error("{host}: {what} has more than {max_bytes} bytes, the limit")]
     TooLong {
@@ -226,22 +157,6 @@ pub enum RegistryError {
         found: String,
         /// The expected `Content-Range`.
         expected: String,
-    },
-    /// A redirect that is not followed.
-    #[error("{host}: redirect refused: {reason}")]
-    Redirect {
-        /// The host that redirected.
-        host: String,
-        /// What is wrong with it.
-        reason: RedirectRefusal,
-    },
-    /// A token service that could not be used.
-    #[error("{host}: token service refused: {reason}")]
-    Realm {
-        /// The registry that named it.
-        host: String,
-        /// What is wrong with it.
-        reason: RealmRefusal,
     },
     /// The reference's host is not a host name with at most a port.
     #[error("host {host:?}: not a host name and a port")]
@@ -293,36 +208,38 @@ impl From<InvalidHost> for RegistryError {
 }
 
 impl RegistryError {
+    pub(super) fn unusable(subject: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::Unusable { subject: subject.into(), what: what.into() }
+    }
+
+    pub(super) fn unusable_model(reference: &Reference, what: &impl ToString) -> Self {
+        Self::UnusableModel { reference: Box::new(reference.clone()), what: what.to_string() }
+    }
+
+    pub(super) fn web_page(host: impl Into<String>) -> Self {
+        Self::unusable(host, "response is a web page, not a registry's; is this network behind a login page?")
+    }
+
     /// The kind of failure.
     #[must_use]
     pub const fn kind(&self) -> FailureKind {
         match self {
             Self::NotFound { .. } | Self::NoSuchName { .. } => FailureKind::NotFound,
             Self::Denied { .. } | Self::Credentials(_) => FailureKind::Denied,
-            Self::Manifest { .. }
-            | Self::Index { .. }
-            | Self::PackedWeights { .. }
-            | Self::Container { .. } => FailureKind::UnusableModel,
+            Self::UnusableModel { .. } => FailureKind::UnusableModel,
             Self::Host { .. } | Self::Mirror { .. } | Self::Certificates { .. } | Self::PlainHttp { .. } => {
                 FailureKind::InvalidRequest
             }
             Self::BlobMissing { .. }
-            | Self::WebPage { .. }
-            | Self::DigestDiffers { .. }
             | Self::Unreachable { .. }
             | Self::Broken { .. }
             | Self::Stalled { .. }
             | Self::Status { .. }
             | Self::TooManyRequests { .. }
-            | Self::Encoding { .. }
             | Self::TooLong { .. }
             | Self::SizeDiffers { .. }
             | Self::RangeDiffers { .. }
-            | Self::Redirect { .. }
-            | Self::Listing { .. }
-            | Self::NoLength { .. }
-            | Self::FileChanged { .. }
-            | Self::Realm { .. } => FailureKind::Upstream,
+            | Self::Unusable { .. } => FailureKind::Upstream,
         }
     }
 
@@ -416,54 +333,5 @@ pub enum Advice {
         page: String,
         /// The host to log in to.
         host: String,
-    },
-}
-
-/// Why a redirect is not followed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RedirectRefusal {
-    /// No `Location`, or one that is not a URL.
-    #[error("target is not a URL")]
-    Malformed,
-    /// The target's URL contains a user name.
-    #[error("target contains a user name")]
-    NamesUser,
-    /// From TLS to plain text, as login pages do.
-    #[error("it leads from https to http; is this network behind a login page?")]
-    Downgrade,
-    /// More in a row than any registry needs.
-    #[error("more than {} redirects in a row", Self::MAX_REDIRECTS)]
-    TooMany,
-}
-
-impl RedirectRefusal {
-    /// The most redirects followed in a row. hf.co needs three.
-    pub const MAX_REDIRECTS: usize = 5;
-}
-
-/// Why a token service is not used, or its response is not.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RealmRefusal {
-    /// The realm is not an http or https URL.
-    #[error("realm is not a URL")]
-    Malformed,
-    /// The realm is on a host that this registry may not name.
-    #[error(
-        "realm host {found:?} is not the registry's; if it should be, name it in credentials.token_services"
-    )]
-    ForeignHost {
-        /// The realm's host.
-        found: String,
-    },
-    /// The realm is plain HTTP and the registry is not.
-    #[error("realm is http, the registry https")]
-    Downgrade,
-    /// The response contains no token.
-    #[error("status {status} and no usable token")]
-    NoToken {
-        /// The HTTP status.
-        status: u16,
     },
 }

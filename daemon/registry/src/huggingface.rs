@@ -134,7 +134,7 @@ impl Api<'_> {
             let response = self.client.shared.get(&target).await?;
             let next = next_page(&response.url, response.headers());
             let (host, page) = self.document(response).await?;
-            files.extend(parse_tree(&page).map_err(|what| RegistryError::Listing { host, what })?);
+            files.extend(parse_tree(&page).map_err(|what| list_refused(host, &what))?);
             match next {
                 None => return Ok(Listed { commit, files }),
                 // The request for the next page has the same credentials, so the origin must be the same.
@@ -159,7 +159,7 @@ impl Api<'_> {
                 let subject = format!("{}, revision {revision}", self.address);
                 Err(RegistryError::NotFound { subject, host })
             }
-            Err(what) => Err(RegistryError::Listing { host, what }),
+            Err(what) => Err(list_refused(host, &what)),
         }
     }
 
@@ -176,8 +176,12 @@ impl Api<'_> {
     }
 
     fn refused(&self, what: &str) -> RegistryError {
-        RegistryError::Listing { host: self.server.origin().host().to_owned(), what: what.to_owned() }
+        list_refused(self.server.origin().host(), what)
     }
+}
+
+fn list_refused(host: impl Into<String>, what: &str) -> RegistryError {
+    RegistryError::unusable(host, format!("list of files refused: {what}"))
 }
 
 /// A page has a thousand entries of some 300 bytes.

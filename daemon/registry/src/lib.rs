@@ -66,7 +66,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blobd_store_format::digest::Digest;
-use blobd_store_format::index::ManifestIndex;
+use blobd_store_format::index::{IndexError, ManifestIndex};
 use blobd_store_format::manifest::{Manifest, ManifestError};
 use blobd_store_format::reference::Reference;
 use hyper::header::{ACCEPT, HeaderValue};
@@ -75,7 +75,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 pub use self::address_scope::AddressScope;
 pub use self::connect_failure::ConnectFailure;
 use self::credentials::CredentialPolicy;
-pub use self::error::{Advice, FailureKind, RealmRefusal, RedirectRefusal, RegistryError};
+pub use self::error::{Advice, FailureKind, RegistryError};
 use self::mirrors::{Mirrors, first_of};
 use self::origin::Registry;
 pub use self::remote::{RemoteFile, RemoteModel};
@@ -192,7 +192,7 @@ impl RegistryClient {
             },
         };
         let raw = self.manifest_bytes(response, reference.digest()).await?;
-        let malformed = |error| RegistryError::Manifest { reference: Box::new(reference.clone()), error };
+        let malformed = |error| RegistryError::unusable_model(reference, &error);
         let manifest = match Manifest::parse(raw.clone()) {
             Err(ManifestError::Index) => self.indexed_manifest(registry, reference, &raw).await?,
             parsed => parsed.map_err(malformed)?,
@@ -209,7 +209,7 @@ impl RegistryClient {
         reference: &Reference,
         raw: &[u8],
     ) -> Result<Manifest, RegistryError> {
-        let malformed = |error| RegistryError::Index { reference: Box::new(reference.clone()), error };
+        let malformed = |error: IndexError| RegistryError::unusable_model(reference, &error);
         let index = ManifestIndex::parse(raw).map_err(malformed)?;
         let chosen = index.model().map_err(malformed)?.digest;
         let response = match self.get_manifest(registry, reference, &chosen.to_string()).await {
@@ -219,8 +219,7 @@ impl RegistryClient {
             response => response?,
         };
         let raw = self.manifest_bytes(response, Some(chosen)).await?;
-        let malformed = |error| RegistryError::Manifest { reference: Box::new(reference.clone()), error };
-        Manifest::parse(raw).map_err(malformed)
+        Manifest::parse(raw).map_err(|error| RegistryError::unusable_model(reference, &error))
     }
 
     /// The body, checked against the digest that the response announces and against the expected one.
@@ -232,11 +231,13 @@ impl RegistryClient {
         let (host, announced) = (response.host(), announced_digest(&response));
         let raw = response.document("manifest", Manifest::MAX_BYTES, self.shared.limits.document).await?;
         if raw.trim_ascii_start().starts_with(b"<") {
-            return Err(RegistryError::WebPage { host });
+            return Err(RegistryError::web_page(host));
         }
         let found = Digest::of(&raw);
         match announced.into_iter().chain(expected).find(|expected| *expected != found) {
-            Some(expected) => Err(RegistryError::DigestDiffers { host, expected, found }),
+            Some(expected) => {
+                Err(RegistryError::unusable(host, format!("manifest is {found}, {expected} expected")))
+            }
             None => Ok(raw),
         }
     }
@@ -258,11 +259,15 @@ fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<(), Reg
     let packed = manifest.files().zip(manifest.names()).find(|(file, _)| file.media_type.is_packed_weights());
     if let Some((file, name)) = packed {
         let name = name.map_or_else(|| file.digest.short(), str::to_owned);
-        let (reference, media_type) = (Box::new(reference.clone()), file.media_type.to_string());
-        return Err(RegistryError::PackedWeights { reference, name, media_type });
+        let what = format!(
+            "weights {name} are in an archive ({}), plain files expected; pull a raw variant, or unpack them \
+             and `blobd import` the file",
+            file.media_type
+        );
+        return Err(RegistryError::unusable_model(reference, &what));
     }
     if manifest.layers().iter().all(|layer| layer.media_type.is_container_layer()) {
-        return Err(RegistryError::Container { reference: Box::new(reference.clone()) });
+        return Err(RegistryError::unusable_model(reference, &"is a container image, not a model"));
     }
     Ok(())
 }

@@ -4,25 +4,30 @@ use hyper::header::LOCATION;
 use hyper::{HeaderMap, StatusCode};
 use url::Url;
 
-use super::error::RedirectRefusal;
 use super::origin::{Origin, names_user};
+
+/// No `Location`, or one that is not a URL.
+const MALFORMED: &str = "target is not a URL";
+const NAMES_USER: &str = "target contains a user name";
+/// From TLS to plain text, as login pages do.
+const DOWNGRADE: &str = "it leads from https to http; is this network behind a login page?";
 
 /// 300 and 304 are not redirects for a plain GET.
 pub(super) fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
 }
 
-/// The redirect's target, if it may be followed.
-pub(super) fn target(from: &Url, headers: &HeaderMap) -> Result<Url, RedirectRefusal> {
+/// The redirect's target, or why it is not followed.
+pub(super) fn target(from: &Url, headers: &HeaderMap) -> Result<Url, &'static str> {
     let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
-    let target = location.and_then(|location| resolve(from, location)).ok_or(RedirectRefusal::Malformed)?;
+    let target = location.and_then(|location| resolve(from, location)).ok_or(MALFORMED)?;
     if names_user(&target) {
-        return Err(RedirectRefusal::NamesUser);
+        return Err(NAMES_USER);
     }
     let is_https = |url| Origin::of(url).map(|origin| origin.is_https());
     match (is_https(from), is_https(&target)) {
-        (_, None) => Err(RedirectRefusal::Malformed),
-        (Some(true), Some(false)) => Err(RedirectRefusal::Downgrade),
+        (_, None) => Err(MALFORMED),
+        (Some(true), Some(false)) => Err(DOWNGRADE),
         _ => Ok(target),
     }
 }
@@ -39,7 +44,7 @@ mod tests {
 
     use super::*;
 
-    fn redirect(from: &str, location: &str) -> Result<String, RedirectRefusal> {
+    fn redirect(from: &str, location: &str) -> Result<String, &'static str> {
         let mut headers = HeaderMap::new();
         headers.insert(LOCATION, HeaderValue::from_str(location).unwrap());
         target(&from.parse().unwrap(), &headers).map(|uri| uri.to_string())
@@ -69,26 +74,22 @@ mod tests {
         for location in
             ["file:///etc/passwd", "gopher://x/", "data:x", "javascript:x", "https://", "//", "http://a b/"]
         {
-            assert_eq!(
-                redirect("http://r.example/a", location),
-                Err(RedirectRefusal::Malformed),
-                "{location}"
-            );
+            assert_eq!(redirect("http://r.example/a", location), Err(MALFORMED), "{location}");
         }
         let none = target(&"http://r.example/".parse().unwrap(), &HeaderMap::new());
-        assert_eq!(none, Err(RedirectRefusal::Malformed));
+        assert_eq!(none, Err(MALFORMED));
     }
 
     #[test]
     fn tls_is_never_given_up() {
-        assert_eq!(redirect("https://a.example/", "http://a.example/"), Err(RedirectRefusal::Downgrade));
+        assert_eq!(redirect("https://a.example/", "http://a.example/"), Err(DOWNGRADE));
         assert_eq!(redirect("http://a.example/", "https://b.example/"), Ok("https://b.example/".into()));
         assert_eq!(redirect("http://a.example/", "http://b.example/"), Ok("http://b.example/".into()));
     }
 
     #[test]
     fn user_names_in_a_target_are_refused() {
-        let refused = Err(RedirectRefusal::NamesUser);
+        let refused = Err(NAMES_USER);
         assert_eq!(redirect("https://a.example/", "https://a.example@b.example/"), refused);
         assert_eq!(redirect("https://a.example/", "//user:password@b.example/"), refused);
     }

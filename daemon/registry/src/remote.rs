@@ -212,7 +212,8 @@ impl RemoteFile {
     fn check_version(&self, response: &Response) -> Result<(), RegistryError> {
         match self.validator() {
             seen @ Some(_) if response.validator().as_deref() != seen => {
-                Err(RegistryError::FileChanged { address: self.label(), host: response.host() })
+                let what = format!("changed at {} while it was pulled; pull it again", response.host());
+                Err(RegistryError::unusable(self.label(), what))
             }
             _ => Ok(()),
         }
@@ -255,7 +256,7 @@ impl RegistryClient {
     ///
     /// # Errors
     /// As for [`Self::open`]; [`RegistryError::RangeDiffers`] when the server sends another part, or
-    /// the range is empty or not inside the file; [`RegistryError::FileChanged`] when the version has
+    /// the range is empty or not inside the file; [`RegistryError::Unusable`] when the version has
     /// changed.
     pub async fn open_part(&self, file: &RemoteFile, range: Range<u64>) -> Result<ByteStream, RegistryError> {
         self.open_at_any(file, Some(range)).await

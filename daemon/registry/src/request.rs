@@ -18,7 +18,7 @@ use url::Url;
 use super::Shared;
 use super::address_scope::AddressScope;
 use super::credentials::RegistryHost;
-use super::error::{Advice, RedirectRefusal, RegistryError};
+use super::error::{Advice, RegistryError};
 use super::origin::{Origin, Registry, host_of};
 use super::redirect;
 use super::stream::ResponseBody;
@@ -127,7 +127,7 @@ impl Response {
     pub(super) fn web_page(&self) -> Option<RegistryError> {
         let kind = self.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
         let is_html = kind.get(..HTML.len()).is_some_and(|start| start.eq_ignore_ascii_case(HTML));
-        is_html.then(|| RegistryError::WebPage { host: self.host() })
+        is_html.then(|| RegistryError::web_page(self.host()))
     }
 
     /// Identifies this version of the file: a strong `ETag`, or else `Last-Modified`.
@@ -197,8 +197,9 @@ impl Response {
         match self.headers().get_all(CONTENT_ENCODING).iter().find(|value| !is_identity(value)) {
             None => Ok(self),
             Some(value) => {
-                let found = String::from_utf8_lossy(value.as_bytes()).chars().take(40).collect();
-                Err(RegistryError::Encoding { host: self.host(), found })
+                let found: String = String::from_utf8_lossy(value.as_bytes()).chars().take(40).collect();
+                let what = format!("content encoding {found:?}, none expected");
+                Err(RegistryError::unusable(self.host(), what))
             }
         }
     }
@@ -224,7 +225,10 @@ impl Shared {
             None => (None, Advice::LogIn { host: RegistryHost::of(target.origin).to_string() }),
         };
         let mut url = target.url.clone();
-        for hop in 0..=RedirectRefusal::MAX_REDIRECTS {
+        let refused = |url: &Url, reason: String| {
+            RegistryError::unusable(host_of(url), format!("redirect refused: {reason}"))
+        };
+        for hop in 0..=MAX_REDIRECTS {
             let mut headers = target.headers.clone();
             headers.extend(token.clone().map(|token| (AUTHORIZATION, token)));
             let (response, scope) = self.transport.send(Request::get(&url, headers), reach).await?;
@@ -235,17 +239,19 @@ impl Shared {
             if !redirect::is_redirect(response.status()) {
                 return Ok(Response { response, url, reach, advice });
             }
-            let refused = |reason| RegistryError::Redirect { host: host_of(&url), reason };
-            let next = redirect::target(&url, response.headers()).map_err(refused)?;
+            let next = redirect::target(&url, response.headers());
+            let next = next.map_err(|reason| refused(&url, reason.to_owned()))?;
             if Origin::of(&next).as_ref() != Some(target.origin) {
                 token = None;
             }
             url = next;
         }
-        Err(RegistryError::Redirect { host: host_of(&url), reason: RedirectRefusal::TooMany })
+        Err(refused(&url, format!("more than {MAX_REDIRECTS} redirects in a row")))
     }
 }
 
+/// The most redirects followed in a row. hf.co needs three.
+const MAX_REDIRECTS: usize = 5;
 const HTML: &[u8] = b"text/html";
 /// Servers send fewer than 100; a longer one is ignored.
 const MAX_VALIDATOR_BYTES: usize = 256;

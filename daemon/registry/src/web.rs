@@ -18,9 +18,8 @@ impl RegistryClient {
             Some(shard) => shard.all().iter().map(|name| url.with_file_name(name)).collect(),
             None => Ok(vec![url.clone()]),
         };
-        let urls: Vec<FileUrl> = urls.map_err(|error: SourceError| RegistryError::Listing {
-            host: url.host().to_owned(),
-            what: error.to_string(),
+        let urls: Vec<FileUrl> = urls.map_err(|error: SourceError| {
+            RegistryError::unusable(url.host(), format!("list of files refused: {error}"))
         })?;
         let mut files = Vec::new();
         for url in &urls {
@@ -46,9 +45,10 @@ impl RegistryClient {
             return Err(page);
         }
         let size = if response.is_partial() { total(&response) } else { response.announced_bytes() };
-        let size = size.ok_or_else(|| RegistryError::NoLength {
-            address: file.address().to_owned(),
-            host: response.host(),
+        let size = size.ok_or_else(|| {
+            let host = response.host();
+            let what = format!("{host} does not say how long it is; download it and `blobd import` the file");
+            RegistryError::unusable(file.address(), what)
         });
         Ok((size?, response.validator()))
     }

@@ -14,11 +14,13 @@ use blobd_client::client::{Client, default_sockets};
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store::{LockHolder, Store, StoreError};
+use serde::Serialize;
 use tokio::runtime::Runtime;
 
 use super::Global;
 use crate::config::{Config, Defaults};
 use crate::ops::OpError;
+use crate::output::{print, print_json};
 use crate::server::Server;
 use crate::state::Daemon;
 
@@ -55,6 +57,25 @@ pub(crate) fn connect(global: &Global) -> Result<Connected, ErrorBody> {
         }
     }
     embedded(&Defaults::of_user().root, &config)
+}
+
+/// Sends one request and prints its result.
+pub(super) fn show<T: Serialize>(
+    global: &Global,
+    request: impl FnOnce(&Client) -> Result<T, ClientError>,
+    render: impl FnOnce(&T) -> String,
+) -> Result<(), ErrorBody> {
+    let result = request(&connect(global)?.client).map_err(client_error)?;
+    print_result(global, &result, render)
+}
+
+/// Prints a result as JSON or as text.
+pub(super) fn print_result<T: Serialize>(
+    global: &Global,
+    result: &T,
+    render: impl FnOnce(&T) -> String,
+) -> Result<(), ErrorBody> {
+    if global.json { print_json(result) } else { print(&render(result)) }
 }
 
 impl Connected {

@@ -1,12 +1,13 @@
 //! `blobd df`
 
+use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::DiskUsage;
 use clap::Args;
 
 use super::Global;
-use super::connect::{client_error, connect};
-use crate::output::{Table, print, print_json, terminal_width};
+use super::connect::show;
+use crate::output::{Table, terminal_width};
 use crate::size::human_bytes;
 
 /// Show how much disk space models take and how much sharing saves
@@ -22,16 +23,10 @@ pub(super) struct Params {
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let usage = connect(global)?.client.disk_usage().map_err(client_error)?;
-    if global.json {
-        return print_json(&usage);
-    }
-    let mut text = totals(&usage).render(terminal_width());
-    if params.verbose {
-        text.push('\n');
-        text.push_str(&models(&usage).render(terminal_width()));
-    }
-    print(&text)
+    show(global, Client::disk_usage, |usage| {
+        let totals = totals(usage).render(terminal_width());
+        if params.verbose { totals + "\n" + &models(usage).render(terminal_width()) } else { totals }
+    })
 }
 
 fn totals(usage: &DiskUsage) -> Table {

@@ -5,8 +5,8 @@ use blobd_client::protocol::upkeep::{CheckStatus, DoctorReport};
 use clap::Args;
 
 use super::Global;
-use super::connect::{client_error, connect};
-use crate::output::{Table, print, print_json, printable, terminal_width};
+use super::connect::{client_error, connect, print_result};
+use crate::output::{Table, printable, terminal_width};
 
 /// Check the set-up, and say how to fix what is wrong
 #[derive(Debug, Args)]
@@ -17,11 +17,7 @@ pub(super) struct Params {}
 
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let report = connect(global)?.client.doctor().map_err(client_error)?;
-    if global.json {
-        print_json(&report)?;
-    } else {
-        print(&render(&report))?;
-    }
+    print_result(global, &report, render)?;
     let failures: Vec<&str> = report
         .checks
         .iter()

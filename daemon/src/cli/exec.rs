@@ -18,17 +18,17 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::error::ErrorBody;
 use clap::Args;
 use rustix::process::{Pid, Signal, getpgrp, kill_process};
 use rustix::termios::tcgetpgrp;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 use tokio::sync::oneshot;
 
 use super::connect::connect;
-use super::interrupt::first_of;
+use super::interrupt::{Signals, first_of, listen};
 use super::serve::raise_descriptor_limit;
-use super::{Global, usage};
+use super::{Global, file_error, usage};
 
 /// Run a program that can open every model as /blobd/REF.gguf, without a copy
 ///
@@ -117,7 +117,7 @@ fn write_library(folder: &Path) -> std::io::Result<PathBuf> {
 }
 
 /// Handles the signals that are forwarded to the program, from now on.
-fn forwarded_signals() -> std::io::Result<Vec<(SignalKind, tokio::signal::unix::Signal)>> {
+fn forwarded_signals() -> std::io::Result<Signals> {
     let kinds = [
         SignalKind::interrupt(),
         SignalKind::quit(),
@@ -126,7 +126,7 @@ fn forwarded_signals() -> std::io::Result<Vec<(SignalKind, tokio::signal::unix::
         SignalKind::user_defined1(),
         SignalKind::user_defined2(),
     ];
-    kinds.into_iter().map(|kind| Ok((kind, signal(kind)?))).collect()
+    listen(kinds)
 }
 
 /// Whether this process is in the terminal's foreground group, which gets Ctrl-C from the terminal.
@@ -135,10 +135,7 @@ fn has_terminal() -> bool {
     terminal.is_ok_and(|foreground| foreground == getpgrp())
 }
 
-async fn wait(
-    mut child: Child,
-    signals: &mut [(SignalKind, tokio::signal::unix::Signal)],
-) -> std::io::Result<ExitStatus> {
+async fn wait(mut child: Child, signals: &mut Signals) -> std::io::Result<ExitStatus> {
     let pid = Pid::from_child(&child);
     let (send, mut ended) = oneshot::channel();
     std::thread::spawn(move || send.send(child.wait()));
@@ -167,10 +164,5 @@ fn exit_code(status: ExitStatus) -> ExitCode {
 }
 
 fn failed(what: &str, error: &std::io::Error) -> ErrorBody {
-    let code = match error.kind() {
-        std::io::ErrorKind::NotFound => ErrorCode::NotFound,
-        std::io::ErrorKind::PermissionDenied => ErrorCode::Denied,
-        _ => ErrorCode::Internal,
-    };
-    ErrorBody::new(code, format!("exec: {what}: {error}"))
+    file_error(&format!("exec: {what}"), error)
 }

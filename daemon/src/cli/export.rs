@@ -128,11 +128,11 @@ fn write_file(
     let target = path.canonicalize().unwrap_or_else(|_new| path.to_path_buf());
     if target.metadata().is_ok_and(|metadata| !metadata.is_file()) {
         let out = File::options().write(true).open(&target).map_err(io_error)?;
-        return write_layer(model, index, out, &name, Some(bar));
+        return write_layer(model, index, out, &name, bar);
     }
     let output = OutputFile::create(&target, temporary).map_err(io_error)?;
     output.reserve(model.layers().get(index).map_or(0, |layer| layer.size)).map_err(io_error)?;
-    write_layer(model, index, output.file(), &name, Some(bar))?;
+    write_layer(model, index, output.file(), &name, bar)?;
     output.publish().map_err(io_error)
 }
 
@@ -141,7 +141,7 @@ fn write_to_stdout(model: &OpenModel, json: bool) -> Result<(), ErrorBody> {
         return Err(usage("-o -: the model has several such files; give a directory"));
     };
     let bar = Bar::new("exporting", layer.size, json);
-    let written = write_layer(model, 0, io::stdout().lock(), "standard output", Some(&bar));
+    let written = write_layer(model, 0, io::stdout().lock(), "standard output", &bar);
     bar.clear();
     written
 }
@@ -152,7 +152,7 @@ fn write_layer(
     index: usize,
     out: impl Write,
     name: &str,
-    bar: Option<&Bar>,
+    bar: &Bar,
 ) -> Result<(), ErrorBody> {
     const BUFFER_BYTES: usize = 1 << 20;
     let Some(layer) = model.layers().get(index) else { return Err(usage("no such file in the model")) };
@@ -179,7 +179,7 @@ struct HashingWriter<'l, W: Write> {
     hasher: Hasher,
     written: u64,
     layer: &'l OpenLayer,
-    bar: Option<&'l Bar>,
+    bar: &'l Bar,
 }
 
 impl<W: Write> Write for HashingWriter<'_, W> {
@@ -187,9 +187,7 @@ impl<W: Write> Write for HashingWriter<'_, W> {
         let length = self.out.write(bytes)?;
         self.hasher.update(bytes.get(..length).unwrap_or_default());
         self.written += length as u64;
-        if let Some(bar) = self.bar {
-            bar.set(self.written, self.layer.size);
-        }
+        self.bar.set(self.written, self.layer.size);
         Ok(length)
     }
 

@@ -7,10 +7,9 @@ use blobd_client::protocol::upkeep::EvictionPlan;
 use clap::Args;
 
 use super::Global;
-use super::connect::{client_error, connect};
-use crate::output::{Table, print, print_json, printable, terminal_width};
-use crate::size::human_bytes;
-use crate::size::parse_size;
+use super::connect::show;
+use crate::output::{Table, printable, terminal_width};
+use crate::size::{human_bytes, parse_size};
 
 /// Delete what no model needs
 #[derive(Debug, Args)]
@@ -50,12 +49,9 @@ fn optional_size(text: &str) -> Result<BytesToFree, String> {
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if let Some(BytesToFree(bytes)) = params.plan_eviction {
-        let plan = connect(global)?.client.eviction_plan(bytes).map_err(client_error)?;
-        return if global.json { print_json(&plan) } else { print(&render_eviction(&plan)) };
+        return show(global, |client| client.eviction_plan(bytes), render_eviction);
     }
-    let request = GcParams { dry_run: params.dry_run };
-    let report = connect(global)?.client.gc(&request).map_err(client_error)?;
-    if global.json { print_json(&report) } else { print(&render(&report)) }
+    show(global, |client| client.gc(&GcParams { dry_run: params.dry_run }), render)
 }
 
 fn render(report: &GcReport) -> String {

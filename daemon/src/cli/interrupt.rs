@@ -23,13 +23,10 @@ fn on_signals(
     cleanup: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
-    let mut signals = Vec::new();
-    {
+    let mut signals = {
         let _context = runtime.enter();
-        for kind in kinds.into_iter().filter(|kind| !is_ignored(*kind)) {
-            signals.push((kind, signal(kind)?));
-        }
-    }
+        listen(kinds.into_iter().filter(|kind| !is_ignored(*kind)))?
+    };
     if signals.is_empty() {
         return Ok(());
     }
@@ -46,8 +43,20 @@ fn on_signals(
     thread::Builder::new().name("interrupt".to_owned()).spawn(wait).map(drop)
 }
 
-/// Waits for the first of several signals.
-pub(super) async fn first_of(signals: &mut [(SignalKind, Signal)]) -> SignalKind {
+pub(super) type Signals = Vec<(SignalKind, Signal)>;
+
+/// Handles signals from now on: none is lost, and none ends the process. Must be called within a runtime.
+pub(super) fn listen(kinds: impl IntoIterator<Item = SignalKind>) -> io::Result<Signals> {
+    kinds.into_iter().map(|kind| Ok((kind, signal(kind)?))).collect()
+}
+
+/// As [`listen`], for SIGTERM and SIGINT.
+pub(super) fn listen_for_stop() -> io::Result<Signals> {
+    listen([SignalKind::terminate(), SignalKind::interrupt()])
+}
+
+/// Waits for the first signal; returns immediately if one has arrived since [`listen`].
+pub(super) async fn first_of(signals: &mut Signals) -> SignalKind {
     std::future::poll_fn(|context| {
         for (kind, signal) in signals.iter_mut() {
             if signal.poll_recv(context).is_ready() {
@@ -57,28 +66,6 @@ pub(super) async fn first_of(signals: &mut [(SignalKind, Signal)]) -> SignalKind
         Poll::Pending
     })
     .await
-}
-
-/// SIGTERM and SIGINT. They are handled from construction on: none is lost, and none ends the process.
-pub(super) struct StopSignals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl StopSignals {
-    /// Must be called within a runtime.
-    pub(super) fn listen() -> io::Result<Self> {
-        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        Ok(Self { terminate, interrupt })
-    }
-
-    /// Waits for the first signal; returns immediately if one has arrived since construction.
-    pub(super) async fn received(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }
 
 /// Whether the kernel ignores the signal for this process: then it must not get a handler.

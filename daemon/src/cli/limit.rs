@@ -4,11 +4,9 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::LimitParams;
 use clap::Args;
 
-use super::connect::{client_error, connect};
+use super::connect::{client_error, connect, print_result};
 use super::{Global, usage};
-use crate::output::{print, print_json};
-use crate::size::human_bytes;
-use crate::size::parse_size;
+use crate::size::{human_bytes, parse_size};
 
 /// Show or set the rate limit of all pulls of the daemon together
 #[derive(Debug, Args)]
@@ -50,11 +48,8 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         Some(Rate(bytes_per_second)) => connected.client.set_limit(&LimitParams { bytes_per_second }),
     };
     let limit = limit.map_err(client_error)?;
-    if global.json {
-        return print_json(&limit);
-    }
-    match limit.bytes_per_second {
-        None => print("no limit\n"),
-        Some(rate) => print(&format!("{} per second\n", human_bytes(rate))),
-    }
+    print_result(global, &limit, |limit| match limit.bytes_per_second {
+        None => "no limit\n".to_owned(),
+        Some(rate) => format!("{} per second\n", human_bytes(rate)),
+    })
 }

@@ -5,12 +5,11 @@ use std::io::{self, IsTerminal as _, Read as _};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_registry::credentials::{Credential, CredentialError, RegistryHost, Secret};
 use clap::Args;
-use serde::Serialize;
 
 use super::Global;
-use super::connect::load_config;
+use super::connect::{load_config, print_result};
 use super::prompt::{Echo, ask};
-use crate::output::{print, print_json, printable};
+use crate::output::printable;
 
 /// Save credentials for a registry
 ///
@@ -37,22 +36,16 @@ pub(super) struct Params {
     token_stdin: bool,
 }
 
-#[derive(Serialize)]
-struct Saved<'a> {
-    host: &'a str,
-    path: String,
-}
-
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let host: RegistryHost = params.host.parse().map_err(super::usage)?;
     let file = load_config(global)?.credential_file();
     let credential = credential(params, &host)?;
     file.set(&host, &credential).map_err(|error| file_error(&error))?;
-    let saved = Saved { host: host.as_str(), path: file.path().display().to_string() };
-    if global.json {
-        return print_json(&saved);
-    }
-    print(&format!("{}: credentials saved in {}\n", printable(saved.host), printable(&saved.path)))
+    let path = file.path().display().to_string();
+    let saved = serde_json::json!({ "host": host.as_str(), "path": path });
+    print_result(global, &saved, |_| {
+        format!("{}: credentials saved in {}\n", printable(host.as_str()), printable(&path))
+    })
 }
 
 pub(super) fn file_error(error: &CredentialError) -> ErrorBody {

@@ -5,9 +5,9 @@ use blobd_registry::credentials::RegistryHost;
 use clap::Args;
 
 use super::Global;
-use super::connect::load_config;
+use super::connect::{load_config, print_result};
 use super::login::file_error;
-use crate::output::{print, print_json, printable};
+use crate::output::printable;
 
 /// Delete the saved credentials for a registry
 ///
@@ -30,8 +30,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         let message = format!("{host}: no credentials in {}", file.path().display());
         return Err(ErrorBody::new(ErrorCode::NotFound, message));
     }
-    if global.json {
-        return print_json(&serde_json::json!({ "host": host.as_str() }));
-    }
-    print(&format!("{}: credentials deleted\n", printable(host.as_str())))
+    print_result(global, &serde_json::json!({ "host": host.as_str() }), |_| {
+        format!("{}: credentials deleted\n", printable(host.as_str()))
+    })
 }

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, SystemTime};
 
+use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::ModelSummary;
 use clap::Args;
 
 use super::Global;
-use super::connect::{client_error, connect};
-use crate::output::{Table, print, print_json, printable, terminal_width};
+use super::connect::show;
+use crate::output::{Table, printable, terminal_width};
 use crate::size::human_bytes;
 
 /// List the models
@@ -31,37 +32,43 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.trash {
         return list_trash(global, params);
     }
-    let mut list = connect(global)?.client.models().map_err(client_error)?;
-    if let Some(filter) = &params.filter {
-        list.models.retain(|model| model.name.contains(filter.as_str()));
+    let models = |client: &Client| {
+        client.models().map(|mut list| {
+            list.models.retain(|model| params.is_listed(&model.name));
+            list
+        })
+    };
+    show(global, models, |list| {
+        if let Some(reason) = &list.read_only {
+            eprintln!("blobd: the store is read-only: {}", printable(reason));
+        }
+        let mut table = Table::new(&["NAME", "ID", "SIZE", "MODIFIED", "PIN"], &[2]);
+        list.models.iter().for_each(|model| table.row(row(model)));
+        table.render(terminal_width())
+    })
+}
+
+impl Params {
+    fn is_listed(&self, name: &str) -> bool {
+        self.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()))
     }
-    if global.json {
-        return print_json(&list);
-    }
-    if let Some(reason) = &list.read_only {
-        eprintln!("blobd: the store is read-only: {}", printable(reason));
-    }
-    let mut table = Table::new(&["NAME", "ID", "SIZE", "MODIFIED", "PIN"], &[2]);
-    for model in &list.models {
-        table.row(row(model));
-    }
-    print(&table.render(terminal_width()))
 }
 
 fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let mut list = connect(global)?.client.trash().map_err(client_error)?;
-    if let Some(filter) = &params.filter {
-        list.models.retain(|model| model.name.contains(filter.as_str()));
-    }
-    if global.json {
-        return print_json(&list);
-    }
-    let mut table = Table::new(&["NAME", "ID", "SIZE", "REMOVED", "EXPIRES"], &[2]);
-    for model in list.models {
-        let (id, size, removed) = (model.digest.short(), human_bytes(model.size), age(&model.removed));
-        table.row([model.name, id, size, removed, model.expires]);
-    }
-    print(&table.render(terminal_width()))
+    let models = |client: &Client| {
+        client.trash().map(|mut list| {
+            list.models.retain(|model| params.is_listed(&model.name));
+            list
+        })
+    };
+    show(global, models, |list| {
+        let mut table = Table::new(&["NAME", "ID", "SIZE", "REMOVED", "EXPIRES"], &[2]);
+        for model in &list.models {
+            let (id, size, removed) = (model.digest.short(), human_bytes(model.size), age(&model.removed));
+            table.row([model.name.clone(), id, size, removed, model.expires.clone()]);
+        }
+        table.render(terminal_width())
+    })
 }
 
 fn row(model: &ModelSummary) -> [String; 5] {

@@ -1,18 +1,18 @@
 //! `blobd mount`
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::Args;
-use serde::Serialize;
 
 use super::Global;
-use super::connect::connect;
-use super::interrupt::StopSignals;
+use super::connect::{connect, print_result};
+use super::interrupt::{Signals, first_of, listen_for_stop};
 use super::serve::{raise_descriptor_limit, start_log};
 use crate::mount::{self, Mount, Readers};
-use crate::output::{print, print_json, printable};
+use crate::output::printable;
 
 /// Mount the models as ordinary files, for programs that take a path
 #[derive(Debug, Args)]
@@ -37,11 +37,6 @@ pub(super) struct GuardParams {
     directory: PathBuf,
 }
 
-#[derive(Serialize)]
-struct Mounted<'m> {
-    mounted: &'m std::path::Path,
-}
-
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     /// Programs that open files wait for the daemon, so they must get an error if it hangs.
     const TIMEOUT: Duration = Duration::from_secs(30);
@@ -59,10 +54,13 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let stop = {
         let _context = runtime.enter();
         // Before mounting: a signal that ends the process would leave the mount behind.
-        StopSignals::listen().map_err(internal)?
+        listen_for_stop().map_err(internal)?
     };
     let mount = Mount::start(&client, &params.directory, readers).map_err(mount::MountError::body)?;
-    announce(global, &mount)?;
+    let directory = mount.directory().display().to_string();
+    print_result(global, &BTreeMap::from([("mounted", mount.directory())]), |_| {
+        format!("{}: mounted; Ctrl-C unmounts\n", printable(&directory))
+    })?;
     runtime.block_on(serve(mount, stop)).map_err(internal)
 }
 
@@ -71,18 +69,10 @@ pub(super) fn run_guard(params: &GuardParams) -> Result<(), ErrorBody> {
     Ok(())
 }
 
-fn announce(global: &Global, mount: &Mount) -> Result<(), ErrorBody> {
-    let directory = mount.directory();
-    if global.json {
-        return print_json(&Mounted { mounted: directory });
-    }
-    print(&format!("{}: mounted; Ctrl-C unmounts\n", printable(&directory.display().to_string())))
-}
-
-async fn serve(mut mount: Mount, mut stop: StopSignals) -> std::io::Result<()> {
+async fn serve(mut mount: Mount, mut stop: Signals) -> std::io::Result<()> {
     tokio::select! {
         ended = mount.ended() => return ended,
-        () = stop.received() => {}
+        _kind = first_of(&mut stop) => {}
     }
     mount.unmount();
     Ok(())

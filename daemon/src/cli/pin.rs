@@ -19,7 +19,7 @@ use crate::output::{print, print_json, printable};
 pub(super) struct PinArgs {
     /// The models
     #[arg(required = true, value_name = "REF")]
-    references: Vec<Reference>,
+    pub(super) references: Vec<Reference>,
 }
 
 /// Allow pinned models to be evicted and removed again; removes nothing
@@ -29,23 +29,14 @@ pub(super) struct PinArgs {
 pub(super) struct UnpinArgs {
     /// The models
     #[arg(required = true, value_name = "REF")]
-    references: Vec<Reference>,
+    pub(super) references: Vec<Reference>,
 }
 
-pub(super) fn run_pin(global: &Global, params: &PinArgs) -> Result<(), ErrorBody> {
-    let request = |reference: &Reference| PinParams { reference: reference.clone(), pinned: true };
-    send(global, params.references.iter().map(request))
-}
-
-pub(super) fn run_unpin(global: &Global, params: &UnpinArgs) -> Result<(), ErrorBody> {
-    let request = |reference: &Reference| PinParams { reference: reference.clone(), pinned: false };
-    send(global, params.references.iter().map(request))
-}
-
-fn send(global: &Global, requests: impl Iterator<Item = PinParams>) -> Result<(), ErrorBody> {
+pub(super) fn run(global: &Global, references: &[Reference], pinned: bool) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let mut pins = Vec::new();
-    for request in requests {
+    for reference in references {
+        let request = PinParams { reference: reference.clone(), pinned };
         let done = connected.client.pin(&request).map_err(client_error)?;
         if !global.json {
             let state = if done.pinned { "pinned" } else { "not pinned" };

@@ -28,11 +28,6 @@ Examples:
 pub(super) struct Params {}
 
 #[derive(Serialize)]
-struct Sessions {
-    sessions: Vec<Session>,
-}
-
-#[derive(Serialize)]
 struct Session {
     #[serde(flatten)]
     summary: SessionSummary,
@@ -50,26 +45,31 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let sessions: Vec<_> =
         list.sessions.into_iter().map(|summary| session(&connected.client, summary, &mut models)).collect();
     if global.json {
-        return print_json(&Sessions { sessions });
+        return print_json(&BTreeMap::from([("sessions", sessions)]));
     }
     let mut table =
         Table::new(&["MODEL", "PID", "USER", "COMMAND", "SINCE", "BYTES", "IN MEMORY"], &[1, 5, 6]);
     for Session { summary, model_bytes, resident_bytes } in sessions {
         let residency = model_bytes.zip(resident_bytes);
-        table.row([
-            summary.model,
-            summary.pid.to_string(),
-            summary.user.unwrap_or_else(|| summary.uid.to_string()),
-            summary.command.unwrap_or_else(|| "-".to_owned()),
-            summary.since,
-            human_bytes(summary.bytes_mapped),
-            residency.map_or_else(
-                || "-".to_owned(),
-                |(bytes, resident_bytes)| residency::share(Residency { bytes, resident_bytes }),
-            ),
-        ]);
+        let in_memory = residency.map_or_else(
+            || "-".to_owned(),
+            |(bytes, resident_bytes)| residency::share(Residency { bytes, resident_bytes }),
+        );
+        table.row(row(&summary).into_iter().chain([in_memory]));
     }
     print(&table.render(terminal_width()))
+}
+
+/// Model, process, user, command, start and bytes of a session.
+pub(super) fn row(session: &SessionSummary) -> [String; 6] {
+    [
+        session.model.clone(),
+        session.pid.to_string(),
+        session.user.clone().unwrap_or_else(|| session.uid.to_string()),
+        session.command.clone().unwrap_or_else(|| "-".to_owned()),
+        session.since.clone(),
+        human_bytes(session.bytes_mapped),
+    ]
 }
 
 /// Adds the residency of the session's model, which is determined once for all its sessions.

@@ -10,13 +10,12 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use clap::Args;
 
-use super::connect::{Connected, client_error, connect};
+use super::connect::{Connected, client_error, connect, print_result};
 use super::interrupt::on_interrupt;
 use super::progress::Bar;
 use super::{Global, pull_plan, usage};
 use crate::output::{print, print_json};
-use crate::size::human_bytes;
-use crate::size::parse_size;
+use crate::size::{human_bytes, parse_size};
 
 /// Fetch models from registries, or GGUF files from Hugging Face or any URL
 #[derive(Debug, Args)]
@@ -80,7 +79,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 
 fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<(), ErrorBody> {
     let plan = connected.client.plan_pull(request).map_err(client_error)?;
-    if global.json { print_json(&plan) } else { print(&pull_plan::render(&plan)) }
+    print_result(global, &plan, pull_plan::render)
 }
 
 /// Adds a hint that the pull can be resumed: downloaded data is kept if the daemon or the registry fails.

@@ -1,11 +1,12 @@
 //! `blobd reindex`
 
+use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::upkeep::Reindexed;
 use clap::Args;
 
 use super::Global;
-use super::connect::{client_error, connect};
-use crate::output::{print, print_json};
+use super::connect::show;
 
 /// Compare the index with the disk and correct it
 #[derive(Debug, Args)]
@@ -17,16 +18,16 @@ The index is a cache: nothing is lost with it, and models can be opened while it
 pub(super) struct Params {}
 
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
-    let done = connect(global)?.client.reindex().map_err(client_error)?;
-    if global.json {
-        return print_json(&done);
-    }
+    show(global, Client::reindex, render)
+}
+
+fn render(done: &Reindexed) -> String {
     let (blobs, recipes, models) = (done.blob_count, done.recipe_count, done.model_count);
     let what = [counted(blobs, "blob"), counted(recipes, "recipe"), counted(models, "model")].join(", ");
     match done.differences {
-        0 => print(&format!("{what}: the index was right\n")),
-        1 => print(&format!("{what}: 1 wrong entry corrected\n")),
-        count => print(&format!("{what}: {count} wrong entries corrected\n")),
+        0 => format!("{what}: the index was right\n"),
+        1 => format!("{what}: 1 wrong entry corrected\n"),
+        count => format!("{what}: {count} wrong entries corrected\n"),
     }
 }
 

@@ -2,14 +2,13 @@
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::ReleaseParams;
-use blobd_client::protocol::response::Released;
 use blobd_store_format::reference::{Reference, ReferenceError};
 use clap::Args;
 
 use super::Global;
-use super::connect::{client_error, connect};
-use crate::output::{Table, print, print_json, terminal_width};
-use crate::size::human_bytes;
+use super::connect::show;
+use super::ps::row;
+use crate::output::{Table, terminal_width};
 
 /// End the leases of a process, or all leases of a model
 #[derive(Debug, Args)]
@@ -55,23 +54,16 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         Target::Process(pid) => ReleaseParams { pid: Some(*pid), reference: None },
         Target::Model(model) => ReleaseParams { pid: None, reference: Some(model.clone()) },
     };
-    let released = connect(global)?.client.release(&request).map_err(client_error)?;
-    if global.json { print_json(&released) } else { print(&table(released).render(terminal_width())) }
-}
-
-fn table(released: Released) -> Table {
-    let mut table = Table::new(&["ENDED LEASE OF", "PID", "USER", "COMMAND", "SINCE", "BYTES"], &[1, 5]);
-    for session in released.released {
-        table.row([
-            session.model,
-            session.pid.to_string(),
-            session.user.unwrap_or_else(|| session.uid.to_string()),
-            session.command.unwrap_or_else(|| "-".to_owned()),
-            session.since,
-            human_bytes(session.bytes_mapped),
-        ]);
-    }
-    table
+    show(
+        global,
+        |client| client.release(&request),
+        |released| {
+            let headings = ["ENDED LEASE OF", "PID", "USER", "COMMAND", "SINCE", "BYTES"];
+            let mut table = Table::new(&headings, &[1, 5]);
+            released.released.iter().for_each(|session| table.row(row(session)));
+            table.render(terminal_width())
+        },
+    )
 }
 
 #[cfg(test)]

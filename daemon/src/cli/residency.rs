@@ -61,9 +61,8 @@ pub(super) fn share(residency: Residency) -> String {
 pub(super) fn show(global: &Global, reference: &Reference) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let model = connected.client.open_with(&OpenParams::new(reference.clone())).map_err(client_error)?;
-    let failed = |error: ModelError| ErrorBody::new(error.code(), error);
-    let all = of_model(&model).map_err(failed)?.ok_or_else(denied)?;
-    let groups = groups(&model).map_err(failed)?;
+    let all = of_model(&model).map_err(model_error)?.ok_or_else(denied)?;
+    let groups = groups(&model).map_err(model_error)?;
     let Residency { bytes, resident_bytes } = all;
     if global.json {
         return print_json(&ModelResidency { name: model.name(), bytes, resident_bytes, groups });
@@ -79,6 +78,10 @@ pub(super) fn show(global: &Global, reference: &Reference) -> Result<(), ErrorBo
     }
     table.row(["all files".to_owned(), String::new(), human_bytes(bytes), share(all)]);
     print(&table.render(terminal_width()))
+}
+
+pub(super) fn model_error(error: ModelError) -> ErrorBody {
+    ErrorBody::new(error.code(), error)
 }
 
 fn denied() -> ErrorBody {

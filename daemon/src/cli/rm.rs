@@ -9,8 +9,8 @@ use blobd_store_format::reference::Reference;
 use clap::Args;
 
 use super::Global;
-use super::connect::{client_error, connect};
-use crate::output::{print, print_json, printable};
+use super::connect::show;
+use crate::output::printable;
 use crate::size::human_bytes;
 
 /// Remove models and free what nothing else needs
@@ -33,8 +33,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         references: params.references.clone(),
         keep_seconds: params.keep.map(|keep| keep.as_secs()),
     };
-    let removed = connect(global)?.client.remove(&request).map_err(client_error)?;
-    if global.json { print_json(&removed) } else { print(&summary(&removed)) }
+    show(global, |client| client.remove(&request), summary)
 }
 
 fn summary(removed: &Removed) -> String {

@@ -11,7 +11,7 @@ use clap::Args;
 
 use super::Global;
 use super::connect::{load_config, open_store, root};
-use super::interrupt::StopSignals;
+use super::interrupt::{Signals, first_of, listen_for_stop};
 use crate::config::Defaults;
 use crate::housekeeping;
 use crate::ops::OpError;
@@ -57,7 +57,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let signals = {
         let _context = runtime.enter();
-        StopSignals::listen().ok()
+        listen_for_stop().ok()
     };
     limit_stop();
     let daemon = Arc::new(daemon);
@@ -74,7 +74,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     served
 }
 
-async fn serve(daemon: Arc<Daemon>, path: &Path, signals: Option<StopSignals>) -> Result<(), ErrorBody> {
+async fn serve(daemon: Arc<Daemon>, path: &Path, signals: Option<Signals>) -> Result<(), ErrorBody> {
     let socket = Socket::bind(path).map_err(|error| bind_error(path, &error))?;
     admit_system_group(&socket);
     daemon.store.announce(Some(path));
@@ -113,9 +113,9 @@ fn admit_system_group(socket: &Socket) {
 }
 
 /// Waits for a stop signal; forever if the process cannot handle signals.
-async fn stop_requested(signals: Option<StopSignals>) {
+async fn stop_requested(signals: Option<Signals>) {
     match signals {
-        Some(mut signals) => signals.received().await,
+        Some(mut signals) => drop(first_of(&mut signals).await),
         None => std::future::pending().await,
     }
 }
@@ -130,7 +130,7 @@ fn limit_stop() {
     let watch = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let Ok(runtime) = runtime else { return };
-        runtime.block_on(async { stop_requested(StopSignals::listen().ok()).await });
+        runtime.block_on(async { stop_requested(listen_for_stop().ok()).await });
         std::thread::sleep(STOP_LIMIT);
         tracing::warn!("not stopped after {} s: exiting now", STOP_LIMIT.as_secs());
         #[expect(clippy::exit, reason = "the main thread hangs")]

@@ -6,9 +6,9 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::stored_file::StoredForm;
 use clap::Args;
 
-use super::connect::{client_error, connect};
+use super::connect::show;
 use super::{Global, residency};
-use crate::output::{Table, print, print_json, terminal_width};
+use crate::output::{Table, terminal_width};
 use crate::size::human_bytes;
 
 /// Show one model in depth
@@ -37,22 +37,17 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.residency {
         return residency::show(global, &params.reference);
     }
-    let details = connect(global)?.client.model(&params.reference).map_err(client_error)?;
-    if global.json {
-        return print_json(&details);
-    }
-    let width = terminal_width();
-    let mut text = overview(&details);
-    text.push_str(&layers(&details).render(width));
-    if params.metadata {
-        text.push('\n');
-        text.push_str(&metadata(&details).render(width));
-    }
-    if params.tensors {
-        text.push('\n');
-        text.push_str(&tensors(&details).render(width));
-    }
-    print(&text)
+    show(
+        global,
+        |client| client.model(&params.reference),
+        |details| {
+            let mut tables = vec![layers(details)];
+            tables.extend(params.metadata.then(|| metadata(details)));
+            tables.extend(params.tensors.then(|| tensors(details)));
+            let tables: Vec<_> = tables.iter().map(|table| table.render(terminal_width())).collect();
+            overview(details) + &tables.join("\n")
+        },
+    )
 }
 
 fn overview(details: &ModelDetails) -> String {

@@ -2,12 +2,13 @@
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::TagParams;
+use blobd_client::protocol::response::Tagged;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
 use super::Global;
-use super::connect::{client_error, connect};
-use crate::output::{print, print_json, printable};
+use super::connect::show;
+use crate::output::printable;
 
 /// Give a model another name
 #[derive(Debug, Args)]
@@ -24,9 +25,6 @@ pub(super) struct Params {
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let request = TagParams { source: params.source.clone(), target: params.target.clone() };
-    let tagged = connect(global)?.client.tag(&request).map_err(client_error)?;
-    if global.json {
-        return print_json(&tagged);
-    }
-    print(&format!("{} {}\n", printable(&tagged.name), tagged.digest.short()))
+    let render = |tagged: &Tagged| format!("{} {}\n", printable(&tagged.name), tagged.digest.short());
+    show(global, |client| client.tag(&request), render)
 }

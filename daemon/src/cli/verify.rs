@@ -7,9 +7,9 @@ use blobd_store_format::reference::Reference;
 use clap::Args;
 
 use super::Global;
-use super::connect::{client_error, connect};
+use super::connect::{client_error, connect, print_result};
 use super::progress::Bar;
-use crate::output::{Table, print, print_json, terminal_width};
+use crate::output::{Table, terminal_width};
 use crate::size::human_bytes;
 
 /// Read everything from the disk and compare it with its digest
@@ -39,7 +39,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let verified = connect(global)?.client.verify(&request, |event| screen.show(&event));
     screen.clear();
     let verified = verified.map_err(client_error)?;
-    if global.json { print_json(&verified) } else { print(&render(&verified)) }?;
+    print_result(global, &verified, render)?;
     match verified.corrupt.iter().filter(|blob| !blob.repaired).count() {
         0 => Ok(()),
         count => Err(damaged(count, params)),

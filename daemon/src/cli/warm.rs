@@ -3,7 +3,6 @@
 use std::io;
 use std::time::Instant;
 
-use blobd_client::error::ModelError;
 use blobd_client::model::{BlobSlice, OpenModel};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::OpenParams;
@@ -15,13 +14,11 @@ use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 
 use super::Global;
-use super::connect::{client_error, connect};
-use super::interrupt::StopSignals;
+use super::connect::{client_error, connect, print_result};
+use super::interrupt::{Signals, first_of, listen_for_stop};
 use super::progress::Bar;
-use super::residency::blobs;
-use crate::output::{print, print_json};
-use crate::size::human_bytes;
-use crate::size::parse_size;
+use super::residency::{blobs, model_error};
+use crate::size::{human_bytes, parse_size};
 
 /// Read a model into memory ahead of its use
 #[derive(Debug, Args)]
@@ -72,18 +69,13 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let component = params.component.clone();
     let request = OpenParams { component, ..OpenParams::new(params.reference.clone()) };
     let model = connected.client.open_with(&request).map_err(client_error)?;
-    let failed = |error: ModelError| ErrorBody::new(error.code(), error);
-    let pieces = pieces(&blobs(&model).map_err(failed)?);
+    let pieces = pieces(&blobs(&model).map_err(model_error)?);
     let mut locker = Locker { left: params.lock.unwrap_or_default(), ..Locker::default() };
     let warmed = warm(&model, &pieces, &mut locker, global.json)?;
     // Handled only from here on: until then a signal ends the command.
     let stop = params.lock.filter(|budget| *budget > 0).map(|_| stop_signals()).transpose();
     let stop = stop.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    if global.json {
-        print_json(&warmed)?;
-    } else {
-        print(&sentence(&warmed))?;
-    }
+    print_result(global, &warmed, sentence)?;
     stop.map_or(Ok(()), |(runtime, signals)| hold(&warmed, &locker, &runtime, signals))
 }
 
@@ -201,12 +193,7 @@ impl Locker {
 }
 
 /// Keeps the memory locked until a stop signal.
-fn hold(
-    warmed: &Warmed,
-    locker: &Locker,
-    runtime: &Runtime,
-    mut signals: StopSignals,
-) -> Result<(), ErrorBody> {
+fn hold(warmed: &Warmed, locker: &Locker, runtime: &Runtime, mut signals: Signals) -> Result<(), ErrorBody> {
     let refused = locker.error.as_ref().map(|error| lock_refusal(locker.locked_bytes, error));
     match refused {
         Some(refusal) if locker.locked_bytes == 0 => return Err(refusal),
@@ -218,7 +205,7 @@ fn hold(
         human_bytes(warmed.locked_bytes),
         human_bytes(warmed.bytes)
     );
-    runtime.block_on(signals.received());
+    runtime.block_on(first_of(&mut signals));
     Ok(())
 }
 
@@ -232,11 +219,11 @@ fn lock_refusal(locked_bytes: u64, error: &io::Error) -> ErrorBody {
     ErrorBody::new(ErrorCode::Denied, message).with_hint(hint)
 }
 
-fn stop_signals() -> io::Result<(Runtime, StopSignals)> {
+fn stop_signals() -> io::Result<(Runtime, Signals)> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let signals = {
         let _context = runtime.enter();
-        StopSignals::listen()?
+        listen_for_stop()?
     };
     Ok((runtime, signals))
 }

@@ -179,14 +179,11 @@ fn store_code(error: &StoreError) -> ErrorCode {
         StoreError::Io { .. } => ErrorCode::Internal,
         StoreError::Locked { .. } | StoreError::IndexBuilding { .. } => ErrorCode::Busy,
         StoreError::NoSuchModel { .. } => ErrorCode::NotFound,
-        StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } | StoreError::StoreFile { .. } => {
-            ErrorCode::InvalidRequest
-        }
+        StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } => ErrorCode::InvalidRequest,
         StoreError::Manifest { .. }
         | StoreError::UnexpectedFile { .. }
         | StoreError::MissingDirectory { .. }
         | StoreError::Recipe { .. }
-        | StoreError::WrongRecipe { .. }
         | StoreError::RecipeSize { .. }
         | StoreError::Incomplete { .. }
         | StoreError::Trash { .. }

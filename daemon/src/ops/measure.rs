@@ -94,7 +94,7 @@ pub(super) fn measure(store: &Store, models: &[Model]) -> Result<Totals, StoreEr
         };
         store.recipe_outline(unreadable.file)?;
         // Readable again: somebody has repaired it.
-        store.note_recipe(unreadable.file);
+        store.note(Node::Recipe(unreadable.file));
     }
 }
 

@@ -101,7 +101,6 @@ fn needed_if_readable(store: &Store, reference: &Reference) -> Result<BTreeSet<N
         Err(
             StoreError::Manifest { .. }
             | StoreError::Recipe { .. }
-            | StoreError::WrongRecipe { .. }
             // Removed by another client meanwhile.
             | StoreError::NoSuchModel { .. },
         ) => {

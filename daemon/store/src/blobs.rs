@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
@@ -54,14 +54,9 @@ impl Store {
         Ok(self.blob_status(digest)?.filter(FileStatus::is_file).map(|status| status.len()))
     }
 
-    /// A blob's bytes on disk; `None` if it does not exist.
-    pub(crate) fn blob_bytes_on_disk(&self, digest: Digest) -> Result<Option<u64>, StoreError> {
-        Ok(self.blob_status(digest)?.map(|status| self.file_system.bytes_on_disk(&status)))
-    }
-
     /// All blobs. Files whose name is no digest are left out.
     pub fn blobs(&self) -> Result<Vec<Digest>, StoreError> {
-        self.digests_in(layout::BLOBS, layout::parse_blob_name)
+        self.root.existing_directory(layout::BLOBS)?.parsed_names(layout::parse_blob_name)
     }
 
     /// The sum of those lengths that no stored blob has: files of these are certainly not stored yet.
@@ -73,47 +68,20 @@ impl Store {
     }
 
     /// Calls `visit` with every blob, without a list of all in memory.
-    pub fn each_blob(&self, visit: impl FnMut(Digest)) -> Result<(), StoreError> {
-        self.each_digest_in(layout::BLOBS, layout::parse_blob_name, visit)
+    pub fn each_blob(&self, mut visit: impl FnMut(Digest)) -> Result<(), StoreError> {
+        for entry in self.root.existing_directory(layout::BLOBS)?.entries()? {
+            entry?.name.to_str().and_then(layout::parse_blob_name).into_iter().for_each(&mut visit);
+        }
+        Ok(())
     }
 
     /// All files that have a recipe.
     pub fn recipes(&self) -> Result<Vec<Digest>, StoreError> {
-        self.digests_in(layout::RECIPES, layout::parse_recipe_name)
+        self.root.existing_directory(layout::RECIPES)?.parsed_names(layout::parse_recipe_name)
     }
 
     pub(crate) fn origins(&self) -> Result<Vec<Digest>, StoreError> {
-        self.digests_in(layout::ORIGINS, layout::parse_recipe_name)
-    }
-
-    fn digests_in(
-        &self,
-        directory: &str,
-        parse: impl Fn(&str) -> Option<Digest>,
-    ) -> Result<Vec<Digest>, StoreError> {
-        let mut digests = Vec::new();
-        self.each_digest_in(directory, parse, |digest| digests.push(digest))?;
-        Ok(digests)
-    }
-
-    fn each_digest_in(
-        &self,
-        directory: &str,
-        parse: impl Fn(&str) -> Option<Digest>,
-        visit: impl FnMut(Digest),
-    ) -> Result<(), StoreError> {
-        let mut visit = visit;
-        let listed = match self.root.find_directory(Path::new(directory))? {
-            Some(listed) => listed,
-            // It is optional and created when needed.
-            None if directory == layout::ORIGINS => return Ok(()),
-            None => return Err(StoreError::MissingDirectory { path: self.root.full(directory) }),
-        };
-        for entry in listed.entries()? {
-            let name = entry?.name;
-            name.to_str().and_then(&parse).into_iter().for_each(&mut visit);
-        }
-        Ok(())
+        self.root.parsed_names(layout::ORIGINS, layout::parse_recipe_name)
     }
 
     pub(crate) fn blob_status(&self, digest: Digest) -> Result<Option<FileStatus>, StoreError> {

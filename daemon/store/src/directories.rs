@@ -5,18 +5,13 @@ use std::path::Path;
 use blobd_store_format::layout;
 use rustix::fs::FileType;
 
-use super::root::Directory;
 use super::{Store, StoreError, root};
 
 impl Store {
-    pub(super) fn existing_directory(&self, name: &str) -> Result<Directory, StoreError> {
-        self.root.existing_directory(name)
-    }
-
     /// Checks that the essential directories exist. A collection that treated a missing one as empty
     /// would delete everything.
     pub(crate) fn check_directories(&self) -> Result<(), StoreError> {
-        self.essential.iter().try_for_each(|name| self.existing_directory(name).map(drop))
+        self.essential.iter().try_for_each(|name| self.root.existing_directory(name).map(drop))
     }
 
     /// Errors about files and directories in the root that have the wrong type or are missing.
@@ -33,7 +28,7 @@ impl Store {
         ];
         const FILES: [&str; 4] =
             [layout::STORE_FILE, layout::LOCK_FILE, layout::RESERVE_FILE, layout::SCRUB_FILE];
-        let missing = self.essential.iter().filter_map(|name| self.existing_directory(name).err());
+        let missing = self.essential.iter().filter_map(|name| self.root.existing_directory(name).err());
         let others = OPTIONAL.iter().filter(|name| !self.essential.contains(name));
         let others = others.filter_map(|name| self.root.find_directory(Path::new(name)).err());
         let files = FILES.iter().filter_map(|name| self.odd_file(Path::new(name)));
@@ -54,7 +49,7 @@ impl Store {
     pub(super) fn create_directories(&self, relative: &Path) -> Result<(), StoreError> {
         let top = relative.iter().next().and_then(|top| top.to_str());
         if let Some(top) = self.essential.iter().find(|name| Some(**name) == top) {
-            drop(self.existing_directory(top)?);
+            drop(self.root.existing_directory(top)?);
         }
         self.disk.create_dir_all(relative)
     }

@@ -197,7 +197,7 @@ impl GuardedDisk {
         match self.writable()?.create_dir(&self.root, path) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            Err(error) => Err(self.failed("create directory", path)(error)),
+            Err(error) => Err(self.root.failure("create directory", path)(error)),
         }
     }
 
@@ -220,23 +220,23 @@ impl GuardedDisk {
     }
 
     pub(crate) fn create_file(&self, path: &Path, mode: u32) -> Result<File, StoreError> {
-        self.writable()?.create_file(&self.root, path, mode).map_err(self.failed("create", path))
+        self.writable()?.create_file(&self.root, path, mode).map_err(self.root.failure("create", path))
     }
 
     pub(crate) fn open_file(&self, path: &Path) -> Result<File, StoreError> {
-        self.writable()?.open_file(&self.root, path, Change::Content).map_err(self.failed("open", path))
+        self.writable()?.open_file(&self.root, path, Change::Content).map_err(self.root.failure("open", path))
     }
 
     /// Opens a file for writing; creates it if it does not exist.
     pub(crate) fn open_or_create(&self, path: &Path, mode: u32) -> Result<File, StoreError> {
         match self.writable()?.open_file(&self.root, path, Change::Content) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.create_file(path, mode),
-            opened => opened.map_err(self.failed("open", path)),
+            opened => opened.map_err(self.root.failure("open", path)),
         }
     }
 
     pub(crate) fn reserve(&self, path: &Path, file: &File, size: u64) -> Result<(), StoreError> {
-        self.writable()?.reserve(path, file, size).map_err(self.failed("reserve space for", path))
+        self.writable()?.reserve(path, file, size).map_err(self.root.failure("reserve space for", path))
     }
 
     pub(crate) fn write_at(
@@ -246,19 +246,19 @@ impl GuardedDisk {
         bytes: &[u8],
         offset: u64,
     ) -> Result<(), StoreError> {
-        self.writable()?.write_at(path, file, bytes, offset).map_err(self.failed("write", path))
+        self.writable()?.write_at(path, file, bytes, offset).map_err(self.root.failure("write", path))
     }
 
     /// Sets the mode of a file that is not open; returns the file, opened for reading.
     pub(crate) fn set_mode_of(&self, path: &Path, mode: u32) -> Result<File, StoreError> {
         let opened = self.writable()?.open_file(&self.root, path, Change::Mode);
-        let file = opened.map_err(self.failed("open", path))?;
+        let file = opened.map_err(self.root.failure("open", path))?;
         self.set_mode(path, &file, mode)?;
         Ok(file)
     }
 
     pub(crate) fn set_mode(&self, path: &Path, file: &File, mode: u32) -> Result<(), StoreError> {
-        self.writable()?.set_mode(path, file, mode).map_err(self.failed("set the mode of", path))
+        self.writable()?.set_mode(path, file, mode).map_err(self.root.failure("set the mode of", path))
     }
 
     /// Makes a file's content durable. `file` should be the descriptor that wrote it: one that was
@@ -279,7 +279,7 @@ impl GuardedDisk {
 
     fn sync_directory(&self, path: &Path, open: impl Fn() -> io::Result<File>) -> Result<(), StoreError> {
         let disk = self.writable()?;
-        let directory = open().map_err(self.failed(OPEN_DIRECTORY, path))?;
+        let directory = open().map_err(self.root.failure(OPEN_DIRECTORY, path))?;
         self.synced(disk.sync_dir(path, &directory), "sync directory", path)?;
         // If XFS shuts down, it reports success for a directory that was opened before, although the
         // names are lost. It refuses to open anything after that.
@@ -289,7 +289,7 @@ impl GuardedDisk {
         {
             self.refuse_changes_after("reopen directory", path, source);
         }
-        reopened.map(drop).map_err(self.failed("reopen directory", path))
+        reopened.map(drop).map_err(self.root.failure("reopen directory", path))
     }
 
     /// Makes everything durable that was written since `directory`, at `path`, was opened.
@@ -315,7 +315,7 @@ impl GuardedDisk {
     }
 
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> Result<(), StoreError> {
-        self.writable()?.rename(&self.root, from, to).map_err(self.failed("rename to", to))
+        self.writable()?.rename(&self.root, from, to).map_err(self.root.failure("rename to", to))
     }
 
     /// Renames a staged file to its final name unless that exists; returns whether it was renamed.
@@ -323,14 +323,14 @@ impl GuardedDisk {
         match self.writable()?.publish(&self.root, staged, target) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-            Err(error) => Err(self.failed("rename to", target)(error)),
+            Err(error) => Err(self.root.failure("rename to", target)(error)),
         }
     }
 
     /// Removes a file; returns its bytes on disk, or `None` if it did not exist.
     pub(crate) fn remove_file(&self, path: &Path) -> Result<Option<u64>, StoreError> {
         let Some(status) = self.root.status(path)? else { return Ok(None) };
-        self.writable()?.remove_file(&self.root, path).map_err(self.failed("remove", path))?;
+        self.writable()?.remove_file(&self.root, path).map_err(self.root.failure("remove", path))?;
         Ok(Some(status.allocated_bytes()))
     }
 
@@ -353,18 +353,10 @@ impl GuardedDisk {
         }
     }
 
-    fn failed<'d>(
-        &'d self,
-        action: &'static str,
-        path: &'d Path,
-    ) -> impl FnOnce(io::Error) -> StoreError + 'd {
-        self.root.failure(action, path)
-    }
-
     fn synced(&self, result: io::Result<()>, action: &'static str, path: &Path) -> Result<(), StoreError> {
         result.map_err(|source| {
             self.refuse_changes_after(action, path, &source);
-            self.failed(action, path)(source)
+            self.root.failure(action, path)(source)
         })
     }
 

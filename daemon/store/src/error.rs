@@ -4,7 +4,6 @@ use std::io;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::ManifestError;
-use blobd_store_format::recipe::RecipeError;
 
 use super::lock_file::LockHolder;
 use super::place::Place;
@@ -77,25 +76,19 @@ pub enum StoreError {
         /// The newest supported format.
         supported: u32,
     },
-    /// `store.json` cannot be parsed.
-    #[error("{}: not a blobd store file: {source}", path.display())]
-    StoreFile {
-        /// The file.
-        path: Place,
-        /// What is wrong with it.
-        source: serde_json::Error,
-    },
     /// The index is not built yet.
     #[error("store {}: its index is still being built", root.display())]
     IndexBuilding {
         /// The store.
         root: Place,
     },
-    /// The directory has files but no `store.json`.
-    #[error("store {}: has files but no store.json; choose an empty directory with --root", root.display())]
+    /// The directory has files but no `store.json`, or that cannot be parsed.
+    #[error("store {}: {what}", root.display())]
     NotAStore {
         /// The directory.
         root: Place,
+        /// What is wrong with it.
+        what: String,
     },
     /// A manifest is damaged.
     #[error("{}: {source}", path.display())]
@@ -105,21 +98,13 @@ pub enum StoreError {
         /// What is wrong with it.
         source: ManifestError,
     },
-    /// A recipe is damaged.
-    #[error("{}: {source}", path.display())]
+    /// A recipe is damaged, or has another file's name.
+    #[error("{}: {what}", path.display())]
     Recipe {
         /// The file.
         path: Place,
         /// What is wrong with it.
-        source: RecipeError,
-    },
-    /// A recipe has another file's name.
-    #[error("{}: is the recipe of {found}; pull or import the model again", path.display())]
-    WrongRecipe {
-        /// The recipe's place.
-        path: Place,
-        /// The file that it rebuilds.
-        found: Digest,
+        what: String,
     },
     /// A recipe rebuilds a file of another size than the manifest says.
     #[error(
@@ -205,6 +190,10 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    pub(crate) fn wrong_recipe(path: Place, found: Digest) -> Self {
+        Self::Recipe { path, what: format!("is the recipe of {found}; pull or import the model again") }
+    }
+
     /// Wraps a failed call: `.map_err(StoreError::io("read", path))`.
     pub fn io(action: &'static str, path: impl Into<Place>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();

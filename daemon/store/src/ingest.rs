@@ -16,6 +16,7 @@ use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
 use super::leases::Lease;
+use super::node::Node;
 use super::reservation::Reservation;
 use super::seal::StagedBlob;
 use super::staging::Staging;
@@ -102,13 +103,6 @@ pub struct Committed {
     pub new_blob_count: u64,
     /// Bytes of staged blobs that were stored already.
     pub reused_bytes: u64,
-}
-
-/// Files that a commit writes besides blobs and recipes.
-struct Records {
-    origin: Option<OriginRecord>,
-    /// Space for the manifest.
-    tag: Option<Reservation>,
 }
 
 impl Ingest {
@@ -211,7 +205,7 @@ impl Ingest {
         // Before any lock is taken, since freeing space may evict models.
         let origin = origin.map(|origin| OriginRecord::new(&self.staging, origin)).transpose()?;
         let tag = self.staging.reserve_space(manifest.raw().len() as u64, || Ok(()))?;
-        self.commit_records(reference, manifest, Records { origin, tag: Some(tag) }, |_present| Ok(()))
+        self.commit_records(reference, manifest, origin, Some(tag), |_present| Ok(()))
     }
 
     /// Like [`Self::commit`], unless `allowed` refuses. It gets the tag that would be replaced, and no tag
@@ -223,14 +217,16 @@ impl Ingest {
         manifest: &Manifest,
         allowed: impl FnOnce(Option<&Reference>) -> Result<(), E>,
     ) -> Result<Committed, E> {
-        self.commit_records(reference, manifest, Records { origin: None, tag: None }, allowed)
+        self.commit_records(reference, manifest, None, None, allowed)
     }
 
+    /// `tag` is space for the manifest.
     fn commit_records<E: From<StoreError>>(
         mut self,
         reference: &Reference,
         manifest: &Manifest,
-        records: Records,
+        origin: Option<OriginRecord>,
+        tag: Option<Reservation>,
         allowed: impl FnOnce(Option<&Reference>) -> Result<(), E>,
     ) -> Result<Committed, E> {
         // Content is durable before names: a name that survives a crash without its content is a torn blob.
@@ -244,11 +240,11 @@ impl Ingest {
         allowed(stored.as_ref())?;
         self.check_complete(manifest)?;
         let temporary = self.staging.directory().join("tag");
-        if let Some(origin) = records.origin {
+        if let Some(origin) = origin {
             store.write_origin(&temporary, manifest.digest(), origin)?;
         }
         // The commit point: before it the model does not exist, after it the model is complete.
-        store.write_tag(&temporary, stored.as_ref().unwrap_or(reference), manifest, records.tag)?;
+        store.write_tag(&temporary, stored.as_ref().unwrap_or(reference), manifest, tag)?;
         self.is_committed = true;
         // From now on the tag protects the model.
         self.lease.release();
@@ -291,11 +287,11 @@ impl Ingest {
         let (store, temporary) = (&self.store, self.staging.directory().join("recipe"));
         let _change = store.begin_change();
         for (file, recipe) in &self.recipes {
-            let (target, json) = (layout::recipe(*file), recipe.to_json());
+            let (node, target, json) = (Node::Recipe(*file), layout::recipe(*file), recipe.to_json());
             let mut reservation = self.staging.reserve_space(json.len() as u64, || Ok(()))?;
-            let replaced = store.file_bytes(&target)?.unwrap_or_default();
+            let replaced = node.bytes_on_disk(store)?.unwrap_or_default();
             store.disk().replace_file(&temporary, &target, &json, 0o444)?;
-            store.note_recipe_added(recipe, replaced, &mut reservation)?;
+            store.note_added(node, replaced, &mut reservation)?;
         }
         store.disk().sync_dir(Path::new(layout::RECIPES))
     }

@@ -15,6 +15,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use blobd_store_format::digest::Digest;
 
+use super::lock;
+
 /// The table of all leases of one store.
 #[derive(Clone, Debug, Default)]
 pub struct Leases(Arc<Inner>);
@@ -106,8 +108,7 @@ impl Leases {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // A panic cannot leave the table inconsistent.
-        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.table)
     }
 
     /// Waits until none of `digests` is being deleted, and locks the table.

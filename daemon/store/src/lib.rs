@@ -58,6 +58,7 @@ pub mod leases;
 mod lock_file;
 mod make_space;
 mod models;
+mod node;
 mod outlines;
 mod pins;
 mod place;
@@ -250,7 +251,7 @@ impl Store {
         if let Some(blobs) = self.blobs.get() {
             return Ok(blobs);
         }
-        let opened = self.existing_directory(layout::BLOBS)?;
+        let opened = self.root.existing_directory(layout::BLOBS)?;
         Ok(self.blobs.get_or_init(|| opened))
     }
 

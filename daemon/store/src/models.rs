@@ -12,6 +12,7 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::stored_file::StoredForm;
 
 use super::leases::Lease;
+use super::node::Node;
 use super::{Store, StoreError};
 
 /// A stored model with its recipes.
@@ -138,11 +139,9 @@ impl Store {
     /// Like [`Self::stored_file`], but not from the cache. `None` if the recipe is damaged: a commit of
     /// the file replaces it.
     pub fn stored_file_now(&self, file: &Descriptor) -> Result<Option<StoredFile>, StoreError> {
-        self.forget_recipe(file.digest);
+        self.recipes.forget(file.digest);
         match self.stored_file(file) {
-            Err(
-                StoreError::Recipe { .. } | StoreError::WrongRecipe { .. } | StoreError::RecipeSize { .. },
-            ) => Ok(None),
+            Err(StoreError::Recipe { .. } | StoreError::RecipeSize { .. }) => Ok(None),
             stored => stored.map(Some),
         }
     }
@@ -162,9 +161,10 @@ impl Store {
         let path = layout::recipe(file);
         let json = self.root.read_opened(opened, &path, Recipe::MAX_BYTES)?;
         let path = || self.root.full(&path);
-        let recipe = Recipe::parse(&json).map_err(|source| StoreError::Recipe { path: path(), source })?;
+        let recipe = Recipe::parse(&json)
+            .map_err(|error| StoreError::Recipe { path: path(), what: error.to_string() })?;
         if recipe.file() != file {
-            return Err(StoreError::WrongRecipe { path: path(), found: recipe.file() });
+            return Err(StoreError::wrong_recipe(path(), recipe.file()));
         }
         Ok(Some(reading.keep(recipe)))
     }
@@ -182,8 +182,9 @@ impl Store {
             return Ok(());
         }
         let _change = self.begin_change();
-        let freed = self.remove_recipe_file(file.digest)?;
-        self.note_recipe_removed(file.digest, freed.unwrap_or_default());
+        let recipe = Node::Recipe(file.digest);
+        let freed = self.remove_node(recipe)?;
+        self.note_removed(recipe, freed.unwrap_or_default());
         // Durable before a tag needs the file, or another power cut could restore the recipe.
         self.disk().sync_dir(Path::new(layout::RECIPES))
     }
@@ -195,7 +196,7 @@ impl Store {
             stored => stored?,
         };
         // Checked on disk: a cached recipe may have been collected.
-        if stored.recipe.is_some() && self.recipe_bytes(file.digest)?.is_none() {
+        if stored.recipe.is_some() && !self.has_recipe(file.digest)? {
             return Ok(Some(StoreError::MissingBlob { digest: file.digest }));
         }
         for (digest, expected) in stored.blob_sizes() {
@@ -208,10 +209,5 @@ impl Store {
             }
         }
         Ok(None)
-    }
-
-    /// Removes a recipe from the cache, before it is deleted.
-    pub(crate) fn forget_recipe(&self, file: Digest) {
-        self.recipes.forget(file);
     }
 }

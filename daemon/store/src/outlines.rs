@@ -18,7 +18,7 @@ impl Store {
     /// The outline of a file's recipe; `None` if the file was not split.
     ///
     /// # Errors
-    /// [`StoreError::Recipe`] if it is damaged, [`StoreError::WrongRecipe`], [`StoreError::Io`].
+    /// [`StoreError::Recipe`], [`StoreError::Io`].
     pub fn recipe_outline(&self, file: Digest) -> Result<Option<RecipeOutline>, StoreError> {
         let Some(opened) = self.find_recipe_file(file)? else { return Ok(None) };
         let _permit = self.recipe_permit(file, &opened)?;
@@ -36,9 +36,8 @@ impl Store {
         Ok(self.recipes.permit(status.len()))
     }
 
-    #[must_use]
-    pub(crate) fn has_recipe(&self, file: Digest) -> bool {
-        self.recipe_bytes(file).is_ok_and(|bytes| bytes.is_some())
+    pub(crate) fn has_recipe(&self, file: Digest) -> Result<bool, StoreError> {
+        Ok(self.root.status(&layout::recipe(file))?.is_some())
     }
 
     /// Opens a recipe's file for reading; `None` if it does not exist.
@@ -53,8 +52,8 @@ pub(super) fn read_outline(root: &Root, file: Digest, opened: File) -> Result<Re
     let json = root.read_opened(opened, &path, Recipe::MAX_BYTES)?;
     let path = root.full(path);
     match RecipeOutline::parse(&json) {
-        Err(source) => Err(StoreError::Recipe { path, source }),
-        Ok(outline) if outline.file() != file => Err(StoreError::WrongRecipe { path, found: outline.file() }),
+        Err(error) => Err(StoreError::Recipe { path, what: error.to_string() }),
+        Ok(outline) if outline.file() != file => Err(StoreError::wrong_recipe(path, outline.file())),
         Ok(outline) => Ok(outline),
     }
 }

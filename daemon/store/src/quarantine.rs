@@ -14,6 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::layout;
 
+use super::node::Node;
 use super::place::Place;
 use super::root::{FileStatus, Root};
 use super::{FileReader, Store, StoreError, lock};
@@ -57,7 +58,7 @@ impl Store {
         let _change = self.begin_change();
         let moved = self.quarantine_if_same(digest, seen)?;
         if moved.is_some() {
-            self.note_blob_removed(digest, self.file_system.bytes_on_disk(seen));
+            self.note_removed(Node::Blob(digest), self.file_system.bytes_on_disk(seen));
             self.disk().sync_dir(Path::new(layout::QUARANTINE))?;
             self.disk().sync_dir(Path::new(layout::BLOBS))?;
         }
@@ -172,15 +173,7 @@ fn digest_of(file: &mut File) -> io::Result<Digest> {
 
 /// The digests and Unix times of the quarantined blobs.
 fn copies_in(root: &Root) -> Result<Vec<(Digest, u64)>, StoreError> {
-    let Some(quarantine) = root.find_directory(Path::new(layout::QUARANTINE))? else {
-        return Ok(Vec::new());
-    };
-    let mut copies = Vec::new();
-    for entry in quarantine.entries()? {
-        let name = entry?.name;
-        copies.extend(name.to_str().and_then(layout::parse_quarantined_name));
-    }
-    Ok(copies)
+    root.parsed_names(layout::QUARANTINE, layout::parse_quarantined_name)
 }
 
 #[cfg(test)]

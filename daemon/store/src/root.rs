@@ -118,6 +118,16 @@ impl Root {
         Ok(opened.map(|file| Directory::new(file, self.full(relative))))
     }
 
+    /// As [`Directory::parsed_names`]; nothing if the directory does not exist.
+    pub(crate) fn parsed_names<T>(
+        &self,
+        relative: &str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Result<Vec<T>, StoreError> {
+        let directory = self.find_directory(Path::new(relative))?;
+        directory.map_or_else(|| Ok(Vec::new()), |directory| directory.parsed_names(parse))
+    }
+
     pub(crate) fn existing_directory(&self, relative: impl AsRef<Path>) -> Result<Directory, StoreError> {
         let opened = self.find_directory(relative.as_ref())?;
         opened.ok_or_else(|| StoreError::MissingDirectory { path: self.full(relative) })

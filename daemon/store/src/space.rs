@@ -10,8 +10,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use blobd_store_format::layout;
 
-use super::StoreError;
 use super::root::Root;
+use super::{StoreError, lock};
 
 /// How much of the disk the store may use. Percentages are of the quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -307,8 +307,7 @@ impl Space {
     }
 
     fn lock(&self) -> MutexGuard<'_, Ledger> {
-        // A panic cannot leave the ledger inconsistent.
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ledger)
     }
 }
 

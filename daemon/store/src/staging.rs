@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use blobd_store_format::layout;
 
 use super::disk::GuardedDisk;
+use super::node::Node;
 use super::reservation::Reservation;
 use super::root::OPEN_DIRECTORY;
 use super::seal::{DurableBlob, StagedBlob, WrittenFiles};
@@ -119,15 +120,15 @@ impl Staging {
         self.written().forget(&blob.path);
         let store = &self.0.store;
         let target = layout::blob(blob.digest);
+        let (node, mut replaced) = (Node::Blob(blob.digest), 0);
         if !self.disk().publish(&blob.path, &target)? {
             if store.blob_size(blob.digest)? == Some(blob.size) {
                 return self.disk().remove_file(&blob.path).map(|_freed| ());
             }
-            let replaced = store.blob_bytes_on_disk(blob.digest)?.unwrap_or_default();
+            replaced = node.bytes_on_disk(store)?.unwrap_or_default();
             self.disk().rename(&blob.path, &target)?;
-            store.note_blob_removed(blob.digest, replaced);
         }
-        store.note_blob_added(blob.digest, &mut blob.reservation)
+        store.note_added(node, replaced, &mut blob.reservation)
     }
 
     /// Reserves space for a file of `size` bytes, if necessary by evicting models; `reserve` has the

@@ -98,12 +98,19 @@ fn find_store(root: &Root) -> Result<Option<StoreFile>, StoreError> {
     let Some(json) = root.read_limited(Path::new(layout::STORE_FILE), MAX_BYTES)? else {
         return refuse_foreign_directory(root).map(|()| None);
     };
-    let file: StoreFile = serde_json::from_slice(&json)
-        .map_err(|source| StoreError::StoreFile { path: root.full(layout::STORE_FILE), source })?;
+    let file: StoreFile = serde_json::from_slice(&json).map_err(|error| StoreError::NotAStore {
+        root: root.place(),
+        what: format!("store.json is not a blobd store file: {error}"),
+    })?;
     if file.format > FORMAT {
         return Err(StoreError::NewerFormat { root: root.place(), found: file.format, supported: FORMAT });
     }
     Ok(Some(file))
+}
+
+/// The ID in `store.json`; `None` if it cannot be read.
+pub(super) fn store_id(root: &Root) -> Option<String> {
+    Some(find_store(root).ok()??.id)
 }
 
 /// Refuses to create a store in a directory with other files, such as a home directory.
@@ -116,7 +123,8 @@ fn refuse_foreign_directory(root: &Root) -> Result<(), StoreError> {
     {
         let name = entry?.name;
         if !name.to_str().is_some_and(|name| is_own_file(name) || is_own_directory(name)) {
-            return Err(StoreError::NotAStore { root: root.place() });
+            let what = "has files but no store.json; choose an empty directory with --root".to_owned();
+            return Err(StoreError::NotAStore { root: root.place(), what });
         }
     }
     Ok(())
@@ -133,8 +141,8 @@ fn create_store(root: &Root, disk: &GuardedDisk) -> Result<StoreFile, StoreError
     let path = Path::new(layout::STORE_FILE);
     let directories = DIRECTORIES.map(str::to_owned).to_vec();
     let file = StoreFile { format: FORMAT, id: new_store_id(), directories };
-    let content = serde_json::to_vec(&file)
-        .map_err(|source| StoreError::StoreFile { path: root.full(path), source })?;
+    let content =
+        serde_json::to_vec(&file).map_err(|error| StoreError::io("encode", root.full(path))(error.into()))?;
     make_private(disk, root)?;
     // The root's own name first: an opener that finds store.json relies on the path being durable.
     unless_denied(disk.sync_above_root())?;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::place::Place;
 use super::reservation::Reservation;
-use super::root::Directory;
+use super::root::{Directory, Entry};
 use super::staging::Staging;
 use super::{Store, StoreError};
 
@@ -51,9 +51,21 @@ impl Store {
     /// Lists all tags.
     pub fn tags(&self) -> Result<Tags, StoreError> {
         let mut tags = Tags::default();
-        tags.collect(&self.existing_directory(layout::MANIFESTS)?, Path::new(""), 0)?;
+        self.each_tag_file(&mut |directory, entry, reference| {
+            match reference {
+                Some(reference) if !entry.is_dir() => tags.references.push(reference),
+                _ => tags.foreign.push(directory.place().join(&entry.name)),
+            }
+            Ok(())
+        })?;
         tags.references.sort();
         Ok(tags)
+    }
+
+    /// Calls `visit` with every entry below `manifests/`, except for the directories between that and the
+    /// tags, and with the name of a model that its path is, if it is one.
+    pub(super) fn each_tag_file(&self, visit: &mut VisitTagFile<'_>) -> Result<(), StoreError> {
+        walk(&self.root.existing_directory(layout::MANIFESTS)?, Path::new(""), 0, visit)
     }
 
     /// The stored tag that equals `reference` except for upper and lower case.
@@ -173,30 +185,31 @@ impl Store {
 /// Directories between `manifests/` and a tag.
 const DEPTH: usize = 3;
 
-impl Tags {
-    /// Adds the content of the directory at `place` below `manifests/`. A subdirectory that was just
-    /// removed with its last tag counts as empty.
-    fn collect(&mut self, directory: &Directory, place: &Path, depth: usize) -> Result<(), StoreError> {
-        for entry in directory.entries()? {
-            let entry = entry?;
-            let place = place.join(&entry.name);
-            if entry.is_dir() && depth < DEPTH {
-                if let Some(below) = directory.find_directory(&entry.name)? {
-                    self.collect(&below, &place, depth + 1)?;
-                }
-                continue;
-            }
-            match reference_of(&place) {
-                Some(reference) if !entry.is_dir() => self.references.push(reference),
-                _ => self.foreign.push(directory.place().join(&entry.name)),
-            }
+/// Gets a directory, an entry in it, and the tag at that place, if it is one of a tag.
+type VisitTagFile<'v> = dyn FnMut(&Directory, &Entry, Option<Reference>) -> Result<(), StoreError> + 'v;
+
+/// Visits the directory at `place` below `manifests/`. A subdirectory that was just removed with its last tag
+/// counts as empty.
+fn walk(
+    directory: &Directory,
+    place: &Path,
+    depth: usize,
+    visit: &mut VisitTagFile<'_>,
+) -> Result<(), StoreError> {
+    for entry in directory.entries()? {
+        let entry = entry?;
+        let place = place.join(&entry.name);
+        if !entry.is_dir() || depth == DEPTH {
+            visit(directory, &entry, reference_of(&place))?;
+        } else if let Some(below) = directory.find_directory(&entry.name)? {
+            walk(&below, &place, depth + 1, visit)?;
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// The tag at a place below `manifests/`.
-pub(super) fn reference_of(place: &Path) -> Option<Reference> {
+fn reference_of(place: &Path) -> Option<Reference> {
     let mut parts = place.iter().map(|part| part.to_str());
     let mut next = || parts.next().flatten();
     let reference = Reference::from_parts(next()?, next()?, next()?, next()?).ok()?;

@@ -12,32 +12,24 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
 use super::host::DOCKER_HUB;
-use super::{Credential, CredentialError, RegistryHost, Secret};
-
-#[derive(Debug)]
-pub(super) enum Stored {
-    Nowhere,
-    InFile(Credential),
-    /// In the program `docker-credential-NAME`.
-    InHelper(String),
-}
+use super::{Credential, CredentialError, Found, RegistryHost, Secret};
 
 /// Looks up a host in Docker's configuration, which need not exist.
-pub(super) fn look_up(path: &Path, host: &RegistryHost) -> Result<Stored, CredentialError> {
-    let Some(text) = super::read_if_there(path)? else { return Ok(Stored::Nowhere) };
+pub(super) fn look_up(path: &Path, host: &RegistryHost) -> Result<Found, CredentialError> {
+    let Some(text) = super::read_if_there(path)? else { return Ok(Found::Nothing) };
     let malformed = |what| CredentialError::Malformed { path: path.to_owned(), what };
     let config: Config =
         serde_json::from_slice(&text).map_err(|error| malformed(super::error_position(&error)))?;
     let entry = config.auths.into_iter().find(|(name, _)| is_name_of(name, host)).map(|(_, entry)| entry);
     let entry = entry.unwrap_or_default();
     if let Some(credential) = entry.credential().map_err(|what| malformed(format!("{host}: {what}")))? {
-        return Ok(Stored::InFile(credential));
+        return Ok(Found::Credential(credential, path.display().to_string()));
     }
     let helper = config.cred_helpers.into_iter().find(|(name, _)| is_name_of(name, host));
     let helper = helper.map(|(_, helper)| helper).or(config.creds_store);
     match helper.filter(|helper| !helper.is_empty()) {
-        None => Ok(Stored::Nowhere),
-        Some(helper) if is_program_suffix(&helper) => Ok(Stored::InHelper(helper)),
+        None => Ok(Found::Nothing),
+        Some(helper) if is_program_suffix(&helper) => Ok(Found::Helper(helper)),
         Some(_) => Err(malformed("credential helper: letters, digits, '.', '_' and '-' expected".to_owned())),
     }
 }
@@ -163,7 +155,7 @@ fn is_program_suffix(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn look_up_in(json: &str, host: &str) -> Result<Stored, CredentialError> {
+    fn look_up_in(json: &str, host: &str) -> Result<Found, CredentialError> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.json");
         std::fs::write(&path, json).unwrap();
@@ -172,7 +164,7 @@ mod tests {
 
     #[track_caller]
     fn assert_found(json: &str, host: &str, expected: &str) {
-        let Ok(Stored::InFile(Credential::Password { user, password })) = look_up_in(json, host) else {
+        let Ok(Found::Credential(Credential::Password { user, password }, _)) = look_up_in(json, host) else {
             panic!("{host} in {json}")
         };
         assert_eq!(format!("{user}:{}", password.reveal()), expected);
@@ -194,20 +186,20 @@ mod tests {
             ("{}", "r.example"),
             (r#"{"auths":{"r":{}}}"#, "r"),
         ] {
-            assert!(matches!(look_up_in(json, host), Ok(Stored::Nowhere)), "{json}");
+            assert!(matches!(look_up_in(json, host), Ok(Found::Nothing)), "{json}");
         }
         let other =
             r#"{"auths":{"https://index.docker.io/v1/access-token":{"username":"a","password":"b"}}}"#;
-        assert!(matches!(look_up_in(other, "docker.io"), Ok(Stored::Nowhere)));
+        assert!(matches!(look_up_in(other, "docker.io"), Ok(Found::Nothing)));
         let absent = look_up(Path::new("/nonexistent/config.json"), &"r.example".parse().unwrap());
-        assert!(matches!(absent, Ok(Stored::Nowhere)));
+        assert!(matches!(absent, Ok(Found::Nothing)));
     }
 
     #[test]
     fn helpers_are_found_and_the_hosts_own_comes_first() {
         let json = r#"{"auths":{"a.example":{}},"credsStore":"desktop","credHelpers":{"b.example":"pass"}}"#;
         for (host, name) in [("a.example", "desktop"), ("b.example", "pass"), ("docker.io", "desktop")] {
-            assert!(matches!(look_up_in(json, host), Ok(Stored::InHelper(found)) if found == name), "{host}");
+            assert!(matches!(look_up_in(json, host), Ok(Found::Helper(found)) if found == name), "{host}");
         }
     }
 

@@ -94,7 +94,10 @@ impl CredentialFile {
         }
         let mode = metadata.mode() & 0o7777;
         if mode & 0o077 != 0 {
-            return Err(CredentialError::OpenToOthers { path: self.path.clone(), mode });
+            return Err(self.malformed(format!(
+                "mode {mode:04o}, 0600 expected; change the passwords in it if others use this machine, then \
+                 `chmod 600` it"
+            )));
         }
         let mut text = Vec::new();
         file.take(MAX_FILE_BYTES).read_to_end(&mut text).map_err(|error| self.io(error))?;
@@ -234,7 +237,7 @@ mod tests {
         for mode in [0o640, 0o604, 0o620] {
             fs::set_permissions(file.path(), fs::Permissions::from_mode(mode)).unwrap();
             let error = file.get(&host("r.example")).unwrap_err();
-            assert!(matches!(error, CredentialError::OpenToOthers { .. }), "{error}");
+            assert!(error.to_string().contains("0600 expected"), "{error}");
             assert!(file.set(&host("r.example"), &password()).is_err());
         }
     }

@@ -18,7 +18,6 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use self::docker::Stored;
 pub use self::file::CredentialFile;
 pub use self::host::RegistryHost;
 pub(super) use self::ollama::OllamaKey;
@@ -113,15 +112,9 @@ impl CredentialPolicy {
     fn find_at_docker(&self, host: &RegistryHost) -> Result<Found, CredentialError> {
         let Some(path) = &self.docker_config else { return Ok(Found::Nothing) };
         let helper = match docker::look_up(path, host)? {
-            Stored::Nowhere => return Ok(Found::Nothing),
-            Stored::InFile(credential) => {
-                return Ok(Found::Credential(credential, path.display().to_string()));
-            }
-            Stored::InHelper(name) => name,
+            Found::Helper(name) if self.docker_helpers == DockerHelpers::Run => name,
+            found => return Ok(found),
         };
-        if self.docker_helpers == DockerHelpers::Ignored {
-            return Ok(Found::Helper(helper));
-        }
         let credential = docker::run_helper(&helper, host)?;
         Ok(credential.map_or(Found::Nothing, |credential| {
             Found::Credential(credential, format!("docker-credential-{helper}"))
@@ -201,18 +194,7 @@ pub enum CredentialError {
         /// Why.
         source: io::Error,
     },
-    /// Users other than the owner may read or write the file.
-    #[error(
-        "{}: mode {mode:04o}, 0600 expected; change the passwords in it if others use this machine, then `chmod 600` it",
-        path.display()
-    )]
-    OpenToOthers {
-        /// The file.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
-    /// A file is malformed.
+    /// A file is malformed, or users other than the owner may read or write it.
     #[error("{}: {what}", path.display())]
     Malformed {
         /// The file.

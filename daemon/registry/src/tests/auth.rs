@@ -77,7 +77,7 @@ async fn foreign_realm_is_not_requested() {
     {
         let server = Server::start(move |seen, _| challenge(seen, Some(realm))).await;
         let error = client().manifest(&tiny(&server)).await.unwrap_err();
-        assert!(matches!(error, RegistryError::Realm { .. }), "{error}");
+        assert!(error.to_string().contains("token service refused"), "{error}");
         assert_eq!(server.seen().len(), 1);
     }
 }
@@ -92,14 +92,14 @@ async fn unusable_token_responses_end_the_pull() {
     ];
     for reply in replies {
         let error = client().manifest(&tiny(&guarded(reply).await)).await.unwrap_err();
-        assert!(matches!(error, RegistryError::Realm { .. }), "{error}");
+        assert!(error.to_string().contains("token service refused"), "{error}");
     }
     let flood = guarded(|| Reply::ThenFlood(head("Connection: close\r\n"))).await;
     let error = client().manifest(&tiny(&flood)).await.unwrap_err();
     assert!(matches!(error, RegistryError::TooLong { what: "token", .. }), "{error}");
     let gzip = guarded(|| Reply::Whole(answer(200, "Content-Encoding: gzip\r\n", b""))).await;
     let error = client().manifest(&tiny(&gzip)).await.unwrap_err();
-    assert!(matches!(error, RegistryError::Encoding { .. }), "{error}");
+    assert!(error.to_string().contains("content encoding"), "{error}");
 }
 
 #[tokio::test]

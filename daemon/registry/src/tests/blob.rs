@@ -3,7 +3,6 @@
 use super::server::{Reply, Server, answer, head, ok, redirect};
 use super::*;
 use crate::ConnectFailure;
-use crate::error::RedirectRefusal;
 
 async fn fetch_from(reply: impl Fn() -> Reply + Send + Sync + 'static) -> Result<Vec<u8>, RegistryError> {
     let server = Server::start(move |_, _| reply()).await;
@@ -57,7 +56,7 @@ async fn redirects_are_counted() {
     };
     assert!(matches!(hops(5).await, (Ok(_), 6)));
     let (error, requests) = hops(usize::MAX).await;
-    assert!(matches!(error, Err(RegistryError::Redirect { reason: RedirectRefusal::TooMany, .. })));
+    assert!(error.unwrap_err().to_string().contains("more than 5 redirects"));
     assert_eq!(requests, 6);
 }
 
@@ -77,7 +76,7 @@ async fn redirects_to_narrower_scopes_are_refused() {
 #[tokio::test]
 async fn redirects_without_a_target_are_refused() {
     let error = fetch_from(|| Reply::Whole(answer(307, "", b""))).await.unwrap_err();
-    assert!(matches!(error, RegistryError::Redirect { reason: RedirectRefusal::Malformed, .. }), "{error}");
+    assert!(error.to_string().contains("redirect refused: target is not a URL"), "{error}");
 }
 
 #[tokio::test]
@@ -163,7 +162,7 @@ async fn partial_and_missing_blobs_are_refused() {
     let error = fetch_from(|| Reply::Whole(answer(404, "", b""))).await;
     assert!(matches!(error, Err(RegistryError::BlobMissing { .. })));
     let error = fetch_from(|| Reply::Whole(answer(200, "Content-Encoding: br\r\n", WEIGHTS))).await;
-    assert!(matches!(error, Err(RegistryError::Encoding { .. })));
+    assert!(error.unwrap_err().to_string().contains("content encoding"));
 }
 
 #[tokio::test]

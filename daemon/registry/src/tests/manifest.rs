@@ -49,7 +49,7 @@ async fn registry_that_contradicts_its_own_digest_is_refused() {
         assert!(manifest_from(claim(name, &truth.replace("sha256:", ""))).await.is_ok());
         assert!(manifest_from(claim(name, "sha512:00")).await.is_ok());
         let error = manifest_from(claim(name, &lie)).await.unwrap_err();
-        assert!(matches!(error, RegistryError::DigestDiffers { .. }), "{error}");
+        assert!(error.to_string().contains("manifest is sha256:"), "{error}");
     }
 }
 
@@ -65,7 +65,7 @@ async fn pinned_manifest_is_asked_for_by_digest_then_by_tag() {
     let by_digest = format!("/v2/library/tiny/manifests/{}", Digest::of(manifest_json().as_bytes()));
     assert_eq!(server.paths(), [by_digest.as_str(), "/v2/library/tiny/manifests/latest"]);
     let error = client().manifest(&pinned(b"another")).await.unwrap_err();
-    assert!(matches!(error, RegistryError::DigestDiffers { .. }), "{error}");
+    assert!(error.to_string().contains("manifest is sha256:"), "{error}");
 }
 
 #[tokio::test]
@@ -82,14 +82,14 @@ async fn missing_model_is_named() {
 #[tokio::test]
 async fn documents_that_are_not_manifests_are_refused() {
     let html = manifest_from(ok(b"\r\n<!doctype html><title>Welcome</title>")).await.unwrap_err();
-    assert!(matches!(html, RegistryError::WebPage { .. }), "{html}");
+    assert!(html.to_string().contains("web page"), "{html}");
     let traversal = manifest_json().replace("sha256:", "sha256:../../");
     for body in ["", "{", "not json", traversal.as_str()] {
         let error = manifest_from(ok(body.as_bytes())).await.unwrap_err();
-        assert!(matches!(error, RegistryError::Manifest { .. }), "{error}");
+        assert!(matches!(error, RegistryError::UnusableModel { .. }), "{error}");
     }
     let index = manifest_from(ok(br#"{"schemaVersion":2,"manifests":[]}"#)).await.unwrap_err();
-    assert!(matches!(index, RegistryError::Index { error: IndexError::Empty, .. }), "{index}");
+    assert!(index.to_string().contains(&IndexError::Empty.to_string()), "{index}");
 }
 
 #[tokio::test]

@@ -76,7 +76,7 @@ async fn part_of_another_length_is_refused() {
 async fn compressed_missing_and_unsatisfiable_parts_are_refused() {
     let gzip = "Content-Range: bytes 5-7/14\r\nContent-Encoding: gzip\r\n";
     let error = part(move || Reply::Whole(answer(206, gzip, b"and"))).await.unwrap_err();
-    assert!(matches!(error, RegistryError::Encoding { .. }), "{error}");
+    assert!(error.to_string().contains("content encoding"), "{error}");
     let error = part(|| Reply::Whole(answer(404, "", b""))).await.unwrap_err();
     assert!(matches!(error, RegistryError::BlobMissing { .. }), "{error}");
     let error = part(|| Reply::Whole(answer(416, "Content-Range: bytes */3\r\n", b""))).await.unwrap_err();

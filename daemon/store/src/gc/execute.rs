@@ -11,7 +11,7 @@ use std::time::Duration;
 use blobd_store_format::digest::Digest;
 
 use super::held::is_held;
-use super::plan::{GcPlan, Litter, Node};
+use super::{GcPlan, Litter, Node};
 use crate::leases::Collection;
 use crate::{Store, StoreError};
 
@@ -63,7 +63,7 @@ fn delete_all(
     for (node, _) in nodes {
         match collection.delete_unpinned(node.digest(), || delete(store, *node)).transpose()? {
             Some(Outcome::Deleted(bytes)) => {
-                node.note_removed(store, bytes);
+                store.note_removed(*node, bytes);
                 done.deletions.push((*node, bytes));
             }
             Some(Outcome::Held(bytes)) => held.push((*node, bytes)),
@@ -85,7 +85,7 @@ fn delete(store: &Store, node: Node) -> Result<Outcome, StoreError> {
     {
         return Ok(node.bytes_on_disk(store)?.map_or(Outcome::Gone, Outcome::Held));
     }
-    Ok(node.remove(store)?.map_or(Outcome::Gone, Outcome::Deleted))
+    Ok(store.remove_node(node)?.map_or(Outcome::Gone, Outcome::Deleted))
 }
 
 /// Returns whether it was removed: a download may have been resumed meanwhile.

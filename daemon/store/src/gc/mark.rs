@@ -10,7 +10,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reach::{Marks, mark_listed, reachable};
 
-use super::plan::Node;
+use super::Node;
 use super::read_ahead::with_read_ahead;
 use super::walk::{Owner, references, roots_of, walk};
 use crate::sys::give_back_memory;

@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use blobd_store_format::digest::Digest;
 
+pub use crate::node::Node;
 use crate::{Store, StoreError};
 
 mod evict;
@@ -24,7 +25,7 @@ mod walk;
 pub use evict::{EvictionPlan, Victim, evict, plan_eviction};
 pub use holders::holders;
 pub use mark::needs;
-pub use plan::{GcPlan, KeptBytes, Litter, Node, UNKNOWN_HOLDER};
+pub use plan::{GcPlan, KeptBytes, Litter, UNKNOWN_HOLDER};
 pub use walk::{Owned, Owner, Visit, check_models, walk, walk_beside_tags};
 
 use execute::{execute, remove_unreferenced_origins};
@@ -91,7 +92,8 @@ pub fn collect_from(store: &Store, candidates: BTreeSet<Digest>) -> Result<GcPla
     let (held, free): (BTreeSet<_>, BTreeSet<_>) =
         free.into_iter().partition(|digest| is_held_by_a_program(store, *digest));
     store.condemn(leased.into_iter().chain(held.iter().copied()));
-    let held = with_sizes(store, held)?;
+    let measure = |node: Node| Ok((node, node.bytes_on_disk(store)?.unwrap_or_default()));
+    let held = held.into_iter().map(Node::Blob).map(measure).collect::<Result<Vec<_>, StoreError>>()?;
     if free.is_empty() {
         return Ok(GcPlan { held, ..GcPlan::default() });
     }
@@ -120,11 +122,6 @@ pub fn empty_trash(store: &Store) -> Result<GcPlan, StoreError> {
         store.condemn(needed.into_iter().map(Node::digest));
     }
     if expired.is_empty() { Ok(GcPlan::default()) } else { collect_condemned(store) }
-}
-
-fn with_sizes(store: &Store, blobs: BTreeSet<Digest>) -> Result<Vec<(Node, u64)>, StoreError> {
-    let measure = |node: Node| Ok((node, node.bytes_on_disk(store)?.unwrap_or_default()));
-    blobs.into_iter().map(Node::Blob).map(measure).collect()
 }
 
 #[cfg(test)]

@@ -7,55 +7,11 @@ use std::time::SystemTime;
 use blobd_store_format::digest::Digest;
 
 use super::held::is_held_by_a_program;
-use super::holders;
+use super::{Node, holders};
 use crate::{Store, StoreError};
 
 /// Names the holder of a blob when the kernel says that one exists and `/proc` does not show it.
 pub const UNKNOWN_HOLDER: &str = "a program that has it open or mapped";
-
-/// Something that a collection may delete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Node {
-    /// A recipe. Ordered before blobs, so that it is deleted before the blobs that it names.
-    Recipe(Digest),
-    /// A blob.
-    Blob(Digest),
-}
-
-impl Node {
-    /// The digest that names it.
-    #[must_use]
-    pub const fn digest(self) -> Digest {
-        match self {
-            Self::Recipe(digest) | Self::Blob(digest) => digest,
-        }
-    }
-
-    /// Its size on disk, or `None` when it is not there.
-    pub fn bytes_on_disk(self, store: &Store) -> Result<Option<u64>, StoreError> {
-        match self {
-            Self::Blob(digest) => store.blob_bytes_on_disk(digest),
-            Self::Recipe(file) => store.recipe_bytes(file),
-        }
-    }
-
-    /// Deletes the file and returns its size on disk, or `None` if there was none. The caller must then
-    /// call [`Self::note_removed`].
-    pub(super) fn remove(self, store: &Store) -> Result<Option<u64>, StoreError> {
-        match self {
-            Self::Blob(digest) => store.remove_blob_file(digest),
-            Self::Recipe(file) => store.remove_recipe_file(file),
-        }
-    }
-
-    /// Updates the accounting after a removal that freed `bytes`.
-    pub(super) fn note_removed(self, store: &Store, bytes: u64) {
-        match self {
-            Self::Blob(digest) => store.note_blob_removed(digest, bytes),
-            Self::Recipe(file) => store.note_recipe_removed(file, bytes),
-        }
-    }
-}
 
 /// Something else that a collection removes.
 #[derive(Clone, Debug, PartialEq, Eq)]

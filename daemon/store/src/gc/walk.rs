@@ -10,7 +10,7 @@ use blobd_store_format::outline::RecipeOutline;
 use blobd_store_format::reach::reachable;
 use blobd_store_format::reference::Reference;
 
-use super::plan::Node;
+use super::Node;
 use crate::{Store, StoreError};
 
 /// What keeps data in the store.
@@ -155,7 +155,7 @@ fn check_complete(
     files: impl IntoIterator<Item = Digest>,
 ) -> Result<(), StoreError> {
     for digest in files {
-        let is_there = store.has_recipe(digest) || store.blob_size(digest)?.is_some();
+        let is_there = store.has_recipe(digest).unwrap_or_default() || store.blob_size(digest)?.is_some();
         if !is_there && !store.is_quarantined(digest) {
             return Err(StoreError::Incomplete { name: reference.short(), digest });
         }

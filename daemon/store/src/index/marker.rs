@@ -14,6 +14,7 @@ use super::catalog::Catalog;
 use super::database::{IndexError, disk};
 use crate::StoreError;
 use crate::disk::Root;
+use crate::store_dir::store_id;
 
 /// The format of the database. No other is read.
 const FORMAT: u32 = 1;
@@ -102,15 +103,4 @@ pub(super) fn remove(root: &Root) -> Result<(), StoreError> {
 
 fn path() -> PathBuf {
     Path::new(layout::INDEX).join("CLEAN")
-}
-
-/// The ID in `store.json`; `None` if it cannot be read.
-pub(super) fn store_id(root: &Root) -> Option<String> {
-    #[derive(Deserialize)]
-    struct StoreFile {
-        id: String,
-    }
-    const MAX_BYTES: u64 = 4096;
-    let json = root.read_limited(Path::new(layout::STORE_FILE), MAX_BYTES).ok()??;
-    Some(serde_json::from_slice::<StoreFile>(&json).ok()?.id)
 }

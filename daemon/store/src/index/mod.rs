@@ -6,7 +6,7 @@
 //! database costs a rebuild in the background.
 //!
 //! Code that changes `blobs/` or `recipes/` holds a `Change` meanwhile (`Store::begin_change`) and
-//! reports the changed names afterwards (`Store::note_blob`, `Store::note_recipe`). The index then reads
+//! reports the changed names afterwards (`Store::note`). The index then reads
 //! the state of that name from disk, so the order in which two changes are reported does not matter.
 //! Changes by other processes are detected by the change times of the directories, unless they happen
 //! during a change of our own.
@@ -27,6 +27,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blobd_store_format::digest::Digest;
 
+use crate::node::Node;
 use crate::{Store, StoreError, lock};
 
 mod catalog;
@@ -45,7 +46,7 @@ pub use catalog::Catalog;
 pub(crate) use state::{Change, StoreIndex};
 pub use usage::{ModelShare, UnreadableRecipe, Usage, UsageCounter};
 
-use state::{Name, Stage, State, Writer};
+use state::{Stage, State, Writer};
 
 /// How long `df` waits for the catalog to be built.
 const BUILD_LIMIT: Duration = Duration::from_secs(60);
@@ -113,15 +114,10 @@ impl Store {
         self.index.begin_change()
     }
 
-    /// Reports that a blob may have appeared, disappeared or been replaced. Never fails: `reindex` corrects
-    /// an index that misses something.
-    pub(crate) fn note_blob(&self, digest: Digest) {
-        self.index.note(Name::Blob(digest));
-    }
-
-    /// Reports that a recipe may have appeared, disappeared or been replaced. Never fails.
-    pub fn note_recipe(&self, file: Digest) {
-        self.index.note(Name::Recipe(file));
+    /// Reports that a blob or recipe may have appeared, disappeared or been replaced. Never fails: `reindex`
+    /// corrects an index that misses something.
+    pub fn note(&self, node: Node) {
+        self.index.note(node);
     }
 
     /// Records that the model with this manifest is used now. The record is saved when the index is closed,

@@ -11,6 +11,7 @@ use super::database::Uses;
 use super::facts::{BlobFacts, RecipeFacts};
 use super::marker::{self, Marker, Stamps};
 use crate::disk::Root;
+use crate::node::Node;
 use crate::root::Directory;
 use crate::{FileSystem, StoreError, lock};
 
@@ -38,8 +39,8 @@ pub(super) struct State {
     pub(super) catalog: Catalog,
     pub(super) stage: Stage,
     pub(super) writer: Writer,
-    /// Names that were reported while the database was loaded.
-    pub(super) pending: Vec<Name>,
+    /// What was reported while the database was loaded.
+    pub(super) pending: Vec<Node>,
     /// The number of own changes in progress.
     pub(super) changes: usize,
     /// The times of `blobs/` and `recipes/` after the last known change.
@@ -76,12 +77,6 @@ pub(super) enum Writer {
     },
     /// It has failed, for this reason.
     Failed(String),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Name {
-    Blob(Digest),
-    Recipe(Digest),
 }
 
 /// Held while names appear in or disappear from `blobs/` or `recipes/`.
@@ -141,22 +136,22 @@ impl StoreIndex {
         }
     }
 
-    /// Updates a name that may have appeared, disappeared or been replaced.
-    pub(super) fn note(&self, name: Name) {
+    /// Updates what may have appeared, disappeared or been replaced.
+    pub(super) fn note(&self, node: Node) {
         {
             let mut state = lock(&self.state);
             match state.stage {
                 Stage::Unbuilt => return,
-                Stage::Loading => return state.pending.push(name),
+                Stage::Loading => return state.pending.push(node),
                 Stage::Building | Stage::Ready => {}
             }
         }
-        let updated = match name {
-            Name::Blob(digest) => {
+        let updated = match node {
+            Node::Blob(digest) => {
                 let blobs = self.root.existing_directory(layout::BLOBS);
                 blobs.and_then(|blobs| self.update_blob(&blobs, digest))
             }
-            Name::Recipe(file) => self.update_recipe(file),
+            Node::Recipe(file) => self.update_recipe(file),
         };
         if let Err(error) = updated {
             tracing::warn!("{error}; the index will be compared with the disk");

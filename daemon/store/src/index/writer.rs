@@ -12,8 +12,9 @@ use std::time::Duration;
 use super::catalog::Catalog;
 use super::database::{self, Database, IndexError, Uses};
 use super::encoding::{Edit, next_edits};
-use super::marker::{self, Marker};
+use super::marker::Marker;
 use super::state::{Stage, State, StoreIndex, Writer};
+use crate::store_dir::store_id;
 use crate::sys::give_back_memory;
 use crate::{StoreError, lock};
 
@@ -151,7 +152,7 @@ impl StoreIndex {
             (state.catalog, state.stage) = (catalog, Stage::Building);
             std::mem::take(&mut state.pending)
         };
-        pending.into_iter().for_each(|name| self.note(name));
+        pending.into_iter().for_each(|node| self.note(node));
         lock(&self.state).stage = Stage::Ready;
         self.changed.notify_all();
     }
@@ -186,7 +187,7 @@ impl StoreIndex {
         self.detect_foreign_changes();
         let mut has_marker = lock(&self.has_marker);
         // From here on, a change waits for this lock and then removes the marker.
-        let marker = marker::store_id(&self.root).and_then(|store| lock(&self.state).marker(store));
+        let marker = store_id(&self.root).and_then(|store| lock(&self.state).marker(store));
         if let Some(marker) = marker {
             marker.write(&self.root)?;
             *has_marker = true;

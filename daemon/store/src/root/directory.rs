@@ -114,6 +114,15 @@ impl Directory {
         bytes
     }
 
+    /// What `parse` makes of the names in it, unordered. Names for which that is nothing are not blobd's.
+    pub(crate) fn parsed_names<T>(&self, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, StoreError> {
+        let mut parsed = Vec::new();
+        for entry in self.entries()? {
+            parsed.extend(entry?.name.to_str().and_then(&parse));
+        }
+        Ok(parsed)
+    }
+
     /// Its entries, unordered. An entry that is removed during the iteration may be left out.
     pub(crate) fn entries(&self) -> Result<impl Iterator<Item = Result<Entry, StoreError>> + '_, StoreError> {
         let names = Dir::read_from(&self.file).map_err(StoreError::errno("list", self.place.clone()))?;

@@ -10,7 +10,7 @@ use crate::{Store, StoreError};
 
 /// A pass over all blobs, in the order of their digests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, from = "Raw")]
+#[serde(default)]
 pub struct Cursor {
     /// When the current or last pass began, in Unix seconds.
     pub began: u64,
@@ -28,32 +28,8 @@ pub struct Cursor {
     pub ended: Option<u64>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Raw {
-    began: u64,
-    running: Option<bool>,
-    last: Option<Digest>,
-    blobs: u64,
-    bytes: u64,
-    ended: Option<u64>,
-}
-
 /// The last second of the year 9999. Later dates cannot be written.
 const LAST_SECOND: u64 = 253_402_300_799;
-
-/// A file with an impossible time is ignored as a whole.
-impl From<Raw> for Cursor {
-    fn from(raw: Raw) -> Self {
-        if raw.began.max(raw.ended.unwrap_or_default()) > LAST_SECOND {
-            return Self::default();
-        }
-        // Earlier versions of blobd did not write this field.
-        let running = raw.running.unwrap_or(raw.last.is_some());
-        let Raw { began, last, blobs, bytes, ended, .. } = raw;
-        Self { began, running, last: last.filter(|_| running), blobs, bytes, ended }
-    }
-}
 
 impl Cursor {
     /// The saved cursor; one at the start if there is none or it is damaged.
@@ -63,14 +39,18 @@ impl Cursor {
             tracing::warn!("{error}; the scrub starts from the beginning");
             None
         });
-        let parsed = json.map(|json| serde_json::from_slice(&json));
-        parsed
-            .transpose()
-            .unwrap_or_else(|error| {
-                tracing::warn!("{}: {error}; the scrub starts from the beginning", layout::SCRUB_FILE);
-                None
-            })
-            .unwrap_or_default()
+        let Some(json) = json else { return Self::default() };
+        let mut cursor: Self = serde_json::from_slice(&json).unwrap_or_else(|error| {
+            tracing::warn!("{}: {error}; the scrub starts from the beginning", layout::SCRUB_FILE);
+            Self::default()
+        });
+        // A file with an impossible time is ignored as a whole.
+        if cursor.began.max(cursor.ended.unwrap_or_default()) > LAST_SECOND {
+            return Self::default();
+        }
+        // Earlier versions of blobd did not write `running`.
+        cursor.running |= cursor.last.is_some();
+        cursor
     }
 
     /// Saves the cursor in the store.

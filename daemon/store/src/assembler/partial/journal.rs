@@ -15,11 +15,20 @@ const CHECKSUM_BYTES: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Record {
     /// The following records belong to this boot of the machine and this plan.
-    Session { boot: [u8; 16], plan: [u8; 16] },
+    Session(Session),
     /// Bytes of the file have arrived; `crc` is the CRC-32 of their content.
     Arrived { offset: u64, length: u32, crc: u32 },
     /// A planned blob is in the store under this digest.
     Stored { blob: u32, digest: Digest },
+}
+
+/// Identifies a time during which the data on disk is what a session wrote, and means the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Session {
+    /// A power cut can lose unsynced data; killing the process cannot.
+    pub(super) boot: [u8; 16],
+    /// With another plan, an offset in the file is in other files.
+    pub(super) plan: [u8; 16],
 }
 
 pub(super) fn head(file: Digest, size: u64) -> Vec<u8> {
@@ -33,7 +42,7 @@ pub(super) fn head(file: Digest, size: u64) -> Vec<u8> {
 impl Record {
     pub(super) fn encode(self) -> Vec<u8> {
         let (kind, length, offset, content): (u32, u32, u64, [u8; 32]) = match self {
-            Self::Session { boot, plan } => {
+            Self::Session(Session { boot, plan }) => {
                 let mut content = [0; 32];
                 let (first, second) = content.split_at_mut(16);
                 first.copy_from_slice(&boot);
@@ -69,7 +78,7 @@ impl Record {
         match u32::from_le_bytes(*kind) {
             1 => {
                 let (boot, plan) = content.split_first_chunk()?;
-                Some(Self::Session { boot: *boot, plan: plan.try_into().ok()? })
+                Some(Self::Session(Session { boot: *boot, plan: plan.try_into().ok()? }))
             }
             2 => {
                 let crc = u32::from_le_bytes(*content.first_chunk()?);
@@ -97,7 +106,7 @@ pub(super) fn stored(journal: &[u8], file: Digest) -> Vec<Digest> {
     records
         .filter_map(|record| match record {
             Record::Stored { digest, .. } => Some(digest),
-            Record::Session { .. } | Record::Arrived { .. } => None,
+            Record::Session(_) | Record::Arrived { .. } => None,
         })
         .collect()
 }
@@ -110,7 +119,7 @@ mod tests {
 
     fn record() -> impl Strategy<Value = Record> {
         prop_oneof![
-            any::<([u8; 16], [u8; 16])>().prop_map(|(boot, plan)| Record::Session { boot, plan }),
+            any::<([u8; 16], [u8; 16])>().prop_map(|(boot, plan)| Record::Session(Session { boot, plan })),
             any::<(u64, u32, u32)>().prop_map(|(offset, length, crc)| Record::Arrived {
                 offset,
                 length,

@@ -28,8 +28,8 @@ mod journal;
 mod recover;
 
 pub(super) use extents::Extents;
-use journal::Record;
-use recover::{Claims, Session};
+use journal::{Record, Session};
+use recover::Claims;
 
 /// The directory of a download. The caller makes sure that only one transfer uses it at a time.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ impl PartialFile {
         let (mut arrived, mut counts) = (Extents::default(), since.is_none());
         for record in &self.records {
             match *record {
-                Record::Session { boot, .. } => counts = since.is_none_or(|since| since == boot),
+                Record::Session(session) => counts = since.is_none_or(|since| since == session.boot),
                 Record::Arrived { offset, length, .. } if counts => {
                     arrived.insert(offset..offset.saturating_add(u64::from(length)));
                 }
@@ -107,7 +107,7 @@ impl PartialFile {
         let assembler = Assembler::in_directory(staging, plan, Some(partial));
         if let Some(partial) = &assembler.partial {
             assembler.recover(partial, &claims)?;
-            partial.append(session.record())?;
+            partial.append(Record::Session(session))?;
         }
         Ok(assembler)
     }
@@ -206,15 +206,7 @@ impl PartialDirectory {
 impl Store {
     /// The files that have a partial download.
     pub fn partial_files(&self) -> Result<Vec<Digest>, StoreError> {
-        let Some(directory) = self.root.find_directory(Path::new(layout::PARTIAL))? else {
-            return Ok(Vec::new());
-        };
-        let mut files = Vec::new();
-        for entry in directory.entries()? {
-            // Files with other names are not blobd's.
-            files.extend(entry?.name.to_str().and_then(layout::parse_blob_name));
-        }
-        Ok(files)
+        self.root.parsed_names(layout::PARTIAL, layout::parse_blob_name)
     }
 
     /// All partial downloads, with size on disk and time of last use.

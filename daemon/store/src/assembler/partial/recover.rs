@@ -9,27 +9,14 @@ use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::split::{SplitPlan, Target};
 use rustix::fs::{Advice, fadvise};
 
-use super::journal::Record;
+use super::journal::{Record, Session};
 use super::{Extents, PartialDirectory};
 use crate::assembler::Assembler;
 use crate::{Staging, StoreError, lock};
 
-/// Identifies a time during which the data on disk is what a session wrote, and means the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Session {
-    /// A power cut can lose unsynced data; killing the process cannot.
-    boot: [u8; 16],
-    /// With another plan, an offset in the file is in other files.
-    plan: [u8; 16],
-}
-
 impl Session {
     pub(super) fn by(plan: &SplitPlan) -> Self {
         Self { boot: boot_id(), plan: fingerprint(plan) }
-    }
-
-    pub(super) const fn record(self) -> Record {
-        Record::Session { boot: self.boot, plan: self.plan }
     }
 }
 
@@ -49,8 +36,8 @@ impl Claims {
         let (mut is_same_plan, mut is_same_boot) = (false, false);
         for record in records {
             match *record {
-                Record::Session { boot, plan } => {
-                    (is_same_plan, is_same_boot) = (plan == now.plan, boot == now.boot);
+                Record::Session(session) => {
+                    (is_same_plan, is_same_boot) = (session.plan == now.plan, session.boot == now.boot);
                     if !is_same_plan {
                         // That session emptied the directory.
                         claims = Self::default();

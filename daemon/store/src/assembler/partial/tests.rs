@@ -49,7 +49,7 @@ impl Download {
         journal.truncate(journal::HEAD_BYTES);
         for record in records {
             let record = match record {
-                Record::Session { plan, .. } => Record::Session { boot: [7; 16], plan },
+                Record::Session(session) => Record::Session(Session { boot: [7; 16], ..session }),
                 other => other,
             };
             journal.extend(record.encode());
