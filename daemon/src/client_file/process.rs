@@ -32,10 +32,10 @@ pub(crate) fn run() {
     let [connection, bytes, notes] = take_standard_descriptors();
     let (bytes, notes) = (PipeWriter::from(bytes), UnixStream::from(notes));
     // An error was reported, or the daemon has closed its end.
-    let _ = serve(connection, bytes, &notes);
+    let _ = serve(connection, &bytes, &notes);
 }
 
-fn serve(connection: OwnedFd, bytes: PipeWriter, mut notes: &UnixStream) -> io::Result<()> {
+fn serve(connection: OwnedFd, bytes: &PipeWriter, mut notes: &UnixStream) -> io::Result<()> {
     let received = receive(&connection, notes);
     // An open duplicate would hide from the client that the daemon has closed the connection.
     drop(connection);
@@ -50,7 +50,7 @@ fn serve(connection: OwnedFd, bytes: PipeWriter, mut notes: &UnixStream) -> io::
     if !facts.is_file() {
         return Ok(());
     }
-    if let Err(note) = send(&file, facts.size, &bytes) {
+    if let Err(note) = send(&file, facts.size, bytes) {
         notes.write_all(&note.encode()?)?;
         return Ok(());
     }
