@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, PipeWriter, Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixStream;
@@ -30,12 +31,12 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// standard error. Ends when the daemon closes either.
 pub(crate) fn run() {
     let [connection, bytes, notes] = take_standard_descriptors();
-    let (bytes, notes) = (PipeWriter::from(bytes), UnixStream::from(notes));
+    let (bytes, notes) = (UnixStream::from(bytes), UnixStream::from(notes));
     // An error was reported, or the daemon has closed its end.
     let _ = serve(connection, &bytes, &notes);
 }
 
-fn serve(connection: OwnedFd, bytes: &PipeWriter, mut notes: &UnixStream) -> io::Result<()> {
+fn serve(connection: OwnedFd, bytes: &UnixStream, mut notes: &UnixStream) -> io::Result<()> {
     let received = receive(&connection, notes);
     // An open duplicate would hide from the client that the daemon has closed the connection.
     drop(connection);
@@ -52,7 +53,7 @@ fn serve(connection: OwnedFd, bytes: &PipeWriter, mut notes: &UnixStream) -> io:
     }
     if let Err(note) = send(&file, facts.size, bytes) {
         notes.write_all(&note.encode()?)?;
-        return Ok(());
+        return bytes.shutdown(Shutdown::Write);
     }
     let mut request = [0];
     notes.set_read_timeout(None)?;
@@ -113,7 +114,7 @@ fn wait(mut notes: &UnixStream, started: Instant) -> Result<(), Refusal> {
 
 /// Sends `size` bytes from the start of the file. Uses its own offset, because the client's descriptor
 /// shares the file's.
-fn send(file: &File, size: u64, bytes: &PipeWriter) -> Result<(), Note> {
+fn send(file: &File, size: u64, bytes: &UnixStream) -> Result<(), Note> {
     let mut offset = 0;
     while offset < size {
         let left = usize::try_from(size - offset).map_or(CHUNK_BYTES, |left| left.min(CHUNK_BYTES));
@@ -128,7 +129,7 @@ fn send(file: &File, size: u64, bytes: &PipeWriter) -> Result<(), Note> {
     Ok(())
 }
 
-fn copy(file: &File, offset: &mut u64, length: usize, mut bytes: &PipeWriter) -> Result<(), Note> {
+fn copy(file: &File, offset: &mut u64, length: usize, mut bytes: &UnixStream) -> Result<(), Note> {
     let mut buffer = vec![0; length];
     let copied = file.read_at(&mut buffer, *offset).and_then(|read| {
         bytes.write_all(buffer.get(..read).unwrap_or_default())?;
