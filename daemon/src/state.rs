@@ -57,7 +57,7 @@ impl fmt::Debug for Daemon {
 /// a rate limit, a registry or file that does not respond) uses pools in which the first unit of a user
 /// does not depend on the others ([`PermitPool::with_first_for_each`]).
 pub(crate) struct WorkLimits {
-    /// Imports that read and hash. Each takes about 30 MiB and three threads, and two keep disk and
+    /// Imports that read and hash. Each takes about 20 MiB and two threads, and two keep disk and
     /// processors busy.
     pub(crate) imports: PermitPool,
     /// Requested imports, including waiting ones: each is a connection with a descriptor in flight, which

@@ -1,6 +1,5 @@
-//! A pipeline of threads: one brings a file's bytes in order, one writes them if needed, one hashes them.
-//! It is as slow as the slowest thread, not as all together; a fixed number of buffers bounds the memory
-//! for a file of any size.
+//! A pipeline of two threads: one brings a file's bytes in order and writes them if needed, the other hashes
+//! them, which takes about as long. A fixed number of buffers bounds the memory for a file of any size.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, ScopedJoinHandle};
@@ -12,8 +11,8 @@ use crate::StoreError;
 /// Bytes per read and write. Writes of this size and alignment let the page cache build 2 MiB folios, which
 /// makes the first access to a mapped blob ten times cheaper.
 pub const CHUNK_BYTES: usize = 4 << 20;
-/// One buffer in use by each thread and one waiting for each.
-const CHUNK_COUNT: usize = 6;
+/// One buffer in use by each thread, and two waiting.
+const CHUNK_COUNT: usize = 4;
 
 /// Bytes per read when bytes that have arrived are read back.
 const READ_BACK_BYTES: usize = 1 << 20;
@@ -24,7 +23,6 @@ const READ_BACK_COUNT: usize = 4;
 pub type ReadAt<'r, E> = dyn FnMut(u64, &mut [u8]) -> Result<(), E> + 'r;
 
 struct Chunk {
-    offset: u64,
     buffer: Vec<u8>,
     length: usize,
 }
@@ -35,16 +33,16 @@ impl Chunk {
     }
 }
 
-/// The channels of the thread that brings the bytes. The other threads end when this is dropped.
+/// The channels of the thread that brings the bytes. The hasher ends when this is dropped.
 struct Feed {
-    to_next: Sender<Chunk>,
+    to_hasher: Sender<Chunk>,
     empty: Receiver<Vec<u8>>,
 }
 
 impl Feed {
-    /// Passes a chunk on; returns false when a later thread has failed.
-    fn send(&self, offset: u64, buffer: Vec<u8>, length: usize) -> bool {
-        self.to_next.send(Chunk { offset, buffer, length }).is_ok()
+    /// Passes a chunk on; returns false when the hasher has failed.
+    fn send(&self, buffer: Vec<u8>, length: usize) -> bool {
+        self.to_hasher.send(Chunk { buffer, length }).is_ok()
     }
 }
 
@@ -58,17 +56,14 @@ impl Assembler {
     ) -> Result<HashedFile, E> {
         thread::scope(|scope| {
             let (to_hasher, written) = channel();
-            let (to_writer, full) = channel();
-            // A small file is one chunk: filling six buffers of 4 MiB with zeros would take most of the
+            // A small file is one chunk: filling four buffers of 4 MiB with zeros would take most of the
             // time.
             let size = usize::try_from(self.plan.file_size()).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
             let (to_reader, empty) = buffers(CHUNK_COUNT, || vec![0; size]);
-            let writer = scope.spawn(move || self.write_chunks(&full, &to_hasher));
             let hasher = scope.spawn(move || self.hash_chunks(&written, &to_reader, sink));
-            let read = self.read_in_order(&Feed { to_next: to_writer, empty }, read);
-            join(writer)?;
+            let read = self.write_in_order(&Feed { to_hasher, empty }, read);
             let hashed = join(hasher);
-            // When the reader has failed, the hasher fails too, because bytes are missing.
+            // When this has failed, the hasher fails too, because bytes are missing.
             read?;
             hashed.map_err(E::from)
         })
@@ -86,22 +81,25 @@ impl Assembler {
             let (to_hasher, full) = channel();
             let (to_reader, empty) = buffers(READ_BACK_COUNT, Vec::new);
             let hasher = scope.spawn(move || self.hash_chunks(&full, &to_reader, sink));
-            let read = self.read_arrived(&Feed { to_next: to_hasher, empty }, wait);
+            let read = self.read_arrived(&Feed { to_hasher, empty }, wait);
             let hashed = join(hasher);
             // When the reader has stopped early, the hasher fails, because bytes are missing.
             if read? { hashed.map(Some) } else { Ok(None) }
         })
     }
 
-    /// Reads the whole file, or stops when a later thread has failed.
-    fn read_in_order<E>(&self, feed: &Feed, read: &mut ReadAt<'_, E>) -> Result<(), E> {
+    /// Reads and writes the whole file, or stops when the hasher has failed.
+    fn write_in_order<E: From<StoreError>>(&self, feed: &Feed, read: &mut ReadAt<'_, E>) -> Result<(), E> {
         let mut offset = 0;
         while offset < self.plan.file_size() {
             let Ok(mut buffer) = feed.empty.recv() else { break };
             let end = self.plan.chunk_end(offset, CHUNK_BYTES as u64);
             let length = usize::try_from(end - offset).unwrap_or(CHUNK_BYTES);
-            read(offset, buffer.get_mut(..length).unwrap_or_default())?;
-            if !feed.send(offset, buffer, length) {
+            let bytes = buffer.get_mut(..length).unwrap_or_default();
+            read(offset, bytes)?;
+            // While they are in the processor's cache.
+            self.write(offset, bytes)?;
+            if !feed.send(buffer, length) {
                 break;
             }
             offset = end;
@@ -124,22 +122,12 @@ impl Assembler {
             let length = arrived.min(READ_BACK_BYTES);
             buffer.resize(length, 0);
             self.read(offset, &mut buffer)?;
-            if !feed.send(offset, buffer, length) {
+            if !feed.send(buffer, length) {
                 return Ok(true);
             }
             offset = offset.saturating_add(length as u64);
         }
         Ok(true)
-    }
-
-    fn write_chunks(&self, full: &Receiver<Chunk>, to_hasher: &Sender<Chunk>) -> Result<(), StoreError> {
-        for chunk in full {
-            self.write(chunk.offset, chunk.bytes())?;
-            if to_hasher.send(chunk).is_err() {
-                break;
-            }
-        }
-        Ok(())
     }
 
     fn hash_chunks(
