@@ -178,6 +178,8 @@ func unknownModel(t *testing.T, d *daemon) {
 }
 
 func sessionUntilClose(t *testing.T, d *daemon) {
+	// The daemon may still be ending those of earlier tests.
+	d.waitForNoSession(func() {})
 	before := openFds(t)
 	model := opened(t, d, "dense", Selection{})
 	data, err := model.Map("output.weight")

@@ -192,6 +192,8 @@ class Tensors(DaemonTest):
 
 class Sessions(DaemonTest):
     def test_session_lasts_until_close(self) -> None:
+        # The daemon may still be ending those of earlier tests.
+        self.daemon.wait_for_no_session()
         with self.client.open("dense") as model:
             self.assertEqual([session["pid"] for session in self.daemon.sessions()], [os.getpid()])
             view = model["output.weight"]
