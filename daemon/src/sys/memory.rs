@@ -10,7 +10,7 @@ const MAX_HEAPS: libc::c_int = 2;
 /// Allocations from this size on get their own mapping, which is unmapped when they are freed. Without a
 /// fixed value the C library raises the threshold up to 32 MiB, and large buffers stay in the heap. The
 /// buffers that responses of registries are read into are smaller: a pull needs a thousand of them for each
-/// 400 MiB, and mapping fresh pages for each would take a third of its processor time.
+/// 400 MiB, and mapping fresh pages for each would take a quarter of its processor time.
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM_BYTES: libc::c_int = 1 << 20;
 
