@@ -5,10 +5,11 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use blobd_tests::filler::free_bytes;
 
-use super::place::{Kind, Place};
+use super::place::Place;
 
 /// The directories in which a collection frees bytes.
 pub(super) const COLLECTED: [&str; 5] = ["blobs/", "recipes/", "trash/", "staging/", "partial/"];
@@ -28,12 +29,16 @@ pub(super) struct DiskSnapshot {
 }
 
 impl DiskSnapshot {
+    /// Waits until the free and the allocated bytes add up: a file that was removed or replaced occupies its
+    /// blocks until every program has closed it.
     pub(super) fn of(place: &Place) -> Self {
-        let has_own_disk = place.kind != Kind::Directory;
+        const LIMIT: Duration = Duration::from_secs(10);
+        let started = Instant::now();
         loop {
             let before = Self::look(&place.root);
-            let free = has_own_disk.then(|| free_bytes(&place.root));
-            if Self::look(&place.root) == before {
+            let free = place.capacity.map(|_| free_bytes(&place.root));
+            let adds_up = free.is_none_or(|free| Some(free + before.all()) == place.capacity);
+            if (adds_up || started.elapsed() > LIMIT) && Self::look(&place.root) == before {
                 return Self { free, ..before };
             }
         }

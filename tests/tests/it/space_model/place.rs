@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::filler::free_bytes;
 use blobd_tests::temp_dirs::{disk_directory, tmpfs_directory};
 use tempfile::TempDir;
 
@@ -60,7 +61,8 @@ pub(super) struct Place {
     pub(super) daemon: TestDaemon,
     /// The store as this process sees it.
     pub(super) root: PathBuf,
-    pub(super) kind: Kind,
+    /// The free bytes of the empty file system, if the store has its own.
+    pub(super) capacity: Option<u64>,
     /// Keeps the mount.
     _holder: Option<Holder>,
 }
@@ -72,17 +74,18 @@ impl Place {
         let Some(mount) = mount(kind, &folder)? else {
             let daemon = TestDaemon::start_in(folder);
             let root = daemon.root().to_path_buf();
-            return Some(Self { daemon, root, kind, _holder: None });
+            return Some(Self { daemon, root, capacity: None, _holder: None });
         };
         let root = format!("/proc/{}/root{}", mount.holder.child.id(), folder.path().join("store").display());
+        let root = PathBuf::from(root);
+        let capacity = Some(free_bytes(&root));
         let wrapper: Vec<&str> = mount.wrapper.iter().map(String::as_str).collect();
         let daemon = TestDaemon::start_under(&wrapper, folder);
-        let root = PathBuf::from(root);
         assert!(
             root.join("store.json").is_file(),
             "the store is seen through the process that keeps the mount"
         );
-        Some(Self { daemon, root, kind, _holder: Some(mount.holder) })
+        Some(Self { daemon, root, capacity, _holder: Some(mount.holder) })
     }
 }
 
