@@ -262,6 +262,12 @@ pub enum PullEvent {
     Progress(PullProgress),
 }
 
+impl From<PullProgress> for PullEvent {
+    fn from(progress: PullProgress) -> Self {
+        Self::Progress(progress)
+    }
+}
+
 /// The progress of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullProgress {

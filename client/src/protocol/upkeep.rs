@@ -19,6 +19,12 @@ pub enum VerifyEvent {
     Progress(VerifyProgress),
 }
 
+impl From<VerifyProgress> for VerifyEvent {
+    fn from(progress: VerifyProgress) -> Self {
+        Self::Progress(progress)
+    }
+}
+
 /// The progress of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerifyProgress {

@@ -33,10 +33,9 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         return list_trash(global, params);
     }
     let models = |client: &Client| {
-        client.models().map(|mut list| {
-            list.models.retain(|model| params.is_listed(&model.name));
-            list
-        })
+        let mut list = client.models()?;
+        list.models.retain(|model| params.is_listed(&model.name));
+        Ok(list)
     };
     show(global, models, |list| {
         if let Some(reason) = &list.read_only {
@@ -56,10 +55,9 @@ impl Params {
 
 fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let models = |client: &Client| {
-        client.trash().map(|mut list| {
-            list.models.retain(|model| params.is_listed(&model.name));
-            list
-        })
+        let mut list = client.trash()?;
+        list.models.retain(|model| params.is_listed(&model.name));
+        Ok(list)
     };
     show(global, models, |list| {
         let mut table = Table::new(&["NAME", "ID", "SIZE", "REMOVED", "EXPIRES"], &[2]);

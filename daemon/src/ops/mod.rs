@@ -21,6 +21,7 @@ mod open;
 mod open_cache;
 mod pin;
 mod plan_pull;
+mod progress;
 mod pull;
 mod pull_source;
 mod reindex;
@@ -35,7 +36,6 @@ mod time;
 mod undelete;
 mod usage;
 mod verify;
-mod verify_progress;
 
 pub use doctor::{DoctorContext, doctor};
 pub use error::OpError;

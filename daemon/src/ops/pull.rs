@@ -1,7 +1,7 @@
 //! `pull`: downloads a model from a registry, or from the URLs of its files.
 
 use blobd_client::protocol::error::ErrorCode;
-use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
+use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_registry::{RemoteFile, RemoteModel};
 use blobd_store::{Ingest, StoreError};
 use blobd_store_format::descriptor::Descriptor;
@@ -9,9 +9,9 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::reference::Reference;
-use tokio::sync::mpsc::Sender;
 
 use super::compose::{Part, compose};
+use super::progress::send_progress;
 use super::pull_source::{Pull, layers, model_name, resolve, transfer_error};
 use super::stored_header::read_header;
 use super::{OpError, collect_on_failure::collect_on_failure, measure, shards};
@@ -299,9 +299,4 @@ fn file_progress(file: &RemoteFile, completed: u64, reused: Option<u64>) -> Pull
         completed: Some(completed),
         reused,
     }
-}
-
-/// Sends progress. It is dropped when the client does not keep up; the next event replaces it.
-fn send_progress(events: &Sender<PullEvent>, progress: PullProgress) {
-    let _ = events.try_send(PullEvent::Progress(progress));
 }

@@ -15,8 +15,8 @@ use blobd_store_format::digest::Digest;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
+use super::progress::send_progress;
 use super::survey::{Damage, Finding, Need, Survey};
-use super::verify_progress::send_progress;
 
 mod local;
 mod origin;

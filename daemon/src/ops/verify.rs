@@ -18,9 +18,9 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use super::OpError;
+use super::progress::send_progress;
 use super::repair::Repair;
 use super::survey::{Damage, Finding, Needs, Survey};
-use super::verify_progress::send_progress;
 
 mod reading;
 mod report;

@@ -210,12 +210,7 @@ fn compare(
     job.wait_for(async {
         let (mut running, mut agreeing) = (JoinSet::new(), Vec::new());
         let mut failures = 0;
-        let source = SampleSource {
-            registry: job.registry.clone(),
-            file: job.file.clone(),
-            limits: job.limits.clone(),
-        };
-        let source = Arc::new(source);
+        let source = Arc::new((job.registry.clone(), job.file.clone(), job.limits.clone()));
         loop {
             while running.len() < SAMPLES_AT_ONCE
                 && let Some((candidate, samples)) = waiting.pop()
@@ -239,27 +234,22 @@ fn compare(
     })
 }
 
-/// Fetches samples.
-struct SampleSource {
-    registry: RegistryClient,
-    file: RemoteFile,
-    limits: Vec<RateLimit>,
-}
-
+/// Fetches samples and compares them; `None` if one differs.
 async fn agrees(
-    source: Arc<SampleSource>,
+    source: Arc<(RegistryClient, RemoteFile, Vec<RateLimit>)>,
     mut candidate: Candidate,
     samples: Vec<Sample>,
 ) -> Result<Option<Candidate>, RegistryError> {
+    let (registry, file, limits) = &*source;
     for sample in samples {
         let range = sample.offset_in_file..sample.offset_in_file.saturating_add(sample.stored.len() as u64);
-        let mut stream = source.registry.open_part(&source.file, range).await?;
+        let mut stream = registry.open_part(file, range).await?;
         let mut found = Vec::new();
         // A server without ranges would send the whole file for each sample.
         while !stream.is_whole()
             && let Some(bytes) = stream.next().await?
         {
-            rate_limit::wait(&source.limits, bytes.len()).await;
+            rate_limit::wait(limits, bytes.len()).await;
             found.extend_from_slice(&bytes);
         }
         if found != sample.stored {

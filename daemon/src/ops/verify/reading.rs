@@ -15,7 +15,7 @@ use blobd_store_format::digest::Digest;
 use tokio::sync::mpsc::Sender;
 
 use crate::ops::OpError;
-use crate::ops::verify_progress::send_progress;
+use crate::ops::progress::send_progress;
 
 /// With two readers, one hashes while the other reads. Four saturate the fastest disks.
 const READERS: RangeInclusive<usize> = 2..=4;
