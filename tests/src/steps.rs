@@ -1,7 +1,5 @@
 //! The operations on a store in tests of crashes and faults, and their expected outcomes.
 
-use std::fs::File;
-use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -11,9 +9,8 @@ use blobd_client::protocol::request::{
     GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
 };
 use blobd_store::{Ingest, Store};
-use rustix::fs::{MemfdFlags, memfd_create};
 
-use crate::file_source::import_file;
+use crate::file_source::{import_file, in_memory, ingest_bytes};
 use crate::pulls;
 use crate::samples::{files, reference};
 use crate::world::{Key, World};
@@ -184,8 +181,7 @@ fn undelete(before: &World, name: usize) -> Outcomes {
 }
 
 fn import(store: &Arc<Store>, file: usize, name: usize) -> Result<(), OpError> {
-    let mut opened = File::from(memfd_create("model", MemfdFlags::CLOEXEC).unwrap());
-    opened.write_all(&files()[file].bytes).unwrap();
+    let opened = in_memory(&files()[file].bytes);
     let params = ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)) };
     import_file(store, &params, &opened, &AtomicBool::new(false), &mut |_, _| ()).map(|_| ())
 }
@@ -196,8 +192,7 @@ fn remove(store: &Store, name: usize, keep_seconds: Option<u64>) -> Result<(), O
 
 fn abandon(store: &Arc<Store>, bytes: &[u8]) -> Result<(), OpError> {
     let mut ingest = Ingest::begin(store, store.leases().grant("a test"))?;
-    let size = bytes.len() as u64;
-    blobd::ingest::ingest_file(&mut ingest, &mut &*bytes, size, &mut |_| ())
+    ingest_bytes(&mut ingest, bytes)
         .map(|_| ())
         .map_err(|source| OpError::Ingest { name: "model.gguf".to_owned(), source })
 }

@@ -1,13 +1,23 @@
-//! The messages of the process that reads a client's file: records of one length.
+//! The messages between the daemon and the process that reads a client's file: records of one length.
 
 use std::io;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::ops::FileFacts;
 
 /// The longest note has three numbers of 20 digits and one of 10.
-pub(super) const NOTE_BYTES: usize = 128;
+pub(super) const RECORD_BYTES: usize = 128;
+
+/// What the daemon asks for. Each request has one note as its answer, in the order of the requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Request {
+    /// The metadata of the file.
+    Inspect,
+    /// The bytes of the file from `offset` on, in a slot of the shared memory.
+    Read { slot: usize, offset: u64, length: usize },
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Note {
@@ -17,8 +27,8 @@ pub(super) enum Note {
     Refused(Refusal),
     /// The metadata of the file.
     Facts(FileFacts),
-    /// The file ends before its length.
-    Short,
+    /// The number of bytes read: as many as requested, or all up to the end of the file.
+    Read(usize),
     /// The file cannot be inspected or read: the error number.
     Failed(i32),
 }
@@ -37,17 +47,15 @@ pub(crate) enum Refusal {
     Failed,
 }
 
-impl Note {
-    /// As JSON, filled up with spaces.
-    pub(super) fn encode(self) -> io::Result<[u8; NOTE_BYTES]> {
-        let mut record = [b' '; NOTE_BYTES];
-        serde_json::to_writer(record.as_mut_slice(), &self)?;
-        Ok(record)
-    }
+/// As JSON, filled up with spaces.
+pub(super) fn encode(message: &impl Serialize) -> io::Result<[u8; RECORD_BYTES]> {
+    let mut record = [b' '; RECORD_BYTES];
+    serde_json::to_writer(record.as_mut_slice(), message)?;
+    Ok(record)
+}
 
-    pub(super) fn decode(record: &[u8; NOTE_BYTES]) -> Option<Self> {
-        serde_json::from_slice(record).ok()
-    }
+pub(super) fn decode<T: DeserializeOwned>(record: &[u8; RECORD_BYTES]) -> Option<T> {
+    serde_json::from_slice(record).ok()
 }
 
 #[cfg(test)]
@@ -55,12 +63,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn encoded_notes_decode_to_the_same_values() {
+    fn encoded_messages_decode_to_the_same_values() {
         let longest = FileFacts { mode: u32::MAX, size: u64::MAX, modified: (i64::MIN, i64::MIN) };
         let refused = Note::Refused(Refusal::NoFile);
-        for note in [Note::Received, refused, Note::Facts(longest), Note::Short, Note::Failed(-1)] {
-            assert_eq!(Note::decode(&note.encode().unwrap()), Some(note));
+        let read = Note::Read(usize::MAX);
+        for note in [Note::Received, refused, Note::Facts(longest), read, Note::Failed(i32::MIN)] {
+            assert_eq!(decode(&encode(&note).unwrap()), Some(note));
         }
-        assert_eq!(Note::decode(&[b'x'; NOTE_BYTES]), None);
+        let read = Request::Read { slot: usize::MAX, offset: u64::MAX, length: usize::MAX };
+        for request in [Request::Inspect, read] {
+            assert_eq!(decode(&encode(&request).unwrap()), Some(request));
+        }
+        assert_eq!(decode::<Note>(&[b'x'; RECORD_BYTES]), None);
     }
 }

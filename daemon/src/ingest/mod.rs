@@ -3,15 +3,28 @@
 // Files of the store are accessed only through its root, see `clippy.toml`.
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
-use std::io::{self, Cursor, Read};
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::{FormatError, HeaderReader, ModelHeader, Progress};
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::split::SplitPlan;
+use bytes::Bytes;
 
-use blobd_store::{Assembler, Ingest, StoreError};
+use blobd_store::{Assembler, Ingest, RangeSource, StoreError};
+
+/// A file to be ingested. Ranges are requested ahead, at most [`blobd_store::CHUNKS_IN_USE`] of at most
+/// [`blobd_store::CHUNK_BYTES`], and received in that order.
+pub trait FileSource: Send {
+    /// Requests a range. If too many chunks are in use, waits until one is dropped.
+    fn request(&mut self, range: Range<u64>) -> io::Result<()>;
+
+    /// Waits for the range that was requested first. It is shorter if the file ends in it.
+    fn receive(&mut self) -> io::Result<Bytes>;
+}
 
 /// A file whose blobs and recipe have been added to an ingest.
 #[derive(Clone, Debug)]
@@ -31,24 +44,19 @@ pub struct IngestedFile {
 /// [`IngestError`]; then the ingest must be dropped.
 pub fn ingest_file(
     ingest: &mut Ingest,
-    source: &mut (dyn Read + Send),
+    source: &mut dyn FileSource,
     size: u64,
     progress: &mut dyn FnMut(u64),
 ) -> Result<IngestedFile, IngestError> {
-    let Head { header, surplus } = read_head(source, size)?;
+    let mut content = Content { source, size, requested: VecDeque::new(), header: None, progress };
+    let header = read_header(&mut content)?;
     let plan = SplitPlan::new(header.file_layout(size)?);
     announce(ingest, &plan, plan.blobs().iter().map(|blob| blob.size));
     ingest.admit(plan.blobs().iter().map(|blob| blob.size))?;
     let facts = header.facts();
-    let mut source = Cursor::new(header.bytes()).chain(Cursor::new(surplus)).chain(source);
-    let mut read = |offset: u64, buffer: &mut [u8]| {
-        let end = offset.saturating_add(buffer.len() as u64);
-        fill(&mut source, buffer, offset, size)?;
-        progress(end);
-        Ok::<_, IngestError>(())
-    };
+    content.header = Some(header);
     let assembler = Assembler::new(ingest.staging(), plan);
-    let file = assembler.store_in_order(&mut read, &mut |blob| ingest.add_blob(blob).map(drop))?;
+    let file = assembler.store_in_order(&mut content, &mut |blob| ingest.add_blob(blob).map(drop))?;
     let digest = file.digest;
     assembler.recipe(file)?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
     Ok(IngestedFile { digest, size, facts })
@@ -72,6 +80,8 @@ pub enum IngestError {
     Source(io::Error),
     #[error("file ends at byte {found}, {expected} expected")]
     Truncated { found: u64, expected: u64 },
+    #[error("changed while it was imported; import it again when no program writes to it")]
+    Changed,
     /// Its format is unknown, or its header or its tensors are invalid.
     #[error("{0}")]
     Format(#[from] FormatError),
@@ -84,46 +94,56 @@ pub enum IngestError {
     Store(#[from] StoreError),
 }
 
-struct Head {
-    header: Box<dyn ModelHeader>,
-    /// The bytes read after the header.
-    surplus: Vec<u8>,
-}
-
 /// Reads the header in small steps, so that an invalid one is refused early.
-fn read_head(source: &mut dyn Read, size: u64) -> Result<Head, IngestError> {
-    const STEP_BYTES: usize = 64 << 10;
+fn read_header(file: &mut Content<'_>) -> Result<Box<dyn ModelHeader>, IngestError> {
+    const FIRST_STEP_BYTES: u64 = 64 << 10;
+    const LAST_STEP_BYTES: u64 = 1 << 20;
     let mut reader = HeaderReader::new();
-    let mut step = vec![0; STEP_BYTES];
-    let mut read = 0;
+    let (mut read, mut step) = (0, FIRST_STEP_BYTES);
     loop {
-        let end = size.min(read + STEP_BYTES as u64);
-        let length = usize::try_from(end - read).unwrap_or(STEP_BYTES);
-        let bytes = step.get_mut(..length).unwrap_or_default();
-        fill(source, bytes, read, size)?;
-        let progress = reader.push(bytes)?;
-        if progress == Progress::Done || end == size {
-            let header = reader.finish()?;
-            let in_step = (header.bytes().len() as u64).saturating_sub(read);
-            let surplus = usize::try_from(in_step).ok().and_then(|start| bytes.get(start..));
-            return Ok(Head { header, surplus: surplus.unwrap_or_default().to_vec() });
+        let end = file.size.min(read + step);
+        file.request(read..end)?;
+        if reader.push(&file.receive()?)? == Progress::Done || end == file.size {
+            return Ok(reader.finish()?);
         }
-        read = end;
+        (read, step) = (end, LAST_STEP_BYTES.min(step * 2));
     }
 }
 
-/// Fills `buffer` with the bytes at `offset` of a file of `size` bytes.
-fn fill(source: &mut dyn Read, buffer: &mut [u8], offset: u64, size: u64) -> Result<(), IngestError> {
-    let mut filled = 0;
-    while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-        match source.read(rest) {
-            Ok(0) => return Err(IngestError::Truncated { found: offset + filled as u64, expected: size }),
-            Ok(read) => filled += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(IngestError::Source(error)),
-        }
+/// A file of a known size, whose first bytes must remain the header once that was read.
+struct Content<'c> {
+    source: &'c mut dyn FileSource,
+    size: u64,
+    requested: VecDeque<Range<u64>>,
+    header: Option<Box<dyn ModelHeader>>,
+    progress: &'c mut dyn FnMut(u64),
+}
+
+impl RangeSource for Content<'_> {
+    type Chunk = Bytes;
+    type Error = IngestError;
+
+    fn request(&mut self, range: Range<u64>) -> Result<(), IngestError> {
+        self.requested.push_back(range.clone());
+        self.source.request(range).map_err(IngestError::Source)
     }
-    Ok(())
+
+    fn receive(&mut self) -> Result<Bytes, IngestError> {
+        let range = self.requested.pop_front().unwrap_or_default();
+        let bytes = self.source.receive().map_err(IngestError::Source)?;
+        let found = range.start.saturating_add(bytes.len() as u64);
+        if found != range.end {
+            return Err(IngestError::Truncated { found, expected: self.size });
+        }
+        if let Some(header) = &self.header {
+            let known = usize::try_from(range.start).ok().and_then(|start| header.bytes().get(start..));
+            if known.unwrap_or_default().iter().zip(&bytes).any(|(before, now)| before != now) {
+                return Err(IngestError::Changed);
+            }
+            (self.progress)(range.end);
+        }
+        Ok(bytes)
+    }
 }
 
 #[cfg(test)]

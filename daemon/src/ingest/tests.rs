@@ -20,16 +20,48 @@ fn gguf(tensors: &[(&str, u64)]) -> Vec<u8> {
     file.bytes()
 }
 
+/// A file in memory, which may differ from the file that was announced.
+#[derive(Default)]
+struct InMemory<'f> {
+    file: &'f [u8],
+    requested: VecDeque<Range<u64>>,
+    /// Reading from this offset on fails.
+    broken_from: Option<usize>,
+}
+
+impl<'f> InMemory<'f> {
+    fn new(file: &'f [u8]) -> Self {
+        Self { file, ..Self::default() }
+    }
+}
+
+impl FileSource for InMemory<'_> {
+    fn request(&mut self, range: Range<u64>) -> io::Result<()> {
+        self.requested.push_back(range);
+        Ok(())
+    }
+
+    fn receive(&mut self) -> io::Result<Bytes> {
+        let Range { start, end } = self.requested.pop_front().unwrap();
+        let [start, end] = [start, end].map(|offset| usize::try_from(offset).unwrap());
+        if self.broken_from.is_some_and(|offset| offset < end) {
+            return Err(io::Error::other("the cable is cut"));
+        }
+        let file = self.file;
+        Ok(Bytes::copy_from_slice(&file[start.min(file.len())..end.min(file.len())]))
+    }
+}
+
 /// Ingests and commits a file, so that its blobs can be read.
 fn ingest_and_commit(
     store: &Arc<Store>,
-    source: &mut (dyn Read + Send),
-    size: u64,
+    source: &mut dyn FileSource,
+    size: usize,
 ) -> Result<IngestedFile, IngestError> {
     use blobd_store_format::descriptor::{Descriptor, MediaType};
     use blobd_store_format::manifest::Manifest;
     let mut ingest = begin(store);
-    let ingested = ingest_file(&mut ingest, source, size, &mut |_| ())?;
+    let ingested = ingest_file(&mut ingest, source, size as u64, &mut |_| ())?;
     let config = Descriptor { media_type: MediaType::new("x"), digest: ingest.add_bytes(b"{}")?, size: 2 };
     let model = Descriptor { digest: ingested.digest, size: ingested.size, ..config.clone() };
     let manifest = Manifest::compose(config, vec![model]).unwrap();
@@ -52,27 +84,6 @@ fn check_nothing_staged(folder: &TempDir, store: &Store) {
     assert!(store.blobs().unwrap().is_empty() && store.recipes().unwrap().is_empty());
 }
 
-/// Returns a few bytes per call, and is interrupted at every seventh.
-struct Trickle<'b> {
-    bytes: &'b [u8],
-    step: usize,
-    calls: usize,
-}
-
-impl Read for Trickle<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.calls += 1;
-        if self.calls.is_multiple_of(7) {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        let length = self.step.min(buffer.len()).min(self.bytes.len());
-        let (now, later) = self.bytes.split_at(length);
-        buffer[..length].copy_from_slice(now);
-        self.bytes = later;
-        Ok(length)
-    }
-}
-
 #[test]
 fn tensors_around_the_size_of_a_chunk_are_rebuilt() {
     const CHUNK: u64 = CHUNK_BYTES as u64;
@@ -85,28 +96,47 @@ fn tensors_around_the_size_of_a_chunk_are_rebuilt() {
     ] {
         let (_folder, store) = new_store();
         let file = gguf(tensors);
-        let ingested = ingest_and_commit(&store, &mut file.as_slice(), file.len() as u64).unwrap();
+        let ingested = ingest_and_commit(&store, &mut InMemory::new(&file), file.len()).unwrap();
         assert_eq!((ingested.digest, ingested.size), (Digest::of(&file), file.len() as u64));
         assert!(rebuild(&store, ingested.digest) == file, "{tensors:?}");
     }
 }
 
 #[test]
-fn short_and_interrupted_reads_are_continued() {
-    let (_folder, store) = new_store();
-    let file = gguf(&[("a", 300), ("b", 7), ("c", 70_000)]);
-    let mut source = Trickle { bytes: &file, step: 13, calls: 0 };
-    let ingested = ingest_and_commit(&store, &mut source, file.len() as u64).unwrap();
-    assert!(rebuild(&store, ingested.digest) == file);
-}
-
-#[test]
 fn bytes_beyond_the_announced_size_are_not_read() {
     let (_folder, store) = new_store();
     let file = gguf(&[("a", 100)]);
-    let mut source = Cursor::new([file.as_slice(), b"more"].concat());
-    let ingested = ingest_and_commit(&store, &mut source, file.len() as u64).unwrap();
-    assert_eq!((ingested.digest, source.position()), (Digest::of(&file), file.len() as u64));
+    let longer = [file.as_slice(), b"more"].concat();
+    let mut source = InMemory { broken_from: Some(file.len()), ..InMemory::new(&longer) };
+    let ingested = ingest_and_commit(&store, &mut source, file.len()).unwrap();
+    assert_eq!(ingested.digest, Digest::of(&file));
+}
+
+/// A file whose second request for its header gets other bytes.
+struct Rewritten<'f>(InMemory<'f>, &'f [u8]);
+
+impl FileSource for Rewritten<'_> {
+    fn request(&mut self, range: Range<u64>) -> io::Result<()> {
+        self.0.request(range)
+    }
+
+    fn receive(&mut self) -> io::Result<Bytes> {
+        let bytes = self.0.receive();
+        self.0.file = self.1;
+        bytes
+    }
+}
+
+#[test]
+fn file_whose_header_changes_during_the_import_is_refused() {
+    let (folder, store) = new_store();
+    let before = gguf(&[("a", 100)]);
+    let mut after = before.clone();
+    after[30] ^= 1;
+    let mut source = Rewritten(InMemory::new(&before), &after);
+    let error = ingest_and_commit(&store, &mut source, before.len()).unwrap_err();
+    assert!(matches!(error, IngestError::Changed), "{error}");
+    check_nothing_staged(&folder, &store);
 }
 
 #[test]
@@ -115,8 +145,8 @@ fn progress_grows_up_to_the_size() {
     let file = gguf(&[("a", 9 << 20), ("b", 100)]);
     let mut reported = Vec::new();
     let mut ingest = begin(&store);
-    ingest_file(&mut ingest, &mut file.as_slice(), file.len() as u64, &mut |done| reported.push(done))
-        .unwrap();
+    let mut report = |done| reported.push(done);
+    ingest_file(&mut ingest, &mut InMemory::new(&file), file.len() as u64, &mut report).unwrap();
     assert!(reported.len() >= 3 && reported.is_sorted(), "{reported:?}");
     assert_eq!(reported.last(), Some(&(file.len() as u64)));
 }
@@ -126,7 +156,7 @@ fn file_that_ends_early_is_refused_wherever_it_ends() {
     let (folder, store) = new_store();
     let file = gguf(&[("a", 5 << 20), ("b", 100)]);
     for length in [0, 3, 24, 60, 200, 1 << 20, file.len() - 1] {
-        let error = ingest_and_commit(&store, &mut &file[..length], file.len() as u64).unwrap_err();
+        let error = ingest_and_commit(&store, &mut InMemory::new(&file[..length]), file.len()).unwrap_err();
         let IngestError::Truncated { found, expected } = error else { panic!("{length}: {error}") };
         assert_eq!((found, expected), (length as u64, file.len() as u64));
         check_nothing_staged(&folder, &store);
@@ -135,17 +165,11 @@ fn file_that_ends_early_is_refused_wherever_it_ends() {
 
 #[test]
 fn failure_of_the_source_is_returned() {
-    struct Broken;
-    impl Read for Broken {
-        fn read(&mut self, _buffer: &mut [u8]) -> io::Result<usize> {
-            Err(io::Error::other("the cable is cut"))
-        }
-    }
     let (folder, store) = new_store();
     let file = gguf(&[("a", 5 << 20)]);
     for length in [0, 30, 1 << 20, file.len() - 1] {
-        let error =
-            ingest_and_commit(&store, &mut file[..length].chain(Broken), file.len() as u64).unwrap_err();
+        let mut source = InMemory { broken_from: Some(length), ..InMemory::new(&file) };
+        let error = ingest_and_commit(&store, &mut source, file.len()).unwrap_err();
         assert!(
             matches!(&error, IngestError::Source(error) if error.to_string().contains("cable")),
             "{error}"
@@ -164,7 +188,7 @@ fn failure_of_the_store_is_returned_and_not_its_consequence() {
     let mut remove_staging = |_| drop(fs::remove_dir_all(&staging));
     let size = file.len() as u64;
     remove_staging(0);
-    let error = ingest_file(&mut ingest, &mut file.as_slice(), size, &mut remove_staging).unwrap_err();
+    let error = ingest_file(&mut ingest, &mut InMemory::new(&file), size, &mut remove_staging).unwrap_err();
     assert!(matches!(error, IngestError::Store(StoreError::Io { .. })), "{error}");
 }
 
@@ -176,7 +200,7 @@ fn invalid_file_is_refused_with_the_reason() {
         (gguf(&[("a", 64)]), "end beyond the data section"),
     ] {
         file.pop();
-        let error = ingest_and_commit(&store, &mut file.as_slice(), file.len() as u64).unwrap_err();
+        let error = ingest_and_commit(&store, &mut InMemory::new(&file), file.len()).unwrap_err();
         assert!(matches!(error, IngestError::Format(_)), "{error}");
         assert!(error.to_string().contains(reason), "{error}");
         check_nothing_staged(&folder, &store);
@@ -194,7 +218,8 @@ fn facts_come_from_the_header() {
     let mut file = writer.header().unwrap();
     file.extend([0; 32]);
     let mut ingest = begin(&store);
-    let ingested = ingest_file(&mut ingest, &mut file.as_slice(), file.len() as u64, &mut |_| ()).unwrap();
+    let size = file.len() as u64;
+    let ingested = ingest_file(&mut ingest, &mut InMemory::new(&file), size, &mut |_| ()).unwrap();
     let facts = ingested.facts;
     assert_eq!(
         (facts.architecture.as_deref(), facts.quantization.as_deref()),

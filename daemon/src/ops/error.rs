@@ -48,8 +48,6 @@ pub enum OpError {
     NameTaken { name: String },
     #[error("{name}: {found}, a regular file expected")]
     NotAFile { name: String, found: &'static str },
-    #[error("{name}: changed while it was imported; import it again when no program writes to it")]
-    Changed { name: String },
     /// The files of a sharded model are not exactly its shards.
     #[error("model {model}: {what}; only its publisher can correct this")]
     Shards { model: String, what: String },
@@ -99,9 +97,7 @@ impl OpError {
                 Some(error) => registry_code(error),
                 None => ErrorCode::Internal,
             },
-            Self::Ingest { .. } | Self::Manifest(_) | Self::Changed { .. } | Self::Shards { .. } => {
-                ErrorCode::InvalidInput
-            }
+            Self::Ingest { .. } | Self::Manifest(_) | Self::Shards { .. } => ErrorCode::InvalidInput,
             Self::Registry(error) => registry_code(error),
             Self::Name { .. }
             | Self::NotAFile { .. }

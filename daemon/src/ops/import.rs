@@ -1,6 +1,6 @@
 //! `import`: makes a model from a file that the caller has opened.
 
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 
 use super::compose::{Part, compose};
 use super::{OpError, collect_on_failure::collect_on_failure, error::refuse_pinned};
-use crate::ingest::{IngestError, ingest_file};
+use crate::ingest::{FileSource, IngestError, ingest_file};
 
-/// A file to import: read from its start, and inspected before and after.
-pub trait ImportSource: Read + Send {
+/// A file to import, which is inspected before and after.
+pub trait ImportSource: FileSource {
     /// Returns the file's current metadata.
     fn inspect(&mut self) -> io::Result<FileFacts>;
 }
@@ -70,7 +70,7 @@ pub fn import(
 fn import_file(
     store: &Arc<Store>,
     params: &ImportParams,
-    mut source: &mut dyn ImportSource,
+    source: &mut dyn ImportSource,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
     let file_name = display_name(&params.file_name);
@@ -82,7 +82,7 @@ fn import_file(
     let size = before.size;
     ingest.staging().expect(size);
     let refused = |source| OpError::Ingest { name: file_name.clone(), source };
-    let ingested = ingest_file(&mut ingest, &mut source, size, &mut |completed| progress(completed, size))
+    let ingested = ingest_file(&mut ingest, source, size, &mut |completed| progress(completed, size))
         .map_err(refused)?;
     let facts = &ingested.facts;
     if let Some(shard) = facts.shard {
@@ -90,7 +90,7 @@ fn import_file(
     }
     let after = inspect(source, &file_name)?;
     if (after.size, after.modified) != (before.size, before.modified) {
-        return Err(OpError::Changed { name: file_name });
+        return Err(refused(IngestError::Changed));
     }
     let manifest = compose(&mut ingest, &[Part::model(&ingested)], facts)?;
     let origin = format!("import {file_name}");

@@ -96,7 +96,7 @@ async fn received_file(
     let start = move |_: &Daemon| {
         let started = ClientFile::start(connection, permit, cancelled);
         Ok(started.and_then(|mut file| {
-            let received = file.receive(CLIENT_TIMEOUT + PROCESS_START_TIMEOUT)?;
+            let received = file.receive_file(CLIENT_TIMEOUT + PROCESS_START_TIMEOUT)?;
             Ok(received.map(|()| file))
         }))
     };

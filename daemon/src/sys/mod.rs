@@ -2,8 +2,10 @@
 
 mod memory;
 mod rights;
+mod shared_memory;
 mod stdio;
 
 pub(crate) use memory::limit_heaps;
 pub(crate) use rights::{set_takes_descriptors, unreceived_bytes};
+pub(crate) use shared_memory::{map_shared, shared_memory};
 pub(crate) use stdio::take_standard_descriptors;

@@ -83,7 +83,8 @@ mod transactions;
 mod trash;
 
 pub use assembler::{
-    Assembler, BlobSink, BlobWriter, CHUNK_BYTES, HashedFile, PartialDownload, PartialFile, ReadAt,
+    Assembler, BlobSink, BlobWriter, CHUNK_BYTES, CHUNKS_IN_USE, HashedFile, PartialDownload, PartialFile,
+    RangeSource,
 };
 pub use error::StoreError;
 pub use filesystem::{Durability, FileSystem};

@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_store::Ingest;
 use blobd_store_format::manifest::Manifest;
+use blobd_tests::file_source::ingest_bytes;
 use blobd_tests::model::{End, ModelFile};
 use blobd_tests::store_dir::{check_blobs, names, staged};
 use blobd_tests::temp_dirs::tmpfs_directory;
@@ -170,8 +171,7 @@ impl Pair {
     fn abandon(&mut self, bytes: &[u8], crash: bool) {
         let store = &self.verbs().store;
         let mut ingest = Ingest::begin(store, store.leases().grant("a test")).unwrap();
-        let size = bytes.len() as u64;
-        blobd::ingest::ingest_file(&mut ingest, &mut &*bytes, size, &mut |_| ()).unwrap();
+        ingest_bytes(&mut ingest, bytes).unwrap();
         if crash {
             // As a dead process leaves it: the staged files are deleted when the store is opened again.
             let directory = self.verbs().root().join("staging");

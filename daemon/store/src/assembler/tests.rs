@@ -1,5 +1,8 @@
 //! Files assembled in any order have the digests of their bytes.
 
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use blobd_store_format::gguf::{GgmlType, GgufWriter, Header};
 
 use super::*;
@@ -18,6 +21,43 @@ fn expert_group(order: [usize; 4]) -> (Vec<u8>, SplitPlan) {
     (file, plan)
 }
 
+/// Passes on the bytes of a file. `fails_at`: the range that cannot be received.
+struct Slice<'f> {
+    file: &'f [u8],
+    requested: VecDeque<Range<u64>>,
+    fails_at: Option<usize>,
+}
+
+impl<'f> Slice<'f> {
+    fn new(file: &'f [u8]) -> Self {
+        Self { file, requested: VecDeque::new(), fails_at: None }
+    }
+}
+
+impl<'f> RangeSource for Slice<'f> {
+    type Chunk = &'f [u8];
+    type Error = StoreError;
+
+    fn request(&mut self, range: Range<u64>) -> Result<(), StoreError> {
+        self.requested.push_back(range);
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<&'f [u8], StoreError> {
+        let Range { start, end } = self.requested.pop_front().unwrap();
+        match &mut self.fails_at {
+            Some(0) => return Err(failure()),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        Ok(&self.file[usize::try_from(start).unwrap()..usize::try_from(end).unwrap()])
+    }
+}
+
+fn failure() -> StoreError {
+    StoreError::NoSuchModel { name: "failure".to_owned() }
+}
+
 #[test]
 fn members_of_an_expert_group_may_be_in_any_order() {
     let blob: Vec<u8> = (0..4).flat_map(|expert| [expert; 128]).collect();
@@ -26,13 +66,8 @@ fn members_of_an_expert_group_may_be_in_any_order() {
         let mut ingest = begin(&store);
         let (file, plan) = expert_group(order);
         let assembler = Assembler::new(ingest.staging(), plan);
-        let mut read = |offset: u64, buffer: &mut [u8]| {
-            let start = usize::try_from(offset).unwrap();
-            buffer.copy_from_slice(&file[start..start + buffer.len()]);
-            Ok::<_, StoreError>(())
-        };
-        let hashed =
-            assembler.store_in_order(&mut read, &mut |blob| ingest.add_blob(blob).map(drop)).unwrap();
+        let mut add = |blob| ingest.add_blob(blob).map(drop);
+        let hashed = assembler.store_in_order(&mut Slice::new(&file), &mut add).unwrap();
         assert_eq!((hashed.digest, hashed.blobs[1]), (Digest::of(&file), Digest::of(&blob)), "{order:?}");
     }
 }
@@ -82,8 +117,8 @@ fn empty_blob_is_stored() {
     let (_folder, store) = new_store();
     let mut ingest = begin(&store);
     let assembler = Assembler::new(ingest.staging(), SplitPlan::whole(0));
-    let mut read = |_offset: u64, _buffer: &mut [u8]| Ok::<_, StoreError>(());
-    let hashed = assembler.store_in_order(&mut read, &mut |blob| ingest.add_blob(blob).map(drop)).unwrap();
+    let mut add = |blob| ingest.add_blob(blob).map(drop);
+    let hashed = assembler.store_in_order(&mut Slice::new(&[]), &mut add).unwrap();
     ingest.commit_blobs().unwrap();
     assert_eq!(hashed.blobs, [Digest::of(b"")]);
     assert_eq!(store.blob_size(Digest::of(b"")).unwrap(), Some(0));
@@ -93,15 +128,10 @@ fn empty_blob_is_stored() {
 fn failure_of_the_reader_or_of_the_sink_ends_the_pipeline() {
     let (_folder, store) = new_store();
     let ingest = begin(&store);
-    let failure = || StoreError::NoSuchModel { name: "failure".to_owned() };
-    let size = 3 * CHUNK_BYTES as u64;
-    let assembler = Assembler::new(ingest.staging(), SplitPlan::whole(size));
-    let mut reads = 0;
-    let mut read = |_offset: u64, _buffer: &mut [u8]| {
-        reads += 1;
-        if reads < 3 { Ok(()) } else { Err(failure()) }
-    };
-    let error = assembler.store_in_order(&mut read, &mut |_| Ok(())).unwrap_err();
+    let file = vec![0; 3 * CHUNK_BYTES];
+    let assembler = Assembler::new(ingest.staging(), SplitPlan::whole(file.len() as u64));
+    let mut source = Slice { fails_at: Some(2), ..Slice::new(&file) };
+    let error = assembler.store_in_order(&mut source, &mut |_| Ok(())).unwrap_err();
     assert!(matches!(error, StoreError::NoSuchModel { .. }), "{error}");
     let (file, plan) = expert_group([0, 1, 2, 3]);
     let assembler = Assembler::new(ingest.staging(), plan);
@@ -109,4 +139,57 @@ fn failure_of_the_reader_or_of_the_sink_ends_the_pipeline() {
     let mut arrived = |offset| Some(assembler.end_of_run(offset));
     let error = assembler.hash_as_it_arrives(&mut arrived, &mut |_| Err(failure())).unwrap_err();
     assert!(matches!(error, StoreError::NoSuchModel { .. }), "{error}");
+}
+
+/// A source's chunk, counted while it exists.
+struct Counted<'c>(Vec<u8>, &'c AtomicUsize);
+
+impl AsRef<[u8]> for Counted<'_> {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Waits with a request as long as the chunks requested and in use are as many as promised.
+struct Bounded<'c> {
+    requested: VecDeque<Range<u64>>,
+    chunks: &'c AtomicUsize,
+}
+
+impl<'c> RangeSource for Bounded<'c> {
+    type Chunk = Counted<'c>;
+    type Error = StoreError;
+
+    fn request(&mut self, range: Range<u64>) -> Result<(), StoreError> {
+        while self.chunks.load(Ordering::SeqCst) == CHUNKS_IN_USE {
+            std::thread::yield_now();
+        }
+        self.chunks.fetch_add(1, Ordering::SeqCst);
+        self.requested.push_back(range);
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<Counted<'c>, StoreError> {
+        let Range { start, end } = self.requested.pop_front().unwrap();
+        Ok(Counted(vec![7; usize::try_from(end - start).unwrap()], self.chunks))
+    }
+}
+
+#[test]
+fn promised_number_of_chunks_suffices_for_any_file() {
+    let (_folder, store) = new_store();
+    let mut ingest = begin(&store);
+    let file = vec![7; 9 * CHUNK_BYTES + 1];
+    let assembler = Assembler::new(ingest.staging(), SplitPlan::whole(file.len() as u64));
+    let chunks = AtomicUsize::new(0);
+    let mut source = Bounded { requested: VecDeque::new(), chunks: &chunks };
+    let mut add = |blob| ingest.add_blob(blob).map(drop);
+    let hashed = assembler.store_in_order(&mut source, &mut add).unwrap();
+    assert_eq!((hashed.digest, chunks.load(Ordering::SeqCst)), (Digest::of(&file), 0));
 }
