@@ -38,6 +38,11 @@ impl FileSystem {
         Ok(Self::by_magic(stat.f_type))
     }
 
+    /// Whether allocating a file's space ahead takes as long as writing the file.
+    pub(crate) fn allocates_slowly(self) -> bool {
+        self.name == "tmpfs"
+    }
+
     /// A file's bytes on disk. Must be the same when it is written and when it is removed, or the
     /// ledger becomes wrong.
     pub(crate) fn bytes_on_disk(self, status: &FileStatus) -> u64 {

@@ -9,6 +9,8 @@ use super::Store;
 pub(super) struct Reservation {
     store: Arc<Store>,
     bytes: u64,
+    /// Bytes of content, if the space is taken as they are written.
+    written: u64,
     /// The file is in `partial/` and not in `staging/`: it is kept after a restart.
     is_partial: bool,
 }
@@ -16,18 +18,29 @@ pub(super) struct Reservation {
 impl Reservation {
     /// For a file in `staging/`, which the ledger has counted.
     pub(super) fn of_staged(store: &Arc<Store>, bytes: u64) -> Self {
-        Self { store: Arc::clone(store), bytes, is_partial: false }
+        Self { store: Arc::clone(store), bytes, written: 0, is_partial: false }
     }
 
     /// For a file in `partial/`.
     pub(super) fn of_partial(store: &Arc<Store>, bytes: u64) -> Self {
-        Self { store: Arc::clone(store), bytes, is_partial: true }
+        Self { store: Arc::clone(store), bytes, written: 0, is_partial: true }
     }
 
     /// The file is in `partial/` from now on, and stays there if the transaction fails.
     pub(super) fn stays_in_partial(mut self) {
         self.is_partial = true;
         self.store.space().stays_in_partial(self.bytes);
+    }
+
+    /// By how much the file's size on disk grows when `length` more bytes are written to it.
+    pub(super) fn growth(&self, length: u64) -> u64 {
+        self.store.space().on_disk(self.written.saturating_add(length)).saturating_sub(self.bytes)
+    }
+
+    /// Adds the space of `length` more bytes that were written to the file.
+    pub(super) fn add(&mut self, mut growth: Self, length: u64) {
+        self.written = self.written.saturating_add(length);
+        self.bytes = self.bytes.saturating_add(std::mem::take(&mut growth.bytes));
     }
 
     /// The file was published and uses `bytes` on disk.

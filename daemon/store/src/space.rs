@@ -1,7 +1,8 @@
 //! The ledger of disk space: checks whether data fits before any of it is written.
 //!
 //! A transaction is first promised the least that it will certainly write. Then each new file takes its
-//! own length, which the file system allocates before anything is written. Bytes that are promised or
+//! own length, which the file system allocates before anything is written; where that is slow, each write
+//! takes the length of its bytes. Bytes that are promised or
 //! taken are not available to other transactions, so an admitted transaction does not run out of space
 //! because of others in the same store.
 

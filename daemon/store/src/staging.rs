@@ -138,8 +138,16 @@ impl Staging {
         size: u64,
         reserve: impl Fn() -> Result<(), StoreError>,
     ) -> Result<Reservation, StoreError> {
+        self.take_space(self.0.store.space().on_disk(size), reserve)
+    }
+
+    /// Reserves `bytes` of space as [`Self::reserve_space`] does.
+    pub(super) fn take_space(
+        &self,
+        bytes: u64,
+        reserve: impl Fn() -> Result<(), StoreError>,
+    ) -> Result<Reservation, StoreError> {
         let store = &self.0.store;
-        let bytes = store.space().on_disk(size);
         let promised = spend(&self.0.promised, bytes);
         spend(&self.0.expected, bytes);
         let (expected, in_hand) = (&self.0.expected, self.0.promised.load(Ordering::Relaxed));

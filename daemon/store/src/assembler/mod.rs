@@ -131,7 +131,15 @@ impl Assembler {
         match (part.target, &self.partial) {
             (Target::Blob { blob, offset_in_blob }, _) => {
                 let (path, file) = self.file_of(blob)?;
-                self.staging.disk().write_at(&path, &file, part.bytes, offset_in_blob)
+                let write = || self.staging.disk().write_at(&path, &file, part.bytes, offset_in_blob);
+                if !self.takes_space_when_written() {
+                    return write();
+                }
+                let length = part.bytes.len() as u64;
+                let growth = lock(&self.state).reservations.get(&blob).map_or(0, |own| own.growth(length));
+                let growth = self.staging.take_space(growth, write)?;
+                lock(&self.state).reservations.entry(blob).and_modify(|own| own.add(growth, length));
+                Ok(())
             }
             (Target::Literal { .. }, Some(partial)) => partial.write_literal(offset_in_file, part.bytes),
             // The hasher collects them.
@@ -299,12 +307,18 @@ impl Assembler {
             disk.remove_file(path)?;
         }
         let file = disk.create_file(path, 0o600)?;
+        let size = if self.takes_space_when_written() { 0 } else { size };
         let reserve = || if size == 0 { Ok(()) } else { disk.reserve(path, &file, size) };
         let reservation = self.staging.reserve_space(size, reserve).inspect_err(|_| {
             // The file is empty and recorded nowhere.
             let _ = disk.remove_file(path);
         })?;
         Ok((self.staging.written().add(path, file)?, reservation))
+    }
+
+    /// Hashing would wait for a slow allocation. A download would not, because the network is slower.
+    fn takes_space_when_written(&self) -> bool {
+        self.partial.is_none() && self.store().file_system().allocates_slowly()
     }
 
     /// The ranges of the file that a planned blob has; none in `staging/`.
