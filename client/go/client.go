@@ -84,7 +84,7 @@ func (c *Client) Models() ([]ModelSummary, error) {
 	}
 	err := c.query("/v1/models", &list)
 	if err == nil && list.Models == nil {
-		err = violated("answer is not the JSON expected: no models")
+		err = violated("response is not the JSON expected: no models")
 	}
 	return list.Models, err
 }
@@ -106,7 +106,7 @@ func (c *Client) query(path string, into any) error {
 	if err != nil {
 		return err
 	}
-	return parse(body, into, "answer")
+	return parse(body, into, "response")
 }
 
 func (c *Client) connect() (*wire, error) {

@@ -88,7 +88,7 @@ func TestSilentDaemonTimesOut(t *testing.T) {
 func TestErrorsHaveTheProtocolsCode(t *testing.T) {
 	for _, code := range []Code{CodeNotFound, CodeBusy, CodeCorrupt, CodeNoSpace, CodeDenied, "tired"} {
 		body := fmt.Sprintf(`{"error":{"code":%q,"message":"model x: so","hint":"do this"}}`, code)
-		err := version(fakeDaemon(t, func(p *peer) { p.answer(404, body) }))
+		err := version(fakeDaemon(t, func(p *peer) { p.respond(404, body) }))
 		expected := code
 		if code == "tired" {
 			expected = CodeInternal
@@ -100,9 +100,9 @@ func TestErrorsHaveTheProtocolsCode(t *testing.T) {
 	}
 }
 
-func TestAnswersThatAreNoProtocolAreRefused(t *testing.T) {
+func TestResponsesThatAreNoProtocolAreRefused(t *testing.T) {
 	chunked := "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-	for _, answer := range []string{
+	for _, response := range []string{
 		"SSH-2.0-x\r\n\r\n", "\r\n\r\n", "HTTP/1.1 500 X\r\ncontent-length: 2\r\n\r\n{}",
 		"HTTP/1.1 200 OK\r\nx: " + strings.Repeat("y", 20000),
 		"HTTP/1.1 200 OK\r\n" + strings.Repeat("x: y\r\n", 5000),
@@ -112,13 +112,13 @@ func TestAnswersThatAreNoProtocolAreRefused(t *testing.T) {
 		"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]",
 		"HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n" + strings.Repeat("[", 200000),
 	} {
-		expectFailure(t, ErrProtocol, "", func(p *peer) { p.send(answer) }, version)
+		expectFailure(t, ErrProtocol, "", func(p *peer) { p.send(response) }, version)
 	}
 }
 
-func TestAnswerCutOffIsClosed(t *testing.T) {
-	for _, answer := range []string{"", "HTTP/1.1 200", "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"} {
-		expectFailure(t, ErrClosed, "see its log", func(p *peer) { p.send(answer) }, version)
+func TestResponseCutOffIsClosed(t *testing.T) {
+	for _, response := range []string{"", "HTTP/1.1 200", "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"} {
+		expectFailure(t, ErrClosed, "see its log", func(p *peer) { p.send(response) }, version)
 	}
 }
 
@@ -212,7 +212,7 @@ func entry(t *testing.T, fields map[string]any) string {
 func TestTensorsThatMakeNoSenseAreRefused(t *testing.T) {
 	for part, fields := range map[string]map[string]any{
 		"no such layer":               {"layer": 1},
-		"beyond the number promised":  {"fd": 1},
+		"beyond the number announced": {"fd": 1},
 		"bytes without a descriptor":  {"fd": nil},
 		"ends beyond 2^64":            {"offset": uint64(1<<64 - 1)},
 		"Tensor.offset":               {"offset": -1},
@@ -246,15 +246,15 @@ func TestFlippedBytesNeverPanic(t *testing.T) {
 		whole.WriteString(frame)
 	}
 	random, opened := rand.New(rand.NewSource(7)), 0
-	answers := make(chan string, 1)
-	client := fakeDaemon(t, func(p *peer) { p.send(<-answers) })
+	responses := make(chan string, 1)
+	client := fakeDaemon(t, func(p *peer) { p.send(<-responses) })
 	for range make([]int, 500) {
 		broken := bytes.Clone(whole.Bytes())
 		for range make([]int, random.Intn(3)) {
 			values := "\x00\x01\xff0-9\"{}[],:\\ez"
 			broken[random.Intn(len(broken))] = values[random.Intn(len(values))]
 		}
-		answers <- string(broken)
+		responses <- string(broken)
 		if model, err := client.Open("m"); err == nil {
 			opened++
 			model.Close()
@@ -275,20 +275,20 @@ func TestErrorFrameIsTheDaemonsError(t *testing.T) {
 
 func TestBatchesThatBreakTheirPromiseAreRefusedAndLeakNothing(t *testing.T) {
 	for _, batch := range []struct {
-		first, count, came int
-		kind               error
-		part               string
+		first, count, attached int
+		kind                   error
+		part                   string
 	}{
 		{1, 1, 1, ErrProtocol, "out of order"},
 		{0, 0, 1, ErrProtocol, "out of order"},
 		{0, 99, 1, ErrProtocol, "out of order"},
-		{0, 2, 1, ErrProtocol, "1 descriptors came with a frame that promises 2"},
-		{0, 1, 2, ErrProtocol, "2 descriptors came with a frame that promises 1"},
+		{0, 2, 1, ErrProtocol, "1 descriptors received with a frame that announces 2"},
+		{0, 1, 2, ErrProtocol, "2 descriptors received with a frame that announces 1"},
 		{0, 64, 65, nil, "descriptors"},
 	} {
 		expectFailure(t, batch.kind, batch.part, func(p *peer) {
 			p.head(0, 98)
-			p.fdsFrame(batch.first, batch.count, batch.came)
+			p.fdsFrame(batch.first, batch.count, batch.attached)
 			p.waitForClose()
 		}, open)
 	}
@@ -316,7 +316,7 @@ func TestTensorBehindTheEndOfItsFileIsNeverTouched(t *testing.T) {
 		model := lying(t, fileOf(length), entry(t, nil))
 		_, err := model.Map("t")
 		if !errors.Is(err, ErrShort) || CodeOf(err) != CodeCorrupt ||
-			!strings.Contains(err.Error(), fmt.Sprintf("%d bytes behind it, 64 expected", length)) {
+			!strings.Contains(err.Error(), fmt.Sprintf("%d bytes in its file, 64 expected", length)) {
 			t.Error(err)
 		}
 		if _, err := model.Header(); !errors.Is(err, ErrShort) {

@@ -25,7 +25,7 @@ func (b *blob) slice(offset, size uint64) ([]byte, error) {
 	}
 	length := uint64(len(b.data))
 	if offset > length || size > length-offset {
-		return nil, fail(ErrShort, "descriptor %d: %d bytes behind it, %d expected; run `blobd verify`",
+		return nil, fail(ErrShort, "descriptor %d: %d bytes in its file, %d expected; run `blobd verify`",
 			b.number, length, offset+size)
 	}
 	return b.data[offset : offset+size : offset+size], nil

@@ -221,7 +221,7 @@ func newPeer(conn *net.UnixConn) *peer {
 
 func (p *peer) send(text string) { p.conn.Write([]byte(text)) }
 
-func (p *peer) answer(status int, body string) {
+func (p *peer) respond(status int, body string) {
 	p.send(fmt.Sprintf("HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%s", status, len(body), body))
 }
 
@@ -236,8 +236,8 @@ func (p *peer) frame(text string, fds ...int) {
 }
 
 // fdsFrame sends `came` descriptors of a file of 64 bytes in a frame that announces `count`.
-func (p *peer) fdsFrame(first, count, came int) {
-	fds := make([]int, came)
+func (p *peer) fdsFrame(first, count, attached int) {
+	fds := make([]int, attached)
 	for place := range fds {
 		fds[place] = fileOf(64)
 	}

@@ -97,7 +97,7 @@ func (w *wire) keepFds(control []byte) error {
 		}
 	}
 	if len(w.fds) > maxFdsPerBatch {
-		return violated("more than %d descriptors came unacknowledged", maxFdsPerBatch)
+		return violated("more than %d descriptors received unacknowledged", maxFdsPerBatch)
 	}
 	return nil
 }
@@ -143,7 +143,7 @@ func (w *wire) frame(kind string) (json.RawMessage, error) {
 		if found == "error" {
 			return nil, errorIn(content)
 		}
-		return nil, violated("frame %q came, %q expected", found, kind)
+		return nil, violated("frame %q received, %q expected", found, kind)
 	}
 	return nil, nil
 }
@@ -172,10 +172,10 @@ func (w *wire) batch(received, fdCount uint64) ([]int, error) {
 	count := announced.Count
 	if announced.First == nil || *announced.First != received || count == 0 ||
 		count > fdCount-received || count > maxFdsPerBatch {
-		return nil, violated("%d descriptors came out of order after %d of %d", count, received, fdCount)
+		return nil, violated("%d descriptors received out of order after %d of %d", count, received, fdCount)
 	}
 	if uint64(len(w.fds)) != count {
-		return nil, violated("%d descriptors came with a frame that promises %d", len(w.fds), count)
+		return nil, violated("%d descriptors received with a frame that announces %d", len(w.fds), count)
 	}
 	ack := fmt.Sprintf(`{"ack":{"received":%d}}`, received+count)
 	if err := w.send(append(binary.LittleEndian.AppendUint32(nil, uint32(len(ack))), ack...)); err != nil {
@@ -192,7 +192,7 @@ func (w *wire) query(path string) ([]byte, error) {
 	if err := w.send([]byte(request)); err != nil {
 		return nil, err
 	}
-	return w.answer(http.StatusOK)
+	return w.readResponse(http.StatusOK)
 }
 
 // upgrade sends `POST path` and reads the response's head; from then on the connection carries frames.
@@ -207,12 +207,12 @@ func (w *wire) upgrade(path string, params any) error {
 	if err := w.send([]byte(request)); err != nil {
 		return err
 	}
-	_, err = w.answer(http.StatusSwitchingProtocols)
+	_, err = w.readResponse(http.StatusSwitchingProtocols)
 	return err
 }
 
-// answer is the body of a response with this status; for another status it returns the daemon's error.
-func (w *wire) answer(expected int) ([]byte, error) {
+// readResponse returns the body of a response with this status; for another status it returns the daemon's error.
+func (w *wire) readResponse(expected int) ([]byte, error) {
 	head, err := w.head()
 	if err != nil {
 		return nil, err
@@ -221,7 +221,7 @@ func (w *wire) answer(expected int) ([]byte, error) {
 	whole := bufio.NewReader(io.MultiReader(bytes.NewReader(head), w.in))
 	response, err := http.ReadResponse(whole, nil)
 	if err != nil {
-		return nil, violated("answer is not HTTP: %v", err)
+		return nil, violated("response is not HTTP: %v", err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode == http.StatusSwitchingProtocols && expected == response.StatusCode {
@@ -240,7 +240,7 @@ func (w *wire) answer(expected int) ([]byte, error) {
 	if json.Unmarshal(body, &refusal) == nil && refusal.Error != nil {
 		return nil, refusal.Error.asError()
 	}
-	return nil, violated("answer has status %d, %d expected", response.StatusCode, expected)
+	return nil, violated("response has status %d, %d expected", response.StatusCode, expected)
 }
 
 // head is the head of a response with the empty line that ends it.
@@ -250,13 +250,13 @@ func (w *wire) head() ([]byte, error) {
 		line, err := w.in.ReadSlice('\n')
 		head = append(head, line...)
 		if len(head) > maxHeadBytes || errors.Is(err, bufio.ErrBufferFull) {
-			return nil, violated("answer's head is longer than the %d bytes allowed", maxHeadBytes)
+			return nil, violated("response's head is longer than the %d bytes allowed", maxHeadBytes)
 		}
 		if err != nil {
 			return nil, connectionError(err)
 		}
 		if string(head) == "\r\n" {
-			return nil, violated("answer is not HTTP: no status")
+			return nil, violated("response is not HTTP: no status")
 		}
 	}
 	return head, nil
@@ -264,14 +264,14 @@ func (w *wire) head() ([]byte, error) {
 
 func readBody(response *http.Response) ([]byte, error) {
 	if response.ContentLength > maxBodyBytes {
-		return nil, violated("answer's body is longer than the %d bytes allowed", maxBodyBytes)
+		return nil, violated("response's body is longer than the %d bytes allowed", maxBodyBytes)
 	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxBodyBytes+1))
 	if err != nil {
 		return nil, bodyError(err)
 	}
 	if len(body) > maxBodyBytes {
-		return nil, violated("answer's body is longer than the %d bytes allowed", maxBodyBytes)
+		return nil, violated("response's body is longer than the %d bytes allowed", maxBodyBytes)
 	}
 	return body, nil
 }
@@ -282,7 +282,7 @@ func bodyError(err error) error {
 	if errors.As(err, &known) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return connectionError(err)
 	}
-	return violated("answer's body is malformed: %v", err)
+	return violated("response's body is malformed: %v", err)
 }
 
 // parse reads JSON; what names it in errors.
@@ -301,7 +301,7 @@ func connectionError(err error) error {
 	case err == nil || errors.As(err, &known):
 		return err
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
-		return fail(ErrClosed, "blobd daemon: closed the connection before its answer was complete; see its log")
+		return fail(ErrClosed, "blobd daemon: closed the connection before its response was complete; see its log")
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fail(ErrTimedOut, "blobd daemon: silent for longer than the timeout; try again or allow it longer")
 	}

@@ -21,7 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{ClientError, ProtocolError};
-use crate::http::{Answer, Request};
+use crate::http::{Request, Response};
 use crate::model::OpenModel;
 use crate::open;
 use crate::protocol::connection::ConnectionError;
@@ -271,7 +271,7 @@ impl Client {
             match event {
                 PullEvent::Progress(_) => {}
                 PullEvent::Done(done) => return Ok(done),
-                PullEvent::Failed(answer) => return Err(answer.error.into()),
+                PullEvent::Failed(response) => return Err(response.error.into()),
             }
         }
         Err(ClientError::Closed)
@@ -303,7 +303,7 @@ impl Client {
             match event {
                 VerifyEvent::Progress(_) => {}
                 VerifyEvent::Done(verified) => return Ok(verified),
-                VerifyEvent::Failed(answer) => return Err(answer.error.into()),
+                VerifyEvent::Failed(response) => return Err(response.error.into()),
             }
         }
         Err(ClientError::Closed)
@@ -376,7 +376,7 @@ impl Client {
         self.send(Request::post(path, params)?)?.json()
     }
 
-    fn send(&self, request: Request) -> Result<Answer, ClientError> {
+    fn send(&self, request: Request) -> Result<Response, ClientError> {
         let stream = self.stream()?;
         if self.timeout.is_some() {
             stream.set_read_timeout(self.timeout)?;

@@ -13,7 +13,7 @@ use crate::protocol::frame::FrameError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The daemon answered with an error.
+    /// The daemon responded with an error.
     #[error(transparent)]
     Daemon(#[from] ErrorBody),
     /// The socket does not exist, or nothing listens on it.
@@ -31,7 +31,7 @@ pub enum ClientError {
         reason: io::Error,
     },
     /// The daemon closed the connection early.
-    #[error("blobd daemon: closed the connection before its answer was complete; see its log")]
+    #[error("blobd daemon: closed the connection before its response was complete; see its log")]
     Closed,
     /// A send or receive timed out.
     #[error("blobd daemon: silent for longer than the timeout")]
@@ -102,13 +102,13 @@ impl From<io::Error> for ClientError {
 #[non_exhaustive]
 pub enum ProtocolError {
     /// Not HTTP/1.1.
-    #[error("answer is not HTTP: {reason}")]
+    #[error("response is not HTTP: {reason}")]
     NotHttp {
         /// The parser's message.
         reason: String,
     },
     /// An unexpected status, or an error without blobd's envelope.
-    #[error("answer has status {found}, {expected} expected")]
+    #[error("response has status {found}, {expected} expected")]
     Status {
         /// The status.
         found: u16,
@@ -116,7 +116,7 @@ pub enum ProtocolError {
         expected: u16,
     },
     /// A part is above its length limit.
-    #[error("answer's {what} is longer than the {limit} allowed")]
+    #[error("response's {what} is longer than the {limit} allowed")]
     TooLong {
         /// What.
         what: &'static str,
@@ -124,10 +124,10 @@ pub enum ProtocolError {
         limit: u64,
     },
     /// The body's chunks are malformed.
-    #[error("answer's chunks are malformed")]
+    #[error("response's chunks are malformed")]
     Chunks,
     /// The JSON has an unexpected form.
-    #[error("answer is not the JSON expected: {reason}")]
+    #[error("response is not the JSON expected: {reason}")]
     Json {
         /// The parser's message.
         reason: String,
@@ -136,7 +136,7 @@ pub enum ProtocolError {
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// An unexpected kind of frame.
-    #[error("frame {found:?} came, {expected:?} expected")]
+    #[error("frame {found:?} received, {expected:?} expected")]
     UnexpectedFrame {
         /// Its kind.
         found: &'static str,
@@ -144,7 +144,7 @@ pub enum ProtocolError {
         expected: &'static str,
     },
     /// The number of descriptors does not match the `fds` frame.
-    #[error("{found} descriptors came with a frame that promises {expected}")]
+    #[error("{found} descriptors received with a frame that announces {expected}")]
     FdCount {
         /// The number received.
         found: usize,
@@ -162,7 +162,7 @@ pub enum ProtocolError {
         expected: u64,
     },
     /// A batch of descriptors is out of order, empty or too large.
-    #[error("descriptors {first}+{count} came after {received} of {fd_count}")]
+    #[error("descriptors {first}+{count} received after {received} of {fd_count}")]
     Batch {
         /// The number of its first descriptor.
         first: u32,

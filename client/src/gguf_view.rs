@@ -244,7 +244,7 @@ impl<'m> Places<'m> {
     }
 }
 
-/// An image in the making.
+/// An image under construction.
 struct Image {
     view: GgufView,
 }

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use self::body::BodyDecoder;
 use crate::error::{ClientError, ProtocolError};
 use crate::protocol::connection::{Connection, receive_message, send_all};
-use crate::protocol::error::ErrorAnswer;
+use crate::protocol::error::ErrorResponse;
 use crate::protocol::{MAX_FDS_PER_BATCH, UPGRADE};
 
 /// The longest response head read.
@@ -66,7 +66,7 @@ impl Request {
     }
 
     /// Sends the request and waits for the head of the response.
-    pub(crate) fn send(self, stream: UnixStream) -> Result<Answer, ClientError> {
+    pub(crate) fn send(self, stream: UnixStream) -> Result<Response, ClientError> {
         let mut bytes = self.head.into_bytes();
         bytes.extend_from_slice(&self.body);
         match send_all(&stream, &bytes, &[]) {
@@ -81,19 +81,19 @@ impl Request {
             }
             if let Some((head, length)) = parse_head(wire.pending())? {
                 wire.consume(length);
-                return Ok(Answer { head, wire });
+                return Ok(Response { head, wire });
             }
         }
     }
 }
 
 /// A response whose head has been read.
-pub(crate) struct Answer {
+pub(crate) struct Response {
     head: Head,
     wire: Wire,
 }
 
-impl Answer {
+impl Response {
     /// The JSON body of a successful response.
     pub(crate) fn json<T: DeserializeOwned>(self) -> Result<T, ClientError> {
         let body = self.expect_status(200)?.body()?;
@@ -122,8 +122,8 @@ impl Answer {
         if found == expected {
             return Ok(self);
         }
-        let error = if found >= 400 { from_json::<ErrorAnswer>(&self.body()?).ok() } else { None };
-        Err(error.map_or(ProtocolError::Status { found, expected }.into(), |answer| answer.error.into()))
+        let error = if found >= 400 { from_json::<ErrorResponse>(&self.body()?).ok() } else { None };
+        Err(error.map_or(ProtocolError::Status { found, expected }.into(), |response| response.error.into()))
     }
 
     fn body(mut self) -> Result<Vec<u8>, ClientError> {

@@ -28,7 +28,7 @@ use rustix::mm::{
 /// makes it read-only (mode 0444, owned by the daemon's user), and from then on only ever
 /// unlinks it, which leaves existing maps alone. The descriptor is `O_RDONLY`, so neither this
 /// process nor another client can write through it. The length is the kernel's own (`fstat`),
-/// so no byte of the slice lies behind the end of the file, where touching it would raise
+/// so no byte of the slice lies after the end of the file, where touching it would raise
 /// `SIGBUS`.
 ///
 /// The store's owner is trusted: root or the daemon's user can overwrite a blob in place, as with any

@@ -241,7 +241,7 @@ impl OpenModel {
         self.blob(n).ok()?.fd()
     }
 
-    /// All bytes behind descriptor `n`, mapped, whether it is still open or not. The descriptors
+    /// All bytes of the file of descriptor `n`, mapped, whether it is still open or not. The descriptors
     /// are numbered in the order in which the model's files need them.
     ///
     /// # Errors

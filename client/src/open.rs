@@ -198,7 +198,7 @@ fn check_pieces(
     fd_count: u32,
 ) -> Result<FilePieces<OpenPiece>, &'static str> {
     if pieces.len() as u64 != layer.piece_count {
-        return Err("another number of pieces came than promised");
+        return Err("another number of pieces received than announced");
     }
     if pieces.iter().any(|piece| matches!(piece, OpenPiece::Fd { fd, .. } if *fd >= fd_count)) {
         return Err(NO_SUCH_FD);
@@ -231,4 +231,4 @@ fn check_tensor(tensor: &TensorLocation, head: &OpenHead) -> Result<(), &'static
     }
 }
 
-const NO_SUCH_FD: &str = "descriptor beyond the number promised";
+const NO_SUCH_FD: &str = "descriptor beyond the number announced";

@@ -137,18 +137,18 @@ fn write_frames() -> Result<()> {
     let attach_at = u16::try_from(head.len() + opened.len() - fds_frame.len())?.to_le_bytes();
     let lines = opened_lines()?;
     for verb in [4, 5] {
-        write("answer", &format!("open-{verb}"), &[&[verb, 2], &attach_at[..], head, &opened].concat())?;
-        write("answer", &format!("open-lines-{verb}"), &[&[verb | 0x80, 2, 0, 0], &lines[..]].concat())?;
+        write("response", &format!("open-{verb}"), &[&[verb, 2], &attach_at[..], head, &opened].concat())?;
+        write("response", &format!("open-lines-{verb}"), &[&[verb | 0x80, 2, 0, 0], &lines[..]].concat())?;
     }
-    write("answer", "import", &[&[3, 0, 0, 0][..], head, &import].concat())?;
+    write("response", "import", &[&[3, 0, 0, 0][..], head, &import].concat())?;
     let lines = "{\"status\":\"pulling\"}\n{\"error\":{\"code\":\"upstream\",\"message\":\"gone\"}}\n";
     let chunked = format!(
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{lines}\r\n0\r\n\r\n",
         lines.len()
     );
-    write("answer", "pull", &[&[2, 0, 0, 0][..], chunked.as_bytes()].concat())?;
+    write("response", "pull", &[&[2, 0, 0, 0][..], chunked.as_bytes()].concat())?;
     let models = "HTTP/1.1 200 OK\r\ncontent-length: 13\r\n\r\n{\"models\":[]}";
-    write("answer", "models", &[&[0, 0, 0, 0][..], models.as_bytes()].concat())
+    write("response", "models", &[&[0, 0, 0, 0][..], models.as_bytes()].concat())
 }
 
 fn bytes_of(frames: &[Frame]) -> Result<Vec<u8>> {

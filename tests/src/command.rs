@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Instant;
 
-use blobd_client::protocol::error::{ErrorAnswer, ErrorBody};
+use blobd_client::protocol::error::{ErrorBody, ErrorResponse};
 use serde_json::Value as Json;
 
 use crate::programs;
@@ -182,8 +182,8 @@ impl Run {
     #[must_use]
     pub fn error(&self) -> ErrorBody {
         let line = self.stderr.lines().last().unwrap_or_default();
-        let answer: ErrorAnswer = serde_json::from_str(line)
+        let response: ErrorResponse = serde_json::from_str(line)
             .unwrap_or_else(|error| panic!("{}: {error}: {}", self.arguments, self.stderr));
-        answer.error
+        response.error
     }
 }

@@ -66,8 +66,8 @@ impl Reader {
     /// # Panics
     /// When the process has died, for instance because a map is gone.
     pub fn touch(&mut self) -> String {
-        let answer = self.tell("touch");
-        answer["sha256"].as_str().expect("a digest").to_owned()
+        let response = self.tell("touch");
+        response["sha256"].as_str().expect("a digest").to_owned()
     }
 
     /// Ends the lease and keeps the maps.
@@ -75,8 +75,8 @@ impl Reader {
     /// # Panics
     /// When the process has died.
     pub fn close(&mut self) {
-        let answer = self.tell("close");
-        assert_eq!(answer["closed"], true);
+        let response = self.tell("close");
+        assert_eq!(response["closed"], true);
     }
 
     /// Kills the process with SIGKILL.

@@ -328,7 +328,7 @@ struct Part {
     /// The offset in the image.
     offset: u64,
     length: u64,
-    /// The offset in the file behind `fd`.
+    /// The offset in the file of `fd`.
     fd_offset: u64,
     /// The number of the descriptor.
     fd: u32,

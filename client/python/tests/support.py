@@ -272,7 +272,7 @@ class FakePeer:
         """Sends bytes unchanged."""
         self.connection.sendall(data)
 
-    def answer(self, status: int, body: bytes) -> None:
+    def respond(self, status: int, body: bytes) -> None:
         """Sends a response with a body."""
         self.send(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body))
 

@@ -19,7 +19,7 @@ from test_daemon import numpy
 
 import blobd
 from blobd import _wire
-from blobd.answer import component
+from blobd._responses import component
 
 Script = Callable[[FakePeer], None]
 
@@ -96,7 +96,7 @@ class FailureTest(unittest.TestCase):
         return caught.exception
 
 
-class Answers(FailureTest):
+class Responses(FailureTest):
     def test_errors_have_the_protocols_code_and_class(self) -> None:
         for code, kind in [
             ("not_found", blobd.NotFoundError),
@@ -106,18 +106,18 @@ class Answers(FailureTest):
             ("no_space", blobd.DaemonError),
         ]:
             body = json.dumps({"error": {"code": code, "message": "model x: so", "hint": "do this"}}).encode()
-            error = self.fails(kind, lambda peer: peer.answer(404, body), "model x: so; do this")
+            error = self.fails(kind, lambda peer: peer.respond(404, body), "model x: so; do this")
             self.assertEqual((error.code, error.hint), (code, "do this"))
             again = pickle.loads(pickle.dumps(error))
             self.assertEqual((type(again), again.code, str(again)), (kind, code, str(error)))
 
     def test_unknown_code_counts_as_internal(self) -> None:
         body = b'{"error":{"code":"tired","message":"m"}}'
-        self.assertEqual(self.fails(blobd.DaemonError, lambda peer: peer.answer(500, body)).code, "internal")
+        self.assertEqual(self.fails(blobd.DaemonError, lambda peer: peer.respond(500, body)).code, "internal")
 
     def test_status_without_an_error_is_no_protocol(self) -> None:
         for status in (101, 204, 500):
-            script: Script = lambda peer: peer.answer(status, b"{}")
+            script: Script = lambda peer: peer.respond(status, b"{}")
             self.fails(blobd.ProtocolError, script, f"status {status}, 200 expected")
 
     def test_bytes_that_are_no_http_are_refused(self) -> None:
@@ -142,19 +142,19 @@ class Answers(FailureTest):
         for chunks in (b"x\r\n", b"-1\r\n", b"\r\n", b"1\r\n{xx\r\n", b"fffffffffff\r\n", b"y" * 2000):
             self.fails(blobd.ProtocolError, lambda peer: peer.send(head + chunks))
 
-    def test_answer_cut_off_is_closed(self) -> None:
+    def test_response_cut_off_is_closed(self) -> None:
         for text in (b"", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"):
             self.fails(blobd.ClosedError, lambda peer: peer.send(text), "see its log")
 
     def test_json_of_another_form_is_refused(self) -> None:
         deep = b"[" * 100_000 + b"]" * 100_000
         for body in (b"", b"[]", b"{}", b"\xff", b'{"version":1}', b'{"models":[3]}', deep, b"9" * 5000):
-            self.fails(blobd.ProtocolError, lambda peer: peer.answer(200, body))
-            self.fails(blobd.ProtocolError, lambda peer: peer.answer(200, body), "", lambda client: client.models())
+            self.fails(blobd.ProtocolError, lambda peer: peer.respond(200, body))
+            self.fails(blobd.ProtocolError, lambda peer: peer.respond(200, body), "", lambda client: client.models())
 
     def test_unknown_fields_are_ignored(self) -> None:
         body = b'{"version":"1","protocol":1,"root":"/","pid":7,"mood":"fine"}'
-        self.assertEqual(ask(lambda peer: peer.answer(200, body), lambda client: client.version()).root, "/")
+        self.assertEqual(ask(lambda peer: peer.respond(200, body), lambda client: client.version()).root, "/")
 
 
 class Opens(FailureTest):
@@ -200,7 +200,7 @@ class Opens(FailureTest):
     def test_frames_of_another_form_are_refused(self) -> None:
         for text in (b"", b"[]", b"{}", b"7", b'{"a":1,"b":2}', b"{", b'{"open":3}', b'{"open":{}}'):
             self.fails_to_open(lambda peer: peer.send(UPGRADED + struct.pack("<I", len(text)) + text))
-        self.fails_to_open(open_with({"progress": {}}, tensors=1), "frame 'progress' came, 'tensors' expected")
+        self.fails_to_open(open_with({"progress": {}}, tensors=1), "frame 'progress' received, 'tensors' expected")
         self.fails_to_open(open_with({"fds": []}, fds=1), "fds is no object")
 
     def test_error_frame_is_the_daemons_error(self) -> None:
@@ -226,7 +226,7 @@ class Opens(FailureTest):
     def test_tensors_that_make_no_sense_are_refused(self) -> None:
         for fields, part in [
             ({"layer": 1}, "no such layer"),
-            ({"fd": 1}, "beyond the 1 promised"),
+            ({"fd": 1}, "beyond the 1 announced"),
             ({"fd": None}, "bytes without a descriptor"),
             ({"fd": True}, "fd"),
             ({"offset": (1 << 64) - 1}, "ends beyond"),
@@ -248,7 +248,7 @@ class Opens(FailureTest):
     def test_batches_out_of_order_are_refused(self) -> None:
         for first, count in ((1, 1), (0, 0), (0, 4)):
             frame = {"fds": {"first": first, "count": count}}
-            self.fails_to_open(open_with(frame, fds=3), "came after 0 of 3")
+            self.fails_to_open(open_with(frame, fds=3), "received after 0 of 3")
 
     def send_fds(self, promised: int, came: int, fd_count: int) -> Script:
         def script(peer: FakePeer) -> None:
@@ -264,8 +264,8 @@ class Opens(FailureTest):
         return script
 
     def test_other_number_of_descriptors_than_promised_is_refused_and_leaks_none(self) -> None:
-        self.fails_to_open(self.send_fds(2, 1, 2), "1 descriptors came with a frame that promises 2")
-        self.fails_to_open(self.send_fds(1, 2, 2), "2 descriptors came with a frame that promises 1")
+        self.fails_to_open(self.send_fds(2, 1, 2), "1 descriptors received with a frame that announces 2")
+        self.fails_to_open(self.send_fds(1, 2, 2), "2 descriptors received with a frame that announces 1")
 
     def test_more_descriptors_than_there_is_room_for_are_lost_and_leak_none(self) -> None:
         self.fails_to_open(self.send_fds(64, 65, 65), "too many files open", blobd.FdsLostError)
@@ -273,15 +273,15 @@ class Opens(FailureTest):
     def test_flipped_bytes_never_escape_as_other_errors(self) -> None:
         head = {"name": "m", "digest": "d", "layers": [layer(header=None)], "tensor_count": 1, "fd_count": 0}
         tensors = [entry(fd=None, size=0, experts={"count": 0, "stride": 9})]
-        answer = UPGRADED
+        response = UPGRADED
         for frame in ({"open": head}, {"tensors": tensors}):
             text = json.dumps(frame).encode()
-            answer += struct.pack("<I", len(text)) + text
+            response += struct.pack("<I", len(text)) + text
         broken = bytearray()
         with FakeDaemon(lambda peer: peer.send(bytes(broken))) as fake:
             client, random, opened = blobd.Client(fake.socket, timeout=5), Random(7), 0
             for _ in range(500):
-                broken[:] = answer
+                broken[:] = response
                 for _ in range(random.randrange(3)):
                     broken[random.randrange(len(broken))] = random.choice(b'\x00\x01\xff0-9"{}[],:\\ez')
                 try:
@@ -336,7 +336,7 @@ class LyingSizes(unittest.TestCase):
             with self.assertRaises(blobd.ShortError) as caught:
                 model["t"]
             self.assertEqual(caught.exception.code, "corrupt")
-            self.assertIn(f"{length} bytes behind it, 64 expected; run `blobd verify`", str(caught.exception))
+            self.assertIn(f"{length} bytes in its file, 64 expected; run `blobd verify`", str(caught.exception))
             for lying in (lambda: model.header(), lambda: model.layer_bytes(0), lambda: model.numpy("t")):
                 with self.assertRaises(blobd.ShortError):
                     lying()
@@ -404,7 +404,7 @@ class Words(unittest.TestCase):
 
     def test_missing_library_says_what_to_install(self) -> None:
         from blobd._views import numpy_view
-        from blobd.answer import Tensor
+        from blobd._responses import Tensor
 
         known = Tensor("t", "F32", (1,), 0, 4, 0, 0, None)
         with mock.patch.dict("sys.modules", {"numpy": None}):

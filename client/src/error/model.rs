@@ -41,7 +41,7 @@ pub enum ModelError {
         reason: GgufError,
     },
     /// A tensor was not opened, so no image of the file can be made.
-    #[error("layer {layer}: tensor {name:?} was not asked for; open with TensorSelection::All")]
+    #[error("layer {layer}: tensor {name:?} was not requested; open with TensorSelection::All")]
     NotOpened {
         /// The layer's number.
         layer: usize,
@@ -73,7 +73,7 @@ pub enum ModelError {
         layer: usize,
     },
     /// The layer is a split file whose pieces were not requested.
-    #[error("layer {layer}: its pieces were not asked for; open with FileSelection::All")]
+    #[error("layer {layer}: its pieces were not requested; open with FileSelection::All")]
     NoPieces {
         /// Its number.
         layer: usize,
@@ -92,8 +92,8 @@ pub enum ModelError {
         /// The number of them.
         count: usize,
     },
-    /// The file behind a descriptor is shorter than the table says.
-    #[error("descriptor {fd}: {found} bytes behind it, {expected} expected; run `blobd verify`")]
+    /// A descriptor's file is shorter than the table says.
+    #[error("descriptor {fd}: {found} bytes in its file, {expected} expected; run `blobd verify`")]
     Short {
         /// The descriptor's number.
         fd: u32,

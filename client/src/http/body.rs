@@ -20,9 +20,9 @@ enum State {
     ChunkData(u64),
     /// Between a chunk and the next one's line.
     ChunkEnd,
-    /// Behind the last chunk.
+    /// After the last chunk.
     Trailer,
-    /// Behind the body.
+    /// After the body.
     Done,
 }
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::protocol::error::ErrorCode;
 
 /// Sends a request to a peer that has already sent `bytes` and closed its end.
-fn answer(bytes: &[u8]) -> Result<Answer, ClientError> {
+fn response(bytes: &[u8]) -> Result<Response, ClientError> {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(bytes).unwrap();
     theirs.shutdown(std::net::Shutdown::Write).unwrap();
@@ -12,7 +12,7 @@ fn answer(bytes: &[u8]) -> Result<Answer, ClientError> {
 }
 
 fn json(bytes: &[u8]) -> Result<serde_json::Value, ClientError> {
-    answer(bytes)?.json()
+    response(bytes)?.json()
 }
 
 #[test]
@@ -29,12 +29,12 @@ fn upgrade_request_has_headers_and_body() {
 }
 
 #[test]
-fn answer_of_a_daemon_that_refuses_early_is_read() {
+fn response_of_a_daemon_that_refuses_early_is_read() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n7").unwrap();
     drop(theirs);
-    let answer = Request::query("/v1/x").send(ours).unwrap();
-    assert_eq!(answer.json::<u32>().unwrap(), 7);
+    let response = Request::query("/v1/x").send(ours).unwrap();
+    assert_eq!(response.json::<u32>().unwrap(), 7);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn endless_head_and_endless_line_are_cut_off() {
 fn last_line_may_lack_a_newline() {
     let text =
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\n1\n2\r\n3\r\n2\n3\r\n1\r\n4\r\n0\r\n\r\n";
-    let mut lines = answer(text.as_bytes()).unwrap().lines().unwrap();
+    let mut lines = response(text.as_bytes()).unwrap().lines().unwrap();
     let mut numbers = Vec::new();
     while let Some(number) = lines.next_json::<u32>().unwrap() {
         numbers.push(number);

@@ -173,7 +173,7 @@ impl Connection {
             || rustix::io::ioctl_fionread(&self.stream).is_ok_and(|count| count > 0)
     }
 
-    /// Returns the descriptors that came with the `fds` frame just received.
+    /// Returns the descriptors received with the last `fds` frame.
     ///
     /// # Errors
     /// [`ConnectionError::FdCount`] when there are more or fewer than the frame's `count`; all of them
@@ -206,10 +206,10 @@ pub enum ConnectionError {
     /// The peer sent or received nothing for longer than the timeout.
     #[error("connection: timed out waiting for the peer")]
     TimedOut,
-    /// The number of descriptors that came with an `fds` frame is not the frame's `count`.
-    #[error("connection: {found} descriptors came with a frame that promises {expected}")]
+    /// The number of descriptors received with an `fds` frame is not the frame's `count`.
+    #[error("connection: {found} descriptors received with a frame that announces {expected}")]
     FdCount {
-        /// How many came.
+        /// How many were received.
         found: usize,
         /// The frame's `count`.
         expected: u32,
@@ -241,7 +241,7 @@ impl From<io::Error> for ConnectionError {
 }
 
 /// Sends all of `bytes` on a blocking socket, with `fds` attached to the first byte. While the user has
-/// too many descriptors in flight, it retries for up to [`IN_FLIGHT_PATIENCE`].
+/// too many descriptors in flight, it retries for up to [`IN_FLIGHT_TIMEOUT`].
 ///
 /// # Errors
 /// Those of [`send_message`]; one for which [`is_too_many_in_flight`] holds after the last retry.
@@ -249,7 +249,7 @@ pub fn send_all(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io
     let (start, mut pause) = (Instant::now(), FIRST_PAUSE);
     let mut sent = loop {
         match send_message(stream, bytes, fds) {
-            Err(error) if is_too_many_in_flight(&error) && start.elapsed() < IN_FLIGHT_PATIENCE => {
+            Err(error) if is_too_many_in_flight(&error) && start.elapsed() < IN_FLIGHT_TIMEOUT => {
                 thread::sleep(pause);
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
@@ -264,7 +264,7 @@ pub fn send_all(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io
 
 /// How long sending descriptors is retried while the user has too many in flight. It is shorter than the
 /// ten seconds after which the daemon closes the connection of a client that receives nothing.
-pub const IN_FLIGHT_PATIENCE: Duration = Duration::from_secs(8);
+pub const IN_FLIGHT_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The pause before the first retry; each further pause is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(1);

@@ -44,7 +44,7 @@ impl std::error::Error for ErrorBody {}
 
 /// The body of a response that is an error: `{"error":{"code":…,"message":…}}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ErrorAnswer {
+pub struct ErrorResponse {
     /// What went wrong.
     pub error: ErrorBody,
 }
@@ -121,9 +121,9 @@ mod tests {
     #[test]
     fn error_survives_a_round_trip_through_json() {
         let error = ErrorBody::new(ErrorCode::NoSpace, "no space").with_hint("run gc");
-        let json = serde_json::to_string(&ErrorAnswer { error: error.clone() }).unwrap();
+        let json = serde_json::to_string(&ErrorResponse { error: error.clone() }).unwrap();
         assert_eq!(json, r#"{"error":{"code":"no_space","message":"no space","hint":"run gc"}}"#);
-        assert_eq!(serde_json::from_str::<ErrorAnswer>(&json).unwrap().error, error);
+        assert_eq!(serde_json::from_str::<ErrorResponse>(&json).unwrap().error, error);
         assert_eq!(error.to_string(), "no space; run gc");
     }
 

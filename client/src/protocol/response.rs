@@ -255,7 +255,7 @@ pub enum GcReason {
 #[serde(untagged)]
 pub enum PullEvent {
     /// The pull failed; nothing follows.
-    Failed(super::error::ErrorAnswer),
+    Failed(super::error::ErrorResponse),
     /// The pull succeeded; nothing follows.
     Done(PullDone),
     /// The pull's progress.
@@ -394,7 +394,7 @@ pub struct OpenLayer {
     pub piece_count: u64,
 }
 
-/// The location of a GGUF header: all bytes of the file behind `fd`, including the padding up to the data
+/// The location of a GGUF header: all bytes of the file of `fd`, including the padding up to the data
 /// section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeaderLocation {
@@ -419,7 +419,7 @@ pub struct TensorLocation {
     /// The number of its descriptor; absent for a tensor without elements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fd: Option<u32>,
-    /// The offset of its bytes in the file behind `fd`.
+    /// The offset of its bytes in the file of `fd`.
     pub offset: u64,
     /// Its size.
     pub size: u64,
@@ -432,7 +432,7 @@ pub struct TensorLocation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum OpenPiece {
-    /// A segment: `length` bytes of the file behind `fd`, from `offset` on.
+    /// A segment: `length` bytes of the file of `fd`, from `offset` on.
     Fd {
         /// The descriptor's number.
         fd: u32,

@@ -5,14 +5,14 @@
 use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
 
-use super::error::ErrorAnswer;
+use super::error::ErrorResponse;
 
 /// One line of the response to `POST /v1/verify`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum VerifyEvent {
     /// The verification failed; nothing follows.
-    Failed(ErrorAnswer),
+    Failed(ErrorResponse),
     /// The verification is complete; nothing follows.
     Done(Verified),
     /// The verification's progress.

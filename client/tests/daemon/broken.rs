@@ -13,8 +13,8 @@ use blobd_store_format::recipe::Experts;
 
 use crate::fake::{Call, FakeModel, client_of};
 
-fn open_from(answer: impl Fn(Call) + Clone + Send + Sync + 'static) -> Result<OpenModel, ClientError> {
-    client_of(answer).open(&"tiny".parse().unwrap())
+fn open_from(response: impl Fn(Call) + Clone + Send + Sync + 'static) -> Result<OpenModel, ClientError> {
+    client_of(response).open(&"tiny".parse().unwrap())
 }
 
 /// One tensor of 64 bytes, broken by `change`.
@@ -38,7 +38,7 @@ fn protocol_error(result: Result<OpenModel, ClientError>) -> ProtocolError {
 #[test]
 fn error_instead_of_the_upgrade_keeps_its_code() {
     let body = r#"{"error":{"code":"not_found","message":"no model tiny:latest","hint":"pull it"}}"#;
-    let error = open_from(move |call| call.answer(404, body)).unwrap_err();
+    let error = open_from(move |call| call.respond(404, body)).unwrap_err();
     assert_eq!(error.code(), ErrorCode::NotFound);
     assert_eq!(error.to_string(), "no model tiny:latest; pull it");
 }

@@ -18,22 +18,22 @@ use blobd_client::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLoc
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 
-/// A client of a daemon that answers every request with `answer`, each on a thread of its own.
-pub(crate) fn client_of(answer: impl Fn(Call) + Clone + Send + Sync + 'static) -> Client {
+/// A client of a daemon that serves every request with `response`, each on a thread of its own.
+pub(crate) fn client_of(response: impl Fn(Call) + Clone + Send + Sync + 'static) -> Client {
     Client::with_connector(Arc::new(move || {
         let (ours, theirs) = UnixStream::pair()?;
-        let answer = answer.clone();
-        thread::spawn(move || Call::read(theirs).map(answer));
+        let response = response.clone();
+        thread::spawn(move || Call::read(theirs).map(response));
         Ok(ours)
     }))
 }
 
-/// Answers every request that comes to a socket at this path.
-pub(crate) fn listen(socket: &Path, answer: impl Fn(Call) + Send + 'static) {
+/// Serves every request to a socket at this path.
+pub(crate) fn listen(socket: &Path, response: impl Fn(Call) + Send + 'static) {
     let listener = UnixListener::bind(socket).unwrap();
     thread::spawn(move || {
         for stream in listener.incoming() {
-            Call::read(stream.unwrap()).map(&answer);
+            Call::read(stream.unwrap()).map(&response);
         }
     });
 }
@@ -66,14 +66,14 @@ impl Call {
         self.head.lines().next().unwrap()
     }
 
-    /// Answers and closes; a client that is gone already does not matter.
-    pub(crate) fn answer(mut self, status: u16, body: &str) {
+    /// Responds and closes; a client that has already disconnected does not matter.
+    pub(crate) fn respond(mut self, status: u16, body: &str) {
         let length = body.len();
         let text = format!("HTTP/1.1 {status} x\r\ncontent-length: {length}\r\n\r\n{body}");
         let _client_gone = self.stream.write_all(text.as_bytes());
     }
 
-    /// Answers in chunks, and ends the body if it is `complete`.
+    /// Responds in chunks, and ends the body if it is `complete`.
     pub(crate) fn stream_chunks(mut self, chunks: &[&str], complete: bool) {
         let mut text = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".to_owned();
         for chunk in chunks {
@@ -154,7 +154,7 @@ impl FakeModel {
         self.pieces[0] = pieces;
     }
 
-    /// Plays the whole of an open answer, then waits for the client to end the lease.
+    /// Sends the whole response to an open, then waits for the client to end the lease.
     pub(crate) fn serve(&self, call: Call) {
         let params: OpenParams = serde_json::from_slice(&call.body).unwrap();
         let mut connection = call.upgrade();
@@ -191,7 +191,7 @@ impl FakeModel {
             let sent = connection.send(&Frame::Fds { first, count }, &fds);
             first += count;
             match sent.and_then(|()| connection.receive()) {
-                Ok(answer) => assert_eq!(answer, Frame::Ack { received: first }),
+                Ok(response) => assert_eq!(response, Frame::Ack { received: first }),
                 Err(_client_gone) => return,
             }
         }

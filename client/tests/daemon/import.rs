@@ -13,14 +13,14 @@ use blobd_store_format::digest::Digest;
 use crate::fake::{Call, client_of};
 
 fn import(
-    answer: impl Fn(Call) + Clone + Send + Sync + 'static,
+    response: impl Fn(Call) + Clone + Send + Sync + 'static,
 ) -> (Result<Imported, ClientError>, Vec<(u64, u64)>) {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(b"GGUF").unwrap();
     let params = ImportParams { file_name: "tiny.gguf".to_owned(), name: None };
     let mut progress = Vec::new();
     let result =
-        client_of(answer).import(&params, &file, |completed, total| progress.push((completed, total)));
+        client_of(response).import(&params, &file, |completed, total| progress.push((completed, total)));
     (result, progress)
 }
 
@@ -68,7 +68,7 @@ fn refusal_keeps_its_code_even_if_the_daemon_does_not_wait_for_the_file() {
 }
 
 #[test]
-fn daemon_that_dies_or_answers_with_something_else_is_told_apart() {
+fn daemon_that_dies_is_distinguished_from_one_that_sends_something_else() {
     let (result, _) = import(|call| drop(call.upgrade()));
     assert!(matches!(result, Err(ClientError::Closed)));
     let (result, _) = import(|call| {

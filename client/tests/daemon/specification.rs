@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use blobd_client::protocol::error::{ErrorAnswer, ErrorCode};
+use blobd_client::protocol::error::{ErrorCode, ErrorResponse};
 use blobd_client::protocol::frame::FrameDecoder;
 use blobd_client::protocol::request::{ImportParams, OpenParams};
 
@@ -39,7 +39,7 @@ fn frames_of_the_examples_are_frames() {
 fn bodies_of_the_examples_are_bodies() {
     let json = blocks("json");
     let [error, pull, open, import] = json[..] else { panic!("{json:?}") };
-    serde_json::from_str::<ErrorAnswer>(error).unwrap();
+    serde_json::from_str::<ErrorResponse>(error).unwrap();
     for line in pull.lines() {
         serde_json::from_str::<serde_json::Value>(line).unwrap();
     }
@@ -73,7 +73,7 @@ fn python_client_of_the_walk_through_works() {
     listen(&socket, move |call| {
         if call.body.ends_with(b"\"missing\"}") {
             let body = r#"{"error":{"code":"not_found","message":"no model missing"}}"#;
-            return call.answer(404, body);
+            return call.respond(404, body);
         }
         model.serve(call);
     });

@@ -1,4 +1,4 @@
-//! The verbs that answer with JSON, and finding the daemon.
+//! The verbs that response with JSON, and finding the daemon.
 
 use std::sync::{Arc, Mutex};
 
@@ -50,7 +50,7 @@ fn each_verb_has_its_route_and_body() {
                     digest
                 ),
             };
-            call.answer(200, &body);
+            call.respond(200, &body);
         }
     });
     assert_eq!(client.version().unwrap().pid, 7);
@@ -134,9 +134,9 @@ fn pull_without_a_last_line_is_not_taken_for_done() {
 }
 
 #[test]
-fn error_before_the_answer_keeps_its_code() {
+fn error_before_the_response_keeps_its_code() {
     let body = r#"{"error":{"code":"busy","message":"too many sessions"}}"#;
-    let error = client_of(move |call| call.answer(409, body)).models().unwrap_err();
+    let error = client_of(move |call| call.respond(409, body)).models().unwrap_err();
     assert_eq!(error.code(), ErrorCode::Busy);
 }
 
@@ -156,13 +156,13 @@ fn absent_daemon_is_told_with_what_to_do() {
 fn client_outlives_a_restart_of_the_daemon() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("blobd.sock");
-    let answer = |call: crate::fake::Call| call.answer(200, r#"{"models":[]}"#);
-    listen(&socket, answer);
+    let response = |call: crate::fake::Call| call.respond(200, r#"{"models":[]}"#);
+    listen(&socket, response);
     let client = Client::connect(&socket).unwrap();
     client.models().unwrap();
     std::fs::remove_file(&socket).unwrap();
     assert!(matches!(client.models(), Err(ClientError::NotRunning { .. })));
-    listen(&socket, answer);
+    listen(&socket, response);
     client.models().unwrap();
 }
 

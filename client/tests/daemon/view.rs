@@ -182,7 +182,7 @@ fn image_takes_all_tensors() {
     let some = TensorSelection::Prefix("a".to_owned());
     let params = OpenParams { tensors: some, ..OpenParams::new("tiny".parse().unwrap()) };
     let error = client.open_with(&params).unwrap().contiguous().unwrap_err();
-    assert_eq!(error.to_string(), r#"layer 0: tensor "b" was not asked for; open with TensorSelection::All"#);
+    assert_eq!(error.to_string(), r#"layer 0: tensor "b" was not requested; open with TensorSelection::All"#);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use blobd_client::protocol::error::{ErrorAnswer, ErrorBody, ErrorCode};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
@@ -112,7 +112,7 @@ pub(super) fn raw_response(json: Vec<u8>, permit: Option<Permit>) -> HttpRespons
 pub(super) fn error_response(error: ErrorBody) -> HttpResponse {
     let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     // Strings can always be serialised.
-    let json = serde_json::to_vec(&ErrorAnswer { error }).unwrap_or_default();
+    let json = serde_json::to_vec(&ErrorResponse { error }).unwrap_or_default();
     response(status, Content::Whole(Some(json.into())), Vec::new())
 }
 

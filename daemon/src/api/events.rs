@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blobd_client::protocol::error::{ErrorAnswer, ErrorBody};
+use blobd_client::protocol::error::{ErrorBody, ErrorResponse};
 use blobd_client::protocol::request::{PullParams, VerifyParams};
 use blobd_client::protocol::response::{PullEvent, PullProgress};
 use blobd_client::protocol::upkeep::{VerifyEvent, VerifyProgress};
@@ -54,7 +54,7 @@ struct Work<E> {
     pool: fn(&WorkLimits) -> &PermitPool,
     /// Sent if the work has to wait for its turn.
     waiting: E,
-    failed: fn(ErrorAnswer) -> E,
+    failed: fn(ErrorResponse) -> E,
 }
 
 impl<E: Serialize + Send + 'static> Work<E> {
@@ -94,7 +94,7 @@ impl<E: Serialize + Send + 'static> Work<E> {
             if let Some(omitted) = daemon.limits.log.admit(uid) {
                 tracing::warn!("{}: {error}{omitted}", self.name);
             }
-            (self.failed)(ErrorAnswer { error: error.body() })
+            (self.failed)(ErrorResponse { error: error.body() })
         });
         // Fails when the client has disconnected.
         let _ = events.send(last).await;

@@ -30,12 +30,12 @@ pub(super) async fn open(caller: &Caller, mut request: Request<Incoming>) -> Res
     let limits = &daemon.limits;
     // Concurrent opens of one large model share one response, which is counted once.
     let count = async |located: &Located| {
-        let answer = &located.response;
-        if answer.memory.get().is_none()
-            && let Some(permit) = limits.memory_for(peer.uid, answer.bytes()).await?
+        let response = &located.response;
+        if response.memory.get().is_none()
+            && let Some(permit) = limits.memory_for(peer.uid, response.bytes()).await?
         {
             // Not set meanwhile: one request at a time reads the model.
-            let _ = answer.memory.set(permit);
+            let _ = response.memory.set(permit);
         }
         Ok(())
     };

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use blobd_client::protocol::error::{ErrorAnswer, ErrorBody, ErrorCode};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
 use clap::{Args, Parser, Subcommand};
 
 use crate::client_file;
@@ -178,8 +178,8 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
 
 fn report(global: &Global, error: &ErrorBody) {
     if global.json {
-        let answer = ErrorAnswer { error: error.clone() };
-        eprintln!("{}", serde_json::to_string(&answer).unwrap_or_default());
+        let response = ErrorResponse { error: error.clone() };
+        eprintln!("{}", serde_json::to_string(&response).unwrap_or_default());
         return;
     }
     eprintln!("blobd: {}", printable(&error.message));

@@ -32,9 +32,9 @@ pub(crate) async fn serve_open(
     permits: impl Send,
     lasting: Arc<Permit>,
 ) {
-    let Located { reference: model, response: answer, first_files, lease, recipes } = located;
+    let Located { reference: model, response, first_files, lease, recipes } = located;
     tracing::debug!("{}: opens {}", peer.description(), model.short());
-    let sender = DescriptorSender::new(stream, answer, first_files, peer.uid);
+    let sender = DescriptorSender::new(stream, response, first_files, peer.uid);
     // Held until the client has received all descriptors: concurrent opens of the model share them.
     let until_sent = (permits, recipes);
     let listed = hold(&daemon, sender, until_sent, &peer, &model).await;
@@ -73,10 +73,10 @@ async fn hold(
     peer: &Peer,
     model: &Reference,
 ) -> Result<SessionGuard, SessionError> {
-    let bytes = sender.answer.blobs.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
+    let bytes = sender.response.blobs.iter().fold(0, |sum: u64, (_, size)| sum.saturating_add(*size));
     // Listed before the client receives anything, so that `ps` never misses a model in use.
     let listed = daemon.sessions.begin(peer, model.clone(), bytes);
-    for part in &sender.answer.frames {
+    for part in &sender.response.frames {
         sender.stream.send(part, &[]).await?;
     }
     // Only the stream is kept from here on: a session may last for days.
@@ -138,7 +138,7 @@ enum SendError {
 /// next batch is opened.
 struct DescriptorSender {
     stream: FrameStream,
-    answer: Arc<OpenResponse>,
+    response: Arc<OpenResponse>,
     uid: u32,
     /// The number of blobs opened so far.
     opened: usize,
@@ -158,10 +158,10 @@ const PARTS_IN_FLIGHT: usize = 8;
 const IN_FLIGHT_TIMEOUT: Duration = Duration::from_secs(12);
 
 impl DescriptorSender {
-    fn new(stream: FrameStream, answer: Arc<OpenResponse>, first_files: Vec<File>, uid: u32) -> Self {
+    fn new(stream: FrameStream, response: Arc<OpenResponse>, first_files: Vec<File>, uid: u32) -> Self {
         Self {
             stream,
-            answer,
+            response,
             uid,
             opened: first_files.len(),
             files: first_files.into(),
@@ -219,11 +219,11 @@ impl DescriptorSender {
 
     /// Whether all descriptors were sent and acknowledged.
     fn is_done(&self) -> bool {
-        self.is_acknowledged && self.files.is_empty() && self.opened >= self.answer.blobs.len()
+        self.is_acknowledged && self.files.is_empty() && self.opened >= self.response.blobs.len()
     }
 
     fn open_next(&mut self, store: &Store) -> Result<(), OpError> {
-        let left = self.answer.blobs.get(self.opened..).unwrap_or_default();
+        let left = self.response.blobs.get(self.opened..).unwrap_or_default();
         let batch = left.get(..MAX_FDS_PER_BATCH).unwrap_or(left);
         self.files = ops::open_blobs(store, batch)?.into();
         self.opened += batch.len();

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A file with this header and `data` bytes behind it.
+/// A file with this header and `data` bytes in its file.
 fn file(json: &str, data: usize) -> Vec<u8> {
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
     bytes.extend(json.as_bytes());

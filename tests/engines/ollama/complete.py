@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
-PATIENCE_SECONDS = 100
+TIMEOUT_SECONDS = 100
 
 
 def free_port() -> int:
@@ -32,13 +32,13 @@ def complete(host: str, name: str, prompt: str) -> str:
     options = {"temperature": 0, "num_predict": 24, "num_ctx": 256, "num_thread": 1, "use_mmap": True}
     body = {"model": name, "prompt": prompt, "raw": True, "stream": False, "options": options}
     request = Request(f"http://{host}/api/generate", json.dumps(body).encode())
-    with build_opener(ProxyHandler({})).open(request, timeout=PATIENCE_SECONDS) as answer:
-        text: str = json.load(answer)["response"]
+    with build_opener(ProxyHandler({})).open(request, timeout=TIMEOUT_SECONDS) as response:
+        text: str = json.load(response)["response"]
         return text
 
 
 def wait_for(host: str) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
+    end = time.monotonic() + TIMEOUT_SECONDS
     while True:
         try:
             build_opener(ProxyHandler({})).open(f"http://{host}/api/version", timeout=1).close()

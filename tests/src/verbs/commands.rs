@@ -62,8 +62,8 @@ impl Verbs for Commands {
     fn import(&self, file: &Path, name: Option<&str>) -> Result<Imported, ErrorBody> {
         let mut words = vec!["import", file.to_str().expect("a printable path")];
         words.extend(name.iter().flat_map(|name| ["--name", name]));
-        let answer = self.run(&words)?.json();
-        Ok(serde_json::from_value(answer["imported"][0].clone()).expect("the shape of an import"))
+        let response = self.run(&words)?.json();
+        Ok(serde_json::from_value(response["imported"][0].clone()).expect("the shape of an import"))
     }
 
     fn export(&self, name: &str) -> Result<Vec<u8>, ErrorBody> {
@@ -96,8 +96,8 @@ impl Verbs for Commands {
     }
 
     fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody> {
-        let answer = self.run(&["undelete", name])?.json();
-        Ok(serde_json::from_value(answer["undeleted"][0].clone()).expect("the shape of an undeletion"))
+        let response = self.run(&["undelete", name])?.json();
+        Ok(serde_json::from_value(response["undeleted"][0].clone()).expect("the shape of an undeletion"))
     }
 
     fn trash(&self) -> Result<TrashList, ErrorBody> {
@@ -105,13 +105,13 @@ impl Verbs for Commands {
     }
 
     fn pin(&self, name: &str) -> Result<Pinned, ErrorBody> {
-        let answer = self.run(&["pin", name])?.json();
-        Ok(serde_json::from_value(answer["pins"][0].clone()).expect("the shape of a pin"))
+        let response = self.run(&["pin", name])?.json();
+        Ok(serde_json::from_value(response["pins"][0].clone()).expect("the shape of a pin"))
     }
 
     fn unpin(&self, name: &str) -> Result<Pinned, ErrorBody> {
-        let answer = self.run(&["unpin", name])?.json();
-        Ok(serde_json::from_value(answer["pins"][0].clone()).expect("the shape of a pin"))
+        let response = self.run(&["unpin", name])?.json();
+        Ok(serde_json::from_value(response["pins"][0].clone()).expect("the shape of a pin"))
     }
 
     fn eviction_plan(&self, bytes: Option<u64>) -> Result<EvictionPlan, ErrorBody> {

@@ -68,8 +68,8 @@ fn unknown_requests_are_refused_with_an_error() {
         ("GET", "/v1/models/%zz"),
     ] {
         let request = format!("{method} {path} HTTP/1.1\r\nHost: blobd\r\nConnection: close\r\n\r\n");
-        let answer = send(&daemon.socket(), request.as_bytes());
-        assert_eq!((answer.status, code(&answer.json())), (400, "invalid_request"), "{method} {path}");
+        let response = send(&daemon.socket(), request.as_bytes());
+        assert_eq!((response.status, code(&response.json())), (400, "invalid_request"), "{method} {path}");
     }
     let missing = get(&daemon.socket(), "/v1/models/nobody");
     assert_eq!((missing.status, code(&missing.json())), (404, "not_found"));
@@ -95,9 +95,9 @@ fn invalid_bodies_are_refused_with_an_error() {
         ("/v1/open", r#"{"reference":"tiny"}"#),
         ("/v1/import", r#"{"file_name":"x"}"#),
     ] {
-        let answer = post(&daemon.socket(), path, body);
+        let response = post(&daemon.socket(), path, body);
         let shown = &body[..body.len().min(80)];
-        assert_eq!((answer.status, code(&answer.json())), (400, "invalid_request"), "{path} {shown}");
+        assert_eq!((response.status, code(&response.json())), (400, "invalid_request"), "{path} {shown}");
     }
     assert_eq!(get(&daemon.socket(), "/v1/models").json()["models"][0]["name"], "tiny:latest");
 }
@@ -105,8 +105,8 @@ fn invalid_bodies_are_refused_with_an_error() {
 #[test]
 fn body_that_is_too_long_is_refused() {
     let daemon = daemon();
-    let answer = post(&daemon.socket(), "/v1/remove", &" ".repeat((1 << 20) + 1));
-    assert!([0, 400].contains(&answer.status), "{answer:?}");
+    let response = post(&daemon.socket(), "/v1/remove", &" ".repeat((1 << 20) + 1));
+    assert!([0, 400].contains(&response.status), "{response:?}");
     // A body that is announced and never sent must not be allocated.
     let mut stream = connect(&daemon.socket());
     let head = "POST /v1/remove HTTP/1.1\r\nHost: x\r\nContent-Length: 18446744073709551615\r\n\r\n";
@@ -132,8 +132,8 @@ fn head_that_is_too_long_or_malformed_is_refused() {
         let mut stream = connect(&daemon.socket());
         let _ = stream.write_all(request.as_bytes());
         let _ = stream.shutdown(std::net::Shutdown::Write);
-        let answer = read_answer(&mut stream);
-        assert!(answer.status == 0 || answer.status >= 400, "{answer:?}");
+        let response = read_answer(&mut stream);
+        assert!(response.status == 0 || response.status >= 400, "{response:?}");
     }
     assert_eq!(get(&daemon.socket(), "/v1/version").status, 200);
 }
@@ -147,8 +147,8 @@ fn incomplete_head_has_a_time_limit() {
     }
     assert_eq!(get(&daemon.socket(), "/v1/version").status, 200);
     for stream in &mut slow {
-        let answer = read_answer(stream);
-        assert!([0, 408].contains(&answer.status), "{answer:?}");
+        let response = read_answer(stream);
+        assert!([0, 408].contains(&response.status), "{response:?}");
     }
 }
 
@@ -158,14 +158,14 @@ fn one_connection_carries_several_requests() {
     let mut stream = connect(&daemon.socket());
     for _ in 0..3 {
         stream.write_all(b"GET /v1/version HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
-        let mut answer = Vec::new();
+        let mut response = Vec::new();
         let mut buffer = [0; 4096];
-        while !answer.ends_with(b"}") {
+        while !response.ends_with(b"}") {
             let count = stream.read(&mut buffer).unwrap();
-            assert!(count > 0, "{}", String::from_utf8_lossy(&answer));
-            answer.extend(&buffer[..count]);
+            assert!(count > 0, "{}", String::from_utf8_lossy(&response));
+            response.extend(&buffer[..count]);
         }
-        assert!(answer.starts_with(b"HTTP/1.1 200 "));
+        assert!(response.starts_with(b"HTTP/1.1 200 "));
     }
 }
 
@@ -191,9 +191,9 @@ fn client_that_does_not_read_its_response_delays_no_other_client() {
 fn pull_that_fails_says_so_in_its_last_line() {
     let daemon = daemon();
     // Nothing listens on port 1.
-    let answer = post(&daemon.socket(), "/v1/pull", r#"{"reference":"http://127.0.0.1:1/a/b:c"}"#);
-    assert_eq!(answer.status, 200);
-    let last = answer.body.lines().rfind(|line| line.starts_with('{')).unwrap_or_default();
-    let last: Json = serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: {answer:?}"));
+    let response = post(&daemon.socket(), "/v1/pull", r#"{"reference":"http://127.0.0.1:1/a/b:c"}"#);
+    assert_eq!(response.status, 200);
+    let last = response.body.lines().rfind(|line| line.starts_with('{')).unwrap_or_default();
+    let last: Json = serde_json::from_str(last).unwrap_or_else(|error| panic!("{error}: {response:?}"));
     assert_eq!(code(&last), "upstream");
 }

@@ -213,6 +213,6 @@ fn manual_changes_of_tags_are_listed_at_once() {
 #[test]
 fn reindex_over_get_is_refused() {
     let daemon = daemon();
-    let answer = blobd_tests::http::get(&daemon.socket(), "/v1/reindex");
-    assert_eq!(answer.json()["error"]["code"], serde_json::to_value(ErrorCode::InvalidRequest).unwrap());
+    let response = blobd_tests::http::get(&daemon.socket(), "/v1/reindex");
+    assert_eq!(response.json()["error"]["code"], serde_json::to_value(ErrorCode::InvalidRequest).unwrap());
 }

@@ -243,8 +243,8 @@ fn garbage_requests_are_refused_with_a_code() {
     let daemon = TestDaemon::start();
     let digest = add_model(&daemon);
     let refused = |body: &str| {
-        let answer = http::post(&daemon.socket(), "/v1/open", body);
-        (answer.status, answer.json()["error"]["code"].as_str().unwrap().to_owned())
+        let response = http::post(&daemon.socket(), "/v1/open", body);
+        (response.status, response.json()["error"]["code"].as_str().unwrap().to_owned())
     };
     for body in [
         "",
@@ -262,8 +262,8 @@ fn garbage_requests_are_refused_with_a_code() {
     let many = vec!["18446744073709551615"; 40_000].join(",");
     let start = Instant::now();
     let body = format!(r#"{{"reference":"m","tensors":{{"experts":{{"numbers":[{many}]}}}}}}"#);
-    let answer = http::post(&daemon.socket(), "/v1/open", &body);
+    let response = http::post(&daemon.socket(), "/v1/open", &body);
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-    assert!(answer.status == 101 || answer.status >= 400, "{}", answer.status);
+    assert!(response.status == 101 || response.status >= 400, "{}", response.status);
     check_serves_others(&daemon, &digest);
 }

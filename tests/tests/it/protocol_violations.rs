@@ -37,13 +37,13 @@ fn upgrade(daemon: &TestDaemon, path: &str, body: &str) -> UnixStream {
         body.len()
     );
     stream.write_all((head + body).as_bytes()).unwrap();
-    let mut answer = Vec::new();
+    let mut response = Vec::new();
     let mut byte = [0];
-    while !answer.ends_with(b"\r\n\r\n") {
+    while !response.ends_with(b"\r\n\r\n") {
         stream.read_exact(&mut byte).unwrap();
-        answer.extend(byte);
+        response.extend(byte);
     }
-    assert!(answer.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&answer));
+    assert!(response.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&response));
     stream
 }
 
@@ -110,7 +110,7 @@ fn client_that_never_acknowledges_is_disconnected_and_delays_no_other_client() {
 #[test]
 fn acknowledgement_of_anything_else_ends_the_session() {
     let daemon = daemon();
-    for answer in [
+    for response in [
         Frame::Ack { received: 0 },
         Frame::Ack { received: 63 },
         Frame::Ack { received: u32::MAX },
@@ -119,8 +119,8 @@ fn acknowledgement_of_anything_else_ends_the_session() {
     ] {
         let mut stream = open(&daemon);
         read_to_first_batch(&mut stream);
-        stream.write_all(&answer.encode().unwrap()).unwrap();
-        assert_eq!(drain(&mut stream), [], "{answer:?}");
+        stream.write_all(&response.encode().unwrap()).unwrap();
+        assert_eq!(drain(&mut stream), [], "{response:?}");
     }
     check_serves_others(&daemon);
     check_no_lease(&daemon);
@@ -191,9 +191,13 @@ fn frames_before_the_upgrade_are_not_served() {
     );
     let early = Frame::Ack { received: 64 }.encode().unwrap();
     stream.write_all(&[head.as_bytes(), &early].concat()).unwrap();
-    let mut answer = Vec::new();
-    let _ = stream.read_to_end(&mut answer);
-    assert!(!String::from_utf8_lossy(&answer).contains("fd_count"), "{}", String::from_utf8_lossy(&answer));
+    let mut response = Vec::new();
+    let _ = stream.read_to_end(&mut response);
+    assert!(
+        !String::from_utf8_lossy(&response).contains("fd_count"),
+        "{}",
+        String::from_utf8_lossy(&response)
+    );
     check_serves_others(&daemon);
 }
 

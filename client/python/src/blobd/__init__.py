@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Iterable, List, Optional
 
-from .answer import Experts, Layer, ModelSummary, Tensor, Version
+from ._responses import Experts, Layer, ModelSummary, Tensor, Version
 from .client import Client, default_sockets
 from .contiguous import ContiguousGguf
 from .errors import (

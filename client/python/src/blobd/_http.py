@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Dict, Mapping, Optional
 
+from ._responses import Fields, read_error
 from ._wire import Wire, parse_json
-from .answer import Fields, read_error
 from .errors import ProtocolError
 
 MAX_HEAD_BYTES = 16 << 10
@@ -23,7 +23,7 @@ UPGRADE = "blobd-fd/1"
 def query(wire: Wire, path: str) -> object:
     """The body of the response to `GET path`, parsed."""
     wire.send(f"GET {path} HTTP/1.1\r\nhost: blobd\r\nconnection: close\r\n\r\n".encode())
-    return parse_json(_expect_status(wire, 200), "answer")
+    return parse_json(_expect_status(wire, 200), "response")
 
 
 def upgrade(wire: Wire, path: str, params: Mapping[str, object]) -> None:
@@ -42,14 +42,14 @@ def _expect_status(wire: Wire, expected: int) -> bytes:
     lines = wire.take_through(b"\r\n\r\n", MAX_HEAD_BYTES, "head").decode("latin-1").split("\r\n")
     words = lines[0].split(" ", 2)
     if len(words) < 2 or not words[0].startswith("HTTP/1.") or not _is_number(words[1]):
-        raise ProtocolError("answer is not HTTP")
+        raise ProtocolError("response is not HTTP")
     status = int(words[1])
     if status == expected == 101:
         return b""
     body = _body(wire, _headers(lines[1:]))
     if status == expected:
         return body
-    raise _error_in(body) or ProtocolError(f"answer has status {status}, {expected} expected")
+    raise _error_in(body) or ProtocolError(f"response has status {status}, {expected} expected")
 
 
 def _headers(lines: list[str]) -> Dict[str, str]:
@@ -59,7 +59,7 @@ def _headers(lines: list[str]) -> Dict[str, str]:
 
 def _error_in(body: bytes) -> Optional[Exception]:
     try:
-        envelope = Fields("answer", parse_json(body, "answer")).object("error")
+        envelope = Fields("response", parse_json(body, "response")).object("error")
         return None if envelope is None else read_error(envelope)
     except ProtocolError:
         return None
@@ -70,7 +70,7 @@ def _body(wire: Wire, headers: Mapping[str, str]) -> bytes:
     if encoding == "chunked":
         return _chunks(wire)
     if encoding is not None or length is None or not _is_number(length):
-        raise ProtocolError("answer is not HTTP: neither content-length nor chunks")
+        raise ProtocolError("response is not HTTP: neither content-length nor chunks")
     return _bounded(wire, int(length), 0)
 
 
@@ -83,17 +83,17 @@ def _chunks(wire: Wire) -> bytes:
         except ValueError:
             length = -1
         if length < 0:
-            raise ProtocolError("answer's chunks are malformed")
+            raise ProtocolError("response's chunks are malformed")
         if length == 0:
             return bytes(body)  # Trailers are not read: the connection is closed after this.
         body += _bounded(wire, length, len(body))
         if wire.take(2) != b"\r\n":
-            raise ProtocolError("answer's chunks are malformed")
+            raise ProtocolError("response's chunks are malformed")
 
 
 def _bounded(wire: Wire, length: int, before: int) -> bytes:
     if before + length > MAX_BODY_BYTES:
-        raise ProtocolError(f"answer's body is longer than the {MAX_BODY_BYTES} bytes allowed")
+        raise ProtocolError(f"response's body is longer than the {MAX_BODY_BYTES} bytes allowed")
     return wire.take(length)
 
 

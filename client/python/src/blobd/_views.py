@@ -6,7 +6,7 @@ import importlib
 from math import prod
 from typing import Any, Dict, Tuple
 
-from .answer import Tensor
+from ._responses import Tensor
 from .errors import ModelError, ProtocolError
 
 # The ggml type, NumPy's name and PyTorch's name. NumPy has no bfloat16: its view shows the bits.

@@ -15,7 +15,7 @@ import socket
 import struct
 from typing import List, Tuple
 
-from .answer import Fields, as_object, read_error
+from ._responses import Fields, as_object, read_error
 from .errors import BlobdError, ClosedError, ConnectionFailedError, FdsLostError, ProtocolError, TimedOutError
 
 MAX_FRAME_BYTES = 1 << 20
@@ -60,7 +60,7 @@ class Wire:
             if found >= 0:
                 return self._cut(found + len(end))
             if len(self._bytes) >= limit:
-                raise ProtocolError(f"answer's {what} is longer than the {limit} bytes allowed")
+                raise ProtocolError(f"response's {what} is longer than the {limit} bytes allowed")
             searched = max(0, len(self._bytes) - len(end) + 1)
             self._receive()
 
@@ -81,7 +81,7 @@ class Wire:
         """The content of the next frame, which must be of this kind."""
         found, content = self.frame()
         if found != kind:
-            raise ProtocolError(f"frame {found!r} came, {kind!r} expected")
+            raise ProtocolError(f"frame {found!r} received, {kind!r} expected")
         return content
 
     def batch(self, received: int, fd_count: int) -> List[int]:
@@ -89,9 +89,9 @@ class Wire:
         fields = Fields("fds", self.expect("fds"))
         first, count = fields.number("first"), fields.number("count")
         if first != received or not 0 < count <= min(fd_count - received, MAX_FDS_PER_BATCH):
-            raise ProtocolError(f"descriptors {first}+{count} came after {received} of {fd_count}")
+            raise ProtocolError(f"descriptors {first}+{count} received after {received} of {fd_count}")
         if len(self._fds) != count:
-            raise ProtocolError(f"{len(self._fds)} descriptors came with a frame that promises {count}")
+            raise ProtocolError(f"{len(self._fds)} descriptors received with a frame that announces {count}")
         ack = json.dumps({"ack": {"received": received + count}}).encode()
         self.send(struct.pack("<I", len(ack)) + ack)
         fds, self._fds = self._fds, []
@@ -125,7 +125,7 @@ class Wire:
         if flags & socket.MSG_CTRUNC:
             raise FdsLostError()
         if len(self._fds) > MAX_FDS_PER_BATCH:
-            raise ProtocolError(f"more than {MAX_FDS_PER_BATCH} descriptors came unacknowledged")
+            raise ProtocolError(f"more than {MAX_FDS_PER_BATCH} descriptors received unacknowledged")
         if not data:
             raise ClosedError()
         self._bytes += data

@@ -12,8 +12,8 @@ from typing import Any, Dict, Iterable, List, Optional, Union
 from urllib.parse import quote
 
 from ._http import query, upgrade
+from ._responses import ModelSummary, Version, as_object, read_models, read_version
 from ._wire import Wire
-from .answer import ModelSummary, Version, as_object, read_models, read_version
 from .errors import BlobdError, ConnectError, NotRunningError
 from .model import OpenModel, receive
 
@@ -50,7 +50,7 @@ class Client:
 
         Raises `NotFoundError` if there is no model with this name.
         """
-        return as_object(self._query("/v1/models/" + quote(reference, safe="/:@")), "answer")
+        return as_object(self._query("/v1/models/" + quote(reference, safe="/:@")), "response")
 
     def open(
         self,

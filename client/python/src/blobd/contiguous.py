@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
 from ._memory import PAGE_BYTES, Blob, Reservation
-from .answer import Tensor
+from ._responses import Tensor
 from .errors import GgufError, ModelError, SessionClosedError
 from .gguf import Header, TensorInfo, parse
 

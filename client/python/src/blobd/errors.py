@@ -85,7 +85,7 @@ class ClosedError(BlobdError):
     """The daemon closed the connection before its response was complete."""
 
     def __init__(self) -> None:
-        super().__init__("blobd daemon: closed the connection before its answer was complete; see its log")
+        super().__init__("blobd daemon: closed the connection before its response was complete; see its log")
 
 
 class TimedOutError(BlobdError):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional,
 
 from . import _views
 from ._memory import Blob, max_open_files
+from ._responses import Fields, Head, Layer, Tensor, as_list, read_head, read_tensor
 from ._wire import Wire
-from .answer import Fields, Head, Layer, Tensor, as_list, read_head, read_tensor
 from .contiguous import ContiguousGguf, assemble
 from .errors import ModelError, NoTensorError, ProtocolError, SessionClosedError
 

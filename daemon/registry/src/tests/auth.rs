@@ -1,6 +1,6 @@
 //! Anonymous tokens: requested once, sent only to their registry.
 
-use super::server::{Reply, Seen, Server, answer, head, ok, redirect};
+use super::server::{Reply, Seen, Server, head, ok, redirect, response};
 use super::*;
 use crate::error::Advice;
 use crate::token_cache::Authorization;
@@ -11,7 +11,7 @@ fn challenge(seen: &Seen, realm: Option<&str>) -> Reply {
     let realm = realm.unwrap_or(&own);
     let header =
         format!("WWW-Authenticate: Bearer realm=\"{realm}\",service=\"s\",scope=\"repository:x:pull\"\r\n");
-    Reply::Whole(answer(401, &header, b"{}"))
+    Reply::Whole(response(401, &header, b"{}"))
 }
 
 /// A registry that issues tokens by `token` and requires `Bearer secret`.
@@ -63,7 +63,7 @@ async fn second_refusal_is_final() {
 async fn refusals_without_a_usable_challenge_are_final() {
     let basic = "WWW-Authenticate: Basic realm=\"x\"\r\n";
     for (status, headers) in [(401, basic), (401, ""), (403, "")] {
-        let server = Server::always(answer(status, headers, b"")).await;
+        let server = Server::always(response(status, headers, b"")).await;
         let error = client().manifest(&tiny(&server)).await.unwrap_err();
         assert!(matches!(error, RegistryError::Denied { .. }), "{error}");
         assert_eq!(server.seen().len(), 1);
@@ -86,7 +86,7 @@ async fn foreign_realm_is_not_requested() {
 async fn unusable_token_responses_end_the_pull() {
     let replies: [fn() -> Reply; 4] = [
         || Reply::Whole(ok(b"{}")),
-        || Reply::Whole(answer(500, "", b"")),
+        || Reply::Whole(response(500, "", b"")),
         || redirect(307, "http://169.254.169.254/"),
         || Reply::Whole(ok(br#"{"token":"a\r\nX-Injected: b"}"#)),
     ];
@@ -97,7 +97,7 @@ async fn unusable_token_responses_end_the_pull() {
     let flood = guarded(|| Reply::ThenFlood(head("Connection: close\r\n"))).await;
     let error = client().manifest(&tiny(&flood)).await.unwrap_err();
     assert!(matches!(error, RegistryError::TooLong { what: "token", .. }), "{error}");
-    let gzip = guarded(|| Reply::Whole(answer(200, "Content-Encoding: gzip\r\n", b""))).await;
+    let gzip = guarded(|| Reply::Whole(response(200, "Content-Encoding: gzip\r\n", b""))).await;
     let error = client().manifest(&tiny(&gzip)).await.unwrap_err();
     assert!(error.to_string().contains("content encoding"), "{error}");
 }
@@ -141,7 +141,7 @@ async fn token_is_not_sent_after_a_redirect_back() {
 async fn refusal_of_a_content_network_is_not_the_users_fault() {
     for status in [401, 403] {
         let cdn = Server::start(move |seen, _| match challenge(seen, None) {
-            Reply::Whole(_) if status == 403 => Reply::Whole(answer(403, "", b"")),
+            Reply::Whole(_) if status == 403 => Reply::Whole(response(403, "", b"")),
             challenge => challenge,
         })
         .await;

@@ -1,6 +1,6 @@
 //! Blobs: redirects and lengths.
 
-use super::server::{Reply, Server, answer, head, ok, redirect};
+use super::server::{Reply, Server, head, ok, redirect, response};
 use super::*;
 use crate::ConnectFailure;
 
@@ -28,7 +28,7 @@ async fn blob_comes_from_the_registry_itself() {
 
 #[tokio::test]
 async fn body_that_comes_with_a_location_is_used() {
-    let reply = answer(200, "Location: ?__sign=abc\r\n", WEIGHTS);
+    let reply = response(200, "Location: ?__sign=abc\r\n", WEIGHTS);
     let server = Server::always(reply).await;
     assert_eq!(fetch(&client(), &server).await.unwrap(), WEIGHTS);
     assert_eq!(server.seen().len(), 1);
@@ -75,7 +75,7 @@ async fn redirects_to_narrower_scopes_are_refused() {
 
 #[tokio::test]
 async fn redirects_without_a_target_are_refused() {
-    let error = fetch_from(|| Reply::Whole(answer(307, "", b""))).await.unwrap_err();
+    let error = fetch_from(|| Reply::Whole(response(307, "", b""))).await.unwrap_err();
     assert!(error.to_string().contains("redirect refused: target is not a URL"), "{error}");
 }
 
@@ -157,11 +157,11 @@ async fn slow_reader_does_not_stall() {
 
 #[tokio::test]
 async fn partial_and_missing_blobs_are_refused() {
-    let error = fetch_from(|| Reply::Whole(answer(206, "Content-Range: bytes 0-13/14\r\n", WEIGHTS))).await;
+    let error = fetch_from(|| Reply::Whole(response(206, "Content-Range: bytes 0-13/14\r\n", WEIGHTS))).await;
     assert!(matches!(error, Err(RegistryError::Status { status: 206, .. })));
-    let error = fetch_from(|| Reply::Whole(answer(404, "", b""))).await;
+    let error = fetch_from(|| Reply::Whole(response(404, "", b""))).await;
     assert!(matches!(error, Err(RegistryError::BlobMissing { .. })));
-    let error = fetch_from(|| Reply::Whole(answer(200, "Content-Encoding: br\r\n", WEIGHTS))).await;
+    let error = fetch_from(|| Reply::Whole(response(200, "Content-Encoding: br\r\n", WEIGHTS))).await;
     assert!(error.unwrap_err().to_string().contains("content encoding"));
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::server::{Reply, Seen, Server, answer, ok, redirect};
+use super::server::{Reply, Seen, Server, ok, redirect, response};
 use super::*;
 use crate::credentials::{Credential, CredentialError, CredentialFile, CredentialPolicy, Secret, is_signed};
 use crate::error::Advice;
@@ -41,7 +41,7 @@ fn manifest() -> Reply {
 }
 
 fn refusal(challenge: &str) -> Reply {
-    Reply::Whole(answer(401, &format!("WWW-Authenticate: {challenge}\r\n"), b"{}"))
+    Reply::Whole(response(401, &format!("WWW-Authenticate: {challenge}\r\n"), b"{}"))
 }
 
 fn own_realm(seen: &Seen) -> Reply {
@@ -64,7 +64,7 @@ async fn with_token_service(expires_in: u32) -> Server {
         Some(BASIC) if seen.path.starts_with("/token") => {
             Reply::Whole(ok(format!(r#"{{"token":"secret","expires_in":{expires_in}}}"#).as_bytes()))
         }
-        _ if seen.path.starts_with("/token") => Reply::Whole(answer(401, "", b"")),
+        _ if seen.path.starts_with("/token") => Reply::Whole(response(401, "", b"")),
         Some("Bearer secret") => manifest(),
         _ => own_realm(seen),
     })
@@ -103,7 +103,7 @@ async fn credentials_of_another_host_are_not_sent() {
 
 #[tokio::test]
 async fn refused_credentials_are_named_and_not_repeated() {
-    let server = Server::always(answer(401, "WWW-Authenticate: Basic realm=\"x\"\r\n", b"")).await;
+    let server = Server::always(response(401, "WWW-Authenticate: Basic realm=\"x\"\r\n", b"")).await;
     let (_dir, policy) = client_knowing(&[(&server.address().to_string(), password())]);
     let client = client_with_credentials(policy);
     let error = client.manifest(&tiny(&server)).await.unwrap_err();
@@ -156,7 +156,7 @@ async fn redirect_to_another_host_gets_no_credentials() {
     for location in ["/x", "/token?x"] {
         let cdn = Server::start(move |seen, _| match seen.header("authorization") {
             None => Reply::Whole(ok(WEIGHTS)),
-            Some(_) => Reply::Whole(answer(400, "", b"")),
+            Some(_) => Reply::Whole(response(400, "", b"")),
         })
         .await;
         let elsewhere = cdn.url(location);
@@ -225,7 +225,7 @@ async fn token_is_sent_as_it_is() {
 #[tokio::test]
 async fn gated_model_says_where_its_terms_are() {
     for status in [401, 403] {
-        let server = Server::always(answer(status, "X-Error-Code: GatedRepo\r\n", b"")).await;
+        let server = Server::always(response(status, "X-Error-Code: GatedRepo\r\n", b"")).await;
         let mirrors = [("hf.co".to_owned(), vec![server.url("")])].into();
         for entries in [vec![], vec![(server.address().to_string(), token())]] {
             let entries: Vec<_> =
@@ -289,7 +289,7 @@ async fn checking_signatures() -> Server {
             Some(header) if seen.path.starts_with("/token?nonce=") && is_signed(header, &url) => {
                 Reply::Whole(ok(br#"{"token":"secret"}"#))
             }
-            _ if seen.path.starts_with("/token") => Reply::Whole(answer(401, "", b"")),
+            _ if seen.path.starts_with("/token") => Reply::Whole(response(401, "", b"")),
             _ => own_realm(seen),
         }
     })

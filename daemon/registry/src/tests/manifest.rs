@@ -3,7 +3,7 @@
 use blobd_store_format::index::IndexError;
 use blobd_store_format::manifest::Manifest;
 
-use super::server::{Reply, Server, answer, head, ok};
+use super::server::{Reply, Server, head, ok, response};
 use super::*;
 use crate::{ConnectFailure, MANIFEST_TYPES};
 
@@ -26,7 +26,7 @@ fn all_kinds_of_manifest_are_accepted() {
 #[tokio::test]
 async fn manifest_is_asked_for_plainly_and_its_bytes_are_kept() {
     let server =
-        Server::always(answer(200, "Content-Type: text/plain\r\n", manifest_json().as_bytes())).await;
+        Server::always(response(200, "Content-Type: text/plain\r\n", manifest_json().as_bytes())).await;
     let manifest = client().manifest(&tiny(&server)).await.unwrap();
     assert_eq!(manifest.raw(), manifest_json().as_bytes());
     let seen = server.seen();
@@ -42,7 +42,7 @@ async fn manifest_is_asked_for_plainly_and_its_bytes_are_kept() {
 #[tokio::test]
 async fn registry_that_contradicts_its_own_digest_is_refused() {
     let claim =
-        |name: &str, value: &str| answer(200, &format!("{name}: {value}\r\n"), manifest_json().as_bytes());
+        |name: &str, value: &str| response(200, &format!("{name}: {value}\r\n"), manifest_json().as_bytes());
     let (truth, lie) = (Digest::of(manifest_json().as_bytes()).to_string(), Digest::of(b"lie").to_string());
     for name in ["Docker-Content-Digest", "Ollama-Content-Digest"] {
         assert!(manifest_from(claim(name, &truth)).await.is_ok());
@@ -57,7 +57,7 @@ async fn registry_that_contradicts_its_own_digest_is_refused() {
 async fn pinned_manifest_is_asked_for_by_digest_then_by_tag() {
     let server = Server::start(|seen, _| {
         let found = !seen.path.contains("sha256:");
-        Reply::Whole(if found { ok(manifest_json().as_bytes()) } else { answer(404, "", b"") })
+        Reply::Whole(if found { ok(manifest_json().as_bytes()) } else { response(404, "", b"") })
     })
     .await;
     let pinned = |bytes: &[u8]| format!("{}@{}", tiny(&server), Digest::of(bytes)).parse().unwrap();
@@ -70,7 +70,7 @@ async fn pinned_manifest_is_asked_for_by_digest_then_by_tag() {
 
 #[tokio::test]
 async fn missing_model_is_named() {
-    let server = Server::always(answer(404, "", b"{}")).await;
+    let server = Server::always(response(404, "", b"{}")).await;
     let error = client().manifest(&tiny(&server)).await.unwrap_err();
     let address = server.address();
     assert_eq!(
@@ -132,10 +132,10 @@ async fn silent_heads_and_trickling_manifests_stall() {
 
 #[tokio::test]
 async fn compressed_responses_are_refused() {
-    let error = manifest_from(answer(200, "Content-Encoding: gzip\r\n", b"\x1f\x8b")).await.unwrap_err();
+    let error = manifest_from(response(200, "Content-Encoding: gzip\r\n", b"\x1f\x8b")).await.unwrap_err();
     assert!(error.to_string().contains("content encoding \"gzip\""), "{error}");
     assert!(
-        manifest_from(answer(200, "Content-Encoding: identity\r\n", manifest_json().as_bytes()))
+        manifest_from(response(200, "Content-Encoding: identity\r\n", manifest_json().as_bytes()))
             .await
             .is_ok()
     );
@@ -144,25 +144,25 @@ async fn compressed_responses_are_refused() {
 #[tokio::test]
 async fn transient_failures_are_repeated_a_few_times() {
     for status in [429, 500, 502, 503, 504] {
-        let busy = answer(status, "Retry-After: 3600\r\n", b"");
+        let busy = response(status, "Retry-After: 3600\r\n", b"");
         let server = Server::start(move |_, earlier| {
             Reply::Whole(if earlier < 2 { busy.clone() } else { ok(manifest_json().as_bytes()) })
         })
         .await;
         client().manifest(&tiny(&server)).await.unwrap();
     }
-    let server = Server::always(answer(503, "", b"")).await;
+    let server = Server::always(response(503, "", b"")).await;
     let error = client().manifest(&tiny(&server)).await.unwrap_err();
     assert!(matches!(error, RegistryError::Status { status: 503, .. }), "{error}");
     assert_eq!(server.seen().len(), 3);
-    let error = manifest_from(answer(429, "", b"")).await.unwrap_err();
+    let error = manifest_from(response(429, "", b"")).await.unwrap_err();
     assert!(matches!(error, RegistryError::TooManyRequests { .. }), "{error}");
 }
 
 #[tokio::test]
 async fn other_responses_are_final() {
     for status in [201, 204, 206, 400, 410, 501] {
-        let server = Server::always(answer(status, "", b"")).await;
+        let server = Server::always(response(status, "", b"")).await;
         let error = client().manifest(&tiny(&server)).await.unwrap_err();
         assert!(matches!(error, RegistryError::Status { status: found, .. } if found == status), "{error}");
         assert_eq!(server.seen().len(), 1);

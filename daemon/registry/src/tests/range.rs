@@ -1,6 +1,6 @@
 //! Range requests: only the requested part is accepted.
 
-use super::server::{Reply, Server, answer, head, ok, redirect};
+use super::server::{Reply, Server, head, ok, redirect, response};
 use super::*;
 
 /// Fetches bytes 5 to 8 of [`WEIGHTS`], `and`.
@@ -18,7 +18,7 @@ async fn part(reply: impl Fn() -> Reply + Send + Sync + 'static) -> Result<(Vec<
 }
 
 fn partial(content_range: &str, body: &[u8]) -> Reply {
-    Reply::Whole(answer(206, &format!("Content-Range: {content_range}\r\n"), body))
+    Reply::Whole(response(206, &format!("Content-Range: {content_range}\r\n"), body))
 }
 
 #[tokio::test]
@@ -50,10 +50,10 @@ async fn part_that_is_not_the_one_asked_for_is_refused() {
         let error = part(move || partial(content_range, b"and")).await.unwrap_err();
         assert!(matches!(error, RegistryError::RangeDiffers { .. }), "{content_range}: {error}");
     }
-    let error = part(|| Reply::Whole(answer(206, "", b"and"))).await.unwrap_err();
+    let error = part(|| Reply::Whole(response(206, "", b"and"))).await.unwrap_err();
     assert!(error.to_string().contains("without Content-Range"), "{error}");
     let twice = "Content-Range: bytes 5-7/14\r\nContent-Range: bytes 0-2/14\r\n";
-    let error = part(move || Reply::Whole(answer(206, twice, b"and"))).await.unwrap_err();
+    let error = part(move || Reply::Whole(response(206, twice, b"and"))).await.unwrap_err();
     assert!(error.to_string().contains("several parts"), "{error}");
 }
 
@@ -75,11 +75,11 @@ async fn part_of_another_length_is_refused() {
 #[tokio::test]
 async fn compressed_missing_and_unsatisfiable_parts_are_refused() {
     let gzip = "Content-Range: bytes 5-7/14\r\nContent-Encoding: gzip\r\n";
-    let error = part(move || Reply::Whole(answer(206, gzip, b"and"))).await.unwrap_err();
+    let error = part(move || Reply::Whole(response(206, gzip, b"and"))).await.unwrap_err();
     assert!(error.to_string().contains("content encoding"), "{error}");
-    let error = part(|| Reply::Whole(answer(404, "", b""))).await.unwrap_err();
+    let error = part(|| Reply::Whole(response(404, "", b""))).await.unwrap_err();
     assert!(matches!(error, RegistryError::BlobMissing { .. }), "{error}");
-    let error = part(|| Reply::Whole(answer(416, "Content-Range: bytes */3\r\n", b""))).await.unwrap_err();
+    let error = part(|| Reply::Whole(response(416, "Content-Range: bytes */3\r\n", b""))).await.unwrap_err();
     assert!(matches!(error, RegistryError::Status { status: 416, .. }), "{error}");
 }
 

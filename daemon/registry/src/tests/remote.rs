@@ -2,7 +2,7 @@
 
 use blobd_store_format::source::PullSource;
 
-use super::server::{Reply, Seen, Server, answer, ok};
+use super::server::{Reply, Seen, Server, ok, response};
 use super::*;
 use crate::RemoteModel;
 use crate::credentials::{Credential, CredentialFile, CredentialPolicy, Secret};
@@ -16,7 +16,7 @@ fn part(seen: &Seen, etag: &str) -> Vec<u8> {
     let (first, last) = range.split_once('-').unwrap();
     let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
     let headers = format!("Content-Range: bytes {first}-{last}/{}\r\nETag: {etag}\r\n", FILE.len());
-    answer(206, &headers, &FILE[first..=last])
+    response(206, &headers, &FILE[first..=last])
 }
 
 async fn file_at(server: &Server) -> RemoteFile {
@@ -80,7 +80,8 @@ async fn file_of_another_length_is_named_by_its_address() {
 #[tokio::test]
 async fn file_of_unknown_length_and_web_page_are_refused() {
     let endless = Server::always(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nGGUF".to_vec()).await;
-    let page = Server::always(answer(200, "Content-Type: Text/HTML; charset=utf-8\r\n", b"<p>Welcome")).await;
+    let page =
+        Server::always(response(200, "Content-Type: Text/HTML; charset=utf-8\r\n", b"<p>Welcome")).await;
     for (server, what) in [(endless, "does not say how long"), (page, "login page")] {
         let error = client().resolve(&server.url("/m/tiny.gguf").parse().unwrap()).await.unwrap_err();
         assert!(error.to_string().contains(what), "{error}");
@@ -96,7 +97,7 @@ async fn private_repository_is_listed_and_fetched_with_its_token() {
             Digest::of(WEIGHTS).to_string().trim_start_matches("sha256:")
         );
         Reply::Whole(match seen.path.as_str() {
-            _ if seen.header("authorization") != Some("Bearer token") => answer(401, "", b""),
+            _ if seen.header("authorization") != Some("Bearer token") => response(401, "", b""),
             path if path.ends_with("/refs") => ok(refs.as_bytes()),
             path if path.contains("/tree/") => ok(tree.as_bytes()),
             _ => ok(WEIGHTS),

@@ -28,15 +28,15 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// `answer` makes the response from the request and the number of earlier ones.
-    pub(super) async fn start(answer: impl Fn(&Seen, usize) -> Reply + Send + Sync + 'static) -> Self {
+    /// `respond` makes the response from the request and the number of earlier ones.
+    pub(super) async fn start(respond: impl Fn(&Seen, usize) -> Reply + Send + Sync + 'static) -> Self {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let record = Arc::clone(&seen);
         let serve = move |stream: &mut TcpStream| match Seen::read(stream)? {
             None => Ok(()),
             Some(request) => {
                 let earlier = note(&record, &request);
-                answer(&request, earlier).send(stream)
+                respond(&request, earlier).send(stream)
             }
         };
         Self { server: server::Server::start(serve).unwrap(), seen }
@@ -92,7 +92,7 @@ impl Reply {
 }
 
 /// A response with extra header lines, each ended by `\r\n`.
-pub(super) fn answer(status: u16, headers: &str, body: &[u8]) -> Vec<u8> {
+pub(super) fn response(status: u16, headers: &str, body: &[u8]) -> Vec<u8> {
     let head = format!(
         "HTTP/1.1 {status} X\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n",
         body.len()
@@ -101,7 +101,7 @@ pub(super) fn answer(status: u16, headers: &str, body: &[u8]) -> Vec<u8> {
 }
 
 pub(super) fn ok(body: &[u8]) -> Vec<u8> {
-    answer(200, "", body)
+    response(200, "", body)
 }
 
 /// The head of a 200 with exactly these header lines.
@@ -110,5 +110,5 @@ pub(super) fn head(headers: &str) -> Vec<u8> {
 }
 
 pub(super) fn redirect(status: u16, location: &str) -> Reply {
-    Reply::Whole(answer(status, &format!("Location: {location}\r\n"), b"moved"))
+    Reply::Whole(response(status, &format!("Location: {location}\r\n"), b"moved"))
 }

@@ -12,7 +12,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-use super::server::{Reply, Server, answer, ok, redirect};
+use super::server::{Reply, Server, ok, redirect, response};
 use super::*;
 use crate::ConnectFailure;
 use crate::address_scope::AddressScope;
@@ -124,7 +124,7 @@ async fn unusable_mirror_is_refused_at_start() {
 
 #[tokio::test]
 async fn proxy_is_used_for_https_only() {
-    let proxy = Server::always(answer(403, "", b"")).await;
+    let proxy = Server::always(response(403, "", b"")).await;
     let proxies = || Matcher::builder().all(proxy.url("")).no("internal.example").build();
     let client = client_for(&RegistryPolicy::default(), proxies()).unwrap();
     let error = client.manifest(&"registry.example/library/tiny".parse().unwrap()).await.unwrap_err();
@@ -165,7 +165,7 @@ async fn names_have_the_scope_of_their_addresses() {
 
 #[tokio::test]
 async fn request_body_is_sent_with_its_method_and_type() {
-    let server = Server::always(answer(201, "", b"")).await;
+    let server = Server::always(response(201, "", b"")).await;
     let (url, client) = (server.url("/v2/library/tiny/blobs/uploads/").parse().unwrap(), client());
     let headers =
         [(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))].into_iter().collect();

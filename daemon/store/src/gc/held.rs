@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::{Store, StoreError};
 
-/// Whether any process, this one included, has the blob open or mapped. In doubt the answer is yes: a blob
+/// Whether any process, this one included, has the blob open or mapped. In doubt the result is true: a blob
 /// that was kept can still be collected later.
 pub(super) fn is_held(store: &Store, digest: Digest) -> bool {
     // If it were unlinked while this process reads it, its space would only be freed when the reader closes
@@ -21,7 +21,7 @@ pub(super) fn is_held(store: &Store, digest: Digest) -> bool {
 
 /// Like `is_held`, without this process's own verification, which releases a blob that is to be deleted.
 pub(super) fn is_held_by_a_program(store: &Store, digest: Digest) -> bool {
-    // The second `is_reading` catches a read that began between the first and the kernel's answer.
+    // The second `is_reading` catches a read that began between the first and the kernel's response.
     !store.is_reading(digest) && is_in_use(store, digest) && !store.is_reading(digest)
 }
 

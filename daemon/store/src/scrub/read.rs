@@ -239,11 +239,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, pattern(3 * CHUNK_BYTES)).unwrap();
-        let mut answers = [Step::Go, Step::Wait, Step::Go, Step::Stop].into_iter();
+        let mut steps = [Step::Go, Step::Wait, Step::Go, Step::Stop].into_iter();
         let (mut reported, mut seen) = (Vec::new(), 0);
         let mut gate = |bytes| {
             reported.push(bytes);
-            answers.next().unwrap()
+            steps.next().unwrap()
         };
         let file = File::open(&path).unwrap();
         let ended = DiskReader::default().read(&file, &mut gate, &mut |chunk| seen += chunk.len()).unwrap();

@@ -202,7 +202,7 @@ impl Daemon {
         let deadline = Instant::now() + Duration::from_secs(10);
         while daemon.client().is_err() {
             if Instant::now() > deadline {
-                return Err("the daemon does not answer".into());
+                return Err("the daemon does not respond".into());
             }
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -160,10 +160,10 @@ impl ThirdPartyRegistry {
         );
         stream.write_all(head.as_bytes())?;
         stream.write_all(body)?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-        Ok((status, answer.split("\r\n\r\n").next().unwrap_or_default().replace('\r', "")))
+        let mut response = String::new();
+        stream.read_to_string(&mut response)?;
+        let status = response.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        Ok((status, response.split("\r\n\r\n").next().unwrap_or_default().replace('\r', "")))
     }
 }
 

@@ -101,10 +101,10 @@ fn reclaimable_bytes_are_those_a_collection_frees_whatever_is_kept() {
             2 => "rm trashed --keep 1d --json",
             _ => "tag base again --json",
         };
-        let answer = daemon.command().line(words).succeeds().json();
+        let response = daemon.command().line(words).succeeds().json();
         let nobodys = |kept: &&Json| kept["by"].as_array().is_some_and(Vec::is_empty);
-        assert_eq!(answer["kept"].as_array().into_iter().flatten().find(nobodys), None, "{answer}");
-        kept += answer["kept"].as_array().map_or(0, Vec::len);
+        assert_eq!(response["kept"].as_array().into_iter().flatten().find(nobodys), None, "{response}");
+        kept += response["kept"].as_array().map_or(0, Vec::len);
         assert!(check_reclaimable(&daemon, words) >= 9000);
     }
     assert!(kept > 0);

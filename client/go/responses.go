@@ -7,7 +7,7 @@ import (
 )
 
 // The daemon is not trusted: numbers that refer to each other are compared here once. Whether the
-// files behind the descriptors are long enough is checked when one is mapped.
+// files of the descriptors are long enough is checked when one is mapped.
 const (
 	maxLayers = 4096
 	// A GGUF file has 131,072 tensors at most; a model may have several.
@@ -179,10 +179,10 @@ func (h *head) check() error {
 	}
 	for number, layer := range h.Layers {
 		if layer.Fd != nil && *layer.Fd >= *h.FdCount || layer.Header != nil && layer.Header.Fd >= *h.FdCount {
-			return violated("layer %d: descriptor beyond the %d promised", number, *h.FdCount)
+			return violated("layer %d: descriptor beyond the %d announced", number, *h.FdCount)
 		}
 		if layer.PieceCount != 0 {
-			return violated("layer %d: pieces announced that nobody asked for", number)
+			return violated("layer %d: pieces announced that were not requested", number)
 		}
 	}
 	return nil
@@ -195,7 +195,7 @@ func (t *Tensor) check(h *head) error {
 	case t.Layer >= uint64(len(h.Layers)):
 		problem = "no such layer"
 	case t.Fd != nil && *t.Fd >= *h.FdCount:
-		problem = "descriptor beyond the number promised"
+		problem = "descriptor beyond the number announced"
 	case t.Fd == nil && t.Size > 0:
 		problem = "bytes without a descriptor"
 	case carry != 0:

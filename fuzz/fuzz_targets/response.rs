@@ -23,17 +23,17 @@ use libfuzzer_sys::fuzz_target;
 /// would rarely find lengths that fit their frames.
 const FRAMED: u8 = 0x80;
 /// The most bytes that fit into a socket's buffer even as frames of one byte, so that writing does not block.
-const MAX_ANSWER_BYTES: usize = 32 << 10;
+const MAX_RESPONSE_BYTES: usize = 32 << 10;
 /// The file behind every descriptor.
 const BLOB_BYTES: usize = 10_000;
 
 fuzz_target!(|input: &[u8]| {
-    let [verb, fd_count, at_low, at_high, answer @ ..] = input else { return };
-    let answer = &answer[..answer.len().min(MAX_ANSWER_BYTES)];
-    let attach_at = usize::from(u16::from_le_bytes([*at_low, *at_high])).min(answer.len());
-    let (answer, attach_at) =
-        if verb & FRAMED == 0 { (Cow::Borrowed(answer), attach_at) } else { framed(answer) };
-    let (client, daemon) = conversation(&answer, attach_at, usize::from(*fd_count % 65));
+    let [verb, fd_count, at_low, at_high, response @ ..] = input else { return };
+    let response = &response[..response.len().min(MAX_RESPONSE_BYTES)];
+    let attach_at = usize::from(u16::from_le_bytes([*at_low, *at_high])).min(response.len());
+    let (response, attach_at) =
+        if verb & FRAMED == 0 { (Cow::Borrowed(response), attach_at) } else { framed(response) };
+    let (client, daemon) = conversation(&response, attach_at, usize::from(*fd_count % 65));
     let reference: Reference = "m".parse().expect("a name");
     match (verb & !FRAMED) % 6 {
         0 => drop(client.models()),
@@ -96,9 +96,9 @@ fn open(client: &Client, params: &OpenParams) {
 }
 
 /// A client whose daemon has sent all its data.
-fn conversation(answer: &[u8], attach_at: usize, fd_count: usize) -> (Client, UnixStream) {
+fn conversation(response: &[u8], attach_at: usize, fd_count: usize) -> (Client, UnixStream) {
     let (ours, mut daemon) = UnixStream::pair().expect("a socket pair");
-    let (before, after) = answer.split_at(attach_at);
+    let (before, after) = response.split_at(attach_at);
     daemon.write_all(before).expect("fits the buffer");
     let fds: Vec<BorrowedFd<'_>> = vec![blob().as_fd(); fd_count];
     let sent = send_message(&daemon, after, &fds).expect("fits the buffer");

@@ -1,7 +1,7 @@
 """The daemon's responses, validated.
 
 The daemon is not trusted: every field has its type and range checked here once, and numbers that
-refer to each other are compared. Whether the files behind the descriptors are long enough is checked
+refer to each other are compared. Whether the files of the descriptors are long enough is checked
 when one is mapped. Unknown fields are ignored, as the protocol requires.
 """
 
@@ -280,7 +280,7 @@ def read_head(value: object) -> Head:
 def _read_layer(number: int, value: object, fd_count: int) -> Layer:
     fields = Fields(f"layer {number}", value)
     if fields.optional_number("piece_count"):
-        raise ProtocolError(f"layer {number}: pieces announced that nobody asked for")
+        raise ProtocolError(f"layer {number}: pieces announced that were not requested")
     header = fields.object("header")
     return Layer(
         media_type=fields.text("media_type"),
@@ -296,7 +296,7 @@ def _read_layer(number: int, value: object, fd_count: int) -> Layer:
 def _read_fd(fields: Fields, fd_count: int) -> Optional[int]:
     fd = fields.optional_number("fd")
     if fd is not None and fd >= fd_count:
-        raise ProtocolError(f"{fields.what}: descriptor {fd} is beyond the {fd_count} promised")
+        raise ProtocolError(f"{fields.what}: descriptor {fd} is beyond the {fd_count} announced")
     return fd
 
 
