@@ -1,26 +1,16 @@
 //! The parts of the `blobd` binary: the daemon, which serves the models of a [`blobd_store`] on a Unix socket,
 //! and the command line. Access to registries is in [`blobd_registry`].
 //!
-//! An import splits a model file: each tensor becomes one blob named by its digest, and a recipe says how to
-//! rebuild the file:
+//! Each verb is a function of [`ops`] on an open store:
 //!
 //! ```
-//! use std::sync::Arc;
-//! use blobd::ingest::ingest_file;
-//! use blobd_store::{Ingest, Store};
-//! use blobd_store_format::gguf::{GgmlType, GgufWriter};
+//! use blobd::ops;
+//! use blobd_client::protocol::request::GcParams;
 //!
 //! let root = tempfile::tempdir()?;
-//! let store = Arc::new(Store::open(root.path().join("store"))?);
-//! let mut writer = GgufWriter::new();
-//! writer.tensor("token_embd.weight", GgmlType::F32, &[256])?;
-//! let mut file = writer.header()?;
-//! file.extend([1; 1024]);
-//!
-//! let mut ingest = Ingest::begin(&store, store.leases().grant("an example"))?;
-//! let size = file.len() as u64;
-//! let taken = ingest_file(&mut ingest, &mut file.as_slice(), size, &mut |_completed| ())?;
-//! assert_eq!(taken.digest, blobd_store_format::digest::Digest::of(&file));
+//! let store = blobd_store::Store::open(root.path().join("store"))?;
+//! assert!(ops::list(&store)?.models.is_empty());
+//! assert_eq!(ops::gc(&store, GcParams::default())?.freed_bytes, 0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

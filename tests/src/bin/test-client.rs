@@ -56,18 +56,16 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mut model = Some(client.open_with(&params)?);
     let maps = model.as_ref().map(OpenModel::map_all).transpose()?.unwrap_or_default();
     let fd_count = model.as_ref().map_or(0, OpenModel::fd_count);
-    response(&json!({ "tensors": maps.len(), "fds": fd_count }));
+    respond(&json!({ "tensors": maps.len(), "fds": fd_count }));
     for line in std::io::stdin().lock().lines() {
         match line?.as_str() {
-            "touch" => response(&touch(&maps)?),
-            "attack" => response(&attack(model.as_ref().ok_or("closed")?)),
-            "lock" => response(&lock(model.as_ref().ok_or("closed")?)),
-            line if line.starts_with("pass ") => {
-                response(&pass(model.as_ref().ok_or("closed")?, &line[5..])?)
-            }
+            "touch" => respond(&touch(&maps)?),
+            "attack" => respond(&attack(model.as_ref().ok_or("closed")?)),
+            "lock" => respond(&lock(model.as_ref().ok_or("closed")?)),
+            line if line.starts_with("pass ") => respond(&pass(model.as_ref().ok_or("closed")?, &line[5..])?),
             "close" => {
                 drop(model.take());
-                response(&json!({ "closed": true }));
+                respond(&json!({ "closed": true }));
             }
             other => return Err(format!("{other:?}: touch or close expected").into()),
         }
@@ -89,7 +87,7 @@ fn lease(socket: &str, model: &str, count: usize) -> Result<(), Box<dyn Error>> 
             Err(error) => return Err(error.into()),
         }
     }
-    response(&json!({ "leases": leases.len(), "busy": busy }));
+    respond(&json!({ "leases": leases.len(), "busy": busy }));
     // Until the input ends.
     std::io::stdin().read_to_end(&mut Vec::new())?;
     drop(leases);
@@ -164,12 +162,12 @@ fn hold(socket: &str, count: usize) -> Result<(), Box<dyn Error>> {
         refused += usize::from(!bytes.is_empty());
         busy += usize::from(String::from_utf8_lossy(&bytes).contains("\"code\":\"busy\""));
     }
-    response(&json!({ "connected": held.len(), "refused": refused, "busy": busy }));
+    respond(&json!({ "connected": held.len(), "refused": refused, "busy": busy }));
     std::io::stdin().lock().lines().for_each(drop);
     Ok(())
 }
 
-fn response(json: &Json) {
+fn respond(json: &Json) {
     // If the parent has ended, this process ends because its input is closed.
     let _ = writeln!(std::io::stdout(), "{json}");
 }

@@ -196,11 +196,15 @@ fn open_reads_no_blob_in_the_daemon() {
         let line = io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap();
         line.parse::<u64>().unwrap()
     };
-    drop(daemon.client().open(&"m".parse().unwrap()).unwrap());
-    let before = read();
-    drop(daemon.client().open(&"m".parse().unwrap()).unwrap());
-    // The manifest, the peer's name and the like; the model has megabytes.
-    assert!(read() - before < 32 << 10, "{}", read() - before);
+    let read_by_open = || {
+        let before = read();
+        drop(daemon.client().open(&"m".parse().unwrap()).unwrap());
+        read() - before
+    };
+    // The manifest, the peer's name and the like; the model has megabytes. The first one also reads what is
+    // then kept in memory, and the scrubber may read blobs at the same time as some.
+    let reads: Vec<u64> = (0..5).map(|_| read_by_open()).collect();
+    assert!(reads.iter().any(|bytes| *bytes < 32 << 10), "{reads:?}");
 }
 
 #[test]
