@@ -9,15 +9,18 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use crate::next;
 use crate::sys::{
     F_ADD_SEALS, F_SEAL_FUTURE_WRITE, F_SEAL_LENGTH_AND_SEALS, F_SEAL_WRITE, MFD_ALLOW_SEALING, MFD_CLOEXEC,
-    O_CLOEXEC, fcntl, memfd_create,
+    MFD_NOEXEC_SEAL, O_CLOEXEC, fcntl, memfd_create,
 };
 
 /// An empty memory file; `None` on failure, with `errno` set.
 pub(crate) fn memory_file(name: &CStr) -> Option<File> {
-    // SAFETY: Needed to create a file outside any file system. The name is a C string.
-    let fd = unsafe { memfd_create(name.as_ptr(), MFD_CLOEXEC | MFD_ALLOW_SEALING) };
-    // SAFETY: Needed to own the descriptor, which was just created.
-    (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    // Some systems require the first flag (`vm.memfd_noexec`); Linux before 6.3 does not know it.
+    [MFD_NOEXEC_SEAL, MFD_ALLOW_SEALING].into_iter().find_map(|flag| {
+        // SAFETY: Needed to create a file outside any file system. The name is a C string.
+        let fd = unsafe { memfd_create(name.as_ptr(), MFD_CLOEXEC | flag) };
+        // SAFETY: Needed to own the descriptor, which was just created.
+        (fd >= 0).then(|| File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    })
 }
 
 /// Seals a memory file that is not mapped, and returns a read-only descriptor of it.

@@ -41,6 +41,7 @@ pub(crate) const MREMAP_FIXED: c_int = 2;
 pub(crate) const MADV_POPULATE_READ: c_int = 22;
 pub(crate) const MFD_CLOEXEC: c_uint = 1;
 pub(crate) const MFD_ALLOW_SEALING: c_uint = 2;
+pub(crate) const MFD_NOEXEC_SEAL: c_uint = 8;
 pub(crate) const F_ADD_SEALS: c_int = 1033;
 /// `F_SEAL_SEAL`, `F_SEAL_SHRINK` and `F_SEAL_GROW`: length and seals cannot change any more.
 pub(crate) const F_SEAL_LENGTH_AND_SEALS: c_int = 1 | 2 | 4;

@@ -9,7 +9,10 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 /// An anonymous file of `bytes` zeros in memory, whose size nobody can change.
 pub(crate) fn shared_memory(bytes: usize) -> io::Result<File> {
-    let memory = File::from(memfd_create("blobd-import", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    let create = |flag| memfd_create("blobd-import", MemfdFlags::CLOEXEC | flag);
+    // Some systems require the first flag (`vm.memfd_noexec`); Linux before 6.3 does not know it.
+    let memory = create(MemfdFlags::NOEXEC_SEAL).or_else(|_| create(MemfdFlags::ALLOW_SEALING))?;
+    let memory = File::from(memory);
     memory.set_len(bytes as u64)?;
     fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(memory)
