@@ -127,10 +127,12 @@ const STOP_LIMIT: Duration = Duration::from_secs(7);
 /// Committed data is safe, and the next start deletes the rest. Has its own thread and runtime, which do not
 /// depend on anything that may hang.
 fn limit_stop() {
-    let watch = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let Ok(runtime) = runtime else { return };
-        runtime.block_on(async { stop_requested(listen_for_stop().ok()).await });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let Ok(runtime) = runtime else { return };
+    // Before the daemon serves, so that no signal is missed.
+    let signals = runtime.block_on(async { listen_for_stop().ok() });
+    let watch = move || {
+        runtime.block_on(stop_requested(signals));
         std::thread::sleep(STOP_LIMIT);
         tracing::warn!("not stopped after {} s: exiting now", STOP_LIMIT.as_secs());
         #[expect(clippy::exit, reason = "the main thread hangs")]
