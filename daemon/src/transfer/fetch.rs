@@ -104,7 +104,7 @@ impl Fetch {
         } else {
             self.add_worker(&mut workers, &writer);
         }
-        let (mut growth, mut failure) = (Growth::default(), None);
+        let (mut growth, mut failure) = (Growth::from_one_connection(), None);
         let mut tick = tokio::time::interval(self.policy.tick);
         while !workers.is_empty() {
             tokio::select! {
@@ -447,7 +447,7 @@ fn write_piece(shared: &SharedAssembler, piece: &Piece, joined: &mut Vec<u8>) ->
 }
 
 /// Decides on the number of connections: one more as long as the last one increased the rate.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Growth {
     received: u64,
     best: u64,
@@ -455,6 +455,10 @@ struct Growth {
 }
 
 impl Growth {
+    const fn from_one_connection() -> Self {
+        Self { received: 0, best: 0, workers: 1 }
+    }
+
     fn is_worth_one_more(&mut self, received: u64, workers: usize) -> bool {
         let rate = received.saturating_sub(std::mem::replace(&mut self.received, received));
         if workers != self.workers {
@@ -474,12 +478,17 @@ mod tests {
 
     #[test]
     fn connections_are_added_while_they_help() {
-        let mut growth = Growth::default();
+        let mut growth = Growth::from_one_connection();
         assert!(!growth.is_worth_one_more(0, 1));
         assert!(growth.is_worth_one_more(100, 1));
         assert!(!growth.is_worth_one_more(250, 2), "not measured for a whole tick");
         assert!(growth.is_worth_one_more(450, 2));
         assert!(!growth.is_worth_one_more(650, 3));
         assert!(!growth.is_worth_one_more(850, 3), "the third made it no faster");
+    }
+
+    #[test]
+    fn bytes_that_arrive_before_the_first_tick_count() {
+        assert!(Growth::from_one_connection().is_worth_one_more(100, 1));
     }
 }
