@@ -249,7 +249,7 @@ impl Fixture {
         let change = operation.change.map(|(name, content)| history.begin(name, self.digest(content), 1));
         let run = self.run(operation, point, is_first_start);
         let log = fs::read_to_string(self.log())?;
-        if !["INJECTED", "killed by SIGKILL"].iter().any(|sign| log.contains(sign)) {
+        if !has_fault(&log) {
             return Ok(None);
         }
         if let Some(change) = change.filter(|_| run.code == 0) {
@@ -337,6 +337,16 @@ impl Fixture {
     }
 }
 
+/// Whether `strace` has made a call fail, or has killed a process in a call. A process killed outside the traced
+/// calls is no fault: an import kills the process that reads the file when it no longer needs it.
+fn has_fault(log: &str) -> bool {
+    // Process IDs are padded with spaces.
+    let lines = log.lines().filter_map(|line| line.split_once(' '));
+    let events: Vec<(&str, &str)> = lines.map(|(pid, event)| (pid, event.trim_start())).collect();
+    let is_killed = |pid: &str| events.contains(&(pid, "+++ killed by SIGKILL +++"));
+    log.contains("INJECTED") || events.iter().any(|(pid, event)| event.ends_with("= ?") && is_killed(pid))
+}
+
 /// A command that failed must have the right exit code and print an error, and must not panic.
 fn check_exit(run: &Run, fault: Fault) -> Outcome<()> {
     const KILLED: i32 = -1;
@@ -387,6 +397,28 @@ impl fmt::Display for Point {
         match self.fault {
             Fault::Kill => write!(f, "{}:signal=KILL:when={}", self.call, self.ordinal),
             Fault::Error(error) => write!(f, "{}:error={error}:when={}", self.call, self.ordinal),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_calls_that_fail_or_end_a_process_are_faults() {
+        let written = "7 pwrite64(5, \"a\", 1, 0) = 1\n";
+        assert!(has_fault("7 pwrite64(5, \"a\", 1, 0) = -1 EIO (Input/output error) (INJECTED)\n"));
+        assert!(has_fault(&format!(
+            "{written}8  pwrite64(5, \"a\", 1, 0)        = ?\n7  +++ killed by SIGKILL +++\n8  +++ killed by SIGKILL +++\n"
+        )));
+        for log in [
+            String::new(),
+            format!("{written}7 +++ exited with 0 +++\n"),
+            format!("{written}9 +++ killed by SIGKILL +++\n7 +++ exited with 0 +++\n"),
+            format!("{written}8 fsync(5) = ?\n9 +++ killed by SIGKILL +++\n8 +++ exited with 0 +++\n"),
+        ] {
+            assert!(!has_fault(&log), "{log}");
         }
     }
 }
