@@ -46,6 +46,7 @@ mod accounting;
 mod assembler;
 mod blobs;
 mod deferred_deletion;
+mod direct;
 mod directories;
 pub mod disk;
 mod error;

@@ -26,6 +26,7 @@ use super::staging::Staging;
 use super::{Store, StoreError, lock};
 
 mod blob_writer;
+mod direct_writer;
 mod hash;
 mod partial;
 mod pipeline;
@@ -37,6 +38,7 @@ pub use hash::BlobSink;
 pub use partial::{PartialDownload, PartialFile};
 pub use pipeline::{CHUNK_BYTES, CHUNKS_IN_USE, RangeSource};
 
+use direct_writer::DirectWriter;
 use partial::{Extents, PartialDirectory};
 
 /// A file that is being assembled.
@@ -49,6 +51,7 @@ pub struct Assembler {
     /// Held while a blob's file is created and space is reserved for it, which may take long, so that two
     /// writers of a blob do not both create it. Readers do not need it.
     creating: Mutex<()>,
+    direct: DirectWriter,
     /// Held only for changes in memory.
     state: Mutex<State>,
 }
@@ -83,7 +86,8 @@ impl Assembler {
     }
 
     fn in_directory(staging: Staging, plan: SplitPlan, partial: Option<PartialDirectory>) -> Self {
-        Self { staging, plan, partial, creating: Mutex::default(), state: Mutex::default() }
+        let (creating, direct, state) = (Mutex::default(), DirectWriter::default(), Mutex::default());
+        Self { staging, plan, partial, creating, direct, state }
     }
 
     /// How the file is split.
@@ -131,10 +135,14 @@ impl Assembler {
         match (part.target, &self.partial) {
             (Target::Blob { blob, offset_in_blob }, _) => {
                 let (path, file) = self.file_of(blob)?;
-                let write = || self.staging.disk().write_at(&path, &file, part.bytes, offset_in_blob);
+                let disk = self.staging.disk();
                 if !self.takes_space_when_written() {
-                    return write();
+                    let direct = self.write_direct(&path, part.bytes, offset_in_blob)?;
+                    let rest = part.bytes.get(direct..).filter(|rest| !rest.is_empty());
+                    let offset = offset_in_blob.saturating_add(direct as u64);
+                    return rest.map_or(Ok(()), |rest| disk.write_at(&path, &file, rest, offset));
                 }
+                let write = || disk.write_at(&path, &file, part.bytes, offset_in_blob);
                 let length = part.bytes.len() as u64;
                 let growth = lock(&self.state).reservations.get(&blob).map_or(0, |own| own.growth(length));
                 let growth = self.staging.take_space(growth, write)?;
@@ -144,6 +152,15 @@ impl Assembler {
             (Target::Literal { .. }, Some(partial)) => partial.write_literal(offset_in_file, part.bytes),
             // The hasher collects them.
             (Target::Literal { .. }, None) => Ok(()),
+        }
+    }
+
+    /// Writes large pieces of files in `staging/` past the page cache; returns how many bytes that were. Downloads
+    /// are read back to be hashed.
+    fn write_direct(&self, path: &Path, bytes: &[u8], offset: u64) -> Result<usize, StoreError> {
+        match self.partial {
+            Some(_) => Ok(0),
+            None => self.direct.write(self.staging.disk(), path, bytes, offset),
         }
     }
 
@@ -235,6 +252,7 @@ impl Assembler {
         // A closed file is not opened again, because open and closed files are synced differently.
         let path = begun.map_or_else(|| self.file_of(blob).map(|(path, _empty)| path), Ok)?;
         if self.partial.is_none() {
+            self.direct.close(&path);
             self.staging.written().complete(&path);
         }
         let reservation = lock(&self.state).reservations.remove(&blob);

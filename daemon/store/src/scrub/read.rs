@@ -11,13 +11,13 @@ use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
-use rustix::fs::{Advice, AtFlags, OFlags, StatxFlags, fadvise, fcntl_getfl, fcntl_setfl, statx};
+use rustix::fs::{Advice, fadvise};
 use rustix::io::Errno;
+
+use crate::direct::{set_direct, unset_direct};
 
 /// Bytes per read: large enough that the number of requests does not slow the disk.
 const CHUNK_BYTES: usize = 1 << 20;
-/// The alignment for `O_DIRECT` where the kernel reports none: no disk has larger sectors.
-const DEFAULT_ALIGNMENT: usize = 4096;
 
 /// What a reader does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ pub(super) enum Next<'b> {
 
 impl<F: Borrow<File>> DiskFile<F> {
     pub(super) fn open(file: F) -> Self {
-        let direct_alignment = direct_alignment(file.borrow());
+        let direct_alignment = set_direct(file.borrow(), CHUNK_BYTES);
         if direct_alignment.is_none() {
             drop_cached(file.borrow());
         }
@@ -151,10 +151,8 @@ impl<F: Borrow<File>> DiskFile<F> {
 
     fn read_through_page_cache(&mut self) {
         let file = self.file.borrow();
-        if let Ok(flags) = fcntl_getfl(file) {
-            // If it fails, the next read is refused again and its error returned.
-            let _ = fcntl_setfl(file, flags - OFlags::DIRECT);
-        }
+        // If it fails, the next read is refused again and its error returned.
+        unset_direct(file);
         drop_cached(file);
         self.direct_alignment = None;
     }
@@ -171,25 +169,6 @@ impl<F: Borrow<File>> Drop for DiskFile<F> {
 /// Shortens a read that ended inside the file so that the next offset is aligned.
 const fn whole_units(count: usize, alignment: usize, left: u64) -> usize {
     if count as u64 >= left { count } else { count - count % alignment }
-}
-
-/// Sets `O_DIRECT` if the file system allows it; returns the alignment that reads need.
-fn direct_alignment(file: &File) -> Option<usize> {
-    let reported = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
-    let reported = reported.filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
-    let alignment = match reported {
-        Some(stat) if stat.stx_dio_offset_align == 0 => return None,
-        Some(stat) => usize::try_from(stat.stx_dio_offset_align.max(stat.stx_dio_mem_align)).ok()?,
-        None => DEFAULT_ALIGNMENT,
-    };
-    // Never less than the default: some kernels report what the disk needs, not what they need.
-    let alignment = alignment.max(DEFAULT_ALIGNMENT);
-    if !alignment.is_power_of_two() || alignment > CHUNK_BYTES {
-        return None;
-    }
-    let flags = fcntl_getfl(file).ok()?;
-    fcntl_setfl(file, flags | OFlags::DIRECT).ok()?;
-    Some(alignment)
 }
 
 /// Only advice: the kernel may keep the pages, and then they are read.
