@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use blobd_store_format::gguf::GgmlType;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
 use blobd_tests::registry::{FakeRegistry, Fault, Request};
@@ -113,7 +114,8 @@ fn content(sample: &Sample) -> String {
 }
 
 impl Samples {
-    /// Three families of models. Within a family, models share all tensors but one; families share none.
+    /// Three families of models and one with a tensor of more than 4 MiB. Within a family, models share all tensors but
+    /// one; families share none.
     ///
     /// # Errors
     /// When the files cannot be written, or the registry cannot listen on a port.
@@ -128,6 +130,10 @@ impl Samples {
                 shared.push(registry.add(&format!("{family}-{number}"), model)?);
             }
         }
+        // An import writes the whole pages of such a tensor past the page cache.
+        let mut direct = ModelFile::dense(4);
+        direct.add_noise(4, "direct", GgmlType::I8, &[(4 << 20) + 5000]);
+        shared.push(registry.add("direct", &direct)?);
         let large = ModelFile::dense_of(3, 3, 128);
         let changed = |client: usize| large.clone().with_changed(&format!("blk.{client}.ffn_up.weight"));
         let add = |client| registry.add(&format!("own-{client}"), &changed(client));
