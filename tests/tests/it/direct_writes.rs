@@ -1,4 +1,4 @@
-//! Imports of blobs that are large enough to be written past the page cache.
+//! Imports of blobs that are large enough to be written past the page cache, if temporary files are on a disk.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,8 +11,8 @@ use blobd_store_format::layout;
 use blobd_store_format::split::SplitPlan;
 use blobd_tests::faulty_disk::{Call, Fault, FaultyDisk};
 use blobd_tests::store_dir::staged;
+use blobd_tests::temp_dirs::disk_directory;
 use rustix::io::Errno;
-use tempfile::TempDir;
 
 /// Two pieces, the last of which ends in an incomplete page.
 const LENGTH: usize = 2 * CHUNK_BYTES - 5000;
@@ -67,11 +67,6 @@ fn import(store: &Arc<Store>, pages: &Pages) -> Result<(), StoreError> {
     ingest.commit_blobs()
 }
 
-/// On the disk of the build, not on tmpfs.
-fn folder() -> TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
-
 fn is_stored(folder: &Path, pages: &Pages) -> bool {
     let path = folder.join("store").join(layout::blob(Digest::of(pages.content())));
     std::fs::read(path).is_ok_and(|found| found == pages.content())
@@ -79,7 +74,7 @@ fn is_stored(folder: &Path, pages: &Pages) -> bool {
 
 #[test]
 fn large_blobs_have_their_content() {
-    let (folder, pages) = (folder(), Pages::new());
+    let (folder, pages) = (disk_directory(), Pages::new());
     let (store, _disk) = store(folder.path());
     import(&store, &pages).unwrap();
     assert!(is_stored(folder.path(), &pages));
@@ -91,7 +86,7 @@ fn writes_that_fail_leave_nothing_and_refused_ones_are_repeated_through_the_page
     for errno in [Errno::IO, Errno::NOSPC, Errno::INVAL] {
         let mut succeeded = 0;
         for after in 0.. {
-            let folder = folder();
+            let folder = disk_directory();
             let (store, disk) = store(folder.path());
             disk.arm(Fault { after, only: Some(Call::WriteAt), errno, stays: false });
             let result = import(&store, &pages);
