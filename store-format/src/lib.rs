@@ -45,6 +45,7 @@ pub mod expert;
 pub mod file_format;
 pub mod file_layout;
 pub mod file_type;
+mod float;
 mod ggml_type;
 pub mod gguf;
 pub mod index;

@@ -20,9 +20,9 @@
 //! (<https://github.com/huggingface/safetensors>, "Format"): the length of the header as eight
 //! little-endian bytes, the header in JSON, then the data.
 
+mod convert;
 mod dtype;
 mod error;
-mod float;
 mod header;
 mod json;
 mod writer;
@@ -30,9 +30,9 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
+pub use self::convert::convert;
 pub use self::dtype::Dtype;
 pub use self::error::SafetensorsError;
-pub use self::float::convert;
 pub use self::header::{Header, Tensor};
 pub use self::writer::HeaderWriter;
 

@@ -1,43 +1,13 @@
-//! Conversion between the three float types of weights.
+//! The 16-bit float types, converted from and to `f32`.
 //!
-//! Conversion goes through `F32`, which contains all values of the other two, so a value is rounded
-//! at most once: to nearest, ties to even. Overflow gives infinity; NaN stays NaN.
+//! `f32` contains all values of both, so a value is rounded at most once: to nearest, ties to even.
+//! Overflow gives infinity; NaN stays NaN.
 
-use super::Dtype;
-
-/// Converts the elements of `bytes` from type `from` to type `to`.
-///
-/// `None` if one of the types is not [convertible](Dtype::is_convertible), or if `bytes` is not a
-/// whole number of elements.
-#[must_use]
-pub fn convert(bytes: &[u8], from: Dtype, to: Dtype) -> Option<Vec<u8>> {
-    match from {
-        Dtype::F32 => write(read::<4>(bytes)?.map(f32::from_le_bytes), to),
-        Dtype::F16 => write(read::<2>(bytes)?.map(|half| f32_of_f16(u16::from_le_bytes(half))), to),
-        Dtype::BF16 => write(read::<2>(bytes)?.map(|half| f32_of_bf16(u16::from_le_bytes(half))), to),
-        _ => None,
-    }
-}
-
-fn read<const N: usize>(bytes: &[u8]) -> Option<impl Iterator<Item = [u8; N]>> {
-    let (elements, rest) = bytes.as_chunks::<N>();
-    rest.is_empty().then(|| elements.iter().copied())
-}
-
-fn write(values: impl Iterator<Item = f32>, to: Dtype) -> Option<Vec<u8>> {
-    match to {
-        Dtype::F32 => Some(values.flat_map(f32::to_le_bytes).collect()),
-        Dtype::F16 => Some(values.flat_map(|value| f16_of_f32(value).to_le_bytes()).collect()),
-        Dtype::BF16 => Some(values.flat_map(|value| bf16_of_f32(value).to_le_bytes()).collect()),
-        _ => None,
-    }
-}
-
-fn f32_of_bf16(half: u16) -> f32 {
+pub(crate) fn f32_of_bf16(half: u16) -> f32 {
     f32::from_bits(u32::from(half) << 16)
 }
 
-fn bf16_of_f32(value: f32) -> u16 {
+pub(crate) fn bf16_of_f32(value: f32) -> u16 {
     const QUIET: u16 = 0x0040;
     let bits = value.to_bits();
     let upper = upper_half(bits);
@@ -58,7 +28,7 @@ fn lower_half(bits: u32) -> u16 {
     u16::from_le_bytes([low, high])
 }
 
-fn f32_of_f16(half: u16) -> f32 {
+pub(crate) fn f32_of_f16(half: u16) -> f32 {
     /// 2^-24: the smallest positive number.
     const STEP: f32 = 1.0 / 16_777_216.0;
     let (sign, exponent, mantissa) = (u32::from(half >> 15) << 31, (half >> 10) & 31, half & 0x3ff);
@@ -70,7 +40,7 @@ fn f32_of_f16(half: u16) -> f32 {
     f32::from_bits(sign | magnitude)
 }
 
-fn f16_of_f32(value: f32) -> u16 {
+pub(crate) fn f16_of_f32(value: f32) -> u16 {
     const INFINITE: u16 = 0x7c00;
     const QUIET: u16 = 0x0200;
     let bits = value.to_bits();
@@ -160,14 +130,5 @@ mod tests {
                 prop_assert!(!both || distance(half) <= distance(neighbour));
             }
         }
-    }
-
-    #[test]
-    fn other_types_and_broken_elements_are_refused() {
-        assert_eq!(convert(&[0; 4], Dtype::U32, Dtype::F32), None);
-        assert_eq!(convert(&[0; 4], Dtype::F32, Dtype::F64), None);
-        assert_eq!(convert(&[0; 3], Dtype::F16, Dtype::F32), None);
-        assert_eq!(convert(&[], Dtype::F16, Dtype::F32), Some(vec![]));
-        assert_eq!(convert(&[0x80, 0x3f], Dtype::BF16, Dtype::F16), Some(vec![0x00, 0x3c]));
     }
 }
