@@ -53,6 +53,7 @@ pub mod layout;
 pub mod manifest;
 pub mod model_facts;
 pub mod outline;
+pub mod quant;
 pub mod reach;
 pub mod recipe;
 pub mod reference;
