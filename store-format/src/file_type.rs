@@ -3,33 +3,68 @@
 //! Source: `enum llama_ftype` in llama.cpp's `include/llama.h`. (`enum ggml_ftype` in `ggml.h`
 //! has other numbers, which files do not use.)
 
-/// The bit that says the type was guessed by the converter.
+/// The bit that says that the type was guessed from the tensors.
 const GUESSED: u32 = 1024;
 
 /// The name of a file type, such as `Q4_K_M` for 15; `None` for one that is removed or unknown.
+///
+/// A guessed type (1024 is added to its number) has the name of the type; 1024 alone says that nothing is
+/// known. The meaning of 4 depends on the architecture: in Ollama's files of gpt-oss of August 2025 it is
+/// MXFP4, in all others `Q4_1_SOME_F16`.
 #[must_use]
-pub fn file_type_name(id: u32) -> Option<&'static str> {
-    NAMES.iter().find(|(known, _)| *known == id & !GUESSED).map(|(_, name)| *name)
-}
-
-/// Whether a text is the name of a file type, in upper or lower case.
-#[must_use]
-pub fn is_file_type_name(text: &str) -> bool {
-    NAMES.iter().any(|(_, name)| name.eq_ignore_ascii_case(text))
+pub fn file_type_name(id: u32, architecture: Option<&str>) -> Option<&'static str> {
+    if id == GUESSED {
+        return None;
+    }
+    let id = id & !GUESSED;
+    if id == 4 && matches!(architecture, Some("gptoss" | "gpt-oss")) {
+        return Some("MXFP4");
+    }
+    NAMES.iter().find(|(known, _)| *known == id).map(|(_, name)| *name)
 }
 
 /// `Llama-3.2-1B-Instruct` and `Q4_K_M` of `Llama-3.2-1B-Instruct-Q4_K_M`; nothing for a name that does
-/// not end in a file type.
+/// not end in a quantisation.
+///
+/// A quantisation is a file type, or one of the mixes that publishers name themselves (`Q4_K_XL`), in upper
+/// or lower case. `UD-` in front of it is part of it: Unsloth's repositories have both `IQ2_M` and
+/// `UD-IQ2_M`.
 #[must_use]
 pub fn split_file_type(stem: &str) -> Option<(&str, &str)> {
-    stem.rsplit_once(['-', '.']).filter(|(_, file_type)| is_file_type_name(file_type))
+    let (model, file_type) = stem.rsplit_once(SEPARATORS)?;
+    if !is_quantization(file_type) {
+        return None;
+    }
+    match model.rsplit_once(SEPARATORS) {
+        Some((model, prefix)) if prefix.eq_ignore_ascii_case("UD") => {
+            stem.get(model.len() + 1..).map(|quantization| (model, quantization))
+        }
+        _ => Some((model, file_type)),
+    }
 }
 
-const NAMES: [(u32, &str); 36] = [
+const SEPARATORS: [char; 2] = ['-', '.'];
+
+fn is_quantization(text: &str) -> bool {
+    let names = NAMES.iter().map(|(_, name)| name).chain(&OTHER_NAMES);
+    names.into_iter().any(|name| name.eq_ignore_ascii_case(text))
+}
+
+/// Quantisations in names of files that have no file type of their own: `llama-quantize`'s short forms,
+/// mixes with larger embeddings (`_L`, `_XL`), layouts for ARM that llama.cpp removed, other spellings.
+const OTHER_NAMES: [&str; 22] = [
+    "Q3_K", "Q4_K", "Q5_K", "Q8_K", "Q2_K_L", "Q2_K_XL", "Q3_K_XL", "Q4_K_L", "Q4_K_XL", "Q5_K_L", "Q5_K_XL",
+    "Q6_K_L", "Q6_K_XL", "Q8_K_XL", "Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8", "MXFP4", "FP8", "FP16", "FP32",
+    "F64",
+];
+
+const NAMES: [(u32, &str); 37] = [
     (0, "F32"),
     (1, "F16"),
     (2, "Q4_0"),
     (3, "Q4_1"),
+    // Removed from llama.cpp, but the number is in files.
+    (4, "Q4_1_SOME_F16"),
     (7, "Q8_0"),
     (8, "Q5_0"),
     (9, "Q5_1"),
@@ -70,11 +105,54 @@ mod tests {
 
     #[test]
     fn file_types_have_their_names() {
-        assert_eq!(file_type_name(15), Some("Q4_K_M"));
-        assert_eq!(file_type_name(1024 | 1), Some("F16"));
-        assert_eq!(file_type_name(4), None);
-        assert_eq!(file_type_name(u32::MAX), None);
-        assert!(is_file_type_name("q4_k_m"));
-        assert!(!is_file_type_name("8b"));
+        let name = |id| file_type_name(id, Some("llama"));
+        assert_eq!((name(0), name(15), name(41)), (Some("F32"), Some("Q4_K_M"), Some("Q2_0")));
+        assert_eq!((name(5), name(42), name(u32::MAX)), (None, None, None));
+    }
+
+    #[test]
+    fn guessed_type_has_its_name_and_a_guess_alone_has_none() {
+        assert_eq!(file_type_name(1024 | 1, None), Some("F16"));
+        assert_eq!(file_type_name(1024, None), None);
+    }
+
+    #[test]
+    fn meaning_of_4_depends_on_the_architecture() {
+        for (architecture, name) in [
+            (Some("gptoss"), "MXFP4"),
+            (Some("gpt-oss"), "MXFP4"),
+            (Some("llama"), "Q4_1_SOME_F16"),
+            (None, "Q4_1_SOME_F16"),
+        ] {
+            assert_eq!(file_type_name(4, architecture), Some(name), "{architecture:?}");
+        }
+    }
+
+    #[test]
+    fn quantization_is_split_from_the_name() {
+        for (stem, model, quantization) in [
+            ("Llama-3.2-1B-Instruct-Q4_K_M", "Llama-3.2-1B-Instruct", "Q4_K_M"),
+            ("Meta-Llama-3-8B.Q8_0", "Meta-Llama-3-8B", "Q8_0"),
+            ("tiny-f16", "tiny", "f16"),
+            ("gpt-oss-20b-MXFP4", "gpt-oss-20b", "MXFP4"),
+            ("gpt-oss-20b-mxfp4_moe", "gpt-oss-20b", "mxfp4_moe"),
+            ("m-Q4_K", "m", "Q4_K"),
+            ("m-q8_K_xl", "m", "q8_K_xl"),
+            ("Qwen3-8B-UD-Q4_K_XL", "Qwen3-8B", "UD-Q4_K_XL"),
+            ("Qwen3-8B.ud-IQ2_M", "Qwen3-8B", "ud-IQ2_M"),
+            ("Qwen3-8B.UD.TQ1_0", "Qwen3-8B", "UD.TQ1_0"),
+            // There is no name in front of `UD`.
+            ("UD-Q4_K_XL", "UD", "Q4_K_XL"),
+            ("m-CLOUD-Q4_0", "m-CLOUD", "Q4_0"),
+        ] {
+            assert_eq!(split_file_type(stem), Some((model, quantization)), "{stem}");
+        }
+    }
+
+    #[test]
+    fn names_that_end_in_something_else_are_not_split() {
+        for stem in ["", "Q4_K_M", "llama-8b", "m-Q4_K_M-v2", "m-Q4", "m-UD", "m_Q4_K_M", "m-Q4_K_M "] {
+            assert_eq!(split_file_type(stem), None, "{stem}");
+        }
     }
 }

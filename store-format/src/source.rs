@@ -468,6 +468,8 @@ mod tests {
     fn files_at_hugging_face_are_read_as_people_write_them() {
         for (text, revision, path, name) in [
             ("hf.co/me/x-GGUF/x-Q4_K_M.gguf", "main", "x-Q4_K_M.gguf", "hf.co/me/x-GGUF:Q4_K_M"),
+            ("hf.co/me/x-GGUF/x-MXFP4.gguf", "main", "x-MXFP4.gguf", "hf.co/me/x-GGUF:MXFP4"),
+            ("hf.co/me/x-GGUF/x-UD-IQ2_M.gguf", "main", "x-UD-IQ2_M.gguf", "hf.co/me/x-GGUF:UD-IQ2_M"),
             ("https://hf.co/me/x/y.Q8_0.gguf", "main", "y.Q8_0.gguf", "hf.co/me/x:y.Q8_0"),
             ("huggingface.co/me/x/a/b.gguf", "main", "a/b.gguf", "hf.co/me/x:b"),
             ("https://huggingface.co/me/x/blob/v1/b.gguf", "v1", "b.gguf", "hf.co/me/x:b"),

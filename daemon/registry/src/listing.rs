@@ -264,7 +264,7 @@ mod tests {
         ] {
             assert_eq!(path_of_tag(&tree, tag), path, "{tag}");
         }
-        assert_eq!(tags(&tree), ["Q4_0", "IQ3_M", "m-UD-Q4_K_XL"]);
+        assert_eq!(tags(&tree), ["Q4_0", "IQ3_M", "UD-Q4_K_XL"]);
         assert_eq!(projector(&tree).unwrap().path, "mmproj-F16.gguf");
     }
 

@@ -152,6 +152,8 @@ mod tests {
         for (file, name) in [
             ("chain-llama-Q4_K_M.gguf", "chain-llama:Q4_K_M"),
             ("Meta-Llama-3-8B.Q8_0.gguf", "Meta-Llama-3-8B:Q8_0"),
+            ("gpt-oss-20b-MXFP4.gguf", "gpt-oss-20b:MXFP4"),
+            ("Qwen3-8B-UD-Q4_K_XL.gguf", "Qwen3-8B:UD-Q4_K_XL"),
             ("my model (1).gguf", "my-model--1-:latest"),
             ("Model.GGUF", "Model:latest"),
             ("model", "model:latest"),

@@ -38,7 +38,7 @@ impl ModelHeader for Header {
     fn facts(&self) -> ModelFacts {
         let elements = self.tensors().map(|tensor| tensor.shape().element_count());
         let file_type = match self.value("general.file_type") {
-            Some(MetadataValue::U32(id)) => file_type_name(id),
+            Some(MetadataValue::U32(id)) => file_type_name(id, self.architecture()),
             _ => None,
         };
         ModelFacts {
