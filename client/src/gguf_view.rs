@@ -207,9 +207,10 @@ fn write_header(shards: &[Shard]) -> Result<GgufWriter, blobd_store_format::gguf
     let mut writer = GgufWriter::new();
     if let Some(first) = shards.first() {
         writer = writer.with_byte_order(first.header.byte_order()).with_version(first.header.version());
-        let is_gone = |key: &str| key == ALIGNMENT_KEY || (shards.len() > 1 && key.starts_with("split."));
+        let is_gone =
+            |key: &[u8]| key == ALIGNMENT_KEY.as_bytes() || (shards.len() > 1 && key.starts_with(b"split."));
         for (key, value) in first.header.metadata().filter(|(key, _)| !is_gone(key)) {
-            writer.metadata(&key, value.to_value())?;
+            writer.metadata(key, value.to_value())?;
         }
     }
     let page = u32::try_from(rustix::param::page_size()).unwrap_or(u32::MAX);

@@ -29,6 +29,7 @@ pub mod ingest;
 mod large_models;
 mod limits;
 mod log_limit;
+mod metadata_json;
 mod mount;
 mod open_sessions;
 pub mod ops;

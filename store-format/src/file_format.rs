@@ -7,7 +7,6 @@
 
 mod gguf_format;
 
-use std::borrow::Cow;
 use std::fmt;
 
 use crate::descriptor::MediaType;
@@ -148,8 +147,8 @@ pub trait ModelHeader: fmt::Debug + Send + Sync {
     /// Architecture, size and quantization.
     fn facts(&self) -> ModelFacts;
 
-    /// All metadata in the order of the file. Keys and texts may hold control characters.
-    fn metadata(&self) -> Box<dyn Iterator<Item = (Cow<'_, str>, MetadataValue<'_>)> + '_>;
+    /// All metadata in the order of the file. Keys may be any bytes, and texts may hold control characters.
+    fn metadata(&self) -> Box<dyn Iterator<Item = (&[u8], MetadataValue<'_>)> + '_>;
 }
 
 trait FormatParser: fmt::Debug + Send + Sync {

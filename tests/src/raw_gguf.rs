@@ -32,6 +32,8 @@ pub mod id {
     /// Value type.
     pub const I32: u32 = 5;
     /// Value type.
+    pub const FLOAT32: u32 = 6;
+    /// Value type.
     pub const STRING: u32 = 8;
     /// Value type.
     pub const ARRAY: u32 = 9;

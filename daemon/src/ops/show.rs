@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use blobd_client::protocol::response::{LayerSummary, ModelDetails};
 use blobd_store::{Model, Store, StoredFile};
-use blobd_store_format::file_format::{MetadataValue, ModelHeader};
+use blobd_store_format::file_format::ModelHeader;
+use blobd_store_format::gguf::key_text;
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
-use serde_json::{Value as Json, json};
 
 use super::OpError;
 use super::stored_header::read_header;
+use crate::metadata_json::Abridger;
 
 /// Describes a model: its files, its tensors, and what the first header says.
 ///
@@ -40,9 +41,9 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
     let facts = header.as_ref().map(|header| header.facts()).unwrap_or_default();
     let parameters = parameters(store, &model, &facts)?;
     let metadata = header.iter().flat_map(|header| header.metadata());
-    let mut text_budget = MAX_TEXT_BYTES;
-    let metadata: BTreeMap<String, Json> =
-        metadata.map(|(key, value)| (key.into_owned(), metadata_json(&value, &mut text_budget))).collect();
+    let mut abridger = Abridger::new();
+    let metadata: BTreeMap<_, _> =
+        metadata.map(|(key, value)| (key_text(key).into_owned(), abridger.json(&value))).collect();
     let details = ModelDetails {
         name: model.reference.short(),
         digest: model.manifest.digest(),
@@ -91,41 +92,5 @@ fn layer((file, name): (&StoredFile, Option<&str>)) -> LayerSummary {
         digest: descriptor.digest,
         size: descriptor.size,
         stored: file.form(),
-    }
-}
-
-/// Limit for the metadata strings of one model. Templates and licences of real models are some 100 KiB; a
-/// header may have 32 MiB, which can be six times as long in JSON.
-const MAX_TEXT_BYTES: usize = 1 << 20;
-
-/// A metadata value as JSON. An array of more than 64 elements, such as a vocabulary, is replaced by its type
-/// and length, and a string longer than the remaining `text_budget` by its length.
-fn metadata_json(value: &MetadataValue<'_>, text_budget: &mut usize) -> Json {
-    const MAX_LISTED: usize = 64;
-    match value {
-        MetadataValue::Array(array) if array.len() > MAX_LISTED => {
-            json!({"type": array.element_type().to_string(), "count": array.len()})
-        }
-        MetadataValue::Array(array) => {
-            array.iter().map(|element| metadata_json(&element, text_budget)).collect()
-        }
-        MetadataValue::String(bytes) => match text_budget.checked_sub(bytes.len()) {
-            Some(left) => {
-                *text_budget = left;
-                String::from_utf8_lossy(bytes).into_owned().into()
-            }
-            None => json!({"type": "string", "bytes": bytes.len()}),
-        },
-        MetadataValue::Bool(value) => (*value).into(),
-        MetadataValue::F32(value) => f64::from(*value).into(),
-        MetadataValue::F64(value) => (*value).into(),
-        MetadataValue::I8(value) => (*value).into(),
-        MetadataValue::I16(value) => (*value).into(),
-        MetadataValue::I32(value) => (*value).into(),
-        MetadataValue::I64(value) => (*value).into(),
-        MetadataValue::U8(value) => (*value).into(),
-        MetadataValue::U16(value) => (*value).into(),
-        MetadataValue::U32(value) => (*value).into(),
-        MetadataValue::U64(value) => (*value).into(),
     }
 }

@@ -1,7 +1,5 @@
 //! GGUF as a file format.
 
-use std::borrow::Cow;
-
 use super::{FileFormat, FormatError, FormatParser, ModelHeader};
 use crate::file_layout::FileLayout;
 use crate::file_type::file_type_name;
@@ -51,7 +49,7 @@ impl ModelHeader for Header {
         }
     }
 
-    fn metadata(&self) -> Box<dyn Iterator<Item = (Cow<'_, str>, MetadataValue<'_>)> + '_> {
+    fn metadata(&self) -> Box<dyn Iterator<Item = (&[u8], MetadataValue<'_>)> + '_> {
         Box::new(self.metadata())
     }
 }

@@ -1,6 +1,5 @@
 //! A checked GGUF header.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use super::MAX_HEADER_BYTES;
@@ -67,11 +66,11 @@ impl Header {
         (self.bytes.len() as u64).next_multiple_of(self.alignment())
     }
 
-    /// All metadata in the order of the file. Invalid UTF-8 in keys is replaced; keys may hold control
-    /// characters.
-    pub fn metadata(&self) -> impl Iterator<Item = (Cow<'_, str>, MetadataValue<'_>)> {
+    /// All metadata in the order of the file. A key may be any bytes; [`key_text`](super::key_text)
+    /// makes text of it.
+    pub fn metadata(&self) -> impl Iterator<Item = (&[u8], MetadataValue<'_>)> {
         self.metadata.iter().filter_map(|record| {
-            let key = String::from_utf8_lossy(record.key.of(&self.bytes));
+            let key = record.key.of(&self.bytes);
             self.read_value(record).map(|value| (key, value))
         })
     }

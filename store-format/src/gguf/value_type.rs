@@ -63,22 +63,23 @@ impl ValueType {
     }
 }
 
+/// The name in GGUF's specification, such as `uint32`.
 impl fmt::Display for ValueType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::U8 => "u8",
-            Self::I8 => "i8",
-            Self::U16 => "u16",
-            Self::I16 => "i16",
-            Self::U32 => "u32",
-            Self::I32 => "i32",
-            Self::F32 => "f32",
+            Self::U8 => "uint8",
+            Self::I8 => "int8",
+            Self::U16 => "uint16",
+            Self::I16 => "int16",
+            Self::U32 => "uint32",
+            Self::I32 => "int32",
+            Self::F32 => "float32",
             Self::Bool => "bool",
             Self::String => "string",
             Self::Array => "array",
-            Self::U64 => "u64",
-            Self::I64 => "i64",
-            Self::F64 => "f64",
+            Self::U64 => "uint64",
+            Self::I64 => "int64",
+            Self::F64 => "float64",
         })
     }
 }

@@ -16,7 +16,7 @@ use crate::tensor::{Shape, TensorError, check_name, size_bytes};
 pub struct GgufWriter {
     order: ByteOrder,
     version: u32,
-    metadata: Vec<(String, Value)>,
+    metadata: Vec<(Vec<u8>, Value)>,
     tensors: Vec<Planned>,
 }
 
@@ -41,16 +41,21 @@ impl GgufWriter {
         self
     }
 
-    /// Adds a metadata entry.
+    /// Adds a metadata entry. The key may be any bytes.
     ///
     /// # Errors
     /// [`GgufError`] when the key is empty. Keys that appear twice are refused by
     /// [`GgufWriter::header`].
-    pub fn metadata(&mut self, key: &str, value: impl Into<Value>) -> Result<&mut Self, GgufError> {
+    pub fn metadata(
+        &mut self,
+        key: impl AsRef<[u8]>,
+        value: impl Into<Value>,
+    ) -> Result<&mut Self, GgufError> {
+        let key = key.as_ref();
         if key.is_empty() {
             return Err(GgufError::EmptyKey { offset: 0 });
         }
-        self.metadata.push((key.to_owned(), value.into()));
+        self.metadata.push((key.to_vec(), value.into()));
         Ok(self)
     }
 
@@ -116,7 +121,7 @@ impl GgufWriter {
         out.count(self.tensors.len());
         out.count(self.metadata.len());
         for (key, value) in &self.metadata {
-            out.string(key.as_bytes());
+            out.string(key);
             out.number(value.value_type().id().to_le_bytes());
             out.value(value);
         }
@@ -151,7 +156,7 @@ impl GgufWriter {
     fn alignment(&self) -> u64 {
         let set = self.metadata.iter().find_map(|(key, value)| match value {
             // A zero is refused when the header is read back.
-            Value::U32(alignment) if key == ALIGNMENT_KEY => Some((*alignment).max(1)),
+            Value::U32(alignment) if key == ALIGNMENT_KEY.as_bytes() => Some((*alignment).max(1)),
             _ => None,
         });
         set.unwrap_or(DEFAULT_ALIGNMENT).into()

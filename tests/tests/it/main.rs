@@ -34,6 +34,7 @@ mod pull;
 mod reference_model;
 mod release;
 mod residency;
+mod show;
 mod shutdown;
 mod sources;
 mod space;

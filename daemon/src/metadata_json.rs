@@ -1,0 +1,110 @@
+//! Metadata values as JSON, whole or abridged.
+//!
+//! JSON has no NaN and no infinities: they are the strings `NaN`, `Infinity` and `-Infinity`. A string that is
+//! not UTF-8 is `{"base64":…}`.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use blobd_store_format::file_format::MetadataValue;
+use serde_json::{Value as Json, json};
+
+/// Limit for the metadata strings of one model. Templates and licences of real models are some 100 KiB; a
+/// header may have 32 MiB, which can be six times as long in JSON.
+const MAX_TEXT_BYTES: usize = 1 << 20;
+
+/// The longest array that is listed in an abridged value.
+const MAX_LISTED: usize = 64;
+
+/// Makes abridged values: an array of more than 64 elements, such as a vocabulary, is replaced by its type and
+/// length, and a string longer than the text that is still allowed by its length.
+#[derive(Debug)]
+pub(crate) struct Abridger {
+    text_budget: usize,
+}
+
+impl Abridger {
+    pub(crate) const fn new() -> Self {
+        Self { text_budget: MAX_TEXT_BYTES }
+    }
+
+    pub(crate) fn json(&mut self, value: &MetadataValue<'_>) -> Json {
+        match value {
+            MetadataValue::Array(array) if array.len() > MAX_LISTED => {
+                json!({"type": array.element_type().to_string(), "count": array.len()})
+            }
+            MetadataValue::Array(array) => array.iter().map(|element| self.json(&element)).collect(),
+            MetadataValue::String(bytes) => match self.text_budget.checked_sub(bytes.len()) {
+                Some(left) => {
+                    self.text_budget = left;
+                    string_json(bytes)
+                }
+                None => json!({"type": "string", "bytes": bytes.len()}),
+            },
+            scalar => scalar_json(scalar),
+        }
+    }
+}
+
+/// Text, or `{"base64":…}` for bytes that are not UTF-8.
+fn string_json(bytes: &[u8]) -> Json {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.into(),
+        Err(_binary) => json!({"base64": STANDARD.encode(bytes)}),
+    }
+}
+
+fn scalar_json(value: &MetadataValue<'_>) -> Json {
+    match *value {
+        MetadataValue::String(bytes) => string_json(bytes),
+        MetadataValue::Bool(value) => value.into(),
+        MetadataValue::F32(value) => float_json(value.into()),
+        MetadataValue::F64(value) => float_json(value),
+        MetadataValue::I8(value) => value.into(),
+        MetadataValue::I16(value) => value.into(),
+        MetadataValue::I32(value) => value.into(),
+        MetadataValue::I64(value) => value.into(),
+        MetadataValue::U8(value) => value.into(),
+        MetadataValue::U16(value) => value.into(),
+        MetadataValue::U32(value) => value.into(),
+        MetadataValue::U64(value) => value.into(),
+        // Arrays have no arrays as elements.
+        MetadataValue::Array(_) => Json::Null,
+    }
+}
+
+fn float_json(value: f64) -> Json {
+    match value {
+        value if value.is_nan() => "NaN".into(),
+        f64::INFINITY => "Infinity".into(),
+        f64::NEG_INFINITY => "-Infinity".into(),
+        value => value.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_json_lacks_are_strings() {
+        let json = |value| scalar_json(&MetadataValue::F32(value));
+        assert_eq!(json(f32::NAN), "NaN");
+        assert_eq!(json(f32::INFINITY), "Infinity");
+        assert_eq!(json(f32::NEG_INFINITY), "-Infinity");
+        assert_eq!(json(1.5), 1.5);
+    }
+
+    #[test]
+    fn strings_that_are_not_text_are_base64() {
+        assert_eq!(scalar_json(&MetadataValue::String(b"\xff\0")), json!({"base64": "/wA="}));
+    }
+
+    #[test]
+    fn text_beyond_the_budget_is_replaced_by_its_length() {
+        let long = vec![b'x'; MAX_TEXT_BYTES];
+        let mut abridger = Abridger::new();
+        assert!(abridger.json(&MetadataValue::String(&long)).is_string());
+        let more = abridger.json(&MetadataValue::String(b"y"));
+        assert_eq!(more, json!({"type": "string", "bytes": 1}));
+    }
+}
