@@ -39,6 +39,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod content_type;
 pub mod descriptor;
 pub mod digest;
 pub mod expert;
@@ -49,8 +50,10 @@ mod float;
 mod ggml_type;
 pub mod gguf;
 pub mod index;
+pub mod layers;
 pub mod layout;
 pub mod manifest;
+pub mod metadata;
 pub mod model_facts;
 pub mod outline;
 pub mod quant;
