@@ -141,21 +141,21 @@ impl ManifestWeights {
         Ok(WeightMap { name: name.to_owned(), dtype: weight.dtype, shape: weight.shape.clone(), bytes })
     }
 
-    /// The tensor with this name, converted to `dtype` if both its type and `dtype` are among `F32`,
-    /// `F16` and `BF16` and it is not quantised. Converted bytes are a copy in this process's memory.
+    /// The tensor with this name, converted to `dtype`, which is `F64`, `F32`, `F16` or `BF16`, if it has
+    /// another float type and is not quantised. Converted bytes are a copy in this process's memory.
     ///
     /// A quantised tensor and its parts (scales, biases) are never converted, and neither are
     /// integers. They are returned as they are stored, so check [`WeightMap::dtype`].
     ///
     /// # Errors
-    /// As [`tensor`](Self::tensor).
+    /// As [`tensor`](Self::tensor); [`WeightsError::Convert`] for float types of less than a byte, and for
+    /// any other `dtype`.
     pub fn tensor_as(&self, name: &str, dtype: Dtype) -> Result<WeightMap, WeightsError> {
         let mut map = self.tensor(name)?;
         let is_plain = self.weight(name)?.part_of.is_none() && !self.is_quantized(name);
-        if is_plain
-            && map.dtype != dtype
-            && let Some(bytes) = convert(&map, map.dtype, dtype)
-        {
+        if is_plain && map.dtype != dtype && map.dtype.is_float() {
+            let bytes = convert(&map, map.dtype, dtype)
+                .map_err(|source| WeightsError::Convert { name: name.to_owned(), source })?;
             (map.bytes, map.dtype) = (Bytes::Converted(bytes.into()), dtype);
         }
         Ok(map)

@@ -149,7 +149,30 @@ fn conversion_leaves_quantised_tensors_and_their_parts_alone() {
     assert_eq!((wide.dtype(), wide.len(), wide.mapped().is_none()), (Dtype::F32, 16, true));
     assert_eq!(wide[..4], [0, 0, 1, 2], "the upper half of an F32");
     assert!(weights.tensor_as("norm", Dtype::BF16).unwrap().mapped().is_some());
-    assert_eq!(weights.tensor_as("norm", Dtype::I32).unwrap().dtype(), Dtype::BF16);
+    let text = weights.tensor_as("norm", Dtype::I32).unwrap_err().to_string();
+    assert!(text.starts_with("tensor \"norm\": elements cannot be converted to I32"), "{text}");
+}
+
+#[test]
+fn wide_and_narrow_floats_are_converted_or_refused_by_name() {
+    let (wide, narrow) = (Dtype::F64, Dtype::F8_E4M3FNUZ);
+    let layers = [
+        (TENSOR, "wide", file(&[], &[("wide", wide, &[1])])),
+        (TENSOR, "narrow", file(&[], &[("narrow", narrow, &[2])])),
+        (TENSOR, "tiny", file(&[], &[("tiny", Dtype::F4, &[2])])),
+    ];
+    let weights = open(&layers, "").unwrap();
+    let bytes = [1, 2, 3, 4, 5, 6, 7, 8];
+    let single = weights.tensor_as("wide", Dtype::F32).unwrap();
+    assert_eq!((single.dtype(), single.len()), (Dtype::F32, 4));
+    assert_eq!(single[..], [0; 4], "5e-270 is too small for an F32");
+    assert_eq!(weights.tensor_as("wide", wide).unwrap()[..], bytes);
+    // 2^-10 and 2 * 2^-10.
+    let halves = weights.tensor_as("narrow", Dtype::F16).unwrap();
+    assert_eq!(halves[..], [0x00, 0x14, 0x00, 0x18]);
+    let text = weights.tensor_as("tiny", Dtype::F32).unwrap_err().to_string();
+    assert!(text.starts_with("tensor \"tiny\": elements of F4 cannot be converted"), "{text}");
+    assert_eq!(weights.tensor("tiny").unwrap().dtype(), Dtype::F4);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The 16-bit float types, converted from and to `f32`.
+//! The 16-bit float types, converted from and to `f32`; `f64` on its way to them.
 //!
 //! `f32` contains all values of both, so a value is rounded at most once: to nearest, ties to even.
 //! Overflow gives infinity; NaN stays NaN.
@@ -55,6 +55,20 @@ pub(crate) fn f16_of_f32(value: f32) -> u16 {
         _ => 0,
     };
     sign | magnitude
+}
+
+/// Rounds toward zero, and sets the last bit of the result if that is not exact. A second rounding to a type
+/// with at least two bits fewer then gives the same as rounding once: no number becomes a tie.
+pub(crate) fn f32_of_f64_to_odd(value: f64) -> f32 {
+    #[expect(clippy::cast_possible_truncation, reason = "what is lost is looked at below")]
+    let nearest = value as f32;
+    let back = f64::from(nearest);
+    if value.is_nan() || back == value {
+        return nearest;
+    }
+    // The next smaller magnitude of a float is that of the next smaller integer; of infinity, the largest.
+    let away_from_zero = u32::from(back.abs() > value.abs());
+    f32::from_bits(nearest.to_bits().saturating_sub(away_from_zero) | 1)
 }
 
 /// `number / 2^shift`, rounded to nearest, ties to even; `shift` is 1 to 24.

@@ -47,6 +47,7 @@ pub mod file_format;
 pub mod file_layout;
 pub mod file_type;
 mod float;
+mod float8;
 mod ggml_type;
 pub mod gguf;
 pub mod index;

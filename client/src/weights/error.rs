@@ -1,6 +1,6 @@
 //! Errors in the tensors of a model's layers.
 
-use blobd_store_format::safetensors::SafetensorsError;
+use blobd_store_format::safetensors::{ConvertError, SafetensorsError};
 
 use crate::error::{ClientError, ModelError};
 use crate::protocol::error::ErrorCode;
@@ -38,6 +38,14 @@ pub enum WeightsError {
         name: String,
         /// One of its tensors.
         first: Option<String>,
+    },
+    /// A tensor cannot be converted to the requested type.
+    #[error("tensor {name:?}: {source}; ManifestWeights::tensor returns it as it is stored")]
+    Convert {
+        /// The tensor's name.
+        name: String,
+        /// Which type is in the way.
+        source: ConvertError,
     },
     /// A layer is not a safetensors file.
     #[error("layer {layer:?}: {reason}; run `blobd verify`")]
@@ -82,7 +90,7 @@ impl WeightsError {
             Self::Client(error) => error.code(),
             Self::Model(error) => error.code(),
             Self::NoWeights { .. } | Self::NoTensor { .. } => ErrorCode::NotFound,
-            Self::IsGroup { .. } => ErrorCode::InvalidRequest,
+            Self::IsGroup { .. } | Self::Convert { .. } => ErrorCode::InvalidRequest,
             Self::Layer { .. } | Self::Ambiguous { .. } | Self::TooMany { .. } | Self::Json { .. } => {
                 ErrorCode::InvalidInput
             }

@@ -25,6 +25,10 @@ pub enum Dtype {
     F8_E4M3,
     /// 8 bits of exponent only, for scales.
     F8_E8M0,
+    /// 8 bits, three of mantissa; no infinity, no negative zero.
+    F8_E4M3FNUZ,
+    /// 8 bits, two of mantissa; no infinity, no negative zero.
+    F8_E5M2FNUZ,
     /// Signed, 16 bits.
     I16,
     /// Unsigned, 16 bits.
@@ -68,10 +72,19 @@ impl Dtype {
         self.row().2
     }
 
-    /// Whether [`convert`](super::convert) supports it.
+    /// Whether the elements are real numbers with an exponent. [`convert`](super::convert) supports all of
+    /// these types but those of less than a byte.
     #[must_use]
-    pub const fn is_convertible(self) -> bool {
-        matches!(self, Self::F32 | Self::F16 | Self::BF16)
+    pub const fn is_float(self) -> bool {
+        match self {
+            Self::F4 | Self::F6_E2M3 | Self::F6_E3M2 => true,
+            Self::F8_E5M2 | Self::F8_E4M3 | Self::F8_E8M0 | Self::F8_E4M3FNUZ | Self::F8_E5M2FNUZ => true,
+            Self::F16 | Self::BF16 | Self::F32 | Self::F64 => true,
+            Self::Bool | Self::C64 => false,
+            Self::U8 | Self::I8 | Self::I16 | Self::U16 | Self::I32 | Self::U32 | Self::I64 | Self::U64 => {
+                false
+            }
+        }
     }
 
     fn row(self) -> Row {
@@ -90,7 +103,7 @@ impl fmt::Display for Dtype {
 /// Name, type, bits of an element.
 type Row = (&'static str, Dtype, u64);
 
-const TABLE: [Row; 20] = [
+const TABLE: [Row; 22] = [
     ("BOOL", Dtype::Bool, 8),
     ("F4", Dtype::F4, 4),
     ("F6_E2M3", Dtype::F6_E2M3, 6),
@@ -100,6 +113,8 @@ const TABLE: [Row; 20] = [
     ("F8_E5M2", Dtype::F8_E5M2, 8),
     ("F8_E4M3", Dtype::F8_E4M3, 8),
     ("F8_E8M0", Dtype::F8_E8M0, 8),
+    ("F8_E4M3FNUZ", Dtype::F8_E4M3FNUZ, 8),
+    ("F8_E5M2FNUZ", Dtype::F8_E5M2FNUZ, 8),
     ("I16", Dtype::I16, 16),
     ("U16", Dtype::U16, 16),
     ("F16", Dtype::F16, 16),

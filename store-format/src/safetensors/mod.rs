@@ -30,14 +30,14 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use self::convert::convert;
+pub use self::convert::{ConvertError, convert};
 pub use self::dtype::Dtype;
 pub use self::error::SafetensorsError;
 pub use self::header::{Header, Tensor};
 pub use self::writer::HeaderWriter;
 
 /// The longest header read, in bytes.
-const MAX_HEADER_BYTES: u64 = 100 << 20;
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// The most tensors of a file.
 const MAX_TENSORS: usize = 131_072;
 /// The most dimensions of a tensor.
