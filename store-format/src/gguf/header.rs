@@ -94,6 +94,11 @@ impl Header {
         Tensors { bytes: &self.bytes, records: self.tensors.iter() }
     }
 
+    /// Each key, and the bytes of its value: the id of its type and the value.
+    pub(super) fn raw_metadata(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.metadata.iter().map(|record| (record.key.of(&self.bytes), record.value.of(&self.bytes)))
+    }
+
     fn read_value(&self, record: &MetadataRecord) -> Option<MetadataValue<'_>> {
         let mut cursor = Cursor::new(record.value.of(&self.bytes), 0, self.preamble.order);
         let value_type = ValueType::from_id(cursor.u32().ok()?)?;

@@ -11,11 +11,14 @@
 //! Source of the format: `ggml/docs/gguf.md` and `ggml/src/gguf.cpp` of llama.cpp.
 
 mod cursor;
+mod encoder;
+mod entries;
 mod error;
 mod file_layout;
 mod header;
 mod key_text;
 mod parser;
+pub mod rewrite;
 mod value;
 mod value_type;
 mod writer;

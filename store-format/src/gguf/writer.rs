@@ -1,10 +1,10 @@
 //! Writes GGUF headers.
 
 use super::cursor::ByteOrder;
+use super::encoder::Encoder;
 use super::error::{GgufError, printable};
-use super::header::Header;
 use super::value::Value;
-use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
+use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT};
 use crate::ggml_type::GgmlType;
 use crate::tensor::{Shape, TensorError, check_name, size_bytes};
 
@@ -115,23 +115,16 @@ impl GgufWriter {
     /// # Errors
     /// [`GgufError`] when the header would be invalid.
     pub fn header(&self) -> Result<Vec<u8>, GgufError> {
-        let mut out = Encoder { bytes: Vec::new(), order: self.order };
-        out.bytes.extend(MAGIC);
-        out.number(self.version.to_le_bytes());
-        out.count(self.tensors.len());
-        out.count(self.metadata.len());
+        let mut out = Encoder::new(self.order);
+        out.preamble(self.version, self.tensors.len(), self.metadata.len());
         for (key, value) in &self.metadata {
             out.string(key);
-            out.number(value.value_type().id().to_le_bytes());
-            out.value(value);
+            out.typed_value(value);
         }
         for (tensor, offset) in self.tensors.iter().zip(self.tensor_offsets()?) {
-            out.tensor(tensor, offset);
+            out.tensor(&tensor.name, tensor.ggml_type, tensor.shape, offset);
         }
-        let padded_size = Header::parse(&out.bytes)?.data_offset();
-        // At most 33 MiB, or `parse` would have refused the header.
-        out.bytes.resize(usize::try_from(padded_size).unwrap_or(out.bytes.len()), 0);
-        Ok(out.bytes)
+        out.finish()
     }
 
     fn add(
@@ -187,68 +180,5 @@ impl Planned {
             name: printable(self.name.as_bytes()),
             problem: TensorError::Size,
         })
-    }
-}
-
-struct Encoder {
-    bytes: Vec<u8>,
-    order: ByteOrder,
-}
-
-impl Encoder {
-    /// A number, given least significant byte first.
-    fn number<const N: usize>(&mut self, little_endian: [u8; N]) {
-        self.bytes.extend(self.order.swap(little_endian));
-    }
-
-    fn count(&mut self, count: usize) {
-        self.number((count as u64).to_le_bytes());
-    }
-
-    fn string(&mut self, bytes: &[u8]) {
-        self.count(bytes.len());
-        self.bytes.extend_from_slice(bytes);
-    }
-
-    fn value(&mut self, value: &Value) {
-        match value {
-            Value::Array(array) => {
-                self.number(array.element_type().id().to_le_bytes());
-                self.count(array.values().len());
-                // An `ArrayValue` never holds arrays, so there is no recursion.
-                array.values().iter().for_each(|value| self.scalar(value));
-            }
-            _ => self.scalar(value),
-        }
-    }
-
-    fn scalar(&mut self, value: &Value) {
-        match value {
-            Value::U8(value) => self.number(value.to_le_bytes()),
-            Value::I8(value) => self.number(value.to_le_bytes()),
-            Value::U16(value) => self.number(value.to_le_bytes()),
-            Value::I16(value) => self.number(value.to_le_bytes()),
-            Value::U32(value) => self.number(value.to_le_bytes()),
-            Value::I32(value) => self.number(value.to_le_bytes()),
-            Value::F32(value) => self.number(value.to_le_bytes()),
-            Value::Bool(value) => self.number([u8::from(*value)]),
-            Value::String(bytes) => self.string(bytes),
-            Value::Array(_) => {}
-            Value::U64(value) => self.number(value.to_le_bytes()),
-            Value::I64(value) => self.number(value.to_le_bytes()),
-            Value::F64(value) => self.number(value.to_le_bytes()),
-        }
-    }
-
-    fn tensor(&mut self, tensor: &Planned, offset: u64) {
-        let dimensions = tensor.shape.dimensions();
-        self.string(tensor.name.as_bytes());
-        // A `Shape` has at most four dimensions.
-        self.number(u32::try_from(dimensions.len()).unwrap_or(u32::MAX).to_le_bytes());
-        for dimension in dimensions {
-            self.number(dimension.to_le_bytes());
-        }
-        self.number(tensor.ggml_type.id().to_le_bytes());
-        self.number(offset.to_le_bytes());
     }
 }
