@@ -1,6 +1,5 @@
 //! `blobd export`
 
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -12,12 +11,15 @@ use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection
 use blobd_client::protocol::response::OpenLayer;
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::file_format::FileFormat;
+use blobd_store_format::gguf::rewrite::RewrittenFile;
 use blobd_store_format::manifest::is_file_name;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 use serde::Serialize;
 
-use self::output_file::{OutputFile, TemporaryName};
+use self::output_file::TemporaryName;
+use self::rewrite::{RewriteArgs, Rewriting};
+use self::target::Target;
 use super::connect::{client_error, connect};
 use super::interrupt::on_end;
 use super::progress::Bar;
@@ -26,14 +28,20 @@ use crate::output::{print, print_json};
 use crate::size::human_bytes;
 
 mod output_file;
+mod rewrite;
+mod source;
+mod target;
 
-/// Write a model's original file, bit for bit
+/// Write a model's original file, bit for bit, or another GGUF file with the same tensors
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd export llama3:8b                       writes llama3-8b.gguf
   blobd export llama3:8b -o /models/           into a directory
   blobd export llama3:8b -o - | sha256sum
-  blobd export llama3:8b --component template -o -")]
+  blobd export llama3:8b --component template -o -
+  blobd export llama3:70b --split-max-size 50GB -o /models/
+  blobd export llama3:70b --merge              one file instead of shards
+  blobd export llama3:8b --alignment 4096 --endian big")]
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "REF")]
@@ -44,6 +52,8 @@ pub(super) struct Params {
     /// The part to export: model, projector, adapter, template, params, license, config
     #[arg(long, default_value = "model", value_name = "NAME")]
     component: String,
+    #[command(flatten, next_help_heading = "Other files with the same tensors")]
+    rewrite: RewriteArgs,
 }
 
 #[derive(Serialize)]
@@ -57,24 +67,17 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let model = open(&connected.client, params)?;
     let to_stdout = params.output.as_deref() == Some(Path::new("-"));
-    if to_stdout {
-        return write_to_stdout(&model, global.json);
-    }
-    let temporary = TemporaryName::default();
-    let name = temporary.clone();
-    on_end(move || name.remove_and_block()).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    let mut exported = Vec::new();
-    for (index, layer) in model.layers().iter().enumerate() {
-        let path = output_path(params, layer, index, model.layers().len())?;
-        let bar = Bar::new(&path.display().to_string(), layer.size, global.json);
-        write_file(&model, index, &path, &temporary, &bar)?;
-        bar.clear();
-        if !global.json {
-            print(&format!("{} {}: {}\n", path.display(), layer.digest.short(), human_bytes(layer.size)))?;
+    let exported = match params.rewrite.options() {
+        Some(options) => {
+            let rewriting = Rewriting::of(&model, &options)?;
+            if to_stdout {
+                return rewrite_to_stdout(rewriting, global.json);
+            }
+            write_rewritten(global, params, &model, rewriting)?
         }
-        let path = path.display().to_string();
-        exported.push(Exported { path, digest: layer.digest, size: layer.size });
-    }
+        None if to_stdout => return write_to_stdout(&model, global.json),
+        None => write_original(global, params, &model)?,
+    };
     if global.json { print_json(&serde_json::json!({ "exported": exported })) } else { Ok(()) }
 }
 
@@ -86,6 +89,72 @@ fn open(client: &Client, params: &Params) -> Result<OpenModel, ErrorBody> {
         files: FileSelection::All,
     };
     client.open_with(&request).map_err(client_error)
+}
+
+fn write_original(global: &Global, params: &Params, model: &OpenModel) -> Result<Vec<Exported>, ErrorBody> {
+    let temporary = TemporaryName::default();
+    remove_at_end(vec![temporary.clone()])?;
+    let count = model.layers().len();
+    let write = |(index, layer): (usize, &OpenLayer)| {
+        let path = output_path(params, layer, index, count)?;
+        let bar = Bar::new(&path.display().to_string(), layer.size, global.json);
+        write_file(model, index, &path, &temporary, &bar)?;
+        bar.clear();
+        report(global, &path, layer.digest, layer.size)
+    };
+    model.layers().iter().enumerate().map(write).collect()
+}
+
+/// Writes all files and gives them their names when the data of all is verified.
+fn write_rewritten(
+    global: &Global,
+    params: &Params,
+    model: &OpenModel,
+    mut rewriting: Rewriting<'_>,
+) -> Result<Vec<Exported>, ErrorBody> {
+    let sizes: Vec<u64> = rewriting.files().iter().map(RewrittenFile::size).collect();
+    let names: Vec<_> = sizes.iter().map(|_file| TemporaryName::default()).collect();
+    remove_at_end(names.clone())?;
+    let layers = model.layers();
+    // With the files of the model go their names; shards that are merged or made have none yet.
+    let layer_of = |index: usize| match layers.len() == sizes.len() {
+        true => layers.get(index).cloned(),
+        false => layers.first().map(|layer| OpenLayer { name: None, ..layer.clone() }),
+    };
+    let path_of = |index| match layer_of(index) {
+        Some(layer) => output_path(params, &layer, index, sizes.len()),
+        None => Err(usage("the model has no such file")),
+    };
+    let paths = (0..sizes.len()).map(path_of).collect::<Result<Vec<_>, _>>()?;
+    let mut written = Vec::new();
+    for (index, ((path, size), temporary)) in paths.into_iter().zip(sizes).zip(&names).enumerate() {
+        let name = path.display().to_string();
+        let target = Target::create(&path, size, temporary).map_err(|error| file_error(&name, &error))?;
+        let bar = Bar::new(&name, size, global.json);
+        let digest = rewriting.write(index, target.file(), &name, &bar);
+        bar.clear();
+        written.push((path, digest?, size, target));
+    }
+    rewriting.verify()?;
+    let publish = |(path, digest, size, target): (PathBuf, Digest, u64, Target)| {
+        target.publish().map_err(|error| file_error(&path.display().to_string(), &error))?;
+        report(global, &path, digest, size)
+    };
+    written.into_iter().map(publish).collect()
+}
+
+/// A signal that ends the process removes the files that have temporary names.
+fn remove_at_end(names: Vec<TemporaryName>) -> Result<(), ErrorBody> {
+    let remove = move || names.iter().for_each(TemporaryName::remove_and_block);
+    on_end(remove).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))
+}
+
+fn report(global: &Global, path: &Path, digest: Digest, size: u64) -> Result<Exported, ErrorBody> {
+    let path = path.display().to_string();
+    if !global.json {
+        print(&format!("{path} {}: {}\n", digest.short(), human_bytes(size)))?;
+    }
+    Ok(Exported { path, digest, size })
 }
 
 /// `llama3-8b.gguf` in the current directory or the given one. If there are several files, each has the
@@ -113,8 +182,6 @@ fn output_path(params: &Params, layer: &OpenLayer, index: usize, count: usize) -
     }
 }
 
-/// Writes a file that gets its name when it is complete, so that a failed export leaves no partial file.
-/// A device or a pipe is written to directly: a rename would replace it.
 fn write_file(
     model: &OpenModel,
     index: usize,
@@ -123,17 +190,20 @@ fn write_file(
     bar: &Bar,
 ) -> Result<(), ErrorBody> {
     let name = path.display().to_string();
-    let io_error = |error: io::Error| file_error(&name, &error);
-    // Follow symbolic links, such as `/dev/stdout`.
-    let target = path.canonicalize().unwrap_or_else(|_new| path.to_path_buf());
-    if target.metadata().is_ok_and(|metadata| !metadata.is_file()) {
-        let out = File::options().write(true).open(&target).map_err(io_error)?;
-        return write_layer(model, index, out, &name, bar);
-    }
-    let output = OutputFile::create(&target, temporary).map_err(io_error)?;
-    output.reserve(model.layers().get(index).map_or(0, |layer| layer.size)).map_err(io_error)?;
-    write_layer(model, index, output.file(), &name, bar)?;
-    output.publish().map_err(io_error)
+    let size = model.layers().get(index).map_or(0, |layer| layer.size);
+    let target = Target::create(path, size, temporary).map_err(|error| file_error(&name, &error))?;
+    write_layer(model, index, target.file(), &name, bar)?;
+    target.publish().map_err(|error| file_error(&name, &error))
+}
+
+fn rewrite_to_stdout(mut rewriting: Rewriting<'_>, json: bool) -> Result<(), ErrorBody> {
+    let [file] = rewriting.files() else {
+        return Err(usage("-o -: several files would be written; give a directory"));
+    };
+    let bar = Bar::new("exporting", file.size(), json);
+    let written = rewriting.write(0, io::stdout().lock(), "standard output", &bar);
+    bar.clear();
+    written.and_then(|_digest| rewriting.verify())
 }
 
 fn write_to_stdout(model: &OpenModel, json: bool) -> Result<(), ErrorBody> {

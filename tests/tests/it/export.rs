@@ -1,5 +1,7 @@
 //! `blobd export`: leftovers, owner and mode of its files, and limits.
 
+mod rewrite;
+
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;

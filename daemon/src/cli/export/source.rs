@@ -1,0 +1,104 @@
+//! A stored file that is read at any offset, and verified.
+
+use std::borrow::Cow;
+
+use blobd_client::error::ModelError;
+use blobd_client::model::OpenModel;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::response::OpenPiece;
+use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::gguf::{Header, HeaderParser, Progress};
+use blobd_store_format::stored_file::FilePieces;
+
+/// A file of an open model. It is hashed as far as it is read from the start to the end.
+pub(super) struct SourceFile<'m> {
+    model: &'m OpenModel,
+    pieces: Cow<'m, FilePieces<OpenPiece>>,
+    digest: Digest,
+    hasher: Hasher,
+    /// The bytes before it are hashed.
+    hashed: u64,
+}
+
+impl<'m> SourceFile<'m> {
+    pub(super) fn open(model: &'m OpenModel, layer: usize) -> Result<Self, ErrorBody> {
+        let pieces = model.file(layer).map_err(|error| failed(&error))?;
+        let digest = model.layers().get(layer).map_or_else(|| Digest::of(b""), |layer| layer.digest);
+        Ok(Self { model, pieces, digest, hasher: Hasher::new(), hashed: 0 })
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.pieces.size()
+    }
+
+    /// The GGUF header at the start of the file.
+    pub(super) fn read_header(&mut self) -> Result<Header, ErrorBody> {
+        let mut parser = HeaderParser::new();
+        let mut offset = 0;
+        let mut buffer = vec![0; STEP_BYTES];
+        while offset < self.size() {
+            let length = self.load(offset, &mut buffer)?;
+            offset = offset.saturating_add(length as u64);
+            let done = parser.push(buffer.get(..length).unwrap_or_default());
+            if done.map_err(|error| self.invalid(&error))? == Progress::Done {
+                break;
+            }
+        }
+        parser.finish().map_err(|error| self.invalid(&error))
+    }
+
+    /// Fills the buffer from `offset` on, which must be in the file.
+    pub(super) fn read(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), ErrorBody> {
+        self.hash_up_to(offset)?;
+        self.load(offset, buffer)?;
+        if self.hashed == offset {
+            self.hasher.update(buffer);
+            self.hashed = offset.saturating_add(buffer.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Checks the digest of the whole file. Only the parts that were not read in order are read again.
+    pub(super) fn verify(mut self) -> Result<(), ErrorBody> {
+        self.hash_up_to(self.size())?;
+        let found = self.hasher.finish();
+        if found == self.digest {
+            return Ok(());
+        }
+        let message = format!("digest {found}, {} expected; the stored data is damaged", self.digest);
+        let message = format!("model {}: {message}", self.model.name());
+        Err(ErrorBody::new(ErrorCode::Corrupt, message).with_hint("pull or import the model again"))
+    }
+
+    fn hash_up_to(&mut self, end: u64) -> Result<(), ErrorBody> {
+        let mut buffer = Vec::new();
+        while self.hashed < end {
+            let missing = usize::try_from(end.saturating_sub(self.hashed)).unwrap_or(usize::MAX);
+            buffer.resize(missing.min(STEP_BYTES), 0);
+            let length = self.load(self.hashed, &mut buffer)?;
+            if length == 0 {
+                break;
+            }
+            self.hasher.update(buffer.get(..length).unwrap_or_default());
+            self.hashed = self.hashed.saturating_add(length as u64);
+        }
+        Ok(())
+    }
+
+    fn load(&self, offset: u64, buffer: &mut [u8]) -> Result<usize, ErrorBody> {
+        let read = self.pieces.read_at(offset, buffer, |fd, at, bytes| self.model.read_at(fd, at, bytes));
+        read.map_err(|error| failed(&error))
+    }
+
+    fn invalid(&self, error: &impl std::fmt::Display) -> ErrorBody {
+        let message = format!("model {}: {error}; only GGUF files can be rewritten", self.model.name());
+        ErrorBody::new(ErrorCode::InvalidInput, message)
+    }
+}
+
+fn failed(error: &ModelError) -> ErrorBody {
+    ErrorBody::new(error.code(), error)
+}
+
+/// Bytes that are read at once.
+const STEP_BYTES: usize = 1 << 20;
