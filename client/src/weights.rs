@@ -3,14 +3,8 @@
 //! Ollama's models for image generation and for MLX have no GGUF file. Their manifest has one
 //! layer of type `application/vnd.ollama.image.tensor` per tensor, or per group of experts, and
 //! each is a small safetensors file. [`ManifestWeights`] reads all forms of these files that Ollama
-//! has written:
-//!
-//! - one tensor with the layer's name, with that name without its component (`text_encoder/…`),
-//!   or, in files of January 2026, with the name `data`;
-//! - a quantised tensor `T` with `T.scale`, and perhaps `T.bias` and `T.global_scale`, in one file.
-//!   [`ManifestWeights::names`] lists them as `T`, `T_scale`, `T_qbias` and `T_global_scale`. In models
-//!   of February 2026 each of them is a separate layer with that name;
-//! - a group: several tensors, none of which has the layer's name.
+//! has written; [`tensor_layers`](blobd_store_format::tensor_layers) lists them, and how their tensors are
+//! named. The parts of a quantised tensor `T` are `T_scale`, `T_qbias` and `T_global_scale`.
 //!
 //! ```no_run
 //! use blobd_client::Client;
@@ -32,22 +26,19 @@
 //! whatever type is requested.
 
 mod error;
-mod inference;
-mod quantization;
-mod table;
+mod layers;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 use std::sync::Arc;
 
 use blobd_store_format::reference::Reference;
 pub use blobd_store_format::safetensors::Dtype;
 use blobd_store_format::safetensors::convert;
+pub use blobd_store_format::tensor_layers::Quantization;
 use serde_json::Value as Json;
 
 pub use self::error::WeightsError;
-pub use self::quantization::Quantization;
-use self::table::{Table, Weight};
+use self::layers::{Layers, Weight};
 use crate::client::Client;
 use crate::model::{BlobSlice, OpenModel};
 use crate::protocol::request::{OpenParams, TensorSelection};
@@ -56,13 +47,9 @@ use crate::protocol::request::{OpenParams, TensorSelection};
 #[derive(Debug)]
 pub struct ManifestWeights {
     model: OpenModel,
-    /// The requested component, without a slash; empty for the whole model.
-    component: String,
-    tensors: BTreeMap<String, Weight>,
-    /// The names of layers that contain several tensors, and the names of these tensors.
-    groups: BTreeMap<String, Vec<String>>,
-    quantization: Option<String>,
-    group_size: Option<u32>,
+    layers: Layers,
+    /// How the model is quantised, in capital letters.
+    quantization: Quantization,
 }
 
 impl ManifestWeights {
@@ -98,37 +85,30 @@ impl ManifestWeights {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn of(model: OpenModel, component: &str) -> Result<Self, WeightsError> {
-        let component = component.trim_end_matches('/').to_owned();
-        let Table { tensors, groups, quant_type, group_size } = Table::read(&model, &component)?;
+        let layers = Layers::read(&model, component)?;
         let index = read_json(&model, MODEL_INDEX)?;
-        let index_entry = |key: &str| index.as_ref().and_then(|index| index.get(key));
-        let quantization = quant_type
-            .or_else(|| inference::infer_from_separate_scales(&tensors))
-            .or_else(|| index_entry("quantization").and_then(Json::as_str).map(str::to_owned))
-            .filter(|name| !name.is_empty())
-            .map(|name| name.to_uppercase());
-        let group_size =
-            group_size.or_else(|| index_entry("group_size").and_then(quantization::group_size_of));
-        Ok(Self { model, component, tensors, groups, quantization, group_size })
+        let index = index.as_ref().map(Quantization::of_model_index).unwrap_or_default();
+        let mut quantization = layers.tensors.quantization(&index);
+        quantization.quant_type = quantization.quant_type.map(|name| name.to_uppercase());
+        Ok(Self { model, layers, quantization })
     }
 
     /// The sorted names of tensors, their parts (`…_scale`) and groups. Ollama also lists groups among the
     /// tensors.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let names: BTreeSet<_> = self.tensors.keys().chain(self.groups.keys()).map(String::as_str).collect();
-        names.into_iter()
+        self.layers.tensors.names()
     }
 
     /// Whether there is a tensor, a part or a group with this name.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name) || self.groups.contains_key(name)
+        self.layers.tensors.tensor(name).is_some() || self.group(name).is_some()
     }
 
     /// The names of a group's tensors, in the order of its file; `None` if there is no such group.
     #[must_use]
     pub fn group(&self, name: &str) -> Option<&[String]> {
-        self.groups.get(name).map(Vec::as_slice)
+        self.layers.tensors.group(name)
     }
 
     /// The tensor with this name, mapped, as it is stored.
@@ -136,9 +116,9 @@ impl ManifestWeights {
     /// # Errors
     /// [`WeightsError::NoTensor`]; [`WeightsError::IsGroup`] for the name of a group.
     pub fn tensor(&self, name: &str) -> Result<WeightMap, WeightsError> {
-        let weight = self.weight(name)?;
-        let bytes = Bytes::Mapped(weight.bytes.clone());
-        Ok(WeightMap { name: name.to_owned(), dtype: weight.dtype, shape: weight.shape.clone(), bytes })
+        let Weight { tensor, bytes } = self.weight(name)?;
+        let (dtype, shape, bytes) = (tensor.dtype(), tensor.shape().to_vec(), Bytes::Mapped(bytes));
+        Ok(WeightMap { name: name.to_owned(), dtype, shape, bytes })
     }
 
     /// The tensor with this name, converted to `dtype`, which is `F64`, `F32`, `F16` or `BF16`, if it has
@@ -152,7 +132,7 @@ impl ManifestWeights {
     /// any other `dtype`.
     pub fn tensor_as(&self, name: &str, dtype: Dtype) -> Result<WeightMap, WeightsError> {
         let mut map = self.tensor(name)?;
-        let is_plain = self.weight(name)?.part_of.is_none() && !self.is_quantized(name);
+        let is_plain = !self.layers.tensors.is_part(name) && !self.layers.tensors.is_quantized(name);
         if is_plain && map.dtype != dtype && map.dtype.is_float() {
             let bytes = convert(&map, map.dtype, dtype)
                 .map_err(|source| WeightsError::Convert { name: name.to_owned(), source })?;
@@ -166,35 +146,29 @@ impl ManifestWeights {
     /// says.
     #[must_use]
     pub fn quantization(&self) -> Option<&str> {
-        self.quantization.as_deref()
+        self.quantization.quant_type.as_deref()
     }
 
-    /// How many elements share a scale: as the first file that declares it says, else as
-    /// `model_index.json` says.
+    /// How many elements share a scale: as the source of [`quantization`](Self::quantization) says, else the
+    /// default of that type.
     #[must_use]
     pub const fn group_size(&self) -> Option<u32> {
-        self.group_size
+        self.quantization.group_size
     }
 
     /// How this tensor is quantised; `None` if it has no scale and is therefore not quantised.
     ///
     /// In order of precedence: what its file declares for this tensor, what the file declares for all
-    /// its tensors, what the shapes of the tensor and its scale imply.
+    /// its tensors, what the shapes and types of the tensor and its scale imply, the type's default size.
     #[must_use]
     pub fn quantization_of(&self, name: &str) -> Option<Quantization> {
-        let weight = self.tensors.get(name).filter(|_| self.is_quantized(name))?;
-        let scale = self.tensors.get(&table::scale_name(name))?;
-        let has_bias = self.tensors.contains_key(&table::bias_name(name));
-        let inferred = || inference::infer(weight, scale, has_bias, self.quantization());
-        let declared = weight.quantization.clone();
-        let quant_type = declared.quant_type.or_else(|| inferred().quant_type);
-        Some(Quantization { quant_type, group_size: declared.group_size.or_else(|| inferred().group_size) })
+        self.layers.tensors.quantization_of(name, self.quantization())
     }
 
     /// The requested component; empty for all.
     #[must_use]
     pub fn component(&self) -> &str {
-        &self.component
+        self.layers.tensors.component()
     }
 
     /// The open model, with its lease and its other files.
@@ -212,18 +186,13 @@ impl ManifestWeights {
         read_json(&self.model, path)
     }
 
-    fn is_quantized(&self, name: &str) -> bool {
-        self.tensors.contains_key(&table::scale_name(name))
-    }
-
-    fn weight(&self, name: &str) -> Result<&Weight, WeightsError> {
-        if let Some(weight) = self.tensors.get(name) {
+    fn weight(&self, name: &str) -> Result<Weight<'_>, WeightsError> {
+        if let Some(weight) = self.layers.weight(name) {
             return Ok(weight);
         }
-        let (model, name) = (self.model.name().to_owned(), name.to_owned());
-        Err(match self.groups.get(&name) {
-            Some(members) => WeightsError::IsGroup { first: members.first().cloned(), name },
-            None => WeightsError::NoTensor { model, name },
+        Err(match self.group(name) {
+            Some(members) => WeightsError::IsGroup { first: members.first().cloned(), name: name.to_owned() },
+            None => WeightsError::NoTensor { model: self.model.name().to_owned(), name: name.to_owned() },
         })
     }
 }

@@ -12,6 +12,7 @@ use blobd_client::weights::{Dtype, ManifestWeights, Quantization, WeightsError};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::safetensors::HeaderWriter;
+use blobd_store_format::tensor_layers::TensorLayersError;
 
 const TENSOR: &str = "application/vnd.ollama.image.tensor";
 const JSON: &str = "application/vnd.ollama.image.json";
@@ -214,6 +215,130 @@ fn group_of_experts_is_its_tensors() {
 }
 
 #[test]
+fn bias_without_a_scale_stays_reachable_in_a_file_of_one_tensor() {
+    let bytes = file(&[], &[("w", Dtype::F32, &[1]), ("w.bias", Dtype::F32, &[1])]);
+    for (component, name) in [("", "vae/w"), ("vae", "w")] {
+        let weights = open(&[(TENSOR, "vae/w", bytes.clone())], component).unwrap();
+        assert_eq!(weights.names().collect::<Vec<_>>(), [name, &format!("{name}.bias")]);
+        assert_eq!(weights.tensor(&format!("{name}.bias")).unwrap()[..], [5, 6, 7, 8]);
+        assert_eq!(weights.quantization_of(name), None);
+    }
+}
+
+/// An int4 tensor with 64 elements per scale, by its shapes; its metadata is the argument.
+fn quantized(name: &'static str, metadata: &[(&str, &str)]) -> (&'static str, &'static str, Vec<u8>) {
+    let scale = format!("{name}.scale");
+    let tensors: [(&str, Dtype, &[u64]); 2] = [(name, Dtype::U32, &[2, 16]), (&scale, Dtype::BF16, &[2, 2])];
+    (TENSOR, name, file(metadata, &tensors))
+}
+
+#[test]
+fn type_and_group_size_of_a_model_come_from_one_source() {
+    let only_type = quantized("a", &[("quant_type", "nvfp4")]);
+    let only_size = quantized("b", &[("group_size", "128")]);
+    let both = quantized("c", &[("quant_type", "int8"), ("group_size", "32")]);
+    let index = (JSON, "model_index.json", br#"{"quantization":"int8","group_size":"128"}"#.to_vec());
+    let size_index = (JSON, "model_index.json", br#"{"group_size":32}"#.to_vec());
+    for (layers, expected) in [
+        (vec![only_type.clone(), both.clone()], (Some("NVFP4"), Some(16))),
+        (vec![only_type.clone(), index.clone()], (Some("NVFP4"), Some(16))),
+        (vec![only_size.clone(), both.clone()], (Some("INT8"), Some(32))),
+        (vec![only_size.clone(), index.clone()], (Some("INT8"), Some(128))),
+        (vec![only_size.clone(), size_index], (None, Some(128))),
+        (vec![quantized("d", &[]), index], (Some("INT8"), Some(128))),
+    ] {
+        let weights = open(&layers, "").unwrap();
+        assert_eq!((weights.quantization(), weights.group_size()), expected);
+    }
+}
+
+#[test]
+fn index_of_another_type_does_not_give_the_size_of_scales_in_separate_layers() {
+    let layer =
+        |name: &'static str, dtype, shape: &[u64]| (TENSOR, name, file(&[], &[("data", dtype, shape)]));
+    let layers = [layer("w", Dtype::U32, &[2, 8]), layer("w_scale", Dtype::U8, &[2, 4])];
+    for (index, expected) in [
+        (r#"{"quantization":"int8","group_size":64}"#, 16),
+        (r#"{"quantization":"nvfp4","group_size":32}"#, 32),
+        (r#"{"group_size":32}"#, 32),
+        ("{}", 16),
+    ] {
+        let index = (JSON, "model_index.json", index.as_bytes().to_vec());
+        let weights = open(&[layers[0].clone(), layers[1].clone(), index], "").unwrap();
+        assert_eq!((weights.quantization(), weights.group_size()), (Some("NVFP4"), Some(expected)));
+    }
+}
+
+#[test]
+fn type_and_group_size_of_a_tensor_belong_together() {
+    for (metadata, expected) in [
+        // The type of the tensor with the size of all others.
+        (&[("a.quant_type", "nvfp4"), ("quant_type", "int8"), ("group_size", "128")][..], ("nvfp4", 16)),
+        (&[("a.quant_type", "INT4"), ("quant_type", "q4"), ("group_size", "32")], ("INT4", 32)),
+        (&[("a.quant_type", "mxfp8"), ("group_size", "128")], ("mxfp8", 128)),
+        (&[("a.group_size", "32"), ("quant_type", "int8"), ("group_size", "64")], ("int8", 32)),
+        // Without a size, that of the shapes for the bits of the type.
+        (&[("quant_type", "int8")], ("int8", 32)),
+        (&[("quant_type", "int4")], ("int4", 64)),
+        // A size without a type leaves the type that has this size.
+        (&[("group_size", "32")], ("int8", 32)),
+    ] {
+        let found = open(&[quantized("a", metadata)], "").unwrap().quantization_of("a").unwrap();
+        assert_eq!((found.quant_type.as_deref(), found.group_size), (Some(expected.0), Some(expected.1)));
+    }
+}
+
+#[test]
+fn type_without_a_size_has_its_default_size() {
+    for (quant_type, expected) in [
+        ("int4", Some(64)),
+        ("Q4", Some(64)),
+        ("FP4", Some(64)),
+        ("int8", Some(64)),
+        ("Q8", Some(64)),
+        ("FP8", Some(64)),
+        ("nvfp4", Some(16)),
+        ("NVFP4", Some(16)),
+        ("mxfp4", Some(32)),
+        ("mxfp8", Some(32)),
+        ("new", None),
+    ] {
+        // The shapes do not tell a size.
+        let tensors: [(&str, Dtype, &[u64]); 2] =
+            [("w", Dtype::U32, &[2, 3]), ("w.scale", Dtype::U8, &[2, 5])];
+        let bytes = file(&[("quant_type", quant_type)], &tensors);
+        let weights = open(&[(TENSOR, "w", bytes)], "").unwrap();
+        assert_eq!(weights.group_size(), expected, "{quant_type}");
+        let of_tensor = weights.quantization_of("w").unwrap();
+        assert_eq!((of_tensor.quant_type.as_deref(), of_tensor.group_size), (Some(quant_type), expected));
+    }
+}
+
+/// These were read as int4 with groups of 32 and of 64.
+#[test]
+fn scales_of_one_byte_tell_types_with_block_scales() {
+    for (columns, scale, groups, expected) in [
+        (8, Dtype::U8, 2, Some(("mxfp4", 32))),
+        (8, Dtype::F8_E8M0, 2, Some(("mxfp4", 32))),
+        (16, Dtype::U8, 2, Some(("mxfp8", 32))),
+        (16, Dtype::F8_E8M0, 2, Some(("mxfp8", 32))),
+        (8, Dtype::U8, 4, Some(("nvfp4", 16))),
+        (8, Dtype::F8_E4M3, 4, Some(("nvfp4", 16))),
+        (8, Dtype::F8_E8M0, 4, None),
+        (8, Dtype::F8_E4M3, 2, None),
+        (8, Dtype::U8, 1, Some(("mxfp8", 32))),
+        (16, Dtype::U8, 1, None),
+        (8, Dtype::BF16, 2, Some(("int4", 32))),
+    ] {
+        let tensors: [(&str, Dtype, &[u64]); 2] =
+            [("w", Dtype::U32, &[2, columns]), ("w.scale", scale, &[2, groups])];
+        let found = open(&[(TENSOR, "w", file(&[], &tensors))], "").unwrap().quantization_of("w").unwrap();
+        let expected = expected.map(|(quant_type, size)| (quant_type.to_owned(), size));
+        assert_eq!(found.quant_type.zip(found.group_size), expected, "{columns} {scale} {groups}");
+    }
+}
+
+#[test]
 fn bias_without_a_scale_is_a_tensor_and_no_part() {
     let bytes = file(&[], &[("a", Dtype::F32, &[1]), ("a.bias", Dtype::F32, &[1])]);
     let weights = open(&[(TENSOR, "group", bytes)], "").unwrap();
@@ -313,7 +438,7 @@ fn names_without_end_are_refused() {
     let layers: Vec<_> = (0..250).map(|number| format!("{number}/group")).collect();
     let layers: Vec<_> = layers.iter().map(|name| (TENSOR, name.as_str(), bytes.clone())).collect();
     let error = ManifestWeights::open(&client_of_one_file(&layers), &name()).unwrap_err();
-    assert!(matches!(error, WeightsError::TooMany { .. }), "{error}");
+    assert!(matches!(error, WeightsError::Layers(TensorLayersError::TooMany { .. })), "{error}");
 }
 
 /// As [`client`], but all layers are the first one's file.

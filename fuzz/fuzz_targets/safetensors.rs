@@ -2,10 +2,12 @@
 //!
 //! Invariant: any bytes, as a file of any size, are refused or make a header whose tensors cover
 //! the data exactly once, in order, without gap or overlap, each as long as its shape and type
-//! say, each found by its name; and an accepted header is accepted again after it is rewritten.
+//! say, each found by its name; and an accepted header is accepted again after it is rewritten. As a layer
+//! of a model, each of its tensors is described or is a part of another one.
 #![no_main]
 
 use blobd_store_format::safetensors::{Header, HeaderWriter};
+use blobd_store_format::tensor_layers::{Quantization, TensorLayers};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -21,6 +23,7 @@ fuzz_target!(|bytes: &[u8]| {
     ] {
         if let Ok(header) = Header::parse(start, file_size) {
             check(&header, file_size);
+            check_layer(&header);
         }
     }
 });
@@ -45,5 +48,15 @@ fn check(header: &Header, file_size: u64) {
     if let Some(file_size) = (file_size - header.data_offset()).checked_add(written.len() as u64) {
         let again = Header::parse(&written, file_size).expect("it was accepted before");
         assert!(again.tensors().len() == header.tensors().len() && again.metadata() == header.metadata());
+    }
+}
+
+fn check_layer(header: &Header) {
+    let mut layers = TensorLayers::new("");
+    // Names may be ambiguous: `a/b` and `b` of component `a`.
+    if layers.add("a/b", 0, header).is_ok() {
+        for tensor in layers.describe(&Quantization::default()) {
+            assert!(!layers.is_part(tensor.name) && layers.tensor(tensor.name) == Some(tensor.stored));
+        }
     }
 }

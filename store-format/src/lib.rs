@@ -66,6 +66,7 @@ pub mod source;
 pub mod split;
 pub mod stored_file;
 pub mod tensor;
+pub mod tensor_layers;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 

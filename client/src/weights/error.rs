@@ -1,6 +1,7 @@
 //! Errors in the tensors of a model's layers.
 
 use blobd_store_format::safetensors::{ConvertError, SafetensorsError};
+use blobd_store_format::tensor_layers::TensorLayersError;
 
 use crate::error::{ClientError, ModelError};
 use crate::protocol::error::ErrorCode;
@@ -55,23 +56,9 @@ pub enum WeightsError {
         /// What is wrong.
         reason: SafetensorsError,
     },
-    /// Two layers have a tensor with the same name.
-    #[error("tensor {name:?}: in layer {first:?} and in layer {second:?}")]
-    Ambiguous {
-        /// The tensor's name.
-        name: String,
-        /// A layer that has it.
-        first: String,
-        /// Another layer that has it.
-        second: String,
-    },
-    /// The layers have too many tensors. Layers that refer to the same file many times can declare any
-    /// number of them.
-    #[error("model: more than {limit} tensors in its layers")]
-    TooMany {
-        /// How many are allowed.
-        limit: usize,
-    },
+    /// Two layers have a tensor with the same name, or there are too many.
+    #[error(transparent)]
+    Layers(#[from] TensorLayersError),
     /// A JSON file of the model is not JSON.
     #[error("file {name:?}: {reason}")]
     Json {
@@ -91,9 +78,7 @@ impl WeightsError {
             Self::Model(error) => error.code(),
             Self::NoWeights { .. } | Self::NoTensor { .. } => ErrorCode::NotFound,
             Self::IsGroup { .. } | Self::Convert { .. } => ErrorCode::InvalidRequest,
-            Self::Layer { .. } | Self::Ambiguous { .. } | Self::TooMany { .. } | Self::Json { .. } => {
-                ErrorCode::InvalidInput
-            }
+            Self::Layer { .. } | Self::Layers(_) | Self::Json { .. } => ErrorCode::InvalidInput,
         }
     }
 }
