@@ -26,13 +26,14 @@ use crate::model::OpenModel;
 use crate::open;
 use crate::protocol::connection::ConnectionError;
 use crate::protocol::frame::Frame;
+use crate::protocol::remote::RemoteModel;
 use crate::protocol::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
     TagParams, UndeleteParams, VerifyParams,
 };
 use crate::protocol::response::{
-    DiskUsage, GcReport, Imported, ModelDetails, ModelList, PullDone, PullEvent, PullPlan, Released, Removed,
-    SessionList, Tagged, Version,
+    DiskUsage, GcReport, Imported, ModelDetails, ModelList, ModelSharing, PullDone, PullEvent, PullPlan,
+    Released, Removed, SessionList, Tagged, Version,
 };
 use crate::protocol::upkeep::{
     DoctorReport, EvictionPlan, Pinned, PullLimit, Reindexed, TrashList, Undeleted, Verified, VerifyEvent,
@@ -128,6 +129,15 @@ impl Client {
     /// [`ClientError::Daemon`] with `not_found` when there is no model with this name.
     pub fn model(&self, reference: &Reference) -> Result<ModelDetails, ClientError> {
         self.query(&format!("/v1/models/{}", in_path(reference)))
+    }
+
+    /// What a model shares with which others.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] with `not_found` when there is no model with this name, and as
+    /// [`disk_usage`](Self::disk_usage).
+    pub fn sharing(&self, reference: &Reference) -> Result<ModelSharing, ClientError> {
+        self.query(&format!("/v1/sharing/{}", in_path(reference)))
     }
 
     /// A model's manifest with the original bytes, whose digest is the model's ID.
@@ -284,6 +294,15 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn plan_pull(&self, params: &PullParams) -> Result<PullPlan, ClientError> {
         self.post("/v1/pull/plan", params)
+    }
+
+    /// A model that is not in the store: its files, with their headers and short texts. Requests the manifest,
+    /// headers and texts from the registry, and stores nothing. Only the source of `params` is used.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn inspect(&self, params: &PullParams) -> Result<RemoteModel, ClientError> {
+        self.post("/v1/inspect", params)
     }
 
     /// Reads the store's content from the disk, compares it with its digests, and repairs it if requested.

@@ -6,6 +6,7 @@
 pub mod connection;
 pub mod error;
 pub mod frame;
+pub mod remote;
 pub mod request;
 pub mod response;
 pub mod upkeep;

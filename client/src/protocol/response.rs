@@ -61,6 +61,9 @@ pub struct ModelDetails {
     pub name: String,
     /// The manifest's digest.
     pub digest: Digest,
+    /// Where it is from, if it was pulled or imported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
     /// `general.architecture`.
     pub architecture: Option<String>,
     /// The number of elements of all tensors.
@@ -89,6 +92,28 @@ pub struct LayerSummary {
     pub size: u64,
     /// Whether it is stored as one blob or split.
     pub stored: StoredForm,
+}
+
+/// Response to `GET /v1/sharing/{reference}`: the bytes of a model on disk, and who shares them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelSharing {
+    /// The model's shortest unique name.
+    pub name: String,
+    /// Bytes on disk that no other model needs.
+    pub unique_bytes: u64,
+    /// Bytes on disk that other models need too.
+    pub shared_bytes: u64,
+    /// The models that need some of them, the one that shares the most first.
+    pub models: Vec<SharedWith>,
+}
+
+/// A model that shares bytes with another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedWith {
+    /// Its shortest unique name.
+    pub name: String,
+    /// The bytes on disk that both need.
+    pub bytes: u64,
 }
 
 /// Response to `GET /v1/df`.

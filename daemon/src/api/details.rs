@@ -123,6 +123,7 @@ mod tests {
         let details = ModelDetails {
             name: "m".to_owned(),
             digest: Digest::of(b"m"),
+            origin: None,
             architecture: None,
             parameters: 7,
             quantization: None,

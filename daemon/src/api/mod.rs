@@ -37,7 +37,7 @@ use body::{error_response, raw_response, read_json};
 fn right(method: &Method, path: &str) -> Option<Right> {
     match (method.as_str(), path) {
         ("GET", _) | ("POST", "/v1/open" | "/v1/release" | "/v1/verify") => Some(Right::Read),
-        ("POST", "/v1/pull" | "/v1/pull/plan" | "/v1/import") => Some(Right::Pull),
+        ("POST", "/v1/pull" | "/v1/pull/plan" | "/v1/inspect" | "/v1/import") => Some(Right::Pull),
         (
             "POST",
             "/v1/limit" | "/v1/remove" | "/v1/undelete" | "/v1/pin" | "/v1/tag" | "/v1/gc" | "/v1/reindex",
@@ -108,6 +108,9 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
                 show::show(caller, reference(name)?).await
             } else if let Some(name) = path.strip_prefix("/v1/manifests/") {
                 manifest(caller, reference(name)?).await
+            } else if let Some(name) = path.strip_prefix("/v1/sharing/") {
+                let model = reference(name)?;
+                caller.survey(move |daemon| ops::sharing(&daemon.store, &model)).await
             } else {
                 Err(unknown(&Method::GET, path))
             }
@@ -147,6 +150,7 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
             let plan = plan_pull(daemon, caller.peer.uid, caller.params(request).await?).await;
             plan.map(|plan| json_response(&plan)).map_err(|error| error.body())
         }
+        "/v1/inspect" => inspect(caller, caller.params(request).await?).await,
         "/v1/reindex" => caller.respond(|daemon| ops::reindex(&daemon.store)).await,
         _ => Err(unknown(&Method::POST, path)),
     }
@@ -241,6 +245,16 @@ async fn plan_pull(daemon: &Arc<Daemon>, uid: u32, params: PullParams) -> Result
         ops::plan_pull(daemon.pull(&handle, uid, &params, &events))
     };
     daemon.blocking(plan).await
+}
+
+/// Describes a model at its registry. Ends soon after its client disconnects.
+async fn inspect(caller: &Caller, params: PullParams) -> Result<HttpResponse, ErrorBody> {
+    let (daemon, uid) = (&caller.daemon, caller.peer.uid);
+    let (events, _unless_dropped) = mpsc::channel(1);
+    let permit = daemon.work.plans.acquire(uid).await;
+    let handle = Handle::current();
+    let inspect = move |daemon: &Daemon| ops::inspect(daemon.pull(&handle, uid, &params, &events));
+    caller.respond_with(permit, inspect).await
 }
 
 async fn manifest(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {

@@ -86,10 +86,18 @@ pub(super) fn measure(store: &Store, models: &[Model]) -> Result<Totals, StoreEr
         let (physical_bytes, blob_count) = (catalog.used_bytes(), catalog.blob_count());
         Ok(Totals { measured: counter.finish(), physical_bytes, blob_count })
     };
+    counted(store, sum)
+}
+
+/// Counts over the catalog. Fails when a recipe cannot be read.
+pub(super) fn counted<T>(
+    store: &Store,
+    count: impl Fn(&Catalog) -> Result<T, UnreadableRecipe>,
+) -> Result<T, StoreError> {
     loop {
         // The catalog is released before the recipe is read again.
-        let unreadable = match sum(&*store.catalog()?) {
-            Ok(totals) => return Ok(totals),
+        let unreadable = match count(&*store.catalog()?) {
+            Ok(counted) => return Ok(counted),
             Err(unreadable) => unreadable,
         };
         store.recipe_outline(unreadable.file)?;

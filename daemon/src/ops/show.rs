@@ -47,6 +47,7 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
     let details = ModelDetails {
         name: model.reference.short(),
         digest: model.manifest.digest(),
+        origin: store.origin(model.manifest.digest()),
         architecture: facts.architecture,
         parameters,
         quantization: facts.quantization,

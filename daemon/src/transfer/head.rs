@@ -42,7 +42,7 @@ const FIRST_BYTES: u64 = 64 << 10;
 pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, TransferError> {
     let size = job.file.size();
     let mut whole: Option<ByteStream> = None;
-    match read_header(job, bytes, &mut whole) {
+    match read_header(job, bytes, &mut whole, u64::MAX) {
         Ok(header) => Ok(Head::of(&*header, size, whole)?),
         // A file without an expected digest must have a known format.
         Err(TransferError::Format(error)) if error.is_unknown_format() && job.file.digest().is_some() => {
@@ -52,12 +52,26 @@ pub(super) fn fetch(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, Transfer
     }
 }
 
-/// Reads the header from `bytes` and downloads. `whole` becomes the rest of the file if the server sends
-/// all of it.
+/// Downloads the header alone, and at most `excess` bytes after it unless the server ignores ranges. `None`
+/// if the format is unknown.
+pub(super) fn fetch_header(
+    job: &Job<'_>,
+    excess: u64,
+) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
+    match read_header(job, &mut Vec::new(), &mut None, excess) {
+        Ok(header) => Ok(Some(header)),
+        Err(TransferError::Format(error)) if error.is_unknown_format() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads the header from `bytes` and downloads, requesting at most `most` bytes at a time. `whole` becomes the
+/// rest of the file if the server sends all of it.
 fn read_header(
     job: &Job<'_>,
     bytes: &mut Vec<u8>,
     whole: &mut Option<ByteStream>,
+    most: u64,
 ) -> Result<Box<dyn ModelHeader>, TransferError> {
     let mut reader = HeaderReader::new();
     let mut read = 0;
@@ -72,15 +86,16 @@ fn read_header(
                 let next = job.wait_for(stream.next())??;
                 bytes.extend_from_slice(&next.ok_or(TransferError::Incomplete)?);
             }
-            None => *whole = fetch_more(job, bytes)?,
+            None => *whole = fetch_more(job, bytes, most)?,
         }
     }
 }
 
-/// Downloads half as much as there is: not too much beyond the header, because that may be in the store.
-fn fetch_more(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Option<ByteStream>, TransferError> {
+/// Downloads half as much as there is, and at most `most` bytes: not too much beyond the header, because that
+/// may be in the store.
+fn fetch_more(job: &Job<'_>, bytes: &mut Vec<u8>, most: u64) -> Result<Option<ByteStream>, TransferError> {
     let start = bytes.len() as u64;
-    let end = start.saturating_add(FIRST_BYTES.max(start / 2)).min(job.file.size());
+    let end = start.saturating_add(FIRST_BYTES.max(start / 2).min(most)).min(job.file.size());
     let fetched = job.wait_for(async {
         let mut stream = if job.file.is_resumable() {
             job.registry.open_part(job.file, start..end).await?

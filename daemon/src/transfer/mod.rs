@@ -21,6 +21,7 @@ use blobd_store::leases::Lease;
 use blobd_store::{Assembler, Ingest, PartialFile, Store, StoreError};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::file_format::ModelHeader;
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::Recipe;
 use bytes::Bytes;
@@ -100,6 +101,11 @@ impl Job<'_> {
         let bytes = stream.next().await?;
         rate_limit::wait(&self.limits, bytes.as_ref().map_or(0, Bytes::len)).await;
         Ok(bytes)
+    }
+
+    /// Downloads a file's header and at most `excess` bytes after it; `None` if its format is unknown.
+    pub(crate) fn read_header(&self, excess: u64) -> Result<Option<Box<dyn ModelHeader>>, TransferError> {
+        self.retried(|_received| head::fetch_header(self, excess))
     }
 
     /// Retries by the registry client's policy until the request is cancelled. An attempt reports how many

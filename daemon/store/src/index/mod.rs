@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `catalog`, `facts` | the tables in memory; the state of one name on disk |
 //! | `usage` | the space that models use, counted over the catalog |
+//! | `sharing` | the space that one model shares with each other, counted likewise |
 //! | `state` | the state shared by threads: catalog, changes in progress, times of the directories |
 //! | `scan` | compares the catalog with the disk and corrects it |
 //! | `encoding`, `database` | the format of the copy; sled, and the directory that it is in |
@@ -36,6 +37,7 @@ mod encoding;
 mod facts;
 mod marker;
 mod scan;
+mod sharing;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -43,6 +45,7 @@ mod usage;
 mod writer;
 
 pub use catalog::Catalog;
+pub use sharing::Sharing;
 pub(crate) use state::{Change, StoreIndex};
 pub use usage::{ModelShare, UnreadableRecipe, Usage, UsageCounter};
 
