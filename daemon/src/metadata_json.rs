@@ -45,6 +45,22 @@ impl Abridger {
     }
 }
 
+/// The whole value.
+pub(crate) fn whole_json(value: &MetadataValue<'_>) -> Json {
+    match *value {
+        MetadataValue::Array(array) => array.iter().map(|element| scalar_json(&element)).collect(),
+        ref scalar => scalar_json(scalar),
+    }
+}
+
+/// The type as `show --full` names it: `array<uint32>`.
+pub(crate) fn type_name(value: &MetadataValue<'_>) -> String {
+    match value {
+        MetadataValue::Array(array) => format!("array<{}>", array.element_type()),
+        scalar => scalar.value_type().to_string(),
+    }
+}
+
 /// Text, or `{"base64":…}` for bytes that are not UTF-8.
 fn string_json(bytes: &[u8]) -> Json {
     match std::str::from_utf8(bytes) {

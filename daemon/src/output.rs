@@ -74,8 +74,8 @@ impl Table {
         for row in &self.rows {
             let mut line = String::new();
             for (index, (cell, width)) in row.iter().zip(&widths).enumerate() {
-                line.push_str(&self.fit(index, cell, *width));
-                line.push_str("  ");
+                let is_padded = index + 1 < row.len() || self.right.contains(&index);
+                self.push_cell(&mut line, index, cell, if is_padded { *width } else { usize::MAX });
             }
             text.push_str(line.trim_end());
             text.push('\n');
@@ -92,13 +92,24 @@ impl Table {
         (0..columns).map(widest).collect()
     }
 
-    fn fit(&self, column: usize, cell: &str, width: usize) -> String {
+    /// Appends a cell, cut or padded to `width`, and the gap after it. The width may be millions, which format
+    /// strings cannot pad to. The last column on the left is not padded.
+    fn push_cell(&self, line: &mut String, column: usize, cell: &str, width: usize) {
         let length = cell.chars().count();
         if length > width {
-            let kept: String = cell.chars().take(width.saturating_sub(1)).collect();
-            return format!("{kept}…");
+            line.extend(cell.chars().take(width.saturating_sub(1)).chain(['…']));
+        } else {
+            let padding = if width == usize::MAX { 0 } else { width - length };
+            let spaces = std::iter::repeat_n(' ', padding);
+            if self.right.contains(&column) {
+                line.extend(spaces);
+                line.push_str(cell);
+            } else {
+                line.push_str(cell);
+                line.extend(spaces);
+            }
         }
-        if self.right.contains(&column) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        line.push_str("  ");
     }
 }
 
@@ -115,6 +126,17 @@ mod tests {
         assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
         assert!(text.contains("a-very-long-name-of…"), "{text}");
         assert!(table.render(200).contains("a-very-long-name-of-a-model:latest  4.35 GiB"));
+    }
+
+    #[test]
+    fn value_of_any_length_can_be_a_cell() {
+        let long = "x".repeat(100_000);
+        let mut table = Table::new(&["KEY", "TYPE", "VALUE"], &[]);
+        table.row([long.clone(), "string".to_owned(), "1".to_owned()]);
+        table.row(["b".to_owned(), "string".to_owned(), long.clone()]);
+        let text = table.render(usize::MAX);
+        assert_eq!(text.lines().nth(1), Some(format!("{long}  string  1").as_str()));
+        assert!(text.lines().nth(2).unwrap().ends_with(&long));
     }
 
     #[test]

@@ -57,6 +57,7 @@ pub mod manifest;
 pub mod metadata;
 pub mod model_facts;
 pub mod outline;
+pub mod overview;
 pub mod quant;
 pub mod reach;
 pub mod recipe;

@@ -23,6 +23,7 @@ mod limit;
 mod login;
 mod logout;
 mod ls;
+mod model_source;
 mod mount;
 mod pin;
 mod progress;

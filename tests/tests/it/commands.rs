@@ -96,7 +96,8 @@ fn json_of_a_collection_names_deleted_items_with_reasons() {
 fn errors_are_json_on_standard_error_and_nothing_is_on_standard_output() {
     let daemon = daemon();
     for (line, code, name) in [
-        ("show nobody --json", 3, "not_found"),
+        ("show nobody --stored --json", 3, "not_found"),
+        ("show http://127.0.0.1:1/a/b --json", 3, "not_found"),
         ("rm nobody --json", 3, "not_found"),
         ("tag nobody x --json", 3, "not_found"),
         ("export nobody --json", 3, "not_found"),

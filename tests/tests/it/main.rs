@@ -18,6 +18,7 @@ mod golden;
 mod hostile;
 mod http;
 mod index;
+mod inspect;
 mod layouts;
 mod lifecycle;
 mod limits;

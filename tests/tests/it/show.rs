@@ -2,7 +2,9 @@
 
 use std::fs;
 
+use blobd_store_format::digest::Digest;
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
 use blobd_tests::raw_gguf::{RawGguf, id, string};
 use serde_json::json;
 
@@ -30,4 +32,121 @@ fn keys_and_values_that_json_cannot_hold_stay_apart() {
         "k\\xff": 1, "k\\xfe": 2, "k\\\\xff": 3, "nan": "NaN", "low": "-Infinity", "bytes": {"base64": "/wA="},
     });
     assert_eq!(shown["metadata"], expected);
+}
+
+fn moe(daemon: &TestDaemon) -> String {
+    let path = ModelFile::stacked_experts(1, 4).write_to(daemon.scratch(), "moe-F16.gguf");
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn overview_says_what_the_header_says() {
+    let daemon = TestDaemon::start();
+    let path = moe(&daemon);
+    daemon.command().run(["import", &path]).succeeds();
+    let shown = daemon.command().line("show moe:F16 --full --json").succeeds().json();
+    let in_file = daemon.command().run(["show", &path, "--json"]).succeeds().json();
+    for key in ["architecture", "parameters", "quantization", "types", "bits_per_weight", "metadata"] {
+        assert_eq!(shown[key], in_file[key], "{key}");
+    }
+    assert_eq!(shown["architecture"], "llama");
+    assert_eq!((&shown["stored"], &in_file["stored"]), (&json!(true), &json!(false)));
+    let types = shown["types"].as_array().unwrap();
+    let sum: u64 = types.iter().map(|row| row["bytes"].as_u64().unwrap()).sum();
+    let tensors = shown["tensors"].as_array().unwrap();
+    assert_eq!(sum, tensors.iter().map(|tensor| tensor["size"].as_u64().unwrap()).sum::<u64>());
+    let file = fs::read(&path).unwrap();
+    for (tensor, same) in tensors.iter().zip(in_file["tensors"].as_array().unwrap()) {
+        for key in ["name", "type", "shape", "size", "file_offset", "experts"] {
+            assert_eq!(tensor[key], same[key], "{key} of {tensor}");
+        }
+        let start = usize::try_from(tensor["file_offset"].as_u64().unwrap()).unwrap();
+        let end = start + usize::try_from(tensor["size"].as_u64().unwrap()).unwrap();
+        assert_eq!(tensor["digest"], Digest::of(&file[start..end]).to_string(), "the offset in the file");
+    }
+}
+
+#[test]
+fn layers_and_tensors_are_listed_as_tables() {
+    let daemon = TestDaemon::start();
+    daemon.command().run(["import", &moe(&daemon)]).succeeds();
+    let layers = daemon.command().line("show moe:F16 --layers").succeeds().text();
+    assert!(layers.contains("blk.0 ") && layers.contains("LAYER"), "{layers}");
+    let tensors = daemon.command().line("show moe:F16 --tensors").succeeds().text();
+    assert!(tensors.contains("OFFSET") && tensors.contains("blk.0.ffn_up_exps.weight"), "{tensors}");
+}
+
+#[test]
+fn full_header_has_every_key_in_order_with_its_type_and_whole_value() {
+    let daemon = TestDaemon::start();
+    let long: Vec<u8> = (0..300_u32).flat_map(u32::to_le_bytes).collect();
+    let list = [&id::U32.to_le_bytes()[..], &300_u64.to_le_bytes(), &long].concat();
+    let file = RawGguf::new()
+        .key("z", id::FLOAT32, f32::INFINITY.to_le_bytes())
+        .key("a", id::ARRAY, list)
+        .key(b"\xfe", id::STRING, string(b"\xff"))
+        .alignment(64);
+    let mut file = file.bytes();
+    file.resize(file.len().next_multiple_of(64), 0);
+    import(&daemon, "full", &file);
+    let shown = daemon.command().line("show full --full --json").succeeds().json();
+    let form = json!({"version": 3, "byte_order": "little", "alignment": 64, "data_offset": file.len()});
+    assert_eq!(shown["header"], form);
+    let expected = json!([
+        {"key": "z", "type": "float32", "value": "Infinity"},
+        {"key": "a", "type": "array<uint32>", "value": (0..300).collect::<Vec<u32>>()},
+        {"key": {"base64": "/g=="}, "type": "string", "value": {"base64": "/w=="}},
+        {"key": "general.alignment", "type": "uint32", "value": 64},
+    ]);
+    assert_eq!(shown["keys"], expected);
+    let text = daemon.command().line("show full --full").succeeds().text();
+    assert!(text.contains("array<uint32>") && text.contains("298,299]"), "{text}");
+}
+
+#[test]
+fn shared_bytes_are_named_with_the_models_that_share_them() {
+    let daemon = TestDaemon::start();
+    let path = moe(&daemon);
+    daemon.command().run(["import", &path]).succeeds();
+    daemon.command().run(["import", &path, "--name", "same:1"]).succeeds();
+    let shown = daemon.command().line("show moe:F16 --json").succeeds().json();
+    assert_eq!(shown["shared_with"][0]["name"], "same:1");
+    assert_eq!(shown["shared_with"][0]["bytes"], shown["shared_bytes"]);
+    assert_eq!(shown["unique_bytes"], 0);
+    let text = daemon.command().line("show moe:F16").succeeds().text();
+    assert!(text.contains("SHARES WITH") && text.contains("same:1"), "{text}");
+}
+
+#[test]
+fn looking_at_a_model_is_no_use_that_delays_its_eviction() {
+    let daemon = TestDaemon::start();
+    daemon.command().run(["import", &moe(&daemon)]).succeeds();
+    let last_opened =
+        || daemon.command().line("df --json").succeeds().json()["models"][0]["last_opened"].clone();
+    let before = last_opened();
+    daemon.command().line("show moe:F16 --full").succeeds();
+    assert_eq!(last_opened(), before);
+}
+
+#[test]
+fn texts_that_a_model_lacks_are_not_found() {
+    let daemon = TestDaemon::start();
+    daemon.command().run(["import", &moe(&daemon)]).succeeds();
+    for text in ["template", "license", "system", "parameters"] {
+        let run = daemon.command().line(&format!("show moe:F16 --{text}")).exits_with(3);
+        assert!(run.stderr.contains(&format!("has no {text}")), "{}", run.stderr);
+    }
+    let modelfile = daemon.command().line("show moe:F16 --modelfile").succeeds().text();
+    assert!(modelfile.contains("\nFROM moe:F16\n"), "{modelfile}");
+}
+
+#[test]
+fn local_file_that_is_no_model_is_refused() {
+    let daemon = TestDaemon::start();
+    let path = daemon.scratch().join("no.gguf");
+    fs::write(&path, b"<html>").unwrap();
+    let run = daemon.command().run(["show", path.to_str().unwrap()]).exits_with(1);
+    assert!(run.stderr.contains("no.gguf: starts with"), "{}", run.stderr);
+    daemon.command().run(["show", daemon.scratch().to_str().unwrap()]).exits_with(2);
+    daemon.command().run(["show", "/nonexistent.gguf"]).exits_with(3);
 }

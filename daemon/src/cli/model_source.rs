@@ -1,0 +1,241 @@
+//! The models that `show` and `fit` describe: in the store, in local files, or at a registry.
+//!
+//! Only headers and short texts are read. A model at a registry is not stored.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+
+use blobd_client::client::Client;
+use blobd_client::model::BlobSlice;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::request::{OpenParams, PullParams};
+use blobd_store_format::descriptor::MediaType;
+use blobd_store_format::digest::Digest;
+use blobd_store_format::file_format::{FileFormat, HeaderReader, Progress};
+use blobd_store_format::gguf::Header;
+use blobd_store_format::reference::Reference;
+use blobd_store_format::source::{PullSource, ShardName};
+use clap::Args;
+
+use super::connect::{Connected, client_error, connect};
+use super::{Global, file_error, usage};
+
+/// Names the model that a command describes.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ModelArgs {
+    /// The model: its name, a GGUF file, or a source as `blobd pull` takes it
+    #[arg(value_name = "REF|PATH")]
+    model: String,
+    /// Look only in the store; otherwise a registry is asked for a model that is not there
+    #[arg(long)]
+    stored: bool,
+}
+
+/// What a model's headers and texts say.
+#[derive(Debug)]
+pub(super) struct DescribedModel {
+    pub(super) name: String,
+    /// The manifest's digest, if it has one.
+    pub(super) digest: Option<Digest>,
+    pub(super) place: Place,
+    /// In the order of the manifest, the configuration first.
+    pub(super) files: Vec<DescribedFile>,
+}
+
+/// Where a described model is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Store(Reference),
+    LocalFiles,
+    /// Not pulled; its source.
+    Registry(String),
+}
+
+#[derive(Debug)]
+pub(super) struct DescribedFile {
+    pub(super) media_type: MediaType,
+    pub(super) name: Option<String>,
+    pub(super) digest: Option<Digest>,
+    pub(super) size: u64,
+    /// The header of a file with tensors, or all of a short text; `None` if neither was read.
+    pub(super) content: Option<Content>,
+}
+
+/// Bytes of a file, perhaps mapped.
+#[derive(Debug)]
+pub(super) enum Content {
+    Mapped(BlobSlice),
+    Read(Vec<u8>),
+}
+
+/// The longest text that is read.
+const MAX_TEXT_BYTES: u64 = 1 << 20;
+
+impl ModelArgs {
+    /// Finds and reads the model: a local file if the text is the path of one, else in the store, else at its
+    /// registry. Returns the connection too, if one was needed.
+    pub(super) fn describe(&self, global: &Global) -> Result<(DescribedModel, Option<Connected>), ErrorBody> {
+        if let Some(path) = self.path() {
+            return Ok((describe_files(&path)?, None));
+        }
+        let source: PullSource = self.model.parse().map_err(usage)?;
+        let reference = source.name().map_err(usage)?;
+        let connected = connect(global)?;
+        let model = match describe_stored(&connected.client, &reference) {
+            Err(error) if error.code == ErrorCode::NotFound && !self.stored => {
+                describe_remote(&connected.client, source, error)
+            }
+            described => described,
+        };
+        Ok((model?, Some(connected)))
+    }
+
+    /// The name of a model in the store.
+    pub(super) fn reference(&self) -> Result<Reference, ErrorBody> {
+        self.model.parse().map_err(usage)
+    }
+
+    /// The path, if the text can only be a path, or is that of an existing file.
+    fn path(&self) -> Option<PathBuf> {
+        let path = Path::new(&self.model);
+        let is_path = ["/", "./", "../"].iter().any(|start| self.model.starts_with(start));
+        (is_path || (FileFormat::split_name(&self.model).is_some() && path.is_file()))
+            .then(|| path.to_owned())
+    }
+}
+
+impl DescribedModel {
+    /// The headers of the model's weights: one, or one for each shard, in the order of the manifest.
+    pub(super) fn weights(&self) -> impl Iterator<Item = (&DescribedFile, Header)> {
+        self.headers("model")
+    }
+
+    /// The headers of the files of a component, such as `projector`. Files that are not GGUF are left out.
+    pub(super) fn headers(&self, component: &str) -> impl Iterator<Item = (&DescribedFile, Header)> {
+        let files = self.files.iter().filter(move |file| file.media_type.component() == component);
+        files.filter_map(|file| Some((file, Header::parse(file.content.as_deref()?).ok()?)))
+    }
+
+    /// The text of the first file of this component, such as `template`, if it was read and is text.
+    pub(super) fn text(&self, component: &str) -> Option<&str> {
+        self.texts(component).next()
+    }
+
+    /// The texts of all files of this component; a model may have several licenses.
+    pub(super) fn texts(&self, component: &str) -> impl Iterator<Item = &str> {
+        let files = self.files.iter().filter(move |file| file.media_type.component() == component);
+        files.filter_map(|file| std::str::from_utf8(file.content.as_deref()?).ok())
+    }
+}
+
+impl Deref for Content {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(bytes) => bytes,
+            Self::Read(bytes) => bytes,
+        }
+    }
+}
+
+fn describe_stored(client: &Client, reference: &Reference) -> Result<DescribedModel, ErrorBody> {
+    let model = client.open_with(&OpenParams::headers(reference.clone())).map_err(client_error)?;
+    let mut files = Vec::new();
+    for (number, layer) in model.layers().iter().enumerate() {
+        let content = match (layer.header, layer.fd) {
+            (Some(_), _) => Some(model.layer_header(number)),
+            (None, Some(_)) if layer.size <= MAX_TEXT_BYTES => Some(model.layer_bytes(number)),
+            _ => None,
+        };
+        let content = content.transpose().map_err(|error| ErrorBody::new(error.code(), error))?;
+        files.push(DescribedFile {
+            media_type: layer.media_type.clone(),
+            name: layer.name.clone(),
+            digest: Some(layer.digest),
+            size: layer.size,
+            content: content.map(Content::Mapped),
+        });
+    }
+    let (name, digest) = (model.name().to_owned(), Some(model.digest()));
+    Ok(DescribedModel { name, digest, place: Place::Store(reference.clone()), files })
+}
+
+/// Asks the model's registry. If that cannot be reached, the model was simply not found.
+fn describe_remote(
+    client: &Client,
+    source: PullSource,
+    missing: ErrorBody,
+) -> Result<DescribedModel, ErrorBody> {
+    let is_named = matches!(source, PullSource::Registry(_));
+    let params = PullParams { source, name: None, limit_rate: None };
+    let remote = match client.inspect(&params).map_err(client_error) {
+        Err(error) if is_named && matches!(error.code, ErrorCode::Upstream | ErrorCode::NotFound) => {
+            let message = format!("{}; not at its registry either: {}", missing.message, error.message);
+            let body = ErrorBody::new(ErrorCode::NotFound, message);
+            return Err(match error.hint.or(missing.hint) {
+                Some(hint) => body.with_hint(hint),
+                None => body,
+            });
+        }
+        remote => remote?,
+    };
+    let files = remote.files.into_iter().map(|file| DescribedFile {
+        media_type: file.media_type,
+        name: file.name,
+        digest: file.digest,
+        size: file.size,
+        content: file.content.map(|content| Content::Read(content.0)),
+    });
+    let (name, digest, files) = (remote.name, remote.digest, files.collect());
+    Ok(DescribedModel { name, digest, place: Place::Registry(remote.origin), files })
+}
+
+/// Describes a local file; for a shard, all shards beside it.
+fn describe_files(path: &Path) -> Result<DescribedModel, ErrorBody> {
+    let name = path.display().to_string();
+    let paths = match path.to_str().and_then(ShardName::of) {
+        Some(shard) => shard.all().into_iter().map(PathBuf::from).collect(),
+        None => vec![path.to_owned()],
+    };
+    let files = paths.iter().map(|path| describe_file(path)).collect::<Result<_, _>>()?;
+    Ok(DescribedModel { name, digest: None, place: Place::LocalFiles, files })
+}
+
+fn describe_file(path: &Path) -> Result<DescribedFile, ErrorBody> {
+    let name = path.display().to_string();
+    let io_error = |error| file_error(&name, &error);
+    let metadata = path.metadata().map_err(io_error)?;
+    if !metadata.is_file() {
+        return Err(usage(format!("{name}: is no regular file; name a GGUF file")));
+    }
+    let file = File::open(path).map_err(io_error)?;
+    let header = read_header(&file).map_err(io_error)?;
+    let header =
+        header.map_err(|error| ErrorBody::new(ErrorCode::InvalidInput, format!("{name}: {error}")))?;
+    Ok(DescribedFile {
+        media_type: MediaType::new(MediaType::OLLAMA_MODEL),
+        name: path.file_name().map(|name| name.to_string_lossy().into_owned()),
+        digest: None,
+        size: metadata.len(),
+        content: Some(Content::Read(header)),
+    })
+}
+
+/// Reads as much of a file as its header takes.
+fn read_header(
+    mut file: &File,
+) -> std::io::Result<Result<Vec<u8>, blobd_store_format::file_format::FormatError>> {
+    let (mut reader, mut part) = (HeaderReader::new(), vec![0; 64 << 10]);
+    loop {
+        let length = file.read(&mut part)?;
+        let progress = reader.push(part.get(..length).unwrap_or_default());
+        match progress {
+            Ok(Progress::NeedMore) if length > 0 => {}
+            Ok(_) => return Ok(reader.finish().map(|header| header.bytes().to_vec())),
+            Err(error) => return Ok(Err(error)),
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Models that are not in the store, described before the download.
+
+use std::fs;
+
+use blobd_tests::command::Blobd;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::registry::{FakeRegistry, Fault};
+use blobd_tests::store_dir::{names, snapshot};
+use blobd_tests::temp_dirs::tmpfs_directory;
+
+const MODEL: &str = "application/vnd.ollama.image.model";
+const TEMPLATE: &str = "application/vnd.ollama.image.template";
+const LICENSE: &str = "application/vnd.ollama.image.license";
+
+/// A model whose header has megabytes, with tensors of 8 MiB.
+fn large_header() -> ModelFile {
+    let tokens: Vec<String> = (0..200_000).map(|number| format!("token-{number}")).collect();
+    ModelFile::dense_of(1, 4, 512).with("tokenizer.ggml.tokens", tokens)
+}
+
+fn publish(registry: &FakeRegistry, model: &ModelFile) -> String {
+    let layers: [(&str, &[u8]); 3] =
+        [(TEMPLATE, b"{{ .Prompt }}"), (MODEL, &model.bytes()), (LICENSE, b"MIT License")];
+    registry.add_model("me/big:1", b"{}", &layers).unwrap();
+    registry.name("me/big:1")
+}
+
+#[test]
+fn only_the_header_of_a_model_that_is_not_pulled_is_fetched_and_nothing_is_stored() {
+    let registry = FakeRegistry::start().unwrap();
+    let model = large_header();
+    let name = publish(&registry, &model);
+    let header = model.header().unwrap().len() as u64;
+    let daemon = TestDaemon::start();
+    let files =
+        || ["blobs", "recipes", "manifests", "staging"].map(|part| snapshot(&daemon.root().join(part)));
+    let before = files();
+    let shown = daemon.command().run(["show", &name, "--json"]).succeeds().json();
+    let served = registry.bytes_served();
+    assert!(served <= header + (1 << 20), "{served} bytes served, the header has {header}");
+    assert_eq!(files(), before);
+    assert!(names(&daemon.root().join("partial")).is_empty());
+    assert!(daemon.command().line("ls --json").succeeds().json()["models"].as_array().unwrap().is_empty());
+    assert_eq!(shown["stored"], false);
+    assert_eq!(shown["vocabulary_size"], 200_000);
+    assert_eq!(shown["tensors"].as_array().unwrap().len(), model.tensors.len());
+
+    daemon.command().run(["pull", &name]).succeeds();
+    let stored = daemon.command().run(["show", &name, "--json"]).succeeds().json();
+    for key in ["digest", "architecture", "parameters", "types", "metadata", "capabilities", "size"] {
+        assert_eq!(shown[key], stored[key], "{key}");
+    }
+    assert_eq!(stored["stored"], true);
+}
+
+#[test]
+fn texts_of_a_model_that_is_not_pulled_are_printed() {
+    let registry = FakeRegistry::start().unwrap();
+    let name = publish(&registry, &ModelFile::dense(1));
+    let daemon = TestDaemon::start();
+    let text = |option: &str| daemon.embedded().run(["show", &name, option]).succeeds().text();
+    assert_eq!(text("--template"), "{{ .Prompt }}\n");
+    assert_eq!(text("--license"), "MIT License\n");
+    assert!(daemon.command().run(["show", &name]).succeeds().text().contains("not pulled; read from http"));
+}
+
+#[test]
+fn server_that_ignores_ranges_can_be_inspected() {
+    let registry = FakeRegistry::start().unwrap();
+    let name = publish(&registry, &large_header());
+    registry.add_fault("/blobs/", usize::MAX, Fault::IgnoreRange);
+    let daemon = TestDaemon::start();
+    let shown = daemon.command().run(["show", &name, "--json"]).succeeds().json();
+    assert_eq!(shown["vocabulary_size"], 200_000);
+}
+
+#[test]
+fn file_at_hugging_face_is_described_before_the_download() {
+    let registry = FakeRegistry::start().unwrap();
+    let weights = ModelFile::dense(1).bytes();
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    registry.add_repository("me/tiny-GGUF", commit, &[("tiny-Q8_0.gguf", &weights)]);
+    let folder = tmpfs_directory();
+    let config = folder.path().join("config.toml");
+    fs::write(&config, format!("[mirrors]\n\"hf.co\" = \"{}\"\n", registry.url())).unwrap();
+    let blobd = Blobd::at_root(&folder.path().join("store")).configured_by(&config);
+    let shown = blobd.line("show hf.co/me/tiny-GGUF/tiny-Q8_0.gguf --json").succeeds().json();
+    assert_eq!(shown["architecture"], "llama");
+    assert!(shown["tensors"][0]["file_offset"].is_u64(), "{shown}");
+}
+
+#[test]
+fn model_that_is_neither_stored_nor_published_is_not_found() {
+    let registry = FakeRegistry::start().unwrap();
+    let daemon = TestDaemon::start();
+    let name = registry.name("me/nobody:1");
+    let run = daemon.command().run(["show", &name]).exits_with(3);
+    assert!(run.stderr.contains("not in the store; not at its registry either"), "{}", run.stderr);
+    daemon.command().line("show http://127.0.0.1:1/me/nobody:1").exits_with(3);
+}
+
+#[test]
+fn registry_is_not_asked_for_a_stored_model_nor_if_only_the_store_is_wanted() {
+    let registry = FakeRegistry::start().unwrap();
+    let name = publish(&registry, &ModelFile::dense(1));
+    let daemon = TestDaemon::start();
+    daemon.command().run(["show", &name, "--stored"]).exits_with(3);
+    assert!(registry.requests().is_empty());
+    daemon.command().run(["pull", &name]).succeeds();
+    let requests = registry.requests().len();
+    daemon.command().run(["show", &name]).succeeds();
+    assert_eq!(registry.requests().len(), requests);
+}
+
+#[test]
+fn invalid_header_at_a_registry_is_refused() {
+    let registry = FakeRegistry::start().unwrap();
+    let mut file = ModelFile::dense(1).bytes();
+    file[24..32].fill(0xff);
+    registry.add_model("me/bad:1", b"{}", &[(MODEL, &file)]).unwrap();
+    let daemon = TestDaemon::start();
+    let run = daemon.command().run(["show", &registry.name("me/bad:1")]).exits_with(1);
+    assert!(run.stderr.contains("model of "), "{}", run.stderr);
+}
