@@ -53,6 +53,10 @@ abuse *arguments: build
 oracle +files: build
     python3 tests/oracle.py target/release/blobd {{ files }}
 
+# Calculate the expected memory estimates of the tests again, independently of blobd (docs/ESTIMATES.md)
+estimates:
+    python3 tests/estimates.py > store-format/src/estimate/expected.json
+
 # Real engines on a model of yours, plain and from blobd; takes node, Python, cargo, Go, else they are skipped
 engines model prompt=" The" text="": build
     tests/engines/run target/release/blobd {{ model }} "{{ prompt }}" "{{ text }}"

@@ -23,6 +23,7 @@ fn main() -> Result<()> {
         for (target, portion) in [("header", 0), ("header", 255), ("file_layout", 3), ("split", 3)] {
             write(target, &format!("{name}-{portion}"), &[&[portion], &file[..]].concat())?;
         }
+        write("estimate", name, &[&[1; 40], &file[..]].concat())?;
         if let Some(recipe) = recipe(&file) {
             write("recipe", name, &recipe)?;
         }

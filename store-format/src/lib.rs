@@ -42,6 +42,7 @@
 pub mod content_type;
 pub mod descriptor;
 pub mod digest;
+pub mod estimate;
 pub mod expert;
 pub mod file_format;
 pub mod file_layout;

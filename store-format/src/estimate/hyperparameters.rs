@@ -1,0 +1,133 @@
+//! What Ollama's formulas take from a model.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::keys::Keys;
+use crate::layers::Layer;
+
+/// The numbers of a model that do not depend on the settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hyperparameters {
+    pub(super) architecture: String,
+    pub(super) blocks: u64,
+    pub(super) embedding: u64,
+    pub(super) heads_max: u64,
+    pub(super) kv_heads_max: u64,
+    pub(super) kv_heads_min: u64,
+    /// The embedding length divided by the fewest heads.
+    pub(super) head_size: u64,
+    pub(super) head_size_k: u64,
+    pub(super) head_size_v: u64,
+    pub(super) vocabulary: u64,
+    pub(super) experts: Experts,
+    /// Elements of the query, key and value bias of block 0, of chatglm.
+    pub(super) qkv_bias: Option<u64>,
+    /// Elements of `rope_freqs.weights`, of mllama.
+    pub(super) rope_freqs: u64,
+    /// The blocks with cross attention, of mllama.
+    pub(super) cross_attention: BTreeSet<u64>,
+    /// Of gemma3.
+    pub(super) sliding_window: u64,
+    /// Keys that the formulas need and the file does not have.
+    pub(super) missing: Vec<String>,
+}
+
+/// How block 0 of a llama stores experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Experts {
+    None,
+    /// In one tensor per projection: the bytes of that of the gate, and `feed_forward_length`.
+    Stacked {
+        gate_bytes: u64,
+        feed_forward: u64,
+    },
+    /// In one tensor per projection and expert: the second dimension of the first gate.
+    Separate {
+        rows: u64,
+    },
+}
+
+impl Hyperparameters {
+    pub(super) fn read(mut keys: Keys<'_>, layers: &BTreeMap<&str, Layer<'_>>) -> Self {
+        let metadata = keys.metadata();
+        let architecture = metadata.architecture().to_owned();
+        let experts = Experts::read(&mut keys, layers);
+        let embedding = keys.number("embedding_length", 0);
+        let mut heads = keys.range("attention.head_count").map(|range| (range.min.into(), range.max.into()));
+        // The formulas of separate experts divide by the heads.
+        if matches!(experts, Experts::Separate { .. }) && heads.is_some_and(|(_, max)| max == 0) {
+            keys.add_missing("attention.head_count");
+            heads = None;
+        }
+        let (heads_min, heads_max) = heads.unwrap_or((1, 1));
+        let kv_heads = keys.range("attention.head_count_kv");
+        let kv_heads = kv_heads.map_or((1, 1), |range| (range.min.into(), range.max.into()));
+        let head_size = embedding.checked_div(heads_min).unwrap_or(0);
+        let vocabulary = metadata.vocabulary_size();
+        if vocabulary.is_none() {
+            keys.add_missing("tokenizer.ggml.tokens");
+        }
+        let blocks = keys.number("block_count", 0);
+        let is_gemma3 = architecture == "gemma3";
+        let sliding_window = if is_gemma3 { keys.number("attention.sliding_window", 0) } else { 0 };
+        Self {
+            blocks,
+            embedding,
+            heads_max,
+            kv_heads_max: kv_heads.1,
+            kv_heads_min: kv_heads.0,
+            head_size,
+            head_size_k: keys.optional("attention.key_length").unwrap_or(head_size),
+            head_size_v: keys.optional("attention.value_length").unwrap_or(head_size),
+            vocabulary: vocabulary.unwrap_or(0),
+            experts,
+            qkv_bias: first_dimension(layers, "attn_qkv.bias"),
+            rope_freqs: rope_freqs(layers),
+            cross_attention: cross_attention(&mut keys, &architecture),
+            sliding_window,
+            architecture,
+            missing: keys.into_missing(),
+        }
+    }
+}
+
+impl Experts {
+    fn read(keys: &mut Keys<'_>, layers: &BTreeMap<&str, Layer<'_>>) -> Self {
+        let is_llama = matches!(keys.metadata().architecture(), "llama" | "llama4");
+        let Some(block) = layers.get("blk.0").filter(|_| is_llama) else { return Self::None };
+        if let Some(gate) = block.tensor("ffn_gate_exps.weight") {
+            let gate_bytes = gate.size_bytes().unwrap_or(0);
+            return Self::Stacked { gate_bytes, feed_forward: keys.number("feed_forward_length", 0) };
+        }
+        let Some(gate) = block.tensor("ffn_gate.0.weight") else { return Self::None };
+        // In ggml, the dimensions that a shape does not have are 1.
+        Self::Separate { rows: gate.shape().dimensions().get(1).copied().unwrap_or(1) }
+    }
+}
+
+fn first_dimension(layers: &BTreeMap<&str, Layer<'_>>, name: &str) -> Option<u64> {
+    let tensor = layers.get("blk.0")?.tensor(name)?;
+    Some(tensor.shape().dimensions().first().copied().unwrap_or(1))
+}
+
+fn rope_freqs(layers: &BTreeMap<&str, Layer<'_>>) -> u64 {
+    let tensor = layers.get("rope_freqs").and_then(|layer| layer.tensor("weights"));
+    tensor.map_or(0, |tensor| tensor.shape().element_count())
+}
+
+fn cross_attention(keys: &mut Keys<'_>, architecture: &str) -> BTreeSet<u64> {
+    const KEY: &str = "attention.cross_attention_layers";
+    if architecture != "mllama" {
+        return BTreeSet::new();
+    }
+    if let Some(blocks) = keys.metadata().array::<i32>(KEY) {
+        return blocks.filter_map(|block| u64::try_from(block).ok()).collect();
+    }
+    match keys.metadata().array::<u32>(KEY) {
+        Some(blocks) => blocks.map(u64::from).collect(),
+        None => {
+            keys.add_missing(KEY);
+            BTreeSet::new()
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The KV cache as llama.cpp allocates it.
+//!
+//! Keys and values have types of their own, blocks have numbers of heads of their own, blocks with a
+//! sliding window keep only the window, and recurrent blocks keep a state of fixed size. The context is that
+//! of all sequences in one cache (`--kv-unified`), with flash attention, which stores values untransposed.
+//!
+//! Source: llama.cpp 0c1e57098 of October 2026: `llama-kv-cache.cpp`, `llama-kv-cache-iswa.cpp`,
+//! `llama-memory-recurrent.cpp`, `llama-hparams.cpp`, `llama-context.cpp`, `llama_model::create_memory`.
+
+use super::keys::Keys;
+use super::number::Number;
+use super::recurrent::{self, Recurrent};
+use super::window;
+use super::{CacheType, EstimateError, Settings};
+
+/// The name of this basis.
+pub(super) const NAME: &str = "llama.cpp-2026-10";
+/// Contexts and windows are padded to this many tokens.
+const PADDING: u128 = 256;
+/// The blocks of gemma3n that have a cache of their own; the others use that of an earlier block.
+const GEMMA3N_CACHED_BLOCKS: u64 = 20;
+/// Architectures that compute whole texts at once and keep nothing.
+const UNCACHED: [&str; 14] = [
+    "bert",
+    "modern-bert",
+    "nomic-bert",
+    "nomic-bert-moe",
+    "neo-bert",
+    "jina-bert-v2",
+    "jina-bert-v3",
+    "eurobert",
+    "wavtokenizer-dec",
+    "gemma-embedding",
+    "dream",
+    "llada",
+    "llada-moe",
+    "rnd1",
+];
+/// Architectures with caches of kinds that only they have, such as those of sparse attention.
+const UNSUPPORTED: [&str; 17] = [
+    "minimax-01",
+    "minimax-m3",
+    "glm-dsa",
+    "deepseek32",
+    "deepseek4",
+    "glm5-next",
+    "hy_v4",
+    "dots3note",
+    "dflash",
+    "qwen4exp",
+    "kimi-linear",
+    "kimi-k3",
+    "bailingmoe3",
+    "gemma4-assistant",
+    "graniteswitch",
+    "nanbeige",
+    "clip",
+];
+/// Architectures that may have multi-head latent attention: one compressed key per token and no value.
+const LATENT_ATTENTION: [&str; 3] = ["deepseek2", "deepseek2-ocr", "mistral4"];
+
+/// What each block keeps, whatever the settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct CacheLayout {
+    pub(super) architecture: String,
+    blocks: Vec<BlockLayout>,
+    /// The length of the sliding window in tokens.
+    window: u64,
+    /// Keys that the rules need and the file does not have.
+    pub(super) missing: Vec<String>,
+}
+
+/// What a block keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct BlockLayout {
+    /// Elements of the keys and of the values of a token.
+    k: u64,
+    v: u64,
+    /// Whether it keeps the tokens of the window only.
+    is_windowed: bool,
+    /// Bytes of the recurrent state of a sequence.
+    state_bytes: u64,
+}
+
+impl CacheLayout {
+    /// Reads what each of the blocks keeps.
+    ///
+    /// # Errors
+    /// [`EstimateError::UnknownCache`] for architectures with a cache of their own kind,
+    /// [`EstimateError::Overflow`].
+    pub(super) fn read(mut keys: Keys<'_>, blocks: usize) -> Result<Self, EstimateError> {
+        let architecture = keys.metadata().architecture().to_owned();
+        if UNSUPPORTED.contains(&architecture.as_str()) {
+            return Err(EstimateError::UnknownCache { architecture });
+        }
+        let mut layout = Self { architecture, blocks: Vec::new(), window: 0, missing: Vec::new() };
+        if UNCACHED.contains(&layout.architecture.as_str()) {
+            layout.blocks = vec![BlockLayout::default(); blocks];
+            return Ok(layout);
+        }
+        let heads = Heads::read(&mut keys, blocks);
+        let recurrent = recurrent::read(&mut keys, &heads.kv)?;
+        let predicted = keys.optional("nextn_predict_layers").and_then(|count| usize::try_from(count).ok());
+        let trunk = blocks.saturating_sub(predicted.unwrap_or(0));
+        let window = window::read(&mut keys, blocks, trunk, &recurrent);
+        let cached = cached_blocks(&keys, blocks, trunk);
+        for (block, state) in recurrent.into_iter().enumerate() {
+            let is_windowed = window.blocks.get(block).copied().unwrap_or(false);
+            let has_cache = block < cached && state != Recurrent::Instead && state != Recurrent::Nothing;
+            let (k, v) = if has_cache { heads.elements(block, is_windowed)? } else { (0, 0) };
+            let state_bytes = if block < trunk { state.bytes(&keys)? } else { 0 };
+            layout.blocks.push(BlockLayout { k, v, is_windowed, state_bytes });
+        }
+        layout.window = window.tokens;
+        layout.missing = keys.into_missing();
+        Ok(layout)
+    }
+
+    /// The bytes that each block keeps.
+    ///
+    /// # Errors
+    /// [`EstimateError::CacheRow`] when a quantised type does not divide the keys or values of a token.
+    pub(super) fn kv_cache(&self, settings: &Settings) -> Result<Vec<Number>, EstimateError> {
+        let tokens = Number::from(settings.context) * settings.parallel;
+        let cells = tokens.next_multiple_of(PADDING);
+        let kept = Number::from(self.window) * settings.parallel + tokens.min(settings.batch.into());
+        let window_cells = cells.min(kept).next_multiple_of(PADDING);
+        let of_block = |block: &BlockLayout| {
+            let row = row_bytes(block.k, settings.cache_type_k)? + row_bytes(block.v, settings.cache_type_v)?;
+            let cells = if block.is_windowed { window_cells } else { cells };
+            Ok(row * cells + Number::from(block.state_bytes) * settings.parallel.max(1))
+        };
+        self.blocks.iter().map(of_block).collect()
+    }
+
+    /// The tokens of all sequences for which the cache has cells.
+    pub(super) fn padded_context(settings: &Settings) -> Number {
+        (Number::from(settings.context) * settings.parallel).next_multiple_of(PADDING)
+    }
+}
+
+/// The heads of every block and their sizes in elements.
+struct Heads {
+    kv: Vec<u64>,
+    size_k: u64,
+    size_v: u64,
+    windowed_size_k: u64,
+    windowed_size_v: u64,
+    has_values: bool,
+}
+
+impl Heads {
+    fn read(keys: &mut Keys<'_>, blocks: usize) -> Self {
+        let architecture = keys.metadata().architecture();
+        let heads = keys.per_block("attention.head_count", blocks);
+        if heads.is_none() && !recurrent::is_recurrent_only(architecture) {
+            keys.add_missing("attention.head_count");
+        }
+        let heads = heads.unwrap_or_else(|| vec![0; blocks]);
+        let embedding = keys.number("embedding_length", 0);
+        let first = heads.first().copied().unwrap_or(0);
+        let default = embedding.checked_div(first).unwrap_or(0);
+        // Without heads in block 0, llama.cpp reads the sizes for plamo2 only.
+        let reads_sizes = first > 0 || architecture == "plamo2";
+        let size = |key: &str| keys.optional(key).filter(|_| reads_sizes).unwrap_or(default);
+        let (size_k, size_v) = (size("attention.key_length"), size("attention.value_length"));
+        let is_set = |key: &str| keys.optional(key).is_some_and(|length| length > 0);
+        let is_latent = LATENT_ATTENTION.contains(&architecture)
+            && is_set("attention.key_length_mla")
+            && is_set("attention.value_length_mla");
+        Self {
+            kv: keys.per_block("attention.head_count_kv", blocks).unwrap_or(heads),
+            size_k,
+            size_v,
+            windowed_size_k: keys.optional("attention.key_length_swa").unwrap_or(size_k),
+            windowed_size_v: keys.optional("attention.value_length_swa").unwrap_or(size_v),
+            has_values: !is_latent,
+        }
+    }
+
+    /// The elements of the keys and of the values of a token.
+    fn elements(&self, block: usize, is_windowed: bool) -> Result<(u64, u64), EstimateError> {
+        let heads = Number::from(self.kv.get(block).copied().unwrap_or(0));
+        let (k, v) = match is_windowed {
+            true => (self.windowed_size_k, self.windowed_size_v),
+            false => (self.size_k, self.size_v),
+        };
+        let v = if self.has_values { v } else { 0 };
+        Ok(((heads * k).bytes("keys of a token")?, (heads * v).bytes("values of a token")?))
+    }
+}
+
+/// How many blocks, from the first, have a cache of their own. Blocks that predict further tokens have one
+/// only in a context of their own.
+fn cached_blocks(keys: &Keys<'_>, blocks: usize, trunk: usize) -> usize {
+    let own = match keys.metadata().architecture() {
+        "gemma3n" => usize::try_from(GEMMA3N_CACHED_BLOCKS).unwrap_or(usize::MAX),
+        "gemma4" => {
+            let shared = keys.optional("attention.shared_kv_layers").unwrap_or(0);
+            blocks.saturating_sub(usize::try_from(shared).unwrap_or(usize::MAX))
+        }
+        _ => blocks,
+    };
+    // A file of nothing but such blocks is a draft model, whose cache they are.
+    if trunk == 0 { own } else { own.min(trunk) }
+}
+
+fn row_bytes(elements: u64, cache_type: CacheType) -> Result<Number, EstimateError> {
+    let (block, bytes) = cache_type.ggml_type().block().unwrap_or((1, 4));
+    if !elements.is_multiple_of(block) {
+        return Err(EstimateError::CacheRow { cache_type, elements, block });
+    }
+    Ok(Number::from(elements / block) * bytes)
+}

@@ -1,0 +1,149 @@
+//! Which layers fit on which device.
+//!
+//! Source: `estimateGPULayers` in Ollama's `llm/memory.go`, revision d5a0d8d904 of August 2025.
+
+use super::Estimate;
+
+/// How a model is distributed over devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The devices in the order in which they were given.
+    pub devices: Vec<Device>,
+    /// The layers on devices: blocks, and one for the output with the vision tower.
+    pub layers: u64,
+    /// The number of such layers.
+    pub layers_of: u64,
+    /// Whether projector and draft model are on a device; true if there are none.
+    pub companions_fit: bool,
+    /// The bytes of the whole model on devices and off them: the layers with their KV cache, projector and
+    /// draft model, and for each device with layers, but at least once, the graph and the layer kept free.
+    /// At most 2^64 - 1.
+    pub total_bytes: u64,
+}
+
+/// What is on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Its memory in bytes.
+    pub vram_bytes: u64,
+    /// The layers on it.
+    pub layers: u64,
+    /// The bytes used on it, including its graph and the layer kept free; 0 if nothing is on it.
+    pub used_bytes: u64,
+}
+
+impl Placement {
+    /// Whether everything is on devices.
+    #[must_use]
+    pub const fn fits(&self) -> bool {
+        self.layers == self.layers_of && self.companions_fit
+    }
+}
+
+impl Estimate<'_> {
+    /// Places the layers on devices with so many bytes of memory.
+    ///
+    /// Every device that gets layers keeps room for one more: block 0 with its KV cache. It also holds a
+    /// graph: the full one if there is one device and everything is on it, otherwise the partial one.
+    /// Projector and draft model come first, on the first device with room. Then the blocks are placed from
+    /// the last to the first, with several devices in turn (block `i` on device `i` modulo their number), as
+    /// long as the sum is less than the device's memory; a device without room for its turn gets no more
+    /// blocks. When all blocks are placed, the output layer and the vision tower follow.
+    #[must_use]
+    pub fn place(&self, devices: &[u64]) -> Placement {
+        let partial = u128::from(self.graph_partial_bytes);
+        let full = if devices.len() == 1 { self.graph_full_bytes.into() } else { partial };
+        // While layers are placed, it is not known which of the two graphs it will be.
+        let mut placer = Placer::new(devices, self.buffer_bytes() + partial.max(full));
+        let companions = self.companion_bytes();
+        let companions_fit = companions == 0 || placer.place_anywhere(companions, 0);
+        let blocks = placer.place_blocks(self.block_bytes());
+        let output = self.output_bytes();
+        let layers_of = self.kv_bytes.len() as u64 + u64::from(output > 0);
+        let layers = match output {
+            1.. if blocks + 1 == layers_of && placer.place_anywhere(output, 1) => layers_of,
+            _ => blocks,
+        };
+        let all = companions + self.block_bytes().sum::<u128>() + output;
+        let each = self.buffer_bytes() + if layers == layers_of { full } else { partial };
+        let used = placer.candidates.iter().filter(|candidate| candidate.is_used()).count().max(1);
+        Placement {
+            devices: placer.candidates.iter().map(|candidate| candidate.device(each)).collect(),
+            layers,
+            layers_of,
+            companions_fit,
+            total_bytes: clamp(all + each * used as u128),
+        }
+    }
+}
+
+/// A device while layers are placed.
+struct Candidate {
+    vram: u128,
+    placed: u128,
+    layers: u64,
+}
+
+impl Candidate {
+    const fn is_used(&self) -> bool {
+        self.placed > 0 || self.layers > 0
+    }
+
+    fn device(&self, each: u128) -> Device {
+        let used = if self.is_used() { self.placed + each } else { 0 };
+        Device { vram_bytes: clamp(self.vram), layers: self.layers, used_bytes: clamp(used) }
+    }
+}
+
+struct Placer {
+    candidates: Vec<Candidate>,
+    /// The candidates that take turns.
+    in_turn: Vec<usize>,
+    /// What every device has room for beside what is placed on it.
+    reserved: u128,
+}
+
+impl Placer {
+    fn new(devices: &[u64], reserved: u128) -> Self {
+        let candidate = |vram: &u64| Candidate { vram: (*vram).into(), placed: 0, layers: 0 };
+        Self {
+            candidates: devices.iter().map(candidate).collect(),
+            in_turn: (0..devices.len()).collect(),
+            reserved,
+        }
+    }
+
+    /// Places the blocks from the last to the first until one does not fit; returns how many it placed.
+    fn place_blocks(&mut self, blocks: impl DoubleEndedIterator<Item = u128> + ExactSizeIterator) -> u64 {
+        let last_first = blocks.enumerate().rev();
+        last_first.take_while(|(number, bytes)| self.place_block(*number, *bytes)).count() as u64
+    }
+
+    fn place_block(&mut self, number: usize, bytes: u128) -> bool {
+        while let Some(turn) = number.checked_rem(self.in_turn.len()) {
+            if self.in_turn.get(turn).copied().is_some_and(|device| self.place_on(device, bytes, 1)) {
+                return true;
+            }
+            self.in_turn.remove(turn);
+        }
+        false
+    }
+
+    fn place_anywhere(&mut self, bytes: u128, layers: u64) -> bool {
+        (0..self.candidates.len()).any(|device| self.place_on(device, bytes, layers))
+    }
+
+    fn place_on(&mut self, device: usize, bytes: u128, layers: u64) -> bool {
+        let Some(candidate) = self.candidates.get_mut(device) else { return false };
+        let fits = candidate.placed + self.reserved + bytes < candidate.vram;
+        if fits {
+            candidate.placed += bytes;
+            candidate.layers += layers;
+        }
+        fits
+    }
+}
+
+fn clamp(bytes: u128) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}

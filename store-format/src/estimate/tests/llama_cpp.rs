@@ -1,0 +1,257 @@
+//! The llama.cpp basis. The sizes were checked against its allocator: `tests/kv_oracle.py`.
+
+use super::*;
+
+fn kv(header: &Header, settings: &Settings) -> Vec<u64> {
+    let models = set(header);
+    models.estimate(settings, Basis::LlamaCpp).unwrap().kv_bytes
+}
+
+fn attention(blocks: u32, more: &[(&'static str, Value)]) -> Vec<(&'static str, Value)> {
+    let plain = [
+        ("block_count", Value::U32(blocks)),
+        ("embedding_length", Value::U32(512)),
+        ("attention.head_count", Value::U32(8)),
+        ("attention.head_count_kv", Value::U32(2)),
+    ];
+    // A key given again replaces the first.
+    let is_replaced = |key: &str| more.iter().any(|(other, _)| *other == key);
+    plain.into_iter().filter(|(key, _)| !is_replaced(key)).chain(more.to_vec()).collect()
+}
+
+/// Bytes of keys and values of a token in a block of [`attention`] with 16-bit floats.
+const TOKEN: u64 = (64 + 64) * 2 * 2;
+
+#[test]
+fn context_of_all_sequences_is_padded_to_256() {
+    let header = header("llama", &attention(2, &[]), &[]);
+    for (context, parallel, cells) in
+        [(4096, 1, 4096), (4097, 1, 4352), (100, 3, 512), (1, 1, 256), (0, 1, 0)]
+    {
+        assert_eq!(
+            kv(&header, &settings(context, parallel, CacheType::F16)),
+            [cells * TOKEN; 2],
+            "{context}"
+        );
+    }
+    let models = set(&header);
+    let estimate = models.estimate(&Settings::default(), Basis::LlamaCpp).unwrap();
+    assert_eq!(estimate.basis, "llama.cpp-2026-10:llama");
+    assert_eq!(estimate.graph_basis, "ollama-2025-08:llama");
+}
+
+#[test]
+fn keys_and_values_have_types_of_their_own() {
+    let header = header("llama", &attention(1, &[("attention.value_length", Value::U32(32))]), &[]);
+    // Bytes of a block of 32 elements.
+    let block = [128, 64, 64, 34, 18, 20, 22, 24, 18];
+    for (cache_type_k, k) in CacheType::ALL.into_iter().zip(block) {
+        for (cache_type_v, v) in CacheType::ALL.into_iter().zip(block) {
+            let settings = Settings { context: 256, cache_type_k, cache_type_v, ..Settings::default() };
+            assert_eq!(kv(&header, &settings), [256 * (4 * k + 2 * v)], "{cache_type_k} {cache_type_v}");
+        }
+    }
+}
+
+#[test]
+fn quantised_cache_that_does_not_divide_a_row_is_refused() {
+    let header = header("llama", &attention(1, &[("attention.key_length", Value::U32(9))]), &[]);
+    let error = set(&header).estimate(&settings(256, 1, CacheType::Q8_0), Basis::LlamaCpp).unwrap_err();
+    assert_eq!(error, EstimateError::CacheRow { cache_type: CacheType::Q8_0, elements: 18, block: 32 });
+    assert_eq!(kv(&header, &settings(256, 1, CacheType::F16)), [256 * (18 + 128) * 2]);
+}
+
+#[test]
+fn heads_may_differ_by_block() {
+    let keys = attention(4, &[("attention.head_count_kv", Value::from(vec![2_u32, 0, 8, 1]))]);
+    let header = header("deci", &keys, &[]);
+    let heads = [2, 0, 8, 1].map(|heads| 4096 * heads * TOKEN / 2);
+    assert_eq!(kv(&header, &Settings::default()), heads);
+}
+
+#[test]
+fn heads_of_keys_are_the_heads_if_the_file_has_none() {
+    let keys: Vec<_> =
+        attention(1, &[]).into_iter().filter(|(key, _)| *key != "attention.head_count_kv").collect();
+    let header = header("llama", &keys, &[]);
+    assert_eq!(kv(&header, &Settings::default()), [4096 * 4 * TOKEN]);
+    assert_eq!(set(&header).estimate(&Settings::default(), Basis::LlamaCpp).unwrap().missing_keys.len(), 2);
+}
+
+#[test]
+fn blocks_with_a_window_keep_the_window_and_a_batch() {
+    let window = ("attention.sliding_window", Value::U32(1024));
+    for (architecture, windowed) in [
+        ("gemma2", [true, false, true, false, true, false, true, false]),
+        ("gemma3", [true, true, true, true, true, false, true, true]),
+        ("gemma3n", [true, true, true, true, false, true, true, true]),
+        ("gpt-oss", [true, false, true, false, true, false, true, false]),
+        ("cohere2", [true, true, true, false, true, true, true, false]),
+        ("olmo2", [true, true, true, false, true, true, true, false]),
+        ("laguna", [false, true, true, true, false, true, true, true]),
+        ("phi3", [false; 8]),
+        ("llama", [false; 8]),
+    ] {
+        let header = header(architecture, &attention(8, std::slice::from_ref(&window)), &[]);
+        for (parallel, cells) in [(1, 1536), (3, 3584)] {
+            let expected = windowed.map(|windowed| TOKEN * if windowed { cells } else { 32768 * parallel });
+            let settings = settings(32768, parallel, CacheType::F16);
+            assert_eq!(kv(&header, &settings), expected, "{architecture}");
+        }
+        // No longer than the context.
+        assert_eq!(kv(&header, &settings(500, 1, CacheType::F16)), [512 * TOKEN; 8], "{architecture}");
+    }
+}
+
+#[test]
+fn windows_of_llama4_are_chunks_of_8192_unless_the_key_is_zero() {
+    let found = |more: &[(&'static str, Value)]| {
+        kv(&header("llama4", &attention(4, more), &[]), &settings(65536, 1, CacheType::F16))
+    };
+    let chunked = [8704, 8704, 8704, 65536].map(|cells| cells * TOKEN);
+    assert_eq!(found(&[]), chunked);
+    assert_eq!(found(&[("attention.sliding_window", Value::U32(77))]), chunked);
+    assert_eq!(found(&[("attention.sliding_window", Value::U32(0))]), [65536 * TOKEN; 4]);
+}
+
+#[test]
+fn pattern_key_changes_which_blocks_have_the_window() {
+    let found = |architecture, pattern: Value| {
+        let more =
+            [("attention.sliding_window", Value::U32(256)), ("attention.sliding_window_pattern", pattern)];
+        let kv = kv(&header(architecture, &attention(4, &more), &[]), &settings(8192, 1, CacheType::F16));
+        kv.into_iter().map(|bytes| bytes < 8192 * TOKEN).collect::<Vec<_>>()
+    };
+    assert_eq!(found("gemma3", Value::U32(3)), [true, true, false, true]);
+    assert_eq!(found("gemma3", Value::U32(1)), [false; 4]);
+    assert_eq!(found("gemma3", Value::U32(0)), [true; 4]);
+    assert_eq!(found("gemma3", Value::from(vec![false, false, true])), [false, false, true, false]);
+    assert_eq!(found("mimo2", Value::from(vec![1_u32, 0, 1, 0])), [true, false, true, false]);
+    assert_eq!(found("laguna", Value::U32(2)), [false, true, false, true]);
+}
+
+#[test]
+fn windowed_blocks_may_have_heads_of_another_size() {
+    let more = [
+        ("attention.sliding_window", Value::U32(256)),
+        ("attention.sliding_window_pattern", Value::from(vec![true, false])),
+        ("attention.key_length_swa", Value::U32(32)),
+        ("attention.value_length_swa", Value::U32(16)),
+    ];
+    let header = header("gemma4", &attention(2, &more), &[]);
+    assert_eq!(kv(&header, &settings(8192, 1, CacheType::F16)), [768 * 48 * 2 * 2, 8192 * TOKEN]);
+}
+
+#[test]
+fn later_blocks_share_the_cache_of_earlier_ones() {
+    let window = ("attention.sliding_window", Value::U32(512));
+    let header3 = header("gemma3n", &attention(35, std::slice::from_ref(&window)), &[]);
+    let found = kv(&header3, &Settings::default());
+    assert_eq!(found.iter().filter(|bytes| **bytes > 0).count(), 20);
+    assert_eq!(found[20..], [0; 15]);
+    let shared = [
+        window,
+        ("attention.sliding_window_pattern", Value::from(vec![true, false, true, false])),
+        ("attention.shared_kv_layers", Value::U32(1)),
+    ];
+    let header4 = header("gemma4", &attention(4, &shared), &[]);
+    assert_eq!(kv(&header4, &Settings::default())[3], 0);
+}
+
+#[test]
+fn latent_attention_keeps_one_key_per_token_and_no_value() {
+    let latent = [
+        ("attention.head_count_kv", Value::U32(1)),
+        ("attention.key_length", Value::U32(576)),
+        ("attention.value_length", Value::U32(512)),
+        ("attention.key_length_mla", Value::U32(192)),
+        ("attention.value_length_mla", Value::U32(128)),
+    ];
+    let settings = Settings::default();
+    let header_mla = header("deepseek2", &attention(2, &latent), &[]);
+    assert_eq!(kv(&header_mla, &settings), [4096 * 576 * 2; 2]);
+    // Files from before multi-head latent attention was supported keep whole keys and values.
+    let header_plain = header("deepseek2", &attention(2, &latent[..3]), &[]);
+    assert_eq!(kv(&header_plain, &settings), [4096 * (576 + 512) * 2; 2]);
+}
+
+/// State of a mamba with these keys in bytes: ((4 - 1) * (128 + 2 * 1 * 16) + 16 * 128) * 4.
+const STATE: u64 = (3 * (128 + 2 * 16) + 16 * 128) * 4;
+
+fn state_keys() -> Vec<(&'static str, Value)> {
+    vec![
+        ("ssm.conv_kernel", Value::U32(4)),
+        ("ssm.inner_size", Value::U32(128)),
+        ("ssm.state_size", Value::U32(16)),
+        ("ssm.group_count", Value::U32(1)),
+    ]
+}
+
+#[test]
+fn recurrent_blocks_keep_a_state_per_sequence() {
+    let plain = [("block_count", Value::U32(2)), ("embedding_length", Value::U32(64))];
+    let header = header("mamba2", &[&plain[..], &state_keys()].concat(), &[]);
+    assert_eq!(kv(&header, &settings(4096, 1, CacheType::Q8_0)), [STATE; 2]);
+    assert_eq!(kv(&header, &settings(1 << 40, 3, CacheType::F16)), [3 * STATE; 2]);
+    let models = set(&header);
+    let estimate = models.estimate(&Settings::default(), Basis::LlamaCpp).unwrap();
+    assert!(!estimate.missing_keys.contains(&"mamba2.block_count".to_owned()));
+}
+
+#[test]
+fn hybrid_models_have_recurrent_blocks_and_blocks_with_attention() {
+    let attended = 4096 * TOKEN;
+    let heads = ("attention.head_count_kv", Value::from(vec![0_u32, 2, 0, 2]));
+    let feed_forward = ("feed_forward_length", Value::from(vec![0_u32, 0, 64, 64]));
+    for (architecture, more, expected) in [
+        ("jamba", vec![heads.clone()], [STATE, attended, STATE, attended]),
+        ("granitehybrid", vec![heads.clone()], [STATE, attended, STATE, attended]),
+        ("falcon-h1", vec![], [STATE + attended; 4]),
+        ("nemotron_h", vec![heads, feed_forward], [STATE, attended, 0, 0]),
+        ("qwen3next", vec![], [STATE, STATE, STATE, attended]),
+        ("qwen3next", vec![("full_attention_interval", Value::U32(2))], [STATE, attended, STATE, attended]),
+        (
+            "qwen35",
+            vec![("attention.recurrent_layers", Value::from(vec![true, false, false, true]))],
+            [STATE, attended, attended, STATE],
+        ),
+    ] {
+        let header = header(architecture, &attention(4, &[more, state_keys()].concat()), &[]);
+        assert_eq!(kv(&header, &Settings::default()), expected, "{architecture}");
+    }
+}
+
+#[test]
+fn rwkv_and_lfm2_keep_states_of_their_own_size() {
+    let keys = [
+        ("block_count", Value::U32(1)),
+        ("embedding_length", Value::U32(64)),
+        ("wkv.head_size", Value::U32(32)),
+    ];
+    let rwkv = header("rwkv7", &keys, &[]);
+    assert_eq!(kv(&rwkv, &Settings::default()), [(2 * 64 + 64 * 32) * 4]);
+    let more =
+        [("attention.head_count_kv", Value::from(vec![0_u32, 2])), ("shortconv.l_cache", Value::U32(3))];
+    let lfm2 = header("lfm2", &attention(2, &more), &[]);
+    assert_eq!(kv(&lfm2, &Settings::default()), [512 * 2 * 4, 4096 * TOKEN]);
+}
+
+#[test]
+fn blocks_that_predict_further_tokens_keep_nothing() {
+    let header = header("glm4moe", &attention(3, &[("nextn_predict_layers", Value::U32(1))]), &[]);
+    assert_eq!(kv(&header, &Settings::default()), [4096 * TOKEN, 4096 * TOKEN, 0]);
+}
+
+#[test]
+fn encoders_keep_nothing_and_unknown_caches_are_refused() {
+    let bert = header("bert", &attention(2, &[]), &[]);
+    assert_eq!(kv(&bert, &Settings::default()), [0; 2]);
+    let header = header("deepseek4", &attention(2, &[]), &[]);
+    let models = set(&header);
+    let error = models.estimate(&Settings::default(), Basis::LlamaCpp).unwrap_err();
+    assert_eq!(error, EstimateError::UnknownCache { architecture: "deepseek4".to_owned() });
+    assert_eq!(
+        models.estimate(&Settings::default(), Basis::Ollama).unwrap().basis,
+        "ollama-2025-08:fallback"
+    );
+}

@@ -1,0 +1,318 @@
+//! The Ollama basis against `tests/estimates.py`, which is written from the formulas alone.
+
+use serde::Deserialize;
+use serde_json::Value as Json;
+
+use super::*;
+
+#[derive(Deserialize)]
+struct Expected {
+    name: String,
+    basis: String,
+    header: ExpectedHeader,
+    vision_weights: u64,
+    vision_graph: u64,
+    weights: u64,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct ExpectedHeader {
+    architecture: String,
+    keys: serde_json::Map<String, Json>,
+    vocabulary: usize,
+    /// The tensors of a block, and how many blocks in a row have them.
+    blocks: Vec<(Vec<Tensor>, u64)>,
+    others: Vec<Tensor>,
+}
+
+/// Name, type and shape.
+type Tensor = (String, String, Vec<u64>);
+
+#[derive(Deserialize)]
+struct Case {
+    context: u64,
+    batch: u64,
+    parallel: u64,
+    cache_type: String,
+    /// Bytes, and how many blocks in a row have them.
+    kv: Vec<(u64, usize)>,
+    partial: u64,
+    full: u64,
+    /// Memory of a device, the layers that fit, and the bytes of the whole model.
+    #[serde(default)]
+    boundaries: Vec<(u64, u64, u64)>,
+}
+
+fn expected() -> Vec<Expected> {
+    serde_json::from_str(include_str!("../expected.json")).unwrap()
+}
+
+impl ExpectedHeader {
+    fn header(&self) -> Header {
+        let mut writer = GgufWriter::new();
+        writer.metadata("general.architecture", self.architecture.as_str()).unwrap();
+        for (key, value) in &self.keys {
+            let key = format!("{}.{key}", self.architecture);
+            writer.metadata(&key, metadata_value(value)).unwrap();
+        }
+        let (key, tokens) = vocabulary(self.vocabulary);
+        writer.metadata(key, tokens).unwrap();
+        let mut add = |name: &str, (_, type_name, shape): &Tensor| {
+            writer.tensor(name, GgmlType::from_name(type_name).unwrap(), shape).map(drop).unwrap();
+        };
+        let blocks = self.blocks.iter().flat_map(|(block, count)| (0..*count).map(move |_| block));
+        for (number, block) in blocks.enumerate() {
+            block.iter().for_each(|tensor| add(&format!("blk.{number}.{}", tensor.0), tensor));
+        }
+        self.others.iter().for_each(|tensor| add(&tensor.0, tensor));
+        Header::parse(&writer.header().unwrap()).unwrap()
+    }
+}
+
+fn metadata_value(value: &Json) -> Value {
+    let number = |value: &Json| u32::try_from(value.as_u64().unwrap()).unwrap();
+    match value {
+        Json::Array(values) => {
+            // Converters write such arrays as signed numbers.
+            Value::from(values.iter().map(|value| number(value).cast_signed()).collect::<Vec<i32>>())
+        }
+        value => Value::U32(number(value)),
+    }
+}
+
+impl Case {
+    fn settings(&self) -> Settings {
+        let cache_type = self.cache_type.parse().unwrap();
+        Settings { batch: self.batch, ..settings(self.context, self.parallel, cache_type) }
+    }
+}
+
+#[test]
+fn every_number_equals_the_independent_calculation() {
+    for Expected { name, basis, header, vision_weights, vision_graph, weights, cases } in expected() {
+        let header = header.header();
+        let models = set(&header);
+        assert_eq!(cases.len(), 12, "{name}");
+        for case in cases {
+            let estimate = models.estimate(&case.settings(), Basis::Ollama).unwrap();
+            let context = format!("{name}, {:?}", estimate.settings);
+            let kv: Vec<u64> = case.kv.iter().flat_map(|(bytes, count)| vec![*bytes; *count]).collect();
+            assert_eq!(estimate.kv_bytes, kv, "{context}");
+            assert_eq!(estimate.kv_total_bytes, kv.iter().sum::<u64>(), "{context}");
+            assert_eq!(estimate.graph_partial_bytes, case.partial, "{context}");
+            assert_eq!(estimate.graph_full_bytes, case.full, "{context}");
+            assert_eq!((&estimate.basis, &estimate.graph_basis), (&basis, &basis), "{context}");
+            assert_eq!(estimate.weights_bytes, weights, "{context}");
+            let vision = Vision { weights_bytes: vision_weights, graph_bytes: vision_graph };
+            assert_eq!(estimate.vision, vision, "{context}");
+            assert_eq!(estimate.missing_keys, [""; 0], "{context}");
+        }
+    }
+}
+
+#[test]
+fn layers_that_fit_are_right_at_every_boundary_byte() {
+    let mut rows = 0;
+    for Expected { name, header, cases, .. } in expected() {
+        let header = header.header();
+        let models = set(&header);
+        for case in cases {
+            let estimate = models.estimate(&case.settings(), Basis::Ollama).unwrap();
+            for (vram, layers, total) in &case.boundaries {
+                let placement = estimate.place(&[*vram]);
+                assert_eq!((placement.layers, placement.total_bytes), (*layers, *total), "{name}, {vram}");
+                assert_eq!(placement.fits(), placement.layers == placement.layers_of);
+                assert!(placement.devices[0].used_bytes < *vram, "{name}, {vram}");
+                rows += 1;
+            }
+            let required = estimate.required_bytes();
+            assert!(estimate.place(&[required]).fits(), "{name}");
+            assert!(!estimate.place(&[required - 1]).fits(), "{name}");
+        }
+    }
+    // Every block and the output, one byte less, exactly and one byte more, in two cases of each model.
+    assert!(rows > 4000, "{rows}");
+}
+
+#[test]
+fn largest_context_fits_and_the_next_does_not() {
+    for Expected { name, header, .. } in expected() {
+        let header = header.header();
+        let models = set(&header);
+        for devices in [&[24 << 30][..], &[1 << 34, 1 << 34, 1 << 35], &[1 << 40]] {
+            let settings = Settings { parallel: 2, ..Settings::default() };
+            let Some(largest) = models.largest_context(&settings, Basis::Ollama, devices).unwrap() else {
+                let estimate = models.estimate(&Settings { context: 1, ..settings }, Basis::Ollama).unwrap();
+                assert!(!estimate.place(devices).fits(), "{name}");
+                continue;
+            };
+            let fits = |context| {
+                let estimate = models.estimate(&Settings { context, ..settings }, Basis::Ollama).unwrap();
+                estimate.place(devices).fits()
+            };
+            assert!(fits(largest) && !fits(largest + 1), "{name}: {largest}");
+        }
+    }
+}
+
+#[test]
+fn cache_types_that_ollama_does_not_know_are_refused() {
+    let header = header("llama", &[], &[]);
+    for (cache_type_k, cache_type_v) in [
+        (CacheType::F16, CacheType::Q8_0),
+        (CacheType::F32, CacheType::F32),
+        (CacheType::Q4_1, CacheType::Q4_1),
+    ] {
+        let settings = Settings { cache_type_k, cache_type_v, ..Settings::default() };
+        let error = set(&header).estimate(&settings, Basis::Ollama).unwrap_err();
+        assert_eq!(error, EstimateError::CacheTypes { cache_type_k, cache_type_v });
+        assert!(!settings.is_known_to_ollama());
+    }
+}
+
+#[test]
+fn batch_is_at_most_the_context_of_a_sequence() {
+    let header = header("gemma", &[("embedding_length", Value::U32(64)), vocabulary(8)], &[]);
+    let models = set(&header);
+    let graph = |context, batch| {
+        let settings = Settings { context, batch, parallel: 4, ..Settings::default() };
+        models.estimate(&settings, Basis::Ollama).unwrap().graph_partial_bytes
+    };
+    assert_eq!(graph(100, 512), graph(100, 100));
+    assert!(graph(512, 512) > graph(512, 100));
+}
+
+#[test]
+fn missing_keys_are_named_and_defaults_hold() {
+    let header = header("llama", &[], &[]);
+    let models = set(&header);
+    let estimate = models.estimate(&Settings::default(), Basis::Ollama).unwrap();
+    let missing = [
+        "llama.embedding_length",
+        "llama.attention.head_count",
+        "llama.attention.head_count_kv",
+        "tokenizer.ggml.tokens",
+        "llama.block_count",
+    ];
+    assert_eq!(estimate.missing_keys, missing);
+    // With E = V = 0 and H = 1: 4 * 512 * (1 + 4096 * 2).
+    assert_eq!(estimate.graph_full_bytes, 2048 * 8193);
+    assert_eq!((estimate.kv_total_bytes, estimate.place(&[1 << 30]).layers_of), (0, 0));
+}
+
+#[test]
+fn values_of_another_integer_type_are_missing() {
+    let keys = [("block_count", Value::U64(2)), ("attention.head_count", Value::from(Vec::<u32>::new()))];
+    let header = header("llama", &keys, &[]);
+    let models = set(&header);
+    let estimate = models.estimate(&Settings::default(), Basis::Ollama).unwrap();
+    assert!(estimate.kv_bytes.is_empty());
+    for key in ["llama.block_count", "llama.attention.head_count"] {
+        assert!(estimate.missing_keys.iter().any(|missing| missing == key), "{key}");
+    }
+}
+
+#[test]
+fn separate_experts_without_heads_take_one_head() {
+    let gate: (&str, GgmlType, &[u64]) = ("blk.0.ffn_gate.0.weight", GgmlType::F32, &[4, 8]);
+    let keys = |heads| [("embedding_length", Value::U32(64)), ("attention.head_count", Value::U32(heads))];
+    let (none, one) = (header("llama", &keys(0), &[gate]), header("llama", &keys(1), &[gate]));
+    let (none, one) = (set(&none), set(&one));
+    let none = none.estimate(&Settings::default(), Basis::Ollama).unwrap();
+    let one = one.estimate(&Settings::default(), Basis::Ollama).unwrap();
+    assert_eq!(none.graph_partial_bytes, one.graph_partial_bytes);
+    assert!(none.missing_keys.contains(&"llama.attention.head_count".to_owned()));
+    assert!(!one.missing_keys.contains(&"llama.attention.head_count".to_owned()));
+}
+
+#[test]
+fn vision_without_a_patch_size_counts_its_weights_only() {
+    let keys = [("vision.block_count", Value::U32(1)), ("vision.image_size", Value::U32(224))];
+    let header = header("gemma3", &keys, &[("v.blk.0.attn_q.weight", GgmlType::F32, &[8, 8])]);
+    let models = set(&header);
+    let estimate = models.estimate(&Settings::default(), Basis::Ollama).unwrap();
+    assert_eq!(estimate.vision, Vision { weights_bytes: 256, graph_bytes: 0 });
+    assert!(estimate.missing_keys.contains(&"gemma3.vision.patch_size".to_owned()));
+}
+
+/// A llama of four blocks, all alike.
+fn four_blocks() -> Header {
+    let blocks: Vec<String> = (0..4).map(|block| format!("blk.{block}.attn_q.weight")).collect();
+    let shape: &[u64] = &[1024, 1024];
+    let mut tensors: Vec<_> = blocks.iter().map(|name| (name.as_str(), GgmlType::F32, shape)).collect();
+    tensors.push(("output.weight", GgmlType::F32, shape));
+    let keys = [("block_count", Value::U32(4)), ("embedding_length", Value::U32(64)), vocabulary(16)];
+    header("llama", &keys, &tensors)
+}
+
+#[test]
+fn several_devices_take_blocks_in_turn_and_a_partial_graph_each() {
+    let header = four_blocks();
+    let models = set(&header);
+    let estimate = models.estimate(&settings(512, 1, CacheType::F16), Basis::Ollama).unwrap();
+    let block = (4 << 20) + estimate.kv_bytes[0];
+    let placement = estimate.place(&[1 << 30, 1 << 30]);
+    assert_eq!(placement.devices.iter().map(|device| device.layers).collect::<Vec<_>>(), [3, 2]);
+    assert!(placement.fits());
+    let second = placement.devices[1].used_bytes;
+    assert_eq!(second, 3 * block + estimate.graph_partial_bytes);
+    let total = placement.devices.iter().map(|device| device.used_bytes).sum::<u64>();
+    assert_eq!(placement.total_bytes, total);
+}
+
+#[test]
+fn device_without_room_leaves_its_turns_to_the_others() {
+    let header = four_blocks();
+    let models = set(&header);
+    let estimate = models.estimate(&settings(512, 1, CacheType::F16), Basis::Ollama).unwrap();
+    let placement = estimate.place(&[1, 1 << 30, 0]);
+    assert_eq!(placement.devices.iter().map(|device| device.layers).collect::<Vec<_>>(), [0, 5, 0]);
+    assert_eq!(placement.devices[0].used_bytes, 0);
+    let nothing = estimate.place(&[1, 2]);
+    assert_eq!((nothing.layers, nothing.layers_of, nothing.fits()), (0, 5, false));
+    assert!(nothing.total_bytes > 5 * (4 << 20));
+    assert_eq!(estimate.place(&[]).layers, 0);
+}
+
+#[test]
+fn projector_and_draft_are_on_the_first_device_with_room() {
+    let header = four_blocks();
+    let weights: &[u64] = &[1 << 20, 4];
+    let projector = super::header("clip", &[], &[("v.patch_embd.weight", GgmlType::F32, weights)]);
+    let model = || Model::new(&header, []).unwrap();
+    let projector = Model::new(&projector, []).unwrap();
+    let models = ModelSet { model: model(), projector: Some(projector), draft: Some(model()) };
+    let settings = settings(512, 1, CacheType::F16);
+    let estimate = models.estimate(&settings, Basis::Ollama).unwrap();
+    let projector = estimate.projector.clone().unwrap();
+    assert_eq!((projector.basis.as_str(), projector.weights_bytes), ("ollama-2025-08:projector", 16 << 20));
+    let draft = estimate.draft.as_deref().unwrap();
+    assert_eq!((draft.basis.as_str(), draft.weights_bytes), ("ollama-2025-08:llama", 20 << 20));
+    let companions = (16 << 20) + (20 << 20) + draft.kv_total_bytes + draft.graph_full_bytes;
+    let alone = ModelSet::from(model());
+    let alone = alone.estimate(&settings, Basis::Ollama).unwrap();
+    assert_eq!(estimate.required_bytes(), alone.required_bytes() + companions);
+    let placement = estimate.place(&[estimate.required_bytes()]);
+    assert!(placement.fits());
+    // The layers alone would fit on the second device.
+    let placement = estimate.place(&[1, alone.required_bytes()]);
+    assert!(!placement.fits());
+    assert!(!placement.companions_fit || placement.layers < placement.layers_of);
+}
+
+#[test]
+fn layers_are_listed_in_numeric_order_and_shards_are_added() {
+    let name = |block: u64| format!("blk.{block}.x.weight");
+    let shard = |blocks: std::ops::Range<u64>| {
+        let names: Vec<String> = blocks.map(name).collect();
+        let tensors: Vec<_> = names.iter().map(|name| (name.as_str(), GgmlType::F32, &[4][..])).collect();
+        header("llama", &[("block_count", Value::U32(12))], &tensors)
+    };
+    let (first, second) = (shard(0..6), shard(6..12));
+    let models = ModelSet::from(Model::new(&first, [&second]).unwrap());
+    let estimate = models.estimate(&Settings::default(), Basis::Ollama).unwrap();
+    let layers: Vec<&str> = estimate.weights.iter().map(|layer| layer.layer.as_str()).collect();
+    assert_eq!(layers, (0..12).map(|block| format!("blk.{block}")).collect::<Vec<_>>());
+    assert_eq!(estimate.weights_bytes, 12 * 16);
+}
