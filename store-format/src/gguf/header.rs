@@ -99,6 +99,13 @@ impl Header {
         self.metadata.iter().map(|record| (record.key.of(&self.bytes), record.value.of(&self.bytes)))
     }
 
+    /// The table of tensors as it is in the file.
+    pub(super) fn raw_tensors(&self) -> &[u8] {
+        const PREAMBLE_BYTES: usize = 24;
+        let start = self.metadata.last().map_or(PREAMBLE_BYTES, |record| record.value.end());
+        self.bytes.get(start..).unwrap_or_default()
+    }
+
     fn read_value(&self, record: &MetadataRecord) -> Option<MetadataValue<'_>> {
         let mut cursor = Cursor::new(record.value.of(&self.bytes), 0, self.preamble.order);
         let value_type = ValueType::from_id(cursor.u32().ok()?)?;
@@ -160,6 +167,10 @@ impl Span {
 
     pub(super) fn ending_at(self, end: usize) -> Self {
         Self { start: self.start, ..Self::new(end, end) }
+    }
+
+    fn end(self) -> usize {
+        usize::try_from(self.end).unwrap_or(usize::MAX)
     }
 
     pub(super) fn of(self, bytes: &[u8]) -> &[u8] {

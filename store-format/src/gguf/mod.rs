@@ -11,6 +11,7 @@
 //! Source of the format: `ggml/docs/gguf.md` and `ggml/src/gguf.cpp` of llama.cpp.
 
 mod cursor;
+pub mod edit;
 mod encoder;
 mod entries;
 mod error;

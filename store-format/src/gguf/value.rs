@@ -282,6 +282,11 @@ pub struct ArrayValue {
 }
 
 impl ArrayValue {
+    /// The values must have the type `element`, which must not be an array.
+    pub(super) const fn new(element: ValueType, values: Vec<Value>) -> Self {
+        Self { element, values }
+    }
+
     /// The type of the elements.
     #[must_use]
     pub fn element_type(&self) -> ValueType {

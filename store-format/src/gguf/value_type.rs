@@ -45,6 +45,11 @@ impl ValueType {
         Self::ALL.get(usize::try_from(id).ok()?).copied()
     }
 
+    /// The type with this name in GGUF's specification, such as `uint32`.
+    pub(super) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|value_type| value_type.to_string() == name)
+    }
+
     /// The id in GGUF.
     #[must_use]
     pub const fn id(self) -> u32 {

@@ -176,7 +176,7 @@ impl RewrittenFile {
 }
 
 /// The prefix of the keys that only shards have.
-pub(super) const SPLIT_PREFIX: &[u8] = b"split.";
+pub(in crate::gguf) const SPLIT_PREFIX: &[u8] = b"split.";
 const SPLIT_NO: &str = "split.no";
 const SPLIT_COUNT: &str = "split.count";
 const SPLIT_TENSORS: &str = "split.tensors.count";
