@@ -25,6 +25,7 @@ use crate::http::{Request, Response};
 use crate::model::OpenModel;
 use crate::open;
 use crate::protocol::connection::ConnectionError;
+use crate::protocol::edit::{EditEvent, EditParams, Edited};
 use crate::protocol::frame::Frame;
 use crate::protocol::remote::RemoteModel;
 use crate::protocol::request::{
@@ -323,6 +324,28 @@ impl Client {
                 VerifyEvent::Progress(_) => {}
                 VerifyEvent::Done(verified) => return Ok(verified),
                 VerifyEvent::Failed(response) => return Err(response.error.into()),
+            }
+        }
+        Err(ClientError::Closed)
+    }
+
+    /// Makes a model with other metadata and the same tensors. `on_event` is called for every line of the
+    /// response, including the last, which is also returned.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] when the edit fails, before or after it starts.
+    pub fn edit(
+        &self,
+        params: &EditParams,
+        mut on_event: impl FnMut(EditEvent),
+    ) -> Result<Edited, ClientError> {
+        let mut lines = self.send(Request::post("/v1/edit", params)?)?.lines()?;
+        while let Some(event) = lines.next_json::<EditEvent>()? {
+            on_event(event.clone());
+            match event {
+                EditEvent::Progress(_) => {}
+                EditEvent::Done(edited) => return Ok(edited),
+                EditEvent::Failed(response) => return Err(response.error.into()),
             }
         }
         Err(ClientError::Closed)

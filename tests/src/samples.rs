@@ -20,6 +20,10 @@ pub struct SampleFile {
     pub bytes: Vec<u8>,
 }
 
+/// A file, and the same with the key `general.name`.
+pub const UNNAMED: usize = 0;
+/// See [`UNNAMED`].
+pub const NAMED: usize = 2;
 /// A file without tensors.
 pub const EMPTY: usize = 4;
 /// A file with a tensor that is large enough for a pull to reuse it from a related model.

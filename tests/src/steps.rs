@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use blobd::ops::{self, OpError};
+use blobd_client::protocol::edit::{EditParams, KeyChange};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
     GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
@@ -12,7 +13,7 @@ use blobd_store::{Ingest, Store};
 
 use crate::file_source::{import_file, in_memory, ingest_bytes};
 use crate::pulls;
-use crate::samples::{files, reference};
+use crate::samples::{NAMED, UNNAMED, files, reference};
 use crate::world::{Key, World};
 
 /// One operation on a store. Names and files are given by number.
@@ -33,6 +34,11 @@ pub enum Step {
         name: usize,
     },
     Tag {
+        source: usize,
+        target: usize,
+    },
+    /// Removes the key `general.name`, which only one file has.
+    Edit {
         source: usize,
         target: usize,
     },
@@ -80,6 +86,7 @@ impl Step {
                 let params = TagParams { source: reference(source), target: reference(target) };
                 ops::tag(store, &params).map(|_| ())
             }
+            Self::Edit { source, target } => edit(store, source, target),
             Self::Remove { name } => remove(store, name, None),
             Self::MoveToTrash { name } => remove(store, name, Some(1 << 20)),
             Self::Undelete { name } => {
@@ -104,6 +111,11 @@ impl Step {
             Self::Tag { source, target } => match before.get(Key::Tag(source)) {
                 0 => Outcomes::refused(ErrorCode::NotFound),
                 file => Outcomes::done(before.with(Key::Tag(target), file)),
+            },
+            Self::Edit { source, target } => match before.get(Key::Tag(source)) {
+                0 => Outcomes::refused(ErrorCode::NotFound),
+                file if file == NAMED + 1 => Outcomes::done(before.with(Key::Tag(target), UNNAMED + 1)),
+                _ => Outcomes::refused(ErrorCode::InvalidRequest),
             },
             Self::Remove { name } | Self::MoveToTrash { name } if before.get(Key::Tag(name)) == 0 => {
                 Outcomes::refused(ErrorCode::NotFound)
@@ -130,6 +142,7 @@ impl Step {
             | Self::Pull { name, .. }
             | Self::PullInTwoParts { name, .. }
             | Self::Tag { target: name, .. }
+            | Self::Edit { target: name, .. }
             | Self::Remove { name }
             | Self::MoveToTrash { name }
             | Self::Undelete { name } => Some(Key::Tag(name)),
@@ -184,6 +197,19 @@ fn import(store: &Arc<Store>, file: usize, name: usize) -> Result<(), OpError> {
     let opened = in_memory(&files()[file].bytes);
     let params = ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)) };
     import_file(store, &params, &opened, &AtomicBool::new(false), &mut |_, _| ()).map(|_| ())
+}
+
+fn edit(store: &Arc<Store>, source: usize, target: usize) -> Result<(), OpError> {
+    let unnamed = KeyChange { key: "general.name".to_owned(), value: None, value_type: None };
+    let params = EditParams {
+        source: reference(source),
+        target: reference(target),
+        keys: vec![unnamed],
+        template_layer: None,
+        force: true,
+        dry_run: false,
+    };
+    ops::edit(store, &params, &mut |_, _| true).map(|_| ())
 }
 
 fn remove(store: &Store, name: usize, keep_seconds: Option<u64>) -> Result<(), OpError> {

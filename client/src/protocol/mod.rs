@@ -4,6 +4,7 @@
 //! have descriptors attached. `docs/PROTOCOL.md` is the specification.
 
 pub mod connection;
+pub mod edit;
 pub mod error;
 pub mod frame;
 pub mod remote;

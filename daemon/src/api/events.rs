@@ -1,7 +1,8 @@
-//! `POST /v1/pull` and `POST /v1/verify`: the response is one JSON document per line for each event.
+//! `POST /v1/pull`, `POST /v1/verify` and `POST /v1/edit`: the response is one JSON document per line for each event.
 
 use std::sync::Arc;
 
+use blobd_client::protocol::edit::{EditEvent, EditParams, EditProgress};
 use blobd_client::protocol::error::{ErrorBody, ErrorResponse};
 use blobd_client::protocol::request::{PullParams, VerifyParams};
 use blobd_client::protocol::response::{PullEvent, PullProgress};
@@ -44,6 +45,30 @@ pub(super) fn verify(caller: &Caller, params: VerifyParams) -> Result<HttpRespon
     };
     work.start(caller, move |daemon, events| {
         ops::verify(&daemon.store, &daemon.registry, &handle, &params, events).map(VerifyEvent::Done)
+    })
+}
+
+pub(super) fn edit(caller: &Caller, params: EditParams) -> Result<HttpResponse, ErrorBody> {
+    let status = "waiting for other imports and edits to end".to_owned();
+    let work = Work {
+        name: format!("edit of {}", params.source.short()),
+        // Both read and hash a whole model.
+        pool: |work| &work.imports,
+        waiting: EditEvent::Progress(EditProgress { status, ..EditProgress::default() }),
+        failed: EditEvent::Failed,
+    };
+    work.start(caller, move |daemon, events| {
+        let mut before = 0;
+        let mut report = |completed: u64, total: u64| {
+            daemon.activity.note_imported(completed.saturating_sub(before));
+            before = completed;
+            let status = "hashing".to_owned();
+            let progress = EditProgress { status, total: Some(total), completed: Some(completed) };
+            // The client may be slow; the next event replaces this one.
+            let _ = events.try_send(progress.into());
+            !events.is_closed()
+        };
+        ops::edit(&daemon.store, &params, &mut report).map(EditEvent::Done)
     })
 }
 

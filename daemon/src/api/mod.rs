@@ -37,7 +37,9 @@ use body::{error_response, raw_response, read_json};
 fn right(method: &Method, path: &str) -> Option<Right> {
     match (method.as_str(), path) {
         ("GET", _) | ("POST", "/v1/open" | "/v1/release" | "/v1/verify") => Some(Right::Read),
-        ("POST", "/v1/pull" | "/v1/pull/plan" | "/v1/inspect" | "/v1/import") => Some(Right::Pull),
+        ("POST", "/v1/pull" | "/v1/pull/plan" | "/v1/inspect" | "/v1/import" | "/v1/edit") => {
+            Some(Right::Pull)
+        }
         (
             "POST",
             "/v1/limit" | "/v1/remove" | "/v1/undelete" | "/v1/pin" | "/v1/tag" | "/v1/gc" | "/v1/reindex",
@@ -145,6 +147,7 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
             events::verify(caller, params)
         }
         "/v1/release" => release::release(caller, caller.params(request).await?).await,
+        "/v1/edit" => events::edit(caller, caller.params(request).await?),
         "/v1/pull" => events::pull(caller, caller.params(request).await?),
         "/v1/pull/plan" => {
             let plan = plan_pull(daemon, caller.peer.uid, caller.params(request).await?).await;

@@ -14,6 +14,7 @@ mod connect;
 mod demo;
 mod df;
 mod doctor;
+mod edit;
 mod exec;
 mod export;
 mod gc;
@@ -95,6 +96,7 @@ enum Command {
     Limit(limit::Params),
     Import(import::Params),
     Export(export::Params),
+    Edit(edit::Params),
     Exec(exec::Params),
     Ls(ls::Params),
     Show(show::Params),
@@ -147,6 +149,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Limit(params) => limit::run(global, &params),
         Command::Import(params) => import::run(global, &params),
         Command::Export(params) => export::run(global, &params),
+        Command::Edit(params) => edit::run(global, &params),
         Command::Ls(params) => ls::run(global, &params),
         Command::Show(params) => show::run(global, &params),
         Command::Ps(params) => ps::run(global, &params),

@@ -7,6 +7,7 @@ use blobd_store::StoreError;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FormatError;
 use blobd_store_format::manifest::ManifestError;
+use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::reference::{Reference, ReferenceError};
 
 use crate::ingest::IngestError;
@@ -46,6 +47,21 @@ pub enum OpError {
         "model {name}: the name belongs to another model; give that one another name with `blobd tag`, or remove it"
     )]
     NameTaken { name: String },
+    #[error("model {name}: exists already; --force replaces it")]
+    TargetExists { name: String },
+    /// The requested changes are not possible.
+    #[error("model {model}: {reason}")]
+    Edit { model: String, reason: String },
+    #[error("model {model}: {reason}")]
+    NotEditable { model: String, reason: &'static str },
+    #[error(
+        "model {model}: its weights have the digest {found}, {expected} expected; \
+         `blobd verify --repair {model}` repairs them"
+    )]
+    DamagedFile { model: String, found: Digest, expected: Digest },
+    /// No valid recipe can be made.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
     #[error("{name}: {found}, a regular file expected")]
     NotAFile { name: String, found: &'static str },
     /// The files of a sharded model are not exactly its shards.
@@ -97,17 +113,22 @@ impl OpError {
                 Some(error) => registry_code(error),
                 None => ErrorCode::Internal,
             },
-            Self::Ingest { .. } | Self::Manifest(_) | Self::Shards { .. } => ErrorCode::InvalidInput,
+            Self::Ingest { .. }
+            | Self::Manifest(_)
+            | Self::Recipe(_)
+            | Self::Shards { .. }
+            | Self::NotEditable { .. } => ErrorCode::InvalidInput,
             Self::Registry(error) => registry_code(error),
             Self::Name { .. }
+            | Self::Edit { .. }
             | Self::NotAFile { .. }
             | Self::PinnedTarget { .. }
             | Self::TooManyLayers { .. } => ErrorCode::InvalidRequest,
-            Self::Damaged { .. } | Self::DamagedParts { .. } => ErrorCode::Corrupt,
+            Self::Damaged { .. } | Self::DamagedParts { .. } | Self::DamagedFile { .. } => ErrorCode::Corrupt,
             Self::DigestMismatch { .. } | Self::Interrupted { .. } => ErrorCode::Upstream,
             Self::NotInModel { .. } | Self::NotInTrash { .. } => ErrorCode::NotFound,
             Self::Pinned { .. } => ErrorCode::Denied,
-            Self::NameTaken { .. } => ErrorCode::Busy,
+            Self::NameTaken { .. } | Self::TargetExists { .. } => ErrorCode::Busy,
             Self::NoSpaceForPull { source, .. } => source.code(),
             Self::Internal(_) => ErrorCode::Internal,
         }

@@ -11,6 +11,7 @@ mod collect_on_failure;
 mod compose;
 mod damage;
 mod doctor;
+mod edit;
 mod error;
 mod evict;
 mod gc;
@@ -40,6 +41,7 @@ mod usage;
 mod verify;
 
 pub use doctor::{DoctorContext, doctor};
+pub use edit::{EditReport, edit};
 pub use error::OpError;
 pub use evict::{Evictor, LastOpened, evict_excess, eviction_plan};
 pub use gc::gc;

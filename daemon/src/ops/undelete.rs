@@ -33,7 +33,7 @@ fn restore(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, OpE
         _ => Ok(()),
     };
     let done = Undeleted { name: reference.short(), digest: manifest.digest() };
-    Ingest::begin(store, lease)?.commit_if(reference, manifest, is_free)?;
+    Ingest::begin(store, lease)?.restore_if(reference, manifest, is_free)?;
     // Only once the tag is durable.
     store.remove_from_trash(trashed.record)?;
     Ok(done)

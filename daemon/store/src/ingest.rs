@@ -202,16 +202,27 @@ impl Ingest {
         manifest: &Manifest,
         origin: Option<&str>,
     ) -> Result<Committed, StoreError> {
-        // Before any lock is taken, since freeing space may evict models.
-        let origin = origin.map(|origin| OriginRecord::new(&self.staging, origin)).transpose()?;
-        let tag = self.staging.reserve_space(manifest.raw().len() as u64, || Ok(()))?;
-        self.commit_records(reference, manifest, origin, Some(tag), |_present| Ok(()))
+        self.commit_if(reference, manifest, origin, |_present| Ok(()))
     }
 
     /// Like [`Self::commit`], unless `allowed` refuses. It gets the tag that would be replaced, and no tag
-    /// changes between its call and the commit. Reserves no space for the manifest: it is for a model that
-    /// is restored from the trash, where the removal of the record frees as much.
+    /// changes between its call and the commit.
     pub fn commit_if<E: From<StoreError>>(
+        self,
+        reference: &Reference,
+        manifest: &Manifest,
+        origin: Option<&str>,
+        allowed: impl FnOnce(Option<&Reference>) -> Result<(), E>,
+    ) -> Result<Committed, E> {
+        // Before any lock is taken, since freeing space may evict models.
+        let origin = origin.map(|origin| OriginRecord::new(&self.staging, origin)).transpose()?;
+        let tag = self.staging.reserve_space(manifest.raw().len() as u64, || Ok(()))?;
+        self.commit_records(reference, manifest, origin, Some(tag), allowed)
+    }
+
+    /// Like [`Self::commit_if`], but reserves no space for the manifest: for a model that is restored from the
+    /// trash, where the removal of the record frees as much.
+    pub fn restore_if<E: From<StoreError>>(
         self,
         reference: &Reference,
         manifest: &Manifest,

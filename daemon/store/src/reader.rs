@@ -5,11 +5,13 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 
+use blobd_sha256::{Sha256, update_both};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::stored_file::FilePieces;
 
+use crate::assembler::CHUNK_BYTES;
 use crate::{Store, StoreError, StoredFile};
 
 /// Reads a stored file, whether a blob or split. Blobs are opened when needed; the last one stays open.
@@ -65,6 +67,37 @@ impl<'s> FileReader<'s> {
         })
     }
 
+    /// Computes the digest of the file and, in the same pass, that of the file that has `start` in place of its
+    /// first `replaced` bytes. `report` receives the number of bytes read and returns false to stop; the result
+    /// is `None` then.
+    pub fn hash_with_start(
+        &mut self,
+        replaced: u64,
+        start: &[u8],
+        report: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Option<[Digest; 2]>, StoreError> {
+        let (mut own, mut other, mut offset) = (Sha256::new(), Sha256::new(), 0);
+        other.update(start);
+        let mut buffer = vec![0; CHUNK_BYTES];
+        while offset < self.pieces.size() {
+            // The first chunks end where the files begin to be equal.
+            let rest = replaced.checked_sub(offset).filter(|rest| *rest > 0);
+            let length =
+                rest.and_then(|rest| usize::try_from(rest).ok()).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
+            let length = self.read_at(offset, buffer.get_mut(..length).unwrap_or_default())?;
+            let bytes = buffer.get(..length).unwrap_or_default();
+            match rest {
+                Some(_) => own.update(bytes),
+                None => update_both(&mut own, bytes, &mut other, bytes),
+            }
+            offset = offset.saturating_add(length as u64);
+            if !report(offset) {
+                return Ok(None);
+            }
+        }
+        Ok(Some([own, other].map(|hash| Digest::from_bytes(hash.finish()))))
+    }
+
     /// Reads a range of the file, shorter at the end of the file. The caller must bound its length.
     pub fn read_range(&mut self, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
         let end = range.end.min(self.pieces.size());
@@ -113,6 +146,31 @@ mod tests {
         }
         assert_eq!(reader.read_range(15..u64::MAX).unwrap(), b"lwei");
         assert_eq!(reader.read_at(99, &mut [0; 4]).unwrap(), 0);
+    }
+
+    #[test]
+    fn file_and_the_one_with_another_start_are_hashed_in_one_pass() {
+        let weights = vec![7; CHUNK_BYTES + 9];
+        let (_folder, store, [header, blob]) = store_with([b"header", &weights]);
+        let pieces = vec![
+            Piece::Blob { blob: header, offset: 0, length: 6 },
+            Piece::Blob { blob, offset: 0, length: weights.len() as u64 },
+        ];
+        let file = [b"header", &weights[..]].concat();
+        let recipe = Recipe::new(Digest::of(&file), pieces, Vec::new()).unwrap();
+        for start in [&b""[..], b"a longer header"] {
+            let mut read = 0;
+            let mut report = |bytes| {
+                read = bytes;
+                true
+            };
+            let hashed = FileReader::of_recipe(&store, &recipe).hash_with_start(6, start, &mut report);
+            let other = Digest::of(&[start, &weights].concat());
+            assert_eq!(hashed.unwrap(), Some([Digest::of(&file), other]));
+            assert_eq!(read, file.len() as u64);
+        }
+        let stopped = FileReader::of_recipe(&store, &recipe).hash_with_start(6, b"", &mut |bytes| bytes < 7);
+        assert_eq!(stopped.unwrap(), None);
     }
 
     #[test]

@@ -505,7 +505,7 @@ fn quota_counts_manifests_origins_and_trash() {
     check("trash");
     assert!(measured(&store) > store.root.tree_bytes(Path::new(layout::BLOBS)));
     let trashed = store.trash().unwrap().remove(0);
-    begin(&store).commit_if::<StoreError>(&trashed.reference, &trashed.manifest, |_| Ok(())).unwrap();
+    begin(&store).restore_if::<StoreError>(&trashed.reference, &trashed.manifest, |_| Ok(())).unwrap();
     store.remove_from_trash(trashed.record).unwrap();
     check("a model that came back");
     store.remove_tag(&name("m:a")).unwrap();
@@ -537,5 +537,5 @@ fn manifest_over_quota_is_refused() {
     // A model is restored even over quota: its bytes are still counted.
     tight.add_to_trash(&name("m:a"), &manifest(&files), std::time::Duration::from_secs(60)).unwrap();
     tight.remove_tag(&name("m:a")).unwrap();
-    begin(&tight).commit_if::<StoreError>(&name("m:a"), &manifest(&files), |_| Ok(())).unwrap();
+    begin(&tight).restore_if::<StoreError>(&name("m:a"), &manifest(&files), |_| Ok(())).unwrap();
 }

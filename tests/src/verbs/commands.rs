@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use blobd_client::protocol::edit::{EditParams, Edited, KeyChange};
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
@@ -84,6 +85,22 @@ impl Verbs for Commands {
 
     fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {
         self.json(&["tag", source, target])
+    }
+
+    fn edit(&self, params: &EditParams) -> Result<Edited, ErrorBody> {
+        let option = |KeyChange { key, value, value_type }: &KeyChange| match value {
+            None => format!("--unset={key}"),
+            Some(value) => {
+                let value_type = value_type.as_ref().map_or_else(String::new, |name| format!(":{name}"));
+                format!("--set={key}{value_type}={value}")
+            }
+        };
+        let mut words = vec!["edit".to_owned(), params.source.to_string(), params.target.to_string()];
+        words.extend(params.keys.iter().map(option));
+        words.extend(params.template_layer.iter().map(|text| format!("--template-layer={text}")));
+        words.extend(params.force.then(|| "--force".to_owned()));
+        words.extend(params.dry_run.then(|| "--dry-run".to_owned()));
+        self.json(&words.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {

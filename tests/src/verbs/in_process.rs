@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use blobd::ops::{self, DoctorContext, OpError};
+use blobd_client::protocol::edit::{EditParams, Edited};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
     GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
@@ -94,6 +95,10 @@ impl Verbs for InProcess {
     fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {
         let params = TagParams { source: reference(source), target: reference(target) };
         ops::tag(&self.store, &params).map_err(|error| error.body())
+    }
+
+    fn edit(&self, params: &EditParams) -> Result<Edited, ErrorBody> {
+        ops::edit(&self.store, params, &mut |_, _| true).map_err(|error| error.body())
     }
 
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use blobd_client::protocol::edit::{EditParams, Edited};
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
@@ -57,6 +58,12 @@ pub trait Verbs {
     /// # Errors
     /// The error that a client gets.
     fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody>;
+
+    /// Makes a model with other metadata.
+    ///
+    /// # Errors
+    /// The error that a client gets.
+    fn edit(&self, params: &EditParams) -> Result<Edited, ErrorBody>;
 
     /// Removes names.
     ///

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use blobd_client::Client;
 use blobd_client::error::ClientError;
+use blobd_client::protocol::edit::{EditParams, Edited};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
     FileSelection, GcParams, ImportParams, OpenParams, PinParams, RemoveParams, TagParams, TensorSelection,
@@ -73,6 +74,10 @@ impl Verbs for ThroughSocket {
 
     fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {
         self.client.tag(&TagParams { source: reference(source), target: reference(target) }).map_err(body)
+    }
+
+    fn edit(&self, params: &EditParams) -> Result<Edited, ErrorBody> {
+        self.client.edit(params, |_| ()).map_err(body)
     }
 
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {

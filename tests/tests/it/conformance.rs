@@ -2,6 +2,7 @@
 //! daemon, and through commands without a daemon.
 
 mod content;
+mod edit;
 mod names;
 mod space;
 mod trash;
@@ -49,6 +50,15 @@ conformance! {
         refused_file_leaves_nothing_behind
         shard_is_refused_with_a_hint
         missing_blob_is_reported_as_corrupt;
+    edit:
+        edited_model_of_every_layout_differs_only_in_the_edited_keys
+        edit_stores_a_header_and_shares_every_tensor
+        edited_model_needs_nothing_of_its_source
+        edit_does_not_replace_another_model_unless_forced
+        edit_that_changes_nothing_is_the_source
+        dry_run_of_an_edit_writes_nothing
+        edit_of_a_damaged_model_stores_nothing
+        refused_edits_store_nothing;
     names:
         file_name_gives_the_model_its_name
         name_is_the_same_in_upper_and_lower_case

@@ -63,6 +63,7 @@ fn action() -> impl Strategy<Value = Action> {
         1 => (LARGE..=WHOLE, name()).prop_map(|(file, name)| Step::Pull { file, name }),
         2 => (0..=WHOLE, name()).prop_map(|(file, name)| Step::PullInTwoParts { file, name }),
         3 => (name(), name()).prop_map(|(source, target)| Step::Tag { source, target }),
+        3 => (name(), name()).prop_map(|(source, target)| Step::Edit { source, target }),
         4 => name().prop_map(|name| Step::Remove { name }),
         3 => name().prop_map(|name| Step::MoveToTrash { name }),
         3 => name().prop_map(|name| Step::Undelete { name }),

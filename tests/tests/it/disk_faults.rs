@@ -12,7 +12,7 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_store::{Durability, StoreOptions};
 use blobd_tests::faulty_disk::{Call, Fault, FaultyDisk};
-use blobd_tests::samples::{LARGE, LARGE_RELATIVE, MANY, NAMES, WHOLE, reference, weights};
+use blobd_tests::samples::{LARGE, LARGE_RELATIVE, MANY, NAMED, NAMES, WHOLE, reference, weights};
 use blobd_tests::steps::Step;
 use blobd_tests::store_dir::staged;
 use blobd_tests::temp_dirs::tmpfs_directory;
@@ -267,6 +267,12 @@ fn import_that_replaces_a_tag_fails_cleanly_at_every_call() {
 #[test]
 fn tag_fails_cleanly_at_every_call() {
     Sweep::of(&[], Step::Tag { source: KEPT, target: NAME }).run();
+}
+
+#[test]
+fn edit_fails_cleanly_at_every_call() {
+    const BEFORE: &[Step] = &[Step::Import { file: NAMED, name: OTHER }];
+    sweep_in_every_mode(BEFORE, Step::Edit { source: OTHER, target: NAME });
 }
 
 #[test]

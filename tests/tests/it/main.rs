@@ -8,6 +8,7 @@ mod contiguous;
 mod crash;
 mod direct_writes;
 mod disk_faults;
+mod edit;
 mod eviction;
 mod exec;
 mod export;

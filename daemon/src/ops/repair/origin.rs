@@ -74,12 +74,14 @@ impl Repair<'_> {
             return Err(format!("the origin of {} is unknown; pull or import it again", model.name));
         };
         // A source never starts like this.
-        match origin.strip_prefix("import ") {
-            Some(file_name) => Err(format!("import {file_name} again")),
-            None => origin
-                .parse()
-                .map_err(|_not_a_source| format!("{origin:?} is not a registry; pull {} again", model.name)),
+        if let Some(file_name) = origin.strip_prefix("import ") {
+            return Err(format!("import {file_name} again"));
         }
+        if let Some(source) = origin.strip_prefix("edit ") {
+            return Err(format!("repair or pull {source}, or edit it again"));
+        }
+        let unknown = || format!("{origin:?} is not a registry; pull {} again", model.name);
+        origin.parse().map_err(|_not_a_source| unknown())
     }
 }
 

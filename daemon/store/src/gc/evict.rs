@@ -207,7 +207,8 @@ fn reason_to_keep(
     unpinned.any(|digest| is_held_by_a_program(store, digest)).then_some("mapped by a running program")
 }
 
-/// The origin of an imported model is `import` and a file name, which is no source.
+/// The origin of an imported model is `import` and a file name, that of an edited one `edit` and a model, which are
+/// no sources.
 pub(crate) fn is_pullable(origin: &str) -> bool {
     origin.parse::<PullSource>().is_ok()
 }

@@ -1,0 +1,136 @@
+//! `edit`: makes a model with other metadata and the same tensors.
+//!
+//! Only the header, the recipe and the manifest are written. The digest of the new file is computed by reading
+//! the stored tensors once; the same pass proves that they are those of the source.
+
+mod manifest;
+mod weights;
+
+use std::sync::Arc;
+
+use blobd_client::protocol::edit::{ChangedKey, EditParams, Edited, KeyChange};
+use blobd_store::{Ingest, Model, Store, StoreError};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::file_format::MetadataValue;
+use blobd_store_format::gguf::Header;
+use blobd_store_format::gguf::edit::{Change, EditedHeader, KeyEdit};
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::reference::Reference;
+use serde_json::Value as Json;
+
+use self::manifest::{NewLayers, compose_edited};
+use self::weights::{EditedFile, Weights};
+use super::collect_on_failure::collect_on_failure;
+use super::{OpError, error::refuse_pinned};
+use crate::metadata_json::Abridger;
+
+/// Receives the bytes read and the bytes to be read; returns false to cancel.
+pub type EditReport<'r> = dyn FnMut(u64, u64) -> bool + 'r;
+
+/// Makes a model with other metadata. Copies no tensor.
+///
+/// # Errors
+/// [`OpError`]; then nothing is stored.
+pub fn edit(store: &Arc<Store>, params: &EditParams, report: &mut EditReport<'_>) -> Result<Edited, OpError> {
+    collect_on_failure(store, || edit_model(store, params, report))
+}
+
+fn edit_model(
+    store: &Arc<Store>,
+    params: &EditParams,
+    report: &mut EditReport<'_>,
+) -> Result<Edited, OpError> {
+    refuse_pinned(&params.target)?;
+    let source = params.source.short();
+    let refused = |reason: String| OpError::Edit { model: source.clone(), reason };
+    if params.keys.is_empty() && params.template_layer.is_none() {
+        return Err(refused("no change is given".to_owned()));
+    }
+    let edits = params.keys.iter().map(key_edit).collect::<Result<Vec<_>, _>>().map_err(refused)?;
+    let lease = store.leases().grant(format!("edit of {source}"));
+    let model = store.leased_model(&params.source, &lease)?;
+    let weights = Weights::of(store, &model)?;
+    let header = weights.header.edited(&edits).map_err(|error| refused(error.to_string()))?;
+    let layers = NewLayers::of(&model.manifest, params.template_layer.as_deref());
+    let mut edited = Edited {
+        name: params.target.short(),
+        digest: None,
+        new_bytes: 0,
+        changed: changed_keys(&weights.header, &header),
+        template_layer: layers.template_change(),
+        dry_run: params.dry_run,
+    };
+    let file = EditedFile::new(&weights, &header)?;
+    if params.dry_run {
+        edited.new_bytes = file.new_bytes().saturating_add(layers.new_bytes());
+        return Ok(edited);
+    }
+    let known = known_digest(store, params, &file)?;
+    let digest = match known {
+        Some(digest) => digest,
+        None => weights.hash_with(store, &file, report)?,
+    };
+    let mut ingest = Ingest::begin(store, lease)?;
+    let (config_bytes, template_bytes) = (model.manifest.config().size, layers.new_bytes());
+    ingest.admit([file.new_bytes(), config_bytes, template_bytes].into_iter().filter(|bytes| *bytes > 0))?;
+    let descriptor = file.add(&mut ingest, digest)?;
+    let manifest = compose_edited(&mut ingest, &model, (&weights, &descriptor, &header), &layers)?;
+    let origin = format!("edit {source}");
+    let origin = (manifest.digest() != model.manifest.digest()).then_some(origin.as_str());
+    let allowed = |present: Option<&Reference>| is_free(store, params, present, &manifest);
+    edited.new_bytes = ingest.commit_if(&params.target, &manifest, origin, allowed)?.new_bytes;
+    edited.digest = Some(manifest.digest());
+    Ok(edited)
+}
+
+fn key_edit(change: &KeyChange) -> Result<KeyEdit, String> {
+    let parsed = change.value_type.as_deref().map(str::parse).transpose();
+    let value_type = parsed.map_err(|error| format!("metadata key {:?}: {error}", change.key))?;
+    let change_of = |text: &String| Change::Set { value_type, text: text.clone() };
+    let key = change.key.clone();
+    Ok(KeyEdit { key, change: change.value.as_ref().map_or(Change::Unset, change_of) })
+}
+
+fn changed_keys(before: &Header, edited: &EditedHeader) -> Vec<ChangedKey> {
+    let mut abridger = Abridger::new();
+    let mut json = |value: Option<MetadataValue<'_>>| value.map_or(Json::Null, |value| abridger.json(&value));
+    let changed = |key: &String| ChangedKey {
+        key: key.clone(),
+        from: json(before.value(key)),
+        to: json(edited.header().value(key)),
+    };
+    edited.changed().iter().map(changed).collect()
+}
+
+/// The digest of the file if the target is this file already, as after an earlier equal edit. Refuses early if the
+/// target is another model, before the tensors are read.
+fn known_digest(store: &Store, params: &EditParams, file: &EditedFile) -> Result<Option<Digest>, OpError> {
+    if let Some(unchanged) = file.unchanged() {
+        return Ok(Some(unchanged));
+    }
+    let present: Model = match store.model(&params.target) {
+        Err(StoreError::NoSuchModel { .. }) => return Ok(None),
+        present => present?,
+    };
+    let recipes = present.files.iter().filter_map(|file| file.recipe.as_ref());
+    let same = recipes.into_iter().find(|recipe| file.is_stored_as(recipe)).map(|recipe| recipe.file());
+    match same {
+        None if !params.force => Err(OpError::TargetExists { name: params.target.short() }),
+        same => Ok(same),
+    }
+}
+
+/// Whether the target's name may be given to the manifest.
+fn is_free(
+    store: &Store,
+    params: &EditParams,
+    present: Option<&Reference>,
+    manifest: &Manifest,
+) -> Result<(), OpError> {
+    match present {
+        Some(present) if !params.force && store.manifest(present)?.digest() != manifest.digest() => {
+            Err(OpError::TargetExists { name: present.short() })
+        }
+        _ => Ok(()),
+    }
+}

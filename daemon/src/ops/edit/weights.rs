@@ -1,0 +1,166 @@
+//! The file of a model whose metadata is edited.
+
+use std::sync::Arc;
+
+use blobd_store::{FileReader, Ingest, Model, Store, StoredFile};
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::file_format::{FormatError, MAX_HEADER_BYTES};
+use blobd_store_format::gguf::edit::EditedHeader;
+use blobd_store_format::gguf::{GgufError, Header};
+use blobd_store_format::recipe::{Piece, Recipe};
+
+use super::EditReport;
+use crate::ops::OpError;
+
+/// The stored GGUF file with the model's metadata.
+pub(super) struct Weights<'m> {
+    pub(super) header: Header,
+    model: &'m Model,
+    file: &'m StoredFile,
+    recipe: &'m Arc<Recipe>,
+    /// The length of the header with its padding.
+    header_bytes: u64,
+}
+
+impl<'m> Weights<'m> {
+    /// Finds the file with the metadata: the only file of weights, or the first shard.
+    pub(super) fn of(store: &Store, model: &'m Model) -> Result<Self, OpError> {
+        let name = model.reference.short();
+        let unsuitable = |reason| OpError::NotEditable { model: name.clone(), reason };
+        let of_component = |component: &str| {
+            let files = model.files.iter();
+            files.filter(|file| file.descriptor.media_type.component() == component).collect::<Vec<_>>()
+        };
+        let files = of_component(WEIGHTS);
+        if files.is_empty() {
+            return Err(unsuitable(match of_component(TENSOR).is_empty() {
+                true => "has no file of weights",
+                false => "has one layer per tensor; its metadata is in JSON files, not in a GGUF header",
+            }));
+        }
+        let mut candidates = Vec::new();
+        for file in files {
+            let Some((recipe, digest, header_bytes)) = split_with_header(file) else {
+                return Err(unsuitable(
+                    "has weights that are stored whole, because their format is not known; only GGUF files \
+                     can be edited",
+                ));
+            };
+            let bytes = FileReader::of(store, file).read_range(0..header_bytes.min(MAX_HEADER_BYTES))?;
+            let header = Header::parse(&bytes).map_err(|error| refused(&name, digest, error))?;
+            candidates.push(Self { header, model, file, recipe, header_bytes });
+        }
+        let first = candidates.iter().position(|file| shard_number(&file.header) == Some(0)).unwrap_or(0);
+        let only = candidates.len() == 1;
+        let chosen =
+            candidates.into_iter().nth(first).filter(|file| only || shard_number(&file.header).is_some());
+        chosen.ok_or_else(|| unsuitable("has several files of weights that are not shards"))
+    }
+
+    /// The digest of the edited file. Reads the source once and checks its digest in the same pass.
+    pub(super) fn hash_with(
+        &self,
+        store: &Store,
+        file: &EditedFile,
+        report: &mut EditReport<'_>,
+    ) -> Result<Digest, OpError> {
+        let total = self.file.descriptor.size;
+        let mut reader = FileReader::of(store, self.file);
+        let hashed =
+            reader.hash_with_start(self.header_bytes, &file.header, &mut |done| report(done, total))?;
+        let Some([found, edited]) = hashed else {
+            return Err(OpError::Internal("the client that asked for this edit has gone".to_owned()));
+        };
+        let expected = self.file.descriptor.digest;
+        if found != expected {
+            return Err(OpError::DamagedFile { model: self.model.reference.short(), found, expected });
+        }
+        Ok(edited)
+    }
+
+    /// The digest of the source.
+    pub(super) fn digest(&self) -> Digest {
+        self.file.descriptor.digest
+    }
+}
+
+/// A split file's recipe, and the digest and size of its header.
+fn split_with_header(file: &StoredFile) -> Option<(&Arc<Recipe>, Digest, u64)> {
+    let recipe = file.recipe.as_ref()?;
+    let (digest, size) = recipe.header()?;
+    Some((recipe, digest, size))
+}
+
+/// Files of another format are refused; a GGUF header that was valid when it was stored is damaged.
+fn refused(model: &str, digest: Digest, error: GgufError) -> OpError {
+    match error {
+        GgufError::Magic { .. } => OpError::NotEditable {
+            model: model.to_owned(),
+            reason: "has weights of another format; only GGUF files can be edited",
+        },
+        error => OpError::Damaged { digest, source: FormatError::Gguf(error) },
+    }
+}
+
+fn shard_number(header: &Header) -> Option<u64> {
+    header.value("split.no")?.as_u64()
+}
+
+/// The components of a file of weights, and of a file with one tensor.
+const WEIGHTS: &str = "model";
+const TENSOR: &str = "tensor";
+
+/// The file with the edited header.
+pub(super) struct EditedFile {
+    /// With its padding; empty if nothing changes.
+    header: Vec<u8>,
+    media_type: MediaType,
+    source: Descriptor,
+    pieces: Vec<Piece>,
+    tensors: Vec<blobd_store_format::recipe::TensorEntry>,
+    size: u64,
+}
+
+impl EditedFile {
+    pub(super) fn new(weights: &Weights<'_>, edited: &EditedHeader) -> Result<Self, OpError> {
+        let (recipe, source) = (weights.recipe, weights.file.descriptor.clone());
+        if weights.header_bytes != weights.header.data_offset().min(source.size) {
+            let model = weights.model.reference.short();
+            let (found, expected) = (Digest::of(weights.header.bytes()), source.digest);
+            return Err(OpError::DamagedFile { model, found, expected });
+        }
+        let header = if edited.changed().is_empty() { Vec::new() } else { edited.padded().to_vec() };
+        let length = header.len() as u64;
+        let first = Piece::Blob { blob: Digest::of(&header), offset: 0, length };
+        // The tensors are in the same blobs, at the same places.
+        let pieces = std::iter::once(first).chain(recipe.pieces().iter().skip(1).cloned()).collect();
+        let size = source.size.saturating_sub(weights.header_bytes).saturating_add(length);
+        let (media_type, tensors) = (source.media_type.clone(), recipe.tensors().to_vec());
+        Ok(Self { header, media_type, source, pieces, tensors, size })
+    }
+
+    /// The digest of the source if the file is the same.
+    pub(super) fn unchanged(&self) -> Option<Digest> {
+        self.header.is_empty().then_some(self.source.digest)
+    }
+
+    pub(super) fn is_stored_as(&self, recipe: &Recipe) -> bool {
+        recipe.pieces().iter().eq(&self.pieces)
+    }
+
+    /// The bytes of blobs that the store may not have.
+    pub(super) fn new_bytes(&self) -> u64 {
+        self.header.len() as u64
+    }
+
+    /// Adds the header and the recipe, if the file is not the source.
+    pub(super) fn add(self, ingest: &mut Ingest, digest: Digest) -> Result<Descriptor, OpError> {
+        if self.unchanged().is_some() {
+            return Ok(self.source);
+        }
+        ingest.add_bytes(&self.header)?;
+        ingest.add_recipe(Recipe::new(digest, self.pieces, self.tensors)?);
+        Ok(Descriptor { media_type: self.media_type, digest, size: self.size })
+    }
+}
