@@ -57,6 +57,11 @@ oracle +files: build
 estimates:
     python3 tests/estimates.py > store-format/src/estimate/expected.json
 
+# Compare dequantisation with an independent one, bit for bit; takes `pip install gguf`
+quants:
+    cargo build --release --package blobd-tests --bin dequantize
+    python3 tests/quants.py target/release/dequantize
+
 # Real engines on a model of yours, plain and from blobd; takes node, Python, cargo, Go, else they are skipped
 engines model prompt=" The" text="": build
     tests/engines/run target/release/blobd {{ model }} "{{ prompt }}" "{{ text }}"

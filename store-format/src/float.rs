@@ -28,16 +28,17 @@ fn lower_half(bits: u32) -> u16 {
     u16::from_le_bytes([low, high])
 }
 
+/// All cases are computed and one is selected, without branches, so that loops use vector instructions.
 pub(crate) fn f32_of_f16(half: u16) -> f32 {
-    /// 2^-24: the smallest positive number.
-    const STEP: f32 = 1.0 / 16_777_216.0;
-    let (sign, exponent, mantissa) = (u32::from(half >> 15) << 31, (half >> 10) & 31, half & 0x3ff);
-    let magnitude = match exponent {
-        0 => (f32::from(mantissa) * STEP).to_bits(),
-        31 => 0x7f80_0000 | (u32::from(mantissa) << 13),
-        _ => ((u32::from(exponent) + 127 - 15) << 23) | (u32::from(mantissa) << 13),
-    };
-    f32::from_bits(sign | magnitude)
+    /// What the exponent of an `f32` is larger by.
+    const REBIASED: u32 = (127 - 15) << 23;
+    /// 2^-14 as bits: the scale of numbers without an implicit leading bit.
+    const SUBNORMAL: u32 = REBIASED + (1 << 23);
+    let (sign, rest) = (u32::from(half >> 15) << 31, u32::from(half & 0x7fff));
+    let shifted = rest << 13;
+    let subnormal = (f32::from_bits(shifted.wrapping_add(SUBNORMAL)) - f32::from_bits(SUBNORMAL)).to_bits();
+    let finite = if rest < 0x400 { subnormal } else { shifted.wrapping_add(REBIASED) };
+    f32::from_bits(sign | if rest < 0x7c00 { finite } else { shifted | 0x7f80_0000 })
 }
 
 pub(crate) fn f16_of_f32(value: f32) -> u16 {

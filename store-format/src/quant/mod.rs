@@ -1,27 +1,39 @@
-//! Quantised numbers: the layout of every ggml type, and the byte order of tensors.
+//! Quantised numbers: the layout of every ggml type, their values, and the byte order of tensors.
 //!
 //! [`BlockLayout`] describes the block of a type as data; `docs/FORMATS.md` shows the same table.
-//! [`swap_bytes`] changes the byte order of a tensor.
+//! [`dequantize`] converts blocks to `f32`, [`Values`] to numbers without loss, and [`swap_bytes`] changes the
+//! byte order of a tensor. All take any whole number of blocks, so a tensor can be converted piece by piece.
 //!
 //! ```
 //! use blobd_store_format::gguf::GgmlType;
-//! use blobd_store_format::quant::{BlockLayout, swap_bytes};
+//! use blobd_store_format::quant::{BlockLayout, dequantize};
 //!
 //! let q4_0 = BlockLayout::of(GgmlType::Q4_0).unwrap();
 //! assert_eq!((q4_0.elements(), q4_0.bytes(), q4_0.bits_per_weight()), (32, 18, 4.5));
+//! assert_eq!(q4_0.formula(), "d * (q - 8), q of 4 bits");
 //! let fields: Vec<_> = q4_0.fields().map(|field| field.to_string()).collect();
 //! assert_eq!(fields, ["f16 d", "u8 qs[16]"]);
+//!
+//! let block: Vec<u8> = [0x00, 0x40].into_iter().chain(0xf0..=0xff).collect(); // d is 2
+//! let mut values = [0.0; 32];
+//! dequantize(GgmlType::Q4_0, &block, &mut values)?;
+//! assert_eq!(values[..3], [-16.0, -14.0, -12.0]); // the low nibbles are 0, 1, 2 …
+//! assert_eq!(values[16..], [14.0; 16]); // and all high nibbles 15
+//! # Ok::<(), blobd_store_format::quant::QuantError>(())
 //! ```
 //!
 //! Sources: ggml's `ggml-common.h` and `ggml-quants.c`, and PyPI's `gguf`, `quants.py`.
 
 mod block;
+mod decode;
+mod dequantize;
 mod swap;
 mod table;
 #[cfg(test)]
-mod table_tests;
+mod tests;
 
 pub use self::block::{BlockLayout, Field, FieldType};
+pub use self::dequantize::{Values, dequantize, element_count};
 pub use self::swap::swap_bytes;
 use crate::ggml_type::GgmlType;
 
@@ -44,6 +56,14 @@ pub enum QuantError {
         found: usize,
         /// The size of a block.
         block_bytes: u64,
+    },
+    /// The output has another length than the tensor.
+    #[error("room for {found} numbers, expected {expected}")]
+    OutputLength {
+        /// The length of the output.
+        found: usize,
+        /// The number of elements.
+        expected: usize,
     },
 }
 

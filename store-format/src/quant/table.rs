@@ -120,3 +120,6 @@ rows! {
     Q2_0 [d F16 1, qs U8 16]
         "d * (q - 1), q of 2 bits", "ggml-quants.c dequantize_row_q2_0", [41];
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,9 +1,10 @@
 //! The tables of types, compared with each other, with a table typed in independently, and with
 //! `docs/FORMATS.md`.
 
-use super::*;
+use crate::ggml_type::GgmlType;
+use crate::quant::{BlockLayout, FieldType};
 
-const FORMATS: &str = include_str!("../../../docs/FORMATS.md");
+const FORMATS: &str = include_str!("../../../../docs/FORMATS.md");
 
 /// Id, name, elements of a block, its bytes, bits per weight: as ggml reports them at run time. Without a
 /// block the type was removed.
