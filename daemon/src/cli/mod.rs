@@ -13,6 +13,7 @@ use crate::output::printable;
 mod connect;
 mod demo;
 mod df;
+mod diff;
 mod doctor;
 mod edit;
 mod exec;
@@ -100,6 +101,7 @@ enum Command {
     Exec(exec::Params),
     Ls(ls::Params),
     Show(show::Params),
+    Diff(diff::Params),
     Ps(ps::Params),
     Release(release::Params),
     Warm(warm::Params),
@@ -152,6 +154,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Edit(params) => edit::run(global, &params),
         Command::Ls(params) => ls::run(global, &params),
         Command::Show(params) => show::run(global, &params),
+        Command::Diff(params) => diff::run(global, &params),
         Command::Ps(params) => ps::run(global, &params),
         Command::Release(params) => release::run(global, &params),
         Command::Warm(params) => warm::run(global, &params),

@@ -6,6 +6,7 @@ mod concurrent;
 mod conformance;
 mod contiguous;
 mod crash;
+mod diff;
 mod direct_writes;
 mod disk_faults;
 mod edit;

@@ -1,0 +1,41 @@
+//! `blobd diff`
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_store_format::model_diff::diff_tensors;
+use blobd_store_format::reference::Reference;
+use clap::Args;
+
+use self::report::Report;
+use self::side::Side;
+use super::Global;
+use super::connect::{connect, print_result};
+
+mod contents;
+mod render;
+mod report;
+mod side;
+
+/// Show how two models differ: tensors, metadata and texts
+#[derive(Debug, Args)]
+#[command(after_help = "Tensors are compared by name. Shared bytes lie on disk once, whatever their names.
+
+Examples:
+  blobd diff llama3:8b-q4_K_M llama3:8b-q4_K_S
+  blobd diff base:f16 finetuned:f16 --json | jq '.tensors[] | select(.change != \"shared\")'")]
+pub(super) struct Params {
+    /// The first model
+    #[arg(value_name = "A")]
+    a: Reference,
+    /// The second model
+    #[arg(value_name = "B")]
+    b: Reference,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let connected = connect(global)?;
+    let (a, b) = (Side::read(&connected, &params.a)?, Side::read(&connected, &params.b)?);
+    let mut diff = diff_tensors(&a.details.tensors, &b.details.tensors);
+    contents::find_equal(&connected, &a, &b, &mut diff.tensors)?;
+    let report = Report::new(&a, &b, &diff);
+    print_result(global, &report, render::render)
+}

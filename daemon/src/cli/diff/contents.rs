@@ -1,0 +1,39 @@
+//! Compares the bytes of tensors whose digests cannot tell whether they differ.
+
+use blobd_client::error::ModelError;
+use blobd_client::model::OpenModel;
+use blobd_client::protocol::error::ErrorBody;
+use blobd_store_format::model_diff::{Change, TensorPair, packed_blobs};
+
+use super::side::Side;
+use crate::cli::connect::Connected;
+
+/// Marks as shared what has the same bytes in different packed groups: if one expert of a group differs, the
+/// digest of the whole group does.
+pub(super) fn find_equal(
+    connected: &Connected,
+    a: &Side,
+    b: &Side,
+    pairs: &mut [TensorPair<'_>],
+) -> Result<(), ErrorBody> {
+    let packed = packed_blobs(&a.details.tensors);
+    let packed = &packed | &packed_blobs(&b.details.tensors);
+    let mut candidates: Vec<_> = pairs.iter_mut().filter(|pair| pair.may_be_equal(&packed)).collect();
+    candidates.retain(|pair| a.is_unique(pair.name()) && b.is_unique(pair.name()));
+    if candidates.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = candidates.iter().map(|pair| pair.name().to_owned()).collect();
+    let (a, b) = (a.open(connected, names.clone())?, b.open(connected, names)?);
+    for pair in candidates {
+        let is_same = has_same_bytes(&a, &b, pair.name());
+        if is_same.map_err(|error| ErrorBody::new(error.code(), error))? {
+            pair.change = Change::Shared;
+        }
+    }
+    Ok(())
+}
+
+fn has_same_bytes(a: &OpenModel, b: &OpenModel, name: &str) -> Result<bool, ModelError> {
+    Ok(*a.map(name)? == *b.map(name)?)
+}

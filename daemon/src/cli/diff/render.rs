@@ -1,0 +1,84 @@
+//! The tables of `diff`.
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::model_diff::Change;
+use serde_json::Value as Json;
+
+use super::report::{Report, TensorForm};
+use crate::output::{Table, printable, terminal_width};
+use crate::size::human_bytes;
+
+/// Values of metadata are cut at this length.
+const MAX_VALUE_CHARS: usize = 40;
+
+pub(super) fn render(report: &Report) -> String {
+    let head = format!(
+        "A  {}\nB  {}\n{} shared, {} only in A, {} only in B\n\n",
+        printable(&report.a),
+        printable(&report.b),
+        human_bytes(report.shared_bytes),
+        human_bytes(report.only_a_bytes),
+        human_bytes(report.only_b_bytes)
+    );
+    let mut tables = vec![changes(report)];
+    tables.extend([tensors(report), metadata(report), layers(report)].into_iter().flatten());
+    let tables: Vec<_> = tables.iter().map(|table| table.render(terminal_width())).collect();
+    head + &tables.join("\n")
+}
+
+fn changes(report: &Report) -> Table {
+    let mut table = Table::new(&["CHANGE", "TENSORS", "IN A", "IN B"], &[1, 2, 3]);
+    for sum in &report.changes {
+        table.row([
+            sum.change.name().to_owned(),
+            sum.tensors.to_string(),
+            human_bytes(sum.a_bytes),
+            human_bytes(sum.b_bytes),
+        ]);
+    }
+    table
+}
+
+/// The tensors that differ.
+fn tensors(report: &Report) -> Option<Table> {
+    let mut table = Table::new(&["TENSOR", "CHANGE", "IN A", "IN B"], &[]);
+    let mut differing = report.tensors.iter().filter(|tensor| tensor.change != Change::Shared).peekable();
+    differing.peek()?;
+    for tensor in differing {
+        let form = |form: &Option<TensorForm>| form.as_ref().map_or_else(|| "-".to_owned(), described);
+        table.row([tensor.name.clone(), tensor.change.name().to_owned(), form(&tensor.a), form(&tensor.b)]);
+    }
+    Some(table)
+}
+
+/// `Q4_K 256×768 108 KiB`
+fn described(form: &TensorForm) -> String {
+    let shape: Vec<_> = form.shape.iter().map(u64::to_string).collect();
+    format!("{} {} {}", form.type_name, shape.join("×"), human_bytes(form.bytes))
+}
+
+fn metadata(report: &Report) -> Option<Table> {
+    let mut table = Table::new(&["KEY", "IN A", "IN B"], &[]);
+    for row in &report.metadata {
+        table.row([row.key.clone(), cut(&row.a), cut(&row.b)]);
+    }
+    (!report.metadata.is_empty()).then_some(table)
+}
+
+fn cut(value: &Json) -> String {
+    if value.is_null() {
+        return "-".to_owned();
+    }
+    let text = value.to_string();
+    let shown: String = text.chars().take(MAX_VALUE_CHARS).collect();
+    if shown.len() < text.len() { shown + "…" } else { shown }
+}
+
+fn layers(report: &Report) -> Option<Table> {
+    let mut table = Table::new(&["FILE", "IN A", "IN B"], &[]);
+    let digest = |digest: Option<Digest>| digest.map_or_else(|| "-".to_owned(), Digest::short);
+    for row in &report.layers {
+        table.row([row.component.clone(), digest(row.a), digest(row.b)]);
+    }
+    (!report.layers.is_empty()).then_some(table)
+}

@@ -1,0 +1,147 @@
+//! What `diff --json` prints.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use blobd_client::protocol::response::LayerSummary;
+use blobd_store_format::digest::Digest;
+use blobd_store_format::gguf::key_text;
+use blobd_store_format::model_diff::{Change, TensorDiff, TensorPair, diff_metadata};
+use serde::Serialize;
+use serde_json::Value as Json;
+
+use super::side::Side;
+use crate::metadata_json::Abridger;
+
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) a: String,
+    pub(super) b: String,
+    /// Bytes of tensors that both models have. Bytes in different packed groups are not shared on disk.
+    pub(super) shared_bytes: u64,
+    pub(super) only_a_bytes: u64,
+    pub(super) only_b_bytes: u64,
+    /// One entry per kind of change.
+    pub(super) changes: Vec<ChangeSum>,
+    pub(super) tensors: Vec<TensorRow>,
+    pub(super) metadata: Vec<KeyRow>,
+    /// The other files that differ, such as templates and licenses.
+    pub(super) layers: Vec<LayerRow>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct ChangeSum {
+    pub(super) change: Change,
+    pub(super) tensors: u64,
+    pub(super) a_bytes: u64,
+    pub(super) b_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct TensorRow {
+    pub(super) name: String,
+    pub(super) change: Change,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) a: Option<TensorForm>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) b: Option<TensorForm>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct TensorForm {
+    #[serde(rename = "type")]
+    pub(super) type_name: String,
+    pub(super) shape: Vec<u64>,
+    pub(super) bytes: u64,
+}
+
+/// A key whose values differ; null where there is none.
+#[derive(Debug, Serialize)]
+pub(super) struct KeyRow {
+    pub(super) key: String,
+    pub(super) a: Json,
+    pub(super) b: Json,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct LayerRow {
+    pub(super) component: String,
+    pub(super) a: Option<Digest>,
+    pub(super) b: Option<Digest>,
+}
+
+impl Report {
+    pub(super) fn new(a: &Side, b: &Side, diff: &TensorDiff<'_>) -> Self {
+        Self {
+            a: a.details.name.clone(),
+            b: b.details.name.clone(),
+            shared_bytes: diff.shared_bytes,
+            only_a_bytes: diff.only_a_bytes,
+            only_b_bytes: diff.only_b_bytes,
+            changes: sums(&diff.tensors),
+            tensors: diff.tensors.iter().map(TensorRow::from).collect(),
+            metadata: metadata(a, b),
+            layers: layers(&a.details.layers, &b.details.layers),
+        }
+    }
+}
+
+impl From<&TensorPair<'_>> for TensorRow {
+    fn from(pair: &TensorPair<'_>) -> Self {
+        let form = |tensor: &blobd_store_format::recipe::TensorEntry| TensorForm {
+            type_name: tensor.type_name.clone(),
+            shape: tensor.shape.clone(),
+            bytes: tensor.size,
+        };
+        Self { name: pair.name().to_owned(), change: pair.change, a: pair.a.map(form), b: pair.b.map(form) }
+    }
+}
+
+fn sums(pairs: &[TensorPair<'_>]) -> Vec<ChangeSum> {
+    let mut sums = BTreeMap::new();
+    for pair in pairs {
+        let change = pair.change;
+        let sum = sums.entry(change).or_insert(ChangeSum { change, tensors: 0, a_bytes: 0, b_bytes: 0 });
+        sum.tensors += 1;
+        sum.a_bytes = sum.a_bytes.saturating_add(pair.a.map_or(0, |tensor| tensor.size));
+        sum.b_bytes = sum.b_bytes.saturating_add(pair.b.map_or(0, |tensor| tensor.size));
+    }
+    sums.into_values().collect()
+}
+
+fn metadata(a: &Side, b: &Side) -> Vec<KeyRow> {
+    let (Some(a), Some(b)) = (&a.header, &b.header) else { return Vec::new() };
+    let mut abridger = Abridger::new();
+    let changes = diff_metadata(a, b);
+    let row = changes.iter().map(|change| {
+        let mut json = |value: &Option<_>| value.as_ref().map_or(Json::Null, |value| abridger.json(value));
+        KeyRow { key: key_text(change.key).into_owned(), a: json(&change.a), b: json(&change.b) }
+    });
+    row.collect()
+}
+
+/// The files without tensors that differ. Files of one component are paired in order.
+fn layers(a: &[LayerSummary], b: &[LayerSummary]) -> Vec<LayerRow> {
+    let is_compared =
+        |layer: &&LayerSummary| !layer.media_type.holds_tensors() && layer.media_type.component() != "tensor";
+    let mut of_b: BTreeMap<&str, VecDeque<Digest>> = BTreeMap::new();
+    for layer in b.iter().filter(is_compared) {
+        of_b.entry(layer.media_type.component()).or_default().push_back(layer.digest);
+    }
+    let mut rows = Vec::new();
+    for layer in a.iter().filter(is_compared) {
+        let component = layer.media_type.component();
+        let other = of_b.get_mut(component).and_then(VecDeque::pop_front);
+        if other != Some(layer.digest) {
+            rows.push(LayerRow { component: component.to_owned(), a: Some(layer.digest), b: other });
+        }
+    }
+    for (component, left) in of_b {
+        let added = left.into_iter();
+        rows.extend(added.map(|digest| LayerRow {
+            component: component.to_owned(),
+            a: None,
+            b: Some(digest),
+        }));
+    }
+    rows
+}

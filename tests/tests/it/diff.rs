@@ -1,0 +1,106 @@
+//! `diff`: what two models share and how they differ.
+
+use std::collections::BTreeMap;
+
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use serde_json::{Value as Json, json};
+
+fn import(daemon: &TestDaemon, name: &str, model: &ModelFile) {
+    let path = model.write_to(daemon.scratch(), &format!("{name}.gguf"));
+    daemon.command().run(["import", path.to_str().unwrap(), "--name", name]).succeeds();
+}
+
+fn diff(daemon: &TestDaemon, a: &str, b: &str) -> Json {
+    let by_socket = daemon.command().run(["diff", a, b, "--json"]).succeeds().json();
+    check_sums(&by_socket);
+    by_socket
+}
+
+/// The sums over tensors of each change.
+fn check_sums(report: &Json) {
+    let mut sums: BTreeMap<String, (u64, u64, u64)> = BTreeMap::new();
+    for tensor in report["tensors"].as_array().unwrap() {
+        let bytes = |side: &str| tensor[side]["bytes"].as_u64().unwrap_or(0);
+        let sum = sums.entry(tensor["change"].as_str().unwrap().to_owned()).or_default();
+        *sum = (sum.0 + 1, sum.1 + bytes("a"), sum.2 + bytes("b"));
+    }
+    for row in report["changes"].as_array().unwrap() {
+        let number = |key: &str| row[key].as_u64().unwrap();
+        let found = (number("tensors"), number("a_bytes"), number("b_bytes"));
+        assert_eq!(sums.remove(row["change"].as_str().unwrap()), Some(found), "{row}");
+    }
+    assert!(sums.is_empty(), "{sums:?}");
+}
+
+fn changes(report: &Json) -> BTreeMap<String, String> {
+    let tensors = report["tensors"].as_array().unwrap().iter();
+    let differing = tensors.filter(|tensor| tensor["change"] != "shared");
+    let text = |json: &Json| json.as_str().unwrap().to_owned();
+    differing.map(|tensor| (text(&tensor["name"]), text(&tensor["change"]))).collect()
+}
+
+#[test]
+fn model_differs_from_itself_in_nothing() {
+    let daemon = TestDaemon::start();
+    import(&daemon, "a", &ModelFile::dense(1));
+    let report = diff(&daemon, "a", "a");
+    assert!(changes(&report).is_empty());
+    assert_eq!((&report["only_a_bytes"], &report["only_b_bytes"]), (&json!(0), &json!(0)));
+    assert_eq!((&report["metadata"], &report["layers"]), (&json!([]), &json!([])));
+}
+
+#[test]
+fn changed_tensors_and_keys_are_named_with_their_bytes() {
+    let daemon = TestDaemon::start();
+    let base = ModelFile::dense(1).with("general.name", "base").with("general.only_a", 1_u32);
+    let name = base.tensors[1].name.clone();
+    let tuned =
+        ModelFile::dense(1).with_changed(&name).with("general.name", "tuned").with("general.only_b", true);
+    import(&daemon, "base", &base);
+    import(&daemon, "tuned", &tuned);
+    let report = diff(&daemon, "base", "tuned");
+    assert_eq!(changes(&report), [(name, "changed".to_owned())].into());
+    assert_eq!(report["only_a_bytes"], report["only_b_bytes"]);
+    assert_eq!(report["only_a_bytes"], base.tensors[1].size_bytes());
+    let mut keys: Vec<_> = report["metadata"].as_array().unwrap().clone();
+    keys.sort_by_key(|row| row["key"].as_str().map(str::to_owned));
+    let expected = json!([
+        {"key": "general.name", "a": "base", "b": "tuned"},
+        {"key": "general.only_a", "a": 1, "b": null},
+        {"key": "general.only_b", "a": null, "b": true},
+    ]);
+    assert_eq!(json!(keys), expected);
+    let text = daemon.command().line("diff base tuned").succeeds().text();
+    assert!(text.contains("changed") && text.contains("general.only_b"), "{text}");
+}
+
+#[test]
+fn added_and_removed_tensors_are_named() {
+    let daemon = TestDaemon::start();
+    let large = ModelFile::dense(1);
+    let mut small = ModelFile::dense(1);
+    let gone = small.tensors.pop().unwrap().name;
+    import(&daemon, "large", &large);
+    import(&daemon, "small", &small);
+    assert_eq!(changes(&diff(&daemon, "large", "small")), [(gone.clone(), "removed".to_owned())].into());
+    assert_eq!(changes(&diff(&daemon, "small", "large")), [(gone, "added".to_owned())].into());
+}
+
+#[test]
+fn experts_that_are_equal_in_different_groups_are_shared() {
+    let daemon = TestDaemon::start();
+    let name = "blk.0.ffn_up.1.weight";
+    import(&daemon, "a", &ModelFile::separate_experts(1, 4));
+    import(&daemon, "b", &ModelFile::separate_experts(1, 4).with_changed(name));
+    let report = diff(&daemon, "a", "b");
+    assert_eq!(changes(&report), [(name.to_owned(), "changed".to_owned())].into());
+}
+
+#[test]
+fn unknown_model_is_not_found() {
+    let daemon = TestDaemon::start();
+    import(&daemon, "a", &ModelFile::dense(1));
+    daemon.command().line("diff a nobody").exits_with(3);
+    daemon.command().line("diff nobody a").exits_with(3);
+}
