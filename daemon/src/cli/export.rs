@@ -10,9 +10,7 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{FileSelection, OpenParams, TensorSelection};
 use blobd_client::protocol::response::OpenLayer;
 use blobd_store_format::digest::{Digest, Hasher};
-use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::gguf::rewrite::RewrittenFile;
-use blobd_store_format::manifest::is_file_name;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 use serde::Serialize;
@@ -21,6 +19,7 @@ use self::output_file::TemporaryName;
 use self::rewrite::{RewriteArgs, Rewriting};
 use self::target::Target;
 use super::connect::{client_error, connect};
+use super::file_name::file_name;
 use super::interrupt::on_end;
 use super::progress::Bar;
 use super::{Global, file_error, usage};
@@ -29,7 +28,6 @@ use crate::size::human_bytes;
 
 mod output_file;
 mod rewrite;
-mod source;
 mod target;
 
 /// Write a model's original file, bit for bit, or another GGUF file with the same tensors
@@ -157,20 +155,9 @@ fn report(global: &Global, path: &Path, digest: Digest, size: u64) -> Result<Exp
     Ok(Exported { path, digest, size })
 }
 
-/// `llama3-8b.gguf` in the current directory or the given one. If there are several files, each has the
-/// name that its registry gives it, or the name of a shard, by which engines find the others.
+/// In the current directory or the given one.
 fn output_path(params: &Params, layer: &OpenLayer, index: usize, count: usize) -> Result<PathBuf, ErrorBody> {
-    let stem = format!("{}-{}", params.reference.model(), params.reference.tag());
-    let own = layer.name.as_deref().filter(|name| count > 1 && !name.contains('/') && is_file_name(name));
-    let number = if index == 0 { String::new() } else { format!("-{}", index + 1) };
-    let extension = FileFormat::DEFAULT.extension();
-    let name = match layer.media_type.component() {
-        _ if own.is_some() => own.unwrap_or_default().to_owned(),
-        "model" if count > 1 => format!("{stem}-{:05}-of-{count:05}{extension}", index + 1),
-        "model" => format!("{stem}{extension}"),
-        part if layer.media_type.holds_tensors() => format!("{stem}-{part}{number}{extension}"),
-        part => format!("{stem}-{}{number}", part.replace('/', "-")),
-    };
+    let name = file_name(&params.reference, layer, index, count);
     match &params.output {
         None => Ok(name.into()),
         Some(directory) if directory.is_dir() => Ok(directory.join(name)),

@@ -4,6 +4,7 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use clap::Args;
 
 use self::document::Document;
+use self::hash::HashArgs;
 use self::texts::Text;
 use super::connect::print_result;
 use super::model_source::ModelArgs;
@@ -11,6 +12,7 @@ use super::{Global, residency};
 
 mod document;
 mod full;
+mod hash;
 mod render;
 mod tensors;
 mod texts;
@@ -29,7 +31,9 @@ Examples:
   blobd show ./model-Q4_K_M.gguf               a file of this machine
   blobd show hf.co/user/repo:Q4_K_M            before the download: fetches only the header
   blobd show llama3:8b --json | jq '.tensors[0].digest'
-  blobd show llama3:8b --full --json           every key of the header with its type and whole value"
+  blobd show llama3:8b --full --json           every key of the header with its type and whole value
+  blobd show llama3:8b --hash sha256 > model.sha256
+  blobd show llama3:8b --check model.sha256    exit code 5 if a tensor differs"
 )]
 pub(super) struct Params {
     #[command(flatten)]
@@ -64,11 +68,16 @@ pub(super) struct Params {
     /// Show how much is in memory instead, for each stack of experts and for the rest
     #[arg(long, conflicts_with_all = ["tensors", "metadata", "layers", "full", "text"])]
     residency: bool,
+    #[command(flatten)]
+    hash: HashArgs,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.residency {
         return residency::show(global, &params.model.reference()?);
+    }
+    if params.hash.is_given() {
+        return hash::show(global, &params.model.reference()?, &params.hash);
     }
     let (model, connected) = params.model.describe(global)?;
     if let Some(text) = params.text() {

@@ -38,6 +38,7 @@ mod reference_model;
 mod release;
 mod residency;
 mod show;
+mod show_hash;
 mod shutdown;
 mod sources;
 mod space;

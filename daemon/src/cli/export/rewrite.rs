@@ -12,8 +12,8 @@ use blobd_store_format::gguf::{ByteOrder, GgmlType, GgufError};
 use blobd_store_format::quant::swap_bytes;
 use clap::{Args, ValueEnum};
 
-use super::source::SourceFile;
 use crate::cli::progress::Bar;
+use crate::cli::source_file::SourceFile;
 use crate::size::parse_size;
 
 /// Options that make other files than the original.

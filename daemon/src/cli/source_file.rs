@@ -31,6 +31,11 @@ impl<'m> SourceFile<'m> {
         self.pieces.size()
     }
 
+    /// The name of the model, for messages.
+    pub(super) fn model(&self) -> &str {
+        self.model.name()
+    }
+
     /// The GGUF header at the start of the file.
     pub(super) fn read_header(&mut self) -> Result<Header, ErrorBody> {
         let mut parser = HeaderParser::new();
@@ -91,7 +96,8 @@ impl<'m> SourceFile<'m> {
     }
 
     fn invalid(&self, error: &impl std::fmt::Display) -> ErrorBody {
-        let message = format!("model {}: {error}; only GGUF files can be rewritten", self.model.name());
+        let message =
+            format!("model {}: {error}; only GGUF files can be rewritten or hashed", self.model.name());
         ErrorBody::new(ErrorCode::InvalidInput, message)
     }
 }
