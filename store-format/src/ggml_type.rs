@@ -19,11 +19,13 @@ impl GgmlType {
         Self(id)
     }
 
-    /// The type with this name, as [`GgmlType::name`] gives it.
+    /// The type with this name, as [`GgmlType::name`] gives it. `None` for `type-41`: it is the type of a
+    /// fork, not llama.cpp's type 41.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         let row = TYPES.iter().find(|row| row.name == name).map(|row| Self(row.id));
-        row.or_else(|| name.strip_prefix(UNKNOWN_PREFIX)?.parse().ok().map(Self))
+        let unknown = || name.strip_prefix(UNKNOWN_PREFIX)?.parse().ok().map(Self);
+        row.or_else(|| unknown().filter(|ggml_type| ggml_type.row().is_none()))
     }
 
     /// The id.
@@ -37,7 +39,7 @@ impl GgmlType {
     pub fn name(self) -> Cow<'static, str> {
         match self.row() {
             Some(row) => Cow::Borrowed(row.name),
-            None => Cow::Owned(format!("{UNKNOWN_PREFIX}{}", self.0)),
+            None => Cow::Owned(self.fork_name()),
         }
     }
 
@@ -53,6 +55,17 @@ impl GgmlType {
     pub const fn is_removed(self) -> bool {
         // Q4_3; Q4_0_4_4, Q4_0_4_8, Q4_0_8_8; IQ4_NL_4_4, IQ4_NL_4_8, IQ4_NL_8_8.
         matches!(self.0, 5 | 31..=33 | 36..=38)
+    }
+
+    /// The name of a fork's type with this id: `type-41`, whatever llama.cpp calls its own type.
+    pub(crate) fn fork_name(self) -> String {
+        format!("{UNKNOWN_PREFIX}{}", self.0)
+    }
+
+    /// Whether forks of llama.cpp use the id for types of their own. They also use ids that llama.cpp does not:
+    /// 43, 44, 142 and 143.
+    pub(crate) const fn is_used_by_forks(self) -> bool {
+        matches!(self.0, 41 | 42)
     }
 
     fn row(self) -> Option<&'static Row> {
@@ -151,6 +164,7 @@ mod tests {
         assert_eq!(GgmlType::Q4_K.name(), "Q4_K");
         assert_eq!(GgmlType::from_id(77).name(), "type-77");
         assert_eq!(GgmlType::from_name("Q9_K"), None);
+        assert_eq!(GgmlType::from_name("type-41"), None, "a fork's");
     }
 
     #[test]

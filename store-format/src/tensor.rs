@@ -196,7 +196,8 @@ pub(crate) fn check_name(name: &[u8]) -> Result<&str, TensorError> {
     if text.chars().any(char::is_control) { Err(TensorError::NameText) } else { Ok(text) }
 }
 
-/// The size of a tensor in bytes: its shape times its type; `None` if that type is unknown.
+/// The size of a tensor in bytes: its shape times its type; `None` if that type is unknown, or if it must be
+/// that of a fork, since rows are not whole blocks of llama.cpp's type with this id.
 pub(crate) fn size_bytes(ggml_type: GgmlType, shape: Shape) -> Result<Option<u64>, TensorError> {
     if ggml_type.is_removed() {
         return Err(TensorError::RemovedType { ggml_type });
@@ -206,6 +207,9 @@ pub(crate) fn size_bytes(ggml_type: GgmlType, shape: Shape) -> Result<Option<u64
         return Ok((count == 0).then_some(0));
     };
     let row = shape.row_elements();
+    if !row.is_multiple_of(block) && ggml_type.is_used_by_forks() {
+        return Ok(None);
+    }
     if !row.is_multiple_of(block) {
         return Err(TensorError::Row { ggml_type, row, block });
     }
@@ -269,6 +273,13 @@ mod tests {
         let error = TensorError::Row { ggml_type: GgmlType::Q4_K, row: 384, block: 256 };
         assert_eq!(size(GgmlType::Q4_K, &[384, 256]), Err(error));
         assert!(matches!(size(GgmlType::Q4_0, &[]), Err(TensorError::Row { row: 1, .. })));
+    }
+
+    #[test]
+    fn row_of_a_broken_block_belongs_to_a_forks_type_if_forks_use_the_id() {
+        assert_eq!(size(GgmlType::Q1_0, &[256, 2]), Ok(Some(72)));
+        assert_eq!(size(GgmlType::Q1_0, &[96]), Ok(None));
+        assert_eq!(size(GgmlType::Q2_0, &[96]), Ok(None));
     }
 
     #[test]

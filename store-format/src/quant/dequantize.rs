@@ -17,6 +17,21 @@ pub fn element_count(ggml_type: GgmlType, bytes: &[u8]) -> Result<usize, QuantEr
     Ok(blocks.saturating_mul(elements))
 }
 
+/// Cuts a tensor into pieces of whole blocks with the same number of elements, 65,536, for every type; the
+/// last piece may have fewer.
+///
+/// # Errors
+/// As [`element_count`].
+pub fn pieces(ggml_type: GgmlType, bytes: &[u8]) -> Result<impl Iterator<Item = &[u8]>, QuantError> {
+    /// A multiple of every block's elements, and a quarter of a mebibyte of `f32`, which a processor's cache
+    /// holds.
+    const ELEMENTS: u64 = 1 << 16;
+    let layout = BlockLayout::of(ggml_type).ok_or(QuantError::UnknownType { ggml_type })?;
+    whole_blocks(&layout, bytes.len())?;
+    let size = usize::try_from(ELEMENTS / layout.elements() * layout.bytes()).unwrap_or(usize::MAX);
+    Ok(bytes.chunks(size))
+}
+
 /// Converts any whole number of blocks of little-endian data to `f32`.
 ///
 /// The results equal those of PyPI's `gguf` bit for bit (NaN for NaN) for the types that it converts. `F64`,

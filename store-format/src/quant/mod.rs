@@ -2,7 +2,8 @@
 //!
 //! [`BlockLayout`] describes the block of a type as data; `docs/FORMATS.md` shows the same table.
 //! [`dequantize`] converts blocks to `f32`, [`Values`] to numbers without loss, and [`swap_bytes`] changes the
-//! byte order of a tensor. All take any whole number of blocks, so a tensor can be converted piece by piece.
+//! byte order of a tensor. All take any whole number of blocks, so a tensor can be converted in [`pieces`].
+//! [`Range`] computes statistics, [`relative_rms_error`] compares two tensors.
 //!
 //! ```
 //! use blobd_store_format::gguf::GgmlType;
@@ -25,15 +26,20 @@
 //! Sources: ggml's `ggml-common.h` and `ggml-quants.c`, and PyPI's `gguf`, `quants.py`.
 
 mod block;
+mod compare;
 mod decode;
 mod dequantize;
+mod statistics;
+mod sum;
 mod swap;
 mod table;
 #[cfg(test)]
 mod tests;
 
 pub use self::block::{BlockLayout, Field, FieldType};
-pub use self::dequantize::{Values, dequantize, element_count};
+pub use self::compare::relative_rms_error;
+pub use self::dequantize::{Values, dequantize, element_count, pieces};
+pub use self::statistics::{Distribution, Histogram, Range, Statistics};
 pub use self::swap::swap_bytes;
 use crate::ggml_type::GgmlType;
 
@@ -56,6 +62,14 @@ pub enum QuantError {
         found: usize,
         /// The size of a block.
         block_bytes: u64,
+    },
+    /// Two tensors have different numbers of elements.
+    #[error("{found} elements, expected {expected}; only tensors of the same shape can be compared")]
+    ElementCount {
+        /// The elements of the other tensor.
+        found: usize,
+        /// The elements of the original.
+        expected: usize,
     },
     /// The output has another length than the tensor.
     #[error("room for {found} numbers, expected {expected}")]

@@ -203,6 +203,21 @@ fn several_blocks_are_converted_in_order() {
 }
 
 #[test]
+fn pieces_have_as_many_elements_for_every_type() {
+    for layout in BlockLayout::all() {
+        let (ggml_type, size) = (layout.ggml_type(), usize::try_from(layout.bytes()).unwrap());
+        assert!(65_536_u64.is_multiple_of(layout.elements()), "{ggml_type}");
+        let blocks = usize::try_from(65_536 / layout.elements()).unwrap();
+        let tensor = vec![0; (blocks + 1) * size];
+        let lengths: Vec<_> = pieces(ggml_type, &tensor).unwrap().map(<[u8]>::len).collect();
+        assert_eq!(lengths, [blocks * size, size], "{ggml_type}");
+    }
+    assert_eq!(pieces(GgmlType::F32, &[]).unwrap().count(), 0);
+    assert!(pieces(GgmlType::F32, &[0; 3]).is_err());
+    assert!(pieces(GgmlType::from_id(77), &[]).is_err());
+}
+
+#[test]
 fn unknown_types_partial_blocks_and_wrong_lengths_are_refused() {
     let unknown = GgmlType::from_id(142);
     assert_eq!(dequantize(unknown, &[0; 18], &mut []), Err(QuantError::UnknownType { ggml_type: unknown }));
