@@ -62,6 +62,10 @@ quants:
     cargo build --release --package blobd-tests --bin dequantize
     python3 tests/quants.py target/release/dequantize
 
+# Compare `blobd tensor` with an independent reader and numpy; takes `pip install gguf`
+tensors *files: build
+    python3 tests/tensors.py target/release/blobd {{ files }}
+
 # Real engines on a model of yours, plain and from blobd; takes node, Python, cargo, Go, else they are skipped
 engines model prompt=" The" text="": build
     tests/engines/run target/release/blobd {{ model }} "{{ prompt }}" "{{ text }}"

@@ -15,20 +15,18 @@ use blobd_store_format::reference::Reference;
 use clap::Args;
 use serde::Serialize;
 
-use self::output_file::TemporaryName;
 use self::rewrite::{RewriteArgs, Rewriting};
-use self::target::Target;
 use super::connect::{client_error, connect};
 use super::file_name::file_name;
 use super::interrupt::on_end;
+use super::output_file::TemporaryName;
 use super::progress::Bar;
+use super::target::Target;
 use super::{Global, file_error, usage};
 use crate::output::{print, print_json};
 use crate::size::human_bytes;
 
-mod output_file;
 mod rewrite;
-mod target;
 
 /// Write a model's original file, bit for bit, or another GGUF file with the same tensors
 #[derive(Debug, Args)]

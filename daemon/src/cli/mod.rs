@@ -28,6 +28,7 @@ mod logout;
 mod ls;
 mod model_source;
 mod mount;
+mod output_file;
 mod pin;
 mod progress;
 mod prompt;
@@ -42,6 +43,8 @@ mod serve;
 mod show;
 mod source_file;
 mod tag;
+mod target;
+mod tensor;
 mod undelete;
 mod verify;
 mod warm;
@@ -104,6 +107,7 @@ enum Command {
     Ls(ls::Params),
     Show(show::Params),
     Diff(diff::Params),
+    Tensor(tensor::Params),
     Ps(ps::Params),
     Release(release::Params),
     Warm(warm::Params),
@@ -157,6 +161,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Ls(params) => ls::run(global, &params),
         Command::Show(params) => show::run(global, &params),
         Command::Diff(params) => diff::run(global, &params),
+        Command::Tensor(params) => tensor::run(global, &params),
         Command::Ps(params) => ps::run(global, &params),
         Command::Release(params) => release::run(global, &params),
         Command::Warm(params) => warm::run(global, &params),

@@ -45,6 +45,7 @@ mod space;
 mod space_model;
 mod special_files;
 mod substituted;
+mod tensor;
 mod trash;
 mod verify;
 mod warm;

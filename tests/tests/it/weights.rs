@@ -91,3 +91,21 @@ fn layers_that_are_tensors_are_selected_like_tensors_of_a_file() {
         assert_eq!(error.code(), ErrorCode::NotFound, "{error}");
     }
 }
+
+#[test]
+fn tensor_shows_the_numbers_of_a_layer() {
+    let (daemon, name) = daemon();
+    let tensor = |arguments: &[&str]| {
+        let name = name.to_string();
+        daemon.command().run(["tensor", &name, "text_encoder/b"].iter().chain(arguments))
+    };
+    let found = tensor(&["--json"]).succeeds().json();
+    assert_eq!((&found["type"], &found["shape"]), (&json!("BF16"), &json!([2])));
+    assert_eq!((&found["min"], &found["max"]), (&json!(1.015_625), &json!(1.125)));
+    assert_eq!(tensor(&["--dump"]).succeeds().stdout, [0x82, 0x3f, 0x90, 0x3f]);
+    let npy = tensor(&["--npy"]).succeeds().stdout;
+    assert!(npy.ends_with(&[1.015_625_f32.to_le_bytes(), 1.125_f32.to_le_bytes()].concat()));
+    let error = daemon.command().run(["tensor", &name.to_string(), "text_encoder/c", "--json"]);
+    let error = error.exits_with(3).error();
+    assert!(error.hint.unwrap().contains("text_encoder/a, text_encoder/b"), "the nearest names");
+}

@@ -1,0 +1,129 @@
+//! `blobd tensor`
+//!
+//! The numbers are computed in this process from the mapped blob; the daemon does not convert them.
+
+use std::io::{self, IsTerminal as _};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_store_format::quant;
+use blobd_store_format::reference::Reference;
+use clap::Args;
+
+use self::source::StoredTensor;
+use super::connect::{connect, print_result};
+use super::{Global, usage};
+use crate::output::print_json;
+
+mod npy;
+mod source;
+mod statistics;
+mod values;
+mod write;
+
+/// Show one tensor: statistics, single values, or all of it as a file
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Quantised tensors are converted to float32. Statistics are those of the finite values; elements are
+numbered from 0 in the order of the file.
+
+Examples:
+  blobd tensor llama3:8b blk.0.attn_q.weight                 statistics and a histogram
+  blobd tensor llama3:8b output_norm.weight --values 0..16
+  blobd tensor mixtral:8x7b blk.3.ffn_up_exps.weight --expert 5
+  blobd tensor llama3:8b token_embd.weight --npy -o embeddings.npy
+  blobd tensor llama3:8b token_embd.weight --dump | sha256sum
+  blobd tensor llama3:8b blk.0.attn_q.weight --json | jq .std"
+)]
+pub(super) struct Params {
+    /// The model
+    #[arg(value_name = "REF")]
+    reference: Reference,
+    /// The tensor's name, as `blobd show --tensors` lists it
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// Use only this expert of a stack of experts, numbered from 0
+    #[arg(long, value_name = "N")]
+    expert: Option<u64>,
+    /// Show minimum, maximum, mean, deviation and a histogram; the default
+    #[arg(long, group = "form")]
+    stats: bool,
+    /// Show the elements from A up to, but without, B
+    #[arg(long, group = "form", value_name = "A..B", value_parser = parse_range)]
+    values: Option<Range<u64>>,
+    /// Write the raw bytes as they are stored
+    #[arg(long, group = "form")]
+    dump: bool,
+    /// Write a file for numpy: float32, or the type itself if numpy has it
+    #[arg(long, group = "form")]
+    npy: bool,
+    /// Where --dump and --npy write to; - is standard output, the default
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    if params.output.is_some() && !params.dump && !params.npy {
+        return Err(usage("-o: only --dump and --npy write a file"));
+    }
+    let connected = connect(global)?;
+    let tensor = StoredTensor::open(&connected.client, &params.reference, &params.name)?;
+    let tensor = match params.expert {
+        Some(number) => tensor.expert(number)?,
+        None => tensor,
+    };
+    if params.dump || params.npy {
+        return write(global, params, &tensor);
+    }
+    match &params.values {
+        Some(range) => print_result(global, &values::of(&tensor, range)?, values::render),
+        None => print_result(global, &statistics::of(&tensor)?, statistics::render),
+    }
+}
+
+fn write(global: &Global, params: &Params, tensor: &StoredTensor) -> Result<(), ErrorBody> {
+    let path = params.output.as_deref().filter(|path| *path != Path::new("-"));
+    if path.is_none() && io::stdout().is_terminal() {
+        return Err(usage("standard output is a terminal").with_hint("redirect it, or give a file with -o"));
+    }
+    let content = if params.npy { write::Content::npy(tensor)? } else { write::Content::raw(tensor) };
+    let Some(path) = path else { return write::to_stdout(&content) };
+    write::to_file(&content, path)?;
+    if !global.json {
+        return Ok(());
+    }
+    let (path, size) = (path.display().to_string(), content.size());
+    print_json(&serde_json::json!({ "name": tensor.name, "path": path, "size": size }))
+}
+
+fn parse_range(text: &str) -> Result<Range<u64>, String> {
+    let (start, end) = text.split_once("..").ok_or("expected A..B, such as 0..16")?;
+    let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text:?}: {error}"));
+    let (start, end) = (number(start)?, number(end)?);
+    if start < end { Ok(start..end) } else { Err(format!("{start}..{end} has no elements")) }
+}
+
+/// An error in the conversion of a tensor.
+fn quant_error(name: &str, error: &quant::QuantError) -> ErrorBody {
+    use blobd_client::protocol::error::ErrorCode;
+    let message = format!("tensor {name:?}: {error}");
+    match error {
+        quant::QuantError::UnknownType { .. } => ErrorBody::new(ErrorCode::InvalidRequest, message)
+            .with_hint("--dump writes its bytes as they are"),
+        _ => ErrorBody::new(ErrorCode::Corrupt, message).with_hint("run `blobd verify`"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_have_a_start_and_an_end() {
+        assert_eq!(parse_range("0..16"), Ok(0..16));
+        for text in ["", "5", "..4", "4..", "4..4", "5..4", "a..b", "-1..4", "0..99999999999999999999"] {
+            assert!(parse_range(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! A tensor of a stored model, mapped.
+
+use std::borrow::Cow;
+
+use blobd_client::client::Client;
+use blobd_client::error::ClientError;
+use blobd_client::model::{BlobSlice, OpenModel};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::request::{OpenParams, TensorSelection};
+use blobd_client::protocol::response::TensorLocation;
+use blobd_client::weights::{Dtype, ManifestWeights, WeightsError};
+use blobd_store_format::gguf::{ByteOrder, GgmlType, Header};
+use blobd_store_format::quant::{self, Values};
+use blobd_store_format::recipe::Experts;
+use blobd_store_format::reference::Reference;
+
+use super::{quant_error, usage};
+use crate::cli::connect::client_error;
+use crate::cli::residency::model_error;
+
+/// A tensor, or one expert of a stack.
+#[derive(Debug)]
+pub(super) struct StoredTensor {
+    pub(super) name: String,
+    /// The name of its type in its format.
+    pub(super) type_name: String,
+    /// Its dimensions in the order of its format.
+    pub(super) shape: Vec<u64>,
+    /// The order of the dimensions.
+    pub(super) is_fastest_first: bool,
+    pub(super) expert: Option<u64>,
+    /// Its bytes, as they are stored.
+    pub(super) bytes: BlobSlice,
+    /// The ggml type with the same numbers; an error if blobd cannot convert them.
+    ggml_type: Result<GgmlType, ErrorBody>,
+    is_big_endian: bool,
+    experts: Option<Experts>,
+}
+
+impl StoredTensor {
+    /// Opens a tensor by its name, and nothing else of the model.
+    pub(super) fn open(client: &Client, reference: &Reference, name: &str) -> Result<Self, ErrorBody> {
+        let tensors = TensorSelection::Names(vec![name.to_owned()]);
+        match client.open_with(&OpenParams { tensors, ..OpenParams::new(reference.clone()) }) {
+            Ok(model) => match model.tensor(name) {
+                Some(tensor) => Self::of_gguf(&model, tensor),
+                // The name is that of a layer.
+                None => Self::of_layers(client, reference, name),
+            },
+            Err(ClientError::Daemon(error)) if error.code == ErrorCode::NotFound => {
+                Self::open_unlisted(client, reference, name, error)
+            }
+            Err(error) => Err(client_error(error)),
+        }
+    }
+
+    /// A name that no file's table has: a tensor inside a layer, or a wrong name.
+    fn open_unlisted(
+        client: &Client,
+        reference: &Reference,
+        name: &str,
+        error: ErrorBody,
+    ) -> Result<Self, ErrorBody> {
+        let details = client.model(reference).map_err(client_error)?;
+        if details.layers.iter().any(|layer| layer.media_type.component() == "tensor") {
+            return Self::of_layers(client, reference, name);
+        }
+        Err(with_nearest(error, name, details.tensors.iter().map(|tensor| tensor.name.as_str())))
+    }
+
+    fn of_gguf(model: &OpenModel, tensor: &TensorLocation) -> Result<Self, ErrorBody> {
+        let map = model.map_tensor(tensor).map_err(model_error)?;
+        let layer = usize::try_from(tensor.layer).unwrap_or(usize::MAX);
+        let header = Header::parse(&model.layer_header(layer).map_err(model_error)?);
+        let header = header.map_err(|error| ErrorBody::new(ErrorCode::Corrupt, error))?;
+        let unknown = || {
+            let message = format!("tensor {:?}: type {} is not known", tensor.name, tensor.type_name);
+            usage(message).with_hint("--dump writes its bytes as they are")
+        };
+        Ok(Self {
+            name: tensor.name.clone(),
+            type_name: tensor.type_name.clone(),
+            shape: tensor.shape.clone(),
+            is_fastest_first: true,
+            expert: None,
+            bytes: map.bytes().clone(),
+            ggml_type: GgmlType::from_name(&tensor.type_name).ok_or_else(unknown),
+            is_big_endian: header.byte_order() == ByteOrder::Big,
+            experts: tensor.experts,
+        })
+    }
+
+    /// A tensor of a model with a safetensors file per tensor.
+    fn of_layers(client: &Client, reference: &Reference, name: &str) -> Result<Self, ErrorBody> {
+        let weights = ManifestWeights::open(client, reference);
+        let weights = weights.map_err(|error| ErrorBody::new(error.code(), error))?;
+        let tensor = weights.tensor(name).map_err(|error| match error {
+            WeightsError::NoTensor { ref model, .. } => {
+                let message = format!("model {model}: no tensor {name:?}");
+                with_nearest(ErrorBody::new(ErrorCode::NotFound, message), name, weights.names())
+            }
+            error => ErrorBody::new(error.code(), error),
+        })?;
+        let dtype = tensor.dtype();
+        let unknown = || {
+            let message = format!("tensor {name:?}: safetensors type {} is not converted", dtype.name());
+            usage(message).with_hint("--dump writes its bytes as they are")
+        };
+        let bytes = tensor.mapped().cloned().unwrap_or_default();
+        let count = tensor.shape().first().copied().filter(|count| tensor.shape().len() > 2 && *count > 0);
+        let experts = count.map(|count| Experts { count, stride: bytes.len() as u64 / count });
+        Ok(Self {
+            name: name.to_owned(),
+            type_name: dtype.name().to_owned(),
+            shape: tensor.shape().to_vec(),
+            is_fastest_first: false,
+            expert: None,
+            bytes,
+            ggml_type: plain_type(dtype).ok_or_else(unknown),
+            is_big_endian: false,
+            experts,
+        })
+    }
+
+    /// One expert of a stack.
+    pub(super) fn expert(self, number: u64) -> Result<Self, ErrorBody> {
+        let Some(Experts { count, stride }) = self.experts else {
+            return Err(usage(format!("tensor {:?}: is no stack of experts", self.name)));
+        };
+        let part = (number < count).then(|| self.bytes.part(number.saturating_mul(stride), stride)).flatten();
+        let Some(bytes) = part else {
+            let message = format!("tensor {:?}: no expert {number}, it has {count}", self.name);
+            return Err(ErrorBody::new(ErrorCode::NotFound, message));
+        };
+        let mut shape = self.shape;
+        if self.is_fastest_first {
+            shape.pop()
+        } else {
+            (!shape.is_empty()).then(|| shape.remove(0))
+        };
+        Ok(Self { shape, bytes, expert: Some(number), experts: None, ..self })
+    }
+
+    /// The dimensions in numpy's order, the slowest first.
+    pub(super) fn numpy_shape(&self) -> Vec<u64> {
+        let mut shape = self.shape.clone();
+        if self.is_fastest_first {
+            shape.reverse();
+        }
+        shape
+    }
+
+    pub(super) fn elements(&self) -> u64 {
+        self.shape.iter().fold(1, |product, length| product.saturating_mul(*length))
+    }
+
+    /// The type as which the bytes are converted.
+    pub(super) fn ggml_type(&self) -> Result<GgmlType, ErrorBody> {
+        self.ggml_type.clone()
+    }
+
+    /// All bytes in pieces of whole blocks, little-endian.
+    pub(super) fn pieces(&self) -> Result<impl Iterator<Item = Result<Cow<'_, [u8]>, ErrorBody>>, ErrorBody> {
+        self.pieces_of(&self.bytes)
+    }
+
+    /// Some of the tensor's blocks in the same way.
+    pub(super) fn pieces_of<'b>(
+        &'b self,
+        bytes: &'b [u8],
+    ) -> Result<impl Iterator<Item = Result<Cow<'b, [u8]>, ErrorBody>>, ErrorBody> {
+        let ggml_type = self.ggml_type()?;
+        let pieces = quant::pieces(ggml_type, bytes).map_err(|error| quant_error(&self.name, &error))?;
+        Ok(pieces.map(move |piece| {
+            if !self.is_big_endian {
+                return Ok(Cow::Borrowed(piece));
+            }
+            let mut swapped = piece.to_vec();
+            let done = quant::swap_bytes(ggml_type, &mut swapped);
+            done.map(|()| swapped.into()).map_err(|error| quant_error(&self.name, &error))
+        }))
+    }
+
+    /// Calls a function with all numbers, piece by piece.
+    pub(super) fn each_piece(&self, mut visit: impl FnMut(&[f64])) -> Result<(), ErrorBody> {
+        let ggml_type = self.ggml_type()?;
+        let mut numbers = Vec::new();
+        for piece in self.pieces()? {
+            let values = Values::of(ggml_type, &piece?).map_err(|error| quant_error(&self.name, &error))?;
+            numbers.clear();
+            values.append_to(&mut numbers);
+            visit(&numbers);
+        }
+        Ok(())
+    }
+}
+
+/// The ggml type with the same numbers.
+fn plain_type(dtype: Dtype) -> Option<GgmlType> {
+    Some(match dtype {
+        Dtype::F64 => GgmlType::F64,
+        Dtype::F32 => GgmlType::F32,
+        Dtype::F16 => GgmlType::F16,
+        Dtype::BF16 => GgmlType::BF16,
+        Dtype::I64 => GgmlType::I64,
+        Dtype::I32 => GgmlType::I32,
+        Dtype::I16 => GgmlType::I16,
+        Dtype::I8 => GgmlType::I8,
+        _ => return None,
+    })
+}
+
+/// Adds the names that are most similar to the wrong one.
+fn with_nearest<'n>(error: ErrorBody, name: &str, names: impl Iterator<Item = &'n str>) -> ErrorBody {
+    const SHOWN: usize = 3;
+    let mut nearest: Vec<&str> = names.collect();
+    nearest.sort_by_cached_key(|known| (strsim::levenshtein(name, known), *known));
+    nearest.truncate(SHOWN);
+    match nearest.is_empty() {
+        true => error,
+        false => error.with_hint(format!("the most similar names are {}", nearest.join(", "))),
+    }
+}

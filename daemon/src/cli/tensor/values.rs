@@ -1,0 +1,99 @@
+//! Single elements of a tensor.
+
+use std::ops::Range;
+
+use blobd_client::protocol::error::ErrorBody;
+use blobd_store_format::quant::Values;
+use serde::Serialize;
+use serde_json::Value as Json;
+
+use super::source::StoredTensor;
+use super::{quant_error, usage};
+use crate::output::{Table, terminal_width};
+
+/// The most elements at a time: the result is one JSON document, which is collected in memory.
+const MAX_VALUES: u64 = 1 << 20;
+
+#[derive(Debug, Serialize)]
+pub(super) struct TensorValues {
+    name: String,
+    #[serde(rename = "type")]
+    type_name: String,
+    shape: Vec<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expert: Option<u64>,
+    /// The number of the first element.
+    first: u64,
+    /// Numbers; what is not finite is `"NaN"`, `"Infinity"` or `"-Infinity"`.
+    values: Vec<Json>,
+    #[serde(skip)]
+    texts: Vec<String>,
+}
+
+pub(super) fn of(tensor: &StoredTensor, range: &Range<u64>) -> Result<TensorValues, ErrorBody> {
+    let (elements, ggml_type) = (tensor.elements(), tensor.ggml_type()?);
+    let count = range.end.saturating_sub(range.start);
+    if range.end > elements {
+        return Err(usage(format!("--values: {} is beyond the tensor's {elements} elements", range.end)));
+    }
+    if count > MAX_VALUES {
+        let message = format!("--values: {count} elements, at most {MAX_VALUES} are shown at a time");
+        return Err(usage(message).with_hint("--npy writes all"));
+    }
+    // A type that can be converted has blocks of at least one element.
+    let (block, block_bytes) = ggml_type.block().unwrap_or((1, 1));
+    let index = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+    let blocks = range.start / block..range.end.div_ceil(block);
+    let bytes = blocks.start.saturating_mul(block_bytes)..blocks.end.saturating_mul(block_bytes);
+    let bytes = tensor.bytes.get(index(bytes.start)..index(bytes.end)).unwrap_or_default();
+    let (mut values, mut texts) = (Vec::new(), Vec::new());
+    for piece in tensor.pieces_of(bytes)? {
+        let converted = Values::of(ggml_type, &piece?).map_err(|error| quant_error(&tensor.name, &error))?;
+        append(&converted, &mut values, &mut texts);
+    }
+    let (skipped, wanted) = (index(range.start % block), index(count));
+    Ok(TensorValues {
+        name: tensor.name.clone(),
+        type_name: tensor.type_name.clone(),
+        shape: tensor.shape.clone(),
+        expert: tensor.expert,
+        first: range.start,
+        values: values.into_iter().skip(skipped).take(wanted).collect(),
+        texts: texts.into_iter().skip(skipped).take(wanted).collect(),
+    })
+}
+
+pub(super) fn render(found: &TensorValues) -> String {
+    let mut table = Table::new(&["ELEMENT", "VALUE"], &[0, 1]);
+    for (number, text) in (found.first..).zip(&found.texts) {
+        table.row([number.to_string(), text.clone()]);
+    }
+    table.render(terminal_width())
+}
+
+fn append(converted: &Values, values: &mut Vec<Json>, texts: &mut Vec<String>) {
+    match converted {
+        Values::F32(numbers) => {
+            values.extend(numbers.iter().map(|number| json(f64::from(*number))));
+            texts.extend(numbers.iter().map(f32::to_string));
+        }
+        Values::F64(numbers) => {
+            values.extend(numbers.iter().map(|number| json(*number)));
+            texts.extend(numbers.iter().map(f64::to_string));
+        }
+        Values::I64(numbers) => {
+            values.extend(numbers.iter().map(|number| Json::from(*number)));
+            texts.extend(numbers.iter().map(i64::to_string));
+        }
+        _ => {}
+    }
+}
+
+fn json(number: f64) -> Json {
+    match number {
+        _ if number.is_nan() => "NaN".into(),
+        f64::INFINITY => "Infinity".into(),
+        f64::NEG_INFINITY => "-Infinity".into(),
+        _ => number.into(),
+    }
+}
