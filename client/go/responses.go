@@ -68,9 +68,12 @@ type ModelDetails struct {
 type TensorEntry struct {
 	// Name is its name in its file.
 	Name string `json:"name"`
-	// Type is the name of its ggml type, such as Q4_K.
+	// Type is the name of its ggml type, such as Q4_K; of a tensor in safetensors, its element type or how it
+	// is quantised, such as NVFP4.
 	Type string `json:"type"`
-	// Shape has its dimensions in GGUF order, the fastest first.
+	// Format is gguf or safetensors.
+	Format string `json:"format"`
+	// Shape has its dimensions: of GGUF the fastest first, of safetensors the slowest first.
 	Shape []uint64 `json:"shape"`
 	// Digest is the digest of the blob that holds it.
 	Digest string `json:"digest"`

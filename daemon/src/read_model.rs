@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::large_models::ReadPermit;
 use crate::limits::too_many_unread;
-use crate::ops::OpError;
+use crate::ops::{OpError, header_bytes};
 use crate::state::Daemon;
 
 /// Models with smaller recipes (and smaller headers, if those are read) are not counted. Headers with a
@@ -69,7 +69,7 @@ fn weight(daemon: &Daemon, reference: &Reference, reads: Reads) -> Result<(Diges
     if reads == Reads::Recipes || bytes >= LARGE_FROM_BYTES {
         return Ok((manifest, bytes));
     }
-    Ok((manifest, bytes.saturating_add(daemon.store.header_bytes(reference)?)))
+    Ok((manifest, bytes.saturating_add(header_bytes(&daemon.store, reference)?)))
 }
 
 /// Waits for the memory to read a model. Fails with `busy` after a time limit.

@@ -56,6 +56,7 @@ pub mod layers;
 pub mod layout;
 pub mod manifest;
 pub mod metadata;
+pub mod model_config;
 pub mod model_diff;
 pub mod model_facts;
 pub mod outline;

@@ -7,6 +7,7 @@ pub mod connection;
 pub mod edit;
 pub mod error;
 pub mod frame;
+pub mod model_tensor;
 pub mod remote;
 pub mod request;
 pub mod response;

@@ -7,9 +7,11 @@ use std::collections::BTreeMap;
 
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::recipe::{Experts, TensorEntry};
+use blobd_store_format::recipe::Experts;
 use blobd_store_format::stored_file::{FilePiece, Source, StoredForm};
 use serde::{Deserialize, Serialize};
+
+use super::model_tensor::ModelTensor;
 
 /// Response to `GET /v1/version`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,18 +66,21 @@ pub struct ModelDetails {
     /// Where it is from, if it was pulled or imported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
-    /// `general.architecture`.
+    /// `general.architecture`. Of a model with one layer per tensor, what `config.json` names.
     pub architecture: Option<String>,
     /// The number of elements of all tensors.
     pub parameters: u64,
-    /// The name of the file type, such as `Q4_K_M`.
+    /// The name of the file type, such as `Q4_K_M`. Of a model with one layer per tensor, the type with the
+    /// fewest bits per element, such as `NVFP4`.
     pub quantization: Option<String>,
-    /// The GGUF metadata; a long array is given as `{"type":…,"count":…}`.
+    /// The GGUF metadata; a long array is given as `{"type":…,"count":…}`. Of a model with one layer per tensor,
+    /// what `config.json` says, under the keys of GGUF.
     pub metadata: BTreeMap<String, serde_json::Value>,
     /// The model's files, the configuration first.
     pub layers: Vec<LayerSummary>,
-    /// The tensors of all layers, in file order.
-    pub tensors: Vec<TensorEntry>,
+    /// The tensors of all layers: of split files in file order, of layers that are tensors by name, without
+    /// scales and biases.
+    pub tensors: Vec<ModelTensor>,
 }
 
 /// One file of a model.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use blobd_client::protocol::model_tensor::ModelTensor;
 use blobd_client::protocol::response::ModelDetails;
 use blobd_store_format::recipe::Recipe;
 use bytes::Bytes;
@@ -22,7 +23,7 @@ pub(super) const STREAM_BYTES: usize = 4 * PART_BYTES;
 /// The JSON of one model, part by part.
 #[derive(Debug)]
 pub(crate) struct DetailsStream {
-    /// The JSON before the tensors; taken first.
+    /// The JSON before the tensors of the recipes; taken first.
     head: Option<Vec<u8>>,
     recipes: Vec<Arc<Recipe>>,
     /// The index of the next recipe, and of the next tensor in it.
@@ -45,7 +46,7 @@ impl DetailsStream {
             recipes,
             recipe: 0,
             tensor: 0,
-            is_first_tensor: true,
+            is_first_tensor: details.tensors.is_empty(),
             is_done: false,
             _permit: permit,
         }
@@ -88,7 +89,7 @@ impl DetailsStream {
                         part.push(b',');
                     }
                     // Strings, numbers and lists can always be serialised.
-                    let _ = serde_json::to_writer(&mut part, tensor);
+                    let _ = serde_json::to_writer(&mut part, &ModelTensor::from(tensor));
                     self.tensor += 1;
                 }
                 None => (self.recipe, self.tensor) = (self.recipe + 1, 0),
@@ -98,7 +99,7 @@ impl DetailsStream {
     }
 }
 
-/// The JSON up to the first tensor: `tensors` is the last key, and an empty list here.
+/// The JSON up to the first tensor of the recipes: `tensors` is the last key, and has only those of other layers here.
 fn head(details: &ModelDetails) -> Vec<u8> {
     let mut json = serde_json::to_vec(details).unwrap_or_default();
     if json.ends_with(TAIL) {
@@ -136,10 +137,22 @@ mod tests {
 
     #[test]
     fn parts_together_are_the_whole_document() {
-        for counts in [&[][..], &[0], &[1], &[0, 3, 0, 2], &[5000, 1]] {
-            let shown = shown(counts);
+        let of_layers: Vec<_> = recipe(2).tensors().iter().map(ModelTensor::from).collect();
+        for (counts, of_layers) in [
+            (&[][..], &[][..]),
+            (&[0], &[]),
+            (&[1], &[]),
+            (&[0, 3, 0, 2], &[]),
+            (&[5000, 1], &[]),
+            (&[], &of_layers),
+            (&[0, 3], &of_layers),
+        ] {
+            let mut shown = shown(counts);
+            shown.details.tensors = of_layers.to_vec();
             let mut whole = shown.details.clone();
-            whole.tensors = shown.recipes.iter().flat_map(|recipe| recipe.tensors().to_vec()).collect();
+            whole
+                .tensors
+                .extend(shown.recipes.iter().flat_map(|recipe| recipe.tensors()).map(ModelTensor::from));
             let mut stream = DetailsStream::new(shown, ReadPermit::default());
             let mut parts = Vec::new();
             while let Some(part) = stream.next_part() {

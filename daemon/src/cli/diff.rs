@@ -34,7 +34,7 @@ pub(super) struct Params {
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let (a, b) = (Side::read(&connected, &params.a)?, Side::read(&connected, &params.b)?);
-    let mut diff = diff_tensors(&a.details.tensors, &b.details.tensors);
+    let mut diff = diff_tensors(&a.tensors, &b.tensors);
     contents::find_equal(&connected, &a, &b, &mut diff.tensors)?;
     let report = Report::new(&a, &b, &diff);
     print_result(global, &report, render::render)

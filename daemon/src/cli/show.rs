@@ -13,6 +13,7 @@ use super::{Global, residency};
 mod document;
 mod full;
 mod hash;
+mod layered;
 mod render;
 mod tensors;
 mod texts;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use blobd_client::protocol::model_tensor::ModelTensor;
 use blobd_client::protocol::response::{LayerSummary, ModelDetails};
 use blobd_store::{Model, Store, StoredFile};
 use blobd_store_format::file_format::ModelHeader;
@@ -11,8 +12,8 @@ use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
-use super::OpError;
 use super::stored_header::read_header;
+use super::{OpError, layer_info};
 use crate::metadata_json::Abridger;
 
 /// Describes a model: its files, its tensors, and what the first header says.
@@ -21,14 +22,14 @@ use crate::metadata_json::Abridger;
 /// [`blobd_store::StoreError`]; [`OpError::Damaged`] when the stored header does not parse.
 pub fn show(store: &Store, reference: &Reference) -> Result<ModelDetails, OpError> {
     let Shown { mut details, recipes } = outline(store, reference)?;
-    details.tensors = recipes.iter().flat_map(|recipe| recipe.tensors().to_vec()).collect();
+    details.tensors.extend(recipes.iter().flat_map(|recipe| recipe.tensors()).map(ModelTensor::from));
     Ok(details)
 }
 
 /// The result of [`show`] with the tensors left in their recipes, where they take the least memory.
 #[derive(Debug)]
 pub struct Shown {
-    /// Everything except the tensors.
+    /// Everything except the tensors of split files.
     pub details: ModelDetails,
     /// The recipes with the model's tensors, in order.
     pub recipes: Vec<Arc<Recipe>>,
@@ -44,7 +45,7 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
     let mut abridger = Abridger::new();
     let metadata: BTreeMap<_, _> =
         metadata.map(|(key, value)| (key_text(key).into_owned(), abridger.json(&value))).collect();
-    let details = ModelDetails {
+    let mut details = ModelDetails {
         name: model.reference.short(),
         digest: model.manifest.digest(),
         origin: store.origin(model.manifest.digest()),
@@ -55,6 +56,9 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
         layers: model.files.iter().zip(model.manifest.names()).map(layer).collect(),
         tensors: Vec::new(),
     };
+    if header.is_none() {
+        layer_info::describe(store, &model, &mut details)?;
+    }
     Ok(Shown { details, recipes: recipes(&model).cloned().collect() })
 }
 

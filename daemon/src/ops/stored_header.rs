@@ -1,14 +1,23 @@
-//! The header of a file in the store.
+//! The headers of files in the store.
 
 use blobd_store::{FileReader, Store};
 use blobd_store_format::file_format::{self, MAX_HEADER_BYTES, ModelHeader};
 use blobd_store_format::recipe::Recipe;
+use blobd_store_format::reference::Reference;
 
-use super::OpError;
+use super::{OpError, layer_info};
 
 /// Reads a split file's header; `None` if its recipe has none.
 pub(super) fn read_header(store: &Store, recipe: &Recipe) -> Result<Option<Box<dyn ModelHeader>>, OpError> {
     let Some((digest, size)) = recipe.header() else { return Ok(None) };
     let bytes = FileReader::of_recipe(store, recipe).read_range(0..size.min(MAX_HEADER_BYTES))?;
     file_format::read_header(&bytes).map(Some).map_err(|source| OpError::Damaged { digest, source })
+}
+
+/// At most how many bytes [`show`](super::show) reads of the headers of a model's files.
+pub(crate) fn header_bytes(store: &Store, reference: &Reference) -> Result<u64, OpError> {
+    let model = store.model(reference)?;
+    let recipes = model.files.iter().filter_map(|file| file.recipe.as_ref());
+    let split = recipes.filter_map(|recipe| recipe.header()).map(|(_, size)| size);
+    Ok(split.fold(layer_info::header_bytes(&model), u64::saturating_add))
 }

@@ -101,13 +101,6 @@ impl Store {
         Ok((manifest.digest(), sum))
     }
 
-    /// The sum of the header sizes of a model's files, in bytes. Reads its recipes.
-    pub fn header_bytes(&self, reference: &Reference) -> Result<u64, StoreError> {
-        let model = self.model(reference)?;
-        let recipes = model.files.iter().filter_map(|file| file.recipe.as_ref());
-        Ok(recipes.filter_map(|recipe| recipe.header()).fold(0, |sum, (_, size)| sum.saturating_add(size)))
-    }
-
     /// Reads a model and has `lease` protect its files and blobs. The tag is read again afterwards, so a
     /// model that was removed meanwhile is not found, rather than returned with missing blobs.
     pub fn leased_model(&self, reference: &Reference, lease: &Lease) -> Result<Model, StoreError> {

@@ -39,6 +39,7 @@ mod release;
 mod residency;
 mod show;
 mod show_hash;
+mod show_layers;
 mod shutdown;
 mod sources;
 mod space;

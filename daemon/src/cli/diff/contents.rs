@@ -3,7 +3,7 @@
 use blobd_client::error::ModelError;
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::ErrorBody;
-use blobd_store_format::model_diff::{Change, TensorPair, packed_blobs};
+use blobd_store_format::model_diff::{Change, TensorPair};
 
 use super::side::Side;
 use crate::cli::connect::Connected;
@@ -16,8 +16,7 @@ pub(super) fn find_equal(
     b: &Side,
     pairs: &mut [TensorPair<'_>],
 ) -> Result<(), ErrorBody> {
-    let packed = packed_blobs(&a.details.tensors);
-    let packed = &packed | &packed_blobs(&b.details.tensors);
+    let packed = &a.packed_blobs() | &b.packed_blobs();
     let mut candidates: Vec<_> = pairs.iter_mut().filter(|pair| pair.may_be_equal(&packed)).collect();
     candidates.retain(|pair| a.is_unique(pair.name()) && b.is_unique(pair.name()));
     if candidates.is_empty() {

@@ -1,11 +1,17 @@
 //! One of the two models.
 
+use std::collections::BTreeSet;
+
 use blobd_client::error::ModelError;
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::model_tensor::TensorFormat;
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_client::protocol::response::ModelDetails;
+use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::Header;
+use blobd_store_format::model_diff::packed_blobs;
+use blobd_store_format::recipe::TensorEntry;
 use blobd_store_format::reference::Reference;
 
 use crate::cli::connect::{Connected, client_error};
@@ -14,6 +20,7 @@ use crate::cli::connect::{Connected, client_error};
 pub(super) struct Side {
     pub(super) reference: Reference,
     pub(super) details: ModelDetails,
+    pub(super) tensors: Vec<TensorEntry>,
     /// The header of its first weights, if they are split.
     pub(super) header: Option<Header>,
 }
@@ -28,7 +35,8 @@ impl Side {
             Err(ModelError::NoHeader { .. }) => None,
             Err(error) => return Err(ErrorBody::new(error.code(), error)),
         };
-        Ok(Self { reference: reference.clone(), details, header })
+        let tensors = details.tensors.iter().cloned().map(TensorEntry::from).collect();
+        Ok(Self { reference: reference.clone(), details, tensors, header })
     }
 
     /// Opens some of the model's tensors.
@@ -38,8 +46,16 @@ impl Side {
         connected.client.open_with(&params).map_err(client_error)
     }
 
+    /// The blobs that hold packed groups of experts. Layers of several tensors are not among them: their tensors
+    /// cannot be opened singly.
+    pub(super) fn packed_blobs(&self) -> BTreeSet<Digest> {
+        let tensors = self.details.tensors.iter().zip(&self.tensors);
+        let split = tensors.filter(|(tensor, _)| tensor.format == TensorFormat::Gguf);
+        packed_blobs(split.map(|(_, entry)| entry))
+    }
+
     /// Whether only one tensor has this name, so that the name identifies it.
     pub(super) fn is_unique(&self, name: &str) -> bool {
-        self.details.tensors.iter().filter(|tensor| tensor.name == name).nth(1).is_none()
+        self.tensors.iter().filter(|tensor| tensor.name == name).nth(1).is_none()
     }
 }

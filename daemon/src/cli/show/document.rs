@@ -180,6 +180,7 @@ impl Document {
             stored: Some(layer.stored),
         });
         self.layers = layers.collect();
+        self.add_facts_of_layers();
         Ok(self)
     }
 

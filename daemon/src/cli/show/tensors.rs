@@ -3,9 +3,10 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use blobd_client::protocol::model_tensor::{ModelTensor, TensorFormat};
 use blobd_store_format::file_layout::{FileLayout, RangeContent, TensorRange};
 use blobd_store_format::gguf::Header;
-use blobd_store_format::recipe::{Experts, TensorEntry};
+use blobd_store_format::recipe::Experts;
 use serde::Serialize;
 
 /// A parsed file of a described model.
@@ -24,7 +25,7 @@ pub(super) struct ParsedFile {
 pub(super) enum ShownTensor {
     Stored {
         #[serde(flatten)]
-        entry: TensorEntry,
+        entry: ModelTensor,
         /// In bytes from the start of the original file; in JSON only with `--full`.
         #[serde(skip_serializing_if = "Option::is_none")]
         file_offset: Option<u64>,
@@ -33,6 +34,7 @@ pub(super) enum ShownTensor {
         name: String,
         #[serde(rename = "type")]
         type_name: Cow<'static, str>,
+        format: TensorFormat,
         shape: Vec<u64>,
         size: u64,
         /// In bytes from the start of the original file.
@@ -92,6 +94,7 @@ pub(super) fn in_files(files: &[ParsedFile]) -> Vec<ShownTensor> {
         file.layout.tensors().iter().map(|tensor| ShownTensor::InFile {
             name: tensor.name.clone(),
             type_name: tensor.type_name.clone(),
+            format: TensorFormat::Gguf,
             shape: tensor.shape.clone(),
             size: tensor.size,
             file_offset: file_offset(file, tensor),
@@ -102,7 +105,7 @@ pub(super) fn in_files(files: &[ParsedFile]) -> Vec<ShownTensor> {
 }
 
 /// The stored tensors with their positions in the files. The entries are grouped by file, in the same order.
-pub(super) fn stored(entries: Vec<TensorEntry>, files: &[ParsedFile]) -> Vec<ShownTensor> {
+pub(super) fn stored(entries: Vec<ModelTensor>, files: &[ParsedFile]) -> Vec<ShownTensor> {
     let mut entries = entries.into_iter();
     let mut shown = Vec::with_capacity(entries.len());
     for file in files {
@@ -114,7 +117,11 @@ pub(super) fn stored(entries: Vec<TensorEntry>, files: &[ParsedFile]) -> Vec<Sho
             shown.push(ShownTensor::Stored { entry, file_offset });
         }
     }
-    shown.extend(entries.map(|entry| ShownTensor::Stored { entry, file_offset: None }));
+    shown.extend(entries.map(|entry| {
+        // A layer of its own is stored whole, so the blob is the file.
+        let file_offset = (entry.format == TensorFormat::Safetensors).then_some(entry.offset);
+        ShownTensor::Stored { entry, file_offset }
+    }));
     shown
 }
 
