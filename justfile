@@ -66,6 +66,10 @@ quants:
 tensors *files: build
     python3 tests/tensors.py target/release/blobd {{ files }}
 
+# Compare the KV cache that `fit` estimates with llama.cpp's allocator; takes llama-fit-params, else it is skipped
+kv-oracle *models: build
+    python3 tests/kv_oracle.py target/release/blobd {{ models }}
+
 # Real engines on a model of yours, plain and from blobd; takes node, Python, cargo, Go, else they are skipped
 engines model prompt=" The" text="": build
     tests/engines/run target/release/blobd {{ model }} "{{ prompt }}" "{{ text }}"

@@ -19,6 +19,7 @@ mod edit;
 mod exec;
 mod export;
 mod file_name;
+mod fit;
 mod gc;
 mod import;
 mod interrupt;
@@ -108,6 +109,7 @@ enum Command {
     Show(show::Params),
     Diff(diff::Params),
     Tensor(tensor::Params),
+    Fit(fit::Params),
     Ps(ps::Params),
     Release(release::Params),
     Warm(warm::Params),
@@ -149,10 +151,12 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Returns [`ExitCode::SUCCESS`], except for `exec`, which returns its program's exit code.
+/// Returns [`ExitCode::SUCCESS`], except for `exec`, which returns its program's exit code, and for `fit`, whose
+/// exit code says whether the model fits.
 fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
     let done = match command {
         Command::Exec(params) => return exec::run(global, &params),
+        Command::Fit(params) => return fit::run(global, &params),
         Command::Pull(params) => pull::run(global, &params),
         Command::Limit(params) => limit::run(global, &params),
         Command::Import(params) => import::run(global, &params),

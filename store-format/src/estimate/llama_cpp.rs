@@ -1,8 +1,8 @@
 //! The KV cache as llama.cpp allocates it.
 //!
 //! Keys and values have types of their own, blocks have numbers of heads of their own, blocks with a
-//! sliding window keep only the window, and recurrent blocks keep a state of fixed size. The context is that
-//! of all sequences in one cache (`--kv-unified`), with flash attention, which stores values untransposed.
+//! sliding window keep only the window, and recurrent blocks keep a state of fixed size. Every sequence has a
+//! cache of its own, as with `--parallel`, and flash attention is on, so that values are stored untransposed.
 //!
 //! Source: llama.cpp 0c1e57098 of October 2026: `llama-kv-cache.cpp`, `llama-kv-cache-iswa.cpp`,
 //! `llama-memory-recurrent.cpp`, `llama-hparams.cpp`, `llama-context.cpp`, `llama_model::create_memory`.
@@ -121,21 +121,23 @@ impl CacheLayout {
     /// # Errors
     /// [`EstimateError::CacheRow`] when a quantised type does not divide the keys or values of a token.
     pub(super) fn kv_cache(&self, settings: &Settings) -> Result<Vec<Number>, EstimateError> {
-        let tokens = Number::from(settings.context) * settings.parallel;
-        let cells = tokens.next_multiple_of(PADDING);
-        let kept = Number::from(self.window) * settings.parallel + tokens.min(settings.batch.into());
-        let window_cells = cells.min(kept).next_multiple_of(PADDING);
+        let cells = Self::padded_context(settings);
+        let batch = (Number::from(settings.context) * settings.parallel).min(settings.batch.into());
+        let window_cells = cells.min(self.window + batch).next_multiple_of(PADDING);
+        let sequences = settings.parallel;
         let of_block = |block: &BlockLayout| {
             let row = row_bytes(block.k, settings.cache_type_k)? + row_bytes(block.v, settings.cache_type_v)?;
             let cells = if block.is_windowed { window_cells } else { cells };
-            Ok(row * cells + Number::from(block.state_bytes) * settings.parallel.max(1))
+            Ok(row * cells * sequences + Number::from(block.state_bytes) * sequences.max(1))
         };
         self.blocks.iter().map(of_block).collect()
     }
 
-    /// The tokens of all sequences for which the cache has cells.
+    /// The tokens of one sequence for which the cache has cells: the total is padded and divided, and the
+    /// share is padded again.
     pub(super) fn padded_context(settings: &Settings) -> Number {
-        (Number::from(settings.context) * settings.parallel).next_multiple_of(PADDING)
+        let total = (Number::from(settings.context) * settings.parallel).next_multiple_of(PADDING);
+        (total / settings.parallel.max(1)).next_multiple_of(PADDING)
     }
 }
 

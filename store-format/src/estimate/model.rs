@@ -133,7 +133,8 @@ impl<'a> Model<'a> {
     fn llama_cpp(&self, settings: &Settings) -> Result<Memory, EstimateError> {
         let (model, cache) = (&self.hyperparameters, self.cache.as_ref().map_err(EstimateError::clone)?);
         let kv = cache.kv_cache(settings)?;
-        let scope = Scope { context: CacheLayout::padded_context(settings), ..Scope::new(settings) };
+        let context = CacheLayout::padded_context(settings) * settings.parallel;
+        let scope = Scope { context, ..Scope::new(settings) };
         Ok(Memory {
             basis: format!("{}:{}", llama_cpp::NAME, cache.architecture),
             graph_basis: ollama::basis(model, &scope),

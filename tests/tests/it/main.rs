@@ -14,6 +14,7 @@ mod eviction;
 mod exec;
 mod export;
 mod fairness;
+mod fit;
 mod full_disk;
 mod gc_model;
 mod golden;

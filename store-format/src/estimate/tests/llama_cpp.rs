@@ -23,10 +23,10 @@ fn attention(blocks: u32, more: &[(&'static str, Value)]) -> Vec<(&'static str, 
 const TOKEN: u64 = (64 + 64) * 2 * 2;
 
 #[test]
-fn context_of_all_sequences_is_padded_to_256() {
+fn context_is_padded_to_256_in_total_and_for_each_sequence() {
     let header = header("llama", &attention(2, &[]), &[]);
     for (context, parallel, cells) in
-        [(4096, 1, 4096), (4097, 1, 4352), (100, 3, 512), (1, 1, 256), (0, 1, 0)]
+        [(4096, 1, 4096), (4097, 1, 4352), (100, 3, 768), (384, 2, 1024), (1, 1, 256), (0, 1, 0), (1, 0, 0)]
     {
         assert_eq!(
             kv(&header, &settings(context, parallel, CacheType::F16)),
@@ -93,7 +93,7 @@ fn blocks_with_a_window_keep_the_window_and_a_batch() {
         ("llama", [false; 8]),
     ] {
         let header = header(architecture, &attention(8, std::slice::from_ref(&window)), &[]);
-        for (parallel, cells) in [(1, 1536), (3, 3584)] {
+        for (parallel, cells) in [(1, 1536), (3, 3 * 1536)] {
             let expected = windowed.map(|windowed| TOKEN * if windowed { cells } else { 32768 * parallel });
             let settings = settings(32768, parallel, CacheType::F16);
             assert_eq!(kv(&header, &settings), expected, "{architecture}");

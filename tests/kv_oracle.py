@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""Compares the KV cache that `blobd fit --basis llama.cpp` estimates with llama.cpp's own allocator.
+
+    python3 tests/kv_oracle.py target/release/blobd [MODEL.gguf ...]
+
+takes llama.cpp's `llama-fit-params` from LLAMA_FIT_PARAMS or from PATH, and skips without it. If the Python
+package `gguf` is installed, small models with sliding windows, latent attention and recurrent layers are generated too.
+The two must differ by less than 1 MiB, the precision of the tool's output.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CONTEXTS = (512, 4096, 5000, 32768)
+PARALLEL = (1, 4)
+TYPES = (("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q8_0", "f16"), ("f32", "q5_1"), ("iq4_nl", "bf16"))
+EMBEDDING = 512
+VOCABULARY = 64
+
+
+def allocated(tool, model, context, parallel, k, v):
+    """MiB of the context's memory, as llama.cpp allocates it; None if it refuses the settings."""
+    command = [tool, "--fit-print", "on", "-m", model, "-c", str(context * parallel), "-np", str(parallel),
+               "-ctk", k, "-ctv", v, "-fa", "on"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode != 0 or not run.stdout.strip():
+        return None
+    # device, model, context, compute
+    return sum(int(line.split()[-2]) for line in run.stdout.strip().splitlines())
+
+
+def estimated(blobd, model, context, parallel, k, v):
+    """Bytes by blobd's estimate; None if it refuses the settings."""
+    command = [blobd, "fit", model, "--basis", "llama.cpp", "--json", "--ctx", str(context), "--parallel", str(parallel),
+               "--cache-type-k", k, "--cache-type-v", v]
+    with tempfile.TemporaryDirectory() as root:
+        run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "BLOBD_ROOT": root})
+    return json.loads(run.stdout)["kv_total_bytes"] if run.returncode == 0 else None
+
+
+def generated(folder):
+    """Small models of architectures with caches of other kinds."""
+    try:
+        import gguf
+        import numpy as np
+    except ImportError:
+        print("skipped generated models: the Python package gguf is not installed")
+        return
+
+    e, ff = EMBEDDING, 256
+
+    def write(name, arch, blocks, keys, tensors, ends=("output_norm.weight",)):
+        path = str(Path(folder) / f"{name}.gguf")
+        writer = gguf.GGUFWriter(path, arch)
+        writer.add_string("tokenizer.ggml.model", "none")
+        common = {"vocab_size": VOCABULARY, "context_length": 32768, "embedding_length": e, "block_count": blocks,
+                  "feed_forward_length": ff, "attention.layer_norm_rms_epsilon": 1e-5}
+        for key, value in {**common, **keys}.items():
+            key = f"{arch}.{key}"
+            if isinstance(value, list):
+                writer.add_array(key, value)
+            elif isinstance(value, float):
+                writer.add_float32(key, value)
+            else:
+                writer.add_uint32(key, value)
+        add = lambda name, shape: writer.add_tensor(name, np.zeros(shape[::-1], np.float32))
+        add("token_embd.weight", [e, VOCABULARY])
+        for end in ends:
+            add(end, [e])
+        for block in range(blocks):
+            for tensor, shape in tensors(block).items():
+                add(f"blk.{block}.{tensor}", shape)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    def attention(h, k, d, dv=None):
+        dv = dv or d
+        return {"attn_norm.weight": [e], "attn_q.weight": [e, h * d], "attn_k.weight": [e, k * d],
+                "attn_v.weight": [e, k * dv], "attn_output.weight": [h * dv, e]}
+
+    ffn = {"ffn_norm.weight": [e], "ffn_gate.weight": [e, ff], "ffn_up.weight": [e, ff], "ffn_down.weight": [ff, e]}
+    heads = {"attention.head_count": 8, "attention.head_count_kv": 2}
+    sizes = {"attention.key_length": 128, "attention.value_length": 128}
+    norms = {"post_attention_norm.weight": [e], "post_ffw_norm.weight": [e]}
+    qk = {"attn_q_norm.weight": [128], "attn_k_norm.weight": [128]}
+    window = {"attention.sliding_window": 1024}
+    yield write("gemma2", "gemma2", 6, {**heads, **sizes, **window},
+                lambda i: {**attention(8, 2, 128), **ffn, **norms})
+    yield write("gemma3", "gemma3", 13, {**heads, **sizes, **window},
+                lambda i: {**attention(8, 2, 128), **ffn, **norms, **qk})
+    yield write("phi3", "phi3", 4, {**heads, **window, "rope.dimension_count": 64},
+                lambda i: {"attn_norm.weight": [e], "attn_qkv.weight": [e, 512 + 256], "attn_output.weight": [512, e],
+                           "ffn_norm.weight": [e], "ffn_up.weight": [e, 2 * ff], "ffn_down.weight": [ff, e]})
+    yield write("cohere2", "cohere2", 8, {**heads, **window, "logit_scale": 1.0, "attention.layer_norm_epsilon": 1e-5},
+                lambda i: {**attention(8, 2, 64), **{n: s for n, s in ffn.items() if n != "ffn_norm.weight"}})
+    yield write("heads-by-block", "deci", 4,
+                {"attention.head_count": 8, "attention.head_count_kv": [8, 4, 2, 1], "rope.dimension_count": 64},
+                lambda i: {**attention(8, 8 >> i, 64), **ffn})
+    state = {"ssm.conv_kernel": 4, "ssm.inner_size": 1024, "ssm.state_size": 128, "ssm.time_step_rank": 16,
+             "ssm.group_count": 1}
+    inner = 1024 + 2 * 128
+    mamba = {"attn_norm.weight": [e], "ssm_in.weight": [e, 2 * 1024 + 2 * 128 + 16], "ssm_conv1d.weight": [4, inner],
+             "ssm_conv1d.bias": [inner], "ssm_dt.bias": [16], "ssm_a": [1, 16], "ssm_d": [1, 16],
+             "ssm_norm.weight": [1024, 1], "ssm_out.weight": [1024, e]}
+    yield write("mamba2", "mamba2", 6, state, lambda i: mamba)
+    yield write("granitehybrid", "granitehybrid", 4,
+                {**state, "attention.head_count": 8, "attention.head_count_kv": [0, 0, 2, 0], "rope.dimension_count": 64},
+                lambda i: {**(attention(8, 2, 64) if i == 2 else mamba), **ffn})
+    experts = {"expert_feed_forward_length": 256, "expert_shared_count": 1, "leading_dense_block_count": 27,
+               "attention.q_lora_rank": 64, "attention.kv_lora_rank": 512, "rope.dimension_count": 64,
+               "attention.head_count": 8, "attention.head_count_kv": 1, "attention.key_length": 576,
+               "attention.value_length": 512, "attention.key_length_mla": 192, "attention.value_length_mla": 128}
+    yield write("deepseek2", "deepseek2", 27, experts,
+                lambda i: {"attn_norm.weight": [e], "attn_q.weight": [e, 8 * 192], "attn_kv_a_mqa.weight": [e, 576],
+                           "attn_kv_a_norm.weight": [512], "attn_k_b.weight": [128, 512, 8],
+                           "attn_v_b.weight": [512, 128, 8], "attn_output.weight": [8 * 128, e], **ffn})
+
+
+def main():
+    tool = os.environ.get("LLAMA_FIT_PARAMS") or shutil.which("llama-fit-params")
+    if not tool:
+        print("skipped: llama-fit-params is not installed; set LLAMA_FIT_PARAMS")
+        return 0
+    blobd, *models = sys.argv[1:]
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for model in [*models, *generated(folder)]:
+            worst, compared, refused = 0.0, 0, 0
+            for context in CONTEXTS:
+                for parallel in PARALLEL:
+                    for k, v in TYPES:
+                        there = allocated(tool, model, context, parallel, k, v)
+                        here = estimated(blobd, model, context, parallel, k, v)
+                        if there is None or here is None:
+                            refused += 1
+                            continue
+                        # The tool rounds down to MiB.
+                        difference = abs(here / 2**20 - there - 0.5) - 0.5
+                        compared += 1
+                        worst = max(worst, difference)
+                        if difference >= 1:
+                            wrong += 1
+                            print(f"{model}: context {context}, {parallel} sequences, {k}/{v}: "
+                                  f"blobd {here / 2**20:.2f} MiB, llama.cpp {there} MiB")
+            print(f"{Path(model).name}: {compared} settings compared, {refused} refused, "
+                  f"beyond the rounding by at most {worst:.2f} MiB")
+            if compared == 0:
+                wrong += 1
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+//! `fit`: the memory that a model needs, and how much of it fits.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use blobd_store_format::estimate::{Basis, Model, ModelSet, Settings};
+use blobd_store_format::gguf::{GgmlType, Header, Value};
+use blobd_tests::command::{Blobd, Run};
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::{Dimensions, ModelFile};
+use blobd_tests::registry::FakeRegistry;
+use blobd_tests::store_dir::snapshot;
+use blobd_tests::temp_dirs::tmpfs_directory;
+use serde_json::{Value as Json, json};
+
+const MODEL: &str = "application/vnd.ollama.image.model";
+const PROJECTOR: &str = "application/vnd.ollama.image.projector";
+const DRAFT: &str = "application/vnd.ollama.image.draft";
+const TEMPLATE: &str = "application/vnd.ollama.image.template";
+
+/// Files and a store that is opened by the command itself.
+struct Desk {
+    folder: tempfile::TempDir,
+}
+
+impl Desk {
+    fn new() -> Self {
+        Self { folder: tmpfs_directory() }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// A file of only a header, which is all that `fit` reads.
+    fn header(&self, name: &str, model: &ModelFile) -> PathBuf {
+        let path = self.path().join(name);
+        fs::write(&path, model.header().unwrap()).unwrap();
+        path
+    }
+
+    fn fit(&self, model: &Path, options: &str) -> Run {
+        let store = Blobd::at_root(&self.path().join("store"));
+        let words = ["fit", model.to_str().unwrap()].into_iter().chain(options.split_whitespace());
+        store.run(words)
+    }
+}
+
+fn llama3(desk: &Desk) -> PathBuf {
+    desk.header("llama3.gguf", &ModelFile::llama("Llama 3 8B", Dimensions::LLAMA3_8B))
+}
+
+#[test]
+fn numbers_are_those_of_the_formulas() {
+    let desk = Desk::new();
+    let answer = desk.fit(&llama3(&desk), "--json").succeeds().json();
+    assert_eq!(answer["basis"], "ollama-2025-08:llama");
+    let settings = ["context", "batch", "parallel", "cache_type_k", "cache_type_v"].map(|key| &answer[key]);
+    assert_eq!(settings, [&json!(4096), &json!(512), &json!(1), &json!("f16"), &json!("f16")]);
+    // 4096 tokens of 8 heads of 128 keys and 128 values of 2 bytes.
+    assert_eq!(answer["kv_bytes"], json!(vec![16_777_216; 32]));
+    assert_eq!(answer["kv_total_bytes"], 536_870_912);
+    // 4 * 512 * (1 + 4 * 4096 + 4096 * (1 + 32)).
+    assert_eq!(answer["graph_full_bytes"], 310_380_544);
+    // 4 * 512 * 4096 + 4 * 512 * (4096 + 128256) + 4096 * 128256 * 105 / 128.
+    assert_eq!(answer["graph_partial_bytes"], 710_385_664);
+    assert_eq!(answer["context_length"], 8192);
+    let layers: Vec<&str> =
+        answer["weights"].as_array().unwrap().iter().map(|row| row["layer"].as_str().unwrap()).collect();
+    assert_eq!((layers.len(), layers[2], layers[10]), (35, "blk.2", "blk.10"));
+    let weights: u64 =
+        answer["weights"].as_array().unwrap().iter().map(|row| row["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(answer["weights_bytes"], weights);
+    for key in ["vram_bytes", "layers", "layers_of", "total_bytes", "fits", "max_context", "devices"] {
+        assert!(answer.get(key).is_none(), "{key} without --vram");
+    }
+}
+
+#[test]
+fn exit_code_says_whether_everything_fits_to_the_byte() {
+    let desk = Desk::new();
+    let path = llama3(&desk);
+    let required = desk.fit(&path, "--json").succeeds().json()["required_bytes"].as_u64().unwrap();
+    let enough = desk.fit(&path, &format!("--json --vram {required}")).succeeds().json();
+    assert_eq!(
+        (&enough["fits"], &enough["layers"], &enough["layers_of"]),
+        (&json!(true), &json!(33), &json!(33))
+    );
+    assert_eq!(enough["vram_bytes"], required);
+    let less = desk.fit(&path, &format!("--json --vram {}", required - 1)).exits_with(1).json();
+    assert_eq!((&less["fits"], &less["layers"]), (&json!(false), &json!(32)));
+    let text = desk.fit(&path, "--vram 3GiB").exits_with(1).text();
+    assert!(text.contains("fits             no, "), "{text}");
+}
+
+#[test]
+fn largest_context_fits_and_the_next_does_not() {
+    let desk = Desk::new();
+    let path = llama3(&desk);
+    for basis in ["ollama", "llama.cpp"] {
+        let options = format!("--json --basis {basis} --vram 8GiB");
+        let largest = desk.fit(&path, &options).succeeds().json()["max_context"].as_u64().unwrap();
+        assert!(largest > 4096, "{largest}");
+        desk.fit(&path, &format!("{options} --ctx {largest}")).succeeds();
+        desk.fit(&path, &format!("{options} --ctx {}", largest + 1)).exits_with(1);
+    }
+    let none = desk.fit(&path, "--json --vram 1MiB").exits_with(1).json();
+    assert_eq!((&none["max_context"], &none["layers"]), (&json!(0), &json!(0)));
+}
+
+#[test]
+fn several_devices_are_listed() {
+    let desk = Desk::new();
+    let path = llama3(&desk);
+    let answer = desk.fit(&path, "--json --vram 4GiB --vram 6GiB").succeeds().json();
+    assert_eq!(answer["vram_bytes"], 10_u64 << 30);
+    let layers =
+        answer["devices"].as_array().unwrap().iter().map(|device| device["layers"].as_u64().unwrap());
+    assert_eq!(layers.collect::<Vec<_>>(), [17, 16]);
+    let text = desk.fit(&path, "--vram 4GiB --vram 6GiB --layers").succeeds().text();
+    assert!(text.contains("DEVICE    MEMORY  LAYERS      USED\n0       4.00 GiB"), "{text}");
+    assert!(text.contains("largest context  "), "{text}");
+    assert!(text.contains("\nblk.31 "), "{text}");
+}
+
+#[test]
+fn basis_depends_on_the_cache_types_unless_it_is_named() {
+    let desk = Desk::new();
+    let path = llama3(&desk);
+    let basis = |options: &str| {
+        let answer = desk.fit(&path, &format!("{options} --json")).succeeds().json();
+        (answer["basis"].clone(), answer["graph_basis"].clone(), answer["kv_total_bytes"].as_u64().unwrap())
+    };
+    let ollama = json!("ollama-2025-08:llama");
+    let llama_cpp = json!("llama.cpp-2026-10:llama");
+    let elements = 536_870_912 / 2;
+    assert_eq!(basis("--cache-type-k q8_0 --cache-type-v q8_0"), (ollama.clone(), ollama.clone(), elements));
+    assert_eq!(
+        basis("--cache-type-k q8_0"),
+        (llama_cpp.clone(), ollama.clone(), elements / 2 * 34 / 32 + elements)
+    );
+    assert_eq!(basis("--basis llama.cpp --ctx 4000"), (llama_cpp, ollama, elements * 2));
+    let refused = desk.fit(&path, "--basis ollama --cache-type-k q5_1").exits_with(2);
+    assert!(refused.stderr.contains("cache types q5_1 and f16"), "{}", refused.stderr);
+    desk.fit(&path, "--cache-type-k q2_k").exits_with(2);
+    desk.fit(&path, "--vram much").exits_with(2);
+}
+
+#[test]
+fn architecture_without_a_formula_takes_the_fallback_and_says_so() {
+    let desk = Desk::new();
+    let model = ModelFile::dense(1).with("general.architecture", "news").with("news.block_count", 2_u32);
+    let answer = desk.fit(&desk.header("news.gguf", &model), "--json").succeeds().json();
+    assert_eq!(answer["basis"], "ollama-2025-08:fallback");
+    let missing: Vec<&str> =
+        answer["missing_keys"].as_array().unwrap().iter().map(|key| key.as_str().unwrap()).collect();
+    assert!(missing.contains(&"news.embedding_length"), "{missing:?}");
+    let text = desk.fit(&desk.header("news.gguf", &model), "").succeeds().text();
+    assert!(text.contains("missing   news.embedding_length"), "{text}");
+}
+
+#[test]
+fn stored_model_has_the_numbers_of_its_file() {
+    let daemon = TestDaemon::start();
+    let path = ModelFile::stacked_experts(1, 4).write_to(daemon.scratch(), "moe-F16.gguf");
+    daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
+    let of = |blobd: Blobd, model: &str| -> Json {
+        let mut answer = blobd.run(["fit", model, "--vram", "1GiB", "--json"]).succeeds().json();
+        let removed = ["name", "digest"].map(|key| answer.as_object_mut().unwrap().remove(key));
+        assert!(removed.iter().all(Option::is_some));
+        answer
+    };
+    let in_file = of(daemon.command(), path.to_str().unwrap());
+    assert_eq!(of(daemon.command(), "moe:F16"), in_file);
+    assert_eq!(of(daemon.embedded(), "moe:F16"), in_file);
+    assert!(in_file["weights_bytes"].as_u64().unwrap() > 0);
+    daemon.command().line("fit nobody:1 --stored").exits_with(3);
+}
+
+#[test]
+fn only_the_header_of_a_model_that_is_not_pulled_is_fetched_and_nothing_is_stored() {
+    let registry = FakeRegistry::start().unwrap();
+    let model = ModelFile::dense_of(1, 4, 1024);
+    let file = model.bytes();
+    registry.add_model("me/big:1", b"{}", &[(MODEL, &file)]).unwrap();
+    let daemon = TestDaemon::start();
+    let files =
+        || ["blobs", "recipes", "manifests", "staging"].map(|part| snapshot(&daemon.root().join(part)));
+    let before = files();
+    let name = registry.name("me/big:1");
+    let answer = daemon.command().run(["fit", &name, "--json"]).succeeds().json();
+    let header = model.header().unwrap().len() as u64;
+    let served = registry.bytes_served();
+    assert!(served <= header + (1 << 20) && served < file.len() as u64, "{served} bytes served");
+    assert_eq!(files(), before);
+    assert_eq!(answer["weights_bytes"], model.tensor_bytes().len());
+}
+
+#[test]
+fn shards_are_one_model() {
+    let desk = Desk::new();
+    let whole = ModelFile::llama("Llama 3 8B", Dimensions::LLAMA3_8B);
+    let (mut first, mut second) = (whole.clone(), ModelFile::empty());
+    second.tensors = first.tensors.split_off(100);
+    let path = desk.header("shards-00001-of-00002.gguf", &first);
+    desk.header("shards-00002-of-00002.gguf", &second);
+    let expected = desk.fit(&desk.header("whole.gguf", &whole), "--json").succeeds().json();
+    let found = desk.fit(&path, "--json").succeeds().json();
+    for key in ["weights", "weights_bytes", "kv_bytes", "graph_full_bytes", "required_bytes"] {
+        assert_eq!(found[key], expected[key], "{key}");
+    }
+}
+
+#[test]
+fn projector_and_draft_model_of_a_manifest_have_bases_of_their_own() {
+    let registry = FakeRegistry::start().unwrap();
+    let (model, draft) = (ModelFile::dense_of(1, 4, 256), ModelFile::dense(2));
+    let mut projector = ModelFile::empty().with("general.architecture", "clip");
+    projector.add_noise(3, "v.patch_embd.weight", GgmlType::F32, &[1024, 64]);
+    let files = [model.bytes(), projector.bytes(), draft.bytes()];
+    let layers = [(MODEL, &files[0][..]), (PROJECTOR, &files[1]), (DRAFT, &files[2])];
+    registry.add_model("me/eyes:1", b"{}", &layers).unwrap();
+    let daemon = TestDaemon::start();
+    let name = registry.name("me/eyes:1");
+    daemon.command().run(["pull", &name]).succeeds();
+    let answer = daemon.command().run(["fit", &name, "--json"]).succeeds().json();
+    let expected = json!({"basis": "ollama-2025-08:projector", "weights_bytes": 1024 * 64 * 4});
+    assert_eq!(answer["projector"], expected);
+    assert_eq!(answer["draft"]["basis"], "ollama-2025-08:llama");
+    assert_eq!(answer["draft"]["weights_bytes"], draft.tensor_bytes().len());
+    let alone = Desk::new();
+    let alone = alone.fit(&alone.header("alone.gguf", &model), "--json").succeeds().json();
+    assert!(answer["required_bytes"].as_u64() > alone["required_bytes"].as_u64());
+    let text = daemon.command().run(["fit", &name]).succeeds().text();
+    assert!(text.contains("projector    256 KiB") && text.contains("draft model  weights "), "{text}");
+}
+
+#[test]
+fn model_without_a_gguf_header_is_refused() {
+    let registry = FakeRegistry::start().unwrap();
+    registry.add_model("me/text:1", b"{}", &[(TEMPLATE, b"{{ .Prompt }}")]).unwrap();
+    let daemon = TestDaemon::start();
+    let run = daemon.command().run(["fit", &registry.name("me/text:1")]).exits_with(1);
+    assert!(run.stderr.contains("has no GGUF header"), "{}", run.stderr);
+}
+
+#[test]
+fn extreme_settings_are_answered_or_refused_by_name() {
+    let desk = Desk::new();
+    let path = llama3(&desk);
+    let refused = desk.fit(&path, "--ctx 9223372036854775808").exits_with(2);
+    assert!(refused.stderr.contains("more than 2^64 - 1 bytes"), "{}", refused.stderr);
+    let answer = desk.fit(&path, "--ctx 0 --batch 0 --json").succeeds().json();
+    assert_eq!((&answer["kv_total_bytes"], &answer["batch"]), (&json!(0), &json!(0)));
+    desk.fit(&path, "--parallel 0 --vram 0").exits_with(1);
+    let huge = ModelFile::empty().with("llama.block_count", u32::MAX);
+    let refused = desk.fit(&desk.header("huge.gguf", &huge), "").exits_with(1);
+    assert!(refused.stderr.contains("block_count is 4294967295"), "{}", refused.stderr);
+}
+
+#[test]
+fn extreme_settings_take_less_than_100_milliseconds() {
+    let keys = ["embedding_length", "attention.head_count", "attention.head_count_kv"];
+    let model = keys
+        .iter()
+        .fold(ModelFile::empty(), |model, key| model.with(&format!("llama.{key}"), Value::U32(u32::MAX)));
+    let model = model.with("llama.block_count", 4096_u32);
+    let headers = [
+        Header::parse(&model.header().unwrap()).unwrap(),
+        Header::parse(&ModelFile::empty().header().unwrap()).unwrap(),
+        Header::parse(&ModelFile::llama("", Dimensions::LLAMA3_8B).header().unwrap()).unwrap(),
+    ];
+    for header in &headers {
+        for (context, batch) in [(1 << 63, 512), (u64::MAX, u64::MAX), (0, 0), (4096, 0), (1, 1 << 63)] {
+            let settings = Settings { context, batch, ..Settings::default() };
+            let start = Instant::now();
+            let models = ModelSet::from(Model::new(header, []).unwrap());
+            for basis in [Basis::Ollama, Basis::LlamaCpp] {
+                let _answer = models.estimate(&settings, basis).map(|estimate| estimate.place(&[1 << 40]));
+            }
+            let took = start.elapsed();
+            assert!(took < Duration::from_millis(100), "context {context}, batch {batch}: {took:?}");
+        }
+    }
+}
