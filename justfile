@@ -65,6 +65,7 @@ quants:
 # Compare `blobd tensor` with an independent reader and numpy; takes `pip install gguf`
 tensors *files: build
     python3 tests/tensors.py target/release/blobd {{ files }}
+
 # Check edited and rewritten models with PyPI's gguf and, if found in $LLAMA_BIN, llama.cpp's tools
 rewrite +files: build
     python3 tests/rewrite.py target/release/blobd {{ files }}

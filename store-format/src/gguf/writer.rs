@@ -110,7 +110,7 @@ impl GgufWriter {
         }
     }
 
-    /// The header and the padding before the data section, validated by parsing it as a [`Header`].
+    /// The header and the padding before the data section, validated by parsing it as a [`Header`](super::Header).
     ///
     /// # Errors
     /// [`GgufError`] when the header would be invalid.

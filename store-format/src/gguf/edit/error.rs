@@ -1,6 +1,6 @@
 //! Why metadata cannot be edited.
 
-use super::EditType;
+use super::value::EditType;
 use crate::gguf::GgufError;
 
 /// Why a header cannot be edited as requested.

@@ -13,6 +13,7 @@ pub use value::EditType;
 
 use super::encoder::Encoder;
 use super::entries::Entries;
+use super::error::printable;
 use super::header::Header;
 use super::rewrite::SPLIT_PREFIX;
 use super::value::{MetadataValue, Value};
@@ -96,7 +97,12 @@ impl Header {
             self.check_key(key)?;
             match change {
                 Change::Set { value_type, text } => {
-                    let value = value::resolve(key, *value_type, text, self.value(key))?;
+                    let value = value::resolve(*value_type, text, self.value(key));
+                    let value = value.map_err(|value_type| EditError::Value {
+                        key: key.clone(),
+                        text: printable(text.as_bytes()),
+                        value_type,
+                    })?;
                     self.check_vocabulary(key, Some(&value))?;
                     entries.set(key.as_bytes(), value);
                 }

@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use serde_json::value::RawValue;
 
-use super::EditError;
 use crate::gguf::error::printable;
 use crate::gguf::value::{ArrayValue, MetadataValue, Value};
 use crate::gguf::value_type::ValueType;
@@ -76,20 +75,15 @@ impl EditType {
     }
 }
 
-/// The value of a key that has `old` now.
+/// The value of a key that has `old` now. If the text is not a value, the type of which it is none.
 pub(super) fn resolve(
-    key: &str,
     given: Option<EditType>,
     text: &str,
     old: Option<MetadataValue<'_>>,
-) -> Result<Value, EditError> {
+) -> Result<Value, EditType> {
     let known = given.or_else(|| old.as_ref().map(EditType::of));
     let value_type = known.unwrap_or_else(|| EditType::inferred(text));
-    value_type.read(text).ok_or_else(|| EditError::Value {
-        key: key.to_owned(),
-        text: printable(text.as_bytes()),
-        value_type,
-    })
+    value_type.read(text).ok_or(value_type)
 }
 
 fn scalar(value_type: ValueType, text: &str) -> Option<Value> {
