@@ -8,37 +8,42 @@ use super::*;
 use crate::digest::Digest;
 
 /// Of a block that [`sample_block`] makes: the bits of elements 0, 1, 17 and the last, and the start of the
-/// SHA-256 of all elements, little-endian. Computed by PyPI's gguf 0.19.0 with numpy; the last five, which
+/// SHA-256 of all elements, little-endian; then the same of the elements of [`random_blocks`]. Computed by PyPI's gguf 0.19.0 with numpy; the last five, which
 /// it does not convert, by numpy from the formulas of `docs/FORMATS.md`.
-const EXPECTED: [(&str, [u32; 4], &str); 28] = [
-    ("Q4_0", [0x3ec48c00, 0xbec48c00, 0x3de0a000, 0x3ec48c00], "70c80d21346282de"),
-    ("Q4_1", [0x3d35a800, 0x3f4fe680, 0x3e55e200, 0x3e1dba00], "2c1ec478ef1219e0"),
-    ("Q5_0", [0x3f1a6e00, 0x3e8c6400, 0xbf368200, 0xbec48c00], "404dbc820b7849c0"),
-    ("Q5_1", [0x3fca3940, 0x3e1dba00, 0x3f921140, 0x3e55e200], "41ea7d1a6dd1d82d"),
-    ("Q8_0", [0x40a6b6c0, 0xc0a6b6c0, 0x402bfa80, 0xc03a0480], "1334e401856508e3"),
-    ("Q2_K", [0x409a2400, 0x41673600, 0xc6b9a06b, 0xc82e4200], "b846511204b1fd8b"),
-    ("Q3_K", [0xbc9ac600, 0xbd682900, 0x3e0e7640, 0x3df2b680], "8a2be1d23b8ef291"),
-    ("Q4_K", [0x41613638, 0x41f196fc, 0x41f196fc, 0x40af78d0], "a4836111dada52b2"),
-    ("Q5_K", [0x4264480e, 0x429262ff, 0x429262ff, 0x40dd1950], "070a1bc0520d0f2e"),
-    ("Q6_K", [0x442af118, 0xc4d1cacc, 0x43ff6630, 0x43b513a0], "6adec09f000f27fc"),
-    ("IQ1_S", [0x3edd1d80, 0x3edd1d80, 0x3edd1d80, 0x3e136900], "8b2e53c95b9fc4e4"),
-    ("IQ1_M", [0x4635dac0, 0x4635dac0, 0xc412f400, 0xc5809580], "980de08b16d30bec"),
-    ("IQ2_XXS", [0xbf1a6e00, 0xc04f83d0, 0x3ff14be0, 0xbf368200], "3e18ce86320b20d9"),
-    ("IQ2_XS", [0x41123424, 0x41123424, 0xbf039dc0, 0x40b337a8], "93353f9efbdc54e3"),
-    ("IQ2_S", [0xc0248530, 0xbf529600, 0x3fa17300, 0x3f998d60], "371f846e219bc1de"),
-    ("IQ3_XXS", [0xc0952a40, 0xc0952a40, 0xc1063fa0, 0xbe8c6400], "ee9a35cf3fe8bc61"),
-    ("IQ3_S", [0xc0ece8c0, 0xc0839dc0, 0x3f529600, 0x3fbd8700], "929e9138fb5e83f6"),
-    ("IQ4_NL", [0x40c64d40, 0xc0b68200, 0x3faf7d00, 0x40c64d40], "f81f427488335e37"),
-    ("IQ4_XS", [0x4280a7a4, 0xc27264a8, 0xc20284f8, 0x40c80e80], "fe7b2a00f15fe34c"),
-    ("TQ1_0", [0xbfe82000, 0xbfe82000, 0x3fe82000, 0x00000000], "a70f114b915925bd"),
-    ("TQ2_0", [0x00000000, 0x45f8a000, 0x45f8a000, 0xc578a000], "f1a460af42f9729c"),
-    ("MXFP4", [0x82c00000, 0x83c00000, 0x03400000, 0x83c00000], "7dc05c75fc518c27"),
-    ("NVFP4", [0x3ba00000, 0xbd700000, 0x40040000, 0xbe900000], "b6ba374d70fb829a"),
-    ("MXFP4_OLLAMA", [0x82c00000, 0x02800000, 0x03400000, 0x83c00000], "2c727d4c9858eb12"),
-    ("Q8_1", [0xbf529600, 0x408aa2c0, 0xc0aa3940, 0xc05d1d80], "84c45d682605fbf7"),
-    ("Q8_K", [0x23513855, 0xa489bc8d, 0x24a91e9a, 0x24a5a1ee], "a9a00b736ed57333"),
-    ("Q1_0", [0x3d60a000, 0x3d60a000, 0xbd60a000, 0x3d60a000], "7813bc342b057249"),
-    ("Q2_0", [0x3de0a000, 0x3de0a000, 0x3d60a000, 0x3de0a000], "d8ace1793f5dfcc7"),
+const EXPECTED: [(&str, [u32; 4], &str, &str); 28] = [
+    ("Q4_0", [0x3ec48c00, 0xbec48c00, 0x3de0a000, 0x3ec48c00], "70c80d21346282de", "532bdd1b7aeac7ca"),
+    ("Q4_1", [0x3d35a800, 0x3f4fe680, 0x3e55e200, 0x3e1dba00], "2c1ec478ef1219e0", "743054e46b5850ac"),
+    ("Q5_0", [0x3f1a6e00, 0x3e8c6400, 0xbf368200, 0xbec48c00], "404dbc820b7849c0", "fa82420e489cda4d"),
+    ("Q5_1", [0x3fca3940, 0x3e1dba00, 0x3f921140, 0x3e55e200], "41ea7d1a6dd1d82d", "01017de282a7402b"),
+    ("Q8_0", [0x40a6b6c0, 0xc0a6b6c0, 0x402bfa80, 0xc03a0480], "1334e401856508e3", "8bc65c65efc2bf6b"),
+    ("Q2_K", [0x409a2400, 0x41673600, 0xc6b9a06b, 0xc82e4200], "b846511204b1fd8b", "5dd7180d6388384a"),
+    ("Q3_K", [0xbc9ac600, 0xbd682900, 0x3e0e7640, 0x3df2b680], "8a2be1d23b8ef291", "db382d862bfa0603"),
+    ("Q4_K", [0x41613638, 0x41f196fc, 0x41f196fc, 0x40af78d0], "a4836111dada52b2", "08af785d7304ae96"),
+    ("Q5_K", [0x4264480e, 0x429262ff, 0x429262ff, 0x40dd1950], "070a1bc0520d0f2e", "493c99da8073659b"),
+    ("Q6_K", [0x442af118, 0xc4d1cacc, 0x43ff6630, 0x43b513a0], "6adec09f000f27fc", "ab1232e7f17b9b44"),
+    ("IQ1_S", [0x3edd1d80, 0x3edd1d80, 0x3edd1d80, 0x3e136900], "8b2e53c95b9fc4e4", "de808b2c07006bd1"),
+    ("IQ1_M", [0x4635dac0, 0x4635dac0, 0xc412f400, 0xc5809580], "980de08b16d30bec", "91b8087f51cf263a"),
+    ("IQ2_XXS", [0xbf1a6e00, 0xc04f83d0, 0x3ff14be0, 0xbf368200], "3e18ce86320b20d9", "3c8e113c6baeb5d5"),
+    ("IQ2_XS", [0x41123424, 0x41123424, 0xbf039dc0, 0x40b337a8], "93353f9efbdc54e3", "ac23ad0f427e169a"),
+    ("IQ2_S", [0xc0248530, 0xbf529600, 0x3fa17300, 0x3f998d60], "371f846e219bc1de", "179580dd0c16a6ef"),
+    ("IQ3_XXS", [0xc0952a40, 0xc0952a40, 0xc1063fa0, 0xbe8c6400], "ee9a35cf3fe8bc61", "76699981baffb381"),
+    ("IQ3_S", [0xc0ece8c0, 0xc0839dc0, 0x3f529600, 0x3fbd8700], "929e9138fb5e83f6", "b5220ea8af1bef04"),
+    ("IQ4_NL", [0x40c64d40, 0xc0b68200, 0x3faf7d00, 0x40c64d40], "f81f427488335e37", "dc21d7b48d5459fc"),
+    ("IQ4_XS", [0x4280a7a4, 0xc27264a8, 0xc20284f8, 0x40c80e80], "fe7b2a00f15fe34c", "73d8151118c516c9"),
+    ("TQ1_0", [0xbfe82000, 0xbfe82000, 0x3fe82000, 0x00000000], "a70f114b915925bd", "c35e30ab96164ce9"),
+    ("TQ2_0", [0x00000000, 0x45f8a000, 0x45f8a000, 0xc578a000], "f1a460af42f9729c", "a39a5dc9d281f2fb"),
+    ("MXFP4", [0x82c00000, 0x83c00000, 0x03400000, 0x83c00000], "7dc05c75fc518c27", "402c324112d00a22"),
+    ("NVFP4", [0x3ba00000, 0xbd700000, 0x40040000, 0xbe900000], "b6ba374d70fb829a", "7324c797b0976096"),
+    (
+        "MXFP4_OLLAMA",
+        [0x82c00000, 0x02800000, 0x03400000, 0x83c00000],
+        "2c727d4c9858eb12",
+        "ed3f232af93fc68d",
+    ),
+    ("Q8_1", [0xbf529600, 0x408aa2c0, 0xc0aa3940, 0xc05d1d80], "84c45d682605fbf7", "97ca347c22b891f6"),
+    ("Q8_K", [0x23513855, 0xa489bc8d, 0x24a91e9a, 0x24a5a1ee], "a9a00b736ed57333", "01b265c052b51f5e"),
+    ("Q1_0", [0x3d60a000, 0x3d60a000, 0xbd60a000, 0x3d60a000], "7813bc342b057249", "54c1b2b79dc04e5c"),
+    ("Q2_0", [0x3de0a000, 0x3de0a000, 0x3d60a000, 0x3de0a000], "d8ace1793f5dfcc7", "fca2cd5aa0d757c0"),
 ];
 
 fn sample_block(size: u64) -> Vec<u8> {
@@ -59,9 +64,28 @@ fn scaled_block(scale: u16, rest: impl IntoIterator<Item = u8>) -> Vec<u8> {
 const ONE: u16 = 0x3c00;
 const TWO: u16 = 0x4000;
 
+/// The start of the SHA-256 of numbers, all NaN being equal.
+fn digest(numbers: &[f32]) -> String {
+    let bits = |value: &f32| if value.is_nan() { 0x7fc0_0000 } else { value.to_bits() };
+    let bytes: Vec<u8> = numbers.iter().flat_map(|value| bits(value).to_le_bytes()).collect();
+    Digest::of(&bytes).to_hex()[..16].to_owned()
+}
+
+/// So many blocks that every entry of every codebook is used: the upper bytes of a linear congruential generator
+/// with the constants of Knuth's MMIX.
+fn random_blocks(block_bytes: u64) -> Vec<u8> {
+    const BLOCKS: u64 = 1024;
+    let mut state = 1_u64;
+    let next = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state.to_be_bytes()[0]
+    };
+    (0..BLOCKS * block_bytes).map(next).collect()
+}
+
 #[test]
 fn sample_blocks_give_the_numbers_of_gguf() {
-    for (name, [first, second, eighteenth, last], digest) in EXPECTED {
+    for (name, [first, second, eighteenth, last], expected, _) in EXPECTED {
         let ggml_type = GgmlType::from_name(name).unwrap();
         let layout = BlockLayout::of(ggml_type).unwrap();
         let found = numbers(ggml_type, &sample_block(layout.bytes()));
@@ -71,8 +95,16 @@ fn sample_blocks_give_the_numbers_of_gguf() {
             [first, second, eighteenth, last],
             "{name}"
         );
-        let bytes: Vec<u8> = found.iter().flat_map(|value| value.to_le_bytes()).collect();
-        assert_eq!(&Digest::of(&bytes).to_hex()[..16], digest, "{name}");
+        assert_eq!(digest(&found), expected, "{name}");
+    }
+}
+
+#[test]
+fn random_blocks_give_the_numbers_of_gguf() {
+    for (name, _, _, expected) in EXPECTED {
+        let ggml_type = GgmlType::from_name(name).unwrap();
+        let layout = BlockLayout::of(ggml_type).unwrap();
+        assert_eq!(digest(&numbers(ggml_type, &random_blocks(layout.bytes()))), expected, "{name}");
     }
 }
 
