@@ -32,6 +32,7 @@ func TestDaemon(t *testing.T) {
 		"selections bring what they name":              selections,
 		"experts are found without mapping":            experts,
 		"header is the file's start":                   headers,
+		"metadata is the file's":                       metadata,
 		"digests are the store's":                      digests,
 		"unknown model is not found":                   unknownModel,
 		"session lasts until close":                    sessionUntilClose,
@@ -156,6 +157,27 @@ func headers(t *testing.T, d *daemon) {
 	}
 	if _, found, err := model.Text("template"); found || err != nil {
 		t.Error(found, err)
+	}
+}
+
+func metadata(t *testing.T, d *daemon) {
+	model := opened(t, d, "dense", Selection{})
+	found, err := model.Metadata()
+	if err != nil {
+		t.Fatal(err)
+	}
+	details, err := d.client().Model("dense")
+	if err != nil || found.ParameterCount() != details.Parameters || found.Architecture() != details.Architecture {
+		t.Error(found, details, err)
+	}
+	if err := model.Unmap(); err != nil {
+		t.Fatal(err)
+	}
+	if architecture, ok := As[string](found, "general.architecture"); !ok || architecture != "llama" {
+		t.Error("it stays valid")
+	}
+	if _, err := model.Metadata(); !errors.Is(err, ErrSessionClosed) {
+		t.Error(err)
 	}
 }
 

@@ -49,6 +49,8 @@ var (
 	ErrShort = errors.New("file too short")
 	// ErrMap: a file cannot be mapped.
 	ErrMap = errors.New("cannot map")
+	// ErrGguf: a header is not a GGUF header, or is damaged.
+	ErrGguf = errors.New("invalid GGUF header")
 	// ErrSessionClosed: the model was closed by this program.
 	ErrSessionClosed = errors.New("model closed")
 )
@@ -84,6 +86,8 @@ func CodeOf(err error) Code {
 		return CodeNotFound
 	case errors.Is(err, ErrShort):
 		return CodeCorrupt
+	case errors.Is(err, ErrGguf):
+		return CodeInvalidInput
 	}
 	return CodeInternal
 }

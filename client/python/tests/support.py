@@ -51,7 +51,9 @@ def string(text: str) -> bytes:
     return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
-def gguf(tensors: Sequence[TensorSpec], alignment: Optional[int] = 32, order: str = "<") -> bytes:
+def gguf(
+    tensors: Sequence[TensorSpec], alignment: Optional[int] = 32, order: str = "<", more_keys: Sequence[bytes] = ()
+) -> bytes:
     """A GGUF file; without `general.alignment`, which means 32, if the alignment is `None`."""
 
     def text(value: str) -> bytes:
@@ -64,6 +66,7 @@ def gguf(tensors: Sequence[TensorSpec], alignment: Optional[int] = 32, order: st
     keys.append(text("tokenizer.ggml.tokens") + struct.pack(order + "IIQ", 9, 8, 100) + b"".join(words))
     keys.append(text("tokenizer.ggml.scores") + struct.pack(order + "IIQ100f", 9, 6, 100, *range(100)))
     keys.append(text("tokenizer.ggml.add_bos_token") + struct.pack(order + "IB", 7, 1))
+    keys += more_keys
     infos, data = [], bytearray()
     for name, kind, shape, content in tensors:
         data += bytes(-len(data) % (alignment or 32))

@@ -106,6 +106,20 @@ class Verbs(DaemonTest):
         self.assertEqual([entry["name"] for entry in details["tensors"]], [name for name, *_ in DENSE])
 
 
+class Metadata(DaemonTest):
+    def test_metadata_is_the_files(self) -> None:
+        metadata = self.open("dense").metadata()
+        self.assertEqual(metadata.architecture, "llama")
+        self.assertEqual(metadata["tokenizer.ggml.tokens"], [f"word{number}" for number in range(100)])
+        self.assertEqual(metadata.get_as("general.alignment", "uint32"), 32)
+        self.assertIsNone(metadata.get_as("general.alignment", "uint64"))
+        self.assertEqual(metadata.parameter_count, self.client.model("dense")["parameters"])
+
+    def test_selection_without_the_weights_has_no_metadata(self) -> None:
+        with self.assertRaises(blobd.ModelError):
+            self.open("spoken", component="template").metadata()
+
+
 class Tensors(DaemonTest):
     def test_every_tensor_is_the_files(self) -> None:
         model = self.open("dense")

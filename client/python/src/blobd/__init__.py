@@ -40,6 +40,7 @@ from .errors import (
     ShortError,
     TimedOutError,
 )
+from .metadata import Metadata, Range
 from .model import OpenModel
 
 __version__ = "0.1.0"
@@ -60,6 +61,7 @@ __all__ = [
     "GgufError",
     "Layer",
     "MapError",
+    "Metadata",
     "ModelError",
     "ModelSummary",
     "NoTensorError",
@@ -67,6 +69,7 @@ __all__ = [
     "NotRunningError",
     "OpenModel",
     "ProtocolError",
+    "Range",
     "SessionClosedError",
     "ShortError",
     "Tensor",

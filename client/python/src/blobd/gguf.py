@@ -1,4 +1,4 @@
-"""The part of the GGUF format that is needed to change the tensor offsets in a header.
+"""The part of the GGUF format that is needed to find metadata, and to change the tensor offsets in a header.
 
 A header is a count of tensors and of metadata, the metadata, and the tensors' names, shapes, types
 and offsets. Metadata stays unchanged, byte for byte, except `general.alignment`. The parser reads
@@ -7,9 +7,10 @@ through a bounded cursor, without recursion, and allocates only for bytes that e
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
-from typing import List, Literal, Optional, Sequence, Tuple
+from typing import Iterator, List, Literal, Optional, Sequence, Tuple
 
 from .errors import GgufError
 
@@ -44,6 +45,11 @@ class TensorInfo:
     """The number of its ggml type."""
     offset: int
     """Its start, relative to the start of the data section."""
+
+    @property
+    def element_count(self) -> int:
+        """The product of its dimensions; 1 for a scalar."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -125,21 +131,34 @@ def parse(data: memoryview) -> Header:
     )
 
 
+def read_values(header: Header) -> Iterator[Tuple[bytes, int, int]]:
+    """Each key of a header, with the number of its value's type and the value's offset in the metadata."""
+    cursor = _Cursor(header.metadata, header.order)
+    for _ in range(header.key_count):
+        key, kind = cursor.string(), cursor.u32()
+        yield key, kind, cursor.place
+        _skip_value(kind, cursor)
+
+
 def _skip_key(cursor: _Cursor) -> Optional[int]:
     """Skips a key and its value; returns the value's offset if the key is the alignment's."""
     key, kind = cursor.string(), cursor.u32()
     place = cursor.place
+    _skip_value(kind, cursor)
+    if key != _ALIGNMENT_KEY:
+        return None
+    if kind != _UINT32:
+        raise GgufError(f"gguf: general.alignment at byte {place} is no uint32; the file is damaged")
+    return place
+
+
+def _skip_value(kind: int, cursor: _Cursor) -> None:
     if kind == _STRING:
         cursor.string()
     elif kind == _ARRAY:
         _skip_array(cursor)
     else:
         cursor.skip(_fixed_size(kind, cursor))
-    if key != _ALIGNMENT_KEY:
-        return None
-    if kind != _UINT32:
-        raise GgufError(f"gguf: general.alignment at byte {place} is no uint32; the file is damaged")
-    return place
 
 
 def _skip_array(cursor: _Cursor) -> None:
@@ -169,10 +188,10 @@ def _read_tensor(cursor: _Cursor) -> TensorInfo:
 class _Cursor:
     """Reads bytes in order and never beyond their end."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, order: str = "<") -> None:
         self._data = data
         self.place = 0
-        self.order = "<"
+        self.order = order
 
     def choose_order(self) -> None:
         """Detects the byte order from the version that comes next, which is a small number."""

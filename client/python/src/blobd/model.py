@@ -18,6 +18,8 @@ from ._responses import Fields, Head, Layer, Tensor, as_list, read_head, read_te
 from ._wire import Wire
 from .contiguous import ContiguousGguf, assemble
 from .errors import ModelError, NoTensorError, ProtocolError, SessionClosedError
+from .gguf import parse
+from .metadata import Metadata
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -137,6 +139,11 @@ class OpenModel(Mapping[str, memoryview]):
         if header.header_fd is None:
             raise ModelError(f"layer {number}: no GGUF header; it is no split GGUF file")
         return self._slice(header.header_fd, 0, header.header_size)
+
+    def metadata(self, layer: Optional[int] = None) -> Metadata:
+        """The metadata in the header of a split GGUF file, by key and type. Without a number, that of the first
+        file that has one; of a sharded model, that is the shard with the metadata of all."""
+        return Metadata(parse(self.header(layer)))
 
     def layer_bytes(self, layer: int) -> memoryview:
         """The bytes of a layer that is stored whole: a template, parameters, a licence."""
