@@ -54,7 +54,7 @@ def generated(folder):
 
     e, ff = EMBEDDING, 256
 
-    def write(name, arch, blocks, keys, tensors, ends=("output_norm.weight",)):
+    def write(name, arch, blocks, keys, tensors, ends=("output_norm.weight",), outputs=()):
         path = str(Path(folder) / f"{name}.gguf")
         writer = gguf.GGUFWriter(path, arch)
         writer.add_string("tokenizer.ggml.model", "none")
@@ -72,6 +72,8 @@ def generated(folder):
         add("token_embd.weight", [e, VOCABULARY])
         for end in ends:
             add(end, [e])
+        for output in outputs:
+            add(output, [e, VOCABULARY])
         for block in range(blocks):
             for tensor, shape in tensors(block).items():
                 add(f"blk.{block}.{tensor}", shape)
@@ -87,6 +89,7 @@ def generated(folder):
                 "attn_v.weight": [e, k * dv], "attn_output.weight": [h * dv, e]}
 
     ffn = {"ffn_norm.weight": [e], "ffn_gate.weight": [e, ff], "ffn_up.weight": [e, ff], "ffn_down.weight": [ff, e]}
+    without_norm = {name: shape for name, shape in ffn.items() if name != "ffn_norm.weight"}
     heads = {"attention.head_count": 8, "attention.head_count_kv": 2}
     sizes = {"attention.key_length": 128, "attention.value_length": 128}
     norms = {"post_attention_norm.weight": [e], "post_ffw_norm.weight": [e]}
@@ -100,7 +103,7 @@ def generated(folder):
                 lambda i: {"attn_norm.weight": [e], "attn_qkv.weight": [e, 512 + 256], "attn_output.weight": [512, e],
                            "ffn_norm.weight": [e], "ffn_up.weight": [e, 2 * ff], "ffn_down.weight": [ff, e]})
     yield write("cohere2", "cohere2", 8, {**heads, **window, "logit_scale": 1.0, "attention.layer_norm_epsilon": 1e-5},
-                lambda i: {**attention(8, 2, 64), **{n: s for n, s in ffn.items() if n != "ffn_norm.weight"}})
+                lambda i: {**attention(8, 2, 64), **without_norm})
     yield write("heads-by-block", "deci", 4,
                 {"attention.head_count": 8, "attention.head_count_kv": [8, 4, 2, 1], "rope.dimension_count": 64},
                 lambda i: {**attention(8, 8 >> i, 64), **ffn})
@@ -114,6 +117,32 @@ def generated(folder):
     yield write("granitehybrid", "granitehybrid", 4,
                 {**state, "attention.head_count": 8, "attention.head_count_kv": [0, 0, 2, 0], "rope.dimension_count": 64},
                 lambda i: {**(attention(8, 2, 64) if i == 2 else mamba), **ffn})
+    one = {"ssm_in.weight": [e, 2 * 1024], "ssm_conv1d.weight": [4, 1024], "ssm_conv1d.bias": [1024],
+           "ssm_x.weight": [1024, 16 + 2 * 128], "ssm_dt_norm.weight": [16], "ssm_dt.weight": [16, 1024],
+           "ssm_dt.bias": [1024], "ssm_b_norm.weight": [128], "ssm_c_norm.weight": [128], "ssm_a": [128, 1024],
+           "ssm_d": [1024], "ssm_out.weight": [1024, e], "attn_norm.weight": [e]}
+    yield write("jamba", "jamba", 4,
+                {**{key: value for key, value in state.items() if key != "ssm.group_count"}, "attention.head_count": 8,
+                 "attention.head_count_kv": [0, 2, 0, 0]},
+                lambda i: {**(attention(8, 2, 64) if i == 1 else one), **ffn})
+    yield write("falcon-h1", "falcon-h1", 3, {**state, **heads, "rope.dimension_count": 64},
+                lambda i: {**mamba, **attention(8, 2, 64), **without_norm, "ffn_norm": [e]})
+    convolution = {"attn_norm.weight": [e], "shortconv.conv.weight": [3, e], "shortconv.in_proj.weight": [e, 3 * e],
+                   "shortconv.out_proj.weight": [e, e]}
+    yield write("lfm2", "lfm2", 4,
+                {"attention.head_count": 8, "attention.head_count_kv": [0, 0, 2, 0], "shortconv.l_cache": 3,
+                 "rope.dimension_count": 64},
+                lambda i: {**({**attention(8, 2, 64), "attn_q_norm.weight": [64], "attn_k_norm.weight": [64]}
+                              if i == 2 else convolution), **ffn}, ends=("token_embd_norm.weight",))
+    stacks = {f"ffn_{part}_exps.{kind}": [e] * (2 if kind == "weight" else 1) + [4]
+              for part in ("gate", "up", "down") for kind in ("weight", "bias")}
+    yield write("gpt-oss", "gpt-oss", 4,
+                {**heads, "attention.sliding_window": 128, "expert_count": 4, "expert_used_count": 2,
+                 "expert_feed_forward_length": e},
+                lambda i: {**attention(8, 2, 64), **stacks, "post_attention_norm.weight": [e],
+                           "attn_sinks.weight": [8], "ffn_gate_inp.weight": [e, 4], "ffn_gate_inp.bias": [4],
+                           "attn_q.bias": [e], "attn_k.bias": [128], "attn_v.bias": [128], "attn_output.bias": [e]},
+                outputs=("output.weight",))
     experts = {"expert_feed_forward_length": 256, "expert_shared_count": 1, "leading_dense_block_count": 27,
                "attention.q_lora_rank": 64, "attention.kv_lora_rank": 512, "rope.dimension_count": 64,
                "attention.head_count": 8, "attention.head_count_kv": 1, "attention.key_length": 576,
