@@ -13,6 +13,7 @@ use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{ByteOrder, GgmlType, GgufError, GgufWriter, Header, Value};
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::quant::BlockLayout;
 use blobd_store_format::split::{SplitPlan, Splitter, Target};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -27,6 +28,10 @@ fn main() -> Result<()> {
         if let Some(recipe) = recipe(&file) {
             write("recipe", name, &recipe)?;
         }
+    }
+    for layout in BlockLayout::all() {
+        let (id, size) = (u8::try_from(layout.ggml_type().id())?, usize::try_from(layout.bytes())?);
+        write("quant", &layout.ggml_type().name(), &[&[id][..], &vec![0x3c; 2 * size]].concat())?;
     }
     // Alignment 32; two experts of 64 bytes, in reverse; a stack; one of an unknown type far away.
     write("split", "script", &[3, 5, 1, 1, 0, 1, 0, 0, 3, 7, 2, 12, 8, 77, 4, 9])?;
