@@ -1,4 +1,4 @@
-/* Lists a model's tensors, prints the first bytes of one, and opens the model as one GGUF file:
+/* Lists a model's tensors, prints facts from its header and the first bytes of a tensor, and opens the model as one GGUF file:
  * cc first_values.c -lblobd_client -o first_values && ./first_values llama3:8b token_embd.weight */
 #include <blobd_client.h>
 #include <inttypes.h>
@@ -22,6 +22,16 @@ int main(int count, char **arguments) {
     for (size_t i = 0; blobd_tensor_at(model, i, &tensor); i++) {
         printf("%-32s %-6s %12" PRIu64 " bytes\n", tensor.name, tensor.type_name, tensor.size);
     }
+
+    blobd_facts facts;
+    if (blobd_facts_of(model, &facts, &error)) {
+        printf("%s, %" PRIu64 " parameters, %" PRIu64 " blocks, context %" PRIu64 ", %" PRIu64 " heads\n",
+               facts.architecture, facts.parameter_count, facts.block_count, facts.context_length,
+               facts.head_count_max);
+        if (facts.chat_template != NULL) printf("template: %s\n", facts.chat_template);
+    }
+    float base;
+    if (blobd_metadata_f32(model, "rope.freq_base", &base)) printf("rope.freq_base: %g\n", base);
 
     blobd_bytes bytes;
     size_t index = blobd_tensor_find(model, arguments[2]);

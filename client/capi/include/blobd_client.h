@@ -58,6 +58,32 @@ typedef struct blobd_tensor {
     uint64_t expert_size;
 } blobd_tensor;
 
+/* What the header of a model's first GGUF file says. The pointers are valid until the model is closed. */
+typedef struct blobd_facts {
+    /* The architecture, such as `llama`; `unknown` if the header has none. */
+    const char *architecture;
+    /* The template of a chat, in Jinja; null if the header has none. */
+    const char *chat_template;
+    /* The number of elements of all tensors in this file, whatever `general.parameter_count` says. */
+    uint64_t parameter_count;
+    /* The number of the file type in llama.cpp; 0 if unknown, as in Ollama. */
+    uint64_t file_type;
+    /* The number of blocks; 0 if missing. */
+    uint64_t block_count;
+    /* The longest context for which the model was trained, in tokens; 0 if missing. */
+    uint64_t context_length;
+    /* The length of an embedding; 0 if missing. */
+    uint64_t embedding_length;
+    /* The most attention heads of a block; 1 if missing. */
+    uint64_t head_count_max;
+    /* The fewest attention heads of a block; 1 if missing. */
+    uint64_t head_count_min;
+    /* The most key and value heads of a block; 1 if missing. */
+    uint64_t head_count_kv_max;
+    /* The fewest key and value heads of a block; 1 if missing. */
+    uint64_t head_count_kv_min;
+} blobd_facts;
+
 /* Opens a model with all its tensors. Returns null on failure.
  *
  * `socket` is the path of the daemon's socket. If it is null, `BLOBD_SOCKET` is used, or without that
@@ -114,6 +140,66 @@ bool blobd_map(const blobd_model *model, size_t index, blobd_bytes *out, blobd_e
  * Requirements:
  * As for `blobd_map`. */
 bool blobd_expert(const blobd_model *model, size_t index, uint64_t expert, blobd_bytes *out, blobd_error *error);
+
+/* Reads the header of the model's first GGUF file. Returns false on failure, for example if the model has none.
+ *
+ * Requirements:
+ * `model` comes from `blobd_open` and is open; `out` points to facts; `error` is null or points to an
+ * error. */
+bool blobd_facts_of(const blobd_model *model, blobd_facts *out, blobd_error *error);
+
+/* Writes the `uint32` with this key in the header of the model's first GGUF file to `out`. Returns false if the
+ * header has none of exactly this type, even if it has one of another width, or if it cannot be read.
+ *
+ * Keys that start with `general.` or `tokenizer.` are looked up as they are, all others with the architecture
+ * in front: `block_count` is `llama.block_count`.
+ *
+ * Requirements:
+ * `model` comes from `blobd_open` and is open; `key` is a C string; `out` points to a value of the type. */
+bool blobd_metadata_u32(const blobd_model *model, const char *key, uint32_t *out);
+
+/* Writes the `uint64` with this key to `out`. Returns false if the header has none of exactly this type.
+ *
+ * Requirements:
+ * As for `blobd_metadata_u32`. */
+bool blobd_metadata_u64(const blobd_model *model, const char *key, uint64_t *out);
+
+/* Writes the `int32` with this key to `out`. Returns false if the header has none of exactly this type.
+ *
+ * Requirements:
+ * As for `blobd_metadata_u32`. */
+bool blobd_metadata_i32(const blobd_model *model, const char *key, int32_t *out);
+
+/* Writes the `int64` with this key to `out`. Returns false if the header has none of exactly this type.
+ *
+ * Requirements:
+ * As for `blobd_metadata_u32`. */
+bool blobd_metadata_i64(const blobd_model *model, const char *key, int64_t *out);
+
+/* Writes the `float32` with this key to `out`. Returns false if the header has none of exactly this type.
+ *
+ * Requirements:
+ * As for `blobd_metadata_u32`. */
+bool blobd_metadata_f32(const blobd_model *model, const char *key, float *out);
+
+/* Writes the `float64` with this key to `out`. Returns false if the header has none of exactly this type.
+ *
+ * Requirements:
+ * As for `blobd_metadata_u32`. */
+bool blobd_metadata_f64(const blobd_model *model, const char *key, double *out);
+
+/* Writes the `bool` with this key to `out`. Returns false if the header has none of exactly this type.
+ *
+ * Requirements:
+ * As for `blobd_metadata_u32`. */
+bool blobd_metadata_bool(const blobd_model *model, const char *key, bool *out);
+
+/* Writes the text with this key to `out`: UTF-8, not terminated by a zero byte, valid until the model is closed.
+ * Returns false if the header has none of type `string`, or if it is not UTF-8.
+ *
+ * Requirements:
+ * As for `blobd_metadata_u32`. */
+bool blobd_metadata_string(const blobd_model *model, const char *key, blobd_bytes *out);
 
 /* The model's weights as one GGUF file in memory, without a copy. Returns null on failure.
  *

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::PathBuf;
+use std::ptr;
 use std::sync::OnceLock;
 
 use blobd_client::Client;
@@ -10,8 +11,11 @@ use blobd_client::gguf_view::GgufView;
 use blobd_client::model::{OpenModel, TensorMap};
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::TensorLocation;
+use blobd_store_format::gguf::Header;
+use blobd_store_format::layers::parameter_count;
+use blobd_store_format::metadata::Metadata;
 
-use crate::{BlobdBytes, BlobdError, BlobdTensor};
+use crate::{BlobdBytes, BlobdError, BlobdFacts, BlobdTensor};
 
 /// An open model, and the strings and maps that C gets pointers to.
 #[derive(Debug)]
@@ -20,6 +24,17 @@ pub(crate) struct Handle {
     pub(crate) name: CString,
     /// One per tensor of the model.
     pub(crate) rows: Vec<Row>,
+    /// Read by the first request.
+    header: OnceLock<ParsedHeader>,
+}
+
+/// A header, and the strings in it that C gets pointers to.
+#[derive(Debug)]
+struct ParsedHeader {
+    header: Header,
+    architecture: CString,
+    /// `None` too if it has a zero byte.
+    chat_template: Option<CString>,
 }
 
 /// A tensor's strings for C, and its map after the first request.
@@ -48,7 +63,7 @@ impl Handle {
         };
         let model = client.open(&reference)?;
         let rows: Result<Vec<_>, _> = model.tensors().iter().map(Row::new).collect();
-        Ok(Self { name: c_string(model.name())?, rows: rows?, model })
+        Ok(Self { name: c_string(model.name())?, rows: rows?, model, header: OnceLock::new() })
     }
 
     /// A tensor in C's form; `None` if there is none with this index.
@@ -91,6 +106,39 @@ impl Handle {
         })
     }
 
+    /// The metadata of the first GGUF file.
+    pub(crate) fn metadata(&self) -> Result<Metadata<'_>, Failure> {
+        Ok(Metadata::new(&self.header()?.header))
+    }
+
+    /// The facts in the header of the first GGUF file.
+    pub(crate) fn facts(&self) -> Result<BlobdFacts, Failure> {
+        let (header, metadata) = (self.header()?, self.metadata()?);
+        Ok(BlobdFacts {
+            architecture: header.architecture.as_ptr(),
+            chat_template: header.chat_template.as_ref().map_or(ptr::null(), |template| template.as_ptr()),
+            parameter_count: parameter_count(header.header.tensors()),
+            file_type: metadata.file_type().unwrap_or(0).into(),
+            block_count: metadata.block_count(),
+            context_length: metadata.context_length(),
+            embedding_length: metadata.embedding_length(),
+            head_count_max: metadata.head_count_max(),
+            head_count_min: metadata.head_count_min(),
+            head_count_kv_max: metadata.head_count_kv_max(),
+            head_count_kv_min: metadata.head_count_kv_min(),
+        })
+    }
+
+    fn header(&self) -> Result<&ParsedHeader, Failure> {
+        if let Some(header) = self.header.get() {
+            return Ok(header);
+        }
+        let bytes = self.model.header()?;
+        let invalid = |error| Failure { code: ErrorCode::InvalidInput, message: format!("{error}") };
+        let header = ParsedHeader::new(Header::parse(&bytes).map_err(invalid)?)?;
+        Ok(self.header.get_or_init(|| header))
+    }
+
     /// The image of a component; `model` if none is named.
     pub(crate) fn contiguous(&self, component: Option<&str>) -> Result<GgufView, Failure> {
         Ok(self.model.contiguous_component(component.unwrap_or("model"))?)
@@ -99,6 +147,15 @@ impl Handle {
     fn no_tensor(&self, index: usize) -> Failure {
         let message = format!("tensor {index}: no such tensor, the model has {}", self.rows.len());
         Failure { code: ErrorCode::NotFound, message }
+    }
+}
+
+impl ParsedHeader {
+    fn new(header: Header) -> Result<Self, Failure> {
+        let metadata = Metadata::new(&header);
+        let architecture = c_string(metadata.architecture())?;
+        let chat_template = metadata.chat_template().and_then(|template| CString::new(template).ok());
+        Ok(Self { architecture, chat_template, header })
     }
 }
 

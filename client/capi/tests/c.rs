@@ -72,6 +72,17 @@ fn dynamic() -> Vec<String> {
 fn serve(socket: &Path) {
     let mut model = FakeModel::new();
     let mut writer = GgufWriter::new();
+    writer.metadata("general.architecture", "llama").unwrap();
+    writer.metadata("general.parameter_count", 7_u64).unwrap();
+    writer.metadata("llama.block_count", 32_u32).unwrap();
+    writer.metadata("llama.context_length", 8192_u32).unwrap();
+    writer.metadata("llama.attention.head_count", vec![4_u32, 16]).unwrap();
+    writer.metadata("llama.rope.freq_base", 500_000_f32).unwrap();
+    writer.metadata("llama.i32", -5_i32).unwrap();
+    writer.metadata("llama.i64", -6_i64).unwrap();
+    writer.metadata("llama.f64", 0.5_f64).unwrap();
+    writer.metadata("llama.bool", true).unwrap();
+    writer.metadata("tokenizer.chat_template", "{{ x }}").unwrap();
     writer.tensor("a", GgmlType::F32, &[8]).unwrap().tensor("stack", GgmlType::F32, &[8, 2]).unwrap();
     let header = writer.header().unwrap();
     let fd = model.add_file(&header);
@@ -103,6 +114,7 @@ fn example_reads_tensors_and_image_without_leaks() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let printed = text(&output.stdout);
     for expected in [
+        "llama, 24 parameters, 32 blocks, context 8192, 16 heads\ntemplate: {{ x }}\nrope.freq_base: 500000\n",
         "a                                F32              32 bytes",
         "stack: 09 09 09 09 09 09 09 09\n",
         "expert 0: 32 bytes\n",
@@ -115,6 +127,65 @@ fn example_reads_tensors_and_image_without_leaks() {
     let Some(program) = example(folder.path(), &checked) else { return };
     let output = run(&mut Command::new(&program), &socket, &["tiny", "a"]);
     assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+}
+
+/// The values, and that a value of another type or an array counts as missing.
+const METADATA_PROGRAM: &str = r#"
+#include <blobd_client.h>
+#include <assert.h>
+#include <string.h>
+
+int main(void) {
+    blobd_error error;
+    blobd_model *model = blobd_open(NULL, "tiny", &error);
+    assert(model != NULL);
+    blobd_facts facts;
+    assert(blobd_facts_of(model, &facts, &error) && error.code == 0);
+    assert(strcmp(facts.architecture, "llama") == 0 && strcmp(facts.chat_template, "{{ x }}") == 0);
+    assert(facts.file_type == 0 && facts.embedding_length == 0);
+    assert(facts.head_count_min == 4 && facts.head_count_max == 16);
+    assert(facts.head_count_kv_min == 1 && facts.head_count_kv_max == 1);
+    uint32_t u32 = 1;
+    uint64_t u64 = 1;
+    int32_t i32 = 1;
+    int64_t i64 = 1;
+    double f64 = 1;
+    bool flag = false;
+    blobd_bytes text;
+    assert(blobd_metadata_u32(model, "block_count", &u32) && u32 == 32);
+    assert(!blobd_metadata_u32(model, "llama.block_count", &u32) && u32 == 32);
+    assert(!blobd_metadata_u64(model, "block_count", &u64) && u64 == 1);
+    assert(!blobd_metadata_i32(model, "block_count", &i32) && i32 == 1);
+    assert(blobd_metadata_u64(model, "general.parameter_count", &u64) && u64 == 7);
+    assert(blobd_metadata_i32(model, "i32", &i32) && i32 == -5);
+    assert(blobd_metadata_i64(model, "i64", &i64) && i64 == -6);
+    assert(blobd_metadata_f64(model, "f64", &f64) && f64 == 0.5);
+    assert(blobd_metadata_bool(model, "bool", &flag) && flag);
+    assert(!blobd_metadata_u32(model, "attention.head_count", &u32));
+    assert(blobd_metadata_string(model, "tokenizer.chat_template", &text));
+    assert(text.size == 7 && memcmp(text.data, "{{ x }}", 7) == 0);
+    assert(!blobd_metadata_string(model, "block_count", &text));
+    assert(!blobd_metadata_string(model, NULL, &text));
+    blobd_close(model);
+    return 0;
+}
+"#;
+
+#[test]
+fn metadata_is_found_by_exact_type_and_without_the_architecture() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, source) = (folder.path().join("socket"), folder.path().join("metadata.c"));
+    let program = folder.path().join("metadata");
+    serve(&socket);
+    std::fs::write(&source, METADATA_PROGRAM).unwrap();
+    let link = dynamic();
+    let paths =
+        [source.to_str().unwrap(), "-g", "-fsanitize=address,undefined", "-o", program.to_str().unwrap()];
+    let arguments: Vec<_> = paths.into_iter().chain(link.iter().map(String::as_str)).collect();
+    if compile("cc", &arguments).is_some() {
+        let output = run(&mut Command::new(&program), &socket, &[]);
+        assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    }
 }
 
 #[test]
