@@ -14,6 +14,7 @@ mod contents;
 mod render;
 mod report;
 mod side;
+mod values;
 
 /// Show how two models differ: tensors, metadata and texts
 #[derive(Debug, Args)]
@@ -21,6 +22,7 @@ mod side;
 
 Examples:
   blobd diff llama3:8b-q4_K_M llama3:8b-q4_K_S
+  blobd diff model:f16 model:q4_K_M --values       how far the numbers are apart
   blobd diff base:f16 finetuned:f16 --json | jq '.tensors[] | select(.change != \"shared\")'")]
 pub(super) struct Params {
     /// The first model
@@ -29,6 +31,10 @@ pub(super) struct Params {
     /// The second model
     #[arg(value_name = "B")]
     b: Reference,
+    /// Compute the relative error of each tensor that differs: the root mean square of the differences, relative to
+    /// that of A
+    #[arg(long)]
+    values: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
@@ -36,6 +42,9 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let (a, b) = (Side::read(&connected, &params.a)?, Side::read(&connected, &params.b)?);
     let mut diff = diff_tensors(&a.tensors, &b.tensors);
     contents::find_equal(&connected, &a, &b, &mut diff.tensors)?;
-    let report = Report::new(&a, &b, &diff);
+    let mut report = Report::new(&a, &b, &diff);
+    if params.values {
+        values::add_errors(&connected, &a, &b, &diff.tensors, &mut report, global.json)?;
+    }
     print_result(global, &report, render::render)
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use blobd_store_format::gguf::{ByteOrder, GgmlType};
 use blobd_tests::daemon::TestDaemon;
-use blobd_tests::model::ModelFile;
+use blobd_tests::model::{ModelFile, ModelTensor};
 use serde_json::{Value as Json, json};
 
 fn import(daemon: &TestDaemon, name: &str, model: &ModelFile) {
@@ -103,4 +104,44 @@ fn unknown_model_is_not_found() {
     import(&daemon, "a", &ModelFile::dense(1));
     daemon.command().line("diff a nobody").exits_with(3);
     daemon.command().line("diff nobody a").exits_with(3);
+}
+
+#[test]
+fn values_of_changed_and_retyped_tensors_are_compared() {
+    let daemon = TestDaemon::start();
+    let with = |ggml_type: GgmlType, bytes: Vec<u8>| {
+        let mut model = ModelFile::empty();
+        model.tensors.push(ModelTensor::of_bytes("w", ggml_type, &[64], bytes));
+        model
+    };
+    let floats = |value: f32| (0..64).flat_map(|_| value.to_le_bytes()).collect::<Vec<u8>>();
+    import(&daemon, "a", &with(GgmlType::F32, floats(2.0)));
+    import(&daemon, "b", &with(GgmlType::F32, floats(2.5)));
+    // 2.0 as a half.
+    import(&daemon, "c", &with(GgmlType::F16, [0x00, 0x40].repeat(64)));
+    let error = |a: &str, b: &str| {
+        let report = daemon.command().run(["diff", a, b, "--values", "--json"]).succeeds().json();
+        report["tensors"][0]["relative_error"].clone()
+    };
+    assert_eq!(error("a", "b"), 0.25);
+    assert_eq!(error("a", "c"), 0.0);
+    assert_eq!(error("b", "c"), 0.2);
+    let text = daemon.command().line("diff a b --values").succeeds().text();
+    assert!(text.contains("ERROR") && text.contains("2.500e-1"), "{text}");
+}
+
+#[test]
+fn values_of_big_endian_models_are_compared() {
+    let daemon = TestDaemon::start();
+    let with = |order: ByteOrder, bytes: Vec<u8>| {
+        let mut model = ModelFile { order, ..ModelFile::empty() };
+        model.tensors.push(ModelTensor::of_bytes("w", GgmlType::F32, &[64], bytes));
+        model
+    };
+    let little = (0..64_u8).flat_map(|number| f32::from(number).to_le_bytes()).collect();
+    let big = (0..64_u8).flat_map(|number| f32::from(number).to_be_bytes()).collect();
+    import(&daemon, "little", &with(ByteOrder::Little, little));
+    import(&daemon, "big", &with(ByteOrder::Big, big));
+    let report = daemon.command().line("diff little big --values --json").succeeds().json();
+    assert_eq!(report["tensors"][0]["relative_error"], 0.0);
 }

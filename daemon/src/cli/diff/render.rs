@@ -41,12 +41,16 @@ fn changes(report: &Report) -> Table {
 
 /// The tensors that differ.
 fn tensors(report: &Report) -> Option<Table> {
-    let mut table = Table::new(&["TENSOR", "CHANGE", "IN A", "IN B"], &[]);
+    let has_errors = report.tensors.iter().any(|tensor| tensor.relative_error.is_some());
+    let headings: &[&str] = &["TENSOR", "CHANGE", "IN A", "IN B", "ERROR"];
+    let mut table = Table::new(if has_errors { headings } else { &headings[..4] }, &[]);
     let mut differing = report.tensors.iter().filter(|tensor| tensor.change != Change::Shared).peekable();
     differing.peek()?;
     for tensor in differing {
         let form = |form: &Option<TensorForm>| form.as_ref().map_or_else(|| "-".to_owned(), described);
-        table.row([tensor.name.clone(), tensor.change.name().to_owned(), form(&tensor.a), form(&tensor.b)]);
+        let error = tensor.relative_error.map(|error| format!("{error:.3e}"));
+        let cells = [tensor.name.clone(), tensor.change.name().to_owned(), form(&tensor.a), form(&tensor.b)];
+        table.row(cells.into_iter().chain(error));
     }
     Some(table)
 }

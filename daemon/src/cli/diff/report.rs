@@ -44,6 +44,9 @@ pub(super) struct TensorRow {
     pub(super) a: Option<TensorForm>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) b: Option<TensorForm>,
+    /// With `--values`, the relative root mean square error of B.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) relative_error: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -92,7 +95,13 @@ impl From<&TensorPair<'_>> for TensorRow {
             shape: tensor.shape.clone(),
             bytes: tensor.size,
         };
-        Self { name: pair.name().to_owned(), change: pair.change, a: pair.a.map(form), b: pair.b.map(form) }
+        Self {
+            name: pair.name().to_owned(),
+            change: pair.change,
+            a: pair.a.map(form),
+            b: pair.b.map(form),
+            relative_error: None,
+        }
     }
 }
 

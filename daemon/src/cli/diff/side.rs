@@ -9,7 +9,7 @@ use blobd_client::protocol::model_tensor::TensorFormat;
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_client::protocol::response::ModelDetails;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::gguf::Header;
+use blobd_store_format::gguf::{ByteOrder, Header};
 use blobd_store_format::model_diff::packed_blobs;
 use blobd_store_format::recipe::TensorEntry;
 use blobd_store_format::reference::Reference;
@@ -52,6 +52,11 @@ impl Side {
         let tensors = self.details.tensors.iter().zip(&self.tensors);
         let split = tensors.filter(|(tensor, _)| tensor.format == TensorFormat::Gguf);
         packed_blobs(split.map(|(_, entry)| entry))
+    }
+
+    /// The byte order of its tensors.
+    pub(super) fn byte_order(&self) -> ByteOrder {
+        self.header.as_ref().map_or(ByteOrder::Little, Header::byte_order)
     }
 
     /// Whether only one tensor has this name, so that the name identifies it.
