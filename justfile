@@ -74,6 +74,10 @@ rewrite +files: build
 kv-oracle *models: build
     python3 tests/kv_oracle.py target/release/blobd {{ models }}
 
+# Compare headers with an independent reader, on these files and 200 generated ones; takes `pip install gguf`
+headers *files: build
+    python3 tests/headers.py target/release/blobd {{ files }}
+
 # Real engines on a model of yours, plain and from blobd; takes node, Python, cargo, Go, else they are skipped
 engines model prompt=" The" text="": build
     tests/engines/run target/release/blobd {{ model }} "{{ prompt }}" "{{ text }}"

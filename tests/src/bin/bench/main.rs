@@ -9,6 +9,7 @@ use std::path::PathBuf;
 mod balloon;
 mod generated;
 mod hash;
+mod headers;
 mod import;
 mod measure;
 mod mount;
@@ -41,8 +42,9 @@ pub(crate) struct Setup {
 
 type Measurement = fn(&Setup) -> measure::Outcome<()>;
 
-const MEASUREMENTS: [(&str, Measurement); 6] = [
+const MEASUREMENTS: [(&str, Measurement); 7] = [
     ("hash", hash::run),
+    ("headers", headers::run),
     ("import", import::run),
     ("pull", pull::run),
     ("verify", verify::run),
@@ -55,7 +57,7 @@ const MEASUREMENTS: [(&str, Measurement); 6] = [
 const ON_DEMAND: [(&str, Measurement); 2] = [("scale", scale::run), ("mount", mount::run)];
 
 const USAGE: &str = "--disk=DIR, --tmpfs=DIR, --blocks=N, --rounds=N, --blobs=N, --models=N or \
-                     --only=hash|import|pull|verify|open|touch|scale|mount";
+                     --only=hash|headers|import|pull|verify|open|touch|scale|mount";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let setup = Setup::from_args(std::env::args().skip(1))?;
