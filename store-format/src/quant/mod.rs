@@ -29,6 +29,7 @@ mod block;
 mod compare;
 mod decode;
 mod dequantize;
+mod field;
 mod statistics;
 mod sum;
 mod swap;
@@ -36,9 +37,10 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use self::block::{BlockLayout, Field, FieldType};
+pub use self::block::BlockLayout;
 pub use self::compare::relative_rms_error;
 pub use self::dequantize::{Values, dequantize, element_count, pieces};
+pub use self::field::{Field, FieldType};
 pub use self::statistics::{Distribution, Histogram, Range, Statistics};
 pub use self::swap::swap_bytes;
 use crate::ggml_type::GgmlType;

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::QuantError;
-use super::block::{BlockLayout, Field};
+use super::block::BlockLayout;
+use super::field::Field;
 use crate::ggml_type::GgmlType;
 
 /// Changes the byte order of a tensor, or of any whole number of its blocks, in place.

@@ -3,7 +3,7 @@
 //! The sizes are in [`crate::ggml_type`]; a test compares both tables. Names of fields are ggml's, except
 //! that parts which ggml reads separately are separate here: `signs` of `IQ2_XXS`, `IQ3_XXS` and `IQ2_S`.
 
-use super::block::FieldType;
+use super::field::FieldType;
 use crate::ggml_type::GgmlType;
 
 /// What is known about a type besides its size.
