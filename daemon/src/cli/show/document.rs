@@ -7,7 +7,7 @@ use blobd_client::protocol::response::{ModelSharing, SharedWith};
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::ModelHeader;
-use blobd_store_format::gguf::{Header, key_text};
+use blobd_store_format::gguf::{Header, MAGIC, key_text};
 use blobd_store_format::overview::{ModelOverview, TypeShare, capabilities};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::stored_file::StoredForm;
@@ -227,9 +227,9 @@ fn parse(model: &DescribedModel) -> Result<Vec<ParsedFile>, ErrorBody> {
     let mut seen = BTreeSet::new();
     let mut parsed = Vec::new();
     for (number, file) in model.files.iter().enumerate() {
-        let Some(content) = file.content.as_deref().filter(|_| file.media_type.holds_tensors()) else {
-            continue;
-        };
+        let content = file.content.as_deref().filter(|_| file.media_type.holds_tensors());
+        // Weights of another format are stored whole and have no header that can be read.
+        let Some(content) = content.filter(|content| content.starts_with(&MAGIC)) else { continue };
         if file.digest.is_some_and(|digest| !seen.insert(digest)) {
             continue;
         }
