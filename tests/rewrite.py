@@ -143,7 +143,7 @@ class Case:
         return big
 
     def check_hashes(self) -> None:
-        ours = self.run("show", "m", "--hash", "all").decode().splitlines()
+        ours = self.run("show", "m", "--hash=all").decode().splitlines()
         copy = self.directory / "m-latest.gguf"
         self.run("export", "m", "-o", str(copy))
         script = [sys.executable, str(SCRIPTS / "gguf_hash.py"), copy.name]

@@ -27,7 +27,7 @@ use crate::open;
 use crate::protocol::connection::ConnectionError;
 use crate::protocol::edit::{EditEvent, EditParams, Edited};
 use crate::protocol::frame::Frame;
-use crate::protocol::remote::RemoteModel;
+use crate::protocol::heads::ModelHeads;
 use crate::protocol::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
     TagParams, UndeleteParams, VerifyParams,
@@ -130,6 +130,14 @@ impl Client {
     /// [`ClientError::Daemon`] with `not_found` when there is no model with this name.
     pub fn model(&self, reference: &Reference) -> Result<ModelDetails, ClientError> {
         self.query(&format!("/v1/models/{}", in_path(reference)))
+    }
+
+    /// The headers and short texts of a model in the store. Takes no lease and is no use of the model.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] with `not_found` when there is no model with this name.
+    pub fn heads(&self, reference: &Reference) -> Result<ModelHeads, ClientError> {
+        self.query(&format!("/v1/heads/{}", in_path(reference)))
     }
 
     /// What a model shares with which others.
@@ -302,7 +310,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`], as every verb.
-    pub fn inspect(&self, params: &PullParams) -> Result<RemoteModel, ClientError> {
+    pub fn inspect(&self, params: &PullParams) -> Result<ModelHeads, ClientError> {
         self.post("/v1/inspect", params)
     }
 

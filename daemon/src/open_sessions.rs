@@ -59,17 +59,13 @@ impl Ending {
 }
 
 impl Sessions {
-    /// Records that a model is used now.
-    pub(crate) fn note_opened(&self, model: Reference) {
-        self.lock().note_opened(model, SystemTime::now());
-    }
-
     /// Records that a peer has opened a model whose blobs have `bytes` in total.
     pub(crate) fn begin(&self, peer: &Peer, model: Reference, bytes: u64) -> SessionGuard {
         let (since, command) = (SystemTime::now(), peer.command());
         let mut table = self.lock();
         let id = table.next_id;
         table.next_id += 1;
+        table.note_opened(model.clone(), since);
         let (stop, (ending, ended)) = (Arc::new(Notify::new()), watch::channel(()));
         let session =
             OpenSession { peer: peer.clone(), command, model, since, bytes, stop: Arc::clone(&stop), ended };

@@ -43,7 +43,7 @@ fn wrong_usage_exits_with_2_and_says_why() {
         &["rm"],
         &["tag", "a"],
         &["import"],
-        &["show", "../../etc/passwd"],
+        &["rm", "../../etc/passwd"],
         &["pull", "ftp://a/b/c"],
         &["import", "a.gguf", "b.gguf", "--name", "c"],
         &["login", "user@host"],

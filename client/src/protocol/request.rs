@@ -28,25 +28,6 @@ impl OpenParams {
     pub const fn new(reference: Reference) -> Self {
         Self { reference, tensors: TensorSelection::All, component: None, files: FileSelection::Whole }
     }
-
-    /// Requests no tensors: only the headers, and the files that are stored whole. Such an open does not count
-    /// as a use of the model.
-    #[must_use]
-    pub const fn headers(reference: Reference) -> Self {
-        let tensors = TensorSelection::Names(Vec::new());
-        Self { reference, tensors, component: None, files: FileSelection::Whole }
-    }
-
-    /// Whether the response gives access to tensors, so that the open is a use of the model.
-    #[must_use]
-    pub fn reads_tensors(&self) -> bool {
-        let has_tensors = match &self.tensors {
-            TensorSelection::None => false,
-            TensorSelection::Names(names) => !names.is_empty(),
-            TensorSelection::All | TensorSelection::Prefix(_) | TensorSelection::Experts(_) => true,
-        };
-        has_tensors || self.files == FileSelection::All
-    }
 }
 
 /// Some of a model's tensors.

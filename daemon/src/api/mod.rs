@@ -110,6 +110,8 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
                 show::show(caller, reference(name)?).await
             } else if let Some(name) = path.strip_prefix("/v1/manifests/") {
                 manifest(caller, reference(name)?).await
+            } else if let Some(name) = path.strip_prefix("/v1/heads/") {
+                show::heads(caller, reference(name)?).await
             } else if let Some(name) = path.strip_prefix("/v1/sharing/") {
                 let model = reference(name)?;
                 caller.survey(move |daemon| ops::sharing(&daemon.store, &model)).await

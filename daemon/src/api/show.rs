@@ -1,4 +1,4 @@
-//! `GET /v1/models/…`: describes one model.
+//! `GET /v1/models/…` and `GET /v1/heads/…`: describe one model.
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_store_format::reference::Reference;
@@ -22,4 +22,16 @@ pub(super) async fn show(caller: &Caller, reference: Reference) -> Result<HttpRe
     }
     let memory = daemon.limits.memory_for(uid, details.head_bytes() + STREAM_BYTES).await?;
     Ok(details_response(details, memory))
+}
+
+pub(super) async fn heads(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {
+    let (daemon, uid, named) = (&caller.daemon, caller.peer.uid, reference.clone());
+    let read = move |daemon: &Daemon| {
+        let heads = ops::heads(&daemon.store, &named)?;
+        serde_json::to_vec(&heads).map_err(|error| ops::OpError::Internal(error.to_string()))
+    };
+    let counted = async |_: &Vec<u8>| Ok(());
+    let (json, _permit) = read_model(daemon, uid, &reference, Reads::Headers, read, counted).await?;
+    let memory = daemon.limits.memory_for(uid, json.len()).await?;
+    Ok(raw_response(json, memory))
 }

@@ -4,13 +4,12 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use blobd_client::client::Client;
-use blobd_client::model::BlobSlice;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::request::{OpenParams, PullParams};
+use blobd_client::protocol::heads::{FileHead, ModelHeads};
+use blobd_client::protocol::request::PullParams;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::{FileFormat, HeaderReader, Progress};
@@ -60,18 +59,8 @@ pub(super) struct DescribedFile {
     pub(super) digest: Option<Digest>,
     pub(super) size: u64,
     /// The header of a file with tensors, or all of a short text; `None` if neither was read.
-    pub(super) content: Option<Content>,
+    pub(super) content: Option<Vec<u8>>,
 }
-
-/// Bytes of a file, perhaps mapped.
-#[derive(Debug)]
-pub(super) enum Content {
-    Mapped(BlobSlice),
-    Read(Vec<u8>),
-}
-
-/// The longest text that is read.
-const MAX_TEXT_BYTES: u64 = 1 << 20;
 
 impl ModelArgs {
     /// Finds and reads the model: a local file if the text is the path of one, else in the store, else at its
@@ -107,6 +96,18 @@ impl ModelArgs {
 }
 
 impl DescribedModel {
+    fn new(heads: ModelHeads, place: Place) -> Self {
+        let file = |file: FileHead| DescribedFile {
+            media_type: file.media_type,
+            name: file.name,
+            digest: file.digest,
+            size: file.size,
+            content: file.content.map(|content| content.0),
+        };
+        let files = heads.files.into_iter().map(file).collect();
+        Self { name: heads.name, digest: heads.digest, place, files }
+    }
+
     /// The headers of the model's weights: one, or one for each shard, in the order of the manifest.
     pub(super) fn weights(&self) -> impl Iterator<Item = (&DescribedFile, Header)> {
         self.headers("model")
@@ -130,37 +131,9 @@ impl DescribedModel {
     }
 }
 
-impl Deref for Content {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::Mapped(bytes) => bytes,
-            Self::Read(bytes) => bytes,
-        }
-    }
-}
-
 fn describe_stored(client: &Client, reference: &Reference) -> Result<DescribedModel, ErrorBody> {
-    let model = client.open_with(&OpenParams::headers(reference.clone())).map_err(client_error)?;
-    let mut files = Vec::new();
-    for (number, layer) in model.layers().iter().enumerate() {
-        let content = match (layer.header, layer.fd) {
-            (Some(_), _) => Some(model.layer_header(number)),
-            (None, Some(_)) if layer.size <= MAX_TEXT_BYTES => Some(model.layer_bytes(number)),
-            _ => None,
-        };
-        let content = content.transpose().map_err(|error| ErrorBody::new(error.code(), error))?;
-        files.push(DescribedFile {
-            media_type: layer.media_type.clone(),
-            name: layer.name.clone(),
-            digest: Some(layer.digest),
-            size: layer.size,
-            content: content.map(Content::Mapped),
-        });
-    }
-    let (name, digest) = (model.name().to_owned(), Some(model.digest()));
-    Ok(DescribedModel { name, digest, place: Place::Store(reference.clone()), files })
+    let heads = client.heads(reference).map_err(client_error)?;
+    Ok(DescribedModel::new(heads, Place::Store(reference.clone())))
 }
 
 /// Asks the model's registry. If that cannot be reached, the model was simply not found.
@@ -182,15 +155,8 @@ fn describe_remote(
         }
         remote => remote?,
     };
-    let files = remote.files.into_iter().map(|file| DescribedFile {
-        media_type: file.media_type,
-        name: file.name,
-        digest: file.digest,
-        size: file.size,
-        content: file.content.map(|content| Content::Read(content.0)),
-    });
-    let (name, digest, files) = (remote.name, remote.digest, files.collect());
-    Ok(DescribedModel { name, digest, place: Place::Registry(remote.origin), files })
+    let place = Place::Registry(remote.origin.clone().unwrap_or_default());
+    Ok(DescribedModel::new(remote, place))
 }
 
 /// Describes a local file; for a shard, all shards beside it.
@@ -220,7 +186,7 @@ fn describe_file(path: &Path) -> Result<DescribedFile, ErrorBody> {
         name: path.file_name().map(|name| name.to_string_lossy().into_owned()),
         digest: None,
         size: metadata.len(),
-        content: Some(Content::Read(header)),
+        content: Some(header),
     })
 }
 

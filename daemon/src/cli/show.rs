@@ -33,7 +33,7 @@ Examples:
   blobd show hf.co/user/repo:Q4_K_M            before the download: fetches only the header
   blobd show llama3:8b --json | jq '.tensors[0].digest'
   blobd show llama3:8b --full --json           every key of the header with its type and whole value
-  blobd show llama3:8b --hash sha256 > model.sha256
+  blobd show llama3:8b --hash=sha256 > model.sha256
   blobd show llama3:8b --check model.sha256    exit code 5 if a tensor differs"
 )]
 pub(super) struct Params {

@@ -1,6 +1,6 @@
 //! `inspect`: describes a model that is not in the store from the headers of its files.
 
-use blobd_client::protocol::remote::{Content, RemoteFile as InspectedFile, RemoteModel as Inspected};
+use blobd_client::protocol::heads::{Content, FileHead, ModelHeads};
 use blobd_registry::{RemoteFile, RemoteModel};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::file_format::FileFormat;
@@ -9,16 +9,13 @@ use blobd_store_format::source::PullSource;
 
 use super::OpError;
 use super::pull_source::{Pull, model_name, resolve, transfer_error};
+use super::texts::Texts;
 use crate::transfer::{Job, RateLimit};
 
 /// How many bytes after all headers may be downloaded: the end of a header is known only when it has arrived.
 const EXCESS_BYTES: u64 = 512 << 10;
 /// The smallest request for a part of a header.
 const MIN_REQUEST_BYTES: u64 = 4 << 10;
-/// The longest text that is fetched. Templates and licences are at most some 100 KiB.
-const MAX_TEXT_BYTES: u64 = 128 << 10;
-/// The bytes of all texts together.
-const MAX_TEXTS_BYTES: u64 = 384 << 10;
 /// The bytes of all headers together: those of the largest known models have 16 MiB.
 const MAX_HEADERS_BYTES: u64 = 64 << 20;
 
@@ -27,7 +24,7 @@ const MAX_HEADERS_BYTES: u64 = 64 << 20;
 ///
 /// # Errors
 /// [`OpError`] when the source does not exist, its server fails, or a header is invalid.
-pub fn inspect(pull: Pull<'_>) -> Result<Inspected, OpError> {
+pub fn inspect(pull: Pull<'_>) -> Result<ModelHeads, OpError> {
     let Pull { registry, handle, params, events, .. } = pull;
     let reference = model_name(params)?;
     let origin = params.source.to_string();
@@ -39,11 +36,10 @@ pub fn inspect(pull: Pull<'_>) -> Result<Inspected, OpError> {
     };
     let headers = files.iter().filter(|(file, _)| holds_header(file)).count() as u64;
     let excess = EXCESS_BYTES.checked_div(headers).unwrap_or(EXCESS_BYTES).max(MIN_REQUEST_BYTES);
-    let mut inspector =
-        Inspector { pull, excess, texts_left: MAX_TEXTS_BYTES, headers_left: MAX_HEADERS_BYTES };
+    let mut inspector = Inspector { pull, excess, texts: Texts::new(), headers_left: MAX_HEADERS_BYTES };
     let files = files.into_iter().map(|(file, name)| inspector.inspect(&file, name));
     let files = files.collect::<Result<_, _>>()?;
-    Ok(Inspected { name: reference.short(), digest, origin, files })
+    Ok(ModelHeads { name: reference.short(), digest, origin: Some(origin), files })
 }
 
 /// The files of a manifest with their names, the configuration first.
@@ -73,29 +69,26 @@ struct Inspector<'p> {
     pull: Pull<'p>,
     /// The bytes after each header that may be downloaded.
     excess: u64,
-    texts_left: u64,
+    texts: Texts,
     headers_left: u64,
 }
 
 impl Inspector<'_> {
-    fn inspect(&mut self, file: &RemoteFile, name: Option<String>) -> Result<InspectedFile, OpError> {
+    fn inspect(&mut self, file: &RemoteFile, name: Option<String>) -> Result<FileHead, OpError> {
         let (media_type, digest, size) = (file.media_type().clone(), file.digest(), file.size());
         let content = self.content(file)?.map(Content);
-        Ok(InspectedFile { media_type, name, digest, size, content })
+        Ok(FileHead { media_type, name, digest, size, content })
     }
 
     fn content(&mut self, file: &RemoteFile) -> Result<Option<Vec<u8>>, OpError> {
         if holds_header(file) {
             return self.header(file);
         }
-        match self.texts_left.checked_sub(file.size()) {
-            Some(left) if file.size() <= MAX_TEXT_BYTES && is_text(file) => {
-                self.texts_left = left;
-                let read = |job: &Job<'_>| job.read_small();
-                self.fetch(file, read).map(Some)
-            }
-            _ => Ok(None),
+        if !self.texts.admit(file.media_type(), file.size()) {
+            return Ok(None);
         }
+        let read = |job: &Job<'_>| job.read_small();
+        self.fetch(file, read).map(Some)
     }
 
     fn header(&mut self, file: &RemoteFile) -> Result<Option<Vec<u8>>, OpError> {
@@ -119,10 +112,4 @@ impl Inspector<'_> {
         let job = Job { registry, file, handle, uid, limits, report: &|_arrived| !events.is_closed() };
         fetch(&job).map_err(|error| transfer_error(file, error))
     }
-}
-
-/// Whether a file is short text for `show`, such as a template, and no image or archive.
-fn is_text(file: &RemoteFile) -> bool {
-    let component = file.media_type().component();
-    matches!(component, "config" | "template" | "system" | "params" | "license" | "messages" | "json")
 }

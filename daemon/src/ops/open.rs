@@ -26,8 +26,6 @@ use super::{OpError, damage};
 pub struct Located {
     /// The model's tag.
     pub reference: Reference,
-    /// Whether the open counts as a use of the model, which delays its eviction.
-    pub is_use: bool,
     /// The frames and blobs to send to the client.
     pub response: Arc<OpenResponse>,
     /// The blobs of the first batch, opened.
@@ -53,9 +51,7 @@ pub fn open(
 ) -> Result<Located, OpError> {
     let lease = store.leases().grant(holder);
     let model = store.leased_model(&params.reference, &lease)?;
-    if params.reads_tensors() {
-        store.note_use(model.manifest.digest());
-    }
+    store.note_use(model.manifest.digest());
     let response = match open_cache.find(params, &model) {
         Some(response) => response,
         None => {
@@ -68,8 +64,7 @@ pub fn open(
     let first = response.blobs.get(..MAX_FDS_PER_BATCH).unwrap_or(&response.blobs);
     let first_files = open_blobs(store, first)?;
     let recipes = model.files.into_iter().filter_map(|file| file.recipe).collect();
-    let is_use = params.reads_tensors();
-    Ok(Located { reference: model.reference, is_use, response, first_files, lease, recipes })
+    Ok(Located { reference: model.reference, response, first_files, lease, recipes })
 }
 
 /// Tables up to this length are appended to the previous frame, which saves a system call. Longer ones are not

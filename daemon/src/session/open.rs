@@ -32,10 +32,7 @@ pub(crate) async fn serve_open(
     permits: impl Send,
     lasting: Arc<Permit>,
 ) {
-    let Located { reference: model, is_use, response, first_files, lease, recipes } = located;
-    if is_use {
-        daemon.sessions.note_opened(model.clone());
-    }
+    let Located { reference: model, response, first_files, lease, recipes } = located;
     tracing::debug!("{}: opens {}", peer.description(), model.short());
     let sender = DescriptorSender::new(stream, response, first_files, peer.uid);
     // Held until the client has received all descriptors: concurrent opens of the model share them.

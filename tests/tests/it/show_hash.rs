@@ -31,7 +31,7 @@ fn hashes_are_those_of_the_tensors_in_the_order_of_the_table() {
             expected += &format!("sha256    {hash}  m-latest.gguf:{}\n", tensor.name);
         }
         expected += &format!("sha256    {}  m-latest.gguf\n", sha256(&model.tensor_bytes()));
-        assert_eq!(daemon.command().line("show m --hash sha256").succeeds().text(), expected);
+        assert_eq!(daemon.command().line("show m --hash=sha256").succeeds().text(), expected);
     }
 }
 
@@ -44,16 +44,16 @@ fn algorithms_are_chosen_by_name() {
         whole.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
     };
     assert_eq!(algorithms("--hash"), ["xxh64"]);
-    assert_eq!(algorithms("--hash all"), ["xxh64", "sha1", "sha256", "uuid"]);
-    assert_eq!(algorithms("--hash uuid,sha1"), ["sha1", "uuid"]);
-    let json = daemon.command().line("show m --hash uuid --json").succeeds().json();
+    assert_eq!(algorithms("--hash=all"), ["xxh64", "sha1", "sha256", "uuid"]);
+    assert_eq!(algorithms("--hash=uuid,sha1"), ["sha1", "uuid"]);
+    let json = daemon.command().line("show m --hash=uuid --json").succeeds().json();
     let only = &json["hashes"][0];
     assert_eq!(
         (&only["algorithm"], &only["file"], only.get("tensor")),
         (&json!("uuid"), &json!("m-latest.gguf"), None)
     );
-    daemon.command().line("show m --hash md5").exits_with(2);
-    daemon.command().line("show m --hash sha1 --tensors").exits_with(2);
+    daemon.command().line("show m --hash=md5").exits_with(2);
+    daemon.command().line("show m --hash=sha1 --tensors").exits_with(2);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn check_compares_with_a_file_that_gguf_hash_has_written() {
     let daemon = daemon_with(&ModelFile::dense(1));
     let manifest = daemon.scratch().join("manifest");
     let check = || daemon.command().run(["show", "m", "--check", manifest.to_str().unwrap()]);
-    let text = daemon.command().line("show m --hash all").succeeds().text().to_owned();
+    let text = daemon.command().line("show m --hash=all").succeeds().text().to_owned();
     fs::write(&manifest, &text).unwrap();
     let run = check().succeeds();
     assert!(run.text().contains("m-latest.gguf:output.weight  -  Ok\n"), "{}", run.text());
@@ -91,7 +91,7 @@ fn damaged_tensor_is_an_error_and_not_another_hash() {
     let daemon = daemon_with(&ModelFile::dense(1));
     let tensor = daemon.command().line("show m --json").json()["tensors"][2]["digest"].clone();
     flip_byte(&blob_path(daemon.root(), tensor.as_str().unwrap()), 3);
-    let run = daemon.command().line("show m --hash sha256");
+    let run = daemon.command().line("show m --hash=sha256");
     assert_eq!(run.exits_with(5).text(), "");
 }
 
@@ -105,7 +105,7 @@ fn every_shard_is_hashed_as_a_file() {
     let daemon = TestDaemon::start();
     let name = registry.name("library/m:latest");
     daemon.command().run(["pull", &name]).succeeds();
-    let json = daemon.command().run(["show", &name, "--hash", "sha256", "--json"]).succeeds().json();
+    let json = daemon.command().run(["show", &name, "--hash=sha256", "--json"]).succeeds().json();
     let lines = json["hashes"].as_array().unwrap();
     let whole: Vec<_> = lines.iter().filter(|line| line.get("tensor").is_none()).collect();
     for (shard, line) in ModelFile::dense(1).shards(2).iter().zip(&whole) {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use blobd_client::error::ModelError;
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::model_tensor::TensorFormat;
@@ -29,12 +28,9 @@ impl Side {
     pub(super) fn read(connected: &Connected, reference: &Reference) -> Result<Self, ErrorBody> {
         let client = &connected.client;
         let details = client.model(reference).map_err(client_error)?;
-        let model = client.open_with(&OpenParams::headers(reference.clone())).map_err(client_error)?;
-        let header = match model.header() {
-            Ok(bytes) => Header::parse(&bytes).ok(),
-            Err(ModelError::NoHeader { .. }) => None,
-            Err(error) => return Err(ErrorBody::new(error.code(), error)),
-        };
+        let heads = client.heads(reference).map_err(client_error)?;
+        let mut weights = heads.files.into_iter().filter(|file| file.media_type.holds_tensors());
+        let header = weights.find_map(|file| Header::parse(&file.content?.0).ok());
         let tensors = details.tensors.iter().cloned().map(TensorEntry::from).collect();
         Ok(Self { reference: reference.clone(), details, tensors, header })
     }

@@ -33,6 +33,7 @@ pub(super) struct HashArgs {
         long,
         value_name = "ALGORITHM",
         num_args = 0..=1,
+        require_equals = true,
         default_missing_value = "xxh64",
         value_delimiter = ',',
         conflicts_with_all = ["tensors", "metadata", "layers", "full", "text", "residency"]

@@ -117,7 +117,7 @@ mod tests {
     use blobd_store_format::descriptor::MediaType;
 
     use super::*;
-    use crate::cli::model_source::{Content, DescribedFile};
+    use crate::cli::model_source::DescribedFile;
 
     fn model(texts: &[(&str, &str)]) -> DescribedModel {
         let files = texts.iter().map(|(component, text)| DescribedFile {
@@ -125,7 +125,7 @@ mod tests {
             name: None,
             digest: None,
             size: text.len() as u64,
-            content: Some(Content::Read(text.as_bytes().to_vec())),
+            content: Some(text.as_bytes().to_vec()),
         });
         DescribedModel {
             name: "m:1".to_owned(),

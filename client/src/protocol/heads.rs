@@ -1,38 +1,39 @@
-//! A model that is not in the store, as its registry describes it.
+//! The headers and short texts of a model, in the store or at its registry.
 
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::literal;
 use serde::{Deserialize, Serialize};
 
-/// Response to `POST /v1/inspect`.
+/// Response to `GET /v1/heads/{reference}` and `POST /v1/inspect`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RemoteModel {
-    /// The name that a pull would give it.
+pub struct ModelHeads {
+    /// Its shortest unique name; at a registry, the name that a pull would give it.
     pub name: String,
     /// The digest of its manifest; absent if it has none, such as a file on a web server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
     /// Where it is from.
-    pub origin: String,
-    /// Its files, in the order of its manifest.
-    pub files: Vec<RemoteFile>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
+    /// Its files, in the order of its manifest, the configuration first.
+    pub files: Vec<FileHead>,
 }
 
-/// One file of a model that is not in the store.
+/// One file of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RemoteFile {
+pub struct FileHead {
     /// Its media type.
     pub media_type: MediaType,
     /// Its original name, if its manifest or server names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The digest of the whole file, if its registry publishes it.
+    /// The digest of the whole file, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
     /// Its size.
     pub size: u64,
-    /// What was fetched of it, as base64: the header of a file with tensors, without the padding before its
+    /// What was read of it, as base64: the header of a file with tensors, without the padding before its
     /// data section, or all of a short text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<Content>,
