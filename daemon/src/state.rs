@@ -71,6 +71,9 @@ pub(crate) struct WorkLimits {
     pub(crate) fetches: FetchLimit,
     /// Dry runs of pulls: each has a thread that waits for a registry.
     pub(crate) plans: PermitPool,
+    /// Descriptions of models at registries. Each has a thread that waits for a registry, and a header in memory
+    /// that is counted only when it is complete.
+    pub(crate) inspections: PermitPool,
     /// Requests that read the whole store. All users may make them, and each takes a thread for as long as
     /// it runs.
     pub(crate) surveys: PermitPool,
@@ -94,6 +97,7 @@ impl WorkLimits {
             pulls: pool(32, 96),
             fetches: FetchLimit::default(),
             plans: pool(2, 16),
+            inspections: pool(1, 4),
             surveys: pool(2, 8),
             verifications: pool(1, 2),
         }

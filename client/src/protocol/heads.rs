@@ -20,6 +20,15 @@ pub struct ModelHeads {
     pub files: Vec<FileHead>,
 }
 
+impl ModelHeads {
+    /// The bytes of all headers and texts.
+    #[must_use]
+    pub fn content_bytes(&self) -> usize {
+        let contents = self.files.iter().filter_map(|file| file.content.as_ref());
+        contents.fold(0, |sum, content| sum.saturating_add(content.0.len()))
+    }
+}
+
 /// One file of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileHead {

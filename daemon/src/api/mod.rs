@@ -256,11 +256,26 @@ async fn plan_pull(daemon: &Arc<Daemon>, uid: u32, params: PullParams) -> Result
 async fn inspect(caller: &Caller, params: PullParams) -> Result<HttpResponse, ErrorBody> {
     let (daemon, uid) = (&caller.daemon, caller.peer.uid);
     let (events, _unless_dropped) = mpsc::channel(1);
-    let permit = daemon.work.plans.acquire(uid).await;
+    let permit = daemon.work.inspections.acquire(uid).await;
     let handle = Handle::current();
-    let inspect = move |daemon: &Daemon| ops::inspect(daemon.pull(&handle, uid, &params, &events));
-    caller.respond_with(permit, inspect).await
+    let inspect = move |daemon: &Daemon| {
+        // Returned when the work is over, not when its client has disconnected.
+        Ok((ops::inspect(daemon.pull(&handle, uid, &params, &events))?, permit))
+    };
+    let (heads, permit) = daemon.blocking(inspect).await.map_err(|error| error.body())?;
+    // Counted before the copy in base64 is made.
+    let bytes = heads.content_bytes().saturating_mul(BYTES_PER_CONTENT_BYTE);
+    let memory = daemon.limits.memory_for(uid, bytes).await?;
+    let serialize = move |_: &Daemon| {
+        serde_json::to_vec(&heads).map_err(|error| ops::OpError::Internal(error.to_string()))
+    };
+    let json = daemon.blocking(serialize).await.map_err(|error| error.body())?;
+    drop(permit);
+    Ok(raw_response(json, memory))
 }
+
+/// Memory of a description for each byte of headers and texts: the byte, and base64 in JSON.
+const BYTES_PER_CONTENT_BYTE: usize = 3;
 
 async fn manifest(caller: &Caller, reference: Reference) -> Result<HttpResponse, ErrorBody> {
     let turn = caller.daemon.limits.disk.acquire(caller.peer.uid).await;

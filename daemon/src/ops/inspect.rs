@@ -3,7 +3,7 @@
 use blobd_client::protocol::heads::{Content, FileHead, ModelHeads};
 use blobd_registry::{RemoteFile, RemoteModel};
 use blobd_store_format::descriptor::Descriptor;
-use blobd_store_format::file_format::FileFormat;
+use blobd_store_format::file_format::{FileFormat, MAX_HEADER_BYTES};
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::source::PullSource;
 
@@ -16,8 +16,8 @@ use crate::transfer::{Job, RateLimit};
 const EXCESS_BYTES: u64 = 512 << 10;
 /// The smallest request for a part of a header.
 const MIN_REQUEST_BYTES: u64 = 4 << 10;
-/// The bytes of all headers together: those of the largest known models have 16 MiB.
-const MAX_HEADERS_BYTES: u64 = 64 << 20;
+/// The bytes of all headers together; further ones are left out. Those of the largest known models have 16 MiB.
+const MAX_HEADERS_BYTES: u64 = MAX_HEADER_BYTES;
 
 /// Describes a model at its registry. Stores nothing, and downloads its manifest, the headers of its files and
 /// its short texts. Blocks the calling thread.
@@ -98,8 +98,9 @@ impl Inspector<'_> {
         }
         let header = self.fetch(file, |job| job.read_header(excess))?;
         let Some(header) = header else { return Ok(None) };
-        self.headers_left = self.headers_left.saturating_sub(header.bytes().len() as u64);
-        Ok(Some(header.bytes().to_vec()))
+        let left = self.headers_left.checked_sub(header.bytes().len() as u64);
+        self.headers_left = left.unwrap_or_default();
+        Ok(left.map(|_| header.bytes().to_vec()))
     }
 
     fn fetch<T>(

@@ -270,23 +270,39 @@ fn children(pid: u32) -> usize {
 
 #[test]
 fn hanging_dry_runs_delay_no_df_doctor_or_gc_and_end_with_their_clients() {
+    check_hanging_requests(&["pull", "--dry-run"], 2);
+}
+
+#[test]
+fn hanging_descriptions_delay_no_df_doctor_or_gc_and_end_with_their_clients() {
+    check_hanging_requests(&["show"], 1);
+}
+
+/// Four commands wait for a registry that never responds; `running` of one user are in progress at a time.
+fn check_hanging_requests(words: &[&str], running: usize) {
     let (daemon, tarpit) = (TestDaemon::start(), Tarpit::start());
-    let plans: Vec<_> = (0..4)
+    let command = |name: &str| -> Vec<String> {
+        words.iter().map(ToString::to_string).chain([name.to_owned()]).collect()
+    };
+    let hanging: Vec<_> = (0..4)
         .map(|number| {
-            Background::start(&daemon, None, &["pull", "--dry-run", &tarpit.name(&format!("m{number}"))])
+            let command = command(&tarpit.name(&format!("m{number}")));
+            let command: Vec<&str> = command.iter().map(String::as_str).collect();
+            Background::start(&daemon, None, &command)
         })
         .collect();
-    tarpit.wait_for(2);
+    tarpit.wait_for(running);
     for words in [&["df"][..], &["doctor"], &["gc", "--dry-run"]] {
         let started = Instant::now();
         let run = run_as(None, &daemon, words);
         assert!(run.code <= 1, "{words:?}: {}", run.stderr);
         assert!(started.elapsed() < SOON, "{words:?}: {:?}", started.elapsed());
     }
-    drop(plans);
+    drop(hanging);
     let (_registry, names) = registry_with(1);
-    succeeds_soon(None, &daemon, &["pull", "--dry-run", &names[0]]);
-    eventually("the connections are closed", || tarpit.disconnected() >= 2);
+    let command = command(&names[0]);
+    succeeds_soon(None, &daemon, &command.iter().map(String::as_str).collect::<Vec<_>>());
+    eventually("the connections are closed", || tarpit.disconnected() >= running);
 }
 
 #[test]

@@ -15,9 +15,9 @@ use crate::context::AttackContext;
 
 /// The number of servers that never respond, and of those that respond slowly.
 const SERVERS: usize = 4;
-/// Dry runs on each of them.
+/// Dry runs on each of them, and descriptions of models there.
 const PLANS: usize = 8;
-/// The number of pulls from the registry that asks to wait, and of dry runs on it.
+/// The number of pulls from the registry that asks to wait, and of dry runs and descriptions on it.
 const WAITING: usize = 16;
 const RETRY_AFTER_SECONDS: u64 = 120;
 /// How long each client stays connected.
@@ -27,13 +27,15 @@ pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
     let mut requests = Vec::new();
     for number in 0..SERVERS * 2 {
         let url = tarpit(number % 2 == 0)?;
-        requests.extend((0..PLANS).map(|plan| ("/v1/pull/plan", format!("{url}/library/m{plan}"))));
+        for path in ["/v1/pull/plan", "/v1/inspect"] {
+            requests.extend((0..PLANS).map(|plan| (path, format!("{url}/library/m{plan}"))));
+        }
     }
     let registry = FakeRegistry::start()?;
     registry.add_fault("/v2/", usize::MAX, Fault::TooManyRequests(RETRY_AFTER_SECONDS));
     for number in 0..WAITING {
         let name = registry.name(&format!("library/m{number}"));
-        requests.extend(["/v1/pull", "/v1/pull/plan"].map(|path| (path, name.clone())));
+        requests.extend(["/v1/pull", "/v1/pull/plan", "/v1/inspect"].map(|path| (path, name.clone())));
     }
     let context = context.clone();
     Ok(Box::new(move || {
