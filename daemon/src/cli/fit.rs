@@ -19,12 +19,13 @@ mod report;
 /// Estimate the memory that a model needs, and how much of it fits
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Estimates weights, KV cache and computation graph from the headers of a model's GGUF files. A model
-that is not in the store is described from its header alone, and nothing is stored.
+    after_help = "Estimates weights, KV cache and computation graph from the headers of a model's GGUF files.
+A model that is not in the store is described from its header alone, and nothing is stored.
 
-Every answer names its basis. `ollama` is Ollama's estimator of August 2025; it is the default if keys and
-values have one type, f16, q8_0 or q4_0. `llama.cpp` takes the KV cache as llama.cpp of October 2026 allocates
-it: types for keys and values, sliding windows, latent attention, recurrent layers. It is the default otherwise.
+Every answer names its basis. `ollama` is Ollama's estimator of August 2025; it is the default
+if keys and values have one type, f16, q8_0 or q4_0. `llama.cpp` takes the KV cache as llama.cpp
+of October 2026 allocates it: types for keys and values, sliding windows, latent attention,
+recurrent layers. It is the default otherwise.
 
 With --vram the exit code is 0 if everything fits and 1 if not.
 

@@ -233,6 +233,16 @@ mod tests {
     }
 
     #[test]
+    fn examples_and_explanations_fit_the_width_of_help() {
+        const WIDTH: usize = 100;
+        for command in Cli::command().get_subcommands() {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let too_long = text.lines().find(|line| line.chars().count() > WIDTH);
+            assert_eq!(too_long, None, "{}", command.get_name());
+        }
+    }
+
+    #[test]
     fn help_of_every_command_ends_with_examples() {
         for command in Cli::command().get_subcommands_mut().filter(|command| !command.is_hide_set()) {
             let help = command.render_long_help().to_string();
