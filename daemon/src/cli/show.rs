@@ -14,6 +14,7 @@ mod document;
 mod full;
 mod hash;
 mod layered;
+mod network_layers;
 mod render;
 mod tensors;
 mod texts;
@@ -85,6 +86,9 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         return texts::print(global, &model, text);
     }
     let mut document = Document::new(&model, connected.as_ref(), params.full)?;
+    if params.layers {
+        document.network_layers = Some(network_layers::of(&document.tensors));
+    }
     if global.json && !params.full {
         document.forget_file_offsets();
     }

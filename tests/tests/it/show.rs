@@ -72,6 +72,12 @@ fn layers_and_tensors_are_listed_as_tables() {
     daemon.command().run(["import", &moe(&daemon)]).succeeds();
     let layers = daemon.command().line("show moe:F16 --layers").succeeds().text();
     assert!(layers.contains("blk.0 ") && layers.contains("LAYER"), "{layers}");
+    let shown = daemon.command().line("show moe:F16 --layers --json").succeeds().json();
+    let bytes = |rows: &serde_json::Value, key: &str| -> u64 {
+        rows.as_array().unwrap().iter().map(|row| row[key].as_u64().unwrap()).sum()
+    };
+    assert_eq!(shown["network_layers"][0]["layer"], "blk.0");
+    assert_eq!(bytes(&shown["network_layers"], "bytes"), bytes(&shown["tensors"], "size"));
     let tensors = daemon.command().line("show moe:F16 --tensors").succeeds().text();
     assert!(tensors.contains("OFFSET") && tensors.contains("blk.0.ffn_up_exps.weight"), "{tensors}");
 }

@@ -15,6 +15,7 @@ use serde::Serialize;
 use serde_json::Value as Json;
 
 use super::full::{self, HeaderForm, OtherHeader, WholeKey};
+use super::network_layers::NetworkLayer;
 use super::tensors::{self, ParsedFile, ShownTensor};
 use super::{invalid, texts};
 use crate::cli::connect::{Connected, client_error};
@@ -59,6 +60,9 @@ pub(super) struct Document {
     pub(super) metadata: BTreeMap<String, Json>,
     pub(super) layers: Vec<LayerRow>,
     pub(super) tensors: Vec<ShownTensor>,
+    /// With `--layers`, the layers of the network; `layers` are files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) network_layers: Option<Vec<NetworkLayer>>,
     /// The parsed files, for the tables.
     #[serde(skip)]
     pub(super) files: Vec<ParsedFile>,
@@ -152,6 +156,7 @@ impl Document {
             metadata: first.map(metadata).unwrap_or_default(),
             layers: layers(model),
             tensors: Vec::new(),
+            network_layers: None,
             files,
         }
     }

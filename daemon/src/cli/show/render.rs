@@ -1,13 +1,11 @@
 //! The tables of `show`.
 
-use std::collections::BTreeMap;
-
 use blobd_store_format::digest::Digest;
-use blobd_store_format::layers::{block_number, split_name};
 use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::stored_file::StoredForm;
 
 use super::document::{Document, Sharing};
+use super::network_layers::NetworkLayer;
 use super::{Params, tensors, texts};
 use crate::cli::model_source::{DescribedModel, Place};
 use crate::output::{Table, printable, terminal_width};
@@ -25,7 +23,7 @@ pub(super) fn render(document: &Document, model: &DescribedModel, params: &Param
         tables.insert(0, types(document));
         tables.extend(document.sharing.as_ref().and_then(sharers));
     }
-    tables.extend(params.layers.then(|| layers(document)));
+    tables.extend(document.network_layers.as_deref().map(layers));
     tables.extend((params.metadata && !params.full).then(|| metadata(document)));
     tables.extend(params.full.then(|| form(document)).flatten());
     tables.extend(params.full.then(|| keys(document)).flatten());
@@ -177,24 +175,10 @@ fn sharers(sharing: &Sharing) -> Option<Table> {
     (!sharing.shared_with.is_empty()).then_some(table)
 }
 
-/// The layers of the network in order: blocks by number, the others as in the file.
-fn layers(document: &Document) -> Table {
-    let mut groups: BTreeMap<(usize, u64), (&str, u64, u64)> = BTreeMap::new();
-    let mut places: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
-    for (index, tensor) in document.tensors.iter().enumerate() {
-        let (layer, _) = split_name(tensor.name());
-        // Blocks come where the first of them does.
-        let place = *places.entry(layer).or_insert_with(|| match block_number(tensor.name()) {
-            Some(number) => (0, number),
-            None => (1, index as u64),
-        });
-        let (_, count, bytes) = groups.entry(place).or_insert((layer, 0, 0));
-        *count += 1;
-        *bytes = bytes.saturating_add(tensor.size());
-    }
+fn layers(rows: &[NetworkLayer]) -> Table {
     let mut table = Table::new(&["LAYER", "TENSORS", "SIZE"], &[1, 2]);
-    for (layer, count, bytes) in groups.into_values() {
-        table.row([layer.to_owned(), count.to_string(), human_bytes(bytes)]);
+    for row in rows {
+        table.row([row.layer.clone(), row.tensors.to_string(), human_bytes(row.bytes)]);
     }
     table
 }
