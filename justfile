@@ -37,6 +37,11 @@ install:
 demo:
     cargo run --release -- demo
 
+# Draw the README's pictures again: a recording of a real run, and one copy on disk and in memory
+recording: build
+    python3 docs/images/record.py target/release/blobd demo > docs/images/demo.svg
+    python3 docs/images/sharing.py > docs/images/sharing.svg
+
 # Measure against plain tools (docs/BENCHMARKS.md); the pull takes curl, else it is skipped
 bench *arguments: build
     cargo run --release --package blobd-tests --bin bench -- {{ arguments }}
