@@ -51,6 +51,7 @@ mod float;
 mod float8;
 mod ggml_type;
 pub mod gguf;
+pub mod host;
 pub mod index;
 pub mod layers;
 pub mod layout;

@@ -3,7 +3,8 @@
 //! The form is Ollama's, `[scheme://][host/][namespace/]model[:tag]`, and an optional
 //! `@sha256:…` that pins the manifest. It is parsed from the right: the last `:` after the last
 //! `/` splits off the tag, then `/` splits off the model and the namespace; the rest is the host.
-//! Only Docker Hub may omit the namespace: `docker.io/smollm2` is `docker.io/ai/smollm2`.
+//! A text with a host may omit the namespace: `docker.io/smollm2` is `docker.io/ai/smollm2`, and
+//! `localhost:5000/m` is the repository `m`. A parsed reference has the [canonical](host::canonical) host.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,6 +12,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::digest::{Digest, DigestError};
+use crate::host;
 
 /// A model's full name: host, namespace, model, tag, and the scheme for its registry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -29,7 +31,7 @@ pub enum Scheme {
     /// Over TLS: the default.
     #[default]
     Https,
-    /// Without TLS: only when the user writes `http://`.
+    /// Without TLS: when the user writes `http://`, and for this machine.
     Http,
 }
 
@@ -42,6 +44,12 @@ impl Scheme {
             Self::Http => "http",
         }
     }
+
+    /// The scheme of a registry that is named without one.
+    #[must_use]
+    pub fn default_of(host: &str) -> Self {
+        if host::is_loopback(host) { Self::Http } else { Self::Https }
+    }
 }
 
 impl Reference {
@@ -52,12 +60,14 @@ impl Reference {
     /// The tag of a name without one.
     pub const DEFAULT_TAG: &str = "latest";
 
-    /// Makes a reference from four parts, each checked.
+    /// Makes a reference from four parts, each checked. The host is kept as it is.
     ///
     /// # Errors
     /// [`ReferenceError`] when a part is empty, too long or has an invalid character.
     pub fn from_parts(host: &str, namespace: &str, model: &str, tag: &str) -> Result<Self, ReferenceError> {
-        HOST.check(host)?;
+        if !host::is_bracketed_address(host) {
+            HOST.check(host)?;
+        }
         NAMESPACE.check(namespace)?;
         MODEL.check(model)?;
         TAG.check(tag)?;
@@ -66,7 +76,7 @@ impl Reference {
             namespace: namespace.to_owned(),
             model: model.to_owned(),
             tag: tag.to_owned(),
-            scheme: Scheme::Https,
+            scheme: Scheme::default_of(host),
             digest: None,
         })
     }
@@ -77,10 +87,19 @@ impl Reference {
         &self.host
     }
 
-    /// The namespace: a user or organisation.
+    /// The namespace: a user or organisation. [`host::NO_NAMESPACE`] if the repository has none.
     #[must_use]
     pub fn namespace(&self) -> &str {
         &self.namespace
+    }
+
+    /// The name of the repository at its registry: `namespace/model`.
+    #[must_use]
+    pub fn repository(&self) -> String {
+        match self.namespace.as_str() {
+            host::NO_NAMESPACE => self.model.clone(),
+            namespace => format!("{namespace}/{}", self.model),
+        }
     }
 
     /// The model's own name.
@@ -116,8 +135,8 @@ impl Reference {
         Ok(Self { tag: tag.to_owned(), ..self.clone() })
     }
 
-    /// Whether both name the same model. Compares the four parts without case, like Ollama; ignores
-    /// scheme and digest.
+    /// Whether both name the same model. Compares the four parts without case, like Ollama, and the names of
+    /// a service as one; ignores scheme and digest.
     #[must_use]
     pub fn same_model(&self, other: &Self) -> bool {
         self.parts().iter().zip(other.parts()).all(|(a, b)| a.eq_ignore_ascii_case(b))
@@ -138,12 +157,15 @@ impl Reference {
         match (host == Self::DEFAULT_HOST, namespace == Self::DEFAULT_NAMESPACE) {
             (true, true) => format!("{model}:{tag}"),
             (true, false) => format!("{namespace}/{model}:{tag}"),
+            (false, _) if namespace == host::NO_NAMESPACE && host::is_evident(host) => {
+                format!("{host}/{model}:{tag}")
+            }
             (false, _) => format!("{host}/{namespace}/{model}:{tag}"),
         }
     }
 
     fn parts(&self) -> [&str; 4] {
-        [&self.host, &self.namespace, &self.model, &self.tag]
+        [host::canonical(&self.host), &self.namespace, &self.model, &self.tag]
     }
 }
 
@@ -151,7 +173,7 @@ impl Reference {
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, namespace, model, tag, scheme, digest } = self;
-        if *scheme != Scheme::Https {
+        if *scheme != Scheme::Https || Scheme::default_of(host) != Scheme::Https {
             write!(f, "{}://", scheme.as_str())?;
         }
         write!(f, "{host}/{namespace}/{model}:{tag}")?;
@@ -171,27 +193,13 @@ impl FromStr for Reference {
             None => (text, None),
         };
         let (scheme, name) = split_scheme(name)?;
-        let names_hub = name.split_once('/').is_some_and(|(host, _)| is_docker_hub(host));
-        if scheme.is_some() && name.matches('/').count() < 2 && !names_hub {
-            return Err(ReferenceError::SchemeWithoutHost { found: name.to_owned() });
-        }
         let (path, tag) = match name.rsplit_once(':') {
             Some((path, tag)) if !tag.contains('/') => (path, tag),
             _ => (name, Self::DEFAULT_TAG),
         };
-        let mut from_right = path.rsplitn(3, '/');
-        let model = from_right.next().unwrap_or_default();
-        let (host, namespace) = match (from_right.next(), from_right.next()) {
-            (Some(hub), None) if is_docker_hub(hub) => (hub, DOCKER_HUB_NAMESPACE),
-            (namespace, host) => {
-                (host.unwrap_or(Self::DEFAULT_HOST), namespace.unwrap_or(Self::DEFAULT_NAMESPACE))
-            }
-        };
-        Ok(Self {
-            scheme: scheme.unwrap_or_default(),
-            digest,
-            ..Self::from_parts(host, namespace, model, tag)?
-        })
+        let (host, namespace, model) = split_path(path, scheme.is_some())?;
+        let parsed = Self::from_parts(host, namespace, model, tag)?;
+        Ok(Self { scheme: scheme.unwrap_or(parsed.scheme), digest, ..parsed })
     }
 }
 
@@ -239,6 +247,14 @@ pub enum ReferenceError {
         /// The text after `://`.
         found: String,
     },
+    /// A host whose models all have a namespace, and a name without one.
+    #[error("reference: {found:?}: {host}/USER/MODEL expected")]
+    NoNamespace {
+        /// The host.
+        host: String,
+        /// The text without scheme and tag.
+        found: String,
+    },
     /// The text after `@` is not a digest.
     #[error("reference: {0}")]
     Digest(#[from] DigestError),
@@ -278,12 +294,23 @@ const TAG: PartRule = PartRule { part: "tag", extra: "_-.", max_length: 80 };
 /// The sum of all parts at their longest, with scheme, digest and separators.
 const MAX_LENGTH: usize = 253 + 3 * 80 + 8 + 72 + 4;
 
-/// The namespace of Docker's models in the default registry of `docker model pull`.
-const DOCKER_HUB_NAMESPACE: &str = "ai";
-
-/// `docker.io` is not a valid namespace, so `docker.io/smollm2` omits the namespace, not the host.
-fn is_docker_hub(text: &str) -> bool {
-    ["docker.io", "index.docker.io"].iter().any(|name| name.eq_ignore_ascii_case(text))
+/// Splits `[host/][namespace/]model` and fills in what is omitted. After a scheme the first part is a host.
+fn split_path(path: &str, has_scheme: bool) -> Result<(&str, &str, &str), ReferenceError> {
+    let mut from_right = path.rsplitn(3, '/');
+    let model = from_right.next().unwrap_or_default();
+    match (from_right.next(), from_right.next()) {
+        (Some(namespace), Some(host)) => Ok((host::canonical(host), namespace, model)),
+        (Some(host), None) if has_scheme || host::is_evident(host) => {
+            let no_namespace =
+                || ReferenceError::NoNamespace { host: host.to_owned(), found: path.to_owned() };
+            let namespace = host::default_namespace(host).ok_or_else(no_namespace)?;
+            Ok((host::canonical(host), namespace, model))
+        }
+        (None, _) if has_scheme => Err(ReferenceError::SchemeWithoutHost { found: path.to_owned() }),
+        (namespace, _) => {
+            Ok((Reference::DEFAULT_HOST, namespace.unwrap_or(Reference::DEFAULT_NAMESPACE), model))
+        }
+    }
 }
 
 fn split_scheme(name: &str) -> Result<(Option<Scheme>, &str), ReferenceError> {
@@ -308,10 +335,22 @@ mod tests {
             ("llama3:8b", "registry.ollama.ai/library/llama3:8b", "llama3:8b"),
             ("me/llama3", "registry.ollama.ai/me/llama3:latest", "me/llama3:latest"),
             ("hf.co/me/repo-GGUF:Q4_K_M", "hf.co/me/repo-GGUF:Q4_K_M", "hf.co/me/repo-GGUF:Q4_K_M"),
-            ("localhost:5000/a/b", "localhost:5000/a/b:latest", "localhost:5000/a/b:latest"),
+            ("localhost:5000/a/b", "http://localhost:5000/a/b:latest", "localhost:5000/a/b:latest"),
+            ("https://localhost/a/b", "https://localhost/a/b:latest", "localhost/a/b:latest"),
+            ("localhost:5000/x:y", "http://localhost:5000/_/x:y", "localhost:5000/x:y"),
+            ("127.0.0.1:5000/x", "http://127.0.0.1:5000/_/x:latest", "127.0.0.1:5000/x:latest"),
+            ("[::1]:5000/x", "http://[::1]:5000/_/x:latest", "[::1]:5000/x:latest"),
+            ("[::1]/a/b", "http://[::1]/a/b:latest", "[::1]/a/b:latest"),
+            ("lan:5000/x", "lan:5000/_/x:latest", "lan:5000/x:latest"),
+            ("https://registry.example/x", "registry.example/_/x:latest", "registry.example/_/x:latest"),
+            ("huggingface.co/a/b:c", "hf.co/a/b:c", "hf.co/a/b:c"),
+            ("https://www.HuggingFace.co/a/b", "hf.co/a/b:latest", "hf.co/a/b:latest"),
+            ("ollama.com/library/llama3:8b", "registry.ollama.ai/library/llama3:8b", "llama3:8b"),
+            ("ollama.com/llama3", "registry.ollama.ai/library/llama3:latest", "llama3:latest"),
+            ("localhost/x", "registry.ollama.ai/localhost/x:latest", "localhost/x:latest"),
             ("https://hf.co/a/b:c", "hf.co/a/b:c", "hf.co/a/b:c"),
             ("docker.io/smollm2", "docker.io/ai/smollm2:latest", "docker.io/ai/smollm2:latest"),
-            ("https://index.docker.io/x:y", "index.docker.io/ai/x:y", "index.docker.io/ai/x:y"),
+            ("https://index.docker.io/x:y", "docker.io/ai/x:y", "docker.io/ai/x:y"),
             ("docker.io/library/x", "docker.io/library/x:latest", "docker.io/library/x:latest"),
             ("http://127.0.0.1:1/a/b:c", "http://127.0.0.1:1/a/b:c", "127.0.0.1:1/a/b:c"),
         ] {
@@ -355,7 +394,13 @@ mod tests {
             "a/b/c/d",
             "host/name:space/model:tag",
             "ftp://a/b/c",
-            "http://host/model",
+            "http://model",
+            "hf.co/model",
+            "[::1/a/b",
+            "[::g]/a/b",
+            "[::1]:65536/a/b",
+            "[::1]x/a/b",
+            "models.d/file",
             "a@",
             "a@sha256:00",
             "a@b@c",
@@ -365,6 +410,23 @@ mod tests {
         }
         assert!("a".repeat(81).parse::<Reference>().is_err());
         assert!("a".repeat(1 << 20).parse::<Reference>().is_err());
+    }
+
+    #[test]
+    fn repository_may_lack_a_namespace() {
+        let repository = |text: &str| text.parse::<Reference>().unwrap().repository();
+        assert_eq!(repository("localhost:5000/x"), "x");
+        assert_eq!(repository("http://host/x"), "x");
+        assert_eq!(repository("localhost:5000/a/x"), "a/x");
+        assert_eq!(repository("x"), "library/x");
+    }
+
+    #[test]
+    fn names_of_one_service_name_the_same_model() {
+        let stored = Reference::from_parts("huggingface.co", "me", "x", "Q4_0").unwrap();
+        let named: Reference = "huggingface.co/me/x:Q4_0".parse().unwrap();
+        assert_eq!(named.host(), "hf.co");
+        assert!(named.same_model(&stored) && stored.same_model(&named));
     }
 
     #[test]

@@ -2,16 +2,24 @@
 //!
 //! A source is a reference to a model in a registry, a weights file in a repository at Hugging Face,
 //! or the URL of a weights file. A text is a file's address only if its last part has the extension
-//! of a known [`FileFormat`] and no `:`, so a full [`Reference`] is never mistaken for one.
+//! of a known [`FileFormat`] and no `:`, so a full [`Reference`] is never mistaken for one. The address of
+//! a model's page on a known web site is a reference too.
+
+mod hub;
+mod page;
+mod shard;
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+pub use self::hub::HubFile;
+use self::hub::hub_file;
+use self::page::model_page;
+pub use self::shard::ShardName;
 use crate::file_format::FileFormat;
-use crate::file_type::split_file_type;
-use crate::manifest::is_file_name;
+use crate::host;
 use crate::reference::{Reference, ReferenceError, Scheme};
 
 /// A source to pull a model from.
@@ -23,14 +31,6 @@ pub enum PullSource {
     Hub(HubFile),
     /// A file on a web server.
     Url(FileUrl),
-}
-
-/// A weights file in a repository at Hugging Face.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HubFile {
-    repository: String,
-    revision: Option<String>,
-    path: String,
 }
 
 /// A weights file on a web server.
@@ -65,70 +65,6 @@ impl PullSource {
             Self::Url(url) if url.query.is_some() => None,
             _ => Some(self.to_string()),
         }
-    }
-}
-
-impl HubFile {
-    /// The host in names; the API is at [`Self::API_HOST`].
-    pub const HOST: &str = "hf.co";
-    /// The host of the API, which lists and serves files.
-    pub const API_HOST: &str = "huggingface.co";
-    /// The branch of a file without a revision.
-    pub const DEFAULT_REVISION: &str = "main";
-
-    /// Makes a source from three parts, each checked.
-    ///
-    /// # Errors
-    /// [`SourceError`] when one is malformed.
-    pub fn new(repository: &str, revision: Option<&str>, path: &str) -> Result<Self, SourceError> {
-        let refused =
-            |part, found: &str| SourceError::Part { part, found: found.chars().take(100).collect() };
-        let is_repository = repository.split('/').count() == 2 && repository.split('/').all(is_hub_name);
-        if !is_repository {
-            return Err(refused("repository", repository));
-        }
-        if let Some(revision) = revision.filter(|revision| !is_revision(revision)) {
-            return Err(refused("revision", revision));
-        }
-        // `?` and `#` would end the path when the URL is parsed again.
-        if !is_file_name(path) || !is_file_address(path) || path.contains(['?', '#']) {
-            return Err(refused("file", path));
-        }
-        let revision = revision.map(str::to_owned);
-        Ok(Self { repository: repository.to_owned(), revision, path: path.to_owned() })
-    }
-
-    /// `user/repo`.
-    #[must_use]
-    pub fn repository(&self) -> &str {
-        &self.repository
-    }
-
-    /// The branch, tag or commit.
-    #[must_use]
-    pub fn revision(&self) -> &str {
-        self.revision.as_deref().unwrap_or(Self::DEFAULT_REVISION)
-    }
-
-    /// The file's path in the repository.
-    #[must_use]
-    pub fn path(&self) -> &str {
-        &self.path
-    }
-
-    /// `hf.co/user/repo:Q4_K_M` if the file is named after the repository; otherwise the tag is the
-    /// file's name.
-    fn name(&self) -> Result<Reference, ReferenceError> {
-        let (user, repository) = self.repository.split_once('/').unwrap_or_default();
-        let stem = ShardName::stem_of(file_name(&self.path));
-        let subject = repository.strip_suffix("-GGUF").or_else(|| repository.strip_suffix("-gguf"));
-        let tag = match split_file_type(stem) {
-            Some((model, file_type)) if model.eq_ignore_ascii_case(subject.unwrap_or(repository)) => {
-                file_type
-            }
-            _ => stem,
-        };
-        Reference::from_parts(Self::HOST, user, repository, &tidied(tag))
     }
 }
 
@@ -176,7 +112,7 @@ impl FileUrl {
         let namespace = tidied(directory).replace('.', "-");
         let namespace = if namespace.is_empty() { Reference::DEFAULT_NAMESPACE } else { namespace.as_str() };
         let model = tidied(ShardName::stem_of(self.file_name()));
-        Reference::from_parts(&self.host, namespace, &model, Reference::DEFAULT_TAG)
+        Reference::from_parts(host::canonical(&self.host), namespace, &model, Reference::DEFAULT_TAG)
     }
 }
 
@@ -189,6 +125,9 @@ impl FromStr for PullSource {
         }
         if let Some(hub) = hub_file(text) {
             return hub.map(Self::Hub);
+        }
+        if let Some(page) = model_page(text) {
+            return page.map(Self::Registry);
         }
         match file_url(text) {
             Some(url) => url.map(Self::Url),
@@ -204,16 +143,6 @@ impl fmt::Display for PullSource {
             Self::Registry(reference) => reference.fmt(f),
             Self::Hub(file) => file.fmt(f),
             Self::Url(url) => url.fmt(f),
-        }
-    }
-}
-
-impl fmt::Display for HubFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (host, repository, path) = (Self::API_HOST, &self.repository, &self.path);
-        match &self.revision {
-            Some(revision) => write!(f, "https://{host}/{repository}/resolve/{revision}/{path}"),
-            None => write!(f, "{}/{repository}/{path}", Self::HOST),
         }
     }
 }
@@ -253,57 +182,6 @@ impl<'de> Deserialize<'de> for PullSource {
     }
 }
 
-/// The name of one shard: `STEM-00002-of-00003.gguf`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShardName<'n> {
-    stem: &'n str,
-    number: usize,
-    count: usize,
-    extension: &'static str,
-}
-
-impl<'n> ShardName<'n> {
-    /// The most shards of a model; a server is asked for each.
-    pub const MAX_COUNT: usize = 512;
-
-    /// Parses the path of a shard; `None` for another file.
-    #[must_use]
-    pub fn of(path: &'n str) -> Option<Self> {
-        let (stem, format) = FileFormat::split_name(path)?;
-        let (rest, count) = stem.rsplit_once("-of-")?;
-        let (stem, number) = rest.rsplit_once('-')?;
-        let read = |digits: &str| {
-            let is_number = digits.len() == 5 && digits.bytes().all(|digit| digit.is_ascii_digit());
-            is_number.then(|| digits.parse::<usize>().ok()).flatten()
-        };
-        let (number, count) = (read(number)?, read(count)?);
-        let is_one = (1..=count).contains(&number) && count <= Self::MAX_COUNT;
-        is_one.then_some(Self { stem, number, count, extension: format.extension() })
-    }
-
-    /// The number of the shard, from 1.
-    #[must_use]
-    pub const fn number(&self) -> usize {
-        self.number
-    }
-
-    /// The paths of all shards of this model, in order.
-    #[must_use]
-    pub fn all(&self) -> Vec<String> {
-        let Self { stem, count, extension, .. } = self;
-        (1..=*count).map(|number| format!("{stem}-{number:05}-of-{count:05}{extension}")).collect()
-    }
-
-    /// A file name without extension and shard number.
-    #[must_use]
-    pub fn stem_of(name: &str) -> &str {
-        match ShardName::of(name) {
-            Some(shard) => shard.stem,
-            None => FileFormat::split_name(name).map_or(name, |(stem, _format)| stem),
-        }
-    }
-}
-
 /// Why a text is not a source.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -311,8 +189,8 @@ pub enum SourceError {
     /// Neither a reference nor a file's address.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
-    /// A malformed part of the address of a file at Hugging Face.
-    #[error("source: {part} {found:?}: hf.co/USER/REPO/FILE.gguf expected")]
+    /// A part of an address at Hugging Face that is malformed or names no model.
+    #[error("source: {part} {found:?}: hf.co/USER/REPO[:TAG] or hf.co/USER/REPO/FILE.gguf expected")]
     Part {
         /// Which part.
         part: &'static str,
@@ -335,32 +213,6 @@ pub enum SourceError {
 
 /// Signed URLs have about 2,000 bytes.
 const MAX_LENGTH: usize = 8192;
-/// The host names of Hugging Face.
-const HUB_HOSTS: [&str; 3] = [HubFile::HOST, HubFile::API_HOST, "www.huggingface.co"];
-
-/// Parses the address of a file at Hugging Face, with or without a scheme, as a link or in short form.
-fn hub_file(text: &str) -> Option<Result<HubFile, SourceError>> {
-    let (_, rest) = text.split_once("://").filter(|(scheme, _)| *scheme == "https").unwrap_or(("", text));
-    let (host, path) = rest.split_once('/')?;
-    if !is_hub(host) {
-        return None;
-    }
-    let path = path.split(['?', '#']).next().unwrap_or_default();
-    let mut parts = path.splitn(3, '/');
-    let (user, repository, file) = (parts.next()?, parts.next()?, parts.next()?);
-    if !is_file_address(file) {
-        return None;
-    }
-    let (revision, file) = match file.splitn(3, '/').collect::<Vec<_>>()[..] {
-        ["resolve" | "blob" | "raw", revision, file] => (Some(revision), file),
-        _ => (None, file),
-    };
-    Some(HubFile::new(&format!("{user}/{repository}"), revision, file))
-}
-
-fn is_hub(host: &str) -> bool {
-    HUB_HOSTS.iter().any(|known| known.eq_ignore_ascii_case(host))
-}
 
 fn file_url(text: &str) -> Option<Result<FileUrl, SourceError>> {
     let (scheme, rest) = text.split_once("://")?;
@@ -374,8 +226,7 @@ fn file_url(text: &str) -> Option<Result<FileUrl, SourceError>> {
         None => (rest.split('#').next().unwrap_or_default(), None),
     };
     let (host, path) = place.find('/').map(|at| place.split_at(at))?;
-    // At Hugging Face, anything but a file's address is the name of a repository.
-    if !is_file_address(path) || is_hub(host) {
+    if !is_file_address(path) {
         return None;
     }
     let refused =
@@ -400,7 +251,7 @@ fn check_path(path: &str) -> Result<(), SourceError> {
     Err(SourceError::Url { found: path.chars().take(200).collect() })
 }
 
-/// Whether a reference may have this host: no user, no brackets.
+/// Whether a reference may have this host: no user.
 fn is_host(text: &str) -> bool {
     Reference::from_parts(text, Reference::DEFAULT_NAMESPACE, "x", "x").is_ok()
 }
@@ -418,20 +269,6 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// Whether Hugging Face allows this name for a user or repository.
-fn is_hub_name(text: &str) -> bool {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    (1..=96).contains(&text.len())
-        && text.chars().all(allowed)
-        && text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
-        && !text.contains("..")
-}
-
-/// A branch, tag or commit without a `/`, which would need encoding.
-fn is_revision(text: &str) -> bool {
-    is_hub_name(text)
-}
-
 /// A text with nothing in it that a part of a reference may not have.
 fn tidied(text: &str) -> String {
     const MAX_CHARS: usize = 80;
@@ -440,137 +277,4 @@ fn tidied(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn source(text: &str) -> PullSource {
-        text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
-    }
-
-    #[test]
-    fn names_of_models_stay_references() {
-        for text in [
-            "llama3:8b",
-            "hf.co/me/repo-GGUF:Q4_K_M",
-            "hf.co/me/model.gguf",
-            "https://huggingface.co/me/model.gguf",
-            "hf.co/me/repo:Model-Q4_K_M.gguf",
-            "http://127.0.0.1:1/a/b.gguf:latest",
-            "https://registry.example/a/b",
-        ] {
-            assert_eq!(source(text), PullSource::Registry(text.parse().unwrap()), "{text}");
-        }
-    }
-
-    #[test]
-    fn files_at_hugging_face_are_read_as_people_write_them() {
-        for (text, revision, path, name) in [
-            ("hf.co/me/x-GGUF/x-Q4_K_M.gguf", "main", "x-Q4_K_M.gguf", "hf.co/me/x-GGUF:Q4_K_M"),
-            ("hf.co/me/x-GGUF/x-MXFP4.gguf", "main", "x-MXFP4.gguf", "hf.co/me/x-GGUF:MXFP4"),
-            ("hf.co/me/x-GGUF/x-UD-IQ2_M.gguf", "main", "x-UD-IQ2_M.gguf", "hf.co/me/x-GGUF:UD-IQ2_M"),
-            ("https://hf.co/me/x/y.Q8_0.gguf", "main", "y.Q8_0.gguf", "hf.co/me/x:y.Q8_0"),
-            ("huggingface.co/me/x/a/b.gguf", "main", "a/b.gguf", "hf.co/me/x:b"),
-            ("https://huggingface.co/me/x/blob/v1/b.gguf", "v1", "b.gguf", "hf.co/me/x:b"),
-            (
-                "https://huggingface.co/me/x/resolve/main/b.GGUF?download=true",
-                "main",
-                "b.GGUF",
-                "hf.co/me/x:b",
-            ),
-            (
-                "hf.co/me/x/Q4_0/x-Q4_0-00001-of-00003.gguf",
-                "main",
-                "Q4_0/x-Q4_0-00001-of-00003.gguf",
-                "hf.co/me/x:Q4_0",
-            ),
-        ] {
-            let PullSource::Hub(file) = source(text) else { panic!("{text}") };
-            assert_eq!((file.revision(), file.path()), (revision, path), "{text}");
-            assert_eq!(PullSource::Hub(file.clone()).name().unwrap().short(), name, "{text}");
-            assert_eq!(source(&file.to_string()), PullSource::Hub(file));
-        }
-    }
-
-    #[test]
-    fn files_on_web_servers_get_a_name() {
-        for (text, name) in [
-            ("https://example.com/models/tiny.gguf", "example.com/models/tiny:latest"),
-            ("http://127.0.0.1:80/tiny.gguf", "127.0.0.1:80/library/tiny:latest"),
-            ("https://e.com/a/b.c/my%20model.GGUF", "e.com/b-c/my-20model:latest"),
-            ("https://e.com/a/x-00001-of-00002.gguf?token=secret#part", "e.com/a/x:latest"),
-        ] {
-            let url = source(text);
-            assert!(matches!(url, PullSource::Url(_)), "{text}");
-            assert_eq!(url.name().unwrap().short(), name, "{text}");
-            let json = serde_json::to_string(&url).unwrap();
-            assert_eq!(serde_json::from_str::<PullSource>(&json).unwrap(), url);
-        }
-    }
-
-    #[test]
-    fn queries_are_sent_but_not_shown_and_not_written_down() {
-        let url = source("https://example.com/models/tiny.gguf?signature=secret");
-        assert!(!format!("{url} {url:?}").contains("secret"));
-        assert_eq!(url.origin(), None);
-        let PullSource::Url(file) = &url else { panic!("{url}") };
-        assert_eq!(file.path_and_query(), "/models/tiny.gguf?signature=secret");
-        assert!(source("https://example.com/models/tiny.gguf").origin().is_some());
-    }
-
-    #[test]
-    fn addresses_that_lead_elsewhere_are_refused() {
-        for text in [
-            "hf.co/me/../x/y.gguf",
-            "hf.co/me/x/../../y.gguf",
-            "hf.co/me/x/resolve/../y.gguf",
-            "hf.co/me/x//y.gguf",
-            "hf.co/../x/y.gguf",
-            "https://hf.co/me/x/a%0Ab/../y.gguf",
-            "https://example.com/../y.gguf",
-            "https://example.com/a/./y.gguf",
-            "https://user:password@example.com/a/y.gguf",
-            "https://[::1]/a/b/c/y.gguf",
-            "https:///a/y.gguf",
-            "https://example.com/a b/y.gguf",
-            "https://example.com/a/b/y.gguf?a b",
-            "file:///a/y.gguf",
-            "ftp://example.com/a/y.gguf",
-        ] {
-            assert!(text.parse::<PullSource>().is_err(), "{text}");
-        }
-        assert!(format!("https://e/{}.gguf", "a".repeat(9000)).parse::<PullSource>().is_err());
-    }
-
-    #[test]
-    fn shards_are_known_by_their_names() {
-        let shard = ShardName::of("a/x-00002-of-00003.gguf").unwrap();
-        assert_eq!(shard.number(), 2);
-        assert_eq!(shard.all()[0], "a/x-00001-of-00003.gguf");
-        assert_eq!(shard.all().len(), 3);
-        for name in [
-            "x.gguf",
-            "x-1-of-3.gguf",
-            "x-00004-of-00003.gguf",
-            "x-00000-of-00003.gguf",
-            "x-00001-of-99999.gguf",
-            "x-00001-of-00003",
-            "x-+0001-of-00003.gguf",
-            "-of-.gguf",
-        ] {
-            assert_eq!(ShardName::of(name), None, "{name}");
-        }
-        assert_eq!(ShardName::stem_of("x-00001-of-00003.gguf"), "x");
-    }
-
-    proptest! {
-        #[test]
-        fn any_text_is_refused_or_reads_back(text in "(https?://|hf.co/)?[a-z./:?#@%-]{0,30}(.gguf)?") {
-            if let Ok(source) = text.parse::<PullSource>() {
-                let json = serde_json::to_string(&source).unwrap();
-                prop_assert_eq!(serde_json::from_str::<PullSource>(&json).unwrap(), source);
-            }
-        }
-    }
-}
+mod tests;

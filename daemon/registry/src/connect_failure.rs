@@ -46,6 +46,9 @@ pub enum ConnectFailure {
          http:// before its name"
     )]
     NotTls,
+    /// The response is not HTTP.
+    #[error("server does not respond in HTTP; if it expects TLS, put https:// before its name")]
+    NotHttp,
     /// Another failure of TLS.
     #[error("TLS failed: {0}")]
     Tls(String),
@@ -69,6 +72,7 @@ impl ConnectFailure {
         match (tls_error(innermost), kind) {
             (Some(tls), _) => Self::of_tls(tls),
             (None, Some(io::ErrorKind::ConnectionRefused)) => Self::Refused,
+            _ if is_not_http(error) => Self::NotHttp,
             _ => Self::Other(innermost.to_string()),
         }
     }
@@ -114,6 +118,19 @@ pub(super) fn innermost<'e>(mut error: &'e (dyn Error + 'static)) -> &'e (dyn Er
         error = cause;
     }
     error
+}
+
+/// Whether the response could not be parsed as the start of one in HTTP. A head that is too long is HTTP.
+fn is_not_http(mut error: &(dyn Error + 'static)) -> bool {
+    loop {
+        if let Some(http) = error.downcast_ref::<hyper::Error>() {
+            return http.is_parse() && !http.is_parse_too_large();
+        }
+        match error.source() {
+            Some(cause) => error = cause,
+            None => return false,
+        }
+    }
 }
 
 /// The TLS error inside an I/O error, at any depth. `Error::source` skips this kind of wrapper.

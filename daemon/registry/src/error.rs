@@ -107,12 +107,14 @@ pub enum RegistryError {
         seconds: u64,
     },
     /// An unexpected HTTP status.
-    #[error("{host}: unexpected status {status}")]
+    #[error("{host}: unexpected status {status}{}", tls_hint(*.status, *.is_plain_http))]
     Status {
         /// The host that responded.
         host: String,
         /// The HTTP status.
         status: u16,
+        /// Whether the request was sent without TLS.
+        is_plain_http: bool,
         /// The response's `Retry-After`.
         retry_after: Option<Duration>,
     },
@@ -199,6 +201,14 @@ pub enum FailureKind {
 
 fn later(wait: Option<&Duration>) -> String {
     wait.map_or_else(|| "later".to_owned(), |wait| format!("in {} s", wait.as_secs()))
+}
+
+/// Many servers that expect TLS respond 400 to a request without it.
+const fn tls_hint(status: u16, is_plain_http: bool) -> &'static str {
+    match (status, is_plain_http) {
+        (400, true) => "; if it expects TLS, put https:// before its name",
+        _ => "",
+    }
 }
 
 impl From<InvalidHost> for RegistryError {

@@ -4,6 +4,7 @@
 //! one has all files. Files are requested at a commit, so that they are the listed ones.
 
 use blobd_store_format::descriptor::MediaType;
+use blobd_store_format::host;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::HubFile;
 use hyper::HeaderMap;
@@ -51,7 +52,7 @@ impl RegistryClient {
         error: RegistryError,
     ) -> Result<RemoteModel, RegistryError> {
         let host = reference.host();
-        let is_hub = [HubFile::HOST, HubFile::API_HOST].iter().any(|hub| hub.eq_ignore_ascii_case(host));
+        let is_hub = host::canonical(host).eq_ignore_ascii_case(HubFile::HOST);
         let knows_no_tag = matches!(
             error,
             RegistryError::Status { status: 400, .. }
@@ -61,7 +62,7 @@ impl RegistryClient {
         if !is_hub || !knows_no_tag || reference.digest().is_some() {
             return Err(error);
         }
-        let repository = format!("{}/{}", reference.namespace(), reference.model());
+        let repository = reference.repository();
         // If the list fails too, the first error explains more.
         let Ok(listed) = self.list(&repository, HubFile::DEFAULT_REVISION).await else { return Err(error) };
         let chosen = path_of_tag(&listed.files, reference.tag())

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use blobd_store_format::host;
 use blobd_store_format::reference::{Reference, Scheme};
 use blobd_store_format::source::{FileUrl, HubFile};
 
@@ -17,7 +18,7 @@ pub(super) struct Mirrors {
 
 impl Mirrors {
     pub(super) fn new(policy: &RegistryPolicy) -> Result<Self, RegistryError> {
-        let mut by_host = BTreeMap::new();
+        let mut by_host: BTreeMap<String, Vec<Registry>> = BTreeMap::new();
         for (host, bases) in &policy.mirrors {
             let unusable = |base: &str| RegistryError::Mirror { host: host.clone(), base: base.to_owned() };
             let servers = bases.iter().map(|base| Registry::at(base).ok_or_else(|| unusable(base)));
@@ -25,7 +26,8 @@ impl Mirrors {
             if servers.is_empty() {
                 return Err(unusable(""));
             }
-            by_host.insert(host.to_ascii_lowercase(), servers);
+            // The mirrors of all names of a service are mirrors of the service.
+            by_host.entry(key(host)).or_default().extend(servers);
         }
         Ok(Self { by_host, insecure: policy.insecure.clone() })
     }
@@ -33,7 +35,7 @@ impl Mirrors {
     /// The servers for a model, in order; at least one. Mirrors replace the host itself, which is requested
     /// only if it is one of them.
     pub(super) fn of(&self, reference: &Reference) -> Result<Vec<Registry>, RegistryError> {
-        match self.by_host.get(&reference.host().to_ascii_lowercase()) {
+        match self.by_host.get(&key(reference.host())) {
             Some(mirrors) => Ok(mirrors.clone()),
             None if self.is_insecure(reference.host()) => Ok(vec![Registry::named(reference, Scheme::Http)?]),
             None => Ok(vec![Registry::named(reference, reference.scheme())?]),
@@ -41,8 +43,7 @@ impl Mirrors {
     }
 
     pub(super) fn of_hub(&self) -> Result<Vec<Registry>, RegistryError> {
-        let hosts = [HubFile::HOST, HubFile::API_HOST];
-        match hosts.iter().find_map(|host| self.by_host.get(*host)) {
+        match self.by_host.get(HubFile::HOST) {
             Some(mirrors) => Ok(mirrors.clone()),
             None => server_at(Scheme::Https, HubFile::API_HOST).map(|own| vec![own]),
         }
@@ -51,7 +52,7 @@ impl Mirrors {
     /// The servers for a file's URL, in order. Only TLS authenticates a file without a known digest, so plain
     /// HTTP is allowed only to this machine and to configured hosts.
     pub(super) fn of_url(&self, url: &FileUrl) -> Result<Vec<Registry>, RegistryError> {
-        if let Some(mirrors) = self.by_host.get(&url.host().to_ascii_lowercase()) {
+        if let Some(mirrors) = self.by_host.get(&key(url.host())) {
             return Ok(mirrors.clone());
         }
         let server = server_at(url.scheme(), url.host())?;
@@ -65,6 +66,10 @@ impl Mirrors {
     fn is_insecure(&self, host: &str) -> bool {
         self.insecure.iter().any(|listed| listed.eq_ignore_ascii_case(host))
     }
+}
+
+fn key(host: &str) -> String {
+    host::canonical(host).to_ascii_lowercase()
 }
 
 fn server_at(scheme: Scheme, host: &str) -> Result<Registry, RegistryError> {

@@ -1,5 +1,6 @@
 //! Origins, and the base of a registry's URLs.
 
+use blobd_store_format::host;
 use blobd_store_format::reference::{Reference, Scheme};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use url::{Host, Position, Url};
@@ -77,10 +78,10 @@ pub(super) struct Registry {
 
 impl Registry {
     pub(super) fn named(reference: &Reference, scheme: Scheme) -> Result<Self, InvalidHost> {
-        let (_, host) = *API_HOSTS
-            .iter()
-            .find(|(name, _)| name.eq_ignore_ascii_case(reference.host()))
-            .unwrap_or(&("", reference.host()));
+        let host = match host::canonical(reference.host()) {
+            host if host.eq_ignore_ascii_case(host::DOCKER_HUB) => DOCKER_HUB_API,
+            host => host,
+        };
         Self::at(&format!("{}://{host}", scheme.as_str()))
             .ok_or_else(|| InvalidHost { host: reference.host().to_owned() })
     }
@@ -110,8 +111,7 @@ impl Registry {
 }
 
 /// Docker Hub's name is a web site; its registry has another host.
-const API_HOSTS: [(&str, &str); 2] =
-    [("docker.io", "registry-1.docker.io"), ("index.docker.io", "registry-1.docker.io")];
+const DOCKER_HUB_API: &str = "registry-1.docker.io";
 
 #[cfg(test)]
 mod tests {
@@ -144,6 +144,8 @@ mod tests {
             ("http://127.0.0.1:4711/a/b", "http://127.0.0.1:4711/v2/x"),
             ("docker.io/smollm2", "https://registry-1.docker.io/v2/x"),
             ("Index.docker.io/ai/smollm2", "https://registry-1.docker.io/v2/x"),
+            ("[::1]:5000/x", "http://[::1]:5000/v2/x"),
+            ("localhost:5000/x", "http://localhost:5000/v2/x"),
         ] {
             let reference: Reference = reference.parse().unwrap();
             let registry = Registry::named(&reference, reference.scheme()).unwrap();

@@ -46,7 +46,7 @@ impl<'a> Target<'a> {
         reference: &Reference,
         path: &str,
     ) -> Result<Self, RegistryError> {
-        let repository = format!("{}/{}", reference.namespace(), reference.model());
+        let repository = reference.repository();
         let url = registry.url(&format!("{repository}/{path}"))?;
         let (origin, subject) = (registry.origin(), format!("model {reference}"));
         Ok(Self { origin, subject, blob: None, repository, url, headers: HeaderMap::new() })
@@ -176,7 +176,10 @@ impl Response {
                 let (status, retry_after) = (status.as_u16(), retry_after(self.headers()));
                 Err(match status {
                     429 => RegistryError::TooManyRequests { host, retry_after },
-                    _ => RegistryError::Status { host, status, retry_after },
+                    _ => {
+                        let is_plain_http = self.url.scheme() == "http";
+                        RegistryError::Status { host, status, is_plain_http, retry_after }
+                    }
                 })
             }
         }

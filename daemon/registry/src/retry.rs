@@ -133,6 +133,10 @@ mod tests {
         RegistryError::TooManyRequests { host: "h".to_owned(), retry_after }
     }
 
+    fn status(status: u16, retry_after: Option<Duration>) -> RegistryError {
+        RegistryError::Status { host: "h".to_owned(), status, is_plain_http: false, retry_after }
+    }
+
     #[test]
     fn only_failures_in_a_row_without_progress_end_it() {
         let mut retry = Retry::new(POLICY);
@@ -159,18 +163,15 @@ mod tests {
         assert_eq!(after(3600, 1 << 20), Some(POLICY.longest_retry_after));
         assert_eq!(after(3600, 0), Some(POLICY.longest_first_retry_after), "a user waits");
         assert_eq!(after(0, 0), Some(FIRST), "a server cannot shorten the wait");
-        let unavailable =
-            RegistryError::Status { host: "h".to_owned(), status: 503, retry_after: Some(FIRST * 3) };
-        assert_eq!(Retry::new(POLICY).wait_after(&unavailable, 0), Some(FIRST * 3));
+        assert_eq!(Retry::new(POLICY).wait_after(&status(503, Some(FIRST * 3)), 0), Some(FIRST * 3));
     }
 
     #[test]
     fn only_transient_failures_are_repeated() {
-        let status = |status| RegistryError::Status { host: "h".to_owned(), status, retry_after: None };
         for (number, is_repeated) in
             [(500, true), (503, true), (522, true), (408, true), (410, false), (501, false)]
         {
-            let wait = Retry::new(POLICY).wait_after(&status(number), 1 << 20);
+            let wait = Retry::new(POLICY).wait_after(&status(number, None), 1 << 20);
             assert_eq!(wait.is_some(), is_repeated, "{number}");
         }
         let absent = RegistryError::Unreachable { host: "h".to_owned(), reason: ConnectFailure::Refused };

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use blobd_store_format::host::DOCKER_HUB;
 use serde::Deserialize;
 
-use super::host::DOCKER_HUB;
 use super::{Credential, CredentialError, Found, RegistryHost, Secret};
 
 /// Looks up a host in Docker's configuration, which need not exist.

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use blobd_store_format::host;
+
 use super::CredentialError;
 use crate::origin::{Origin, Registry};
 
@@ -16,11 +18,7 @@ impl RegistryHost {
     pub(crate) fn of(origin: &Origin) -> Self {
         let host = origin.host();
         match (origin.is_https(), origin.port()) {
-            (true, 443) => {
-                let name =
-                    SAME_SERVICE.iter().find(|(other, _)| *other == host).map_or(host, |(_, name)| name);
-                Self(name.to_owned())
-            }
+            (true, 443) => Self(host::canonical(host).to_owned()),
             (_, port) => Self(format!("{host}:{port}")),
         }
     }
@@ -58,12 +56,7 @@ impl fmt::Display for RegistryHost {
     }
 }
 
-/// The name of Docker Hub's credentials.
-pub(super) const DOCKER_HUB: &str = "docker.io";
 const HUGGING_FACE: &str = "hf.co";
-/// Other names of a service, and the one used here.
-const SAME_SERVICE: [(&str, &str); 3] =
-    [("index.docker.io", DOCKER_HUB), ("registry-1.docker.io", DOCKER_HUB), ("huggingface.co", HUGGING_FACE)];
 
 #[cfg(test)]
 mod tests {
@@ -78,6 +71,8 @@ mod tests {
             ("https://index.docker.io/v1/", "docker.io"),
             ("registry-1.docker.io", "docker.io"),
             ("huggingface.co", "hf.co"),
+            ("www.huggingface.co", "hf.co"),
+            ("https://ollama.com/x", "registry.ollama.ai"),
             ("[::1]:5000", "[::1]:5000"),
         ] {
             assert_eq!(text.parse::<RegistryHost>().unwrap().as_str(), name, "{text}");

@@ -56,7 +56,7 @@ fn trusting() -> RegistryPolicy {
 }
 
 fn over_tls(address: SocketAddr) -> Reference {
-    format!("localhost:{}/library/tiny", address.port()).parse().unwrap()
+    format!("https://localhost:{}/library/tiny", address.port()).parse().unwrap()
 }
 
 #[tokio::test]
@@ -87,12 +87,30 @@ async fn redirect_out_of_tls_is_refused() {
 }
 
 #[tokio::test]
-async fn tls_is_used_unless_the_reference_says_http() {
+async fn tls_is_used_unless_the_reference_says_http_or_names_this_machine() {
     let plain = Server::always(ok(manifest_json().as_bytes())).await;
-    let reference = format!("{}/library/tiny", plain.address()).parse().unwrap();
+    // Leads to this machine but does not name it.
+    let reference = format!("0.0.0.0:{}/library/tiny", plain.address().port()).parse().unwrap();
     let error = client().manifest(&reference).await.unwrap_err();
     assert!(matches!(error, RegistryError::Unreachable { reason: ConnectFailure::Other(_), .. }), "{error}");
     assert!(plain.seen().is_empty());
+    for name in [format!("{}/tiny", plain.address()), format!("localhost:{}/tiny", plain.address().port())] {
+        client().manifest(&name.parse().unwrap()).await.unwrap();
+    }
+    assert!(plain.seen().iter().all(|request| request.path == "/v2/tiny/manifests/latest"));
+}
+
+#[tokio::test]
+async fn registry_on_this_machine_that_expects_tls_is_named_with_https() {
+    let address = tls_server(ok(manifest_json().as_bytes()));
+    let ask = async |port: u16| client().manifest(&format!("localhost:{port}/tiny").parse().unwrap()).await;
+    let error = ask(address.port()).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Unreachable { reason: ConnectFailure::NotHttp, .. }), "{error}");
+    assert!(error.to_string().ends_with("if it expects TLS, put https:// before its name"), "{error}");
+    // As Go's servers and nginx respond.
+    let server = Server::always(response(400, "", b"")).await;
+    let error = ask(server.address().port()).await.unwrap_err();
+    assert!(error.to_string().ends_with("if it expects TLS, put https:// before its name"), "{error}");
 }
 
 #[tokio::test]

@@ -49,11 +49,82 @@ fn mirrors_are_asked_in_order_until_one_has_it() {
 fn plain_http_is_used_only_for_listed_registries() {
     let registry = registry_with(&ModelFile::dense(1));
     registry.set_blob_delivery(BlobDelivery::Direct);
-    let host = registry.url().trim_start_matches("http://").to_owned();
+    // Leads to this machine but does not name it.
+    let host = registry.url().replace("http://127.0.0.1", "0.0.0.0");
     let name = format!("{host}/library/tiny");
     pull_with("", &name).exits_with(1);
     assert!(registry.requests().iter().all(|request| request.method != "GET"));
     pull_with(&format!("insecure_registries = [\"{host}\"]\n"), &name).succeeds();
+}
+
+#[test]
+fn registries_on_this_machine_need_neither_a_scheme_nor_a_namespace() {
+    let registry = FakeRegistry::start().unwrap();
+    offer(&registry, "x:latest", &ModelFile::dense(1).bytes());
+    offer(&registry, "a/x:v1", &ModelFile::dense(2).bytes());
+    let host = registry.url().trim_start_matches("http://").to_owned();
+    let blobd = TestDaemon::start();
+    let run = |line: &[&str]| blobd.command().run(line).succeeds();
+    for host in [host.clone(), host.replace("127.0.0.1", "localhost")] {
+        for name in [format!("{host}/x"), format!("{host}/a/x:v1")] {
+            run(&["pull", &name]);
+            assert_eq!(run(&["show", &name, "--json"]).json()["architecture"], "llama");
+            assert!(run(&["ls"]).text().contains(&name), "{name}");
+            run(&["rm", &name]);
+            run(&["fit", &name]);
+        }
+    }
+}
+
+#[test]
+fn names_of_hugging_face_share_mirrors_and_models() {
+    let registry = FakeRegistry::start().unwrap();
+    let weights = ModelFile::dense(1).bytes();
+    offer(&registry, "me/x-GGUF:Q4_0", &weights);
+    offer(&registry, "me/x-GGUF:latest", &weights);
+    registry.add_repository("me/x-GGUF", &"1".repeat(40), &[("x-Q8_0.gguf", &ModelFile::dense(2).bytes())]);
+    for mirrored in ["hf.co", "huggingface.co", "www.huggingface.co"] {
+        let folder = tmpfs_directory();
+        let config = folder.path().join("config.toml");
+        std::fs::write(&config, format!("[mirrors]\n\"{mirrored}\" = \"{}\"\n", registry.url())).unwrap();
+        let blobd = Blobd::at_root(&folder.path().join("store"));
+        let run = |verb, name| blobd.run([verb, name, "--json", "--config", config.to_str().unwrap()]);
+        for (source, name) in [
+            ("hf.co/me/x-GGUF:Q4_0", "hf.co/me/x-GGUF:Q4_0"),
+            ("huggingface.co/me/x-GGUF:Q4_0", "hf.co/me/x-GGUF:Q4_0"),
+            ("https://huggingface.co/me/x-GGUF", "hf.co/me/x-GGUF:latest"),
+            ("https://huggingface.co/me/x-GGUF/tree/main", "hf.co/me/x-GGUF:latest"),
+            ("https://huggingface.co/me/x-GGUF/blob/main/x-Q8_0.gguf", "hf.co/me/x-GGUF:Q8_0"),
+            (
+                "https://huggingface.co/me/x-GGUF/resolve/main/x-Q8_0.gguf?download=true",
+                "hf.co/me/x-GGUF:Q8_0",
+            ),
+            ("hf.co/me/x-GGUF/x-Q8_0.gguf", "hf.co/me/x-GGUF:Q8_0"),
+        ] {
+            run("fit", source).succeeds();
+            run("show", source).succeeds();
+            let pulled = run("pull", source).succeeds().json_lines().pop().unwrap();
+            assert_eq!(pulled["name"], name, "{source} with a mirror of {mirrored}");
+            run("show", source).succeeds();
+            run("rm", name).succeeds();
+        }
+    }
+}
+
+#[test]
+fn model_stored_under_another_name_of_hugging_face_is_found() {
+    let folder = tmpfs_directory();
+    let root = folder.path().join("store");
+    let path = ModelFile::dense(1).write_to(folder.path(), "x.gguf");
+    let blobd = Blobd::at_root(&root);
+    blobd.run(["import", path.to_str().unwrap(), "--name", "hf.co/me/x:q"]).succeeds();
+    let manifests = root.join("manifests");
+    std::fs::rename(manifests.join("hf.co"), manifests.join("huggingface.co")).unwrap();
+    for name in ["huggingface.co/me/x:q", "hf.co/me/x:q"] {
+        blobd.run(["show", name, "--stored"]).succeeds();
+    }
+    blobd.run(["rm", "hf.co/me/x:q"]).succeeds();
+    assert!(blobd.run(["ls", "--json"]).json()["models"].as_array().unwrap().is_empty());
 }
 
 #[test]

@@ -1,0 +1,161 @@
+//! Files at Hugging Face.
+
+use std::fmt;
+
+use super::{ShardName, SourceError, file_name, is_file_address, tidied};
+use crate::file_type::split_file_type;
+use crate::host;
+use crate::manifest::is_file_name;
+use crate::reference::{Reference, ReferenceError};
+
+/// A weights file in a repository at Hugging Face.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HubFile {
+    repository: String,
+    revision: Option<String>,
+    path: String,
+}
+
+impl HubFile {
+    /// The host in names; the API is at [`Self::API_HOST`].
+    pub const HOST: &str = "hf.co";
+    /// The host of the API, which lists and serves files.
+    pub const API_HOST: &str = "huggingface.co";
+    /// The branch of a file without a revision.
+    pub const DEFAULT_REVISION: &str = "main";
+
+    /// Makes a source from three parts, each checked.
+    ///
+    /// # Errors
+    /// [`SourceError`] when one is malformed.
+    pub fn new(repository: &str, revision: Option<&str>, path: &str) -> Result<Self, SourceError> {
+        let refused =
+            |part, found: &str| SourceError::Part { part, found: found.chars().take(100).collect() };
+        let is_repository = repository.split('/').count() == 2 && repository.split('/').all(is_hub_name);
+        if !is_repository {
+            return Err(refused("repository", repository));
+        }
+        if let Some(revision) = revision.filter(|revision| !is_revision(revision)) {
+            return Err(refused("revision", revision));
+        }
+        // `?` and `#` would end the path when the URL is parsed again.
+        if !is_file_name(path) || !is_file_address(path) || path.contains(['?', '#']) {
+            return Err(refused("file", path));
+        }
+        let revision = revision.map(str::to_owned);
+        Ok(Self { repository: repository.to_owned(), revision, path: path.to_owned() })
+    }
+
+    /// `user/repo`.
+    #[must_use]
+    pub fn repository(&self) -> &str {
+        &self.repository
+    }
+
+    /// The branch, tag or commit.
+    #[must_use]
+    pub fn revision(&self) -> &str {
+        self.revision.as_deref().unwrap_or(Self::DEFAULT_REVISION)
+    }
+
+    /// The file's path in the repository.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// `hf.co/user/repo:Q4_K_M` if the file is named after the repository; otherwise the tag is the
+    /// file's name.
+    pub(super) fn name(&self) -> Result<Reference, ReferenceError> {
+        let (user, repository) = self.repository.split_once('/').unwrap_or_default();
+        let stem = ShardName::stem_of(file_name(&self.path));
+        let subject = repository.strip_suffix("-GGUF").or_else(|| repository.strip_suffix("-gguf"));
+        let tag = match split_file_type(stem) {
+            Some((model, file_type)) if model.eq_ignore_ascii_case(subject.unwrap_or(repository)) => {
+                file_type
+            }
+            _ => stem,
+        };
+        Reference::from_parts(Self::HOST, user, repository, &tidied(tag))
+    }
+}
+
+impl fmt::Display for HubFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (host, repository, path) = (Self::API_HOST, &self.repository, &self.path);
+        match &self.revision {
+            Some(revision) => write!(f, "https://{host}/{repository}/resolve/{revision}/{path}"),
+            None => write!(f, "{}/{repository}/{path}", Self::HOST),
+        }
+    }
+}
+
+/// Parses the address of a file at Hugging Face, with or without a scheme, as a link or in short form.
+pub(super) fn hub_file(text: &str) -> Option<Result<HubFile, SourceError>> {
+    let (repository, file, query) = split_address(text)?;
+    let file = match file {
+        Some(file) if is_file_address(file) => file,
+        // The page of a repository that shows a file.
+        _ => shown_file(query)?,
+    };
+    let (revision, file) = match file.splitn(3, '/').collect::<Vec<_>>()[..] {
+        ["resolve" | "blob" | "raw" | "tree", revision, file] => (Some(revision), file),
+        _ => (None, file),
+    };
+    Some(HubFile::new(repository, revision, file))
+}
+
+/// Parses the address of a page of a repository: `hf.co/USER/REPO/tree/main` is the repository itself.
+pub(super) fn hub_page(text: &str) -> Option<Result<Reference, SourceError>> {
+    let (repository, place, _query) = split_address(text)?;
+    let refused =
+        |part, found: &str| Some(Err(SourceError::Part { part, found: found.chars().take(100).collect() }));
+    match place.map(|place| place.splitn(3, '/').collect::<Vec<_>>()).as_deref() {
+        None | Some(["tree", HubFile::DEFAULT_REVISION]) => {
+            let name = format!("{}/{repository}", HubFile::HOST);
+            Some(name.parse().map_err(SourceError::from))
+        }
+        // A name has no revision, and a directory may have several models.
+        Some(["tree", revision]) => refused("revision", revision),
+        Some(["tree", _, directory]) => refused("directory", directory),
+        Some(["resolve" | "blob" | "raw", _, file]) => refused("file", file),
+        Some(_) => refused("page", place.unwrap_or_default()),
+    }
+}
+
+/// Splits the address of something at Hugging Face into `user/repo`, what follows it, and the query.
+fn split_address(text: &str) -> Option<(&str, Option<&str>, &str)> {
+    let (scheme, rest) = text.split_once("://").unwrap_or(("https", text));
+    let (host, path) = rest.split_once('/')?;
+    if !["https", "http"].contains(&scheme) || host::canonical(&host.to_ascii_lowercase()) != HubFile::HOST {
+        return None;
+    }
+    let path = path.split('#').next().unwrap_or_default();
+    let (path, query) = path.split_once('?').unwrap_or((path, ""));
+    let path = path.trim_end_matches('/');
+    let (user, rest) = path.split_once('/')?;
+    match rest.find('/') {
+        None => Some((path, None, query)),
+        Some(end) => Some((path.get(..user.len() + 1 + end)?, rest.get(end + 1..), query)),
+    }
+}
+
+/// The file in the query of a page's address, which the page shows in a side bar.
+fn shown_file(query: &str) -> Option<&str> {
+    let file = query.split('&').find_map(|part| part.strip_prefix("show_file_info="))?;
+    is_file_address(file).then_some(file)
+}
+
+/// Whether Hugging Face allows this name for a user or repository.
+fn is_hub_name(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    (1..=96).contains(&text.len())
+        && text.chars().all(allowed)
+        && text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+        && !text.contains("..")
+}
+
+/// A branch, tag or commit without a `/`, which would need encoding.
+fn is_revision(text: &str) -> bool {
+    is_hub_name(text)
+}
