@@ -69,6 +69,25 @@ pub(super) fn show<T: Serialize>(
     print_result(global, &result, render)
 }
 
+/// Sends one request and prints what was done; with `--quiet` only its failure.
+pub(super) fn report<T: Serialize>(
+    global: &Global,
+    request: impl FnOnce(&Client) -> Result<T, ClientError>,
+    render: impl FnOnce(&T) -> String,
+) -> Result<(), ErrorBody> {
+    let done = request(&connect(global)?.client).map_err(client_error)?;
+    print_report(global, &done, render)
+}
+
+/// Prints what was done as JSON or as text; with `--quiet` no text.
+pub(super) fn print_report<T: Serialize>(
+    global: &Global,
+    done: &T,
+    render: impl FnOnce(&T) -> String,
+) -> Result<(), ErrorBody> {
+    if global.quiet && !global.json { Ok(()) } else { print_result(global, done, render) }
+}
+
 /// Prints a result as JSON or as text.
 pub(super) fn print_result<T: Serialize>(
     global: &Global,
@@ -98,6 +117,7 @@ pub(crate) fn client_error(error: ClientError) -> ErrorBody {
 
 fn connect_to(socket: &Path) -> Result<Connected, ClientError> {
     let client = Client::connect(socket)?;
+    tracing::debug!("connected to the daemon at {}", socket.display());
     Ok(Connected { client, embedded: None })
 }
 
@@ -145,6 +165,7 @@ fn embedded(root: &Path, config: &Config) -> Result<Connected, ErrorBody> {
         Err(StoreError::Locked { holder, .. }) => return connect_to_holder(root, &holder),
         Err(error) => return Err(OpError::from(error).body()),
     };
+    tracing::debug!("{}: opened in this process", root.display());
     let daemon =
         Daemon::new(store, &config.registry_policy()).map_err(|error| OpError::from(error).body())?;
     let daemon = daemon.with_transfers(config.transfer_policy());

@@ -14,18 +14,14 @@ use crate::size::human_bytes;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd df
-  blobd df -v                                  one row per model
+  blobd df -v                                  also a row per model: unique and shared bytes
   blobd df --json | jq .saved_bytes")]
-pub(super) struct Params {
-    /// One row per model: the bytes that only it uses, and those that it shares
-    #[arg(short, long)]
-    verbose: bool,
-}
+pub(super) struct Params {}
 
-pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     show(global, Client::disk_usage, |usage| {
         let totals = totals(usage).render(terminal_width());
-        if params.verbose { totals + "\n" + &models(usage).render(terminal_width()) } else { totals }
+        if global.verbose { totals + "\n" + &models(usage).render(terminal_width()) } else { totals }
     })
 }
 

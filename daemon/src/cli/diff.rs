@@ -44,7 +44,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     contents::find_equal(&connected, &a, &b, &mut diff.tensors)?;
     let mut report = Report::new(&a, &b, &diff);
     if params.values {
-        values::add_errors(&connected, &a, &b, &diff.tensors, &mut report, global.json)?;
+        values::add_errors(&connected, &a, &b, &diff.tensors, &mut report, global.hides_progress())?;
     }
     print_result(global, &report, render::render)
 }

@@ -12,7 +12,7 @@ use blobd_store_format::gguf::edit::EditType;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
-use super::connect::{client_error, connect, print_result};
+use super::connect::{client_error, connect, print_report, print_result};
 use super::progress::Bar;
 use super::{Global, file_error, usage};
 use crate::output::{Table, printable, terminal_width};
@@ -62,7 +62,7 @@ pub(super) struct Params {
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let request = request(params)?;
     let mut bar: Option<Bar> = None;
-    let quiet = global.json;
+    let quiet = global.hides_progress();
     let connected = connect(global)?;
     let edited = connected.client.edit(&request, |event| {
         if let EditEvent::Progress(EditProgress { total: Some(total), completed: Some(completed), .. }) =
@@ -75,7 +75,8 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if let Some(bar) = bar {
         bar.clear();
     }
-    print_result(global, &edited.map_err(client_error)?, render)
+    let edited = edited.map_err(client_error)?;
+    if params.dry_run { print_result(global, &edited, render) } else { print_report(global, &edited, render) }
 }
 
 fn request(params: &Params) -> Result<EditParams, ErrorBody> {

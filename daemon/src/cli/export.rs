@@ -67,11 +67,11 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         Some(options) => {
             let rewriting = Rewriting::of(&model, &options)?;
             if to_stdout {
-                return rewrite_to_stdout(rewriting, global.json);
+                return rewrite_to_stdout(rewriting, global.hides_progress());
             }
             write_rewritten(global, params, &model, rewriting)?
         }
-        None if to_stdout => return write_to_stdout(&model, global.json),
+        None if to_stdout => return write_to_stdout(&model, global.hides_progress()),
         None => write_original(global, params, &model)?,
     };
     if global.json { print_json(&serde_json::json!({ "exported": exported })) } else { Ok(()) }
@@ -93,7 +93,7 @@ fn write_original(global: &Global, params: &Params, model: &OpenModel) -> Result
     let count = model.layers().len();
     let write = |(index, layer): (usize, &OpenLayer)| {
         let path = output_path(params, layer, index, count)?;
-        let bar = Bar::new(&path.display().to_string(), layer.size, global.json);
+        let bar = Bar::new(&path.display().to_string(), layer.size, global.hides_progress());
         write_file(model, index, &path, &temporary, &bar)?;
         bar.clear();
         report(global, &path, layer.digest, layer.size)
@@ -126,7 +126,7 @@ fn write_rewritten(
     for (index, ((path, size), temporary)) in paths.into_iter().zip(sizes).zip(&names).enumerate() {
         let name = path.display().to_string();
         let target = Target::create(&path, size, temporary).map_err(|error| file_error(&name, &error))?;
-        let bar = Bar::new(&name, size, global.json);
+        let bar = Bar::new(&name, size, global.hides_progress());
         let digest = rewriting.write(index, target.file(), &name, &bar);
         bar.clear();
         written.push((path, digest?, size, target));
@@ -147,7 +147,7 @@ fn remove_at_end(names: Vec<TemporaryName>) -> Result<(), ErrorBody> {
 
 fn report(global: &Global, path: &Path, digest: Digest, size: u64) -> Result<Exported, ErrorBody> {
     let path = path.display().to_string();
-    if !global.json {
+    if !global.hides_reports() {
         print(&format!("{path} {}: {}\n", digest.short(), human_bytes(size)))?;
     }
     Ok(Exported { path, digest, size })
@@ -181,21 +181,21 @@ fn write_file(
     target.publish().map_err(|error| file_error(&name, &error))
 }
 
-fn rewrite_to_stdout(mut rewriting: Rewriting<'_>, json: bool) -> Result<(), ErrorBody> {
+fn rewrite_to_stdout(mut rewriting: Rewriting<'_>, hides_progress: bool) -> Result<(), ErrorBody> {
     let [file] = rewriting.files() else {
         return Err(usage("-o -: several files would be written; give a directory"));
     };
-    let bar = Bar::new("exporting", file.size(), json);
+    let bar = Bar::new("exporting", file.size(), hides_progress);
     let written = rewriting.write(0, io::stdout().lock(), "standard output", &bar);
     bar.clear();
     written.and_then(|_digest| rewriting.verify())
 }
 
-fn write_to_stdout(model: &OpenModel, json: bool) -> Result<(), ErrorBody> {
+fn write_to_stdout(model: &OpenModel, hides_progress: bool) -> Result<(), ErrorBody> {
     let [layer] = model.layers() else {
         return Err(usage("-o -: the model has several such files; give a directory"));
     };
-    let bar = Bar::new("exporting", layer.size, json);
+    let bar = Bar::new("exporting", layer.size, hides_progress);
     let written = write_layer(model, 0, io::stdout().lock(), "standard output", &bar);
     bar.clear();
     written

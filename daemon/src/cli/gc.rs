@@ -1,5 +1,6 @@
 //! `blobd gc`
 
+use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::GcParams;
 use blobd_client::protocol::response::{GcReason, GcReport};
@@ -7,7 +8,7 @@ use blobd_client::protocol::upkeep::EvictionPlan;
 use clap::Args;
 
 use super::Global;
-use super::connect::show;
+use super::connect::{report, show};
 use crate::output::{Table, printable, terminal_width};
 use crate::size::{human_bytes, parse_size};
 
@@ -51,7 +52,8 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if let Some(BytesToFree(bytes)) = params.plan_eviction {
         return show(global, |client| client.eviction_plan(bytes), render_eviction);
     }
-    show(global, |client| client.gc(&GcParams { dry_run: params.dry_run }), render)
+    let collect = |client: &Client| client.gc(&GcParams { dry_run: params.dry_run });
+    if params.dry_run { show(global, collect, render) } else { report(global, collect, render) }
 }
 
 fn render(report: &GcReport) -> String {

@@ -41,12 +41,12 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     for path in &params.paths {
         let file = open(path)?;
         let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-        let bar = Bar::new(&file_name, 0, global.json);
+        let bar = Bar::new(&file_name, 0, global.hides_progress());
         let request = ImportParams { file_name, name: params.name.clone() };
         let done = connected.client.import(&request, &file, |completed, total| bar.set(completed, total));
         bar.clear();
         let done = done.map_err(client_error)?;
-        if !global.json {
+        if !global.hides_reports() {
             print(&summary(&done))?;
         }
         imported.push(done);

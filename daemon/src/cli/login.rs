@@ -7,7 +7,7 @@ use blobd_registry::credentials::{Credential, CredentialError, RegistryHost, Sec
 use clap::Args;
 
 use super::Global;
-use super::connect::{load_config, print_result};
+use super::connect::{load_config, print_report};
 use super::prompt::{Echo, ask};
 use crate::output::printable;
 
@@ -43,7 +43,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     file.set(&host, &credential).map_err(|error| file_error(&error))?;
     let path = file.path().display().to_string();
     let saved = serde_json::json!({ "host": host.as_str(), "path": path });
-    print_result(global, &saved, |_| {
+    print_report(global, &saved, |_| {
         format!("{}: credentials saved in {}\n", printable(host.as_str()), printable(&path))
     })
 }

@@ -5,7 +5,7 @@ use blobd_registry::credentials::RegistryHost;
 use clap::Args;
 
 use super::Global;
-use super::connect::{load_config, print_result};
+use super::connect::{load_config, print_report};
 use super::login::file_error;
 use crate::output::printable;
 
@@ -30,7 +30,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         let message = format!("{host}: no credentials in {}", file.path().display());
         return Err(ErrorBody::new(ErrorCode::NotFound, message));
     }
-    print_result(global, &serde_json::json!({ "host": host.as_str() }), |_| {
+    print_report(global, &serde_json::json!({ "host": host.as_str() }), |_| {
         format!("{}: credentials deleted\n", printable(host.as_str()))
     })
 }

@@ -17,6 +17,7 @@ use crate::size::human_bytes;
 #[command(after_help = "Examples:
   blobd ls
   blobd ls llama                               models whose name contains llama
+  blobd ls -q                                  only names, one per line
   blobd ls --trash                             models that `blobd undelete` can restore
   blobd ls --json | jq -r '.models[].name'")]
 pub(super) struct Params {
@@ -38,6 +39,9 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         Ok(list)
     };
     show(global, models, |list| {
+        if global.quiet {
+            return names(list.models.iter().map(|model| &model.name));
+        }
         if let Some(reason) = &list.read_only {
             eprintln!("blobd: the store is read-only: {}", printable(reason));
         }
@@ -60,6 +64,9 @@ fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         Ok(list)
     };
     show(global, models, |list| {
+        if global.quiet {
+            return names(list.models.iter().map(|model| &model.name));
+        }
         let mut table = Table::new(&["NAME", "ID", "SIZE", "REMOVED", "EXPIRES"], &[2]);
         for model in &list.models {
             let (id, size, removed) = (model.digest.short(), human_bytes(model.size), age(&model.removed));
@@ -67,6 +74,11 @@ fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         }
         table.render(terminal_width())
     })
+}
+
+/// One name per line, for scripts.
+fn names<'a>(names: impl Iterator<Item = &'a String>) -> String {
+    names.map(|name| format!("{}\n", printable(name))).collect()
 }
 
 fn row(model: &ModelSummary) -> [String; 5] {

@@ -82,9 +82,25 @@ pub struct Global {
     /// Print one JSON document (one object per line while work is in progress)
     #[arg(long, global = true, help_heading = "Global options")]
     json: bool,
+    /// Print only results and errors: no progress, no reports of what was done, no hints
+    #[arg(short, long, global = true, help_heading = "Global options")]
+    quiet: bool,
+    /// Print more detail, and a log of the work of this process on standard error
+    #[arg(short, long, global = true, help_heading = "Global options")]
+    verbose: bool,
 }
 
 impl Global {
+    /// Whether progress is left out.
+    const fn hides_progress(&self) -> bool {
+        self.json || self.quiet
+    }
+
+    /// Whether text such as `removed llama3:8b` is left out: what was done, not a result that was asked for.
+    const fn hides_reports(&self) -> bool {
+        self.json || self.quiet
+    }
+
     /// Takes missing options from the environment; an empty variable counts as unset.
     fn or_environment(self) -> Self {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -92,7 +108,7 @@ impl Global {
             root: self.root.or_else(|| variable("BLOBD_ROOT")),
             socket: self.socket.or_else(|| variable("BLOBD_SOCKET")),
             config: self.config.or_else(|| variable("BLOBD_CONFIG")),
-            json: self.json,
+            ..self
         }
     }
 }
@@ -137,11 +153,23 @@ enum Command {
     DemoReader(demo::ReaderParams),
 }
 
+impl Command {
+    /// Whether `--verbose` starts a log. For `df` it means a table of models; `exec` leaves standard error to
+    /// its program, and the hidden commands run within others.
+    const fn has_log(&self) -> bool {
+        let is_hidden = matches!(self, Self::MountGuard(_) | Self::ClientFile | Self::DemoReader(_));
+        !is_hidden && !matches!(self, Self::Df(_) | Self::Exec(_))
+    }
+}
+
 /// Parses the arguments, runs the command, and turns a failure into a message and an exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
     let global = global.or_environment();
+    if global.verbose && command.has_log() {
+        serve::start_log(&global);
+    }
     match run(&global, command) {
         Ok(code) => code,
         Err(error) => {
@@ -201,7 +229,7 @@ fn report(global: &Global, error: &ErrorBody) {
         return;
     }
     eprintln!("blobd: {}", printable(&error.message));
-    if let Some(hint) = &error.hint {
+    if let Some(hint) = error.hint.as_ref().filter(|_hint| !global.quiet) {
         eprintln!("hint: {}", printable(hint));
     }
 }

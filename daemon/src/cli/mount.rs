@@ -40,7 +40,7 @@ pub(super) struct GuardParams {
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     /// Programs that open files wait for the daemon, so they must get an error if it hangs.
     const TIMEOUT: Duration = Duration::from_secs(30);
-    start_log();
+    start_log(global);
     raise_descriptor_limit();
     let connected = connect(global)?;
     if connected.is_embedded() {

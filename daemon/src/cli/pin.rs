@@ -38,7 +38,7 @@ pub(super) fn run(global: &Global, references: &[Reference], pinned: bool) -> Re
     for reference in references {
         let request = PinParams { reference: reference.clone(), pinned };
         let done = connected.client.pin(&request).map_err(client_error)?;
-        if !global.json {
+        if !global.hides_reports() {
             let state = if done.pinned { "pinned" } else { "not pinned" };
             print(&format!("{} {state}\n", printable(&done.name)))?;
         }

@@ -57,7 +57,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.dry_run {
         return requests.into_iter().try_for_each(|request| plan(global, &connected, &request));
     }
-    let screen = Arc::new(Mutex::new(Screen::new(global.json)));
+    let screen = Arc::new(Mutex::new(Screen::new(global)));
     let interrupted = Arc::clone(&screen);
     on_interrupt(move || {
         let mut screen = lock(&interrupted);
@@ -70,7 +70,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         let done = connected.client.pull(&request, |event| lock(&screen).show(event));
         lock(&screen).end_bar();
         let done = done.map_err(|error| pull_error(error, lock(&screen).has_received))?;
-        if !global.json {
+        if !global.hides_reports() {
             print(&summary(&done))?;
         }
     }
@@ -104,6 +104,7 @@ fn summary(done: &PullDone) -> String {
 /// Shows events as progress bars or JSON lines.
 struct Screen {
     json: bool,
+    quiet: bool,
     bar: Option<FileBar>,
     has_received: bool,
 }
@@ -121,13 +122,16 @@ fn lock(screen: &Mutex<Screen>) -> MutexGuard<'_, Screen> {
 }
 
 impl Screen {
-    fn new(json: bool) -> Self {
-        Self { json, bar: None, has_received: false }
+    fn new(global: &Global) -> Self {
+        Self { json: global.json, quiet: global.quiet, bar: None, has_received: false }
     }
 
     fn show(&mut self, event: PullEvent) {
         if let PullEvent::Progress(progress) = &event {
             self.has_received |= progress.completed.is_some_and(|completed| completed > 0);
+        }
+        if self.quiet && matches!(event, PullEvent::Progress(_)) {
+            return;
         }
         if self.json {
             // The command prints a failure itself, as its last line on standard error.

@@ -6,7 +6,7 @@ use blobd_client::protocol::upkeep::Reindexed;
 use clap::Args;
 
 use super::Global;
-use super::connect::show;
+use super::connect::report;
 
 /// Compare the index with the disk and correct it
 #[derive(Debug, Args)]
@@ -18,7 +18,7 @@ The index is a cache: nothing is lost with it, and models can be opened while it
 pub(super) struct Params {}
 
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
-    show(global, Client::reindex, render)
+    report(global, Client::reindex, render)
 }
 
 fn render(done: &Reindexed) -> String {

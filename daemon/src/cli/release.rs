@@ -6,7 +6,7 @@ use blobd_store_format::reference::{Reference, ReferenceError};
 use clap::Args;
 
 use super::Global;
-use super::connect::show;
+use super::connect::report;
 use super::ps::row;
 use crate::output::{Table, terminal_width};
 
@@ -54,7 +54,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         Target::Process(pid) => ReleaseParams { pid: Some(*pid), reference: None },
         Target::Model(model) => ReleaseParams { pid: None, reference: Some(model.clone()) },
     };
-    show(
+    report(
         global,
         |client| client.release(&request),
         |released| {

@@ -9,7 +9,7 @@ use blobd_store_format::reference::Reference;
 use clap::Args;
 
 use super::Global;
-use super::connect::show;
+use super::connect::report;
 use crate::output::printable;
 use crate::size::human_bytes;
 
@@ -33,7 +33,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         references: params.references.clone(),
         keep_seconds: params.keep.map(|keep| keep.as_secs()),
     };
-    show(global, |client| client.remove(&request), summary)
+    report(global, |client| client.remove(&request), summary)
 }
 
 fn summary(removed: &Removed) -> String {

@@ -35,7 +35,7 @@ const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_millis(250);
 pub(super) struct Params {}
 
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
-    start_log();
+    start_log(global);
     raise_descriptor_limit();
     let config = load_config(global)?;
     let root = root(global, &config);
@@ -155,9 +155,12 @@ pub(super) fn raise_descriptor_limit() {
     }
 }
 
-pub(super) fn start_log() {
+/// Starts the log on standard error; with `--verbose` its lines for developers too.
+pub(super) fn start_log(global: &Global) {
+    let level = if global.verbose { tracing::Level::DEBUG } else { tracing::Level::INFO };
     let subscriber = tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false);
+    let subscriber = subscriber.with_max_level(level);
     let colour = std::io::stderr().is_terminal();
-    // Fails only if a log is already running, as in tests.
+    // Fails only if a log is already running.
     let _ = tracing::subscriber::set_global_default(subscriber.with_ansi(colour).finish());
 }

@@ -7,7 +7,7 @@ use blobd_store_format::reference::Reference;
 use clap::Args;
 
 use super::Global;
-use super::connect::show;
+use super::connect::report;
 use crate::output::printable;
 
 /// Give a model another name
@@ -26,5 +26,5 @@ pub(super) struct Params {
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let request = TagParams { source: params.source.clone(), target: params.target.clone() };
     let render = |tagged: &Tagged| format!("{} {}\n", printable(&tagged.name), tagged.digest.short());
-    show(global, |client| client.tag(&request), render)
+    report(global, |client| client.tag(&request), render)
 }

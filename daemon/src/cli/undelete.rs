@@ -28,7 +28,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     for reference in &params.references {
         let request = UndeleteParams { reference: reference.clone() };
         let done = connected.client.undelete(&request).map_err(client_error)?;
-        if !global.json {
+        if !global.hides_reports() {
             print(&format!("{} {} restored\n", printable(&done.name), done.digest.short()))?;
         }
         undeleted.push(done);

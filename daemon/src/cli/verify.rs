@@ -35,7 +35,7 @@ pub(super) struct Params {
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let request = VerifyParams { reference: params.reference.clone(), repair: params.repair };
-    let mut screen = Screen { quiet: global.json, bar: None };
+    let mut screen = Screen { quiet: global.hides_progress(), bar: None };
     let verified = connect(global)?.client.verify(&request, |event| screen.show(&event));
     screen.clear();
     let verified = verified.map_err(client_error)?;

@@ -14,7 +14,7 @@ use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 
 use super::Global;
-use super::connect::{client_error, connect, print_result};
+use super::connect::{client_error, connect, print_report};
 use super::interrupt::{Signals, first_of, listen_for_stop};
 use super::progress::Bar;
 use super::residency::{blobs, model_error};
@@ -71,11 +71,11 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let model = connected.client.open_with(&request).map_err(client_error)?;
     let pieces = pieces(&blobs(&model).map_err(model_error)?);
     let mut locker = Locker { left: params.lock.unwrap_or_default(), ..Locker::default() };
-    let warmed = warm(&model, &pieces, &mut locker, global.json)?;
+    let warmed = warm(&model, &pieces, &mut locker, global.hides_progress())?;
     // Handled only from here on: until then a signal ends the command.
     let stop = params.lock.filter(|budget| *budget > 0).map(|_| stop_signals()).transpose();
     let stop = stop.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    print_result(global, &warmed, sentence)?;
+    print_report(global, &warmed, sentence)?;
     stop.map_or(Ok(()), |(runtime, signals)| hold(&warmed, &locker, &runtime, signals))
 }
 

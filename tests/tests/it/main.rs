@@ -49,6 +49,7 @@ mod special_files;
 mod substituted;
 mod tensor;
 mod trash;
+mod verbosity;
 mod verify;
 mod warm;
 mod weights;

@@ -131,7 +131,7 @@ fn file_lines(
     let mut source = SourceFile::open(model, layer)?;
     let header = source.read_header()?;
     let ranges = tensor_ranges(&header, &source)?;
-    let bar = Bar::new(&name, source.size(), global.json);
+    let bar = Bar::new(&name, source.size(), global.hides_progress());
     let line = |(algorithm, hash), tensor| Line { algorithm, hash, file: name.clone(), tensor, result: None };
     let (mut lines, mut whole) = (Vec::new(), Hashes::of_model(algorithms));
     let mut buffer = vec![0; STEP_BYTES];
