@@ -38,6 +38,9 @@
 //!
 //! `docs/PROTOCOL.md` is the protocol's specification, for clients in other languages.
 
+// These macros panic if the descriptor cannot be written, such as a closed pipe.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 pub mod asynchronous;
 pub mod client;
 pub mod error;

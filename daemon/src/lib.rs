@@ -18,6 +18,9 @@
 //! [`ops`] has one file per verb; `session` serves open models. [`ingest`] and [`transfer`] bring files into
 //! the store. `mount` is a client of the daemon that shows models as files.
 
+// These macros panic if the descriptor cannot be written, such as a closed pipe.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod admission;
 mod api;
 pub mod cli;

@@ -1,4 +1,4 @@
-//! Writes text, tables and JSON to standard output.
+//! Writes text, tables and JSON to standard output, and messages to standard error.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -24,6 +24,12 @@ pub(crate) fn print(text: &str) -> Result<(), ErrorBody> {
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), ErrorBody> {
     let json = serde_json::to_string(value).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     print(&format!("{json}\n"))
+}
+
+/// Writes text to standard error. Unlike `eprint!`, which panics, it ignores a failure: a command must not fail
+/// because nobody can read its messages (a full disk, a closed pipe, a terminal that is gone).
+pub(crate) fn print_message(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
 /// Replaces control characters, which could move the cursor or change colours: names and metadata come from

@@ -37,6 +37,8 @@
 //! assert_eq!(recipe.tensors()[0].digest, Digest::of(&[7u8; 64]));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+// These macros panic if the descriptor cannot be written, such as a closed pipe.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 #![forbid(unsafe_code)]
 
 pub mod content_type;

@@ -6,6 +6,8 @@
 //!
 //! The library has no global state, starts no thread and sets no signal handler. Strings are UTF-8. A panic,
 //! which would be a bug in blobd, ends the process instead of unwinding into C.
+// These macros panic if the descriptor cannot be written, such as a closed pipe.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 #![allow(unsafe_code)]
 
 mod handle;

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs::{self, File, Permissions};
+use std::io::{self, Write as _};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -78,7 +79,9 @@ pub(crate) fn open(path: &[u8], flags: c_int) -> c_int {
         Ok(image) => open_image(image, flags),
         Err(error) => {
             if !error.reason.is_empty() {
-                eprintln!("blobd: /blobd/{}: {}", String::from_utf8_lossy(path), error.reason);
+                let path = String::from_utf8_lossy(path);
+                // Not `eprintln!`, which panics, and so ends the program, if standard error cannot be written.
+                let _ = writeln!(io::stderr(), "blobd: /blobd/{path}: {}", error.reason);
             }
             set_errno(error.errno);
             -1

@@ -13,6 +13,8 @@
 //! that it opened first.
 //!
 //! Every function here is called by C under the contract of the C function that it replaces, or calls C.
+// These macros panic if the descriptor cannot be written, such as a closed pipe.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 #![allow(unsafe_code)]
 
 mod files;

@@ -37,6 +37,9 @@
 //! and the caller verifies the digest. The caller also resumes broken transfers, by the same [`RetryPolicy`]
 //! that is used here for manifests.
 
+// These macros panic if the descriptor cannot be written, such as a closed pipe.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod address_scope;
 mod auth;
 mod challenge;

@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::Global;
 use super::connect::show;
-use crate::output::{Table, printable, terminal_width};
+use crate::output::{Table, print_message, printable, terminal_width};
 use crate::size::human_bytes;
 
 /// List the models
@@ -43,7 +43,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
             return names(list.models.iter().map(|model| &model.name));
         }
         if let Some(reason) = &list.read_only {
-            eprintln!("blobd: the store is read-only: {}", printable(reason));
+            print_message(&format!("blobd: the store is read-only: {}\n", printable(reason)));
         }
         let mut table = Table::new(&["NAME", "ID", "SIZE", "MODIFIED", "PIN"], &[2]);
         list.models.iter().for_each(|model| table.row(row(model)));

@@ -8,7 +8,7 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
 use clap::{Args, Parser, Subcommand};
 
 use crate::client_file;
-use crate::output::printable;
+use crate::output::{print_message, printable};
 
 mod connect;
 mod demo;
@@ -24,6 +24,7 @@ mod gc;
 mod import;
 mod interrupt;
 mod limit;
+mod log;
 mod login;
 mod logout;
 mod ls;
@@ -160,6 +161,17 @@ impl Command {
         let is_hidden = matches!(self, Self::MountGuard(_) | Self::ClientFile | Self::DemoReader(_));
         !is_hidden && !matches!(self, Self::Df(_) | Self::Exec(_))
     }
+
+    /// When the command logs. `verbose` is the option.
+    const fn log_use(&self, verbose: bool) -> log::Use {
+        match self {
+            Self::Serve(_) | Self::Mount(_) => log::Use::Always,
+            // Its standard error is a file that belongs to a client.
+            Self::ClientFile => log::Use::Never,
+            _ if verbose && self.has_log() => log::Use::Always,
+            _ => log::Use::OnRequest,
+        }
+    }
 }
 
 /// Parses the arguments, runs the command, and turns a failure into a message and an exit code.
@@ -167,10 +179,8 @@ impl Command {
 pub fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
     let global = global.or_environment();
-    if global.verbose && command.has_log() {
-        serve::start_log(&global);
-    }
-    match run(&global, command) {
+    let log = log::start(command.log_use(global.verbose), global.verbose);
+    match log.and_then(|()| run(&global, command)) {
         Ok(code) => code,
         Err(error) => {
             report(&global, &error);
@@ -225,13 +235,12 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
 fn report(global: &Global, error: &ErrorBody) {
     if global.json {
         let response = ErrorResponse { error: error.clone() };
-        eprintln!("{}", serde_json::to_string(&response).unwrap_or_default());
+        print_message(&format!("{}\n", serde_json::to_string(&response).unwrap_or_default()));
         return;
     }
-    eprintln!("blobd: {}", printable(&error.message));
-    if let Some(hint) = error.hint.as_ref().filter(|_hint| !global.quiet) {
-        eprintln!("hint: {}", printable(hint));
-    }
+    let hint = error.hint.as_ref().filter(|_hint| !global.quiet);
+    let hint = hint.map_or_else(String::new, |hint| format!("hint: {}\n", printable(hint)));
+    print_message(&format!("blobd: {}\n{hint}", printable(&error.message)));
 }
 
 /// An error in the command line or the configuration.

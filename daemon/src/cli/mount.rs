@@ -10,7 +10,7 @@ use clap::Args;
 use super::Global;
 use super::connect::{connect, print_result};
 use super::interrupt::{Signals, first_of, listen_for_stop};
-use super::serve::{raise_descriptor_limit, start_log};
+use super::serve::raise_descriptor_limit;
 use crate::mount::{self, Mount, Readers};
 use crate::output::printable;
 
@@ -40,7 +40,6 @@ pub(super) struct GuardParams {
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     /// Programs that open files wait for the daemon, so they must get an error if it hangs.
     const TIMEOUT: Duration = Duration::from_secs(30);
-    start_log(global);
     raise_descriptor_limit();
     let connected = connect(global)?;
     if connected.is_embedded() {

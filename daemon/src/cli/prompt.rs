@@ -1,9 +1,11 @@
 //! Prompts on the terminal.
 
-use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+use std::io::{self, BufRead as _, IsTerminal as _};
 
 use blobd_client::protocol::error::ErrorBody;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+
+use crate::output::{print_message, printable};
 
 /// Whether the terminal shows the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,9 +23,8 @@ pub(super) fn ask(question: &str, echo: Echo) -> Result<String, ErrorBody> {
             super::usage("standard input: is not a terminal, so there can be no prompt").with_hint(hint)
         );
     }
-    eprint!("{}", crate::output::printable(question));
-    // The question must be visible before the input; if the terminal is gone, the read fails.
-    let _ = io::stderr().flush();
+    // If the terminal is gone, the read fails.
+    print_message(&printable(question));
     let line = match echo {
         Echo::On => visible_line(),
         Echo::Off => hidden_line(),
@@ -81,7 +82,7 @@ impl Drop for Hidden {
     fn drop(&mut self) {
         // Fails only if the terminal is gone.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
-        eprintln!();
+        print_message("\n");
     }
 }
 

@@ -14,7 +14,7 @@ use super::connect::{Connected, client_error, connect, print_result};
 use super::interrupt::on_interrupt;
 use super::progress::Bar;
 use super::{Global, pull_plan, usage};
-use crate::output::{print, print_json};
+use crate::output::{print, print_json, print_message};
 use crate::size::{human_bytes, parse_size};
 
 /// Fetch models from registries, or GGUF files from Hugging Face or any URL
@@ -168,7 +168,7 @@ impl Screen {
 
     fn print_stopped(&mut self) {
         self.end_bar();
-        eprintln!("blobd: stopped; {RESUME}, and `blobd gc` deletes it after a week");
+        print_message(&format!("blobd: stopped; {RESUME}, and `blobd gc` deletes it after a week\n"));
     }
 }
 

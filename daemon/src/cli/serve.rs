@@ -1,6 +1,5 @@
 //! `blobd serve`: the daemon.
 
-use std::io::IsTerminal as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,11 +30,15 @@ const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_millis(250);
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd serve
-  blobd serve --root /srv/models --socket /run/blobd/blobd.sock")]
+  blobd serve --root /srv/models --socket /run/blobd/blobd.sock
+  BLOBD_LOG=debug blobd serve                      log more
+  BLOBD_LOG=warn,blobd_registry=debug blobd serve  log more of the registries and less of the rest
+
+The log goes to standard error. BLOBD_LOG, or else RUST_LOG, is LEVEL or TARGET=LEVEL, or several of them
+separated by commas. Levels: off, error, warn, info, debug, trace. Targets: blobd, blobd_store, blobd_registry.")]
 pub(super) struct Params {}
 
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
-    start_log(global);
     raise_descriptor_limit();
     let config = load_config(global)?;
     let root = root(global, &config);
@@ -153,14 +156,4 @@ pub(super) fn raise_descriptor_limit() {
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!("cannot raise the limit of open files, which is {:?}: {error}", limit.current);
     }
-}
-
-/// Starts the log on standard error; with `--verbose` its lines for developers too.
-pub(super) fn start_log(global: &Global) {
-    let level = if global.verbose { tracing::Level::DEBUG } else { tracing::Level::INFO };
-    let subscriber = tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false);
-    let subscriber = subscriber.with_max_level(level);
-    let colour = std::io::stderr().is_terminal();
-    // Fails only if a log is already running.
-    let _ = tracing::subscriber::set_global_default(subscriber.with_ansi(colour).finish());
 }

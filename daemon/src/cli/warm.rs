@@ -18,6 +18,7 @@ use super::connect::{client_error, connect, print_report};
 use super::interrupt::{Signals, first_of, listen_for_stop};
 use super::progress::Bar;
 use super::residency::{blobs, model_error};
+use crate::output::print_message;
 use crate::size::{human_bytes, parse_size};
 
 /// Read a model into memory ahead of its use
@@ -197,14 +198,14 @@ fn hold(warmed: &Warmed, locker: &Locker, runtime: &Runtime, mut signals: Signal
     let refused = locker.error.as_ref().map(|error| lock_refusal(locker.locked_bytes, error));
     match refused {
         Some(refusal) if locker.locked_bytes == 0 => return Err(refusal),
-        Some(refusal) => eprintln!("blobd: {refusal}"),
+        Some(refusal) => print_message(&format!("blobd: {refusal}\n")),
         None => {}
     }
-    eprintln!(
-        "{} of {} locked; Ctrl-C unlocks and exits",
+    print_message(&format!(
+        "{} of {} locked; Ctrl-C unlocks and exits\n",
         human_bytes(warmed.locked_bytes),
         human_bytes(warmed.bytes)
-    );
+    ));
     runtime.block_on(first_of(&mut signals));
     Ok(())
 }

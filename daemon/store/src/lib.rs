@@ -34,6 +34,8 @@
 //! ```
 
 // Files of the store are opened only through its root, see `clippy.toml`.
+// These macros panic if the descriptor cannot be written, such as a closed pipe.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 use std::fs::File;

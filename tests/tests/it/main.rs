@@ -26,6 +26,7 @@ mod layouts;
 mod lifecycle;
 mod limits;
 mod locking;
+mod log;
 mod malicious_clients;
 mod mount;
 mod multi_user;
