@@ -1,6 +1,9 @@
 //! The configuration file, and the default paths.
 
 mod credentials;
+mod error;
+mod paths;
+mod values;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,26 +12,69 @@ use std::time::Duration;
 use serde::Deserialize;
 
 pub(crate) use self::credentials::CredentialsConfig;
+pub(crate) use self::error::ConfigError;
+use self::error::Refusal;
+pub(crate) use self::paths::{default_root, default_socket};
 use blobd_registry::credentials::CredentialFile;
 use blobd_registry::{RegistryPolicy, RetryPolicy};
 use blobd_store::scrub::ScrubPolicy;
 use blobd_store::{Durability, Eviction, SpacePolicy, StoreOptions};
 
-use crate::size;
 use crate::transfer::TransferPolicy;
+
+/// All keys and sections.
+const KEYS: [&str; 28] = [
+    "root",
+    "socket",
+    "socket_group",
+    "socket_mode",
+    "mirrors",
+    "insecure_registries",
+    "ca_files",
+    "durability",
+    "single_user",
+    "[space]",
+    "space.quota",
+    "space.min_free",
+    "space.evict",
+    "space.high_watermark",
+    "space.low_watermark",
+    "[scrub]",
+    "scrub.rate_bytes_per_second",
+    "scrub.pass_days",
+    "scrub.pause_above_pressure_percent",
+    "[transfer]",
+    "transfer.limit_rate",
+    "transfer.max_connections",
+    "[credentials]",
+    "credentials.file",
+    "credentials.use_docker_helpers",
+    "credentials.insecure_hosts",
+    "credentials.ollama_key_hosts",
+    "credentials.token_services",
+];
 
 /// The content of the configuration file. All keys are optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Config {
     /// The store's directory.
+    #[serde(deserialize_with = "values::path")]
     pub root: Option<PathBuf>,
+    #[serde(deserialize_with = "values::path")]
     pub socket: Option<PathBuf>,
+    /// The group whose members may connect.
+    #[serde(deserialize_with = "values::group")]
+    pub socket_group: Option<SocketGroup>,
+    /// The socket's permissions.
+    #[serde(deserialize_with = "values::mode")]
+    pub socket_mode: Option<u32>,
     /// For a registry's host, the base URLs to use instead, in this order.
     pub mirrors: BTreeMap<String, OneOrMore>,
     /// Registries, as `HOST:PORT`, that are used over plain HTTP.
     pub insecure_registries: Vec<String>,
     /// PEM files with certificate authorities to trust in addition to the system's.
+    #[serde(deserialize_with = "values::paths")]
     pub ca_files: Vec<PathBuf>,
     /// How the content of new blobs is made durable: `auto`, `fsync` or `syncfs`.
     pub durability: Durability,
@@ -42,6 +88,13 @@ pub(crate) struct Config {
     /// The path of the configuration file, which need not exist: `credentials.json` is beside it.
     #[serde(skip)]
     pub location: Option<PathBuf>,
+}
+
+/// A group of users.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SocketGroup {
+    Name(String),
+    Number(u32),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -66,10 +119,13 @@ impl OneOrMore {
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ScrubConfig {
     /// 0 turns verification off.
+    #[serde(deserialize_with = "values::rate")]
     pub rate_bytes_per_second: u64,
-    /// Days from the start of one pass over all blobs to the start of the next.
-    pub pass_days: u32,
+    /// From the start of one pass over all blobs to the start of the next.
+    #[serde(rename = "pass_days", deserialize_with = "values::days")]
+    pub period: Duration,
     /// Pauses while the kernel's I/O pressure (time in which tasks wait for disks) is above this.
+    #[serde(deserialize_with = "values::percent")]
     pub pause_above_pressure_percent: u8,
 }
 
@@ -77,7 +133,8 @@ impl Default for ScrubConfig {
     fn default() -> Self {
         // 50 MiB/s is a tenth of what a SATA disk reads: 100 GiB in 35 minutes, at a few percent of one core.
         // The scrubber's own reads add to the pressure, so the limit is well above what they cause.
-        Self { rate_bytes_per_second: 50 << 20, pass_days: 30, pause_above_pressure_percent: 30 }
+        let period = Duration::from_secs(30 * 86400);
+        Self { rate_bytes_per_second: 50 << 20, period, pause_above_pressure_percent: 30 }
     }
 }
 
@@ -86,14 +143,16 @@ impl Default for ScrubConfig {
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct SpaceConfig {
     /// The most disk space that the store may use; unlimited if absent.
-    #[serde(deserialize_with = "size::deserialize")]
+    #[serde(deserialize_with = "values::size")]
     pub quota: Option<u64>,
     /// Free space to leave on the file system; if absent, the smaller of 2 % of it and 1 GiB.
-    #[serde(deserialize_with = "size::deserialize")]
+    #[serde(deserialize_with = "values::size")]
     pub min_free: Option<u64>,
     /// Eviction starts above this percentage of the quota; 95 if absent.
+    #[serde(deserialize_with = "values::optional_percent")]
     pub high_watermark: Option<u8>,
     /// Eviction stops below this percentage of the quota; 85 if absent.
+    #[serde(deserialize_with = "values::optional_percent")]
     pub low_watermark: Option<u8>,
     /// `never`, `pullable` (only models that can be pulled again) or `all`.
     pub evict: Eviction,
@@ -111,16 +170,19 @@ impl SpaceConfig {
         }
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), Refusal> {
         let SpacePolicy { high_percent, low_percent, quota_bytes, eviction, .. } = self.policy();
-        if high_percent > 100 || low_percent > high_percent {
-            return Err(format!(
-                "space: low_watermark {low_percent} and high_watermark {high_percent}: two percentages expected, \
-                 the low one not above the high one"
-            ));
+        if low_percent > high_percent {
+            let key =
+                if self.low_watermark.is_some() { "space.low_watermark" } else { "space.high_watermark" };
+            let what = format!(
+                "low {low_percent}, high {high_percent}, the low one not above the high one expected"
+            );
+            return Err(Refusal { key, what });
         }
         if eviction != Eviction::Never && quota_bytes.is_none() && self.min_free.is_none() {
-            return Err("space: evict is set without a limit; set quota or min_free too".to_owned());
+            let what = "set without a limit; set quota or min_free too".to_owned();
+            return Err(Refusal { key: "space.evict", what });
         }
         Ok(())
     }
@@ -131,7 +193,7 @@ impl SpaceConfig {
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct TransferConfig {
     /// Bytes per second of all pulls together, until `blobd limit` changes it; no limit if absent or 0.
-    #[serde(deserialize_with = "size::deserialize")]
+    #[serde(deserialize_with = "values::optional_rate")]
     pub limit_rate: Option<u64>,
     /// To one host, of all pulls together; 8 if absent.
     pub max_connections: Option<usize>,
@@ -150,45 +212,37 @@ impl TransferConfig {
         }
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), Refusal> {
         let (found, most) = (self.policy().max_connections, Self::MAX_CONNECTIONS);
         if (1..=most).contains(&found) {
             return Ok(());
         }
-        Err(format!("transfer: max_connections {found}, 1 to {most} expected"))
+        Err(Refusal { key: "transfer.max_connections", what: format!("{found}, 1 to {most} expected") })
     }
-}
-
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub(crate) enum ConfigError {
-    #[error("{}: cannot read: {source}", path.display())]
-    Io { path: PathBuf, source: std::io::Error },
-    #[error("{}: {source}", path.display())]
-    Toml { path: PathBuf, source: Box<toml::de::Error> },
-    #[error("{}: {what}", path.display())]
-    Value { path: PathBuf, what: String },
 }
 
 impl Config {
     /// Reads the given file, or the default one. The default file may be missing.
     pub(crate) fn load(named: Option<&Path>) -> Result<Self, ConfigError> {
-        let path = named.map_or_else(|| Defaults::of_user().config, Path::to_path_buf);
-        let text = match std::fs::read_to_string(&path) {
-            Ok(text) => text,
+        let Some(path) = named.map(Path::to_path_buf).or_else(paths::default_config) else {
+            return Ok(Self::default());
+        };
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Self::parse(&path, &text),
             Err(error) if named.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(Self { location: Some(path), ..Self::default() });
+                Ok(Self { location: Some(path), ..Self::default() })
             }
-            Err(source) => return Err(ConfigError::Io { path, source }),
-        };
-        let config: Self = match toml::from_str(&text) {
-            Ok(config) => config,
-            Err(source) => return Err(ConfigError::Toml { path, source: Box::new(source) }),
-        };
+            Err(error) => Err(ConfigError::unreadable(&path, &error)),
+        }
+    }
+
+    /// `text` is the content of the file.
+    fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text).map_err(|error| ConfigError::of_toml(path, text, &error))?;
         let checked = config.space.check().and_then(|()| config.transfer.check());
         match checked.and_then(|()| config.credentials.check()) {
-            Ok(()) => Ok(Self { location: Some(path), ..config }),
-            Err(what) => Err(ConfigError::Value { path, what }),
+            Ok(()) => Ok(Self { location: Some(path.to_path_buf()), ..config }),
+            Err(refusal) => Err(ConfigError::of_refusal(path, text, &refusal)),
         }
     }
 
@@ -197,14 +251,19 @@ impl Config {
     }
 
     pub(crate) fn is_single_user(&self) -> bool {
-        self.single_user.unwrap_or_else(|| !rustix::process::geteuid().is_root())
+        self.single_user.unwrap_or_else(|| !self.is_shared() && !rustix::process::geteuid().is_root())
+    }
+
+    /// Whether the socket is meant for other users too.
+    fn is_shared(&self) -> bool {
+        self.socket_group.is_some() || self.socket_mode.is_some_and(|mode| mode & 0o077 != 0)
     }
 
     pub(crate) fn scrub_policy(&self) -> ScrubPolicy {
-        let ScrubConfig { rate_bytes_per_second, pass_days, pause_above_pressure_percent } = self.scrub;
+        let ScrubConfig { rate_bytes_per_second, period, pause_above_pressure_percent } = self.scrub;
         ScrubPolicy {
             bytes_per_second: rate_bytes_per_second,
-            period: Duration::from_secs(u64::from(pass_days) * 86400),
+            period,
             max_pressure_percent: pause_above_pressure_percent,
         }
     }
@@ -224,46 +283,9 @@ impl Config {
     }
 
     /// The file of `blobd login`.
-    pub(crate) fn credential_file(&self) -> CredentialFile {
-        self.credentials.file(self.location.as_deref())
-    }
-}
-
-/// Default paths.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Defaults {
-    /// The store's directory.
-    pub root: PathBuf,
-    pub socket: PathBuf,
-    pub config: PathBuf,
-}
-
-impl Defaults {
-    /// The system's paths for root, the user's own for other users.
-    pub(crate) fn of_user() -> Self {
-        if rustix::process::geteuid().is_root() { Self::system() } else { Self::user() }
-    }
-
-    pub(crate) fn system() -> Self {
-        Self {
-            root: "/var/lib/blobd".into(),
-            socket: "/run/blobd/blobd.sock".into(),
-            config: "/etc/blobd/config.toml".into(),
-        }
-    }
-
-    fn user() -> Self {
-        let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
-        let directory = |variable: &str, fallback: &str| match std::env::var_os(variable) {
-            Some(path) if Path::new(&path).is_absolute() => PathBuf::from(path),
-            _ => home.join(fallback),
-        };
-        Self {
-            root: directory("XDG_DATA_HOME", ".local/share").join("blobd"),
-            // From the client library, because both must use the same path.
-            socket: blobd_client::client::default_sockets().pop().unwrap_or_default(),
-            config: directory("XDG_CONFIG_HOME", ".config").join("blobd/config.toml"),
-        }
+    pub(crate) fn credential_file(&self) -> Result<CredentialFile, ConfigError> {
+        let file = self.credentials.file(self.location.as_deref());
+        file.ok_or_else(|| ConfigError::no_home("the file of credentials", "give --config"))
     }
 }
 
@@ -271,13 +293,42 @@ impl Defaults {
 mod tests {
     use super::*;
 
+    /// A daemon that a group or everybody may connect to has other clients than its own user.
     #[test]
-    fn file_with_an_unknown_key_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("config.toml");
-        std::fs::write(&path, "rooot = \"/x\"").unwrap();
-        let error = Config::load(Some(&path)).unwrap_err().to_string();
-        assert!(error.contains("rooot"), "{error}");
+    fn shared_socket_means_several_users() {
+        let is_single = |text: &str| toml::from_str::<Config>(text).unwrap().is_single_user();
+        assert!(!is_single("socket_group = \"models\""));
+        assert!(!is_single("socket_mode = \"0666\""));
+        assert!(is_single("socket_group = 7\nsingle_user = true"));
+        let alone = !rustix::process::geteuid().is_root();
+        assert_eq!([is_single(""), is_single("socket_mode = 0o600")], [alone; 2]);
+    }
+
+    #[test]
+    fn group_is_a_name_or_a_number() {
+        let group = |text: &str| toml::from_str::<Config>(text).map(|config| config.socket_group);
+        assert_eq!(group("socket_group = \"models\""), Ok(Some(SocketGroup::Name("models".to_owned()))));
+        assert_eq!(group("socket_group = 7"), Ok(Some(SocketGroup::Number(7))));
+        assert_eq!(group("socket_group = \"7\""), Ok(Some(SocketGroup::Number(7))));
+        assert!(group("socket_group = \"\"").is_err() && group("socket_group = \"a:b\"").is_err());
+    }
+
+    #[test]
+    fn every_key_is_documented_and_known() {
+        let documented = include_str!("../../docs/OPERATIONS.md");
+        for key in KEYS.iter().filter(|key| !key.starts_with('[')) {
+            assert!(documented.contains(&format!("\n| `{key}` |")), "{key}");
+            let text = match key.split_once('.') {
+                Some((section, name)) => format!("[{section}]\n{name} = 1.5"),
+                None => format!("{key} = 1.5"),
+            };
+            let error = Config::parse(Path::new("c"), &text).unwrap_err().to_string();
+            assert!(error.contains("expected"), "{error}");
+        }
+        let rows = documented.lines().skip_while(|line| !line.starts_with("| key |")).skip(2);
+        let rows = rows.take_while(|line| line.starts_with("| `"));
+        let names = rows.filter_map(|row| row.split('`').nth(1));
+        names.for_each(|name| assert!(KEYS.contains(&name), "{name}"));
     }
 
     #[test]
@@ -291,6 +342,9 @@ mod tests {
         assert_eq!(policy("").bytes_per_second, 50 << 20);
         assert_eq!(policy("").period, Duration::from_secs(30 * 86400));
         assert_eq!(policy("[scrub]\nrate_bytes_per_second = 0").bytes_per_second, 0);
+        assert_eq!(policy("[scrub]\nrate_bytes_per_second = \"50MB\"").bytes_per_second, 50_000_000);
+        assert_eq!(policy("[scrub]\nrate_bytes_per_second = \"1 MiB/s\"").bytes_per_second, 1 << 20);
+        assert_eq!(policy("[scrub]\npass_days = 7"), policy("[scrub]\npass_days = \"1 week\""));
         assert!(toml::from_str::<Config>("[scrub]\nrate = 1").is_err());
     }
 
@@ -311,7 +365,7 @@ mod tests {
         for (text, what) in [
             ("[space]\nevict = \"all\"", "without a limit"),
             ("[space]\nquota = 1\nlow_watermark = 96", "the low one not above"),
-            ("[space]\nquota = \"much\"", "not a size"),
+            ("[space]\nquota = \"much\"", "a size such as"),
         ] {
             assert!(load(text).unwrap_err().contains(what), "{text}");
         }
@@ -333,8 +387,8 @@ mod tests {
         for (text, what) in [
             ("[transfer]\nmax_connections = 0", "1 to 64 expected"),
             ("[transfer]\nmax_connections = 65", "1 to 64 expected"),
-            ("[transfer]\nlimit_rate = \"fast\"", "not a size"),
-            ("[transfer]\nlimit = 1", "unknown field"),
+            ("[transfer]\nlimit_rate = \"fast\"", "a rate such as"),
+            ("[transfer]\nlimit = 1", "unknown key"),
         ] {
             assert!(load(text).unwrap_err().contains(what), "{text}");
         }

@@ -20,6 +20,12 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     bytes.and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(refused)
 }
 
+/// Parses a number of bytes per second: a size, which may end with `/s`.
+pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
+    let size = text.trim().strip_suffix("/s").unwrap_or(text);
+    parse_size(size).map_err(|_refusal| format!("{text:?}: not a rate; write for example 20MB/s or 500KiB"))
+}
+
 fn unit_bytes(unit: &str) -> Option<u128> {
     let unit = unit.to_ascii_lowercase();
     let (letter, base) = match unit.strip_suffix("ib") {
@@ -64,26 +70,6 @@ pub(crate) fn human_bytes(bytes: u64) -> String {
     }
 }
 
-/// For serde: a number of bytes, or a string for [`parse_size`].
-pub(crate) fn deserialize<'de, D: serde::Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<u64>, D::Error> {
-    use serde::Deserialize as _;
-    use serde::de::Error as _;
-
-    #[derive(serde::Deserialize)]
-    #[serde(untagged)]
-    enum Size {
-        Bytes(u64),
-        Text(String),
-    }
-    match Option::<Size>::deserialize(deserializer)? {
-        None => Ok(None),
-        Some(Size::Bytes(bytes)) => Ok(Some(bytes)),
-        Some(Size::Text(text)) => parse_size(&text).map(Some).map_err(D::Error::custom),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +108,16 @@ mod tests {
             ("7 B", 7),
         ] {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn rates_may_say_per_second() {
+        for (text, bytes) in [("20MB/s", 20_000_000), ("1 MiB/s ", 1 << 20), ("500K", 500 << 10), ("7", 7)] {
+            assert_eq!(parse_rate(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "/s", "20MB/h", "20MB/s/s", "fast"] {
+            assert!(parse_rate(text).unwrap_err().contains("not a rate"), "{text}");
         }
     }
 

@@ -147,7 +147,6 @@ impl Daemon {
         let opened = sessions.clone();
         let last_opened: Arc<LastOpened> = Arc::new(move |model: &Reference| opened.last_opened(model));
         store.set_space_maker(Box::new(Evictor::new(&store, Arc::clone(&last_opened))));
-        store.make_reserve();
         Ok(Self {
             store,
             registry: RegistryClient::new(policy)?,

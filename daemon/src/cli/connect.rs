@@ -18,7 +18,7 @@ use serde::Serialize;
 use tokio::runtime::Runtime;
 
 use super::Global;
-use crate::config::{Config, Defaults};
+use crate::config::{Config, ConfigError, default_root};
 use crate::ops::OpError;
 use crate::output::{print, print_json};
 use crate::server::Server;
@@ -56,7 +56,7 @@ pub(crate) fn connect(global: &Global) -> Result<Connected, ErrorBody> {
             return Ok(connected);
         }
     }
-    embedded(&Defaults::of_user().root, &config)
+    embedded(&default_root().map_err(ConfigError::body)?, &config)
 }
 
 /// Sends one request and prints its result.
@@ -105,7 +105,7 @@ impl Connected {
 }
 
 pub(crate) fn load_config(global: &Global) -> Result<Config, ErrorBody> {
-    Config::load(global.config.as_deref()).map_err(super::usage)
+    Config::load(global.config.as_deref()).map_err(ConfigError::body)
 }
 
 pub(crate) fn client_error(error: ClientError) -> ErrorBody {
@@ -196,7 +196,7 @@ fn connect_to_holder(root: &Path, holder: &LockHolder) -> Result<Connected, Erro
 }
 
 /// The store's directory: from the command line, the configuration or the default.
-pub(crate) fn root(global: &Global, config: &Config) -> PathBuf {
+pub(crate) fn root(global: &Global, config: &Config) -> Result<PathBuf, ErrorBody> {
     let named = global.root.clone().or_else(|| config.root.clone());
-    named.unwrap_or_else(|| Defaults::of_user().root)
+    named.map_or_else(|| default_root().map_err(ConfigError::body), Ok)
 }

@@ -50,9 +50,15 @@ pub(super) fn listen(kinds: impl IntoIterator<Item = SignalKind>) -> io::Result<
     kinds.into_iter().map(|kind| Ok((kind, signal(kind)?))).collect()
 }
 
-/// As [`listen`], for SIGTERM and SIGINT.
+/// As [`listen`], for the signals that ask a service to stop.
 pub(super) fn listen_for_stop() -> io::Result<Signals> {
-    listen([SignalKind::terminate(), SignalKind::interrupt()])
+    listen([SignalKind::terminate(), SignalKind::interrupt(), SignalKind::quit()])
+}
+
+/// As [`listen_for_stop`], and when the terminal is closed: for commands that last as long as their terminal.
+pub(super) fn listen_for_end() -> io::Result<Signals> {
+    let hangup = if is_ignored(SignalKind::hangup()) { None } else { Some(SignalKind::hangup()) };
+    Ok(listen_for_stop()?.into_iter().chain(listen(hangup)?).collect())
 }
 
 /// Waits for the first signal; returns immediately if one has arrived since [`listen`].

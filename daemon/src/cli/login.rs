@@ -9,6 +9,7 @@ use clap::Args;
 use super::Global;
 use super::connect::{load_config, print_report};
 use super::prompt::{Echo, ask};
+use crate::config::ConfigError;
 use crate::output::printable;
 
 /// Save credentials for a registry
@@ -38,7 +39,7 @@ pub(super) struct Params {
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let host: RegistryHost = params.host.parse().map_err(super::usage)?;
-    let file = load_config(global)?.credential_file();
+    let file = load_config(global)?.credential_file().map_err(ConfigError::body)?;
     let credential = credential(params, &host)?;
     file.set(&host, &credential).map_err(|error| file_error(&error))?;
     let path = file.path().display().to_string();

@@ -7,6 +7,7 @@ use clap::Args;
 use super::Global;
 use super::connect::{load_config, print_report};
 use super::login::file_error;
+use crate::config::ConfigError;
 use crate::output::printable;
 
 /// Delete the saved credentials for a registry
@@ -25,7 +26,7 @@ pub(super) struct Params {
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let host: RegistryHost = params.host.parse().map_err(super::usage)?;
-    let file = load_config(global)?.credential_file();
+    let file = load_config(global)?.credential_file().map_err(ConfigError::body)?;
     if !file.remove(&host).map_err(|error| file_error(&error))? {
         let message = format!("{host}: no credentials in {}", file.path().display());
         return Err(ErrorBody::new(ErrorCode::NotFound, message));

@@ -1,5 +1,6 @@
 //! The command line: arguments → request → rendering. One file per command.
 
+use std::env;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -102,15 +103,29 @@ impl Global {
         self.json || self.quiet
     }
 
-    /// Takes missing options from the environment; an empty variable counts as unset.
-    fn or_environment(self) -> Self {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        Self {
-            root: self.root.or_else(|| variable("BLOBD_ROOT")),
-            socket: self.socket.or_else(|| variable("BLOBD_SOCKET")),
-            config: self.config.or_else(|| variable("BLOBD_CONFIG")),
-            ..self
+    /// Takes missing options from the environment; an empty variable counts as unset. All paths become absolute:
+    /// they are compared, printed, and written into the lock file for other processes.
+    fn or_environment(&self) -> Result<Self, ErrorBody> {
+        let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        if let (None, Some(root)) = (&self.root, variable("BLOBD_ROOT").filter(|root| root.is_relative())) {
+            // A variable lasts longer than a command, and a relative one names another store in each directory.
+            let message = format!("BLOBD_ROOT: {root:?}, an absolute path expected");
+            return Err(usage(message).with_hint("--root takes relative paths too"));
         }
+        let path = |option: &str, given: &Option<PathBuf>, name| {
+            let given = given.clone().map(|path| (option, path));
+            let Some((source, path)) = given.or_else(|| Some((name, variable(name)?))) else {
+                return Ok(None);
+            };
+            let absolute = std::path::absolute(&path);
+            absolute.map(Some).map_err(|error| usage(format!("{source}: {path:?}: {error}")))
+        };
+        Ok(Self {
+            root: path("--root", &self.root, "BLOBD_ROOT")?,
+            socket: path("--socket", &self.socket, "BLOBD_SOCKET")?,
+            config: path("--config", &self.config, "BLOBD_CONFIG")?,
+            ..self.clone()
+        })
     }
 }
 
@@ -178,9 +193,8 @@ impl Command {
 #[must_use]
 pub fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
-    let global = global.or_environment();
     let log = log::start(command.log_use(global.verbose), global.verbose);
-    match log.and_then(|()| run(&global, command)) {
+    match log.and_then(|()| run(&global.or_environment()?, command)) {
         Ok(code) => code,
         Err(error) => {
             report(&global, &error);

@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::Global;
 use super::connect::{connect, print_result};
-use super::interrupt::{Signals, first_of, listen_for_stop};
+use super::interrupt::{Signals, first_of, listen_for_end};
 use super::serve::raise_descriptor_limit;
 use crate::mount::{self, Mount, Readers};
 use crate::output::printable;
@@ -53,7 +53,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let stop = {
         let _context = runtime.enter();
         // Before mounting: a signal that ends the process would leave the mount behind.
-        listen_for_stop().map_err(internal)?
+        listen_for_end().map_err(internal)?
     };
     let mount = Mount::start(&client, &params.directory, readers).map_err(mount::MountError::body)?;
     let directory = mount.directory().display().to_string();

@@ -15,7 +15,7 @@ use super::interrupt::on_interrupt;
 use super::progress::Bar;
 use super::{Global, pull_plan, usage};
 use crate::output::{print, print_json, print_message};
-use crate::size::{human_bytes, parse_size};
+use crate::size::{human_bytes, parse_rate};
 
 /// Fetch models from registries, or GGUF files from Hugging Face or any URL
 #[derive(Debug, Args)]
@@ -38,7 +38,7 @@ pub(super) struct Params {
     #[arg(long, value_name = "REF")]
     name: Option<Reference>,
     /// Download at most this many bytes per second, such as 20MB
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     limit_rate: Option<u64>,
     /// Show what would be downloaded and what would be reused
     #[arg(long)]

@@ -7,11 +7,12 @@ use std::time::Duration;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store::scrub::Scrubber;
 use clap::Args;
+use tokio::signal::unix::SignalKind;
 
 use super::Global;
 use super::connect::{load_config, open_store, root};
-use super::interrupt::{Signals, first_of, listen_for_stop};
-use crate::config::Defaults;
+use super::interrupt::{Signals, first_of, listen, listen_for_stop};
+use crate::config::default_socket;
 use crate::housekeeping;
 use crate::ops::OpError;
 use crate::server::{Server, Socket};
@@ -41,9 +42,9 @@ pub(super) struct Params {}
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     raise_descriptor_limit();
     let config = load_config(global)?;
-    let root = root(global, &config);
+    let root = root(global, &config)?;
     let socket = global.socket.clone().or_else(|| config.socket.clone());
-    let socket = socket.unwrap_or_else(|| Defaults::of_user().socket);
+    let socket = socket.unwrap_or_else(default_socket);
     let store = open_store(&root, &config, |_holder| false).map_err(|error| OpError::from(error).body())?;
     let policy = config.registry_policy();
     let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
@@ -58,17 +59,19 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
         .enable_all()
         .build();
     let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    let signals = {
+    let (signals, other_signals) = {
         let _context = runtime.enter();
-        listen_for_stop().ok()
+        (listen_for_stop().ok(), listen(WITHOUT_EFFECT).ok())
     };
     limit_stop();
     let daemon = Arc::new(daemon);
+    daemon.store.make_reserve();
     let busy = Arc::clone(&daemon);
     let scrubber = Scrubber::start(Arc::clone(&daemon.store), config.scrub_policy(), move || busy.is_busy());
     let scrubber = scrubber.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let store = Arc::clone(&daemon.store);
     store.start_index();
+    runtime.spawn(report_other_signals(other_signals));
     let served = runtime.block_on(serve(daemon, &socket, signals));
     drop(scrubber);
     // Aborts work in progress: the next start deletes what is not committed.
@@ -120,6 +123,24 @@ async fn stop_requested(signals: Option<Signals>) {
     match signals {
         Some(mut signals) => drop(first_of(&mut signals).await),
         None => std::future::pending().await,
+    }
+}
+
+/// Signals that would end the process, as by a crash, if it did not handle them. The configuration is read only at
+/// the start, so a daemon has nothing to reload at SIGHUP, and it survives the terminal that it was started in.
+const WITHOUT_EFFECT: [SignalKind; 3] =
+    [SignalKind::hangup(), SignalKind::user_defined1(), SignalKind::user_defined2()];
+
+/// Logs the signals of [`WITHOUT_EFFECT`].
+async fn report_other_signals(signals: Option<Signals>) {
+    let Some(mut signals) = signals else { return };
+    loop {
+        match first_of(&mut signals).await {
+            kind if kind == SignalKind::hangup() => {
+                tracing::info!("SIGHUP: ignored; restart the daemon to read the configuration again");
+            }
+            kind => tracing::info!("signal {}: ignored", kind.as_raw_value()),
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::Global;
 use super::connect::{client_error, connect, print_report};
-use super::interrupt::{Signals, first_of, listen_for_stop};
+use super::interrupt::{Signals, first_of, listen_for_end};
 use super::progress::Bar;
 use super::residency::{blobs, model_error};
 use crate::output::print_message;
@@ -224,7 +224,7 @@ fn stop_signals() -> io::Result<(Runtime, Signals)> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let signals = {
         let _context = runtime.enter();
-        listen_for_stop()?
+        listen_for_end()?
     };
     Ok((runtime, signals))
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use blobd_registry::credentials::{CredentialFile, CredentialPolicy, DockerHelpers, RegistryHost, Secret};
 use serde::Deserialize;
 
-use super::Defaults;
+use super::{Refusal, paths, values};
 
 /// How credentials of registries are found, and to which hosts they may be sent. `docs/SECURITY.md` describes
 /// the risk of each exception.
@@ -14,6 +14,7 @@ use super::Defaults;
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct CredentialsConfig {
     /// blobd's own file; by default `credentials.json` beside the configuration file.
+    #[serde(deserialize_with = "values::path")]
     pub file: Option<PathBuf>,
     /// Whether to run the credential helpers that Docker's configuration names.
     pub use_docker_helpers: bool,
@@ -26,11 +27,12 @@ pub(crate) struct CredentialsConfig {
 }
 
 impl CredentialsConfig {
-    /// blobd's own file. `config` is the path of the configuration file.
-    pub(super) fn file(&self, config: Option<&Path>) -> CredentialFile {
-        let default = || config.map_or_else(|| Defaults::of_user().config, Path::to_path_buf);
-        let beside = || default().with_file_name("credentials.json");
-        CredentialFile::at(self.file.clone().unwrap_or_else(beside))
+    /// blobd's own file. `config` is the path of the configuration file. There is none without a configuration
+    /// file and without a home directory.
+    pub(super) fn file(&self, config: Option<&Path>) -> Option<CredentialFile> {
+        let config = config.map(Path::to_path_buf).or_else(paths::default_config);
+        let beside = config.map(|config| config.with_file_name("credentials.json"));
+        self.file.clone().or(beside).map(CredentialFile::at)
     }
 
     /// All credentials of this user, from the environment variables and default paths of other programs.
@@ -43,7 +45,7 @@ impl CredentialsConfig {
         let hugging_face = variable("HF_HOME").or_else(|| cache.map(|cache| cache.join("huggingface")));
         let token = std::env::var("HF_TOKEN").ok().filter(|token| !token.trim().is_empty());
         CredentialPolicy {
-            file: Some(self.file(config)),
+            file: self.file(config),
             docker_config: docker.map(|docker| docker.join("config.json")),
             docker_helpers: match self.use_docker_helpers {
                 true => DockerHelpers::Run,
@@ -60,16 +62,20 @@ impl CredentialsConfig {
     }
 
     /// Refuses exceptions that can never apply.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), Refusal> {
         let has_port =
             |host: &str| host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         if let Some(host) = self.insecure_hosts.iter().find(|host| !is_host(host) || !has_port(host)) {
-            return Err(format!("credentials.insecure_hosts: {host:?}, HOST:PORT expected"));
+            let what = format!("{host:?}, HOST:PORT expected");
+            return Err(Refusal { key: "credentials.insecure_hosts", what });
         }
-        let pairs = self.token_services.iter().flat_map(|(registry, service)| [registry, service]);
-        match self.ollama_key_hosts.iter().chain(pairs).find(|host| !is_host(host)) {
+        let mut services = self.token_services.iter().flat_map(|(registry, service)| [registry, service]);
+        let in_services =
+            services.find(|host| !is_host(host)).map(|host| ("credentials.token_services", host));
+        let in_key_hosts = self.ollama_key_hosts.iter().find(|host| !is_host(host));
+        match in_key_hosts.map(|host| ("credentials.ollama_key_hosts", host)).or(in_services) {
             None => Ok(()),
-            Some(host) => Err(format!("credentials: {host:?}, HOST or HOST:PORT expected")),
+            Some((key, host)) => Err(Refusal { key, what: format!("{host:?}, HOST or HOST:PORT expected") }),
         }
     }
 }
@@ -91,9 +97,9 @@ mod tests {
     fn file_is_beside_the_configuration_file_by_default() {
         let mut config = CredentialsConfig::default();
         let beside = config.file(Some(Path::new("/etc/blobd/other.toml")));
-        assert_eq!(beside.path(), Path::new("/etc/blobd/credentials.json"));
+        assert_eq!(beside.unwrap().path(), Path::new("/etc/blobd/credentials.json"));
         config.file = Some("/x/y".into());
-        assert_eq!(config.file(None).path(), Path::new("/x/y"));
+        assert_eq!(config.file(None).unwrap().path(), Path::new("/x/y"));
     }
 
     #[test]
@@ -111,7 +117,7 @@ mod tests {
             ("token_services = { \"a\" = \"b c\" }", "HOST or HOST:PORT expected"),
         ] {
             let error = check(&format!("[credentials]\n{text}")).unwrap_err();
-            assert!(error.contains(what), "{error}");
+            assert!(error.what.contains(what), "{error:?}");
         }
     }
 }

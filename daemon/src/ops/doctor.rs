@@ -140,6 +140,9 @@ fn space(store: &Store) -> Result<Check, StoreError> {
 fn reserve(store: &Store) -> Check {
     match store.reserve_bytes() {
         Some(bytes) => ok("reserve", format!("{}, for removals on a full disk", human_bytes(bytes))),
+        None if store.used_bytes() == 0 && store.shortage(1) == 0 => {
+            ok("reserve", "none; the first pull or import creates it")
+        }
         None => warning("reserve", "none", "it is created when there is enough space"),
     }
 }
@@ -203,15 +206,15 @@ fn metadata(store: &Store) -> Check {
     }
 }
 
-/// The limit includes descriptors that were sent and not received yet.
+/// The hard limit, which includes descriptors that were sent and not received yet: `serve` raises the soft one to it.
 fn descriptors() -> Check {
     const ENOUGH: u64 = 4096;
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
     let detail = format!("at most {limit} can be open");
     if limit >= ENOUGH {
         ok("descriptors", detail)
     } else {
-        warning("descriptors", detail, "raise LimitNOFILE or `ulimit -n`")
+        warning("descriptors", detail, "raise LimitNOFILE or `ulimit -Hn`")
     }
 }
 

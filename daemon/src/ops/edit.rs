@@ -70,6 +70,7 @@ fn edit_model(
         Some(digest) => digest,
         None => weights.hash_with(store, &file, report)?,
     };
+    store.make_reserve();
     let mut ingest = Ingest::begin(store, lease)?;
     let (config_bytes, template_bytes) = (model.manifest.config().size, layers.new_bytes());
     ingest.admit([file.new_bytes(), config_bytes, template_bytes].into_iter().filter(|bytes| *bytes > 0))?;

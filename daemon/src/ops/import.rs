@@ -78,6 +78,7 @@ fn import_file(
     refuse_pinned(&reference)?;
     let before = inspect(source, &file_name)?;
     let lease = store.leases().grant(format!("import of {file_name}"));
+    store.make_reserve();
     let mut ingest = Ingest::begin(store, lease)?;
     let size = before.size;
     ingest.staging().expect(size);

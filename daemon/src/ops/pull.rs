@@ -38,6 +38,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     send_progress(events, PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
     let remote = handle.block_on(resolve(registry, &params.source, events.closed()))?;
     let lease = store.leases().grant(format!("pull of {}", reference.short()));
+    store.make_reserve();
     let ingest = Ingest::begin(store, lease)?;
     let limit = RateLimit::new(params.limit_rate);
     let mut model = Incoming { pull, reference, limit, ingest, downloaded_bytes: 0, present_bytes: 0 };

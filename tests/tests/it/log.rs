@@ -68,7 +68,9 @@ fn command_does_not_fail_if_its_messages_cannot_be_written() {
     assert_eq!(codes_without_messages(&blobd, &["--help"]), [0; 3]);
     assert_eq!(codes_without_messages(&blobd, &["ls"]), [0; 3]);
     assert_eq!(codes_without_messages(&blobd, &["verify"]), [0; 3]);
-    assert_eq!(codes_without_messages(&blobd, &["pull", "localhost:1/a/b"]), [1; 3]);
+    let text = folder.path().join("notes.txt");
+    std::fs::write(&text, "no model").unwrap();
+    assert_eq!(codes_without_messages(&blobd, &["import", text.to_str().unwrap()]), [1; 3]);
 }
 
 #[test]
@@ -106,10 +108,12 @@ fn files_do_not_take_the_place_of_closed_standard_descriptors() {
 fn commands_log_only_on_request() {
     let folder = tmpfs_directory();
     let blobd = Blobd::at_root(&folder.path().join("store"));
-    let stderr = |variable: &str, value: &str| {
+    let model = ModelFile::dense_of(1, 2, 128).write_to(folder.path(), "m.gguf");
+    blobd.run(["import".as_ref(), model.as_os_str(), "--name".as_ref(), "m".as_ref()]).succeeds();
+    let stderr = |variable: &str| {
         let mut command = blobd.command();
-        command::run(command.args(["pull", "localhost:1/a/b"]).env(variable, value)).exits_with(1).stderr
+        command::run(command.args(["export", "m", "-o", "-"]).env(variable, "debug")).succeeds().stderr
     };
-    assert!(stderr("BLOBD_LOG", "trace").lines().count() > 2);
-    assert!(stderr("RUST_LOG", "trace").lines().count() <= 2);
+    assert!(stderr("BLOBD_LOG").contains("opens m"), "{}", stderr("BLOBD_LOG"));
+    assert_eq!(stderr("RUST_LOG"), "");
 }

@@ -3,6 +3,7 @@
 
 mod commands;
 mod concurrent;
+mod configuration;
 mod conformance;
 mod contiguous;
 mod crash;
@@ -14,6 +15,7 @@ mod eviction;
 mod exec;
 mod export;
 mod fairness;
+mod first_use;
 mod fit;
 mod full_disk;
 mod gc_model;
@@ -43,6 +45,7 @@ mod show;
 mod show_hash;
 mod show_layers;
 mod shutdown;
+mod signals;
 mod sources;
 mod space;
 mod space_model;

@@ -1,0 +1,276 @@
+//! Errors of the configuration file: one line that begins with `file:line:column`, and a hint.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use toml::de::{DeTable, DeValue};
+
+use super::KEYS;
+
+/// Why a configuration file is refused.
+#[derive(Debug)]
+pub(crate) struct ConfigError {
+    /// `FILE` or `FILE:LINE:COLUMN`.
+    place: String,
+    what: String,
+    hint: Option<String>,
+}
+
+/// A value that does not agree with others.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// With its section, such as `space.quota`.
+    pub(super) key: &'static str,
+    pub(super) what: String,
+}
+
+impl ConfigError {
+    pub(super) fn unreadable(path: &Path, error: &io::Error) -> Self {
+        let hint = match error.kind() {
+            io::ErrorKind::NotFound => Some("create it, or leave out --config and BLOBD_CONFIG"),
+            _ => None,
+        };
+        let what = format!("cannot read: {error}");
+        Self { place: path.display().to_string(), what, hint: hint.map(str::to_owned) }
+    }
+
+    /// The home directory is not known, and so neither is the directory `what`.
+    pub(super) fn no_home(what: &str, option: &str) -> Self {
+        let home = std::env::var_os("HOME").unwrap_or_default();
+        let what = format!("{home:?}, an absolute path expected: it is needed to find {what}");
+        Self { place: "HOME".to_owned(), what, hint: Some(format!("set HOME, or {option}")) }
+    }
+
+    /// `text` is the content of the file.
+    pub(super) fn of_toml(path: &Path, text: &str, error: &toml::de::Error) -> Self {
+        let message = one_line(error.message());
+        let span = error.span().unwrap_or_default();
+        if message.starts_with("unknown field") {
+            let key = text.get(span.clone()).unwrap_or_default().trim_matches(['"', '\'']);
+            let (what, hint) = (format!("unknown key {key:?}"), Some(hint_for(key)));
+            return Self { place: place(path, text, span.start), what, hint };
+        }
+        let key = key_at(text, &span).map_or_else(String::new, |key| format!("{key}: "));
+        let what = format!("{key}{}", in_plain_words(&message));
+        Self { place: place(path, text, span.start), what, hint: None }
+    }
+
+    pub(super) fn of_refusal(path: &Path, text: &str, refusal: &Refusal) -> Self {
+        let at = entries(text).into_iter().find(|entry| entry.key == refusal.key).map(|entry| entry.start);
+        let place = at.map_or_else(|| path.display().to_string(), |offset| place(path, text, offset));
+        Self { place, what: format!("{}: {}", refusal.key, refusal.what), hint: None }
+    }
+
+    pub(crate) fn body(self) -> ErrorBody {
+        let body = ErrorBody::new(ErrorCode::InvalidRequest, &self);
+        match self.hint {
+            Some(hint) => body.with_hint(hint),
+            None => body,
+        }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.what)
+    }
+}
+
+/// `FILE:LINE:COLUMN`, both counted from 1, the column in characters.
+fn place(path: &Path, text: &str, offset: usize) -> String {
+    let before = text.get(..offset).unwrap_or(text);
+    let line = before.matches('\n').count() + 1;
+    let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    let column = before.get(start..).unwrap_or_default().chars().count() + 1;
+    format!("{}:{line}:{column}", path.display())
+}
+
+fn one_line(message: &str) -> String {
+    message.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Rewrites serde's messages: `invalid type: integer `-5`, expected u8` → `-5, a whole number expected`.
+fn in_plain_words(message: &str) -> String {
+    let without_kind = ["invalid type: ", "invalid value: ", "unknown variant "]
+        .into_iter()
+        .find_map(|start| message.strip_prefix(start))
+        .and_then(|rest| rest.split_once(", expected "));
+    let Some((found, expected)) = without_kind else { return message.to_owned() };
+    let found = ["integer ", "string ", "boolean ", "floating point "]
+        .into_iter()
+        .find_map(|kind| found.strip_prefix(kind))
+        .unwrap_or(found);
+    let found = match found.strip_prefix('`').and_then(|found| found.strip_suffix('`')) {
+        Some(variant) if message.starts_with("unknown variant") => format!("{variant:?}"),
+        Some(number) => number.to_owned(),
+        None => found.replace("map", "a table").replace("sequence", "a list"),
+    };
+    let expected = match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, not negative,",
+        "a sequence" => "a list",
+        "a boolean" => "true or false",
+        "a map" => "a table",
+        _ if expected.starts_with("struct ") => "a section, such as [space],",
+        other => &other.replace("one of ", "").replace('`', "\""),
+    };
+    format!("{found}, {expected} expected")
+}
+
+/// What the user may have meant by an unknown key.
+fn hint_for(key: &str) -> String {
+    let distance = |known: &str| strsim::levenshtein(&key.to_lowercase(), name_of(known));
+    let near = KEYS.into_iter().filter(|known| distance(known) <= 1 + key.len() / 4);
+    let nearest = near.min_by_key(|known| distance(known));
+    match nearest.map(|known| (known, known.rsplit_once('.'))) {
+        None => "docs/OPERATIONS.md lists all keys".to_owned(),
+        Some((known, None)) if known == key => format!("{known} must come before the first section"),
+        Some((known, Some((section, name)))) if name == key => {
+            format!("{known} belongs to the section [{section}]")
+        }
+        Some((known, _)) => format!("did you mean {known}?"),
+    }
+}
+
+/// A key without its section; a section without its brackets.
+fn name_of(known: &str) -> &str {
+    known.rsplit_once('.').map_or(known, |(_, name)| name).trim_matches(['[', ']'])
+}
+
+/// A key of the file and where it is.
+struct Entry {
+    /// With its section.
+    key: String,
+    start: usize,
+    /// Of its value.
+    end: usize,
+}
+
+/// The innermost key whose value is there.
+fn key_at(text: &str, span: &Range<usize>) -> Option<String> {
+    let entries = entries(text).into_iter();
+    let around = entries.filter(|entry| entry.start <= span.start && span.end <= entry.end);
+    around.max_by_key(|entry| entry.start).map(|entry| entry.key)
+}
+
+/// All keys of the file; none if it is not TOML. Not recursive: the nesting comes from the file.
+fn entries(text: &str) -> Vec<Entry> {
+    let Ok(document) = DeTable::parse(text) else { return Vec::new() };
+    let mut entries = Vec::new();
+    let mut tables: Vec<(String, &DeTable<'_>)> = vec![(String::new(), document.get_ref())];
+    while let Some((section, table)) = tables.pop() {
+        for (key, value) in table {
+            let name = format!("{section}{}", key.get_ref());
+            if let DeValue::Table(inner) = value.get_ref() {
+                tables.push((format!("{name}."), inner));
+            }
+            entries.push(Entry { key: name, start: key.span().start, end: value.span().end });
+        }
+    }
+    entries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+
+    /// The error and the hint of a file `c.toml` with this content.
+    fn error(text: &str) -> (String, String) {
+        let error = Config::parse(Path::new("c.toml"), text).unwrap_err().body();
+        assert_eq!(error.message.lines().count(), 1, "{}", error.message);
+        (error.message, error.hint.unwrap_or_default())
+    }
+
+    #[test]
+    fn unknown_key_is_named_with_its_place_and_the_nearest_key() {
+        for (text, message, hint) in [
+            ("rooot = \"/x\"", "c.toml:1:1: unknown key \"rooot\"", "did you mean root?"),
+            ("\n[space]\n  qouta = 1\n", "c.toml:3:3: unknown key \"qouta\"", "did you mean space.quota?"),
+            ("quota = 1", "c.toml:1:1: unknown key \"quota\"", "quota belongs to the section [space]"),
+            ("[space]\nroot = \"/x\"", "c.toml:2:1: unknown key \"root\"", "root must come before the first"),
+            ("[transfer]\nzzz = 1", "c.toml:2:1: unknown key \"zzz\"", "lists all keys"),
+            ("[scub]\nrate = 1", "c.toml:1:2: unknown key \"scub\"", "did you mean [scrub]?"),
+        ] {
+            let (found, found_hint) = error(text);
+            assert_eq!(found, message, "{text}");
+            assert!(found_hint.contains(hint), "{text}: {found_hint}");
+        }
+    }
+
+    #[test]
+    fn wrong_value_is_named_with_its_key_and_what_is_expected() {
+        let size = "a size such as \"200 GiB\" or a number of bytes expected";
+        for (text, message) in [
+            ("[space]\nquota = -5", format!("c.toml:2:9: space.quota: -5, {size}")),
+            ("[space]\nquota = true", format!("c.toml:2:9: space.quota: true, {size}")),
+            ("[space]\nquota = 1.5", format!("c.toml:2:9: space.quota: 1.5, {size}")),
+            ("[space]\nquota = []", format!("c.toml:2:9: space.quota: a list, {size}")),
+            ("[space]\nquota = \"much\"", format!("c.toml:2:9: space.quota: \"much\", {size}")),
+            (
+                "[scrub]\nrate_bytes_per_second = \"fast\"",
+                "c.toml:2:25: scrub.rate_bytes_per_second: \"fast\", a rate such as \"50 MiB/s\" or a number of \
+                 bytes per second expected"
+                    .to_owned(),
+            ),
+            (
+                "[space]\nhigh_watermark = 300",
+                "c.toml:2:18: space.high_watermark: 300, a percentage from 0 to 100 expected".to_owned(),
+            ),
+            (
+                "[transfer]\nmax_connections = -1",
+                "c.toml:2:19: transfer.max_connections: -1, a whole number, not negative, expected".to_owned(),
+            ),
+            (
+                "durability = \"fsynk\"",
+                "c.toml:1:14: durability: \"fsynk\", \"auto\", \"fsync\", \"syncfs\" expected".to_owned(),
+            ),
+            ("single_user = 1", "c.toml:1:15: single_user: 1, true or false expected".to_owned()),
+            (
+                "root = \"models\"",
+                "c.toml:1:8: root: \"models\", an absolute path such as \"/srv/models\" expected".to_owned(),
+            ),
+            (
+                "ca_files = [\"/a\", \"~/b\"]",
+                "c.toml:1:19: ca_files: \"~/b\", an absolute path such as \"/srv/models\" expected".to_owned(),
+            ),
+            (
+                "socket_mode = \"0060\"",
+                "c.toml:1:15: socket_mode: \"0060\", an octal mode such as \"0660\", at least \"0600\", expected"
+                    .to_owned(),
+            ),
+            ("space = 5", "c.toml:1:9: space: 5, a section, such as [space], expected".to_owned()),
+        ] {
+            assert_eq!(error(text).0, message, "{text}");
+        }
+    }
+
+    #[test]
+    fn values_that_contradict_each_other_are_named_with_their_place() {
+        let (message, _) = error("[space]\nquota = 1\nlow_watermark = 96");
+        assert!(message.starts_with("c.toml:3:1: space.low_watermark: 96"), "{message}");
+        let (message, _) = error("[space]\nevict = \"all\"");
+        assert!(message.starts_with("c.toml:2:1: space.evict: set without a limit"), "{message}");
+        let (message, _) = error("# ü\n[transfer]\nmax_connections = 65");
+        assert!(
+            message.starts_with("c.toml:3:1: transfer.max_connections: 65, 1 to 64 expected"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn syntax_errors_are_one_line_without_replaced_characters() {
+        for text in
+            ["[mirrors", "root = /x", "root = \"/x", "= 1", "\u{0}", "a = 1\na = 2", "[space]\n[space]"]
+        {
+            let (message, _) = error(text);
+            assert!(message.starts_with("c.toml:"), "{text}: {message}");
+            assert!(
+                !message.contains(char::is_control) && !message.contains('\u{fffd}'),
+                "{text}: {message}"
+            );
+        }
+    }
+}

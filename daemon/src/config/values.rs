@@ -1,0 +1,207 @@
+//! Reads the values of the configuration file. What is expected is said in the user's terms.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
+
+use super::SocketGroup;
+use crate::size::{parse_rate, parse_size};
+
+/// A value that is written as text or as a whole number.
+trait Value: Sized {
+    const EXPECTED: &'static str;
+
+    /// The value of this text; `None` if it is not one.
+    fn of_text(text: &str) -> Option<Self>;
+
+    /// The value of this number; `None` if it is not one.
+    fn of_number(_number: u64) -> Option<Self> {
+        None
+    }
+}
+
+/// Reads a [`Value`].
+struct Reader<T>(PhantomData<T>);
+
+impl<T: Value> Visitor<'_> for Reader<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(T::EXPECTED)
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<T, E> {
+        let value = u64::try_from(number).ok().and_then(T::of_number);
+        value.ok_or_else(|| E::invalid_value(Unexpected::Signed(number), &self))
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<T, E> {
+        T::of_number(number).ok_or_else(|| E::invalid_value(Unexpected::Unsigned(number), &self))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        T::of_text(text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+    }
+}
+
+fn read<'de, T: Value, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    deserializer.deserialize_any(Reader(PhantomData))
+}
+
+struct Size(u64);
+
+impl Value for Size {
+    const EXPECTED: &'static str = "a size such as \"200 GiB\" or a number of bytes";
+
+    fn of_text(text: &str) -> Option<Self> {
+        parse_size(text).ok().map(Self)
+    }
+
+    fn of_number(number: u64) -> Option<Self> {
+        Some(Self(number))
+    }
+}
+
+pub(super) fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    read(deserializer).map(|Size(bytes)| Some(bytes))
+}
+
+struct Rate(u64);
+
+impl Value for Rate {
+    const EXPECTED: &'static str = "a rate such as \"50 MiB/s\" or a number of bytes per second";
+
+    fn of_text(text: &str) -> Option<Self> {
+        parse_rate(text).ok().map(Self)
+    }
+
+    fn of_number(number: u64) -> Option<Self> {
+        Some(Self(number))
+    }
+}
+
+pub(super) fn rate<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    read(deserializer).map(|Rate(bytes)| bytes)
+}
+
+pub(super) fn optional_rate<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
+    rate(deserializer).map(Some)
+}
+
+struct Days(Duration);
+
+impl Days {
+    /// More would be a mistake.
+    const MAX: Duration = Duration::from_secs(100 * 365 * 86400);
+}
+
+impl Value for Days {
+    const EXPECTED: &'static str = "a number of days or a time such as \"2 weeks\"";
+
+    fn of_text(text: &str) -> Option<Self> {
+        let time = humantime::parse_duration(text).ok()?;
+        (time <= Self::MAX).then_some(Self(time))
+    }
+
+    fn of_number(number: u64) -> Option<Self> {
+        let time = Duration::from_secs(number.checked_mul(86400)?);
+        (time <= Self::MAX).then_some(Self(time))
+    }
+}
+
+pub(super) fn days<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    read(deserializer).map(|Days(time)| time)
+}
+
+struct Percent(u8);
+
+impl Value for Percent {
+    const EXPECTED: &'static str = "a percentage from 0 to 100";
+
+    fn of_text(text: &str) -> Option<Self> {
+        text.strip_suffix('%')?.trim().parse().ok().and_then(Self::of_number)
+    }
+
+    fn of_number(number: u64) -> Option<Self> {
+        u8::try_from(number).ok().filter(|percent| *percent <= 100).map(Self)
+    }
+}
+
+pub(super) fn percent<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
+    read(deserializer).map(|Percent(percent)| percent)
+}
+
+pub(super) fn optional_percent<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8>, D::Error> {
+    percent(deserializer).map(Some)
+}
+
+/// A path of the configuration file. A relative one would mean another file in each directory in which a command
+/// is started.
+#[derive(serde::Deserialize)]
+#[serde(transparent)]
+struct AbsolutePath(#[serde(deserialize_with = "read")] PathBuf);
+
+impl Value for PathBuf {
+    const EXPECTED: &'static str = "an absolute path such as \"/srv/models\"";
+
+    fn of_text(text: &str) -> Option<Self> {
+        Path::new(text).is_absolute().then(|| Self::from(text))
+    }
+}
+
+pub(super) fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PathBuf>, D::Error> {
+    read(deserializer).map(Some)
+}
+
+pub(super) fn paths<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PathBuf>, D::Error> {
+    let paths = Vec::<AbsolutePath>::deserialize(deserializer)?;
+    Ok(paths.into_iter().map(|AbsolutePath(path)| path).collect())
+}
+
+struct Mode(u32);
+
+impl Value for Mode {
+    const EXPECTED: &'static str = "an octal mode such as \"0660\", at least \"0600\",";
+
+    fn of_text(text: &str) -> Option<Self> {
+        let is_octal = (3..=5).contains(&text.trim_start_matches("0o").len());
+        let mode = u64::from_str_radix(text.trim_start_matches("0o"), 8).ok()?;
+        if is_octal { Self::of_number(mode) } else { None }
+    }
+
+    /// The owner's bits must be there: the owner could not connect. 660 written in decimal has others.
+    fn of_number(number: u64) -> Option<Self> {
+        let is_mode = number & !0o777 == 0 && number & 0o600 == 0o600;
+        if is_mode { u32::try_from(number).ok().map(Self) } else { None }
+    }
+}
+
+pub(super) fn mode<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    read(deserializer).map(|Mode(mode)| Some(mode))
+}
+
+impl Value for SocketGroup {
+    const EXPECTED: &'static str = "the name or the number of a group";
+
+    fn of_text(text: &str) -> Option<Self> {
+        // The characters that separate the fields of /etc/group.
+        let is_name = !text.is_empty() && !text.contains([':', ',', '\n', '\0', ' ']);
+        match text.parse() {
+            Ok(number) => Some(Self::Number(number)),
+            Err(_) if is_name => Some(Self::Name(text.to_owned())),
+            Err(_) => None,
+        }
+    }
+
+    fn of_number(number: u64) -> Option<Self> {
+        // The largest number means no group.
+        u32::try_from(number).ok().filter(|gid| *gid != u32::MAX).map(Self::Number)
+    }
+}
+
+pub(super) fn group<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketGroup>, D::Error> {
+    read(deserializer).map(Some)
+}
