@@ -1,9 +1,11 @@
 //! Reads a store's directory without code of blobd.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+
+use blobd_client::protocol::space::DiskUsage;
 
 use crate::oracle::sha256_of;
 
@@ -133,4 +135,42 @@ pub fn allocated_bytes(directory: &Path) -> u64 {
         }
     }
     blocks * 512
+}
+
+/// What `du -s --block-size=1` reports for a directory: the allocated blocks of everything in it and of itself, each
+/// file once, however many names it has. A file that is removed or replaced at the same time may or may not count.
+#[must_use]
+pub fn du(directory: &Path) -> u64 {
+    let (mut blocks, mut counted) = (0, BTreeSet::new());
+    let mut unvisited = vec![directory.to_path_buf()];
+    while let Some(path) = unvisited.pop() {
+        let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
+        if metadata.is_dir() {
+            let entries = fs::read_dir(&path).into_iter().flatten();
+            unvisited.extend(entries.filter_map(|entry| Some(entry.ok()?.path())));
+        } else if !counted.insert((metadata.dev(), metadata.ino())) {
+            continue;
+        }
+        blocks += metadata.blocks();
+    }
+    blocks * 512
+}
+
+/// Asserts that the rows of `df` add up to `disk_bytes`, and that this is what [`du`] reports. Asks again while the
+/// daemon writes its index. Returns the usage.
+///
+/// # Panics
+/// When the numbers differ, or `df` fails.
+pub fn check_rows<E: std::fmt::Display>(root: &Path, usage: impl Fn() -> Result<DiskUsage, E>) -> DiskUsage {
+    loop {
+        let before = du(root);
+        let usage = usage().unwrap_or_else(|error| panic!("df: {error}"));
+        if du(root) != before {
+            continue;
+        }
+        let sum: u64 = usage.rows.iter().map(|row| row.bytes).sum();
+        assert_eq!(usage.disk_bytes, sum, "the rows and their sum: {:#?}", usage.rows);
+        assert_eq!(usage.disk_bytes, before, "df and du: {:#?}", usage.rows);
+        return usage;
+    }
 }

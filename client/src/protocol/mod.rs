@@ -11,6 +11,7 @@ pub mod heads;
 pub mod model_tensor;
 pub mod request;
 pub mod response;
+pub mod space;
 pub mod upkeep;
 
 /// The protocol's version, as in the response to `GET /v1/version`.

@@ -12,6 +12,7 @@ use blobd_store_format::stored_file::{FilePiece, Source, StoredForm};
 use serde::{Deserialize, Serialize};
 
 use super::model_tensor::ModelTensor;
+pub use super::space::{DiskUsage, ModelUsage};
 
 /// Response to `GET /v1/version`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,58 +120,6 @@ pub struct SharedWith {
     pub name: String,
     /// The bytes on disk that both need.
     pub bytes: u64,
-}
-
-/// Response to `GET /v1/df`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DiskUsage {
-    /// The sum of all models' files, as if nothing were shared.
-    pub logical_bytes: u64,
-    /// The size of blobs and recipes on disk.
-    pub physical_bytes: u64,
-    /// What sharing saves: the logical bytes, less missing ones, minus what the models need on disk; at
-    /// least zero.
-    pub saved_bytes: u64,
-    /// What `gc` would free.
-    pub reclaimable_bytes: u64,
-    /// The size on disk of unfinished imports and pulls.
-    pub partial_bytes: u64,
-    /// The size on disk of what only models in the trash need.
-    #[serde(default)]
-    pub trash_bytes: u64,
-    /// The size on disk of damaged blobs in quarantine.
-    #[serde(default)]
-    pub quarantine_bytes: u64,
-    /// The size on disk of what nothing needs but a running program still has mapped or open.
-    #[serde(default)]
-    pub held_bytes: u64,
-    /// The size of the reserve, which is allocated so that removing works on a full disk.
-    #[serde(default)]
-    pub reserve_bytes: u64,
-    /// The maximum size of the store on disk, if it is limited.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub quota_bytes: Option<u64>,
-    /// The free space of the file system.
-    pub free_bytes: u64,
-    /// The number of blobs.
-    pub blob_count: u64,
-    /// One entry per model, sorted by name.
-    pub models: Vec<ModelUsage>,
-}
-
-/// One model's disk usage.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ModelUsage {
-    /// The model's shortest unique name.
-    pub name: String,
-    /// The sum of its files' sizes.
-    pub logical_bytes: u64,
-    /// The bytes on disk that only this model keeps.
-    pub unique_bytes: u64,
-    /// The bytes on disk that it shares with other models.
-    pub shared_bytes: u64,
-    /// When it was last opened, if that is known, RFC 3339 in UTC.
-    pub last_opened: Option<String>,
 }
 
 /// Response to `GET /v1/ps`.

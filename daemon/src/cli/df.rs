@@ -2,51 +2,150 @@
 
 use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::response::DiskUsage;
+use blobd_client::protocol::space::{DiskUsage, UsageKind, UsageRow};
+use blobd_store_format::digest::Digest;
 use clap::Args;
 
 use super::Global;
 use super::connect::show;
-use crate::output::{Table, terminal_width};
+use crate::output::{Table, printable, terminal_width};
 use crate::size::human_bytes;
 
-/// Show how much disk space models take and how much sharing saves
+/// Show what the store takes on disk, and how much sharing saves
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    after_help = "The rows add up to the total, which is what `du` reports for the store's directory: allocated
+blocks, each file once. The row of a model is what only this model needs. What several models need
+is one row, `shared`. Parts that take no space are left out; --json has all, in `rows`.
+
+Examples:
   blobd df
-  blobd df -v                                  also a row per model: unique and shared bytes
-  blobd df --json | jq .saved_bytes")]
+  blobd df -v                                  every model: unique, shared, last opened
+  blobd df --json | jq .saved_bytes
+  blobd df --json | jq -r '.rows[] | [.bytes, .kind, .name] | @tsv'"
+)]
 pub(super) struct Params {}
+
+/// The most models that are listed without `-v`; the smaller ones are one row.
+const MAX_MODELS: usize = 10;
 
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     show(global, Client::disk_usage, |usage| {
-        let totals = totals(usage).render(terminal_width());
-        if global.verbose { totals + "\n" + &models(usage).render(terminal_width()) } else { totals }
+        let most = if global.verbose { usize::MAX } else { MAX_MODELS };
+        let mut text = parts(usage, most).render(terminal_width());
+        text.extend(notes(usage).map(|note| printable(&note) + "\n"));
+        text.push('\n');
+        text.extend(limits(usage).into_iter().map(|line| line + "\n"));
+        if global.verbose && !usage.models.is_empty() {
+            text.push('\n');
+            text += &models(usage).render(terminal_width());
+        }
+        text
     })
 }
 
-fn totals(usage: &DiskUsage) -> Table {
+fn parts(usage: &DiskUsage, most: usize) -> Table {
     let mut table = Table::new(&["WHAT", "SIZE", ""], &[1]);
-    for (what, bytes, remark) in [
-        ("models", usage.logical_bytes, "as if nothing were shared"),
-        ("on disk", usage.physical_bytes, "blobs and recipes"),
-        ("saved", usage.saved_bytes, "by sharing"),
-        ("reclaimable", usage.reclaimable_bytes, "`blobd gc` frees it"),
-        ("unfinished", usage.partial_bytes, "imports and pulls in progress"),
-        ("trash", usage.trash_bytes, "`blobd undelete` restores it until it expires"),
-        ("quarantine", usage.quarantine_bytes, "damaged blobs, kept for inspection"),
-        ("in use", usage.held_bytes, "removed, but a program has it open or mapped"),
-        ("reserve", usage.reserve_bytes, "freed on a full disk so that removing works"),
-        ("free", usage.free_bytes, "on the file system"),
-    ] {
-        table.row([what.to_owned(), human_bytes(bytes), remark.to_owned()]);
+    let (models, others): (Vec<_>, Vec<_>) = usage.rows.iter().partition(|row| row.kind == UsageKind::Model);
+    for model in models.iter().take(most) {
+        table.row([label(model), human_bytes(model.bytes), String::new()]);
     }
+    let smaller = models.get(most..).unwrap_or_default();
+    if !smaller.is_empty() {
+        let bytes = smaller.iter().map(|row| row.bytes).fold(0, u64::saturating_add);
+        let label = format!("{} more model{}", smaller.len(), if smaller.len() == 1 { "" } else { "s" });
+        table.row([label, human_bytes(bytes), "`blobd df -v` lists them".to_owned()]);
+    }
+    for row in others.into_iter().filter(|row| row.bytes > 0) {
+        table.row([label(row), human_bytes(row.bytes), remark(row, usage).to_owned()]);
+    }
+    table.row(["total".to_owned(), human_bytes(usage.disk_bytes), String::new()]);
     table
 }
 
+fn label(row: &UsageRow) -> String {
+    let file = || row.digest.map(Digest::short).unwrap_or_default();
+    match row.kind {
+        UsageKind::Model => row.name.clone().unwrap_or_default(),
+        UsageKind::Shared => "shared".to_owned(),
+        UsageKind::InUse => "in use".to_owned(),
+        UsageKind::Download => format!("download of {}", row.name.clone().unwrap_or_else(file)),
+        UsageKind::Staging => "imports and pulls".to_owned(),
+        UsageKind::Trash => "trash".to_owned(),
+        UsageKind::Quarantine => "quarantine".to_owned(),
+        UsageKind::Unneeded => "unneeded".to_owned(),
+        UsageKind::Records => "records".to_owned(),
+        UsageKind::Index => "index".to_owned(),
+        UsageKind::Reserve => "reserve".to_owned(),
+        UsageKind::Directories => "directories".to_owned(),
+        _ => "other files".to_owned(),
+    }
+}
+
+/// At most 40 characters, so that a line fits 80 columns.
+const fn remark(row: &UsageRow, usage: &DiskUsage) -> &'static str {
+    match row.kind {
+        UsageKind::Shared => "several models need it",
+        UsageKind::InUse => "no model needs it, but it is open",
+        UsageKind::Download => "unfinished; the next pull continues it",
+        UsageKind::Staging => "in progress",
+        UsageKind::Trash => "`blobd undelete` until it expires",
+        UsageKind::Quarantine => "damaged blobs, kept for inspection",
+        UsageKind::Unneeded if usage.reclaimable_bytes == 0 => "gc refuses, see `blobd gc --dry-run`",
+        UsageKind::Unneeded => "`blobd gc` frees it",
+        UsageKind::Records => "manifests and other small files",
+        UsageKind::Index => "a cache, made again if it is lost",
+        UsageKind::Reserve => "for removing on a full disk",
+        UsageKind::Other => "not blobd's",
+        _ => "",
+    }
+}
+
+/// Who uses what, below the table.
+fn notes(usage: &DiskUsage) -> impl Iterator<Item = String> + '_ {
+    usage.rows.iter().filter(|row| row.bytes > 0 && !row.by.is_empty()).map(|row| {
+        let what = if row.kind == UsageKind::InUse { "in use by" } else { "other files:" };
+        format!("{what} {}", row.by.join("; "))
+    })
+}
+
+/// What the numbers are to be compared with.
+fn limits(usage: &DiskUsage) -> Vec<String> {
+    let DiskUsage { logical_bytes, saved_bytes, used_bytes, .. } = usage;
+    let percent = |part: u64, whole: u64| match u128::from(part).saturating_mul(100).checked_div(whole.into())
+    {
+        Some(percent) => format!(" ({percent} %)"),
+        None => String::new(),
+    };
+    let (logical, saved) = (human_bytes(*logical_bytes), human_bytes(*saved_bytes));
+    let share = percent(*saved_bytes, *logical_bytes);
+    let mut lines = vec![format!("models  {logical} without sharing, which saves {saved}{share}")];
+    lines.push(match usage.quota_bytes {
+        None => "quota   none".to_owned(),
+        Some(quota) => {
+            let (used, share) = (human_bytes(*used_bytes), percent(*used_bytes, quota));
+            format!("quota   {used} of {} used{share}{}", human_bytes(quota), watermarks(usage))
+        }
+    });
+    let (free, kept) = (human_bytes(usage.free_bytes), human_bytes(usage.min_free_bytes));
+    lines.push(format!("disk    {free} free, of which the store leaves {kept} free (min_free)"));
+    lines
+}
+
+fn watermarks(usage: &DiskUsage) -> String {
+    match (usage.high_watermark_bytes, usage.low_watermark_bytes) {
+        (Some(high), Some(low)) => {
+            format!("; eviction above {}, down to {}", human_bytes(high), human_bytes(low))
+        }
+        _ => String::new(),
+    }
+}
+
 fn models(usage: &DiskUsage) -> Table {
-    let mut table = Table::new(&["NAME", "SIZE", "UNIQUE", "SHARED", "LAST OPENED"], &[1, 2, 3]);
-    for model in &usage.models {
+    let mut table = Table::new(&["MODEL", "SIZE", "UNIQUE", "SHARED", "LAST OPENED"], &[1, 2, 3]);
+    let mut models: Vec<_> = usage.models.iter().collect();
+    models.sort_by(|a, b| b.unique_bytes.cmp(&a.unique_bytes).then_with(|| a.name.cmp(&b.name)));
+    for model in models {
         table.row([
             model.name.clone(),
             human_bytes(model.logical_bytes),
@@ -56,4 +155,83 @@ fn models(usage: &DiskUsage) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_client::protocol::space::ModelUsage;
+
+    use super::*;
+
+    fn row(kind: UsageKind, name: Option<&str>, bytes: u64) -> UsageRow {
+        UsageRow { kind, name: name.map(str::to_owned), digest: None, bytes, by: Vec::new() }
+    }
+
+    fn usage() -> DiskUsage {
+        const LARGE: u64 = 1023 << 30;
+        let mut rows: Vec<_> =
+            (0..12).map(|_| row(UsageKind::Model, Some("hf.co/user/repo:Q4_K_M"), LARGE)).collect();
+        rows.extend(
+            [UsageKind::Shared, UsageKind::InUse, UsageKind::Staging, UsageKind::Trash, UsageKind::Unneeded]
+                .map(|kind| row(kind, None, LARGE)),
+        );
+        rows.extend(
+            [UsageKind::Quarantine, UsageKind::Records, UsageKind::Index, UsageKind::Reserve]
+                .map(|kind| row(kind, None, LARGE)),
+        );
+        rows.push(row(UsageKind::Directories, None, 0));
+        rows.push(row(UsageKind::Download, Some("hf.co/user/repo:Q8_0"), LARGE));
+        rows.push(UsageRow { by: vec!["lost+found".to_owned()], ..row(UsageKind::Other, None, LARGE) });
+        let disk_bytes = rows.iter().map(|row| row.bytes).sum();
+        let quota_bytes = Some(LARGE * 23);
+        let (high_watermark_bytes, low_watermark_bytes) = (Some(LARGE * 22), Some(LARGE * 21));
+        let (free_bytes, min_free_bytes, used_bytes) = (LARGE, 1 << 30, LARGE * 20);
+        DiskUsage {
+            disk_bytes,
+            rows,
+            quota_bytes,
+            high_watermark_bytes,
+            low_watermark_bytes,
+            free_bytes,
+            min_free_bytes,
+            used_bytes,
+            logical_bytes: LARGE * 30,
+            saved_bytes: LARGE * 7,
+            models: vec![ModelUsage {
+                name: "hf.co/user/repo:Q4_K_M".to_owned(),
+                logical_bytes: LARGE,
+                unique_bytes: LARGE,
+                shared_bytes: LARGE,
+                last_opened: Some("2026-11-23T15:30:49Z".to_owned()),
+            }],
+            ..DiskUsage::default()
+        }
+    }
+
+    #[test]
+    fn lines_fit_80_columns_without_cutting_names() {
+        let usage = usage();
+        let tables = [parts(&usage, 10).render(usize::MAX), models(&usage).render(usize::MAX)];
+        let lines = tables.iter().flat_map(|table| table.lines()).map(str::to_owned);
+        for line in lines.chain(limits(&usage)) {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+    }
+
+    #[test]
+    fn small_models_are_one_row_and_empty_parts_none() {
+        let text = parts(&usage(), 10).render(usize::MAX);
+        assert_eq!(text.matches("hf.co/user/repo:Q4_K_M").count(), 10, "{text}");
+        assert!(text.contains("2 more models") && !text.contains("directories"), "{text}");
+        assert_eq!(parts(&usage(), usize::MAX).render(usize::MAX).matches("Q4_K_M").count(), 12);
+        assert!(text.lines().last().unwrap().starts_with("total"), "{text}");
+    }
+
+    #[test]
+    fn quota_is_shown_with_its_share_and_watermarks() {
+        let lines = limits(&usage());
+        assert!(lines[0].contains("saves 6.99 TiB (23 %)"), "{lines:?}");
+        assert!(lines[1].contains("20.0 TiB of 23.0 TiB used (86 %); eviction above 22.0 TiB"), "{lines:?}");
+        assert_eq!(limits(&DiskUsage::default())[1], "quota   none");
+    }
 }

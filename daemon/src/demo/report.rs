@@ -141,16 +141,8 @@ mod tests {
             logical_bytes: 200 << 20,
             physical_bytes: 100 << 20,
             saved_bytes: 100 << 20,
-            reclaimable_bytes: 0,
-            partial_bytes: 0,
-            trash_bytes: 0,
-            quarantine_bytes: 0,
-            reserve_bytes: 0,
-            held_bytes: 0,
-            quota_bytes: None,
-            free_bytes: 0,
             blob_count: 1234,
-            models: Vec::new(),
+            ..DiskUsage::default()
         };
         let pulled = Pulled { bytes: 1000 << 20, time: Duration::from_millis(12_345) };
         Findings { pulled, disk, readings: vec![reading(), reading()] }

@@ -56,6 +56,8 @@ impl Model {
 
 pub(super) struct Totals {
     pub(super) measured: Usage,
+    /// The files of the unfinished downloads, in the order of [`Usage::download_bytes`].
+    pub(super) downloads: Vec<Digest>,
     pub(super) physical_bytes: u64,
     pub(super) blob_count: u64,
 }
@@ -65,26 +67,24 @@ pub(super) fn measure(store: &Store, models: &[Model]) -> Result<Totals, StoreEr
     walk_beside_tags(store, SystemTime::now(), &mut |owned| {
         match owned.owner {
             Owner::Trash(_) => trash.push(names(&owned.roots)),
-            Owner::Download(_) => downloads.extend(owned.roots),
+            Owner::Download(file) => downloads.push((file, owned.roots)),
             Owner::Leases => pinned = names(&owned.roots),
             // Counted from the cached summaries.
             Owner::Tag(_) => {}
         }
         Ok(())
     })?;
+    // What several downloads need counts for the first of them.
+    downloads.sort_unstable_by_key(|(file, _)| *file);
     let sum = |catalog: &Catalog| -> Result<Totals, UnreadableRecipe> {
         let mut counter = UsageCounter::new(catalog);
         models.iter().try_for_each(|model| counter.add(&model.manifest().files))?;
         trash.iter().try_for_each(|files| counter.add_trashed(files))?;
         counter.keep(pinned.iter().copied());
-        for node in &downloads {
-            match node {
-                Node::Blob(blob) => counter.keep_for_download(*blob, false),
-                Node::Recipe(file) => counter.keep_for_download(*file, true),
-            }
-        }
+        downloads.iter().for_each(|(_, needs)| counter.add_download(needs));
         let (physical_bytes, blob_count) = (catalog.used_bytes(), catalog.blob_count());
-        Ok(Totals { measured: counter.finish(), physical_bytes, blob_count })
+        let files = downloads.iter().map(|(file, _)| *file).collect();
+        Ok(Totals { measured: counter.finish(), downloads: files, physical_bytes, blob_count })
     };
     counted(store, sum)
 }
@@ -115,17 +115,27 @@ fn names(roots: &[Node]) -> Vec<Digest> {
 
 /// What `gc` would do; an empty plan if it would refuse.
 pub(super) fn plan(store: &Store, models: &[Model], measured: &Usage) -> Result<GcPlan, StoreError> {
+    let unneeded = unneeded(store, measured)?;
+    if may_collect(store, models, &unneeded)? { Ok(unneeded) } else { Ok(GcPlan::default()) }
+}
+
+/// What nothing needs, whether `gc` would free it or refuse.
+pub(super) fn unneeded(store: &Store, measured: &Usage) -> Result<GcPlan, StoreError> {
     let recipes = measured.unneeded_recipes.iter().copied().map(Node::Recipe);
     let unneeded = recipes.chain(measured.unneeded_blobs.iter().copied().map(Node::Blob));
     // Unneeded digests are not leased.
-    let plan = GcPlan::new(store, unneeded, &BTreeSet::new())?.with_litter(store, SystemTime::now())?;
-    if plan == GcPlan::default() {
-        return Ok(plan);
+    GcPlan::new(store, unneeded, &BTreeSet::new())?.with_litter(store, SystemTime::now())
+}
+
+/// Whether `gc` would carry out this plan. It refuses if a model's needs are unknown.
+pub(super) fn may_collect(store: &Store, models: &[Model], plan: &GcPlan) -> Result<bool, StoreError> {
+    if *plan == GcPlan::default() {
+        return Ok(true);
     }
     let files = models.iter().map(|model| (model.reference(), &*model.manifest().files));
     match gc::check_models(store, files) {
-        Ok(()) => Ok(plan),
-        Err(StoreError::ForeignFile { .. } | StoreError::Incomplete { .. }) => Ok(GcPlan::default()),
+        Ok(()) => Ok(true),
+        Err(StoreError::ForeignFile { .. } | StoreError::Incomplete { .. }) => Ok(false),
         Err(error) => Err(error),
     }
 }

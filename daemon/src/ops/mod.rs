@@ -10,6 +10,7 @@
 mod collect_on_failure;
 mod compose;
 mod damage;
+mod disk_rows;
 mod doctor;
 mod edit;
 mod error;

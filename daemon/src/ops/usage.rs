@@ -1,10 +1,11 @@
 //! `df`: reports disk usage.
 
-use blobd_client::protocol::response::{DiskUsage, ModelUsage};
+use blobd_client::protocol::space::{DiskUsage, ModelUsage, UsageKind};
 use blobd_store::Store;
 use blobd_store::index::ModelShare;
 
-use super::measure::{Model, Totals, measure, plan};
+use super::disk_rows::Parts;
+use super::measure::{Model, Totals, may_collect, measure, unneeded};
 use super::{LastOpened, OpError, rfc3339};
 
 /// Reports disk usage from the catalog. Sizes on disk are what the file system has allocated.
@@ -13,30 +14,58 @@ use super::{LastOpened, OpError, rfc3339};
 /// [`blobd_store::StoreError`], also for a damaged manifest or recipe, because what it needs is unknown;
 /// [`blobd_store::StoreError::IndexBuilding`].
 pub fn usage(store: &Store, last_opened: &LastOpened) -> Result<DiskUsage, OpError> {
-    let models = Model::all(store)?;
-    let Totals { measured, physical_bytes, blob_count } = measure(store, &models)?;
+    let linked = store.recheck_sizes()?;
+    let (others, models, totals, plan) = std::thread::scope(|scope| {
+        let others = scope.spawn(|| store.other_files(linked));
+        let models = Model::all(store)?;
+        let totals = measure(store, &models)?;
+        let plan = unneeded(store, &totals.measured)?;
+        let panicked = |_panic| OpError::Internal("the count of other files has panicked".to_owned());
+        Ok::<_, OpError>((others.join().map_err(panicked)??, models, totals, plan))
+    })?;
+    let reclaimable_bytes = if may_collect(store, &models, &plan)? { plan.freed_bytes() } else { 0 };
+    let rows = Parts { store, models: &models, totals: &totals, plan: &plan, others: &others }.rows();
+    let Totals { measured, physical_bytes, blob_count, .. } = totals;
     let logical_bytes = models.iter().map(|model| model.manifest().size).fold(0, u64::saturating_add);
     let parts = models.iter().zip(&measured.models).map(|(model, share)| model.unshared_bytes(*share));
     let unshared_bytes = parts.fold(0, u64::saturating_add);
-    let plan = plan(store, &models, &measured)?;
-    let parts = models.iter().zip(&measured.models);
-    let mut rows: Vec<_> = parts.map(|(model, share)| row(store, model, *share, last_opened)).collect();
-    rows.sort_by(|a, b| a.name.cmp(&b.name));
+    let of_kinds = |kinds: &[UsageKind]| {
+        rows.iter().filter(|row| kinds.contains(&row.kind)).map(|row| row.bytes).fold(0, u64::saturating_add)
+    };
+    let policy = store.space_policy();
     Ok(DiskUsage {
         logical_bytes,
         physical_bytes,
         saved_bytes: unshared_bytes.saturating_sub(measured.needed_bytes),
-        reclaimable_bytes: plan.freed_bytes(),
-        partial_bytes: store.unfinished_bytes().saturating_add(measured.download_bytes),
-        trash_bytes: measured.trash_bytes,
-        quarantine_bytes: store.quarantine_bytes(),
+        reclaimable_bytes,
+        partial_bytes: of_kinds(&[UsageKind::Download, UsageKind::Staging]),
+        trash_bytes: of_kinds(&[UsageKind::Trash]),
+        quarantine_bytes: others.quarantine,
         held_bytes: plan.held_bytes(),
         reserve_bytes: store.reserve_bytes().unwrap_or_default(),
-        quota_bytes: store.space_policy().quota_bytes,
+        quota_bytes: policy.quota_bytes,
+        used_bytes: store.used_bytes(),
+        high_watermark_bytes: policy.high_bytes(),
+        low_watermark_bytes: policy.low_bytes(),
+        min_free_bytes: store.min_free_bytes(),
         free_bytes: store.free_bytes()?,
         blob_count,
-        models: rows,
+        disk_bytes: rows.iter().map(|row| row.bytes).fold(0, u64::saturating_add),
+        rows,
+        models: sorted_models(store, &models, &measured.models, last_opened),
     })
+}
+
+fn sorted_models(
+    store: &Store,
+    models: &[Model],
+    shares: &[ModelShare],
+    last_opened: &LastOpened,
+) -> Vec<ModelUsage> {
+    let pairs = models.iter().zip(shares);
+    let mut rows: Vec<_> = pairs.map(|(model, share)| row(store, model, *share, last_opened)).collect();
+    rows.sort_by(|a, b| a.name.cmp(&b.name));
+    rows
 }
 
 fn row(store: &Store, model: &Model, share: ModelShare, last_opened: &LastOpened) -> ModelUsage {

@@ -79,6 +79,14 @@ impl Leases {
         pinning.map(|pins| pins.holder.clone()).collect()
     }
 
+    /// The holders of the leases that protect any of these digests.
+    #[must_use]
+    pub fn holders_of_any(&self, digests: &BTreeSet<Digest>) -> BTreeSet<String> {
+        let table = self.lock();
+        let holds = |pins: &&Pins| digests.iter().any(|digest| pins.contains(*digest));
+        table.pins.values().filter(holds).map(|pins| pins.holder.clone()).collect()
+    }
+
     /// Whether any lease protects a digest.
     #[must_use]
     pub fn is_pinned(&self, digest: Digest) -> bool {

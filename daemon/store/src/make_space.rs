@@ -1,10 +1,6 @@
 //! Disk space as the store's users see it: how much is free and used, and eviction when something does
 //! not fit.
 
-use std::path::Path;
-
-use blobd_store_format::layout;
-
 use super::space::{Eviction, Space, SpacePolicy};
 use super::{Store, StoreError};
 
@@ -25,24 +21,16 @@ impl Store {
         self.root.capacity_bytes()
     }
 
-    /// Bytes on disk of unfinished transactions and downloads.
-    #[must_use]
-    pub fn unfinished_bytes(&self) -> u64 {
-        let [staging, partial] =
-            [layout::STAGING, layout::PARTIAL].map(|name| self.root.tree_bytes(Path::new(name)));
-        staging.saturating_add(partial)
-    }
-
-    /// Bytes on disk of damaged blobs in quarantine.
-    #[must_use]
-    pub fn quarantine_bytes(&self) -> u64 {
-        self.root.tree_bytes(Path::new(layout::QUARANTINE))
-    }
-
     /// How much of the disk the store may use.
     #[must_use]
     pub const fn space_policy(&self) -> &SpacePolicy {
         self.space.policy()
+    }
+
+    /// The bytes of the file system that the store leaves free: as configured, or by the size of the file system.
+    #[must_use]
+    pub const fn min_free_bytes(&self) -> u64 {
+        self.space.min_free_bytes()
     }
 
     /// Bytes on disk that the store uses, work in progress included.

@@ -135,6 +135,10 @@ impl Space {
         &self.policy
     }
 
+    pub(crate) const fn min_free_bytes(&self) -> u64 {
+        self.min_free_bytes
+    }
+
     /// The size on disk of a file of `bytes`: whole blocks.
     pub(crate) const fn on_disk(&self, bytes: u64) -> u64 {
         match bytes.checked_next_multiple_of(self.block_bytes) {

@@ -7,6 +7,7 @@ mod configuration;
 mod conformance;
 mod contiguous;
 mod crash;
+mod df;
 mod diff;
 mod direct_writes;
 mod disk_faults;

@@ -13,7 +13,7 @@ use blobd_store::Ingest;
 use blobd_store_format::manifest::Manifest;
 use blobd_tests::file_source::ingest_bytes;
 use blobd_tests::model::{End, ModelFile};
-use blobd_tests::store_dir::{check_blobs, names, staged};
+use blobd_tests::store_dir::{check_blobs, check_rows, names, staged};
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::verbs::{InProcess, Verbs as _};
 use proptest::prelude::*;
@@ -187,6 +187,7 @@ impl Pair {
     fn check(&self) {
         check_blobs(self.verbs().root());
         assert_eq!(staged(self.verbs().root()), [""; 0]);
+        check_rows(self.verbs().root(), || self.verbs().usage());
         let listed: BTreeSet<_> =
             self.verbs().list().unwrap().models.into_iter().map(|model| model.name).collect();
         assert_eq!(listed.len(), self.expected.len(), "{listed:?}");

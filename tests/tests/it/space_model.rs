@@ -1,7 +1,8 @@
 //! `gc` frees the bytes that `df` reports as reclaimable, and the file system gains the bytes that `rm`
 //! reports as freed, in every state after random steps. A model of the store records what keeps which blobs.
 //!
-//! After each step `df`, the dry run of `gc`, the model and the blocks on disk must agree to the byte. If the
+//! After each step `df`, the dry run of `gc`, the model and the blocks on disk must agree to the byte. Each row of
+//! `df` must have the bytes that the model says, and all rows together those that `du` reports. If the
 //! store has its own file system, `statvfs` must agree, too. A step waits for the work that the daemon does
 //! in the background because of it, so that the result does not depend on time.
 //!
@@ -13,6 +14,7 @@ mod disk_snapshot;
 mod model_registry;
 mod needs;
 mod place;
+mod rows;
 mod world;
 
 use proptest::prelude::*;
@@ -99,6 +101,11 @@ enum Step {
     },
     /// Makes the unfinished downloads look more than a week old.
     AgeDownloads,
+    /// Adds a file that is not blobd's to one of several directories.
+    Foreign {
+        place: usize,
+        pages: usize,
+    },
     Collect,
     Stop,
     Kill,
@@ -133,6 +140,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..4_usize).prop_map(|pages| Step::Orphan { pages }),
         1 => (0..4_usize).prop_map(|pages| Step::DeadTransaction { pages }),
         1 => Just(Step::AgeDownloads),
+        1 => (number(), 0..4_usize).prop_map(|(place, pages)| Step::Foreign { place, pages }),
         2 => Just(Step::Collect),
         1 => Just(Step::Stop),
         1 => Just(Step::Kill),

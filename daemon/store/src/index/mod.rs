@@ -18,6 +18,7 @@
 //! | `sharing` | the space that one model shares with each other, counted likewise |
 //! | `state` | the state shared by threads: catalog, changes in progress, times of the directories |
 //! | `scan` | compares the catalog with the disk and corrects it |
+//! | `recheck` | compares the sizes in a small catalog with the disk |
 //! | `encoding`, `database` | the format of the copy; sled, and the directory that it is in |
 //! | `marker` | whether the database can be trusted |
 //! | `writer` | the thread that loads the database and writes to it |
@@ -36,6 +37,7 @@ mod database;
 mod encoding;
 mod facts;
 mod marker;
+mod recheck;
 mod scan;
 mod sharing;
 mod state;

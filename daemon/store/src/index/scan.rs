@@ -2,12 +2,13 @@
 //! is read.
 
 use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 
 use super::state::{Stage, StoreIndex};
-use crate::root::Directory;
+use crate::root::Root;
 use crate::sys::give_back_memory;
 use crate::{StoreError, lock};
 
@@ -45,12 +46,15 @@ impl StoreIndex {
                 state.stage = Stage::Building;
             }
         }
-        let found = self.scan_blobs().and_then(|blobs| Ok(blobs + self.scan_recipes()?));
+        let mut foreign = Vec::new();
+        let found = self.scan_blobs(&mut foreign);
+        let found = found.and_then(|blobs| Ok(blobs + self.scan_recipes(&mut foreign)?));
         {
             let mut state = lock(&self.state);
             if found.is_ok() {
                 state.stage = Stage::Ready;
                 state.is_stale = false;
+                state.foreign = Some(foreign);
             } else if state.stage == Stage::Building {
                 state.stage = Stage::Unbuilt;
             }
@@ -60,22 +64,38 @@ impl StoreIndex {
         found
     }
 
-    fn scan_blobs(&self) -> Result<u64, StoreError> {
+    /// The paths of entries of `blobs/` and `recipes/` that are neither blobs nor recipes. Lists the directories
+    /// only if no scan has done so.
+    pub(super) fn foreign_entries(&self) -> Result<Vec<PathBuf>, StoreError> {
+        let _guard = lock(&self.scans);
+        if let Some(foreign) = &lock(&self.state).foreign {
+            return Ok(foreign.clone());
+        }
+        let mut foreign = Vec::new();
+        list(&self.root, layout::BLOBS, layout::parse_blob_name, &mut foreign, |_| Ok(()))?;
+        list(&self.root, layout::RECIPES, layout::parse_recipe_name, &mut foreign, |_| Ok(()))?;
+        lock(&self.state).foreign = Some(foreign.clone());
+        Ok(foreign)
+    }
+
+    fn scan_blobs(&self, foreign: &mut Vec<PathBuf>) -> Result<u64, StoreError> {
         let blobs = self.root.existing_directory(layout::BLOBS)?;
         let mut differences = 0;
         let mut update = |digest| {
             differences += u64::from(self.update_blob(&blobs, digest)?);
             Ok(())
         };
-        list(&blobs, layout::parse_blob_name, |listed| listed.into_iter().try_for_each(&mut update))?;
+        list(&self.root, layout::BLOBS, layout::parse_blob_name, foreign, |listed| {
+            listed.into_iter().try_for_each(&mut update)
+        })?;
         let unlisted = lock(&self.state).catalog.unseen();
         unlisted.into_iter().try_for_each(update)?;
         Ok(differences)
     }
 
-    fn scan_recipes(&self) -> Result<u64, StoreError> {
+    fn scan_recipes(&self, foreign: &mut Vec<PathBuf>) -> Result<u64, StoreError> {
         let mut files = Vec::new();
-        list(&self.root.existing_directory(layout::RECIPES)?, layout::parse_recipe_name, |listed| {
+        list(&self.root, layout::RECIPES, layout::parse_recipe_name, foreign, |listed| {
             files.extend(listed);
             Ok(())
         })?;
@@ -87,10 +107,12 @@ impl StoreIndex {
 }
 
 /// Calls `visit` with the digests of the names in a directory, in batches sorted by inode, so that
-/// inspecting them reads the disk sequentially.
+/// inspecting them reads the disk sequentially. Adds the paths of the other entries to `foreign`.
 fn list(
-    directory: &Directory,
+    root: &Root,
+    directory: &str,
     parse: impl Fn(&str) -> Option<Digest>,
+    foreign: &mut Vec<PathBuf>,
     mut visit: impl FnMut(Vec<Digest>) -> Result<(), StoreError>,
 ) -> Result<(), StoreError> {
     let in_order = |mut listed: Vec<(u64, Digest)>| {
@@ -98,10 +120,12 @@ fn list(
         listed.into_iter().map(|(_inode, digest)| digest).collect()
     };
     let mut listed = Vec::new();
-    for entry in directory.entries()? {
+    for entry in root.existing_directory(directory)?.entries()? {
         let entry = entry?;
-        let digest = entry.name.to_str().and_then(&parse);
-        listed.extend(digest.map(|digest| (entry.inode, digest)));
+        match entry.name.to_str().and_then(&parse) {
+            Some(digest) => listed.push((entry.inode, digest)),
+            None => foreign.push(Path::new(directory).join(entry.name)),
+        }
         if listed.len() == LISTED_AT_ONCE {
             visit(in_order(std::mem::take(&mut listed)))?;
         }

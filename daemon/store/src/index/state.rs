@@ -1,5 +1,6 @@
 //! The state shared by the threads of the index, and how it is updated from disk.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use crate::{FileSystem, StoreError, lock};
 #[derive(Debug)]
 pub(crate) struct StoreIndex {
     pub(super) root: Root,
-    file_system: FileSystem,
+    pub(super) file_system: FileSystem,
     pub(super) state: Mutex<State>,
     /// Notified when something changes that a thread may wait for.
     pub(super) changed: Condvar,
@@ -49,6 +50,8 @@ pub(super) struct State {
     stamped: (u64, u64),
     /// Another process has changed them, so the catalog must be compared with the disk.
     pub(super) is_stale: bool,
+    /// Entries of these directories that are neither blobs nor recipes; `None` until they are listed.
+    pub(super) foreign: Option<Vec<PathBuf>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

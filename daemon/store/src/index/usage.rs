@@ -1,10 +1,11 @@
 //! Counts over the catalog how much disk space models use, alone and together.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use blobd_store_format::digest::Digest;
 
 use super::catalog::{Catalog, RecipeRow, RowState};
+use crate::node::Node;
 
 /// A count in progress: models are added one by one.
 #[derive(Debug)]
@@ -14,6 +15,8 @@ pub struct UsageCounter<'c> {
     blobs: Vec<Users>,
     recipes: HashMap<Digest, Users>,
     models: Vec<ModelShare>,
+    /// The number of unfinished downloads.
+    downloads: usize,
 }
 
 /// The space used by each counted model and by all together.
@@ -23,10 +26,17 @@ pub struct Usage {
     pub models: Vec<ModelShare>,
     /// Bytes on disk that any model needs.
     pub needed_bytes: u64,
+    /// Bytes on disk that several models need, or models and the trash, each counted once.
+    pub shared_bytes: u64,
     /// Bytes on disk that only the trash needs.
     pub trash_bytes: u64,
-    /// Bytes on disk of published blobs and recipes that only unfinished downloads need.
-    pub download_bytes: u64,
+    /// Bytes on disk of published blobs and recipes that only an unfinished download needs: one number per
+    /// download, in the order of their numbers.
+    pub download_bytes: Vec<u64>,
+    /// Bytes on disk that nothing needs but that are kept, see [`UsageCounter::keep`].
+    pub kept_bytes: u64,
+    /// The blobs and recipes of `kept_bytes`.
+    pub kept: BTreeSet<Digest>,
     /// The recipes that nothing needs.
     pub unneeded_recipes: Vec<Digest>,
     /// The blobs that nothing needs.
@@ -67,21 +77,25 @@ const SEVERAL: u32 = u32::MAX;
 const KEPT: u32 = u32::MAX - 1;
 /// The trash, whose models are counted as one.
 const TRASH: u32 = u32::MAX - 2;
-/// An unfinished download needs it.
-const DOWNLOAD: u32 = u32::MAX - 3;
+/// The first unfinished download needs it; the following numbers are those of the other downloads.
+const FIRST_DOWNLOAD: u32 = u32::MAX - (1 << 24);
+/// The last number of a download. More share this one.
+const LAST_DOWNLOAD: u32 = u32::MAX - 3;
+/// The last number of a model. More share this one.
+const LAST_MODEL: u32 = FIRST_DOWNLOAD - 1;
 
 impl<'c> UsageCounter<'c> {
     /// Begins a count.
     #[must_use]
     pub fn new(catalog: &'c Catalog) -> Self {
         let blobs = vec![Users::default(); catalog.rows().len()];
-        Self { catalog, blobs, recipes: HashMap::new(), models: Vec::new() }
+        Self { catalog, blobs, recipes: HashMap::new(), models: Vec::new(), downloads: 0 }
     }
 
     /// Adds a model with these `files`. A file with neither blob nor recipe counts nothing. The count
     /// cannot be used after an error.
     pub fn add(&mut self, files: &[Digest]) -> Result<(), UnreadableRecipe> {
-        let model = u32::try_from(self.models.len() + 1).unwrap_or(DOWNLOAD - 1);
+        let model = u32::try_from(self.models.len() + 1).map_or(LAST_MODEL, |model| model.min(LAST_MODEL));
         let share = self.count(files, model)?;
         self.models.push(share);
         Ok(())
@@ -100,35 +114,43 @@ impl<'c> UsageCounter<'c> {
         }
     }
 
-    /// Marks as needed by an unfinished download: the blob with this digest, or the recipe and the blobs
-    /// that it names.
-    pub fn keep_for_download(&mut self, digest: Digest, is_recipe: bool) {
-        if !is_recipe {
-            self.keep_blob(self.catalog.find(digest), DOWNLOAD);
-            return;
+    /// Adds an unfinished download, and marks what it needs: blobs, and recipes with the blobs that they name.
+    pub fn add_download(&mut self, needs: &[Node]) {
+        let number = u32::try_from(self.downloads).ok().and_then(|number| FIRST_DOWNLOAD.checked_add(number));
+        let download = number.map_or(LAST_DOWNLOAD, |number| number.min(LAST_DOWNLOAD));
+        self.downloads += 1;
+        for node in needs {
+            match *node {
+                Node::Blob(digest) => self.keep_blob(self.catalog.find(digest), download),
+                Node::Recipe(file) => self.keep_file(file, download),
+            }
         }
-        self.keep_recipe(digest, DOWNLOAD);
-        let needs = self.catalog.recipes().get(&digest).and_then(|row| row.needs.as_deref());
+    }
+
+    fn keep_file(&mut self, file: Digest, keeper: u32) {
+        self.keep_recipe(file, keeper);
+        let needs = self.catalog.recipes().get(&file).and_then(|row| row.needs.as_deref());
         for number in needs.unwrap_or_default() {
-            self.keep_blob(Some(*number), DOWNLOAD);
+            self.keep_blob(Some(*number), keeper);
         }
     }
 
     /// Ends the count.
     #[must_use]
     pub fn finish(self) -> Usage {
-        let mut usage = Usage { models: self.models, ..Usage::default() };
+        let download_bytes = vec![0; self.downloads];
+        let mut usage = Usage { models: self.models, download_bytes, ..Usage::default() };
         let present = self.catalog.rows().iter().zip(&self.blobs);
         for (row, users) in present.filter(|(row, _)| row.state == RowState::Present) {
             match users.user {
                 UNUSED => usage.unneeded_blobs.push(row.digest),
-                user => usage.add(user, row.bytes_on_disk),
+                user => usage.add(user, row.digest, row.bytes_on_disk),
             }
         }
         for (file, row) in self.catalog.recipes() {
             match self.recipes.get(file).map_or(UNUSED, |users| users.user) {
                 UNUSED => usage.unneeded_recipes.push(*file),
-                user => usage.add(user, row.bytes_on_disk),
+                user => usage.add(user, *file, row.bytes_on_disk),
             }
         }
         for share in &mut usage.models {
@@ -196,15 +218,24 @@ impl<'c> UsageCounter<'c> {
 }
 
 impl Usage {
-    fn add(&mut self, user: u32, bytes: u64) {
+    fn add(&mut self, user: u32, digest: Digest, bytes: u64) {
         match user {
-            UNUSED | KEPT => {}
-            DOWNLOAD => self.download_bytes += bytes,
+            UNUSED => {}
+            KEPT => {
+                self.kept_bytes += bytes;
+                self.kept.insert(digest);
+            }
+            FIRST_DOWNLOAD..=LAST_DOWNLOAD => {
+                if let Some(sum) = self.download_bytes.get_mut((user - FIRST_DOWNLOAD) as usize) {
+                    *sum += bytes;
+                }
+            }
             TRASH => self.trash_bytes += bytes,
             user => {
                 self.needed_bytes += bytes;
-                if let Some(share) = self.models.get_mut((user - 1) as usize) {
-                    share.unique_bytes += bytes;
+                match self.models.get_mut((user - 1) as usize) {
+                    Some(share) => share.unique_bytes += bytes,
+                    None => self.shared_bytes += bytes,
                 }
             }
         }

@@ -52,7 +52,9 @@ impl DiskSnapshot {
 
     /// The names of blobs and recipes.
     pub(super) fn content(&self) -> BTreeSet<String> {
-        let is_content = |path: &&String| REMOVED.iter().any(|directory| path.starts_with(directory));
+        let is_named =
+            |path: &str, directory| path.strip_prefix(directory)?.strip_prefix("sha256-").map(drop);
+        let is_content = |path: &&String| REMOVED.iter().any(|top| is_named(path, *top).is_some());
         self.files.keys().filter(is_content).cloned().collect()
     }
 

@@ -27,7 +27,7 @@ use super::model_registry::{FILES, ModelRegistry};
 use super::needs::{Content, Needs, file_and_blobs};
 use super::place::{Holder, Place};
 
-const NAMES: [&str; 3] = ["a", "b", "me/c:1"];
+pub(super) const NAMES: [&str; 3] = ["a", "b", "me/c:1"];
 /// The time after its start at which a daemon first checks the trash and retries collections.
 const ROUND: Duration = Duration::from_secs(60);
 /// A case ends early if its daemon has run for this time.
@@ -71,7 +71,7 @@ pub(super) struct Pair<'o> {
     programs: Vec<Program>,
     pub(super) place: Place,
     registry: &'o ModelRegistry,
-    client: Client,
+    pub(super) client: Client,
     started: Instant,
     names: BTreeMap<usize, Needs>,
     pinned: BTreeSet<usize>,
@@ -160,6 +160,7 @@ impl<'o> Pair<'o> {
                 self.plant("staging/1-1", "0", pages);
             }
             Step::AgeDownloads => self.age_downloads(),
+            Step::Foreign { place, pages } => self.add_foreign(place, pages),
             Step::Collect => self.collect(),
             Step::Stop => {
                 while !self.sessions.is_empty() {
@@ -191,6 +192,21 @@ impl<'o> Pair<'o> {
         assert_eq!(usage.reclaimable_bytes, planned.freed_bytes, "df and gc: {planned:?}");
         self.check_plan(&planned, &on_disk);
         assert_eq!(usage.quarantine_bytes, on_disk.taken_in(&["quarantine/"]), "bytes in quarantine");
+        self.check_rows(&on_disk);
+    }
+
+    /// The models that need a blob or recipe.
+    pub(super) fn names_that_need(&self, path: &str) -> Vec<usize> {
+        let needing = self.names.iter().filter(|(_, needs)| needs.all.contains(path));
+        needing.map(|(name, _)| *name).collect()
+    }
+
+    pub(super) fn is_needed_by_trash(&self, path: &str) -> bool {
+        self.trash.iter().any(|trashed| !trashed.is_expired && trashed.needs.all.contains(path))
+    }
+
+    pub(super) fn is_leased_or_held(&self, path: &str) -> bool {
+        self.leased().contains(path) || self.held().contains(path)
     }
 
     fn check_plan(&self, planned: &GcReport, on_disk: &DiskSnapshot) {
@@ -424,6 +440,14 @@ impl<'o> Pair<'o> {
         }
     }
 
+    /// Adds a file that is not blobd's.
+    fn add_foreign(&self, place: usize, pages: usize) {
+        const PLACES: [&str; 6] = ["", "blobs", "recipes", "partial", "quarantine/of an admin", "blobs/a/b"];
+        let directory = self.place.root.join(PLACES[place % PLACES.len()]);
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("notes.txt"), orphan(pages)).unwrap();
+    }
+
     fn plant(&self, directory: &str, name: &str, pages: usize) {
         let path = self.place.root.join(directory).join(name);
         // An earlier step may have planted it, and `verify --repair` makes files of the store read-only.
@@ -528,8 +552,10 @@ impl<'o> Pair<'o> {
         on_disk.content().difference(&kept).cloned().collect()
     }
 
-    fn downloads(&self) -> Vec<String> {
-        blobd_tests::store_dir::names(&self.place.root.join("partial"))
+    pub(super) fn downloads(&self) -> Vec<String> {
+        let mut names = blobd_tests::store_dir::names(&self.place.root.join("partial"));
+        names.retain(|name| name.starts_with("sha256-"));
+        names
     }
 
     fn leased(&self) -> Content {
@@ -544,7 +570,8 @@ impl<'o> Pair<'o> {
 
     /// One of the blobs.
     fn blob(&self, number: usize) -> Option<String> {
-        let names = blobd_tests::store_dir::names(&self.place.root.join("blobs"));
+        let mut names = blobd_tests::store_dir::names(&self.place.root.join("blobs"));
+        names.retain(|name| name.starts_with("sha256-"));
         names.get(number.checked_rem(names.len())?).map(|name| format!("blobs/{name}"))
     }
 

@@ -1,0 +1,131 @@
+//! Responses about disk space: what uses it, and unfinished downloads.
+//!
+//! Sizes are in bytes, times are RFC 3339 in UTC. Do not rename fields: scripts use these names.
+
+use blobd_store_format::digest::Digest;
+use serde::{Deserialize, Serialize};
+
+/// Response to `GET /v1/df`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskUsage {
+    /// The sum of all models' files, as if nothing were shared.
+    pub logical_bytes: u64,
+    /// The size of blobs and recipes on disk.
+    pub physical_bytes: u64,
+    /// What sharing saves: the logical bytes, less missing ones, minus what the models need on disk; at
+    /// least zero.
+    pub saved_bytes: u64,
+    /// What `gc` would free.
+    pub reclaimable_bytes: u64,
+    /// The size on disk of unfinished imports and pulls.
+    pub partial_bytes: u64,
+    /// The size on disk of what only models in the trash need.
+    #[serde(default)]
+    pub trash_bytes: u64,
+    /// The size on disk of damaged blobs in quarantine.
+    #[serde(default)]
+    pub quarantine_bytes: u64,
+    /// The size on disk of what nothing needs but a running program still has mapped or open.
+    #[serde(default)]
+    pub held_bytes: u64,
+    /// The size of the reserve, which is allocated so that removing works on a full disk.
+    #[serde(default)]
+    pub reserve_bytes: u64,
+    /// The maximum size of the store on disk, if it is limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_bytes: Option<u64>,
+    /// The bytes that count against the quota: blobs, recipes, manifests, downloads, the trash and quarantine, but
+    /// not the index, the reserve and directories.
+    #[serde(default)]
+    pub used_bytes: u64,
+    /// Above this size models are evicted, if there is a quota and eviction is allowed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub high_watermark_bytes: Option<u64>,
+    /// Eviction stops at this size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub low_watermark_bytes: Option<u64>,
+    /// The bytes of the file system that the store leaves free.
+    #[serde(default)]
+    pub min_free_bytes: u64,
+    /// The free space of the file system.
+    pub free_bytes: u64,
+    /// The number of blobs.
+    pub blob_count: u64,
+    /// What the store's directory takes on disk, as `du` reports it: allocated blocks, each file once. The sum of
+    /// `rows`.
+    #[serde(default)]
+    pub disk_bytes: u64,
+    /// The disjoint parts of `disk_bytes`: models first, the largest first; then one row of each other kind, and
+    /// one per unfinished download.
+    #[serde(default)]
+    pub rows: Vec<UsageRow>,
+    /// One entry per model, sorted by name.
+    pub models: Vec<ModelUsage>,
+}
+
+/// One model's disk usage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelUsage {
+    /// The model's shortest unique name.
+    pub name: String,
+    /// The sum of its files' sizes.
+    pub logical_bytes: u64,
+    /// The bytes on disk that only this model keeps.
+    pub unique_bytes: u64,
+    /// The bytes on disk that it shares with other models.
+    pub shared_bytes: u64,
+    /// When it was last opened, if that is known, RFC 3339 in UTC.
+    pub last_opened: Option<String>,
+}
+
+/// A part of what the store takes on disk. The parts are disjoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsageRow {
+    /// What it is.
+    pub kind: UsageKind,
+    /// The name of the model; of a download, the name that it was pulled as, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The digest of a download's file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
+    /// Its size on disk.
+    pub bytes: u64,
+    /// Who uses it, if it is in use; a few paths of other files.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by: Vec<String>,
+}
+
+/// What a part of the store is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum UsageKind {
+    /// What one model needs and no other.
+    Model,
+    /// What several models need, or models and the trash.
+    Shared,
+    /// What nothing needs any more, but sessions, transactions or programs use.
+    InUse,
+    /// An unfinished download.
+    Download,
+    /// What imports and pulls in progress have written.
+    Staging,
+    /// What only models in the trash need, with their records.
+    Trash,
+    /// Damaged blobs.
+    Quarantine,
+    /// What nothing needs: `gc` frees it.
+    Unneeded,
+    /// Manifests, origins, pins and the files that describe the store.
+    Records,
+    /// The copy of the index.
+    Index,
+    /// The reserve for a full disk.
+    Reserve,
+    /// The directories themselves.
+    Directories,
+    /// Files that do not belong to blobd, and kinds that this client does not know.
+    #[serde(other)]
+    Other,
+}
