@@ -39,6 +39,23 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(visible).collect()
 }
 
+/// As many of the names as fit `width`, but at least one, and the number of the others: `a, b and 12 more`.
+pub(crate) fn one_line(names: &[impl AsRef<str>], width: usize) -> String {
+    const MORE: usize = " and 99999 more".len();
+    let mut line = String::new();
+    for (listed, name) in names.iter().enumerate() {
+        let name = printable(name.as_ref());
+        let length = line.chars().count() + ", ".len() + name.chars().count();
+        let is_last = listed + 1 == names.len();
+        if listed > 0 && length + if is_last { 0 } else { MORE } > width {
+            return format!("{line} and {} more", names.len() - listed);
+        }
+        line.push_str(if listed > 0 { ", " } else { "" });
+        line.push_str(&name);
+    }
+    line
+}
+
 /// The width of the terminal in columns; unlimited if standard output is not a terminal.
 pub(crate) fn terminal_width() -> usize {
     const NOT_A_TERMINAL: usize = usize::MAX;
@@ -143,6 +160,19 @@ mod tests {
         let text = table.render(usize::MAX);
         assert_eq!(text.lines().nth(1), Some(format!("{long}  string  1").as_str()));
         assert!(text.lines().nth(2).unwrap().ends_with(&long));
+    }
+
+    #[test]
+    fn names_that_do_not_fit_a_line_are_counted() {
+        assert_eq!(one_line(&[] as &[&str], 80), "");
+        assert_eq!(one_line(&["a:latest", "b:latest"], 80), "a:latest, b:latest");
+        assert_eq!(one_line(&["a:latest", "b:latest", "c:latest"], 27), "a:latest and 2 more");
+        assert_eq!(one_line(&["a:latest", "b:latest"], 18), "a:latest, b:latest", "exactly the width");
+        assert_eq!(one_line(&["a-long-name:latest", "b"], 5), "a-long-name:latest and 1 more");
+        let many: Vec<_> = (0..1000).map(|number| format!("model-{number}:latest")).collect();
+        let line = one_line(&many, 80);
+        assert!(line.chars().count() <= 80 && line.starts_with("model-0:latest, model-1:latest"), "{line}");
+        assert!(line.ends_with("and 997 more"), "{line}");
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::open_sessions::Sessions;
 use crate::ops::{DoctorContext, Evictor, FetchLimit, LastOpened, OpError, OpenCache, Pull};
 use crate::permits::{Limits, PermitPool};
 use crate::principal::Peer;
+use crate::requester::Requester;
 use crate::socket::Closer;
 use crate::transfer::{TransferPolicy, Transfers};
 
@@ -212,12 +213,12 @@ impl Daemon {
     pub(crate) const fn pull<'p>(
         &'p self,
         handle: &'p Handle,
-        uid: u32,
+        requester: Requester,
         params: &'p PullParams,
         events: &'p Sender<PullEvent>,
     ) -> Pull<'p> {
         let Self { store, registry, transfers, work: WorkLimits { fetches, .. }, .. } = self;
-        Pull { store, registry, transfers, fetches, handle, uid, params, events }
+        Pull { store, registry, transfers, fetches, handle, requester, params, events }
     }
 
     /// Runs blocking work of a request of the user `uid` when it is that user's turn. Few run at a time;

@@ -27,7 +27,8 @@ pub fn import_file(
     cancelled: &AtomicBool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
-    ops::import(store, params, &mut FileSource { file, requested: VecDeque::new(), cancelled }, progress)
+    let mut source = FileSource { file, requested: VecDeque::new(), cancelled };
+    ops::import(store, ops::Requester::own(), params, &mut source, progress)
 }
 
 /// Ingests a file with this content.

@@ -94,14 +94,14 @@ impl PullSource {
     fn pull(&self, store: &Arc<Store>, file: usize, name: &Reference) -> Result<(), OpError> {
         let (events, _heard) = mpsc::channel(EVENTS_WAITING);
         let source = self.registry.name(&model(file)).parse().unwrap();
-        let params = PullParams { source, name: Some(name.clone()), limit_rate: None };
+        let params = PullParams { source, name: Some(name.clone()), limit_rate: None, force: false };
         let pull = ops::Pull {
             store,
             registry: &self.client,
             transfers: &Transfers::default(),
             fetches: &ops::FetchLimit::default(),
             handle: runtime().handle(),
-            uid: 0,
+            requester: ops::Requester::own(),
             params: &params,
             events: &events,
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use blobd::ops::{self, OpError};
+use blobd::ops::{self, OpError, Requester};
 use blobd_client::protocol::edit::{EditParams, KeyChange};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
@@ -83,14 +83,14 @@ impl Step {
             Self::Pull { file, name } => pulls::pull(store, file, &reference(name)),
             Self::PullInTwoParts { file, name } => pulls::pull_in_two_parts(store, file, &reference(name)),
             Self::Tag { source, target } => {
-                let params = TagParams { source: reference(source), target: reference(target) };
-                ops::tag(store, &params).map(|_| ())
+                let params = TagParams { source: reference(source), target: reference(target), force: false };
+                ops::tag(store, Requester::own(), &params).map(|_| ())
             }
             Self::Edit { source, target } => edit(store, source, target),
             Self::Remove { name } => remove(store, name, None),
             Self::MoveToTrash { name } => remove(store, name, Some(1 << 20)),
             Self::Undelete { name } => {
-                ops::undelete(store, &UndeleteParams { reference: reference(name) }).map(|_| ())
+                ops::undelete(store, &UndeleteParams { reference: reference(name), force: false }).map(|_| ())
             }
             Self::Pin { name, pinned } => {
                 ops::pin(store, &PinParams { reference: reference(name), pinned }).map(|_| ())
@@ -106,11 +106,11 @@ impl Step {
     pub fn outcomes(self, before: &World) -> Outcomes {
         match self {
             Self::Import { file, name } | Self::Pull { file, name } | Self::PullInTwoParts { file, name } => {
-                Outcomes::done(before.with(Key::Tag(name), file + 1))
+                set_tag(before, name, file + 1)
             }
             Self::Tag { source, target } => match before.get(Key::Tag(source)) {
                 0 => Outcomes::refused(ErrorCode::NotFound),
-                file => Outcomes::done(before.with(Key::Tag(target), file)),
+                file => set_tag(before, target, file),
             },
             Self::Edit { source, target } => match before.get(Key::Tag(source)) {
                 0 => Outcomes::refused(ErrorCode::NotFound),
@@ -162,6 +162,15 @@ impl Outcomes {
     }
 }
 
+/// Without `--force`, a pinned tag stays with its model.
+fn set_tag(before: &World, name: usize, model: usize) -> Outcomes {
+    let present = before.get(Key::Tag(name));
+    if before.get(Key::Pin(name)) == 1 && present != 0 && present != model {
+        return Outcomes::refused(ErrorCode::Denied);
+    }
+    Outcomes::done(before.with(Key::Tag(name), model))
+}
+
 /// A record's name is made from its content, with times in seconds: two records of one model may be the same
 /// file.
 fn move_to_trash(before: &World, name: usize) -> Outcomes {
@@ -195,7 +204,8 @@ fn undelete(before: &World, name: usize) -> Outcomes {
 
 fn import(store: &Arc<Store>, file: usize, name: usize) -> Result<(), OpError> {
     let opened = in_memory(&files()[file].bytes);
-    let params = ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)) };
+    let params =
+        ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)), force: false };
     import_file(store, &params, &opened, &AtomicBool::new(false), &mut |_, _| ()).map(|_| ())
 }
 
@@ -209,7 +219,7 @@ fn edit(store: &Arc<Store>, source: usize, target: usize) -> Result<(), OpError>
         force: true,
         dry_run: false,
     };
-    ops::edit(store, &params, &mut |_, _| true).map(|_| ())
+    ops::edit(store, Requester::own(), &params, &mut |_, _| true).map(|_| ())
 }
 
 fn remove(store: &Store, name: usize, keep_seconds: Option<u64>) -> Result<(), OpError> {

@@ -8,6 +8,7 @@ pub mod edit;
 pub mod error;
 pub mod frame;
 pub mod heads;
+pub mod lost_model;
 pub mod model_tensor;
 pub mod request;
 pub mod response;

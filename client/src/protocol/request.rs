@@ -78,6 +78,9 @@ pub struct ImportParams {
     /// The model's name; derived from the file's name if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<Reference>,
+    /// Whether the name may be taken from another model that is pinned. The pin stays with the name.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
 }
 
 /// Body of `POST /v1/pull`.
@@ -93,13 +96,16 @@ pub struct PullParams {
     /// The maximum rate of the download in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_rate: Option<u64>,
+    /// Whether the name may be taken from another model that is pinned. The pin stays with the name.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
 }
 
 impl PullParams {
     /// Requests a model from its registry, under the registry's name for it.
     #[must_use]
     pub const fn of(reference: Reference) -> Self {
-        Self { source: PullSource::Registry(reference), name: None, limit_rate: None }
+        Self { source: PullSource::Registry(reference), name: None, limit_rate: None, force: false }
     }
 }
 
@@ -120,6 +126,9 @@ pub struct RemoveParams {
 pub struct UndeleteParams {
     /// The model's name before it was removed.
     pub reference: Reference,
+    /// Whether the name may be taken from another model that has it now.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
 }
 
 /// Body of `POST /v1/pin`.
@@ -162,6 +171,9 @@ pub struct TagParams {
     pub source: Reference,
     /// Its new name. A model that had this name loses it.
     pub target: Reference,
+    /// Whether the name may be taken from another model that is pinned. The pin stays with the name.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
 }
 
 /// Body of `POST /v1/release`: exactly one of the two fields.

@@ -11,6 +11,8 @@ use blobd_store_format::recipe::Experts;
 use blobd_store_format::stored_file::{FilePiece, Source, StoredForm};
 use serde::{Deserialize, Serialize};
 
+pub use super::lost_model::Kept;
+use super::lost_model::LostModel;
 use super::model_tensor::ModelTensor;
 pub use super::space::{DiskUsage, ModelUsage};
 
@@ -167,15 +169,9 @@ pub struct Removed {
     /// Until when `undelete` can restore the models, if they went to the trash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trashed_until: Option<String>,
-}
-
-/// Bytes that a removal did not free.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
-    /// The number of bytes, on disk.
-    pub bytes: u64,
-    /// The models, sessions and programs that need them.
-    pub by: Vec<String>,
+    /// The removed models one by one.
+    #[serde(default)]
+    pub models: Vec<LostModel>,
 }
 
 /// Response to `POST /v1/tag`.
@@ -185,6 +181,12 @@ pub struct Tagged {
     pub name: String,
     /// The digest of the manifest.
     pub digest: Digest,
+    /// The other model that had the name before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub displaced: Vec<LostModel>,
+    /// The models that were evicted to make space.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evicted: Vec<LostModel>,
 }
 
 /// Response to `POST /v1/gc`.
@@ -264,6 +266,9 @@ pub struct PullProgress {
     /// How much of it was already stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reused: Option<u64>,
+    /// Models that were just evicted to make space.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evicted: Vec<LostModel>,
 }
 
 /// A pull's last line.
@@ -279,6 +284,12 @@ pub struct PullDone {
     pub downloaded_bytes: u64,
     /// The bytes that were already stored.
     pub reused_bytes: u64,
+    /// The other model that had the name before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub displaced: Vec<LostModel>,
+    /// The models that were evicted to make space.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evicted: Vec<LostModel>,
 }
 
 /// Response to `POST /v1/pull/plan`: what a pull would download and reuse.
@@ -333,6 +344,12 @@ pub struct Imported {
     pub tensor_count: u64,
     /// The number of blobs that were written.
     pub new_blob_count: u64,
+    /// The other model that had the name before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub displaced: Vec<LostModel>,
+    /// The models that were evicted to make space; of very many, only the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evicted: Vec<LostModel>,
 }
 
 /// First frame of the response to an open: the model, and how many tensors and descriptors follow.

@@ -6,6 +6,7 @@ use blobd_store_format::digest::Digest;
 use serde::{Deserialize, Serialize};
 
 use super::error::ErrorResponse;
+use super::lost_model::LostModel;
 
 /// One line of the response to `POST /v1/verify`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,6 +93,9 @@ pub struct Undeleted {
     pub name: String,
     /// Its manifest's digest.
     pub digest: Digest,
+    /// The other model that had the name before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub displaced: Vec<LostModel>,
 }
 
 /// Response to `POST /v1/pin`.

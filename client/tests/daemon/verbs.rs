@@ -63,7 +63,7 @@ fn each_verb_has_its_route_and_body() {
         client.remove(&RemoveParams { references: vec![a.clone()], keep_seconds: None }).unwrap().freed_bytes,
         1
     );
-    assert_eq!(client.tag(&TagParams { source: a, target: b }).unwrap().name, "b");
+    assert_eq!(client.tag(&TagParams { source: a, target: b, force: false }).unwrap().name, "b");
     assert!(client.gc(&GcParams { dry_run: true }).unwrap().dry_run);
 
     let calls = calls.lock().unwrap();

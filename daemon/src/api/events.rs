@@ -16,12 +16,13 @@ use super::body::{HttpResponse, lines_response};
 use crate::ops::{self, OpError};
 use crate::permits::{Permit, PermitPool};
 use crate::state::{Daemon, WorkLimits};
+use crate::verb_log;
 
 /// Events that may wait for a client. Further progress is dropped, but never the last event.
 const EVENTS_WAITING: usize = 64;
 
 pub(super) fn pull(caller: &Caller, params: PullParams) -> Result<HttpResponse, ErrorBody> {
-    let (uid, handle) = (caller.peer.uid, Handle::current());
+    let (requester, handle) = (caller.requester(), Handle::current());
     let status = "waiting for other pulls to end".to_owned();
     let work = Work {
         name: format!("pull of {}", params.source),
@@ -30,12 +31,13 @@ pub(super) fn pull(caller: &Caller, params: PullParams) -> Result<HttpResponse, 
         failed: PullEvent::Failed,
     };
     work.start(caller, move |daemon, events| {
-        ops::pull(daemon.pull(&handle, uid, &params, events)).map(PullEvent::Done)
+        let done = ops::pull(daemon.pull(&handle, requester, &params, events));
+        done.inspect(|done| verb_log::finished(&daemon.limits.log, requester, done)).map(PullEvent::Done)
     })
 }
 
 pub(super) fn verify(caller: &Caller, params: VerifyParams) -> Result<HttpResponse, ErrorBody> {
-    let handle = Handle::current();
+    let (requester, handle) = (caller.requester(), Handle::current());
     let status = "waiting for another verification to end".to_owned();
     let work = Work {
         name: "verify".to_owned(),
@@ -44,11 +46,15 @@ pub(super) fn verify(caller: &Caller, params: VerifyParams) -> Result<HttpRespon
         failed: VerifyEvent::Failed,
     };
     work.start(caller, move |daemon, events| {
-        ops::verify(&daemon.store, &daemon.registry, &handle, &params, events).map(VerifyEvent::Done)
+        let verified = ops::verify(&daemon.store, &daemon.registry, &handle, &params, events);
+        verified
+            .inspect(|verified| verb_log::finished(&daemon.limits.log, requester, verified))
+            .map(VerifyEvent::Done)
     })
 }
 
 pub(super) fn edit(caller: &Caller, params: EditParams) -> Result<HttpResponse, ErrorBody> {
+    let requester = caller.requester();
     let status = "waiting for other imports and edits to end".to_owned();
     let work = Work {
         name: format!("edit of {}", params.source.short()),
@@ -68,7 +74,10 @@ pub(super) fn edit(caller: &Caller, params: EditParams) -> Result<HttpResponse, 
             let _ = events.try_send(progress.into());
             !events.is_closed()
         };
-        ops::edit(&daemon.store, &params, &mut report).map(EditEvent::Done)
+        let edited = ops::edit(&daemon.store, requester, &params, &mut report);
+        edited
+            .inspect(|edited| verb_log::finished(&daemon.limits.log, requester, edited))
+            .map(EditEvent::Done)
     })
 }
 

@@ -18,8 +18,10 @@ use tokio::sync::mpsc;
 use crate::ops;
 use crate::permits::Permit;
 use crate::principal::{Peer, Right};
+use crate::requester::Requester;
 use crate::socket::ClientSocket;
 use crate::state::Daemon;
+use crate::verb_log::{self, Finished};
 
 mod body;
 mod details;
@@ -130,15 +132,22 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         "/v1/limit" => {
             let params: LimitParams = caller.params(request).await?;
             daemon.transfers.limit.set(params.bytes_per_second);
-            Ok(json_response(&limit(daemon)))
+            let limit = limit(daemon);
+            verb_log::finished(&daemon.limits.log, caller.requester(), &limit);
+            Ok(json_response(&limit))
         }
-        "/v1/undelete" => caller.respond_to(request, ops::undelete).await,
-        "/v1/pin" => caller.respond_to(request, |store, params| ops::pin(store, params)).await,
-        "/v1/remove" => caller.respond_to(request, |store, params| ops::remove(store, params)).await,
-        "/v1/tag" => caller.respond_to(request, ops::tag).await,
+        "/v1/undelete" => caller.change(request, |store, _, params| ops::undelete(store, params)).await,
+        "/v1/pin" => caller.change(request, |store, _, params| ops::pin(store, params)).await,
+        "/v1/remove" => caller.change(request, |store, _, params| ops::remove(store, params)).await,
+        "/v1/tag" => caller.change(request, ops::tag).await,
         "/v1/gc" => {
             let params: GcParams = caller.params(request).await?;
-            let collect = move |daemon: &Daemon| ops::gc(&daemon.store, params);
+            let requester = caller.requester();
+            let collect = move |daemon: &Daemon| {
+                let report = ops::gc(&daemon.store, params)?;
+                verb_log::finished(&daemon.limits.log, requester, &report);
+                Ok(report)
+            };
             if params.dry_run { caller.survey(collect).await } else { caller.respond(collect).await }
         }
         "/v1/verify" => {
@@ -150,13 +159,25 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         }
         "/v1/release" => release::release(caller, caller.params(request).await?).await,
         "/v1/edit" => events::edit(caller, caller.params(request).await?),
-        "/v1/pull" => events::pull(caller, caller.params(request).await?),
+        "/v1/pull" => {
+            let params: PullParams = caller.params(request).await?;
+            caller.require_to_force(params.force, path)?;
+            events::pull(caller, params)
+        }
         "/v1/pull/plan" => {
-            let plan = plan_pull(daemon, caller.peer.uid, caller.params(request).await?).await;
+            let plan = plan_pull(daemon, caller.requester(), caller.params(request).await?).await;
             plan.map(|plan| json_response(&plan)).map_err(|error| error.body())
         }
         "/v1/inspect" => inspect(caller, caller.params(request).await?).await,
-        "/v1/reindex" => caller.respond(|daemon| ops::reindex(&daemon.store)).await,
+        "/v1/reindex" => {
+            let requester = caller.requester();
+            let reindex = move |daemon: &Daemon| {
+                let reindexed = ops::reindex(&daemon.store)?;
+                verb_log::finished(&daemon.limits.log, requester, &reindexed);
+                Ok(reindexed)
+            };
+            caller.respond(reindex).await
+        }
         _ => Err(unknown(&Method::POST, path)),
     }
 }
@@ -176,21 +197,33 @@ impl Caller {
         Ok(params)
     }
 
+    fn requester(&self) -> Requester {
+        Requester::of(&self.peer)
+    }
+
+    /// Only administrators may take the name of a pinned model, because only they may pin and unpin.
+    fn require_to_force(&self, force: bool, path: &str) -> Result<(), ErrorBody> {
+        if force { require(&self.peer, Right::Administer, &format!("{path}, force")) } else { Ok(()) }
+    }
+
     fn lasting(&self) -> Result<Arc<Permit>, ErrorBody> {
         self.daemon.limits.lasting_for(self.peer.uid)
     }
 
-    /// Runs `work` on the store with the parameters in the request's body.
-    async fn respond_to<P: DeserializeOwned + Send + 'static, T: serde::Serialize + Send + 'static>(
+    /// Runs `work`, which changes the store, with the parameters in the request's body, and logs its result.
+    async fn change<P: DeserializeOwned + Send + 'static, T: serde::Serialize + Finished + Send + 'static>(
         &self,
         request: Request<Incoming>,
-        work: impl FnOnce(&Arc<Store>, &P) -> Result<T, ops::OpError> + Send + 'static,
+        work: impl FnOnce(&Arc<Store>, Requester, &P) -> Result<T, ops::OpError> + Send + 'static,
     ) -> Result<HttpResponse, ErrorBody> {
         let (params, permit): (P, _) = read_json(request, &self.daemon.limits, self.peer.uid).await?;
+        let requester = self.requester();
         let work = move |daemon: &Daemon| {
             // The permit counts the parameters as long as they exist.
             let _permit = permit;
-            work(&daemon.store, &params)
+            let done = work(&daemon.store, requester, &params)?;
+            verb_log::finished(&daemon.limits.log, requester, &done);
+            Ok(done)
         };
         self.respond(work).await
     }
@@ -240,27 +273,32 @@ impl Caller {
 }
 
 /// What a pull would download. Ends soon after the future is dropped, as when the client disconnects.
-async fn plan_pull(daemon: &Arc<Daemon>, uid: u32, params: PullParams) -> Result<PullPlan, ops::OpError> {
+async fn plan_pull(
+    daemon: &Arc<Daemon>,
+    requester: Requester,
+    params: PullParams,
+) -> Result<PullPlan, ops::OpError> {
     let (events, _unless_dropped) = mpsc::channel(1);
-    let permit = daemon.work.plans.acquire(uid).await;
+    let permit = daemon.work.plans.acquire(requester.uid()).await;
     let handle = Handle::current();
     let plan = move |daemon: &Daemon| {
         // Returned when the work is over, not when its client has disconnected.
         let _permit = permit;
-        ops::plan_pull(daemon.pull(&handle, uid, &params, &events))
+        ops::plan_pull(daemon.pull(&handle, requester, &params, &events))
     };
     daemon.blocking(plan).await
 }
 
 /// Describes a model at its registry. Ends soon after its client disconnects.
 async fn inspect(caller: &Caller, params: PullParams) -> Result<HttpResponse, ErrorBody> {
-    let (daemon, uid) = (&caller.daemon, caller.peer.uid);
+    let (daemon, requester) = (&caller.daemon, caller.requester());
+    let uid = requester.uid();
     let (events, _unless_dropped) = mpsc::channel(1);
     let permit = daemon.work.inspections.acquire(uid).await;
     let handle = Handle::current();
     let inspect = move |daemon: &Daemon| {
         // Returned when the work is over, not when its client has disconnected.
-        Ok((ops::inspect(daemon.pull(&handle, uid, &params, &events))?, permit))
+        Ok((ops::inspect(daemon.pull(&handle, requester, &params, &events))?, permit))
     };
     let (heads, permit) = daemon.blocking(inspect).await.map_err(|error| error.body())?;
     // Counted before the copy in base64 is made.

@@ -12,6 +12,7 @@ use super::body::{HttpResponse, raw_response};
 use crate::open_sessions::SessionSelector;
 use crate::ops::OpError;
 use crate::state::Daemon;
+use crate::verb_log;
 
 /// How long the response waits for the leases to end. They end in any case, and the response does not wait
 /// until the space of removed models is freed.
@@ -29,6 +30,10 @@ pub(super) async fn release(caller: &Caller, params: ReleaseParams) -> Result<Ht
     // On a timeout the leases still end, only later.
     let _ = timeout(RELEASE_TIMEOUT, ending.ended()).await;
     let released = Released { released: ending.sessions };
+    // Any user may end its own leases, as often as it opens models.
+    if let Some(omitted) = caller.daemon.limits.log.admit(caller.peer.uid) {
+        verb_log::released(caller.requester(), &released, omitted);
+    }
     let json = serde_json::to_vec(&released).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let memory = caller.daemon.limits.memory_for(caller.peer.uid, json.len()).await?;
     Ok(raw_response(json, memory))

@@ -14,7 +14,7 @@ use clap::Args;
 
 use super::connect::{client_error, connect, print_report, print_result};
 use super::progress::Bar;
-use super::{Global, file_error, usage};
+use super::{Global, file_error, lost_models, usage};
 use crate::output::{Table, printable, terminal_width};
 use crate::size::human_bytes;
 
@@ -51,7 +51,7 @@ pub(super) struct Params {
     /// Set the template layer of the manifest, which Ollama uses; it has the syntax of Go's templates
     #[arg(long, value_name = "TEXT|@FILE")]
     template_layer: Option<String>,
-    /// Replace another model that has the name DST
+    /// Replace another model that has the name DST, even if it is pinned
     #[arg(long)]
     force: bool,
     /// Only show what would change
@@ -136,7 +136,8 @@ fn render(edited: &Edited) -> String {
         table.row([key.clone(), abridged(from), abridged(to)]);
     }
     let table = if edited.changed.is_empty() { String::new() } else { table.render(terminal_width()) };
-    format!("{table}{}{summary}", note(edited))
+    let lost = lost_models::displaced(&edited.displaced) + &lost_models::evicted(&edited.evicted);
+    format!("{table}{}{summary}{lost}", note(edited))
 }
 
 /// What became of the template layer, where a user may expect something else.

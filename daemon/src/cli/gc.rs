@@ -7,8 +7,8 @@ use blobd_client::protocol::response::{GcReason, GcReport};
 use blobd_client::protocol::upkeep::EvictionPlan;
 use clap::Args;
 
-use super::Global;
 use super::connect::{report, show};
+use super::{Global, lost_models};
 use crate::output::{Table, printable, terminal_width};
 use crate::size::{human_bytes, parse_size};
 
@@ -76,10 +76,7 @@ fn render(report: &GcReport) -> String {
     let table = if report.deleted.is_empty() { String::new() } else { table.render(terminal_width()) };
     let verb = if report.dry_run { "would free" } else { "freed" };
     let mut text = format!("{table}{verb} {}\n", human_bytes(report.freed_bytes));
-    for kept in &report.kept {
-        let by = kept.by.iter().map(|by| printable(by)).collect::<Vec<_>>().join(", ");
-        text.push_str(&format!("kept {} for {by}\n", human_bytes(kept.bytes)));
-    }
+    text.push_str(&lost_models::kept(&report.kept));
     text
 }
 
@@ -90,19 +87,11 @@ fn render_eviction(plan: &EvictionPlan) -> String {
         table.row([model.name.clone(), human_bytes(model.freed_bytes), model.last_used.clone(), origin]);
     }
     let mut text = if plan.evicted.is_empty() { String::new() } else { table.render(terminal_width()) };
-    let quota = plan.quota_bytes.map_or_else(|| "no quota".to_owned(), human_bytes);
-    let (used, needed) = (human_bytes(plan.used_bytes), human_bytes(plan.needed_bytes));
-    text.push_str(&format!(
-        "used {used} of {quota}; {needed} to free; would free {}\n",
-        human_bytes(plan.freed_bytes)
-    ));
+    text.push_str(&eviction_summary(plan));
     if plan.garbage_bytes > 0 {
         let enough = if plan.garbage_bytes >= plan.needed_bytes { ", which is enough" } else { "" };
         let garbage = human_bytes(plan.garbage_bytes);
         text.push_str(&format!("{garbage} of it is needed by no model and is deleted first{enough}\n"));
-    }
-    if plan.freed_bytes < plan.needed_bytes {
-        text.push_str("evicting all candidates would not free enough, so no model would be evicted\n");
     }
     for model in &plan.spared {
         text.push_str(&format!("{} would be kept: {}\n", printable(&model.name), model.reason));
@@ -111,4 +100,48 @@ fn render_eviction(plan: &EvictionPlan) -> String {
         text.push_str("eviction is off; to enable it, set evict under [space] in the configuration\n");
     }
     text
+}
+
+fn eviction_summary(plan: &EvictionPlan) -> String {
+    let used = human_bytes(plan.used_bytes);
+    let used = match plan.quota_bytes {
+        Some(quota) => format!("{used} of a quota of {} used", human_bytes(quota)),
+        None => format!("{used} used, no quota"),
+    };
+    let (needed, freed) = (human_bytes(plan.needed_bytes), human_bytes(plan.freed_bytes));
+    if plan.needed_bytes == 0 {
+        format!("{used}; nothing to evict\n")
+    } else if plan.freed_bytes < plan.needed_bytes {
+        format!(
+            "{used}; {needed} cannot be freed: all candidates together are not enough, so none is evicted\n"
+        )
+    } else {
+        format!("{used}; {needed} needed, this would free {freed}\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(needed_bytes: u64, freed_bytes: u64, quota_bytes: Option<u64>) -> String {
+        let used_bytes = 115 << 20;
+        let plan =
+            EvictionPlan { used_bytes, quota_bytes, needed_bytes, freed_bytes, ..EvictionPlan::default() };
+        eviction_summary(&plan)
+    }
+
+    #[test]
+    fn summary_of_an_eviction_says_what_is_used_needed_and_freed() {
+        assert_eq!(summary(0, 0, None), "115 MiB used, no quota; nothing to evict\n");
+        assert_eq!(
+            summary(1 << 20, 2 << 20, Some(120 << 20)),
+            "115 MiB of a quota of 120 MiB used; 1.00 MiB needed, this would free 2.00 MiB\n"
+        );
+        assert_eq!(
+            summary(1 << 20, 0, None),
+            "115 MiB used, no quota; 1.00 MiB cannot be freed: all candidates together are not enough, so none is \
+             evicted\n"
+        );
+    }
 }

@@ -13,7 +13,7 @@ use clap::Args;
 
 use super::connect::{client_error, connect};
 use super::progress::Bar;
-use super::{Global, file_error, usage};
+use super::{Global, file_error, lost_models, usage};
 use crate::output::{print, print_json};
 use crate::size::human_bytes;
 
@@ -30,6 +30,9 @@ pub(super) struct Params {
     /// The model's name; derived from the file name if omitted
     #[arg(long, value_name = "REF")]
     name: Option<Reference>,
+    /// Take the name from another model even if that is pinned; the pin stays with the name
+    #[arg(long)]
+    force: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
@@ -42,7 +45,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         let file = open(path)?;
         let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let bar = Bar::new(&file_name, 0, global.hides_progress());
-        let request = ImportParams { file_name, name: params.name.clone() };
+        let request = ImportParams { file_name, name: params.name.clone(), force: params.force };
         let done = connected.client.import(&request, &file, |completed, total| bar.set(completed, total));
         bar.clear();
         let done = done.map_err(client_error)?;
@@ -68,5 +71,6 @@ fn open(path: &Path) -> Result<File, ErrorBody> {
 fn summary(done: &Imported) -> String {
     let Imported { name, digest, size, new_bytes, reused_bytes, tensor_count, .. } = done;
     let [size, new, reused] = [size, new_bytes, reused_bytes].map(|bytes| human_bytes(*bytes));
-    format!("{name} {}: {size}, {new} new, {reused} shared, {tensor_count} tensors\n", digest.short())
+    let lost = lost_models::displaced(&done.displaced) + &lost_models::evicted(&done.evicted);
+    format!("{name} {}: {size}, {new} new, {reused} shared, {tensor_count} tensors\n{lost}", digest.short())
 }

@@ -28,6 +28,7 @@ mod limit;
 mod log;
 mod login;
 mod logout;
+mod lost_models;
 mod ls;
 mod model_source;
 mod mount;

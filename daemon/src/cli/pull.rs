@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::lost_model::LostModel;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
 use blobd_store_format::reference::Reference;
@@ -13,7 +14,7 @@ use clap::Args;
 use super::connect::{Connected, client_error, connect, print_result};
 use super::interrupt::on_interrupt;
 use super::progress::Bar;
-use super::{Global, pull_plan, usage};
+use super::{Global, lost_models, pull_plan, usage};
 use crate::output::{print, print_json, print_message};
 use crate::size::{human_bytes, parse_rate};
 
@@ -43,6 +44,9 @@ pub(super) struct Params {
     /// Show what would be downloaded and what would be reused
     #[arg(long)]
     dry_run: bool,
+    /// Take the name from another model even if that is pinned; the pin stays with the name
+    #[arg(long)]
+    force: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
@@ -52,7 +56,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let requests = params.sources.iter().map(|source| {
         let (source, name) = (source.clone(), params.name.clone());
-        PullParams { source, name, limit_rate: params.limit_rate }
+        PullParams { source, name, limit_rate: params.limit_rate, force: params.force }
     });
     if params.dry_run {
         return requests.into_iter().try_for_each(|request| plan(global, &connected, &request));
@@ -69,6 +73,11 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     for request in requests {
         let done = connected.client.pull(&request, |event| lock(&screen).show(event));
         lock(&screen).end_bar();
+        let evicted = std::mem::take(&mut lock(&screen).evicted);
+        if done.is_err() && !global.hides_reports() {
+            // The summary of a successful pull has them.
+            print(&lost_models::evicted(&evicted))?;
+        }
         let done = done.map_err(|error| pull_error(error, lock(&screen).has_received))?;
         if !global.hides_reports() {
             print(&summary(&done))?;
@@ -98,7 +107,8 @@ const RESUME: &str = "the same command resumes the download; the data received s
 fn summary(done: &PullDone) -> String {
     let PullDone { name, digest, downloaded_bytes, reused_bytes, .. } = done;
     let (downloaded, reused) = (human_bytes(*downloaded_bytes), human_bytes(*reused_bytes));
-    format!("{name} {}: {downloaded} downloaded, {reused} already stored\n", digest.short())
+    let lost = lost_models::displaced(&done.displaced) + &lost_models::evicted(&done.evicted);
+    format!("{name} {}: {downloaded} downloaded, {reused} already stored\n{lost}", digest.short())
 }
 
 /// Shows events as progress bars or JSON lines.
@@ -107,6 +117,8 @@ struct Screen {
     quiet: bool,
     bar: Option<FileBar>,
     has_received: bool,
+    /// Models that this pull has evicted.
+    evicted: Vec<LostModel>,
 }
 
 struct FileBar {
@@ -123,12 +135,13 @@ fn lock(screen: &Mutex<Screen>) -> MutexGuard<'_, Screen> {
 
 impl Screen {
     fn new(global: &Global) -> Self {
-        Self { json: global.json, quiet: global.quiet, bar: None, has_received: false }
+        Self { json: global.json, quiet: global.quiet, bar: None, has_received: false, evicted: Vec::new() }
     }
 
     fn show(&mut self, event: PullEvent) {
         if let PullEvent::Progress(progress) = &event {
             self.has_received |= progress.completed.is_some_and(|completed| completed > 0);
+            self.evicted.extend(progress.evicted.iter().cloned());
         }
         if self.quiet && matches!(event, PullEvent::Progress(_)) {
             return;

@@ -8,9 +8,8 @@ use blobd_client::protocol::response::Removed;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
-use super::Global;
 use super::connect::report;
-use crate::output::printable;
+use super::{Global, lost_models};
 use crate::size::human_bytes;
 
 /// Remove models and free what nothing else needs
@@ -37,17 +36,15 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 fn summary(removed: &Removed) -> String {
-    let mut text = String::new();
-    for name in &removed.removed {
-        text.push_str(&format!("removed {}\n", printable(name)));
-    }
+    let is_alone = removed.models.len() == 1;
+    let line = |model| match is_alone {
+        true => format!("{}\n", lost_models::subject("removed", model)),
+        false => lost_models::line("removed", model),
+    };
+    let mut text: String = removed.models.iter().map(line).collect();
     match &removed.trashed_until {
         Some(until) => text.push_str(&format!("in the trash until {until}; `blobd undelete` restores it\n")),
         None => text.push_str(&format!("freed {}\n", human_bytes(removed.freed_bytes))),
     }
-    for kept in &removed.kept {
-        let by = kept.by.iter().map(|by| printable(by)).collect::<Vec<_>>().join(", ");
-        text.push_str(&format!("kept {} needed by {by}\n", human_bytes(kept.bytes)));
-    }
-    text
+    text + &lost_models::kept(&removed.kept)
 }

@@ -6,25 +6,35 @@ use blobd_client::protocol::response::Tagged;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
-use super::Global;
 use super::connect::report;
+use super::{Global, lost_models};
 use crate::output::printable;
 
 /// Give a model another name
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  blobd tag llama3:8b mine/assistant:v1")]
+  blobd tag llama3:8b mine/assistant:v1
+  blobd tag llama3:70b mine/assistant:v1 --force        even if mine/assistant:v1 is pinned")]
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "SRC")]
     source: Reference,
-    /// The new name; a model that has it now loses it
+    /// The new name; another model that has it now loses it, unless it is pinned
     #[arg(value_name = "DST")]
     target: Reference,
+    /// Take the name from another model even if that is pinned; the pin stays with the name
+    #[arg(long)]
+    force: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let request = TagParams { source: params.source.clone(), target: params.target.clone() };
-    let render = |tagged: &Tagged| format!("{} {}\n", printable(&tagged.name), tagged.digest.short());
+    let (source, target) = (params.source.clone(), params.target.clone());
+    let request = TagParams { source, target, force: params.force };
     report(global, |client| client.tag(&request), render)
+}
+
+fn render(tagged: &Tagged) -> String {
+    let Tagged { name, digest, displaced, evicted } = tagged;
+    let lost = lost_models::displaced(displaced) + &lost_models::evicted(evicted);
+    format!("{} {}\n{lost}", printable(name), digest.short())
 }

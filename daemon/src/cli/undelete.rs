@@ -7,8 +7,8 @@ use blobd_client::protocol::request::UndeleteParams;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
-use super::Global;
 use super::connect::{client_error, connect};
+use super::{Global, lost_models};
 use crate::output::{print, print_json, printable};
 
 /// Take models out of the trash
@@ -20,16 +20,20 @@ pub(super) struct Params {
     /// The models, by the names that they had before
     #[arg(required = true, value_name = "REF")]
     references: Vec<Reference>,
+    /// Replace another model that has the name now, even if that is pinned
+    #[arg(long)]
+    force: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let mut undeleted = Vec::new();
     for reference in &params.references {
-        let request = UndeleteParams { reference: reference.clone() };
+        let request = UndeleteParams { reference: reference.clone(), force: params.force };
         let done = connected.client.undelete(&request).map_err(client_error)?;
         if !global.hides_reports() {
-            print(&format!("{} {} restored\n", printable(&done.name), done.digest.short()))?;
+            let lost = lost_models::displaced(&done.displaced);
+            print(&format!("{} {} restored\n{lost}", printable(&done.name), done.digest.short()))?;
         }
         undeleted.push(done);
     }

@@ -9,7 +9,7 @@ use clap::Args;
 use super::Global;
 use super::connect::{client_error, connect, print_result};
 use super::progress::Bar;
-use crate::output::{Table, terminal_width};
+use crate::output::{Table, one_line, terminal_width};
 use crate::size::human_bytes;
 
 /// Read everything from the disk and compare it with its digest
@@ -75,8 +75,11 @@ fn render(verified: &Verified) -> String {
     format!("{}{counted} read\n", table.render(terminal_width()))
 }
 
+/// The most characters of the models in a row; JSON lists all.
+const MODELS_WIDTH: usize = 60;
+
 fn row(blob: &CorruptBlob) -> [String; 4] {
-    let models = if blob.models.is_empty() { "-".to_owned() } else { blob.models.join(", ") };
+    let models = if blob.models.is_empty() { "-".to_owned() } else { one_line(&blob.models, MODELS_WIDTH) };
     let state = match (blob.repaired, blob.fetched_bytes) {
         (true, Some(bytes)) => format!("repaired, {} downloaded", human_bytes(bytes)),
         (true, None) => "repaired".to_owned(),

@@ -21,8 +21,10 @@ use serde_json::Value as Json;
 use self::manifest::{NewLayers, compose_edited};
 use self::weights::{EditedFile, Weights};
 use super::collect_on_failure::collect_on_failure;
+use super::lost_models::{Evictions, displaced};
 use super::{OpError, error::refuse_pinned};
 use crate::metadata_json::Abridger;
+use crate::requester::Requester;
 
 /// Receives the bytes read and the bytes to be read; returns false to cancel.
 pub type EditReport<'r> = dyn FnMut(u64, u64) -> bool + 'r;
@@ -31,12 +33,18 @@ pub type EditReport<'r> = dyn FnMut(u64, u64) -> bool + 'r;
 ///
 /// # Errors
 /// [`OpError`]; then nothing is stored.
-pub fn edit(store: &Arc<Store>, params: &EditParams, report: &mut EditReport<'_>) -> Result<Edited, OpError> {
-    collect_on_failure(store, || edit_model(store, params, report))
+pub fn edit(
+    store: &Arc<Store>,
+    requester: Requester,
+    params: &EditParams,
+    report: &mut EditReport<'_>,
+) -> Result<Edited, OpError> {
+    collect_on_failure(store, || edit_model(store, requester, params, report))
 }
 
 fn edit_model(
     store: &Arc<Store>,
+    requester: Requester,
     params: &EditParams,
     report: &mut EditReport<'_>,
 ) -> Result<Edited, OpError> {
@@ -59,19 +67,23 @@ fn edit_model(
         changed: changed_keys(&weights.header, &header),
         template_layer: layers.template_change(),
         dry_run: params.dry_run,
+        displaced: Vec::new(),
+        evicted: Vec::new(),
     };
     let file = EditedFile::new(&weights, &header)?;
     if params.dry_run {
         edited.new_bytes = file.new_bytes().saturating_add(layers.new_bytes());
         return Ok(edited);
     }
-    let known = known_digest(store, params, &file)?;
+    let moves_pinned = params.force && requester.may_administer();
+    let known = known_digest(store, params, moves_pinned, &file)?;
     let digest = match known {
         Some(digest) => digest,
         None => weights.hash_with(store, &file, report)?,
     };
     store.make_reserve();
-    let mut ingest = Ingest::begin(store, lease)?;
+    let evictions = Evictions::new(requester, format!("edit of {source}"));
+    let mut ingest = evictions.observe(Ingest::begin(store, lease)?).may_move_pinned(moves_pinned);
     let (config_bytes, template_bytes) = (model.manifest.config().size, layers.new_bytes());
     ingest.admit([file.new_bytes(), config_bytes, template_bytes].into_iter().filter(|bytes| *bytes > 0))?;
     let descriptor = file.add(&mut ingest, digest)?;
@@ -79,7 +91,10 @@ fn edit_model(
     let origin = format!("edit {source}");
     let origin = (manifest.digest() != model.manifest.digest()).then_some(origin.as_str());
     let allowed = |present: Option<&Reference>| is_free(store, params, present, &manifest);
-    edited.new_bytes = ingest.commit_if(&params.target, &manifest, origin, allowed)?.new_bytes;
+    let committed = ingest.commit_if(&params.target, &manifest, origin, allowed)?;
+    edited.new_bytes = committed.new_bytes;
+    edited.displaced = displaced(store, committed);
+    edited.evicted = evictions.take();
     edited.digest = Some(manifest.digest());
     Ok(edited)
 }
@@ -105,7 +120,12 @@ fn changed_keys(before: &Header, edited: &EditedHeader) -> Vec<ChangedKey> {
 
 /// The digest of the file if the target is this file already, as after an earlier equal edit. Refuses early if the
 /// target is another model, before the tensors are read.
-fn known_digest(store: &Store, params: &EditParams, file: &EditedFile) -> Result<Option<Digest>, OpError> {
+fn known_digest(
+    store: &Store,
+    params: &EditParams,
+    moves_pinned: bool,
+    file: &EditedFile,
+) -> Result<Option<Digest>, OpError> {
     if let Some(unchanged) = file.unchanged() {
         return Ok(Some(unchanged));
     }
@@ -117,6 +137,9 @@ fn known_digest(store: &Store, params: &EditParams, file: &EditedFile) -> Result
     let same = recipes.into_iter().find(|recipe| file.is_stored_as(recipe)).map(|recipe| recipe.file());
     match same {
         None if !params.force => Err(OpError::TargetExists { name: params.target.short() }),
+        None if !moves_pinned && store.is_pinned(&present.reference) => {
+            Err(StoreError::Pinned { name: present.reference.short() }.into())
+        }
         same => Ok(same),
     }
 }

@@ -44,7 +44,7 @@ pub enum OpError {
     #[error("model {name}: not in the trash; `blobd ls --trash` lists the models there")]
     NotInTrash { name: String },
     #[error(
-        "model {name}: the name belongs to another model; give that one another name with `blobd tag`, or remove it"
+        "model {name}: the name belongs to another model; --force replaces it, `blobd rename` gives it another name"
     )]
     NameTaken { name: String },
     #[error("model {name}: exists already; --force replaces it")]
@@ -152,6 +152,12 @@ impl OpError {
             (Self::Store(StoreError::Locked { .. }), _) => {
                 "only one process at a time can have a store open: connect to that one, or stop it first"
             }
+            (Self::Store(StoreError::Pinned { name }), _) => {
+                return Some(format!(
+                    "--force gives the name and its pin to the other model, which only administrators may do; \
+                     `blobd unpin {name}` ends the protection"
+                ));
+            }
             (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists the models",
             (Self::NoSpaceForPull { reclaimable_bytes, .. }, _) => {
                 return Some(self.no_space_hint(*reclaimable_bytes));
@@ -196,6 +202,7 @@ fn store_code(error: &StoreError) -> ErrorCode {
         StoreError::Io { .. } => ErrorCode::Internal,
         StoreError::Locked { .. } | StoreError::IndexBuilding { .. } => ErrorCode::Busy,
         StoreError::NoSuchModel { .. } => ErrorCode::NotFound,
+        StoreError::Pinned { .. } => ErrorCode::Denied,
         StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } => ErrorCode::InvalidRequest,
         StoreError::Manifest { .. }
         | StoreError::UnexpectedFile { .. }

@@ -6,11 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use blobd_client::protocol::upkeep::{Eviction, EvictionPlan, Spared};
-use blobd_store::gc;
-use blobd_store::{MakeSpace, Store, StoreError};
+use blobd_store::gc::{self, LostModel};
+use blobd_store::{EvictionObserver, MakeSpace, Store, StoreError};
 use blobd_store_format::reference::Reference;
 
+use super::lost_models::lost_model;
 use super::{OpError, rfc3339};
+use crate::requester::Requester;
+use crate::verb_log;
 
 /// Returns when a model was last opened, if known.
 pub type LastOpened = dyn Fn(&Reference) -> Option<SystemTime> + Send + Sync;
@@ -37,7 +40,7 @@ impl Evictor {
 }
 
 impl MakeSpace for Evictor {
-    fn make_space(&self, bytes: u64) -> Result<bool, StoreError> {
+    fn make_space(&self, bytes: u64, observer: Option<&dyn EvictionObserver>) -> Result<bool, StoreError> {
         let Some(store) = self.store.upgrade() else { return Ok(false) };
         if store.space_policy().eviction == blobd_store::Eviction::Never {
             return Ok(false);
@@ -45,7 +48,7 @@ impl MakeSpace for Evictor {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         for delay in RETRY_DELAYS {
             std::thread::sleep(delay);
-            if self.try_to_make_space(&store, bytes)? {
+            if self.try_to_make_space(&store, bytes, observer)? {
                 return Ok(true);
             }
         }
@@ -57,7 +60,12 @@ impl MakeSpace for Evictor {
 const RETRY_DELAYS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(100), Duration::from_millis(300)];
 
 impl Evictor {
-    fn try_to_make_space(&self, store: &Store, bytes: u64) -> Result<bool, StoreError> {
+    fn try_to_make_space(
+        &self,
+        store: &Store,
+        bytes: u64,
+        observer: Option<&dyn EvictionObserver>,
+    ) -> Result<bool, StoreError> {
         if store.shortage(bytes) == 0 {
             // Another request has just freed enough.
             return Ok(true);
@@ -69,7 +77,11 @@ impl Evictor {
         }
         // Preferably down to the low watermark, so that the next eviction is later.
         let goals = [needed.max(excess(store, bytes)), needed];
-        let freed = evict(store, &*self.last_opened, &goals)?;
+        let report = |model: &LostModel| match observer {
+            Some(observer) => observer.evicted(model),
+            None => verb_log::evicted(Requester::own(), "space", &lost_model(model.clone())),
+        };
+        let freed = evict(store, &*self.last_opened, &goals, &report)?;
         Ok(freed > 0 || store.shortage(bytes) == 0)
     }
 }
@@ -90,11 +102,17 @@ pub fn evict_excess(store: &Store, last_opened: &LastOpened) -> Result<u64, Stor
     let low = store.space_policy().low_bytes().unwrap_or(u64::MAX);
     let garbage_bytes = gc::collect(store)?.freed_bytes();
     let needed = store.used_bytes().saturating_sub(low);
-    Ok(garbage_bytes.saturating_add(evict(store, last_opened, &[needed])?))
+    let report = |model: &LostModel| verb_log::evicted(Requester::own(), "quota", &lost_model(model.clone()));
+    Ok(garbage_bytes.saturating_add(evict(store, last_opened, &[needed], &report)?))
 }
 
-fn evict(store: &Store, last_opened: &LastOpened, goals: &[u64]) -> Result<u64, StoreError> {
-    gc::evict(store, &gc::plan_eviction(store, goals, &|model| last_opened(model))?)
+fn evict(
+    store: &Store,
+    last_opened: &LastOpened,
+    goals: &[u64],
+    report: &dyn Fn(&LostModel),
+) -> Result<u64, StoreError> {
+    gc::evict(store, &gc::plan_eviction(store, goals, &|model| last_opened(model))?, report)
 }
 
 /// Plans how to free `bytes`, by default down to the low watermark: unneeded files first, then models.

@@ -1,11 +1,12 @@
 //! `gc`: deletes what nothing needs.
 
 use blobd_client::protocol::request::GcParams;
-use blobd_client::protocol::response::{GcItem, GcReason, GcReport, Kept};
+use blobd_client::protocol::response::{GcItem, GcReason, GcReport};
 use blobd_store::Store;
-use blobd_store::gc::{self, GcPlan, KeptBytes, Litter, Node};
+use blobd_store::gc::{self, GcPlan, Litter, Node};
 
 use super::OpError;
+use super::lost_models::kept;
 
 /// Plans a collection and, unless it is a dry run, executes the plan.
 ///
@@ -40,8 +41,4 @@ const fn litter(litter: &Litter) -> GcItem {
         Litter::Staging { bytes, .. } => (None, *bytes, GcReason::AbandonedStaging),
     };
     GcItem { digest, size, reason }
-}
-
-fn kept(kept: KeptBytes) -> Kept {
-    Kept { bytes: kept.bytes, by: kept.by }
 }

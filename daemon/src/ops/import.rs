@@ -15,8 +15,11 @@ use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
 use super::compose::{Part, compose};
+use super::lost_models::{Evictions, displaced};
+use super::pinned_name::refuse_unless_movable;
 use super::{OpError, collect_on_failure::collect_on_failure, error::refuse_pinned};
 use crate::ingest::{FileSource, IngestError, ingest_file};
+use crate::requester::Requester;
 
 /// A file to import, which is inspected before and after.
 pub trait ImportSource: FileSource {
@@ -60,15 +63,17 @@ impl FileFacts {
 /// [`OpError`]; then nothing is stored.
 pub fn import(
     store: &Arc<Store>,
+    requester: Requester,
     params: &ImportParams,
     source: &mut dyn ImportSource,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
-    collect_on_failure(store, || import_file(store, params, source, progress))
+    collect_on_failure(store, || import_file(store, requester, params, source, progress))
 }
 
 fn import_file(
     store: &Arc<Store>,
+    requester: Requester,
     params: &ImportParams,
     source: &mut dyn ImportSource,
     progress: &mut dyn FnMut(u64, u64),
@@ -77,10 +82,16 @@ fn import_file(
     let reference = params.name.clone().map_or_else(|| name_from_file(&file_name), Ok)?;
     refuse_pinned(&reference)?;
     let before = inspect(source, &file_name)?;
-    let lease = store.leases().grant(format!("import of {file_name}"));
-    store.make_reserve();
-    let mut ingest = Ingest::begin(store, lease)?;
     let size = before.size;
+    // Before the file is read. A file of the same size may be the same one.
+    refuse_unless_movable(store, &reference, params.force, |present| {
+        present.layers().iter().any(|file| file.size == size)
+    })?;
+    let cause = format!("import of {file_name}");
+    let evictions = Evictions::new(requester, cause.clone());
+    store.make_reserve();
+    let ingest = Ingest::begin(store, store.leases().grant(cause))?.may_move_pinned(params.force);
+    let mut ingest = evictions.observe(ingest);
     ingest.staging().expect(size);
     let refused = |source| OpError::Ingest { name: file_name.clone(), source };
     let ingested = ingest_file(&mut ingest, source, size, &mut |completed| progress(completed, size))
@@ -96,15 +107,19 @@ fn import_file(
     let manifest = compose(&mut ingest, &[Part::model(&ingested)], facts)?;
     let origin = format!("import {file_name}");
     let committed = ingest.commit(&reference, &manifest, Some(&origin))?;
+    let (new_bytes, reused_bytes, new_blob_count) =
+        (committed.new_bytes, committed.reused_bytes, committed.new_blob_count);
     Ok(Imported {
         name: reference.short(),
         digest: manifest.digest(),
         file: ingested.digest,
         size,
-        new_bytes: committed.new_bytes,
-        reused_bytes: committed.reused_bytes,
+        new_bytes,
+        reused_bytes,
         tensor_count: facts.tensor_count,
-        new_blob_count: committed.new_blob_count,
+        new_blob_count,
+        displaced: displaced(store, committed),
+        evicted: evictions.take(),
     })
 }
 

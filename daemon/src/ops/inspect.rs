@@ -108,7 +108,8 @@ impl Inspector<'_> {
         file: &RemoteFile,
         fetch: impl FnOnce(&Job<'_>) -> Result<T, crate::transfer::TransferError>,
     ) -> Result<T, OpError> {
-        let Pull { registry, transfers, handle, uid, params, events, .. } = self.pull;
+        let Pull { registry, transfers, handle, requester, params, events, .. } = self.pull;
+        let uid = requester.uid();
         let limits = transfers.limits(&RateLimit::new(params.limit_rate));
         let job = Job { registry, file, handle, uid, limits, report: &|_arrived| !events.is_closed() };
         fetch(&job).map_err(|error| transfer_error(file, error))

@@ -21,10 +21,12 @@ mod import;
 mod inspect;
 mod layer_info;
 mod list;
+mod lost_models;
 mod measure;
 mod open;
 mod open_cache;
 mod pin;
+mod pinned_name;
 mod plan_pull;
 mod progress;
 mod pull;
@@ -71,3 +73,5 @@ pub(crate) use time::rfc3339;
 pub use undelete::{trash, undelete};
 pub use usage::usage;
 pub use verify::verify;
+
+pub use crate::requester::Requester;

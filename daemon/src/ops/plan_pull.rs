@@ -26,7 +26,8 @@ pub fn plan_pull(pull: Pull<'_>) -> Result<PullPlan, OpError> {
 }
 
 fn planned(pull: Pull<'_>, lease: &Lease, file: &RemoteFile) -> Result<PlannedFile, OpError> {
-    let Pull { store, registry, transfers, handle, uid, params, events, .. } = pull;
+    let Pull { store, registry, transfers, handle, requester, params, events, .. } = pull;
+    let uid = requester.uid();
     let size = file.size();
     let name = file.digest().map_or_else(|| file.label(), |_| file.media_type().component().to_owned());
     let bare = PlannedFile {

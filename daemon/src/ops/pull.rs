@@ -11,6 +11,8 @@ use blobd_store_format::model_facts::ModelFacts;
 use blobd_store_format::reference::Reference;
 
 use super::compose::{Part, compose};
+use super::lost_models::{Evictions, displaced};
+use super::pinned_name::refuse_unless_movable;
 use super::progress::send_progress;
 use super::pull_source::{Pull, layers, model_name, resolve, transfer_error};
 use super::stored_header::read_header;
@@ -33,13 +35,16 @@ pub fn pull(pull: Pull<'_>) -> Result<PullDone, OpError> {
 }
 
 fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
-    let Pull { store, registry, handle, params, events, .. } = pull;
+    let Pull { store, registry, handle, requester, params, events, .. } = pull;
     let reference = &model_name(params)?;
     send_progress(events, PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
     let remote = handle.block_on(resolve(registry, &params.source, events.closed()))?;
-    let lease = store.leases().grant(format!("pull of {}", reference.short()));
+    refuse_unless_movable(store, reference, params.force, |present| may_be(present, &remote))?;
+    let cause = format!("pull of {}", reference.short());
+    let evictions = Evictions::of_pull(requester, cause.clone(), events);
     store.make_reserve();
-    let ingest = Ingest::begin(store, lease)?;
+    let ingest = Ingest::begin(store, store.leases().grant(cause))?.may_move_pinned(params.force);
+    let ingest = evictions.observe(ingest);
     let limit = RateLimit::new(params.limit_rate);
     let mut model = Incoming { pull, reference, limit, ingest, downloaded_bytes: 0, present_bytes: 0 };
     let (manifest, origin) = match remote {
@@ -56,13 +61,29 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     // A source that cannot be fetched again is recorded as an import.
     let origin = origin.unwrap_or_else(|| format!("import {}", params.source));
     let committed = model.ingest.commit(reference, &manifest, Some(&origin))?;
+    let reused_bytes = model.present_bytes.saturating_add(committed.reused_bytes);
     Ok(PullDone {
         status: "success".to_owned(),
         name: reference.short(),
         digest: manifest.digest(),
         downloaded_bytes: model.downloaded_bytes,
-        reused_bytes: model.present_bytes.saturating_add(committed.reused_bytes),
+        reused_bytes,
+        displaced: displaced(store, committed),
+        evicted: evictions.take(),
     })
+}
+
+/// Whether a model may be the remote one. That is certain only with its manifest; of files without one, the sizes
+/// are compared.
+fn may_be(present: &Manifest, remote: &RemoteModel) -> bool {
+    match remote {
+        RemoteModel::Published(manifest) => present.digest() == manifest.digest(),
+        RemoteModel::Files { files, .. } => {
+            let is_present =
+                |file: &RemoteFile| present.layers().iter().any(|layer| layer.size == file.size());
+            files.iter().all(is_present)
+        }
+    }
 }
 
 struct Incoming<'p> {
@@ -138,7 +159,8 @@ impl Incoming<'_> {
         if let Some(held) = self.take_present(file)? {
             return Ok(held);
         }
-        let Pull { registry, handle, transfers, uid, .. } = self.pull;
+        let Pull { registry, handle, transfers, requester, .. } = self.pull;
+        let uid = requester.uid();
         let report = |arrived: u64| report(arrived) && !guard.should_yield();
         let job = Job { registry, file, handle, uid, limits: transfers.limits(&self.limit), report: &report };
         if file.size() <= SMALL_BYTES && !file.media_type().holds_tensors() {
@@ -173,11 +195,11 @@ impl Incoming<'_> {
         file: &RemoteFile,
         report: impl Fn(u64) -> bool,
     ) -> Result<(TransferGuard, Permit), OpError> {
-        let Pull { transfers, fetches, uid, .. } = self.pull;
+        let Pull { transfers, fetches, requester, .. } = self.pull;
         loop {
             let guard = transfers.acquire(file.identity(), &self.limit, &report);
             let guard = guard.map_err(|error| transfer_error(file, error))?;
-            if let Ok(permit) = fetches.0.try_acquire(uid) {
+            if let Ok(permit) = fetches.0.try_acquire(requester.uid()) {
                 return Ok((guard, permit));
             }
             drop(guard);
@@ -190,12 +212,12 @@ impl Incoming<'_> {
     }
 
     fn fetch_permit(&self, file: &RemoteFile) -> Result<Permit, OpError> {
-        let Pull { fetches, handle, events, uid, .. } = self.pull;
+        let Pull { fetches, handle, events, requester, .. } = self.pull;
         let status = "waiting for other pulls to end".to_owned();
         send_progress(events, PullProgress { status, ..PullProgress::default() });
         let permit = handle.block_on(async {
             tokio::select! {
-                permit = fetches.0.acquire(uid) => Some(permit),
+                permit = fetches.0.acquire(requester.uid()) => Some(permit),
                 () = events.closed() => None,
             }
         });
@@ -299,5 +321,6 @@ fn file_progress(file: &RemoteFile, completed: u64, reused: Option<u64>) -> Pull
         total: Some(file.size()),
         completed: Some(completed),
         reused,
+        evicted: Vec::new(),
     }
 }

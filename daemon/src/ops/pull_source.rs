@@ -16,6 +16,7 @@ use tokio::sync::mpsc::Sender;
 
 use super::{OpError, error::refuse_pinned};
 use crate::permits::{Limits, PermitPool};
+use crate::requester::Requester;
 use crate::transfer::{TransferError, Transfers};
 
 /// Limits concurrent downloads per user and in total. Each takes up to some 20 MiB of memory, depending on its
@@ -43,7 +44,7 @@ pub struct Pull<'p> {
     /// The runtime for network I/O.
     pub handle: &'p Handle,
     /// The client's user.
-    pub uid: u32,
+    pub requester: Requester,
     /// The request.
     pub params: &'p PullParams,
     /// Receives progress; a plan sends none. Both stop when the receiver is dropped.

@@ -6,14 +6,22 @@ use blobd_client::protocol::request::TagParams;
 use blobd_client::protocol::response::Tagged;
 use blobd_store::{Ingest, Store};
 
+use super::lost_models::{Evictions, displaced};
 use super::{OpError, error::refuse_pinned};
+use crate::requester::Requester;
 
 /// Points `target` at the manifest of `source`. Copies no data.
-pub fn tag(store: &Arc<Store>, params: &TagParams) -> Result<Tagged, OpError> {
+///
+/// # Errors
+/// [`blobd_store::StoreError::Pinned`] if `target` is another model that is pinned, unless it is forced.
+pub fn tag(store: &Arc<Store>, requester: Requester, params: &TagParams) -> Result<Tagged, OpError> {
     refuse_pinned(&params.target)?;
-    let lease = store.leases().grant(format!("tag {}", params.target.short()));
+    let name = params.target.short();
+    let lease = store.leases().grant(format!("tag {name}"));
     let model = store.leased_model(&params.source, &lease)?;
-    let ingest = Ingest::begin(store, lease)?;
-    ingest.commit(&params.target, &model.manifest, None)?;
-    Ok(Tagged { name: params.target.short(), digest: model.manifest.digest() })
+    let evictions = Evictions::new(requester, format!("tag {name}"));
+    let ingest = evictions.observe(Ingest::begin(store, lease)?).may_move_pinned(params.force);
+    let committed = ingest.commit(&params.target, &model.manifest, None)?;
+    let displaced = displaced(store, committed);
+    Ok(Tagged { name, digest: model.manifest.digest(), displaced, evicted: evictions.take() })
 }

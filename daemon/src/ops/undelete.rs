@@ -9,12 +9,13 @@ use blobd_store::{Ingest, Store};
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
+use super::lost_models::displaced;
 use super::{OpError, rfc3339};
 
 /// Restores a model under its old name. If several have that name, restores the one that was removed last.
 ///
 /// # Errors
-/// [`OpError::NotInTrash`]; [`OpError::NameTaken`] when another model has the name;
+/// [`OpError::NotInTrash`]; [`OpError::NameTaken`] when another model has the name, unless it is forced;
 /// [`blobd_store::StoreError`] when the model is incomplete.
 pub fn undelete(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, OpError> {
     // The new manifest takes a block before the record's is freed.
@@ -27,16 +28,17 @@ fn restore(store: &Arc<Store>, params: &UndeleteParams) -> Result<Undeleted, OpE
     let (reference, manifest) = (&trashed.reference, &trashed.manifest);
     lease_all(store, &lease, manifest)?;
     let is_free = |present: Option<&Reference>| match present {
-        Some(present) if store.manifest(present)?.digest() != manifest.digest() => {
+        Some(present) if !params.force && store.manifest(present)?.digest() != manifest.digest() => {
             Err(OpError::NameTaken { name: present.short() })
         }
         _ => Ok(()),
     };
-    let done = Undeleted { name: reference.short(), digest: manifest.digest() };
-    Ingest::begin(store, lease)?.restore_if(reference, manifest, is_free)?;
+    let ingest = Ingest::begin(store, lease)?.may_move_pinned(params.force);
+    let committed = ingest.restore_if(reference, manifest, is_free)?;
     // Only once the tag is durable.
     store.remove_from_trash(trashed.record)?;
-    Ok(done)
+    let displaced = displaced(store, committed);
+    Ok(Undeleted { name: reference.short(), digest: manifest.digest(), displaced })
 }
 
 /// Leases everything that the model needs. A collection could otherwise read the tags before the new tag exists

@@ -20,7 +20,9 @@ use crate::client_file::{CLIENT_TIMEOUT, ClientFile, Refusal};
 use crate::ops::{self, OpError};
 use crate::permits::Permit;
 use crate::principal::Peer;
+use crate::requester::Requester;
 use crate::state::{Daemon, WorkLimits};
+use crate::verb_log;
 
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -65,6 +67,7 @@ async fn import(
         file => file?,
     };
     let (report, progress) = watch::channel((0, 0));
+    let requester = Requester::of(peer);
     let work = async move {
         let import = move |daemon: &Daemon| {
             // Returned when the work is over, not when its client has disconnected.
@@ -77,7 +80,8 @@ async fn import(
             };
             // Moved here, so that its process ends with the work.
             let mut file = file;
-            ops::import(&daemon.store, &params, &mut file, &mut report)
+            let done = ops::import(&daemon.store, requester, &params, &mut file, &mut report);
+            done.inspect(|done| verb_log::finished(&daemon.limits.log, requester, done))
         };
         daemon.blocking(import).await
     };
@@ -163,9 +167,28 @@ impl Drop for CancelOnDrop {
 
 fn result_frame(done: Result<Imported, OpError>) -> Frame {
     match done {
-        Ok(imported) => Frame::Imported(imported),
+        Ok(imported) => Frame::Imported(in_one_frame(imported)),
         Err(error) => Frame::Error(error.body()),
     }
+}
+
+/// The most evicted models, and names of what needs their bytes, in the last frame. With the longest names they
+/// take less than [`MAX_FRAME_BYTES`](blobd_client::protocol::frame::MAX_FRAME_BYTES). The log has all.
+const MAX_LOST_MODELS: usize = 400;
+const MAX_KEEPERS: usize = 1000;
+
+/// Shortens the lists of a result that would not fit a frame.
+fn in_one_frame(mut imported: Imported) -> Imported {
+    imported.evicted.truncate(MAX_LOST_MODELS);
+    let mut left = MAX_KEEPERS;
+    for model in imported.displaced.iter_mut().chain(&mut imported.evicted) {
+        model.kept.truncate(left);
+        for kept in &mut model.kept {
+            kept.by.truncate(left.max(1));
+            left = left.saturating_sub(kept.by.len());
+        }
+    }
+    imported
 }
 
 fn too_many_stuck(peer: &Peer) -> ErrorBody {

@@ -181,6 +181,12 @@ pub enum StoreError {
         /// The announced length.
         expected: u64,
     },
+    /// Another model has the name, and is pinned.
+    #[error("model {name}: is pinned, so the name is not given to another model")]
+    Pinned {
+        /// The name.
+        name: String,
+    },
     /// No model has that name.
     #[error("model {name}: not in the store")]
     NoSuchModel {

@@ -15,7 +15,9 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 
+use super::gc::Displaced;
 use super::leases::Lease;
+use super::make_space::EvictionObserver;
 use super::node::Node;
 use super::reservation::Reservation;
 use super::seal::StagedBlob;
@@ -44,6 +46,8 @@ pub struct Ingest {
     reused_bytes: u64,
     /// Names in `partial/` that are not needed after the commit.
     partials: BTreeSet<Digest>,
+    /// Whether the commit may move a pinned tag to another manifest.
+    moves_pinned: bool,
     is_committed: bool,
 }
 
@@ -95,7 +99,7 @@ impl Publisher {
 }
 
 /// The result of a commit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
     /// Bytes of the blobs that were written.
     pub new_bytes: u64,
@@ -103,6 +107,8 @@ pub struct Committed {
     pub new_blob_count: u64,
     /// Bytes of staged blobs that were stored already.
     pub reused_bytes: u64,
+    /// The model that had the name before, if it was another one.
+    pub displaced: Option<Displaced>,
 }
 
 impl Ingest {
@@ -120,8 +126,21 @@ impl Ingest {
             new_bytes: 0,
             reused_bytes: 0,
             partials: BTreeSet::new(),
+            moves_pinned: false,
             is_committed: false,
         })
+    }
+
+    /// Allows the commit to move a pinned tag to another manifest. The pin stays with the name.
+    pub const fn may_move_pinned(mut self, allowed: bool) -> Self {
+        self.moves_pinned = allowed;
+        self
+    }
+
+    /// Reports the models that are evicted to make space for this transaction.
+    pub fn report_evictions_to(self, observer: Arc<dyn EvictionObserver>) -> Self {
+        self.staging.report_evictions_to(observer);
+        self
     }
 
     /// The store that the transaction is part of.
@@ -195,7 +214,7 @@ impl Ingest {
     ///
     /// # Errors
     /// [`StoreError::Io`]; [`StoreError::MissingBlob`] or [`StoreError::BlobSize`] if the model would be
-    /// incomplete.
+    /// incomplete; [`StoreError::Pinned`] if another model has the name and is pinned.
     pub fn commit(
         self,
         reference: &Reference,
@@ -249,6 +268,7 @@ impl Ingest {
         let _tags = store.lock_tags();
         let stored = store.stored_case(reference)?;
         allowed(stored.as_ref())?;
+        let displaced = stored.as_ref().map(|tag| self.displaced(tag, manifest)).transpose()?.flatten();
         self.check_complete(manifest)?;
         let temporary = self.staging.directory().join("tag");
         if let Some(origin) = origin {
@@ -261,7 +281,24 @@ impl Ingest {
         self.lease.release();
         store.forget_partials(manifest.digests().into_iter().chain(self.partials.iter().copied()));
         let new_blob_count = self.new.len() as u64;
-        Ok(Committed { new_bytes: self.new_bytes, new_blob_count, reused_bytes: self.reused_bytes })
+        let (new_bytes, reused_bytes) = (self.new_bytes, self.reused_bytes);
+        Ok(Committed { new_bytes, new_blob_count, reused_bytes, displaced })
+    }
+
+    /// The model that loses its tag to `manifest`, if it is another one. The caller has locked the tags, so the pin
+    /// cannot change before the tag does.
+    fn displaced(&self, tag: &Reference, manifest: &Manifest) -> Result<Option<Displaced>, StoreError> {
+        let raw = match self.store.raw_manifest(tag) {
+            Err(StoreError::NoSuchModel { .. }) => return Ok(None),
+            raw => raw?,
+        };
+        if raw == manifest.raw() {
+            return Ok(None);
+        }
+        if self.store.is_pinned(tag) && !self.moves_pinned {
+            return Err(StoreError::Pinned { name: tag.short() });
+        }
+        Ok(Some(Displaced { reference: tag.clone(), raw_manifest: raw }))
     }
 
     /// The commit deletes what is left in `partial/` under this name.

@@ -94,7 +94,7 @@ pub use error::StoreError;
 pub use filesystem::{Durability, FileSystem};
 pub use ingest::{Committed, Ingest};
 pub use lock_file::LockHolder;
-pub use make_space::MakeSpace;
+pub use make_space::{EvictionObserver, MakeSpace};
 pub use models::{Model, StoredFile};
 pub use other_files::OtherFiles;
 pub use place::Place;

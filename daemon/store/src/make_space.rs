@@ -1,13 +1,21 @@
 //! Disk space as the store's users see it: how much is free and used, and eviction when something does
 //! not fit.
 
+use super::gc::LostModel;
 use super::space::{Eviction, Space, SpacePolicy};
 use super::{Store, StoreError};
 
 /// Frees disk space when something does not fit.
 pub trait MakeSpace: std::fmt::Debug + Send + Sync {
-    /// Tries to free `bytes`, all or nothing; returns whether to try the failed step again.
-    fn make_space(&self, bytes: u64) -> Result<bool, StoreError>;
+    /// Tries to free `bytes`, all or nothing; returns whether to try the failed step again. Reports each model
+    /// that it evicts to `observer`, if there is one.
+    fn make_space(&self, bytes: u64, observer: Option<&dyn EvictionObserver>) -> Result<bool, StoreError>;
+}
+
+/// Is told of evicted models.
+pub trait EvictionObserver: std::fmt::Debug + Send + Sync {
+    /// Called after the model was evicted, and what only it needed deleted.
+    fn evicted(&self, model: &LostModel);
 }
 
 impl Store {
@@ -66,10 +74,11 @@ impl Store {
     }
 
     /// Tries a step that needs disk space. If that is missing, has `bytes` freed and tries again;
-    /// `bytes` may be more than this one step needs.
+    /// `bytes` may be more than this one step needs. `observer` is told of the models that are evicted.
     pub(super) fn with_space<T>(
         &self,
         bytes: u64,
+        observer: Option<&dyn EvictionObserver>,
         attempt: impl Fn() -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         /// Other transactions may take the freed space first, so several tries may be needed.
@@ -81,7 +90,7 @@ impl Store {
                 other => return other,
             };
             let made = match self.space_maker.get() {
-                Some(maker) if tries < MAX_TRIES => maker.make_space(bytes)?,
+                Some(maker) if tries < MAX_TRIES => maker.make_space(bytes, observer)?,
                 _ => false,
             };
             if !made {

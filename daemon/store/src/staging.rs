@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use blobd_store_format::layout;
 
 use super::disk::GuardedDisk;
+use super::make_space::EvictionObserver;
 use super::node::Node;
 use super::reservation::Reservation;
 use super::root::OPEN_DIRECTORY;
@@ -30,6 +31,8 @@ struct Inner {
     promised: AtomicU64,
     /// The most bytes that the transaction may still take, as far as known.
     expected: AtomicU64,
+    /// Told of the models that are evicted for this transaction.
+    observer: OnceLock<Arc<dyn EvictionObserver>>,
 }
 
 impl Staging {
@@ -48,7 +51,13 @@ impl Staging {
             next_file: AtomicU64::new(0),
             promised: AtomicU64::new(0),
             expected: AtomicU64::new(0),
+            observer: OnceLock::new(),
         })))
+    }
+
+    /// Reports the models that are evicted for this transaction. Only the first call has an effect.
+    pub(super) fn report_evictions_to(&self, observer: Arc<dyn EvictionObserver>) {
+        let _ = self.0.observer.set(observer);
     }
 
     /// Has `bytes` of disk space promised, if necessary by evicting models. Files that are staged later
@@ -59,7 +68,7 @@ impl Staging {
     pub fn promise(&self, bytes: u64) -> Result<(), StoreError> {
         let store = &self.0.store;
         let with_the_rest = bytes.max(self.0.expected.load(Ordering::Relaxed));
-        store.with_space(with_the_rest, || store.space().promise(bytes))?;
+        store.with_space(with_the_rest, self.observer(), || store.space().promise(bytes))?;
         self.0.promised.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
@@ -153,11 +162,16 @@ impl Staging {
         let (expected, in_hand) = (&self.0.expected, self.0.promised.load(Ordering::Relaxed));
         let rest = expected.load(Ordering::Relaxed).saturating_sub(in_hand);
         let with_the_rest = bytes.saturating_sub(promised).saturating_add(rest);
-        let taken = store.with_space(with_the_rest, || store.space().take(bytes, promised, &reserve));
+        let take = || store.space().take(bytes, promised, &reserve);
+        let taken = store.with_space(with_the_rest, self.observer(), take);
         if taken.is_err() {
             self.0.promised.fetch_add(promised, Ordering::Relaxed);
         }
         taken.map(|()| Reservation::of_staged(store, bytes))
+    }
+
+    fn observer(&self) -> Option<&dyn EvictionObserver> {
+        self.0.observer.get().map(|observer| &**observer)
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use blobd::ops::{self, DoctorContext, OpError};
+use blobd::ops::{self, DoctorContext, OpError, Requester};
 use blobd_client::protocol::edit::{EditParams, Edited};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
@@ -67,7 +67,7 @@ impl Verbs for InProcess {
 
     fn import(&self, file: &Path, name: Option<&str>) -> Result<Imported, ErrorBody> {
         let file_name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let params = ImportParams { file_name, name: name.map(reference) };
+        let params = ImportParams { file_name, name: name.map(reference), force: false };
         let file = File::open(file).map_err(|error| ErrorBody::new(ErrorCode::NotFound, error))?;
         let never = AtomicBool::new(false);
         import_file(&self.store, &params, &file, &never, &mut |_, _| ()).map_err(|error| error.body())
@@ -93,12 +93,12 @@ impl Verbs for InProcess {
     }
 
     fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {
-        let params = TagParams { source: reference(source), target: reference(target) };
-        ops::tag(&self.store, &params).map_err(|error| error.body())
+        let params = TagParams { source: reference(source), target: reference(target), force: false };
+        ops::tag(&self.store, Requester::own(), &params).map_err(|error| error.body())
     }
 
     fn edit(&self, params: &EditParams) -> Result<Edited, ErrorBody> {
-        ops::edit(&self.store, params, &mut |_, _| true).map_err(|error| error.body())
+        ops::edit(&self.store, Requester::own(), params, &mut |_, _| true).map_err(|error| error.body())
     }
 
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
@@ -114,7 +114,7 @@ impl Verbs for InProcess {
     }
 
     fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody> {
-        let params = UndeleteParams { reference: reference(name) };
+        let params = UndeleteParams { reference: reference(name), force: false };
         ops::undelete(&self.store, &params).map_err(|error| error.body())
     }
 

@@ -42,7 +42,7 @@ impl Verbs for ThroughSocket {
 
     fn import(&self, file: &Path, name: Option<&str>) -> Result<Imported, ErrorBody> {
         let file_name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let params = ImportParams { file_name, name: name.map(reference) };
+        let params = ImportParams { file_name, name: name.map(reference), force: false };
         let file = File::open(file).map_err(|error| ErrorBody::new(ErrorCode::NotFound, error))?;
         self.client.import(&params, &file, |_, _| ()).map_err(body)
     }
@@ -73,7 +73,9 @@ impl Verbs for ThroughSocket {
     }
 
     fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody> {
-        self.client.tag(&TagParams { source: reference(source), target: reference(target) }).map_err(body)
+        self.client
+            .tag(&TagParams { source: reference(source), target: reference(target), force: false })
+            .map_err(body)
     }
 
     fn edit(&self, params: &EditParams) -> Result<Edited, ErrorBody> {
@@ -91,7 +93,7 @@ impl Verbs for ThroughSocket {
     }
 
     fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody> {
-        self.client.undelete(&UndeleteParams { reference: reference(name) }).map_err(body)
+        self.client.undelete(&UndeleteParams { reference: reference(name), force: false }).map_err(body)
     }
 
     fn trash(&self) -> Result<TrashList, ErrorBody> {

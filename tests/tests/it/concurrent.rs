@@ -24,7 +24,7 @@ fn models() -> [ModelFile; 3] {
 }
 
 fn import(client: &Client, path: &Path, name: &str) {
-    let params = ImportParams { file_name: "m.gguf".into(), name: Some(name.parse().unwrap()) };
+    let params = ImportParams { file_name: "m.gguf".into(), name: Some(name.parse().unwrap()), force: false };
     client.import(&params, File::open(path).unwrap(), |_, _| ()).unwrap();
 }
 
@@ -70,7 +70,8 @@ fn imports_removals_and_collections_at_once_break_no_model() {
         }
         scope.spawn(move || {
             for round in 0..ROUNDS {
-                let params = TagParams { source: "a".parse().unwrap(), target: "c".parse().unwrap() };
+                let params =
+                    TagParams { source: "a".parse().unwrap(), target: "c".parse().unwrap(), force: false };
                 unless_gone(client.tag(&params));
                 remove(client, if round % 2 == 0 { "c" } else { "b" });
             }

@@ -66,6 +66,9 @@ conformance! {
         unknown_name_is_not_found_and_removes_nothing
         digest_in_a_reference_must_match_the_model
         second_import_under_a_name_replaces_it
+        pinned_name_stays_with_its_model
+        verb_that_takes_a_name_reports_the_model_that_had_it
+        removal_reports_each_model_with_its_bytes_and_who_keeps_them
         origin_tells_where_a_model_came_from;
     space:
         second_import_of_a_file_stores_nothing

@@ -131,6 +131,38 @@ fn least_recently_used_model_is_evicted_first_and_as_planned() {
     check_blobs(limited.daemon.root());
 }
 
+/// What made space is in the response, as an event and in the last line, on screen, and in the log.
+#[test]
+fn pulls_and_imports_report_the_models_that_they_evict() {
+    let limited = Limited::start(25, "evict = \"all\"");
+    limited.pull("a", 1);
+    limited.pull("b", 2);
+    let run = limited.try_pull("c", &model(3)).succeeds();
+    let lines = run.json_lines();
+    let evicted = |line: &Json| names_of(line, "evicted");
+    let event = lines.iter().find(|line| line["status"].as_str().is_some_and(|s| s.starts_with("evicted ")));
+    assert_eq!(evicted(event.expect("an event")), ["a"]);
+    let last = lines.last().unwrap();
+    assert_eq!((evicted(last), last["status"].as_str()), (vec!["a".to_owned()], Some("success")));
+    let lost = &last["evicted"][0];
+    assert!(lost["freed_bytes"].as_u64().unwrap() > 0 && lost["kept"].is_array(), "{lost}");
+    assert!(lost["digest"].as_str().unwrap().starts_with("sha256:"), "{lost}");
+    let imported = limited.try_import("d", &model(4)).succeeds().json();
+    assert_eq!(evicted(&imported["imported"][0]), ["b"], "{imported}");
+    let path = model(5).write_to(limited.daemon.scratch(), "e.gguf");
+    let screen = limited.daemon.command().run(["import", path.to_str().unwrap()]).succeeds().text();
+    assert!(screen.contains("\nevicted ") && screen.contains(" freed"), "{screen}");
+    let uid = rustix::process::geteuid().as_raw();
+    let log = limited.daemon.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains(&format!(" evict uid={uid} "))).collect();
+    assert_eq!(lines.len(), 3, "{log}");
+    assert!(lines[0].contains("/library/a:latest digest=sha256:"), "{log}");
+    assert!(
+        lines[0].contains("cause=\"pull of ") && lines[1].contains("cause=\"import of d.gguf\""),
+        "{log}"
+    );
+}
+
 #[test]
 fn models_in_use_or_not_pullable_are_not_evicted() {
     let limited = Limited::start(65, "evict = \"pullable\"");

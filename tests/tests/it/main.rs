@@ -30,6 +30,7 @@ mod lifecycle;
 mod limits;
 mod locking;
 mod log;
+mod lost_names;
 mod malicious_clients;
 mod mount;
 mod multi_user;

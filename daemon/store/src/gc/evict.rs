@@ -13,7 +13,7 @@ use blobd_store_format::source::PullSource;
 
 use super::held::is_held_by_a_program;
 use super::mark::mark;
-use super::{Node, Owned, Owner, collect_condemned, needs, walk};
+use super::{Account, LostModel, Node, Owned, Owner, Untagged, collect_condemned, needs, walk};
 use crate::sys::give_back_memory;
 use crate::{Eviction, Store, StoreError};
 
@@ -111,18 +111,29 @@ pub fn plan_eviction(
     Ok(plan)
 }
 
-/// Evicts the models of the plan that have not come into use since; returns the bytes freed.
+/// Evicts the models of the plan that have not come into use since, and calls `report` with each; returns the
+/// bytes freed.
 ///
 /// # Errors
-/// As for [`super::plan`]; then no model was removed. [`StoreError::Io`] when one cannot be removed; what
-/// the models before it needed is condemned.
-pub fn evict(store: &Store, plan: &EvictionPlan) -> Result<u64, StoreError> {
+/// As for [`super::plan`]; then no model was removed. [`StoreError::Io`] when one cannot be removed; those
+/// before it are evicted and reported.
+pub fn evict(store: &Store, plan: &EvictionPlan, report: &dyn Fn(&LostModel)) -> Result<u64, StoreError> {
     if plan.victims.is_empty() {
         return Ok(0);
     }
     check_collectable(store)?;
-    plan.victims.iter().try_for_each(|victim| evict_one(store, victim))?;
-    Ok(collect_condemned(store)?.freed_bytes())
+    let mut evicted = Vec::new();
+    let removed = plan.victims.iter().try_for_each(|victim| {
+        evicted.extend(evict_one(store, victim)?);
+        Ok(())
+    });
+    let collected = collect_condemned(store);
+    let account = match &collected {
+        Ok(deleted) => Account::of(store, &evicted, &deleted.deletions),
+        Err(refusal) => Account::unknown(store, &evicted, refusal),
+    };
+    account.models.iter().for_each(report);
+    removed.and(collected).map(|deleted| deleted.freed_bytes())
 }
 
 /// If the collection is refused, evicting frees nothing.
@@ -131,20 +142,20 @@ fn check_collectable(store: &Store) -> Result<(), StoreError> {
     mark(store, Vec::new(), SystemTime::UNIX_EPOCH).map(drop)
 }
 
-fn evict_one(store: &Store, victim: &Victim) -> Result<(), StoreError> {
+/// Removes the tag; `None` if the model is in use or another one by now.
+fn evict_one(store: &Store, victim: &Victim) -> Result<Option<Untagged>, StoreError> {
     let _tags = store.lock_tags();
     let unchanged = store.manifest(&victim.reference).ok().filter(|now| now.digest() == victim.manifest);
-    let Some(manifest) = unchanged else { return Ok(()) };
+    let Some(manifest) = unchanged else { return Ok(None) };
     let leased = store.leases().pinned().contains(&victim.manifest);
     if leased || store.is_pinned(&victim.reference) {
-        return Ok(());
+        return Ok(None);
     }
-    let needed = needs(store, &manifest)?;
-    tracing::info!("evicting {} to free space", victim.reference.short());
-    let removed = store.remove_tag(&victim.reference);
+    let (reference, size, nodes) = (victim.reference.clone(), manifest.size(), needs(store, &manifest)?);
+    let removed = store.remove_tag(&reference);
     // Even if removing failed: after it, nothing else records what this tag needed.
-    store.condemn(needed.into_iter().map(Node::digest));
-    removed
+    store.condemn(nodes.iter().map(|node| node.digest()));
+    removed.map(|()| Some(Untagged { reference, manifest: victim.manifest, size, nodes }))
 }
 
 /// The models that may be evicted. Sessions, the trash and unfinished downloads are only counted as users.

@@ -17,6 +17,7 @@ mod evict;
 mod execute;
 mod held;
 mod holders;
+mod lost;
 mod mark;
 mod plan;
 mod read_ahead;
@@ -24,6 +25,7 @@ mod walk;
 
 pub use evict::{EvictionPlan, Victim, evict, plan_eviction};
 pub use holders::holders;
+pub use lost::{Account, Displaced, LostModel, Untagged};
 pub use mark::needs;
 pub use plan::{GcPlan, KeptBytes, Litter, UNKNOWN_HOLDER};
 pub use walk::{Owned, Owner, Visit, check_models, walk, walk_beside_tags};

@@ -100,7 +100,8 @@ impl Environment {
 
     fn import(&self, model: &ModelFile, name: &str) -> Outcome<()> {
         let path = model.write_to(self.daemon.scratch(), "model.gguf");
-        let params = ImportParams { file_name: "model.gguf".to_owned(), name: Some(name.parse()?) };
+        let params =
+            ImportParams { file_name: "model.gguf".to_owned(), name: Some(name.parse()?), force: false };
         self.client(TIMEOUT).import(&params, fs::File::open(path)?, |_completed, _total| ())?;
         Ok(())
     }

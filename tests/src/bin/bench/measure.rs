@@ -217,6 +217,7 @@ impl Daemon {
         let params = blobd_client::protocol::request::ImportParams {
             file_name: "bench.gguf".to_owned(),
             name: Some("bench".parse()?),
+            force: false,
         };
         Ok(self.client()?.import(&params, File::open(file)?, |_completed, _total| ())?)
     }

@@ -92,3 +92,63 @@ pub(super) fn origin_tells_where_a_model_came_from(verbs: &impl Verbs) {
     assert!(model.size > imported.size, "the configuration counts");
     assert!(model.modified.ends_with('Z') && model.modified.starts_with("20"), "{}", model.modified);
 }
+
+pub(super) fn pinned_name_stays_with_its_model(verbs: &impl Verbs) {
+    let pinned = import(verbs, &ModelFile::dense(1), "Pinned").digest;
+    import(verbs, &ModelFile::dense(2), "other");
+    verbs.pin("pinned").unwrap();
+    let folder = tmpfs_directory();
+    let path = ModelFile::dense(2).write_to(folder.path(), "model.gguf");
+    for refused in [verbs.tag("other", "pinned").map(drop), verbs.import(&path, Some("pinned")).map(drop)] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.code, ErrorCode::Denied, "{error}");
+        assert!(error.message.starts_with("model Pinned:latest: is pinned"), "{error}");
+        let hint = error.hint.unwrap();
+        assert!(hint.contains("--force") && hint.contains("`blobd unpin Pinned:latest`"), "{hint}");
+    }
+    assert_eq!(verbs.show("pinned").unwrap().digest, pinned);
+    // The same model again changes nothing.
+    assert_eq!(import(verbs, &ModelFile::dense(1), "pinned").digest, pinned);
+    verbs.tag("pinned", "copy").unwrap();
+    verbs.tag("copy", "pinned").unwrap();
+    verbs.move_to_trash(&["copy"], 3600).unwrap();
+    verbs.unpin("pinned").unwrap();
+    let moved = verbs.tag("other", "pinned").unwrap();
+    assert_ne!(moved.digest, pinned);
+}
+
+pub(super) fn verb_that_takes_a_name_reports_the_model_that_had_it(verbs: &impl Verbs) {
+    let first = import(verbs, &ModelFile::dense(1), "m");
+    assert_eq!((first.displaced, first.evicted), (Vec::new(), Vec::new()));
+    import(verbs, &ModelFile::dense(1).with_changed("output.weight"), "sibling");
+    let size = verbs.list().unwrap().models[0].size;
+    let second = import(verbs, &ModelFile::dense(2), "m");
+    let [lost] = second.displaced.try_into().expect("one model");
+    assert_eq!((lost.name.as_str(), lost.digest, lost.size), ("m:latest", first.digest, size));
+    assert_eq!(lost.freed_bytes, 0);
+    assert_eq!(lost.reclaimable_bytes, verbs.usage().unwrap().reclaimable_bytes);
+    assert!(lost.reclaimable_bytes > 0, "its own tensor");
+    assert_eq!(lost.keepers(), ["sibling:latest"]);
+    // Moved back and forth: what other names have is kept, and nothing is reclaimable.
+    verbs.tag("m", "copy").unwrap();
+    let [lost] = verbs.tag("sibling", "m").unwrap().displaced.try_into().expect("one model");
+    assert_eq!((lost.digest, lost.reclaimable_bytes), (second.digest, 0));
+    assert!(lost.keepers().contains(&"copy:latest"), "{lost:?}");
+    assert!(verbs.tag("sibling", "m").unwrap().displaced.is_empty(), "the same model");
+}
+
+pub(super) fn removal_reports_each_model_with_its_bytes_and_who_keeps_them(verbs: &impl Verbs) {
+    let first = import(verbs, &ModelFile::dense(1), "a");
+    import(verbs, &ModelFile::dense(1).with_changed("output.weight"), "b");
+    import(verbs, &ModelFile::dense(3), "c");
+    let size = verbs.list().unwrap().models[0].size;
+    let removed = verbs.remove(&["a", "c"]).unwrap();
+    assert_eq!(removed.removed, ["a:latest", "c:latest"]);
+    let freed: u64 = removed.models.iter().map(|model| model.freed_bytes).sum();
+    assert_eq!(freed, removed.freed_bytes);
+    let [a, c] = removed.models.try_into().expect("two models");
+    assert_eq!((a.digest, a.size, a.keepers()), (first.digest, size, vec!["b:latest"]));
+    assert!(a.freed_bytes > 0 && a.kept_bytes() > 0 && a.reclaimable_bytes == 0, "{a:?}");
+    // All models of this form have the same configuration.
+    assert!(c.freed_bytes > 0 && c.kept_bytes() < a.kept_bytes(), "{c:?}");
+}

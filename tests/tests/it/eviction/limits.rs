@@ -141,7 +141,7 @@ fn root_in(folder: &tempfile::TempDir) -> PathBuf {
 fn import(store: &Arc<Store>, seed: u64, name: &str) -> Result<(), OpError> {
     let folder = tmpfs_directory();
     let path = model(seed).write_to(folder.path(), "m.gguf");
-    let params = ImportParams { file_name: "m.gguf".into(), name: Some(name.parse().unwrap()) };
+    let params = ImportParams { file_name: "m.gguf".into(), name: Some(name.parse().unwrap()), force: false };
     let file = File::open(path).unwrap();
     import_file(store, &params, &file, &AtomicBool::new(false), &mut |_, _| ()).map(drop)
 }
@@ -196,7 +196,7 @@ fn plan_evicts_no_model_if_collections_refuse_by_then() {
         let plan = gc::plan_eviction(&store, &[1], &|_| None).unwrap();
         assert_eq!(plan.victims.len(), 1);
         let named = damage(&root_in(&folder));
-        let error = gc::evict(&store, &plan).unwrap_err().to_string();
+        let error = gc::evict(&store, &plan, &|_| ()).unwrap_err().to_string();
         assert!(error.contains(&named), "{error}: {named}");
         assert_eq!(models(&store), ["m1", "m2", "m3", "m4"]);
     }

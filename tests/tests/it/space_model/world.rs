@@ -130,7 +130,7 @@ impl<'o> Pair<'o> {
             Step::Import { file, name } => self.import(FILES[file % FILES.len()], name % NAMES.len()),
             Step::Pull { file, name } => {
                 if let Err(error) = self.pull(FILES[file % FILES.len()], name % NAMES.len()) {
-                    self.may_be_damaged(&error);
+                    self.may_be_pinned_or_damaged(&error, name % NAMES.len());
                 }
             }
             Step::PullInterrupted { file, name, whole } => {
@@ -249,10 +249,11 @@ impl<'o> Pair<'o> {
     fn import(&mut self, file: usize, name: usize) {
         let path = self.place.daemon.scratch().join("model.gguf");
         fs::write(&path, &files()[file].bytes).unwrap();
-        let params = ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)) };
+        let params =
+            ImportParams { file_name: "model.gguf".to_owned(), name: Some(reference(name)), force: false };
         match self.client.import(&params, File::open(&path).unwrap(), |_, _| ()) {
             Ok(_) => self.learn(name),
-            Err(error) => self.may_be_damaged(&error),
+            Err(error) => self.may_be_pinned_or_damaged(&error, name),
         }
     }
 
@@ -276,12 +277,13 @@ impl<'o> Pair<'o> {
     }
 
     fn tag(&mut self, source: usize, target: usize) {
-        let params = TagParams { source: reference(source), target: reference(target) };
+        let params = TagParams { source: reference(source), target: reference(target), force: false };
         match self.client.tag(&params) {
             Ok(_) => {
                 let needs = self.names[&source].clone();
                 self.names.insert(target, needs);
             }
+            Err(error) if error.code() == ErrorCode::Denied => self.may_be_pinned(&error, target),
             Err(error) => self.may_be_refused(&error, source),
         }
     }
@@ -318,7 +320,7 @@ impl<'o> Pair<'o> {
 
     fn undelete(&mut self, name: usize) {
         let newest = self.trash.iter().rposition(|trashed| trashed.name == name);
-        match self.client.undelete(&UndeleteParams { reference: reference(name) }) {
+        match self.client.undelete(&UndeleteParams { reference: reference(name), force: false }) {
             Ok(_) => {
                 let trashed = self.trash.remove(newest.expect("there is one in the trash"));
                 self.names.insert(name, trashed.needs);
@@ -580,6 +582,15 @@ impl<'o> Pair<'o> {
     fn may_be_damaged(&mut self, error: &ClientError) {
         assert!(self.is_damaged && error.code() == ErrorCode::Corrupt, "{error}");
         self.restart_killed(|_| ());
+    }
+
+    /// The name of a pinned model is not given to another one.
+    fn may_be_pinned_or_damaged(&mut self, error: &ClientError, name: usize) {
+        if error.code() == ErrorCode::Denied {
+            self.may_be_pinned(error, name);
+        } else {
+            self.may_be_damaged(error);
+        }
     }
 
     /// A request may be refused only if the model is missing or incomplete.

@@ -153,13 +153,15 @@ fn ask_everything(
     ask("verify --repair", &mut || {
         drop(client.verify(&VerifyParams { repair: true, ..VerifyParams::default() }, |_| ()));
     });
-    let params = ImportParams { file_name: "n.gguf".to_owned(), name: Some(name("n")) };
+    let params = ImportParams { file_name: "n.gguf".to_owned(), name: Some(name("n")), force: false };
     ask("import", &mut || drop(client.import(&params, File::open(further).unwrap(), |_, _| ())));
-    ask("tag", &mut || drop(client.tag(&TagParams { source: name("a"), target: name("a2") })));
+    ask("tag", &mut || drop(client.tag(&TagParams { source: name("a"), target: name("a2"), force: false })));
     for pinned in [true, false] {
         ask("pin", &mut || drop(client.pin(&PinParams { reference: name("a"), pinned })));
     }
-    ask("undelete", &mut || drop(client.undelete(&UndeleteParams { reference: name("absent") })));
+    ask("undelete", &mut || {
+        drop(client.undelete(&UndeleteParams { reference: name("absent"), force: false }));
+    });
     let params = PullParams::of(pullable.parse().unwrap());
     ask("pull", &mut || drop(client.pull(&params, |_| ())));
     ask("gc --dry-run", &mut || drop(client.gc(&GcParams { dry_run: true })));

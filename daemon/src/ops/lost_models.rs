@@ -1,0 +1,80 @@
+//! Reports of models that were removed, evicted or replaced.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use blobd_client::protocol::lost_model::LostModel;
+use blobd_client::protocol::response::{Kept, PullEvent, PullProgress};
+use blobd_store::gc::{self, KeptBytes};
+use blobd_store::{Committed, EvictionObserver, Ingest, Store};
+use tokio::sync::mpsc::Sender;
+
+use super::progress::send_progress;
+use crate::requester::Requester;
+use crate::verb_log;
+
+/// The model that the commit has displaced, if any. Empty or one.
+pub(super) fn displaced(store: &Store, committed: Committed) -> Vec<LostModel> {
+    let untagged = committed.displaced.map(|displaced| displaced.untagged(store));
+    let untagged = Vec::from_iter(untagged);
+    gc::Account::of(store, &untagged, &[]).models.into_iter().map(lost_model).collect()
+}
+
+pub(super) fn lost_model(model: gc::LostModel) -> LostModel {
+    LostModel {
+        name: model.reference.short(),
+        digest: model.manifest,
+        size: model.size,
+        freed_bytes: model.freed_bytes,
+        reclaimable_bytes: model.reclaimable_bytes,
+        kept: model.kept.into_iter().map(kept).collect(),
+    }
+}
+
+pub(super) fn kept(kept: KeptBytes) -> Kept {
+    Kept { bytes: kept.bytes, by: kept.by }
+}
+
+/// Collects and logs the models that are evicted for one transaction.
+#[derive(Debug)]
+pub(super) struct Evictions {
+    requester: Requester,
+    /// What needs the space, such as `pull of llama3:8b`.
+    cause: String,
+    /// Told of each eviction at once.
+    events: Option<Sender<PullEvent>>,
+    models: Mutex<Vec<LostModel>>,
+}
+
+impl Evictions {
+    pub(super) fn new(requester: Requester, cause: String) -> Arc<Self> {
+        Arc::new(Self { requester, cause, events: None, models: Mutex::default() })
+    }
+
+    pub(super) fn of_pull(requester: Requester, cause: String, events: &Sender<PullEvent>) -> Arc<Self> {
+        let events = Some(events.clone());
+        Arc::new(Self { requester, cause, events, models: Mutex::default() })
+    }
+
+    /// Has the evictions for this transaction reported here.
+    pub(super) fn observe(self: &Arc<Self>, ingest: Ingest) -> Ingest {
+        ingest.report_evictions_to(Arc::<Self>::clone(self))
+    }
+
+    /// The models that were evicted so far, in order.
+    pub(super) fn take(&self) -> Vec<LostModel> {
+        std::mem::take(&mut self.models.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl EvictionObserver for Evictions {
+    fn evicted(&self, model: &gc::LostModel) {
+        let model = lost_model(model.clone());
+        verb_log::evicted(self.requester, &self.cause, &model);
+        if let Some(events) = &self.events {
+            let status = format!("evicted {}", model.name);
+            let evicted = vec![model.clone()];
+            send_progress(events, PullProgress { status, evicted, ..PullProgress::default() });
+        }
+        self.models.lock().unwrap_or_else(PoisonError::into_inner).push(model);
+    }
+}

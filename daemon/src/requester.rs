@@ -1,0 +1,36 @@
+//! The user on whose behalf a verb runs.
+
+use crate::principal::{Peer, Right};
+
+/// The user on whose behalf a verb runs: for the log, and for what only administrators may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Requester {
+    uid: u32,
+    pid: i32,
+    may_administer: bool,
+}
+
+impl Requester {
+    /// This process itself.
+    pub fn own() -> Self {
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        Self { uid: rustix::process::geteuid().as_raw(), pid, may_administer: true }
+    }
+
+    pub(crate) fn of(peer: &Peer) -> Self {
+        Self { uid: peer.uid, pid: peer.pid, may_administer: peer.may(Right::Administer) }
+    }
+
+    pub(crate) const fn uid(self) -> u32 {
+        self.uid
+    }
+
+    pub(crate) const fn pid(self) -> i32 {
+        self.pid
+    }
+
+    /// Whether the requester may change what administrators have pinned.
+    pub(crate) const fn may_administer(self) -> bool {
+        self.may_administer
+    }
+}
