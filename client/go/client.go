@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -14,9 +13,6 @@ import (
 
 // SocketVariable is the environment variable that names the socket.
 const SocketVariable = "BLOBD_SOCKET"
-
-// SystemSocket is the socket of the system's daemon.
-const SystemSocket = "/run/blobd/blobd.sock"
 
 // Client sends requests to a daemon. Its zero value uses the default daemon. Every request makes its
 // own connection and nothing is kept between requests, so goroutines can share a Client, and it stays
@@ -118,9 +114,9 @@ func (c *Client) connect() (*wire, error) {
 	}
 	var refused error
 	for _, path := range paths {
-		conn, err := net.DialTimeout("unix", path, c.Timeout)
+		conn, err := dial(path, c.Timeout)
 		if err == nil {
-			return newWire(conn.(*net.UnixConn), c.Timeout), nil
+			return newWire(conn, c.Timeout), nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) && refused == nil {
 			refused = connectError(path, err)
@@ -133,14 +129,15 @@ func (c *Client) connect() (*wire, error) {
 	return nil, fail(ErrNotRunning, "blobd daemon: nothing listens on %s; start it with `blobd serve`", where)
 }
 
-// DefaultSockets are the sockets that are tried if none is given, in this order: the system's, then
-// the user's.
-func DefaultSockets() []string {
-	sockets := []string{SystemSocket}
-	if runtime := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(runtime) {
-		sockets = append(sockets, filepath.Join(runtime, "blobd/blobd.sock"))
+func dial(path string, timeout time.Duration) (*net.UnixConn, error) {
+	if err := checkBeforeConnecting(path); err != nil {
+		return nil, err
 	}
-	return sockets
+	conn, err := net.DialTimeout("unix", path, timeout)
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UnixConn), nil
 }
 
 func connectError(path string, err error) error {
@@ -152,7 +149,9 @@ func connectError(path string, err error) error {
 	refused.text = "blobd daemon: cannot connect to " + path + ": " + err.Error()
 	if errors.Is(err, fs.ErrPermission) {
 		refused.code = CodeDenied
-		refused.text += "; join the group that the socket belongs to"
+	}
+	if hint := connectHint(path, err); hint != "" {
+		refused.text += "; " + hint
 	}
 	return refused
 }

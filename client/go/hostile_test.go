@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand"
 	"net"
 	"os"
@@ -54,13 +55,57 @@ func TestDaemonThatIsAwaySaysWhatToStart(t *testing.T) {
 }
 
 func TestDefaultSocketsAreTheSystemsThenTheUsers(t *testing.T) {
-	t.Setenv("XDG_RUNTIME_DIR", "/run/user/7")
-	if found := fmt.Sprint(DefaultSockets()); found != "[/run/blobd/blobd.sock /run/user/7/blobd/blobd.sock]" {
-		t.Error(found)
+	uid := os.Geteuid()
+	users := fmt.Sprintf("/run/user/%d/blobd/blobd.sock /tmp/blobd-%d/blobd.sock]", uid, uid)
+	for runtime, expected := range map[string]string{
+		"/x":                             "[/run/blobd/blobd.sock /x/blobd/blobd.sock " + users,
+		"relative":                       "[/run/blobd/blobd.sock " + users,
+		fmt.Sprintf("/run/user/%d", uid): "[/run/blobd/blobd.sock " + users,
+	} {
+		t.Setenv("XDG_RUNTIME_DIR", runtime)
+		if found := fmt.Sprint(DefaultSockets()); found != expected {
+			t.Errorf("%s: %s, %s expected", runtime, found, expected)
+		}
 	}
-	t.Setenv("XDG_RUNTIME_DIR", "relative")
-	if found := DefaultSockets(); len(found) != 1 {
-		t.Error(found)
+}
+
+func TestDirectoryThatOthersCouldHaveMadeIsRefused(t *testing.T) {
+	directory, uid := t.TempDir(), os.Geteuid()
+	if err := errors.Join(os.Chmod(directory, 0o700), checkPrivate(directory, uid)); err != nil {
+		t.Error(err)
+	}
+	err := checkPrivate(directory, uid+1)
+	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "owned by uid") {
+		t.Error(err)
+	}
+	link := filepath.Join(directory, "link")
+	if err := os.Symlink(directory, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkPrivate(link, uid); err == nil || !strings.Contains(err.Error(), "not a directory") {
+		t.Error(err)
+	}
+	if err := errors.Join(os.Chmod(directory, 0o711), checkPrivate(directory, uid)); err == nil ||
+		!strings.Contains(err.Error(), "mode 0711, 0700 expected") {
+		t.Error(err)
+	}
+	if err := checkPrivate(filepath.Join(directory, "absent"), uid); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+func TestRefusedUserLearnsWhatToDo(t *testing.T) {
+	for _, hint := range []struct {
+		mode, gid uint32
+		text      string
+	}{
+		{0o600, 7, "only uid 5 may connect"},
+		{0o660, 0, "the daemon's owner can set socket_group"},
+		{0o660, 987654, "join the group 987654 and log in again"},
+	} {
+		if found := hintFor(hint.mode, 5, hint.gid); !strings.Contains(found, hint.text) {
+			t.Error(found)
+		}
 	}
 }
 
@@ -70,7 +115,7 @@ func TestOtherFailuresToConnectHaveTheirReason(t *testing.T) {
 		t.Error(err)
 	}
 	err = connectError("/run/x.sock", os.NewSyscallError("connect", syscall.EACCES))
-	if CodeOf(err) != CodeDenied || !strings.Contains(err.Error(), "join the group") {
+	if CodeOf(err) != CodeDenied || !strings.Contains(err.Error(), "does not admit you") {
 		t.Error(err)
 	}
 }

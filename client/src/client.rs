@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -39,14 +39,12 @@ use crate::protocol::response::{
 use crate::protocol::upkeep::{
     DoctorReport, EvictionPlan, Pinned, PullLimit, Reindexed, TrashList, Undeleted, Verified, VerifyEvent,
 };
+use crate::sockets::{self, default_sockets};
 
 type Connector = dyn Fn() -> io::Result<UnixStream> + Send + Sync;
 
 /// The environment variable that names the socket.
 pub const SOCKET_VARIABLE: &str = "BLOBD_SOCKET";
-
-/// The socket of the system's daemon.
-pub const SYSTEM_SOCKET: &str = "/run/blobd/blobd.sock";
 
 /// A client of a daemon.
 #[derive(Clone)]
@@ -71,7 +69,7 @@ impl Client {
     pub fn connect(socket: impl Into<PathBuf>) -> Result<Self, ClientError> {
         let path = socket.into();
         let socket = path.display().to_string();
-        let client = Self { socket, ..Self::with_connector(Arc::new(move || UnixStream::connect(&path))) };
+        let client = Self { socket, ..Self::with_connector(Arc::new(move || sockets::connect(&path))) };
         *client.spare() = Some((Instant::now(), client.new_stream()?));
         Ok(client)
     }
@@ -454,7 +452,10 @@ impl Client {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                     ClientError::NotRunning { socket }
                 }
-                _ => ClientError::Connect { socket, reason },
+                _ => {
+                    let hint = sockets::hint(Path::new(&socket), &reason);
+                    ClientError::Connect { socket, reason, hint }
+                }
             }
         })
     }
@@ -470,15 +471,6 @@ impl fmt::Debug for Client {
 fn has_ended(stream: &UnixStream) -> bool {
     let peeked = recv(stream, &mut [0_u8], RecvFlags::PEEK | RecvFlags::DONTWAIT);
     !matches!(peeked, Ok((_, 1..)) | Err(Errno::AGAIN | Errno::INTR))
-}
-
-/// The default sockets in order: the system's, then the user's.
-#[must_use]
-pub fn default_sockets() -> Vec<PathBuf> {
-    let system = PathBuf::from(SYSTEM_SOCKET);
-    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let user = runtime.filter(|dir| dir.is_absolute()).map(|dir| dir.join("blobd/blobd.sock"));
-    [Some(system), user].into_iter().flatten().collect()
 }
 
 /// A reference in a URL path: percent-encoded except for slashes and other safe characters.

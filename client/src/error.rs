@@ -23,12 +23,14 @@ pub enum ClientError {
         socket: String,
     },
     /// The socket cannot be connected to.
-    #[error("blobd daemon: cannot connect to {socket}: {reason}{}", connect_hint(.reason))]
+    #[error("blobd daemon: cannot connect to {socket}: {reason}{}", after_semicolon(.hint))]
     Connect {
         /// The socket.
         socket: String,
         /// Why not.
         reason: io::Error,
+        /// What to do, if it is known.
+        hint: Option<String>,
     },
     /// The daemon closed the connection early.
     #[error("blobd daemon: closed the connection before its response was complete; see its log")]
@@ -201,11 +203,8 @@ pub enum ProtocolError {
     },
 }
 
-fn connect_hint(reason: &io::Error) -> &'static str {
-    match reason.kind() {
-        io::ErrorKind::PermissionDenied => "; join the group that the socket belongs to",
-        _ => "",
-    }
+fn after_semicolon(hint: &Option<String>) -> String {
+    hint.as_ref().map_or_else(String::new, |hint| format!("; {hint}"))
 }
 
 fn is_fds_lost(error: &io::Error) -> bool {
@@ -227,8 +226,9 @@ mod tests {
             "blobd daemon: nothing listens on /run/x.sock; start it with `blobd serve`"
         );
         let reason = io::Error::from(io::ErrorKind::PermissionDenied);
-        let denied = ClientError::Connect { socket: "/run/x.sock".into(), reason };
+        let denied = ClientError::Connect { socket: "/x".into(), reason, hint: Some("ask".into()) };
         assert_eq!(denied.code(), ErrorCode::Denied);
+        assert_eq!(denied.to_string(), "blobd daemon: cannot connect to /x: permission denied; ask");
     }
 
     #[test]

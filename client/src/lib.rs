@@ -48,6 +48,7 @@ pub mod gguf_view;
 pub mod model;
 pub mod protocol;
 pub mod residency;
+pub mod sockets;
 pub mod weights;
 
 mod blob;

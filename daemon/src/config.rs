@@ -14,7 +14,7 @@ use serde::Deserialize;
 pub(crate) use self::credentials::CredentialsConfig;
 pub(crate) use self::error::ConfigError;
 use self::error::Refusal;
-pub(crate) use self::paths::{default_root, default_socket};
+pub(crate) use self::paths::default_root;
 use blobd_registry::credentials::CredentialFile;
 use blobd_registry::{RegistryPolicy, RetryPolicy};
 use blobd_store::scrub::ScrubPolicy;

@@ -20,6 +20,7 @@ from test_daemon import numpy
 import blobd
 from blobd import _wire
 from blobd._responses import component
+from blobd._sockets import check_private, hint_for
 
 Script = Callable[[FakePeer], None]
 
@@ -54,12 +55,29 @@ class Away(unittest.TestCase):
         self.assertEqual(caught.exception.code, "internal")
 
     def test_default_sockets_are_tried_in_order(self) -> None:
+        uid = os.geteuid()
+        user = [f"/run/user/{uid}/blobd/blobd.sock", f"/tmp/blobd-{uid}/blobd.sock"]
+        for runtime, first in [("/x", ["/x/blobd/blobd.sock"]), ("relative", []), (f"/run/user/{uid}", [])]:
+            with mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": runtime}):
+                self.assertEqual(blobd.default_sockets(), ["/run/blobd/blobd.sock", *first, *user])
+
+    def test_directory_that_others_could_have_made_is_refused(self) -> None:
+        uid = os.geteuid()
         with tempfile.TemporaryDirectory() as folder:
-            with mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": folder, "BLOBD_SOCKET": ""}):
-                user = os.path.join(folder, "blobd/blobd.sock")
-                self.assertEqual(blobd.default_sockets(), ["/run/blobd/blobd.sock", user])
-            with mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": "relative"}):
-                self.assertEqual(blobd.default_sockets(), ["/run/blobd/blobd.sock"])
+            link = os.path.join(folder, "link")
+            os.symlink(folder, link)
+            check_private(folder, uid)
+            for path, owner, refusal in [(folder, uid + 1, "owned by uid"), (link, uid, "not a directory")]:
+                with self.assertRaisesRegex(PermissionError, refusal):
+                    check_private(path, owner)
+            os.chmod(folder, 0o711)
+            with self.assertRaisesRegex(PermissionError, "mode 0711, 0700 expected"):
+                check_private(folder, uid)
+
+    def test_refused_user_learns_what_to_do(self) -> None:
+        self.assertIn("only uid 5 may connect", hint_for(0o600, 5, 7))
+        self.assertIn("can set socket_group", hint_for(0o660, 5, 0))
+        self.assertIn("join the group 987654", hint_for(0o660, 5, 987654))
 
     def test_other_failures_to_connect_have_their_reason(self) -> None:
         with self.assertRaises(blobd.ConnectError) as caught:
@@ -71,7 +89,7 @@ class Away(unittest.TestCase):
             with self.assertRaises(blobd.ConnectError) as caught:
                 blobd.Client("/run/x.sock").version()
         self.assertEqual(caught.exception.code, "denied")
-        self.assertIn("join the group", str(caught.exception))
+        self.assertIn("does not admit you", str(caught.exception))
 
     def test_silent_daemon_times_out(self) -> None:
         with FakeDaemon(FakePeer.wait_for_close) as fake:

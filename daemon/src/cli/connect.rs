@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use blobd_client::client::{Client, default_sockets};
+use blobd_client::client::Client;
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::sockets::default_sockets;
 use blobd_store::{LockHolder, Store, StoreError};
 use serde::Serialize;
 use tokio::runtime::Runtime;
@@ -109,8 +110,12 @@ pub(crate) fn load_config(global: &Global) -> Result<Config, ErrorBody> {
 }
 
 pub(crate) fn client_error(error: ClientError) -> ErrorBody {
+    let code = error.code();
     match error {
         ClientError::Daemon(body) => body,
+        ClientError::Connect { socket, reason, hint: Some(hint) } => {
+            ErrorBody::new(code, format!("{socket}: cannot connect: {reason}")).with_hint(hint)
+        }
         error => ErrorBody::new(error.code(), error),
     }
 }

@@ -1,5 +1,7 @@
 //! `blobd serve`: the daemon.
 
+mod endpoint;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +14,7 @@ use tokio::signal::unix::SignalKind;
 use super::Global;
 use super::connect::{load_config, open_store, root};
 use super::interrupt::{Signals, first_of, listen, listen_for_stop};
-use crate::config::default_socket;
+use crate::config::Config;
 use crate::housekeeping;
 use crate::ops::OpError;
 use crate::server::{Server, Socket};
@@ -43,8 +45,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     raise_descriptor_limit();
     let config = load_config(global)?;
     let root = root(global, &config)?;
-    let socket = global.socket.clone().or_else(|| config.socket.clone());
-    let socket = socket.unwrap_or_else(default_socket);
+    let socket = endpoint::path(global, &config)?;
     let store = open_store(&root, &config, |_holder| false).map_err(|error| OpError::from(error).body())?;
     let policy = config.registry_policy();
     let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
@@ -72,7 +73,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let store = Arc::clone(&daemon.store);
     store.start_index();
     runtime.spawn(report_other_signals(other_signals));
-    let served = runtime.block_on(serve(daemon, &socket, signals));
+    let served = runtime.block_on(serve(daemon, &socket, &config, signals));
     drop(scrubber);
     // Aborts work in progress: the next start deletes what is not committed.
     runtime.shutdown_background();
@@ -80,9 +81,14 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     served
 }
 
-async fn serve(daemon: Arc<Daemon>, path: &Path, signals: Option<Signals>) -> Result<(), ErrorBody> {
-    let socket = Socket::bind(path).map_err(|error| bind_error(path, &error))?;
-    admit_system_group(&socket);
+async fn serve(
+    daemon: Arc<Daemon>,
+    path: &Path,
+    config: &Config,
+    signals: Option<Signals>,
+) -> Result<(), ErrorBody> {
+    let socket = Socket::bind(path).map_err(|error| endpoint::bind_error(path, &error))?;
+    endpoint::admit(&socket, config)?;
     daemon.store.announce(Some(path));
     tracing::info!("serving {} on {}", daemon.store.place().display(), path.display());
     let server = Server::new(Arc::clone(&daemon));
@@ -92,30 +98,6 @@ async fn serve(daemon: Arc<Daemon>, path: &Path, signals: Option<Signals>) -> Re
         () = stop_requested(signals) => tracing::info!("stopping; clients keep what they have mapped"),
     }
     Ok(())
-}
-
-fn bind_error(path: &Path, error: &std::io::Error) -> ErrorBody {
-    let name = path.display();
-    match error.kind() {
-        std::io::ErrorKind::AddrInUse => {
-            let body = ErrorBody::new(ErrorCode::Busy, format!("{name}: in use by another daemon"));
-            body.with_hint("choose another --socket")
-        }
-        std::io::ErrorKind::PermissionDenied => ErrorBody::new(ErrorCode::Denied, format!("{name}: {error}")),
-        _ => ErrorBody::new(ErrorCode::Internal, format!("{name}: {error}")),
-    }
-}
-
-/// Lets the members of the group `blobd`, if it exists, connect to the system's daemon.
-fn admit_system_group(socket: &Socket) {
-    if !rustix::process::geteuid().is_root() {
-        return;
-    }
-    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
-    let gid = groups.lines().find_map(|line| line.strip_prefix("blobd:")?.split(':').nth(1)?.parse().ok());
-    if let Some(Err(error)) = gid.map(|gid| socket.admit_group(gid)) {
-        tracing::warn!("group blobd: cannot be given access to the socket: {error}");
-    }
 }
 
 /// Waits for a stop signal; forever if the process cannot handle signals.

@@ -31,6 +31,9 @@ impl ConfigError {
     pub(super) fn unreadable(path: &Path, error: &io::Error) -> Self {
         let hint = match error.kind() {
             io::ErrorKind::NotFound => Some("create it, or leave out --config and BLOBD_CONFIG"),
+            io::ErrorKind::PermissionDenied => {
+                Some("if HOME is another user's, correct it, or give --config")
+            }
             _ => None,
         };
         let what = format!("cannot read: {error}");

@@ -3,8 +3,6 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use blobd_client::client::{SYSTEM_SOCKET, default_sockets};
-
 use super::ConfigError;
 
 /// The store of this user: the system's for root.
@@ -14,12 +12,6 @@ pub(crate) fn default_root() -> Result<PathBuf, ConfigError> {
     }
     let data = base_directory("XDG_DATA_HOME", ".local/share");
     data.map(|data| data.join("blobd")).ok_or_else(|| ConfigError::no_home("the store", "give --root"))
-}
-
-/// The socket of this user's daemon: from the client library, because both must use the same path.
-pub(crate) fn default_socket() -> PathBuf {
-    let system = PathBuf::from(SYSTEM_SOCKET);
-    if is_root() { system } else { default_sockets().pop().unwrap_or(system) }
 }
 
 /// The configuration file of this user; `None` without a home directory.

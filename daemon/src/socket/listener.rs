@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, fchmod};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, chownat, fchmod, fstat, open};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use tokio::net::UnixListener;
 
@@ -25,7 +25,7 @@ pub(crate) struct Socket {
 impl Socket {
     /// Listens at `path`. Replaces the socket of a daemon that has ended, but fails with
     /// [`io::ErrorKind::AddrInUse`] if another process listens there. Only the owner may connect until
-    /// [`Self::admit_group`].
+    /// [`Self::admit`].
     pub(crate) fn bind(path: &Path) -> io::Result<Self> {
         if let Some(directory) = path.parent() {
             fs::DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
@@ -47,9 +47,22 @@ impl Socket {
         })
     }
 
-    pub(crate) fn admit_group(&self, gid: u32) -> io::Result<()> {
-        std::os::unix::fs::chown(&self.path, None, Some(gid))?;
-        fs::set_permissions(&self.path, fs::Permissions::from_mode(0o660))
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Sets the socket's group and permissions: who may write to it may connect.
+    pub(crate) fn admit(&self, gid: Option<u32>, mode: u32) -> io::Result<()> {
+        // Through a descriptor: whoever may write to the directory could have put a link in the socket's place.
+        let socket = open(&self.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        if FileType::from_raw_mode(fstat(&socket)?.st_mode) != FileType::Socket {
+            return Err(io::Error::other("the socket was replaced"));
+        }
+        if let Some(gid) = gid {
+            chownat(&socket, "", None, Some(Gid::from_raw(gid)), AtFlags::EMPTY_PATH)?;
+        }
+        let path = format!("/proc/self/fd/{}", socket.as_raw_fd());
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))
     }
 
     pub(crate) const fn listener(&self) -> &UnixListener {
@@ -98,7 +111,14 @@ mod tests {
         bind(&socket, &SocketAddrUnix::new(folder.path().join("bare")).unwrap()).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&folder.path().join("bare")), 0o400, "the kernel uses the descriptor's mode");
-        let _socket = Socket::bind(&path).unwrap();
+        let socket = Socket::bind(&path).unwrap();
         assert_eq!(mode(&path), 0o600);
+        socket.admit(None, 0o660).unwrap();
+        assert_eq!(mode(&path), 0o660);
+        fs::rename(&path, folder.path().join("moved")).unwrap();
+        fs::write(folder.path().join("other"), "").unwrap();
+        std::os::unix::fs::symlink("other", &path).unwrap();
+        assert!(socket.admit(None, 0o666).is_err(), "it does not follow a link");
+        assert_ne!(mode(&folder.path().join("other")), 0o666);
     }
 }

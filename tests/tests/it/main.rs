@@ -48,6 +48,7 @@ mod show_hash;
 mod show_layers;
 mod shutdown;
 mod signals;
+mod sockets;
 mod sources;
 mod space;
 mod space_model;

@@ -17,7 +17,8 @@ from __future__ import annotations
 from typing import Iterable, List, Optional
 
 from ._responses import Experts, Layer, ModelSummary, Tensor, Version
-from .client import Client, default_sockets
+from ._sockets import default_sockets
+from .client import Client
 from .contiguous import ContiguousGguf
 from .errors import (
     BlobdError,

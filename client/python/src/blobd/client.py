@@ -13,14 +13,13 @@ from urllib.parse import quote
 
 from ._http import query, upgrade
 from ._responses import ModelSummary, Version, as_object, read_models, read_version
+from ._sockets import check_before_connecting, default_sockets, hint
 from ._wire import Wire
 from .errors import BlobdError, ConnectError, NotRunningError
 from .model import OpenModel, receive
 
 SOCKET_VARIABLE = "BLOBD_SOCKET"
 """The environment variable that names the socket."""
-SYSTEM_SOCKET = "/run/blobd/blobd.sock"
-"""The socket of the system's daemon."""
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -103,6 +102,7 @@ class Client:
         raise refused or NotRunningError(" or ".join(paths))
 
     def _connected(self, path: str) -> sockets.socket:
+        check_before_connecting(path)
         stream = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_CLOEXEC)
         try:
             stream.settimeout(self._timeout)
@@ -111,12 +111,6 @@ class Client:
             stream.close()
             raise
         return stream
-
-
-def default_sockets() -> List[str]:
-    """The sockets that are tried if none is given, in this order: the system's, then the user's."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    return [SYSTEM_SOCKET, *([os.path.join(runtime, "blobd/blobd.sock")] if os.path.isabs(runtime) else [])]
 
 
 def _selection(prefix: Optional[str], names: Optional[Iterable[str]]) -> object:
@@ -134,8 +128,8 @@ def _selection(prefix: Optional[str], names: Optional[Iterable[str]]) -> object:
 
 def _refused(path: str, error: OSError) -> ConnectError:
     denied = isinstance(error, PermissionError)
-    hint = "; join the group that the socket belongs to" if denied else ""
-    refused = ConnectError(f"blobd daemon: cannot connect to {path}: {error}{hint}")
+    advice = hint(path, error)
+    refused = ConnectError(f"blobd daemon: cannot connect to {path}: {error}{advice and '; '}{advice}")
     refused.code = "denied" if denied else "internal"
     return refused
 

@@ -1,0 +1,96 @@
+package blobd
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"syscall"
+)
+
+// SystemSocket is the socket of the system's daemon.
+const SystemSocket = "/run/blobd/blobd.sock"
+
+// DefaultSockets are the sockets that are tried if none is given, in this order: the system's, then
+// those at which this user's daemon may listen.
+func DefaultSockets() []string {
+	usual := fmt.Sprintf("/run/user/%d", os.Geteuid())
+	directories := []string{usual}
+	if runtime := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(runtime) && runtime != usual {
+		directories = []string{runtime, usual}
+	}
+	sockets := []string{SystemSocket}
+	for _, directory := range directories {
+		sockets = append(sockets, filepath.Join(directory, "blobd/blobd.sock"))
+	}
+	return append(sockets, filepath.Join(privateDirectory(), "blobd.sock"))
+}
+
+// privateDirectory is the directory for the socket of a user without a runtime directory.
+func privateDirectory() string {
+	return fmt.Sprintf("/tmp/blobd-%d", os.Geteuid())
+}
+
+// checkBeforeConnecting fails if another user could have put the socket into the private directory.
+func checkBeforeConnecting(path string) error {
+	if directory := privateDirectory(); filepath.Dir(path) == directory {
+		return checkPrivate(directory, os.Geteuid())
+	}
+	return nil
+}
+
+func checkPrivate(directory string, uid int) error {
+	found, err := os.Lstat(directory)
+	if err != nil {
+		return err
+	}
+	status, known := found.Sys().(*syscall.Stat_t)
+	switch {
+	case !found.IsDir() || !known:
+		return foreign("%s: not a directory", directory)
+	case int(status.Uid) != uid:
+		return foreign("%s: owned by uid %d, uid %d expected", directory, status.Uid, uid)
+	case status.Mode&0o077 != 0:
+		return foreign("%s: mode %04o, 0700 expected", directory, status.Mode&0o7777)
+	}
+	return nil
+}
+
+// foreignDirectory says why a directory may be another user's.
+type foreignDirectory string
+
+func foreign(format string, values ...any) error {
+	return foreignDirectory(fmt.Sprintf(format, values...))
+}
+
+func (text foreignDirectory) Error() string { return string(text) }
+
+// Is makes it a missing permission.
+func (text foreignDirectory) Is(target error) bool { return target == fs.ErrPermission }
+
+// connectHint says what to do when the kernel refuses a connection; it is empty if this is not known.
+func connectHint(path string, err error) string {
+	if !errors.Is(err, syscall.EACCES) {
+		return ""
+	}
+	var found syscall.Stat_t
+	if syscall.Stat(path, &found) != nil {
+		return "a directory of its path does not admit you; the daemon's owner can set socket to another path"
+	}
+	return hintFor(found.Mode, found.Uid, found.Gid)
+}
+
+func hintFor(mode, uid, gid uint32) string {
+	// Not every member of root's group should be made one to use a model.
+	if mode&syscall.S_IWGRP == 0 || gid == 0 {
+		return fmt.Sprintf("only uid %d may connect; the daemon's owner can set socket_group in its configuration", uid)
+	}
+	name := strconv.FormatUint(uint64(gid), 10)
+	if group, err := user.LookupGroupId(name); err == nil {
+		name = group.Name
+	}
+	return "join the group " + name + " and log in again"
+}

@@ -1,0 +1,216 @@
+//! Where daemons listen by default, and what to do about a socket that refuses this user.
+
+use std::env;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{getegid, geteuid, getgroups};
+
+/// The socket of the system's daemon.
+pub const SYSTEM_SOCKET: &str = "/run/blobd/blobd.sock";
+
+/// The default sockets in order: the system's, then those at which this user's daemon may listen.
+#[must_use]
+pub fn default_sockets() -> Vec<PathBuf> {
+    std::iter::once(PathBuf::from(SYSTEM_SOCKET)).chain(user_sockets()).collect()
+}
+
+/// The sockets at which this user's daemon may listen, in order. Only the last one always has a directory, or one
+/// can be made: [`private_directory`]. All are tried, because the daemon's environment may differ from the client's,
+/// such as in a cron job or after `su`.
+#[must_use]
+pub fn user_sockets() -> Vec<PathBuf> {
+    sockets_of(env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from), geteuid().as_raw())
+}
+
+fn sockets_of(runtime: Option<PathBuf>, uid: u32) -> Vec<PathBuf> {
+    let runtime = runtime.filter(|directory| directory.is_absolute());
+    // The value that systemd and elogind give the variable.
+    let usual = PathBuf::from(format!("/run/user/{uid}"));
+    let usual = Some(usual).filter(|usual| runtime.as_ref() != Some(usual));
+    let in_runtime =
+        [runtime, usual].into_iter().flatten().map(|directory| directory.join("blobd/blobd.sock"));
+    in_runtime.chain([directory_of(uid).join("blobd.sock")]).collect()
+}
+
+/// The directory for the socket of a user without a runtime directory. The name does not depend on `TMPDIR`, which
+/// sessions set differently. Every user can create it first, so [`check_private`] comes before each use.
+#[must_use]
+pub fn private_directory() -> PathBuf {
+    directory_of(geteuid().as_raw())
+}
+
+fn directory_of(uid: u32) -> PathBuf {
+    PathBuf::from(format!("/tmp/blobd-{uid}"))
+}
+
+/// Checks that nobody but this user can put a socket into the directory.
+///
+/// # Errors
+/// When it is missing, is a link, or belongs to or can be entered by somebody else.
+pub fn check_private(directory: &Path) -> io::Result<()> {
+    check_owned_by(directory, geteuid().as_raw())
+}
+
+fn check_owned_by(directory: &Path, uid: u32) -> io::Result<()> {
+    let found = fs::symlink_metadata(directory)?;
+    let mode = found.mode() & 0o7777;
+    let name = directory.display();
+    let refusal = if !found.is_dir() {
+        format!("{name}: not a directory")
+    } else if found.uid() != uid {
+        format!("{name}: owned by uid {}, uid {uid} expected", found.uid())
+    } else if mode & 0o077 != 0 {
+        format!("{name}: mode {mode:04o}, 0700 expected")
+    } else {
+        return Ok(());
+    };
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, refusal))
+}
+
+/// Connects to a daemon.
+pub(crate) fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let private = private_directory();
+    if socket.parent() == Some(&private) {
+        check_private(&private)?;
+    }
+    UnixStream::connect(socket)
+}
+
+/// What to do when the kernel refuses a connection; `None` if this is not known.
+pub(crate) fn hint(socket: &Path, reason: &io::Error) -> Option<String> {
+    // An error of [`check_private`] has no number.
+    if reason.raw_os_error() != Some(rustix::io::Errno::ACCESS.raw_os_error()) {
+        return None;
+    }
+    Some(match fs::metadata(socket) {
+        Ok(found) => hint_for_mode(&found),
+        Err(_hidden) => hint_for_directory(socket),
+    })
+}
+
+/// For a socket whose own permissions refuse this user.
+fn hint_for_mode(socket: &Metadata) -> String {
+    const TO_WRITE: u32 = 0o020;
+    let gid = socket.gid();
+    // Not every member of root's group should be made one to use a model.
+    if socket.permissions().mode() & TO_WRITE == 0 || gid == 0 {
+        let uid = socket.uid();
+        return format!(
+            "only uid {uid} may connect; the daemon's owner can set socket_group in its configuration"
+        );
+    }
+    let groups = getgroups().unwrap_or_default();
+    if getegid().as_raw() == gid || groups.iter().any(|group| group.as_raw() == gid) {
+        return "the system's security policy refuses it; see the kernel's audit log".to_owned();
+    }
+    let group = GroupEntry::find(gid);
+    let name = group.as_ref().map_or_else(|| gid.to_string(), |group| group.name.clone());
+    match (group.is_some_and(|group| group.has_this_user()), user_name()) {
+        (true, _) => format!("you joined the group {name} after this session began: log in again"),
+        (false, Some(user)) => {
+            format!("join the group {name} (`sudo usermod -aG {name} {user}`) and log in again")
+        }
+        (false, None) => format!("join the group {name} and log in again"),
+    }
+}
+
+/// For a socket in a directory that this user may not enter.
+fn hint_for_directory(socket: &Path) -> String {
+    // The last one that can be inspected is the one that cannot be entered.
+    let visible = socket.ancestors().skip(1).find_map(|path| Some((path, fs::metadata(path).ok()?)));
+    let blocking = visible.map(|(path, found)| format!("{} (uid {})", path.display(), found.uid()));
+    let directory = blocking.unwrap_or_else(|| "a directory of its path".to_owned());
+    format!(
+        "{directory} does not admit you; the daemon's owner can set socket to a path that others can reach"
+    )
+}
+
+/// A line of `/etc/group`.
+struct GroupEntry {
+    name: String,
+    members: Vec<String>,
+}
+
+impl GroupEntry {
+    fn find(gid: u32) -> Option<Self> {
+        Self::parse(&fs::read_to_string("/etc/group").ok()?, gid)
+    }
+
+    fn parse(groups: &str, gid: u32) -> Option<Self> {
+        groups.lines().find_map(|line| {
+            let fields: Vec<&str> = line.split(':').collect();
+            let [name, _password, number, members] = fields[..] else { return None };
+            let members = members.split(',').map(str::to_owned).collect();
+            (number.parse() == Ok(gid)).then(|| Self { name: name.to_owned(), members })
+        })
+    }
+
+    fn has_this_user(&self) -> bool {
+        user_name().is_some_and(|user| self.members.contains(&user))
+    }
+}
+
+/// The name of the effective user.
+fn user_name() -> Option<String> {
+    let users = fs::read_to_string("/etc/passwd").ok()?;
+    let uid = geteuid().as_raw().to_string();
+    let mut lines = users.lines().map(|line| line.split(':'));
+    lines.find_map(|mut fields| {
+        let name = fields.next()?;
+        (fields.nth(1) == Some(uid.as_str())).then(|| name.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(runtime: Option<&str>) -> Vec<String> {
+        let sockets = sockets_of(runtime.map(PathBuf::from), 7);
+        sockets.iter().map(|socket| socket.display().to_string()).collect()
+    }
+
+    #[test]
+    fn sockets_of_a_user_do_not_depend_on_one_variable() {
+        let without = ["/run/user/7/blobd/blobd.sock", "/tmp/blobd-7/blobd.sock"];
+        assert_eq!(names(None), without);
+        assert_eq!(names(Some("relative")), without);
+        assert_eq!(names(Some("/run/user/7")), without);
+        assert_eq!(names(Some("/x")), ["/x/blobd/blobd.sock", without[0], without[1]]);
+    }
+
+    #[test]
+    fn directory_that_others_could_have_made_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, link) = (folder.path().join("own"), folder.path().join("link"));
+        let uid = geteuid().as_raw();
+        let refusal = |path: &Path, uid| check_owned_by(path, uid).unwrap_err().to_string();
+        fs::create_dir(&own).unwrap();
+        let set = |mode| fs::set_permissions(&own, fs::Permissions::from_mode(mode)).unwrap();
+        set(0o700);
+        check_owned_by(&own, uid).unwrap();
+        assert!(refusal(&own, uid + 1).contains(&format!("owned by uid {uid}, uid {} expected", uid + 1)));
+        set(0o711);
+        assert!(refusal(&own, uid).contains("mode 0711, 0700 expected"));
+        set(0o700);
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        assert!(refusal(&link, uid).contains("not a directory"));
+        let absent = check_owned_by(&folder.path().join("absent"), uid).unwrap_err();
+        assert_eq!(absent.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn groups_are_found_by_number() {
+        let groups = "root:x:0:\nbad line\nmodels:x:7:ann,bob\n";
+        let found = GroupEntry::parse(groups, 7).unwrap();
+        assert_eq!(
+            (found.name.as_str(), found.members),
+            ("models", vec!["ann".to_owned(), "bob".to_owned()])
+        );
+        assert!(GroupEntry::parse(groups, 8).is_none());
+    }
+}

@@ -1,0 +1,159 @@
+//! Where the daemon listens, and who may connect.
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::sockets::{SYSTEM_SOCKET, check_private, private_directory, user_sockets};
+
+use super::super::{Global, usage};
+use crate::config::{Config, SocketGroup};
+use crate::server::Socket;
+
+/// The group whose members may connect to a daemon of root, if there is such a group.
+const SYSTEM_GROUP: &str = "blobd";
+
+/// The socket's path: as given, configured, or the first default one whose directory belongs to this user.
+pub(super) fn path(global: &Global, config: &Config) -> Result<PathBuf, ErrorBody> {
+    if let Some(path) = global.socket.as_ref().or(config.socket.as_ref()) {
+        return Ok(path.clone());
+    }
+    let own_uid = rustix::process::geteuid();
+    if own_uid.is_root() {
+        return Ok(SYSTEM_SOCKET.into());
+    }
+    let private = private_directory();
+    // The variable may be another user's, such as after `su`.
+    let is_own = |found: Metadata| found.is_dir() && found.uid() == own_uid.as_raw();
+    let in_runtime_directory = user_sockets().into_iter().find(|socket| {
+        let directory = socket.ancestors().nth(2).filter(|directory| !private.starts_with(directory));
+        directory.is_some_and(|directory| fs::metadata(directory).is_ok_and(is_own))
+    });
+    match in_runtime_directory {
+        Some(socket) => Ok(socket),
+        None => in_private_directory(&private),
+    }
+}
+
+fn in_private_directory(directory: &Path) -> Result<PathBuf, ErrorBody> {
+    const HINT: &str =
+        "set XDG_RUNTIME_DIR to a directory of your own, or give --socket, and BLOBD_SOCKET to clients";
+    let refused = |error| ErrorBody::new(ErrorCode::Denied, format!("socket: {error}")).with_hint(HINT);
+    match fs::DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(refused(io::Error::new(error.kind(), format!("{}: {error}", directory.display()))));
+        }
+        _ => check_private(directory).map_err(refused)?,
+    }
+    tracing::info!(
+        "this user has no runtime directory (XDG_RUNTIME_DIR): the socket is in {}",
+        directory.display()
+    );
+    Ok(directory.join("blobd.sock"))
+}
+
+pub(super) fn bind_error(path: &Path, error: &io::Error) -> ErrorBody {
+    const ELSEWHERE: &str = "choose another --socket; BLOBD_SOCKET names it to clients";
+    let name = path.display();
+    if error.kind() == io::ErrorKind::AddrInUse {
+        let body = ErrorBody::new(ErrorCode::Busy, format!("{name}: in use by another daemon"));
+        return body.with_hint("choose another --socket");
+    }
+    if error.raw_os_error() == Some(rustix::io::Errno::NAMETOOLONG.raw_os_error()) {
+        let bytes = path.as_os_str().len();
+        return usage(format!("{name}: {bytes} bytes, at most 107 expected for the path of a socket"))
+            .with_hint(ELSEWHERE);
+    }
+    let code = match error.kind() {
+        io::ErrorKind::PermissionDenied => ErrorCode::Denied,
+        _ => ErrorCode::Internal,
+    };
+    ErrorBody::new(code, format!("{name}: cannot listen: {error}")).with_hint(ELSEWHERE)
+}
+
+/// Lets those connect whom the configuration names.
+pub(super) fn admit(socket: &Socket, config: &Config) -> Result<(), ErrorBody> {
+    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+    let configured = config.socket_group.as_ref().map(|group| gid_of(group, &groups)).transpose()?;
+    let is_root = rustix::process::geteuid().is_root();
+    let gid = configured.or_else(|| gid_of_name(SYSTEM_GROUP, &groups).filter(|_| is_root));
+    let mode = config.socket_mode.unwrap_or(if gid.is_some() { 0o660 } else { 0o600 });
+    match socket.admit(gid, mode) {
+        Ok(()) => warn_if_unreachable(socket.path(), gid, mode),
+        Err(error) if configured.is_some() || config.socket_mode.is_some() => {
+            return Err(admission_error(gid, &error));
+        }
+        Err(error) => tracing::warn!("group {SYSTEM_GROUP}: cannot be given access to the socket: {error}"),
+    }
+    Ok(())
+}
+
+fn gid_of(group: &SocketGroup, groups: &str) -> Result<u32, ErrorBody> {
+    match group {
+        SocketGroup::Number(gid) => Ok(*gid),
+        SocketGroup::Name(name) => gid_of_name(name, groups).ok_or_else(|| {
+            let hint = format!(
+                "create it with `groupadd {name}`, or give its number if /etc/group does not list it"
+            );
+            usage(format!("socket_group: {name:?}, a group in /etc/group expected")).with_hint(hint)
+        }),
+    }
+}
+
+fn gid_of_name(name: &str, groups: &str) -> Option<u32> {
+    groups
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.split(':').nth(1)?.parse().ok())
+}
+
+fn admission_error(gid: Option<u32>, error: &io::Error) -> ErrorBody {
+    let uid = rustix::process::geteuid().as_raw();
+    let gid = gid.map_or_else(String::new, |gid| format!(" to group {gid}"));
+    let message = format!("socket_group: uid {uid} cannot give the socket{gid}: {error}");
+    ErrorBody::new(ErrorCode::Denied, message)
+        .with_hint("add the daemon's user to the group with `usermod -aG`, and restart the daemon")
+}
+
+/// Warns if those who may connect cannot reach the socket. Only a warning: an access control list may admit them.
+fn warn_if_unreachable(socket: &Path, gid: Option<u32>, mode: u32) {
+    let admits_all = mode & 0o006 == 0o006;
+    let admits_group = mode & 0o060 == 0o060 && gid.is_some();
+    let is_closed = |directory: &Metadata| {
+        let is_in_group = gid == Some(directory.gid()) && !admits_all;
+        directory.mode() & if is_in_group { 0o010 } else { 0o001 } == 0
+    };
+    let mut directories = socket.ancestors().skip(1);
+    let closed = directories.find(|directory| fs::metadata(directory).is_ok_and(|found| is_closed(&found)));
+    if let Some(directory) = closed.filter(|_| admits_all || admits_group) {
+        tracing::warn!(
+            "{}: does not admit those who may connect to the socket; set socket to a path that they can reach, such \
+             as {SYSTEM_SOCKET}",
+            directory.display()
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn group_is_found_by_its_whole_name() {
+        let groups = "models-x:x:5:\nmodels:x:7:ann\n";
+        assert_eq!(gid_of_name("models", groups), Some(7));
+        assert_eq!(gid_of_name("model", groups), None);
+        let error = gid_of(&SocketGroup::Name("model".to_owned()), groups).unwrap_err();
+        assert!(error.message.contains("\"model\"") && error.hint.unwrap().contains("groupadd model"));
+        assert_eq!(gid_of(&SocketGroup::Number(99), groups).unwrap(), 99);
+    }
+
+    #[test]
+    fn error_about_a_long_path_names_the_limit() {
+        let path = PathBuf::from(format!("/{}", "x".repeat(107)));
+        let error = rustix::net::SocketAddrUnix::new(&path).unwrap_err();
+        let body = bind_error(&path, &error.into());
+        assert!(body.message.ends_with("108 bytes, at most 107 expected for the path of a socket"), "{body}");
+    }
+}
