@@ -37,8 +37,9 @@ const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_millis(250);
   BLOBD_LOG=debug blobd serve                      log more
   BLOBD_LOG=warn,blobd_registry=debug blobd serve  log more of the registries and less of the rest
 
-The log goes to standard error. BLOBD_LOG, or else RUST_LOG, is LEVEL or TARGET=LEVEL, or several of them
-separated by commas. Levels: off, error, warn, info, debug, trace. Targets: blobd, blobd_store, blobd_registry.")]
+The log goes to standard error. BLOBD_LOG, or else RUST_LOG, is LEVEL or TARGET=LEVEL, or
+several of them separated by commas. Levels: off, error, warn, info, debug, trace.
+Targets: blobd, blobd_store, blobd_registry.")]
 pub(super) struct Params {}
 
 pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {

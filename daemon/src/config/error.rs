@@ -97,6 +97,14 @@ fn one_line(message: &str) -> String {
 
 /// Rewrites serde's messages: `invalid type: integer `-5`, expected u8` → `-5, a whole number expected`.
 fn in_plain_words(message: &str) -> String {
+    match message {
+        // Of unquoted words: `yes`, `5 GB`.
+        "string values must be quoted, expected literal string" => {
+            return "a text in quotes, a number, true or false expected".to_owned();
+        }
+        "wanted string or table" => return "a text in quotes expected".to_owned(),
+        _ => {}
+    }
     let without_kind = ["invalid type: ", "invalid value: ", "unknown variant "]
         .into_iter()
         .find_map(|start| message.strip_prefix(start))
@@ -244,6 +252,8 @@ mod tests {
                 "c.toml:1:15: socket_mode: \"0060\", an octal mode such as \"0660\", at least \"0600\", expected"
                     .to_owned(),
             ),
+            ("durability = 5", "c.toml:1:14: durability: a text in quotes expected".to_owned()),
+            ("single_user = yes", "c.toml:1:15: a text in quotes, a number, true or false expected".to_owned()),
             ("space = 5", "c.toml:1:9: space: 5, a section, such as [space], expected".to_owned()),
         ] {
             assert_eq!(error(text).0, message, "{text}");
