@@ -117,7 +117,9 @@ fn in_plain_words(message: &str) -> String {
     let found = match found.strip_prefix('`').and_then(|found| found.strip_suffix('`')) {
         Some(variant) if message.starts_with("unknown variant") => format!("{variant:?}"),
         Some(number) => number.to_owned(),
-        None => found.replace("map", "a table").replace("sequence", "a list"),
+        None if found == "map" => "a table".to_owned(),
+        None if found == "sequence" => "a list".to_owned(),
+        None => found.to_owned(),
     };
     let expected = match expected {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, not negative,",
@@ -254,6 +256,7 @@ mod tests {
             ),
             ("durability = 5", "c.toml:1:14: durability: a text in quotes expected".to_owned()),
             ("single_user = yes", "c.toml:1:15: a text in quotes, a number, true or false expected".to_owned()),
+            ("single_user = \"map\"", "c.toml:1:15: single_user: \"map\", true or false expected".to_owned()),
             ("space = 5", "c.toml:1:9: space: 5, a section, such as [space], expected".to_owned()),
         ] {
             assert_eq!(error(text).0, message, "{text}");
@@ -263,7 +266,7 @@ mod tests {
     #[test]
     fn values_that_contradict_each_other_are_named_with_their_place() {
         let (message, _) = error("[space]\nquota = 1\nlow_watermark = 96");
-        assert!(message.starts_with("c.toml:3:1: space.low_watermark: 96"), "{message}");
+        assert!(message.starts_with("c.toml:3:1: space.low_watermark: low 96"), "{message}");
         let (message, _) = error("[space]\nevict = \"all\"");
         assert!(message.starts_with("c.toml:2:1: space.evict: set without a limit"), "{message}");
         let (message, _) = error("# ü\n[transfer]\nmax_connections = 65");

@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, chownat, fchmod, fstat, open};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use tokio::net::UnixListener;
 
@@ -23,10 +24,16 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
+    /// The kernel takes one byte more, but most clients end the path with a zero.
+    pub(crate) const MAX_PATH_BYTES: usize = 107;
+
     /// Listens at `path`. Replaces the socket of a daemon that has ended, but fails with
     /// [`io::ErrorKind::AddrInUse`] if another process listens there. Only the owner may connect until
     /// [`Self::admit`].
     pub(crate) fn bind(path: &Path) -> io::Result<Self> {
+        if path.as_os_str().len() > Self::MAX_PATH_BYTES {
+            return Err(Errno::NAMETOOLONG.into());
+        }
         if let Some(directory) = path.parent() {
             fs::DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
         }
