@@ -10,7 +10,8 @@ use crate::demo;
 /// Show a pull, splitting, sharing and opening with generated models, without a network
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  blobd demo                                   needs no network and leaves nothing behind")]
+  blobd demo                                   needs no network and leaves nothing behind
+  blobd demo --json | jq .saved_bytes          only the figures")]
 pub(super) struct Params {}
 
 /// Run one of the demo's reader processes
@@ -20,8 +21,8 @@ pub(super) struct ReaderParams {
     reference: Reference,
 }
 
-pub(super) fn run(_params: &Params) -> Result<(), ErrorBody> {
-    demo::run().map_err(|error| error.body())
+pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
+    demo::run(global.json).map_err(|error| error.body())
 }
 
 pub(super) fn run_reader(global: &Global, params: &ReaderParams) -> Result<(), ErrorBody> {

@@ -241,7 +241,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
             Ok(())
         }
         Command::MountGuard(params) => mount::run_guard(&params),
-        Command::Demo(params) => demo::run(&params),
+        Command::Demo(params) => demo::run(global, &params),
         Command::DemoReader(params) => demo::run_reader(global, &params),
     };
     done.map(|()| ExitCode::SUCCESS)

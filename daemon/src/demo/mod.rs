@@ -31,17 +31,25 @@ use self::processes::{DaemonProcess, ReaderProcess};
 use self::reader::{Rehashed, Request};
 use self::report::{Findings, Pulled, Reading};
 use self::sandbox::{Sandbox, digest_of_file};
+use crate::output::print_json;
 use crate::size::human_bytes;
 
-/// Runs the demo. Blocks for some seconds; must not be called on an async worker.
-pub(crate) fn run() -> Result<(), DemoError> {
+/// Runs the demo, and tells what it does; with `is_json` it only prints its figures. Blocks for some seconds; must
+/// not be called on an async worker.
+pub(crate) fn run(is_json: bool) -> Result<(), DemoError> {
     let started = Instant::now();
+    if is_json {
+        screen::silence();
+    }
     let sandbox = Sandbox::set_up()?;
     let result = run_steps(&sandbox);
     // Ctrl-C ends the commands too, so their errors do not matter then.
     sandbox.check_interrupted()?;
     let findings = result?;
     drop(sandbox);
+    if is_json {
+        return Ok(print_json(&report::figures(&findings, started.elapsed()))?);
+    }
     screen::heading("Summary")?;
     screen::facts(&report::summary(&findings, started.elapsed()))
 }

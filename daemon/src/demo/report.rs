@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use blobd_client::protocol::response::DiskUsage;
+use serde::Serialize;
 
 use super::memory::MemoryUse;
 use super::reader::Opened;
@@ -29,6 +30,60 @@ pub(super) struct Reading {
     pub(super) opened: Opened,
     /// While both readers have the model mapped.
     pub(super) memory: MemoryUse,
+}
+
+/// What `demo --json` prints.
+#[derive(Debug, Serialize)]
+pub(super) struct Figures {
+    pulled_bytes: u64,
+    logical_bytes: u64,
+    physical_bytes: u64,
+    saved_bytes: u64,
+    models: usize,
+    blobs: u64,
+    readers: Vec<ReaderFigures>,
+    seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct ReaderFigures {
+    tensors: u64,
+    tensor_bytes: u64,
+    open_seconds: f64,
+    rss_bytes: u64,
+    pss_bytes: u64,
+    weights_rss_bytes: u64,
+    weights_pss_bytes: u64,
+}
+
+pub(super) fn figures(findings: &Findings, elapsed: Duration) -> Figures {
+    let Findings { pulled, disk, readings } = findings;
+    Figures {
+        pulled_bytes: pulled.bytes,
+        logical_bytes: disk.logical_bytes,
+        physical_bytes: disk.physical_bytes,
+        saved_bytes: disk.saved_bytes,
+        models: disk.models.len(),
+        blobs: disk.blob_count,
+        readers: readings.iter().map(ReaderFigures::from).collect(),
+        seconds: elapsed.as_secs_f64(),
+    }
+}
+
+impl From<&Reading> for ReaderFigures {
+    fn from(reading: &Reading) -> Self {
+        let Reading { opened, memory } = reading;
+        let open_micros = median(opened.open_micros.iter().copied());
+        Self {
+            tensors: opened.tensor_count,
+            tensor_bytes: opened.tensor_bytes,
+            open_seconds: Duration::from_micros(open_micros).as_secs_f64(),
+            rss_bytes: memory.rss_bytes,
+            pss_bytes: memory.pss_bytes,
+            weights_rss_bytes: memory.weights_rss_bytes,
+            weights_pss_bytes: memory.weights_pss_bytes,
+        }
+    }
 }
 
 pub(super) fn opened(number: usize, pid: u32, opened: &Opened) -> String {

@@ -1,9 +1,18 @@
 //! Prints the demo's headings, texts, command lines, their output, and aligned rows.
 
 use std::io::{self, IsTerminal as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::error::DemoError;
 use crate::output::print;
+
+/// Whether nothing is printed. Of the whole process, which runs one demo.
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
+
+/// From now on nothing is printed.
+pub(super) fn silence() {
+    IS_SILENT.store(true, Ordering::Relaxed);
+}
 
 pub(super) fn heading(text: &str) -> Result<(), DemoError> {
     show(&format!("\n{}\n", bold(text)))
@@ -64,6 +73,9 @@ fn bold(text: &str) -> String {
 }
 
 fn show(text: &str) -> Result<(), DemoError> {
+    if IS_SILENT.load(Ordering::Relaxed) {
+        return Ok(());
+    }
     Ok(print(text)?)
 }
 

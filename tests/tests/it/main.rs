@@ -25,6 +25,7 @@ mod hostile;
 mod http;
 mod index;
 mod inspect;
+mod json_shapes;
 mod layouts;
 mod lifecycle;
 mod limits;

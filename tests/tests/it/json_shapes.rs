@@ -1,0 +1,210 @@
+//! docs/JSON.md is true: every command prints exactly the documented shapes, with a daemon and without one, and every
+//! failure is one documented error.
+
+mod document;
+mod failures;
+mod matching;
+mod notation;
+mod runs;
+mod sample;
+mod session;
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use std::thread;
+
+use blobd_client::protocol::error::ErrorCode;
+use blobd_tests::command::Blobd;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::programs::is_unavailable;
+use blobd_tests::temp_dirs::tmpfs_directory;
+
+use self::document::Document;
+use self::sample::Sample;
+use self::session::Session;
+
+/// Shown by no run, with the reason.
+const NOT_SHOWN: &[(&str, &str)] = &[
+    ("ModelList.read_only present", "needs a disk that fails"),
+    ("Session.user as null", "needs a client of a user without a name"),
+    ("Session.command as null", "needs a client that ends at this moment"),
+    ("Warmed.cold_bytes as null", "needs a command of a user who may not open the store's files"),
+    ("Warmed.resident_bytes as null", "as cold_bytes"),
+    ("Warmed.lock_error present", "root is not limited"),
+];
+
+/// Options of single commands that are used in no run, with the reason. Options of all commands need not be used.
+const UNUSED_OPTIONS: &[(&str, &str)] = &[("mount --allow-other", "does not change the output")];
+
+/// One test, because all runs together must show every key.
+#[test]
+fn outputs_have_the_documented_shapes_and_show_every_documented_key() {
+    let (embedded, served) = thread::scope(|scope| {
+        let embedded = scope.spawn(without_daemon);
+        let served = scope.spawn(with_daemon);
+        (embedded.join(), served.join())
+    });
+    let sessions = [embedded.expect("the runs without a daemon"), served.expect("the runs with a daemon")];
+    let mut problems: Vec<_> = sessions.iter().flat_map(|session| session.problems.clone()).collect();
+    problems.extend(shapes_not_shown(&sessions));
+    problems.extend(options_not_used(&sessions));
+    assert!(problems.is_empty(), "not as docs/JSON.md says:\n{}", lines(&problems));
+    python_accepts_the_outputs(&sessions);
+}
+
+fn without_daemon() -> Session {
+    let (sample, folder) = (Sample::new(), tmpfs_directory());
+    let root = folder.path().join("store");
+    let mut session = Session::new(Blobd::at_root(&root), false);
+    runs::run_all(&mut session, &sample, &root);
+    failures::run_all(&mut session, &sample);
+    session
+}
+
+fn with_daemon() -> Session {
+    let (sample, folder) = (Sample::new(), tmpfs_directory());
+    let config = sample.config("daemon.toml", "[scrub]\nrate_bytes_per_second = 0");
+    let variable = format!("BLOBD_CONFIG={}", config.display());
+    let daemon = TestDaemon::start_under(&["env", &variable], folder);
+    let mut session = Session::new(daemon.command(), true);
+    runs::run_all(&mut session, &sample, daemon.root());
+    runs::with_clients(&mut session, &daemon);
+    failures::run_all(&mut session, &sample);
+    failures::of_daemon(&mut session, &daemon);
+    session
+}
+
+/// The digest of the first layer of a model at its registry.
+fn layer_digest(blobd: &Blobd, reference: &str) -> String {
+    let shown = blobd.run(["show", reference, "--json"]).succeeds().json();
+    let layers = shown["layers"].as_array().expect("layers");
+    let layer = layers.iter().find(|layer| layer["media_type"] == sample::MODEL).expect("weights");
+    layer["digest"].as_str().expect("a digest").to_owned()
+}
+
+/// Optional keys that were never present or never absent, alternatives that were never taken, lists that were always
+/// empty, and documented command lines that were never run.
+fn shapes_not_shown(sessions: &[Session]) -> Vec<String> {
+    let document = Document::read();
+    let seen: BTreeSet<_> = sessions.iter().flat_map(|session| session.seen.clone()).collect();
+    let points = document.types.points.iter().enumerate();
+    let unseen: Vec<_> =
+        points.filter(|(point, _)| !seen.contains(point)).map(|(_, what)| what.as_str()).collect();
+    let excused = |what: &str| NOT_SHOWN.iter().any(|(known, _reason)| *known == what);
+    let missing = unseen.iter().filter(|what| !excused(what)).map(|what| format!("shown by no run: {what}"));
+    let stale = NOT_SHOWN.iter().filter(|(what, _)| !unseen.contains(what));
+    let stale = stale.map(|(what, _)| format!("in NOT_SHOWN, but shown: {what}"));
+    let run: BTreeSet<_> = sessions.iter().flat_map(|session| session.outputs.keys()).collect();
+    let not_run = document.shapes.keys().filter(|command| !run.contains(command));
+    missing.chain(stale).chain(not_run.map(|command| format!("run by no test: {command}"))).collect()
+}
+
+fn lines(list: &[String]) -> String {
+    list.iter().map(|line| format!("  {line}\n")).collect()
+}
+
+/// Options of commands that no run has.
+fn options_not_used(sessions: &[Session]) -> Vec<String> {
+    let blobd = &sessions[0].blobd;
+    let of_all: BTreeSet<_> = options(blobd, &["--help"]).into_iter().flatten().collect();
+    let mut unused = Vec::new();
+    for command in commands(blobd) {
+        let used: BTreeSet<_> =
+            sessions.iter().filter_map(|session| session.used_options.get(&command)).flatten().collect();
+        for names in options(blobd, &[&command, "--help"]) {
+            let is_known = |name: &String| of_all.contains(name) || used.contains(name);
+            let long = format!("{command} {}", names.last().map_or("", String::as_str));
+            if !names.iter().any(is_known) && !UNUSED_OPTIONS.iter().any(|(excused, _)| *excused == long) {
+                unused.push(format!("option used by no run: {long}"));
+            }
+        }
+    }
+    unused
+}
+
+/// The options that a help text lists, each by all its names.
+fn options(blobd: &Blobd, arguments: &[&str]) -> Vec<Vec<String>> {
+    let help = blobd.run(arguments).succeeds().text();
+    help.lines().filter_map(option_names).collect()
+}
+
+/// The names of the option that a line of a help text describes.
+fn option_names(line: &str) -> Option<Vec<String>> {
+    let line = line.trim_start();
+    let names = line.split([' ', ',', '[', '=']).take_while(|word| word.is_empty() || word.starts_with('-'));
+    let names: Vec<_> = names.filter(|word| word.len() > 1).map(str::to_owned).collect();
+    (line.starts_with('-') && !names.is_empty()).then_some(names)
+}
+
+/// The commands that `blobd --help` lists.
+fn commands(blobd: &Blobd) -> Vec<String> {
+    let help = blobd.line("--help").succeeds().text();
+    let listed =
+        help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let names =
+        listed.filter(|line| !line.starts_with("   ")).filter_map(|line| line.split_whitespace().next());
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn every_command_is_documented_and_every_documented_command_exists() {
+    let folder = tmpfs_directory();
+    let commands: BTreeSet<_> = commands(&Blobd::at_root(&folder.path().join("store"))).into_iter().collect();
+    assert!(commands.len() > 20, "{commands:?}");
+    let document = Document::read();
+    let alone = document.without_json.iter().filter(|name| !name.contains(' ') && !name.starts_with('-'));
+    let sections: BTreeSet<_> = document.sections.iter().chain(alone).cloned().collect();
+    assert_eq!(commands, sections);
+    for section in &document.sections {
+        let has_shape = document.shapes.keys().any(|line| line.split(' ').nth(1) == Some(section));
+        assert!(has_shape, "{section}: a section without a shape");
+    }
+}
+
+#[test]
+fn table_of_errors_is_that_of_the_code() {
+    let document = Document::read();
+    for row in document.errors.iter().filter(|row| row.code != "interrupted") {
+        let code: ErrorCode = serde_json::from_value(row.code.clone().into())
+            .unwrap_or_else(|error| panic!("{}: {error}", row.code));
+        assert_eq!(i32::from(code.exit_code()), row.exit_code, "{}", row.code);
+        assert_eq!(Some(code.http_status()), row.http_status, "{}", row.code);
+    }
+    let documented: BTreeSet<_> = document.errors.iter().map(|row| row.code.clone()).collect();
+    let source = include_str!("../../../client/src/protocol/error.rs");
+    assert_eq!(documented.len(), document.errors.len(), "a code is listed twice");
+    let variants = source.split("pub enum ErrorCode {").nth(1).and_then(|rest| rest.split("\n}").next());
+    let variants = variants.expect("the enum").lines().map(str::trim).filter(|line| !line.starts_with("//"));
+    let names = variants.filter_map(|line| line.strip_suffix(',')).map(snake_case);
+    let defined: BTreeSet<_> = names.chain(["interrupted".to_owned()]).collect();
+    assert_eq!(documented, defined);
+}
+
+/// `NoSpace` → `no_space`
+fn snake_case(name: &str) -> String {
+    let mut text = String::new();
+    for c in name.chars() {
+        if c.is_uppercase() && !text.is_empty() {
+            text.push('_');
+        }
+        text.extend(c.to_lowercase());
+    }
+    text
+}
+
+/// Python's parser reads one output of each kind.
+fn python_accepts_the_outputs(sessions: &[Session]) {
+    for (command, (output, has_lines)) in sessions.iter().flat_map(|session| &session.outputs) {
+        let mut python = Command::new("python3");
+        python.args(["-m", "json.tool"]).args(has_lines.then_some("--json-lines"));
+        python.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = match python.spawn() {
+            Err(error) if is_unavailable(&error) => return eprintln!("skipped: python3: {error}"),
+            child => child.expect("python3 starts"),
+        };
+        child.stdin.take().expect("a pipe").write_all(output).expect("python3 reads");
+        let ended = child.wait_with_output().expect("python3 ends");
+        assert!(ended.status.success(), "{command}: {}", String::from_utf8_lossy(&ended.stderr));
+    }
+}

@@ -1,0 +1,95 @@
+//! Every command into its typical failures: one error on standard error, and nothing else.
+
+use std::fs;
+
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+
+use super::sample::Sample;
+use super::session::Session;
+
+/// Failures on the store that [`super::runs::run_all`] leaves.
+pub(super) fn run_all(session: &mut Session, sample: &Sample) {
+    for line in [
+        "show absent --stored",
+        "show absent --residency",
+        "show absent --hash",
+        "show moe --template",
+        "diff absent moe",
+        "diff moe absent",
+        "tensor absent output.weight",
+        "tensor moe absent",
+        "fit absent --stored",
+        "warm absent",
+        "warm moe --component projector",
+        "export absent",
+        "export moe --component projector",
+        "edit absent new --set general.name=x",
+        "tag absent new",
+        "pin absent",
+        "unpin absent",
+        "rm absent",
+        "undelete absent",
+        "verify absent",
+        "release absent",
+        "release 2147483647",
+        "import /absent.gguf",
+        "logout absent.example.org",
+        "exec -- /absent",
+    ] {
+        session.line_fails("not_found", line);
+    }
+    for line in [
+        "show ..",
+        "tensor moe blk.0.ffn_up_exps.weight --values 0..1000000000000",
+        "tensor moe blk.0.ffn_up_exps.weight -o /tmp/x",
+        "edit moe new",
+        "edit moe new --set nothing",
+        "import --name x /a /b",
+        "pull --name x a b",
+        "export moe --merge -o -",
+        "login host --user a:b --password-stdin",
+        "serve --config /absent.toml",
+        "ls --config /absent.toml",
+    ] {
+        session.line_fails("invalid_request", line);
+    }
+    let closed = "http://127.0.0.1:1/me/absent:1";
+    session.fails_after_output("pull", ["pull", closed], "upstream");
+    session.line_fails("upstream", &format!("pull --dry-run {closed}"));
+    let unknown = sample.registry.name("me/absent:1");
+    session.fails_after_output("pull", ["pull", &unknown], "not_found");
+    for line in ["pull --dry-run", "show", "fit"] {
+        session.line_fails("not_found", &format!("{line} {unknown}"));
+    }
+    let broken = sample.path("broken.gguf");
+    for command in ["import", "show", "fit"] {
+        session.fails("invalid_input", [command, &broken]);
+    }
+    session.line("pin", "moe");
+    session.line_fails("denied", "rm moe");
+    session.line_fails("denied", "tag large moe");
+    session.line_fails("busy", "edit moe large --set general.name=x");
+    without_space(session, sample);
+}
+
+/// A store whose quota is used up.
+fn without_space(session: &mut Session, sample: &Sample) {
+    if session.has_daemon {
+        return;
+    }
+    let config = sample.config("full.toml", "[space]\nquota = \"1 MiB\"");
+    let config = config.to_str().unwrap();
+    let path = sample.path("new.gguf");
+    fs::write(&path, ModelFile::dense(11).bytes()).unwrap();
+    session.fails("no_space", ["import", &path, "--name", "new", "--config", config]);
+}
+
+/// Failures of a daemon.
+pub(super) fn of_daemon(session: &mut Session, daemon: &TestDaemon) {
+    let socket = daemon.socket();
+    let socket = socket.to_str().unwrap();
+    session.line_fails("busy", &format!("serve --socket {socket} --root {}", daemon.root().display()));
+    session.line_fails("invalid_request", &format!("ls --root /absent --socket {socket}"));
+    session.line_fails("not_found", "mount /absent");
+}

@@ -1,0 +1,343 @@
+//! Every command with the options that change its output, on a store in many states.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use blobd_tests::command::Run;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::reader::Reader;
+use blobd_tests::registry::Fault;
+use blobd_tests::store_dir::{blob_path, flip_byte, names};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::sample::Sample;
+use super::session::Session;
+
+/// Runs everything on the empty store in `root`, in an order in which one command prepares the next.
+pub(super) fn run_all(session: &mut Session, sample: &Sample, root: &Path) {
+    empty_store(session);
+    adding(session, sample);
+    showing(session, sample);
+    numbers(session, sample);
+    changing(session, sample);
+    eviction(session, sample, root);
+    pulling_partly(session, sample, root);
+    removing(session, root);
+    damage(session, root);
+    evicting(session, sample);
+    credentials(session, sample);
+}
+
+fn empty_store(session: &mut Session) {
+    for form in
+        ["ls", "ls --trash", "df", "ps", "gc", "gc --dry-run", "verify", "reindex", "limit", "doctor", "demo"]
+    {
+        session.line(form, "");
+    }
+}
+
+fn adding(session: &mut Session, sample: &Sample) {
+    let [base, moe] = ["base", "moe"].map(|name| sample.path(&format!("{name}.gguf")));
+    session.ok("import", ["import", &base, &moe]);
+    for name in ["other", "separate", "odd", "raw", "bare", "llama", "large", "fresh", "spare", "orphan"] {
+        let path = sample.path(&format!("{name}.gguf"));
+        session.ok("import", ["import", &path, "--name", name]);
+    }
+    let url = sample.registry.url();
+    session.ok("pull --dry-run", ["pull", "--dry-run", &format!("{url}/me/chat:1")]);
+    session.ok("pull", ["pull", &format!("{url}/me/chat:1")]);
+    session.ok("pull", ["pull", &format!("{url}/me/images:1"), "--name", "images", "--limit-rate", "1GB"]);
+    session.ok("pull", ["pull", &format!("{url}/big-00001-of-00002.gguf"), "--name", "big"]);
+    session.ok("pull --dry-run", ["pull", "--dry-run", &format!("{url}/files/tiny.gguf"), "--name", "tiny"]);
+    session.ok("pull --dry-run", ["pull", "--dry-run", &format!("{url}/me/relative:1")]);
+    session.ok("pull", ["pull", &format!("{url}/me/relative:1"), &format!("{url}/me/chat:1")]);
+    session.line("tag", "base alias");
+    session.line("tag", "moe alias");
+    session.line("pin", "alias");
+    session.line("tag", "base alias --force");
+    session.ok("import", ["import", "--name", "alias", "--force", &base]);
+    session.ok("import", ["import", "--name", "alias", "--force", &sample.path("fresh.gguf")]);
+    session.line("unpin", "alias");
+    session.ok("pull", ["pull", &format!("{url}/files/tiny.gguf"), "--name", "alias", "--force"]);
+    session.line("tag", "base alias");
+    session.line("pin", "alias fresh");
+    session.line("unpin", "alias");
+    session.line("ls", "");
+    session.line("ls", "chat");
+    session.line("df", "");
+    session.line("df", "-v");
+}
+
+fn showing(session: &mut Session, sample: &Sample) {
+    let chat = sample.registry.name("me/chat:1");
+    for name in ["base", "moe", "separate", "odd", "raw", "bare", "llama", "images", "big", &chat] {
+        session.line("show", &format!("{name} --stored"));
+        session.line("show --layers", &format!("{name} --tensors --metadata"));
+        session.line("show --full", name);
+        session.line("show --residency", name);
+    }
+    for file in ["moe.gguf", "llama.gguf"] {
+        session.ok("show", ["show", &sample.path(file)]);
+    }
+    session.ok("show", ["show", &sample.registry.name("me/half:1")]);
+    session.ok("show", ["show", &format!("{}/files/tiny.gguf", sample.registry.url())]);
+    for form in
+        ["show --template", "show --license", "show --system", "show --parameters", "show --modelfile"]
+    {
+        session.line(form, &chat);
+    }
+    session.line("show --hash", "base");
+    session.ok("show --hash", ["show", "--hash=all", "base"]);
+    checked_hashes(session, sample);
+}
+
+fn checked_hashes(session: &mut Session, sample: &Sample) {
+    let listed = session.blobd.line("show base --hash=sha256").succeeds().text();
+    let (right, part, wrong) = (sample.path("right"), sample.path("part"), sample.path("wrong"));
+    fs::write(&right, &listed).unwrap();
+    let head: String = listed.lines().take(2).map(|line| format!("{line}\n")).collect();
+    fs::write(&part, head).unwrap();
+    let other = session.blobd.line("show other --hash=sha256").succeeds().text();
+    fs::write(&wrong, other.replace("other", "base")).unwrap();
+    session.ok("show --check", ["show", "--check", &right, "base"]);
+    session.ok("show --check", ["show", "--check", &part, "base"]);
+    session.fails_after_output("show --check", ["show", "--check", &wrong, "base"], "corrupt");
+}
+
+fn numbers(session: &mut Session, sample: &Sample) {
+    for pair in ["base other", "base alias", "moe separate", "other base", "odd llama"] {
+        session.line("diff", pair);
+        session.line("diff --values", pair);
+    }
+    session.line("diff", &format!("llama {}", sample.registry.name("me/chat:1")));
+    session.line("diff", &format!("{} llama", sample.registry.name("me/chat:1")));
+    session.line("tensor", "base output.weight --stats");
+    session.line("tensor", "odd odd.weight");
+    session.line("tensor --expert", "2 moe blk.0.ffn_up_exps.weight");
+    session.line("tensor --values", "0..4 odd odd.weight");
+    session.line("tensor --values", "0..4 base output.weight");
+    session.line("tensor --values", "0..4 moe blk.0.ffn_up_exps.weight --expert 1");
+    for form in ["tensor --dump -o FILE", "tensor --npy -o FILE"] {
+        let option = form.split(' ').nth(1).unwrap();
+        let file = sample.path("tensor.out");
+        session.ok(form, ["tensor", "base", "output.weight", option, "-o", &file]);
+    }
+    let chat = sample.registry.name("me/chat:1");
+    session.ok("fit", ["fit", &sample.path("llama.gguf"), "--layers"]);
+    session.line("fit", "moe");
+    session.line("fit", &format!("{chat} --ctx 512 --batch 64 --parallel 2"));
+    session.line(
+        "fit",
+        "llama --stored --basis llama.cpp --cache-type-k q8_0 --cache-type-v q8_0 --ctx 1000000",
+    );
+    session.line("fit --vram", "64GiB llama");
+    let run = session.run(["fit", "--vram", "1KiB", "llama"]);
+    assert_eq!(run.code, 1, "it does not fit, which is no error");
+    session.succeeded("fit --vram", &Run { code: 0, ..run });
+    session.line("warm", "moe --component model");
+    for (index, options) in
+        [&["-o"][..], &["--merge", "-o"], &["--split-max-size", "2MB", "-o"]].iter().enumerate()
+    {
+        let folder = sample.path(&format!("out-{index}"));
+        fs::create_dir_all(&folder).unwrap();
+        let model = if index == 2 { "large" } else { "big" };
+        session
+            .ok("export", ["export", model].iter().copied().chain(options.iter().copied()).chain([&*folder]));
+    }
+    let file = sample.path("big-endian.gguf");
+    session.ok("export", ["export", "base", "--endian", "big", "--alignment", "64", "-o", &file]);
+    session.ok("export", ["export", &chat, "--component", "template", "-o", &sample.path("template")]);
+}
+
+fn changing(session: &mut Session, sample: &Sample) {
+    let chat = sample.registry.name("me/chat:1");
+    session.line("edit --dry-run", "base edited --set general.name=new --unset general.url");
+    session.line("edit", "base edited --set general.name=new --unset general.url");
+    session.line("edit", "base edited --set general.name=newer --force");
+    session.line("edit", &format!("{chat} c1 --template x"));
+    session.line("edit", &format!("{chat} c2 --template-layer y"));
+    session.line("edit", "base c3 --template-layer y");
+    session.line("rm", "c1 c2 c3 edited");
+}
+
+fn eviction(session: &mut Session, sample: &Sample, root: &Path) {
+    session.line("gc --plan-eviction", "");
+    if session.has_daemon {
+        return;
+    }
+    plan_evictions(session, sample, "pullable");
+    // As if it were not known where the models are from.
+    let (origins, aside) = (root.join("origins"), root.with_extension("origins"));
+    fs::rename(&origins, &aside).unwrap();
+    session.line("ls", "");
+    plan_evictions(session, sample, "all");
+    fs::remove_dir_all(&origins).ok();
+    fs::rename(&aside, &origins).unwrap();
+}
+
+fn plan_evictions(session: &mut Session, sample: &Sample, policy: &str) {
+    let lines = format!("[space]\nquota = \"100 MiB\"\nevict = \"{policy}\"");
+    let config = sample.config(&format!("{policy}.toml"), &lines);
+    let config = config.to_str().unwrap();
+    session.line("df", &format!("--config {config}"));
+    session.ok("gc --plan-eviction", ["gc", "--plan-eviction=10KB", "--config", config]);
+}
+
+/// Commands that evict models, because the quota is used up.
+fn evicting(session: &mut Session, sample: &Sample) {
+    session.line("pin", "moe large base");
+    if session.has_daemon {
+        return;
+    }
+    let lost = sample.registry.name("me/lost:1");
+    let file = sample.path("orphan.gguf");
+    for (form, arguments) in [
+        ("import", &["import", &*file, "--name", "evicting"][..]),
+        ("pull", &["pull", &*lost]),
+        ("edit", &["edit", "large", "large-2", "--set", "general.name=odd"]),
+        ("tag", &["tag", "moe", "a/b:c"]),
+    ] {
+        let used = session.line("df", "")["used_bytes"].clone();
+        let config = sample.config("tight.toml", &format!("[space]\nquota = {used}\nevict = \"all\""));
+        session.ok(form, arguments.iter().copied().chain(["--config", config.to_str().unwrap()]));
+    }
+}
+
+/// Downloads that end in the middle: one is resumed, one is abandoned.
+fn pulling_partly(session: &mut Session, sample: &Sample, root: &Path) {
+    for name in ["half", "lost"] {
+        let reference = sample.registry.name(&format!("me/{name}:1"));
+        let digest = super::layer_digest(&session.blobd, &reference);
+        let place = format!("/cdn/{digest}");
+        sample.registry.add_fault(&place, 1, Fault::CutAfter(600 << 10));
+        sample.registry.add_fault(&place, usize::MAX, Fault::Status(410));
+        session.fails_after_output("pull", ["pull", &reference], "upstream");
+        sample.registry.clear_faults();
+    }
+    assert_eq!(names(&root.join("partial")).len(), 2);
+    session.line("df", "");
+    let half = sample.registry.name("me/half:1");
+    session.ok("pull --dry-run", ["pull", "--dry-run", &half]);
+    session.ok("pull", ["pull", &half]);
+}
+
+fn removing(session: &mut Session, root: &Path) {
+    session.line("rm --keep", "7d spare");
+    session.line("ls --trash", "");
+    session.line("ls --trash", "nothing");
+    session.line("df", "");
+    session.line("undelete", "spare");
+    session.line("rm --keep", "7d spare");
+    session.line("tag", "moe spare");
+    session.line("undelete", "spare --force");
+    session.line("rm", "alias");
+    session.line("rm --keep", "0s spare");
+    abandon_downloads(root);
+    fs::create_dir_all(root.join("staging/left-over")).unwrap();
+    fs::write(root.join("blobs").join(format!("sha256-{}", "0".repeat(64))), b"of no model").unwrap();
+    session.line("gc --dry-run", "");
+    session.line("gc", "");
+}
+
+/// Makes unfinished downloads look as if they were last continued eight days ago.
+fn abandon_downloads(root: &Path) {
+    let then = SystemTime::now() - Duration::from_secs(8 * 24 * 60 * 60);
+    for name in names(&root.join("partial")) {
+        let journal = fs::File::options().write(true).open(root.join("partial").join(name).join("journal"));
+        journal.unwrap().set_modified(then).unwrap();
+    }
+}
+
+fn damage(session: &mut Session, root: &Path) {
+    for (model, form) in [("fresh", "verify"), ("relative", "verify --repair")] {
+        let model = session.blobd.run(["ls", model, "--json"]).succeeds().json()["models"][0]["name"].clone();
+        let model = model.as_str().unwrap();
+        let shown = session.line("show", model);
+        let tensor = shown["tensors"][0]["digest"].as_str().unwrap();
+        flip_byte(&blob_path(root, tensor), 77);
+        if form == "verify" {
+            session.fails_after_output("verify", ["verify", model], "corrupt");
+            session.line("ls", "");
+            session.line("df", "");
+            session.fails_after_output("doctor", ["doctor"], "internal");
+        } else {
+            session.line(form, model);
+        }
+    }
+}
+
+fn credentials(session: &mut Session, sample: &Sample) {
+    let config = sample.config("login.toml", "");
+    let config = config.to_str().unwrap().to_owned();
+    let mut login = |arguments: &[&str]| {
+        let mut command = session.blobd.command();
+        command.arg("--json").arg("login").args(arguments).args(["--config", &config]);
+        session.record_options(&command);
+        command.stdin(fs::File::open(sample.path("secret")).unwrap());
+        let run = blobd_tests::command::run(&mut command);
+        session.succeeded("login", &run);
+    };
+    fs::write(sample.path("secret"), "secret\n").unwrap();
+    login(&["registry.example.org", "--user", "me", "--password-stdin"]);
+    login(&["hf.co", "--token-stdin"]);
+    session.ok("logout", ["logout", "hf.co", "--config", &config]);
+}
+
+/// What needs a daemon: sessions of other processes, its limit, a mount.
+pub(super) fn with_clients(session: &mut Session, daemon: &TestDaemon) {
+    session.ok("limit RATE", ["limit", "20MB"]);
+    session.line("limit", "");
+    session.ok("limit RATE", ["limit", "off"]);
+    let reader = Reader::open(&daemon.socket(), "llama");
+    session.line("ps", "");
+    session.line("df", "");
+    session.line("release", &reader.pid().to_string());
+    let second = Reader::open(&daemon.socket(), "llama");
+    session.line("rm", "llama");
+    session.line("df", "");
+    session.line("ps", "");
+    session.line("gc", "");
+    warm_and_locked(session);
+    mounted(session, daemon);
+    session.line("release", "llama");
+    drop(second);
+    session.line("gc", "");
+}
+
+/// `warm --lock` goes on until it is stopped.
+fn warm_and_locked(session: &mut Session) {
+    let run = until_document(session, &["warm", "moe", "--lock", "4KiB"]);
+    session.check("warm --lock", &run);
+}
+
+/// `mount` goes on until it is unmounted.
+fn mounted(session: &mut Session, daemon: &TestDaemon) {
+    let directory = daemon.scratch().join("mount");
+    fs::create_dir(&directory).unwrap();
+    let device = fs::File::options().read(true).write(true).open("/dev/fuse");
+    if device.is_err() || !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: mount: needs /dev/fuse and root");
+        session.outputs.insert("blobd mount".to_owned(), (b"{}".to_vec(), false));
+        return;
+    }
+    let run = until_document(session, &["mount", directory.to_str().unwrap()]);
+    session.check("mount", &run);
+}
+
+/// Runs a command that prints a document and goes on, and stops it then.
+fn until_document(session: &mut Session, arguments: &[&str]) -> Run {
+    let mut command = session.blobd.command();
+    command.arg("--json").args(arguments);
+    session.record_options(&command);
+    let mut child = command.spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+    let code = ended.status.code().unwrap_or(-1);
+    Run { arguments: arguments.join(" "), code, stdout: line.into_bytes(), stderr }
+}
