@@ -45,6 +45,9 @@ fn main() -> Result<()> {
     ] {
         write("safetensors", name, json.as_bytes())?;
     }
+    for kind in *b"0LxS" {
+        write("tar", &format!("kind-{}", char::from(kind)), &tar(kind))?;
+    }
     write("manifest", "imported", manifest()?.raw())?;
     write("manifest", "index", br#"{"schemaVersion":2,"manifests":[]}"#)?;
     for (name, text) in [
@@ -59,6 +62,21 @@ fn main() -> Result<()> {
         write("reference", name, text.as_bytes())?;
     }
     write_frames()
+}
+
+/// A header of this kind with content, and a plain file. The target computes the check sums.
+fn tar(kind: u8) -> Vec<u8> {
+    let entry = |name: &[u8], kind: u8, content: &[u8]| {
+        let mut entry = vec![0; 512];
+        entry[..name.len()].copy_from_slice(name);
+        entry[124..135].copy_from_slice(format!("{:011o}", content.len()).as_bytes());
+        entry[156] = kind;
+        entry[257..263].copy_from_slice(b"ustar\0");
+        entry.extend_from_slice(content);
+        entry.resize(1024, 0);
+        entry
+    };
+    [entry(b"a", kind, b"15 path=m.gguf\n"), entry(b"./b", b'0', b"GGUF"), vec![0; 1024]].concat()
 }
 
 fn write(target: &str, name: &str, bytes: &[u8]) -> Result<()> {

@@ -10,6 +10,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::archive::Archive;
 use crate::digest::Digest;
 
 /// Media type, digest and size of one file.
@@ -45,6 +46,13 @@ impl MediaType {
     /// A GGUF file with an image encoder.
     pub const OLLAMA_PROJECTOR: &str = "application/vnd.ollama.image.projector";
 
+    /// CNCF ModelPack's GGUF file, used for one in an archive.
+    pub const PACK_GGUF: &str = "application/vnd.cncf.model.weight.v1.gguf";
+    /// CNCF ModelPack's safetensors file, used for one in an archive.
+    pub const PACK_SAFETENSORS: &str = "application/vnd.cncf.model.weight.v1.safetensors";
+    /// CNCF ModelPack's other file beside weights, used for one in an archive.
+    pub const PACK_CONFIG: &str = "application/vnd.cncf.model.weight.config.v1.raw";
+
     /// Wraps any text, unchecked.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
@@ -75,6 +83,16 @@ impl MediaType {
                 None => kind,
             };
         }
+        if let Some(kind) = self.kit_kind() {
+            return match kind.split('.').next() {
+                Some("model" | "modelpart") => "model",
+                Some(other) if kind.split_once(".v1").is_some() => other,
+                _ => &self.0,
+            };
+        }
+        if self.0 == DOCKER_PACKED_DIRECTORY {
+            return "model";
+        }
         self.0.strip_prefix(OLLAMA_PREFIX).unwrap_or(&self.0)
     }
 
@@ -84,11 +102,18 @@ impl MediaType {
         matches!(self.component(), "model" | "projector" | "adapter" | "draft")
     }
 
-    /// Whether files of this type are archives of weights; their tensors cannot be mapped.
+    /// The encoding of an archive of weights; `None` for any other file.
     #[must_use]
-    pub fn is_packed_weights(&self) -> bool {
-        let is_packed_kind = |kind: &str| kind.starts_with("weight.v1.tar");
-        self.0 == DOCKER_PACKED_DIRECTORY || self.model_pack_kind().is_some_and(is_packed_kind)
+    pub fn archive_of_weights(&self) -> Option<Archive> {
+        if self.0 == DOCKER_PACKED_DIRECTORY {
+            return Some(Archive::Tar);
+        }
+        let in_pack = self.model_pack_kind().and_then(|kind| kind.strip_prefix("weight.v1."));
+        let in_kit = || {
+            let kind = self.kit_kind()?;
+            KIT_WEIGHTS.iter().find_map(|weights| kind.strip_prefix(weights))
+        };
+        Archive::of_suffix(in_pack.or_else(in_kit)?)
     }
 
     /// Whether files of this type are layers of a container's file system.
@@ -104,6 +129,11 @@ impl MediaType {
             || [OLLAMA_PREFIX, DOCKER_PREFIX].iter().any(|prefix| self.0.starts_with(prefix))
     }
 
+    /// The part after the prefix of KitOps.
+    fn kit_kind(&self) -> Option<&str> {
+        self.0.strip_prefix(KIT_PREFIX)
+    }
+
     /// The part after the prefix of CNCF ModelPack, under its current or first name.
     fn model_pack_kind(&self) -> Option<&str> {
         MODEL_PACK_PREFIXES.iter().find_map(|prefix| self.0.strip_prefix(prefix))
@@ -113,6 +143,9 @@ impl MediaType {
 const OLLAMA_PREFIX: &str = "application/vnd.ollama.image.";
 const DOCKER_PREFIX: &str = "application/vnd.docker.ai.";
 const MODEL_PACK_PREFIXES: [&str; 2] = ["application/vnd.cncf.model.", "application/vnd.cnai.model."];
+const KIT_PREFIX: &str = "application/vnd.kitops.modelkit.";
+/// The layers of KitOps with weights, up to the encoding.
+const KIT_WEIGHTS: [&str; 2] = ["model.v1.", "modelpart.v1."];
 /// A folder of a model, as Docker Model Runner packs it.
 const DOCKER_PACKED_DIRECTORY: &str = "application/vnd.docker.ai.dir.tar";
 const CONTAINER_LAYERS: [&str; 2] =
@@ -170,6 +203,11 @@ mod tests {
             ("application/vnd.cncf.model.weight.config.v1.raw", "weight.config"),
             ("application/vnd.cncf.model.doc.v1.tar+gzip", "doc"),
             ("application/vnd.ollama.image.tensor", "tensor"),
+            ("application/vnd.kitops.modelkit.config.v1+json", "config"),
+            ("application/vnd.kitops.modelkit.model.v1.tar", "model"),
+            ("application/vnd.kitops.modelkit.modelpart.v1.tar", "model"),
+            ("application/vnd.kitops.modelkit.docs.v1.tar+gzip", "docs"),
+            (MediaType::PACK_CONFIG, "weight.config"),
             ("application/vnd.oci.empty.v1+json", "config"),
         ] {
             assert_eq!(component(text), expected, "{text}");
@@ -178,12 +216,25 @@ mod tests {
 
     #[test]
     fn archives_of_weights_and_container_layers_are_distinguished() {
-        let is_packed = |text: &str| MediaType::new(text).is_packed_weights();
-        assert!(is_packed("application/vnd.cncf.model.weight.v1.tar"));
-        assert!(is_packed("application/vnd.cnai.model.weight.v1.tar+zstd"));
-        assert!(is_packed("application/vnd.docker.ai.dir.tar"));
-        assert!(!is_packed("application/vnd.cncf.model.weight.v1.raw"));
-        assert!(!is_packed("application/vnd.cncf.model.doc.v1.tar"));
+        let archive = |text: &str| MediaType::new(text).archive_of_weights();
+        assert_eq!(archive("application/vnd.cncf.model.weight.v1.tar"), Some(Archive::Tar));
+        assert_eq!(
+            archive("application/vnd.cnai.model.weight.v1.tar+zstd"),
+            Some(Archive::Compressed("zstd"))
+        );
+        assert_eq!(archive("application/vnd.docker.ai.dir.tar"), Some(Archive::Tar));
+        assert_eq!(archive("application/vnd.kitops.modelkit.model.v1.tar"), Some(Archive::Tar));
+        assert_eq!(
+            archive("application/vnd.kitops.modelkit.modelpart.v1.tar+gzip"),
+            Some(Archive::Compressed("gzip"))
+        );
+        for text in [
+            "application/vnd.cncf.model.weight.v1.raw",
+            "application/vnd.cncf.model.doc.v1.tar",
+            "application/vnd.kitops.modelkit.docs.v1.tar",
+        ] {
+            assert_eq!(archive(text), None, "{text}");
+        }
         assert!(MediaType::new("application/vnd.oci.image.layer.v1.tar+gzip").is_container_layer());
         assert!(MediaType::new("application/vnd.cncf.model.manifest.v1+json").is_of_model());
         assert!(!MediaType::new(MediaType::DOCKER_CONFIG).is_of_model());

@@ -22,6 +22,12 @@ impl ExpertGroup {
     /// 64 bytes, so every expert in a page-aligned blob is sufficiently aligned.
     pub const MEMBER_ALIGNMENT: u64 = 64;
 
+    /// The same group in a list in which the tensors come after `first` others.
+    pub(crate) fn moved(&self, first: usize) -> Self {
+        let members = self.members.iter().map(|member| member.saturating_add(first)).collect();
+        Self { members, ..self.clone() }
+    }
+
     /// The members in expert order, as indices of the list given to [`expert_groups`].
     #[must_use]
     pub fn members(&self) -> &[usize] {

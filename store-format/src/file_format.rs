@@ -64,7 +64,7 @@ impl FileFormat {
     #[must_use]
     pub fn announced(media_type: &MediaType, name: Option<&str>) -> Option<&'static Self> {
         let is_named = |format: &str| media_type.as_str().contains(format);
-        let is_whole = media_type.is_packed_weights() || WHOLE_FORMATS.into_iter().any(is_named);
+        let is_whole = media_type.archive_of_weights().is_some() || WHOLE_FORMATS.into_iter().any(is_named);
         if is_whole || !media_type.holds_tensors() {
             return None;
         }

@@ -9,6 +9,7 @@
 
 use std::borrow::Cow;
 
+use crate::archive::ArchiveFile;
 use crate::expert::ExpertGroup;
 use crate::recipe::Experts;
 
@@ -20,6 +21,8 @@ pub struct FileLayout {
     groups: Vec<ExpertGroup>,
     /// Sorted, adjacent, none empty.
     ranges: Vec<FileRange>,
+    /// The files in an archive, each with the number of its tensors.
+    members: Vec<(ArchiveFile, usize)>,
 }
 
 /// A tensor and its bytes.
@@ -53,7 +56,7 @@ pub struct FileRange {
 /// The content of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeContent {
-    /// The header and the padding before the data section.
+    /// The header and the padding before the data section; in an archive, of one of its files.
     Header,
     /// All bytes of the tensor at this index of [`FileLayout::tensors`].
     Tensor(usize),
@@ -81,7 +84,18 @@ impl FileLayout {
             ranges.push(RangeContent::Tensor(place), tensor.size);
         }
         ranges.fill_up_to(file_size);
-        Ok(Self { file_size, ranges: ranges.ranges, tensors, groups })
+        Ok(Self { file_size, ranges: ranges.ranges, tensors, groups, members: Vec::new() })
+    }
+
+    /// Of an archive, whose parts have been checked.
+    pub(crate) fn of_archive(
+        file_size: u64,
+        tensors: Vec<TensorRange>,
+        groups: Vec<ExpertGroup>,
+        ranges: Vec<FileRange>,
+        members: Vec<(ArchiveFile, usize)>,
+    ) -> Self {
+        Self { file_size, tensors, groups, ranges, members }
     }
 
     /// The file's size in bytes.
@@ -106,6 +120,12 @@ impl FileLayout {
     #[must_use]
     pub fn ranges(&self) -> &[FileRange] {
         &self.ranges
+    }
+
+    /// The files in an archive, in order, each with the number of its tensors.
+    #[must_use]
+    pub fn members(&self) -> &[(ArchiveFile, usize)] {
+        &self.members
     }
 
     pub(crate) fn into_tensors(self) -> Vec<TensorRange> {

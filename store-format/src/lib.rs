@@ -41,6 +41,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 #![forbid(unsafe_code)]
 
+pub mod archive;
 pub mod content_type;
 pub mod descriptor;
 pub mod digest;

@@ -1,14 +1,14 @@
 //! The blobs that a recipe references, parsed without its tensors.
 //!
 //! A collection and an index rebuild read every recipe of a store but need no tensors, which are two
-//! thirds of a recipe and most of the parsing time. Every recipe that [`Recipe::parse`] accepts has an
+//! thirds of a recipe and most of the parsing time. Every recipe that [`crate::recipe::Recipe::parse`] accepts has an
 //! outline with the same blobs; a recipe with a changed byte has none.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::digest::Digest;
-use crate::recipe::{Piece, Recipe, RecipeError, blob_sizes, check_pieces, check_seal, literal};
+use crate::recipe::{Piece, RecipeError, blob_sizes, check_pieces, check_seal, check_version, literal};
 
 /// A recipe without its tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,9 +40,7 @@ impl RecipeOutline {
     /// ```
     pub fn parse(json: &[u8]) -> Result<Self, RecipeError> {
         let raw: RawOutline = serde_json::from_slice(json)?;
-        if raw.version != Recipe::VERSION {
-            return Err(RecipeError::Version { found: raw.version });
-        }
+        check_version(raw.version, !raw.members.is_empty())?;
         check_seal(json, raw.check)?;
         let pieces: Vec<Piece> = raw
             .pieces
@@ -85,6 +83,8 @@ struct RawOutline {
     pieces: Vec<RawPiece>,
     #[serde(rename = "tensors")]
     _tensors: IgnoredAny,
+    #[serde(default)]
+    members: Vec<IgnoredAny>,
     check: Digest,
 }
 
@@ -124,6 +124,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::recipe::Recipe;
     use crate::recipe::seal;
 
     fn sample() -> Recipe {

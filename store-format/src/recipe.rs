@@ -6,11 +6,14 @@
 //! Invariants of a [`Recipe`]: its pieces add up to its size, every length is positive, padding is
 //! limited, every tensor lies in a blob that a piece uses, and nothing overflows.
 
+mod member;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::{Deserialize, Serialize};
 
+pub use self::member::{Member, member_type};
 use crate::digest::Digest;
 use crate::stored_file::{FilePiece, FilePieces, PieceError, Source};
 
@@ -20,6 +23,7 @@ pub struct Recipe {
     file: Digest,
     pieces: FilePieces<Piece>,
     tensors: Vec<TensorEntry>,
+    members: Vec<Member>,
 }
 
 /// One contiguous part of a file.
@@ -108,8 +112,10 @@ pub struct Experts {
 }
 
 impl Recipe {
-    /// The version that is read and written.
+    /// The version of a file's recipe.
     pub const VERSION: u32 = 1;
+    /// The version of the recipe of an archive with files, which earlier versions of blobd cannot read.
+    pub const ARCHIVE_VERSION: u32 = 2;
     /// The longest recipe read. A recipe with the most tensors and the longest names is shorter.
     pub const MAX_BYTES: u64 = 128 << 20;
     /// The longest gap that becomes a literal: it covers the padding of any page size and keeps the
@@ -127,7 +133,7 @@ impl Recipe {
         let pieces = check_pieces(pieces)?;
         let blobs = blob_sizes(&pieces);
         tensors.iter().try_for_each(|tensor| check_tensor(tensor, &blobs))?;
-        Ok(Self { file, pieces, tensors })
+        Ok(Self { file, pieces, tensors, members: Vec::new() })
     }
 
     /// Parses the JSON form.
@@ -136,11 +142,9 @@ impl Recipe {
     /// [`RecipeError`] when the JSON is not a recipe, has another version, or breaks an invariant.
     pub fn parse(json: &[u8]) -> Result<Self, RecipeError> {
         let raw: RawRecipe = serde_json::from_slice(json)?;
-        if raw.version != Self::VERSION {
-            return Err(RecipeError::Version { found: raw.version });
-        }
+        check_version(raw.version, !raw.members.is_empty())?;
         check_seal(json, raw.check)?;
-        let recipe = Self::new(raw.file, raw.pieces, raw.tensors)?;
+        let recipe = Self::new(raw.file, raw.pieces, raw.tensors)?.with_members(raw.members)?;
         if recipe.size() != raw.size {
             return Err(RecipeError::Size { pieces: recipe.size(), declared: raw.size });
         }
@@ -151,11 +155,12 @@ impl Recipe {
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         let raw = RawRecipeRef {
-            version: Self::VERSION,
+            version: version(!self.members.is_empty()),
             file: self.file,
             size: self.size(),
             pieces: &self.pieces,
             tensors: &self.tensors,
+            members: &self.members,
         };
         // Strings, integers and arrays always serialise.
         seal(serde_json::to_vec(&raw).unwrap_or_default())
@@ -215,7 +220,7 @@ pub enum RecipeError {
     #[error("recipe: {0}")]
     Json(#[from] serde_json::Error),
     /// The version is not supported.
-    #[error("recipe: version {found}, this blobd reads {}; upgrade blobd", Recipe::VERSION)]
+    #[error("recipe: version {found}, this blobd reads 1 to {}; upgrade blobd", Recipe::ARCHIVE_VERSION)]
     Version {
         /// The version found.
         found: u32,
@@ -262,6 +267,12 @@ pub enum RecipeError {
         /// Its declared size.
         size: u64,
     },
+    /// A file in an archive is not in it, or overlaps another.
+    #[error("recipe: file {path:?} in the archive: not in it, or overlaps another file")]
+    Member {
+        /// Its path.
+        path: String,
+    },
     /// A tensor's experts do not add up to its size.
     #[error("recipe: tensor {name:?}: {count} experts of {stride} bytes do not make {size} bytes")]
     Experts {
@@ -284,6 +295,15 @@ pub enum RecipeError {
         /// The number in the plan.
         expected: usize,
     },
+}
+
+/// The version of a recipe, with or without files in it.
+const fn version(has_members: bool) -> u32 {
+    if has_members { Recipe::ARCHIVE_VERSION } else { Recipe::VERSION }
+}
+
+pub(crate) const fn check_version(found: u32, has_members: bool) -> Result<(), RecipeError> {
+    if found == version(has_members) { Ok(()) } else { Err(RecipeError::Version { found }) }
 }
 
 /// Appends the check to a JSON object: the digest of everything before it. Without it, a flipped bit in
@@ -367,6 +387,8 @@ struct RawRecipe {
     size: u64,
     pieces: Vec<Piece>,
     tensors: Vec<TensorEntry>,
+    #[serde(default)]
+    members: Vec<Member>,
     check: Digest,
 }
 
@@ -377,6 +399,8 @@ struct RawRecipeRef<'a> {
     size: u64,
     pieces: &'a [Piece],
     tensors: &'a [TensorEntry],
+    #[serde(skip_serializing_if = "<[Member]>::is_empty")]
+    members: &'a [Member],
 }
 
 /// Bytes as base64 in JSON, for serde's `with`.

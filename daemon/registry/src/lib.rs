@@ -68,6 +68,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blobd_store_format::archive::Archive;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::index::{IndexError, ManifestIndex};
 use blobd_store_format::manifest::{Manifest, ManifestError};
@@ -259,12 +260,12 @@ impl RegistryClient {
 
 /// Refuses models that could be stored but not opened, before their download.
 fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<(), RegistryError> {
-    let packed = manifest.files().zip(manifest.names()).find(|(file, _)| file.media_type.is_packed_weights());
-    if let Some((file, name)) = packed {
+    for (file, name) in manifest.files().zip(manifest.names()) {
+        let Some(Archive::Compressed(method)) = file.media_type.archive_of_weights() else { continue };
         let name = name.map_or_else(|| file.digest.short(), str::to_owned);
         let what = format!(
-            "weights {name} are in an archive ({}), plain files expected; pull a raw variant, or unpack them \
-             and `blobd import` the file",
+            "weights {name} are in an archive that is compressed with {method} ({}), an uncompressed one or plain \
+             files expected; pull such a variant, or unpack them and `blobd import` the file",
             file.media_type
         );
         return Err(RegistryError::unusable_model(reference, &what));

@@ -8,6 +8,7 @@ use blobd_client::client::Client;
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::ModelSummary;
+use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
@@ -38,7 +39,7 @@ struct Current {
 struct Cache {
     inodes: Inodes,
     models: Vec<ModelSummary>,
-    manifests: HashMap<Digest, Arc<Manifest>>,
+    manifests: HashMap<Digest, Manifests>,
     is_unreachable: bool,
 }
 
@@ -75,6 +76,28 @@ impl Catalog {
     }
 }
 
+/// A manifest, and the same with the files in archives in place of these.
+type Manifests = (Arc<Manifest>, Arc<Manifest>);
+
+fn manifests(client: &Client, reference: &Reference) -> Result<Manifests, ClientError> {
+    let manifest = Arc::new(client.manifest(reference)?);
+    if !manifest.files().any(|file| file.media_type.archive_of_weights().is_some()) {
+        return Ok((Arc::clone(&manifest), manifest));
+    }
+    let files = client.model(reference)?.layers.into_iter().map(|layer| {
+        (Descriptor { media_type: layer.media_type, digest: layer.digest, size: layer.size }, layer.name)
+    });
+    let config = manifest.config().clone();
+    let layers = files.filter(|(file, _)| file.digest != config.digest).collect();
+    match Manifest::compose_named(config, layers) {
+        Ok(contents) => Ok((manifest, Arc::new(contents))),
+        Err(error) => {
+            tracing::warn!("model {}: the files in its archives are not shown: {error}", reference.short());
+            Ok((Arc::clone(&manifest), manifest))
+        }
+    }
+}
+
 impl Cache {
     /// Requests the models; `None` if nothing has changed.
     fn update(&mut self, client: &Client) -> Result<Option<Tree>, ClientError> {
@@ -93,8 +116,8 @@ impl Cache {
             listed.extend(self.listed(client, model)?);
         }
         self.models = models;
-        self.manifests =
-            listed.iter().map(|model| (model.manifest.digest(), Arc::clone(&model.manifest))).collect();
+        let manifests = |model: &MountedModel| (Arc::clone(&model.manifest), Arc::clone(&model.contents));
+        self.manifests = listed.iter().map(|model| (model.manifest.digest(), manifests(model))).collect();
         Ok(Some(Tree::build(&listed, &mut self.inodes)))
     }
 
@@ -102,10 +125,10 @@ impl Cache {
     /// and its files are therefore unknown.
     fn listed(&self, client: &Client, model: &ModelSummary) -> Result<Option<MountedModel>, ClientError> {
         let Ok(reference) = model.name.parse::<Reference>() else { return Ok(None) };
-        let manifest = match self.manifests.get(&model.digest) {
-            Some(manifest) => Arc::clone(manifest),
-            None => match client.manifest(&reference) {
-                Ok(manifest) => Arc::new(manifest),
+        let (manifest, contents) = match self.manifests.get(&model.digest) {
+            Some(manifests) => manifests.clone(),
+            None => match manifests(client, &reference) {
+                Ok(manifests) => manifests,
                 Err(error) if matches!(error.code(), ErrorCode::NotFound | ErrorCode::Corrupt) => {
                     tracing::warn!("model {}: not shown in the mount: {error}", model.name);
                     return Ok(None);
@@ -114,7 +137,7 @@ impl Cache {
             },
         };
         let modified = humantime::parse_rfc3339(&model.modified).unwrap_or(SystemTime::UNIX_EPOCH);
-        Ok(Some(MountedModel { reference, manifest, modified }))
+        Ok(Some(MountedModel { reference, manifest, contents, modified }))
     }
 
     /// Logs when the daemon becomes unreachable or reachable, but not each failed request in between.

@@ -20,6 +20,8 @@ use super::names::{self, OLLAMA_BLOBS, OLLAMA_MANIFESTS};
 pub(crate) struct MountedModel {
     pub reference: Reference,
     pub manifest: Arc<Manifest>,
+    /// The same with the files in archives in place of these.
+    pub contents: Arc<Manifest>,
     /// When the tag was last set.
     pub modified: SystemTime,
 }
@@ -123,7 +125,7 @@ impl Tree {
             builder.directory(&OLLAMA_BLOBS, model.modified);
             let has_files = [names::weights, names::companions]
                 .iter()
-                .any(|find| !find(model.reference.tag(), &model.manifest).is_empty());
+                .any(|find| !find(model.reference.tag(), &model.contents).is_empty());
             if has_files {
                 builder.directory(&names::directory(&model.reference), model.modified);
             }
@@ -133,7 +135,7 @@ impl Tree {
         }
         for find in [names::weights, names::companions] {
             for model in models {
-                for named in find(model.reference.tag(), &model.manifest) {
+                for named in find(model.reference.tag(), &model.contents) {
                     builder.add_layer(&names::directory(&model.reference), &named.name, model, named.file);
                 }
             }

@@ -24,6 +24,9 @@ pub enum OpError {
     /// A file was refused or could not be read.
     #[error("{name}: {source}")]
     Ingest { name: String, source: IngestError },
+    /// The files in an archive cannot be read in place.
+    #[error("{name}: {reason}")]
+    Archive { name: String, reason: String },
     /// A registry failed, sent wrong data, or could not be reached.
     #[error(transparent)]
     Registry(#[from] RegistryError),
@@ -114,6 +117,7 @@ impl OpError {
                 None => ErrorCode::Internal,
             },
             Self::Ingest { .. }
+            | Self::Archive { .. }
             | Self::Manifest(_)
             | Self::Recipe(_)
             | Self::Shards { .. }

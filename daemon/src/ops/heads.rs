@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use blobd_client::protocol::heads::{Content, FileHead, ModelHeads};
-use blobd_store::{FileReader, Store, StoredFile};
+use blobd_store::{FileReader, NamedFile, Store, StoredFile};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
@@ -19,12 +19,13 @@ use super::texts::Texts;
 pub fn heads(store: &Store, reference: &Reference) -> Result<ModelHeads, OpError> {
     let model = store.model(reference)?;
     let (mut texts, mut seen) = (Texts::new(), BTreeSet::new());
-    let mut files = Vec::with_capacity(model.files.len());
-    for (file, name) in model.files.iter().zip(model.manifest.names()) {
+    let contents = model.contents()?;
+    let mut files = Vec::with_capacity(contents.len());
+    for NamedFile { file, name } in &contents {
         let descriptor = &file.descriptor;
         files.push(FileHead {
             media_type: descriptor.media_type.clone(),
-            name: name.map(str::to_owned),
+            name: name.clone(),
             digest: Some(descriptor.digest),
             size: descriptor.size,
             content: content(store, file, &mut texts, &mut seen)?.map(Content),

@@ -2,9 +2,11 @@
 
 use blobd_client::protocol::heads::{Content, FileHead, ModelHeads};
 use blobd_registry::{RemoteFile, RemoteModel};
+use blobd_store_format::archive::{Archive, ArchiveFile};
 use blobd_store_format::descriptor::Descriptor;
-use blobd_store_format::file_format::{FileFormat, MAX_HEADER_BYTES};
+use blobd_store_format::file_format::{FileFormat, MAX_HEADER_BYTES, ModelHeader};
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::recipe::member_type;
 use blobd_store_format::source::PullSource;
 
 use super::OpError;
@@ -37,9 +39,14 @@ pub fn inspect(pull: Pull<'_>) -> Result<ModelHeads, OpError> {
     let headers = files.iter().filter(|(file, _)| holds_header(file)).count() as u64;
     let excess = EXCESS_BYTES.checked_div(headers).unwrap_or(EXCESS_BYTES).max(MIN_REQUEST_BYTES);
     let mut inspector = Inspector { pull, excess, texts: Texts::new(), headers_left: MAX_HEADERS_BYTES };
-    let files = files.into_iter().map(|(file, name)| inspector.inspect(&file, name));
-    let files = files.collect::<Result<_, _>>()?;
-    Ok(ModelHeads { name: reference.short(), digest, origin: Some(origin), files })
+    let mut heads = Vec::with_capacity(files.len());
+    for (file, name) in files {
+        match file.media_type().archive_of_weights() {
+            Some(Archive::Tar) => heads.extend(inspector.archive(&file)?),
+            _ => heads.push(inspector.inspect(&file, name)?),
+        }
+    }
+    Ok(ModelHeads { name: reference.short(), digest, origin: Some(origin), files: heads })
 }
 
 /// The files of a manifest with their names, the configuration first.
@@ -80,6 +87,18 @@ impl Inspector<'_> {
         Ok(FileHead { media_type, name, digest, size, content })
     }
 
+    /// The files in an archive. Their digests are unknown.
+    fn archive(&mut self, file: &RemoteFile) -> Result<Vec<FileHead>, OpError> {
+        let read = |job: &Job<'_>| job.read_archive();
+        let archive = self.fetch(file, read)?;
+        let head = |(file, header): (ArchiveFile, Option<Box<dyn ModelHeader>>)| {
+            let media_type = member_type(&file.path, header.is_some());
+            let content = header.and_then(|header| self.admitted(&*header)).map(Content);
+            FileHead { media_type, name: Some(file.path), digest: None, size: file.size, content }
+        };
+        Ok(archive.files.into_iter().map(head).collect())
+    }
+
     fn content(&mut self, file: &RemoteFile) -> Result<Option<Vec<u8>>, OpError> {
         if holds_header(file) {
             return self.header(file);
@@ -97,10 +116,14 @@ impl Inspector<'_> {
             return Ok(None);
         }
         let header = self.fetch(file, |job| job.read_header(excess))?;
-        let Some(header) = header else { return Ok(None) };
+        Ok(header.and_then(|header| self.admitted(&*header)))
+    }
+
+    /// The bytes of a header, unless all headers have too many.
+    fn admitted(&mut self, header: &dyn ModelHeader) -> Option<Vec<u8>> {
         let left = self.headers_left.checked_sub(header.bytes().len() as u64);
         self.headers_left = left.unwrap_or_default();
-        Ok(left.map(|_| header.bytes().to_vec()))
+        left.map(|_| header.bytes().to_vec())
     }
 
     fn fetch<T>(

@@ -12,7 +12,7 @@ use blobd_client::protocol::request::{ExpertSelection, FileSelection, OpenParams
 use blobd_client::protocol::response::{HeaderLocation, OpenHead, OpenLayer, OpenPiece, TensorLocation};
 use blobd_client::protocol::{MAX_FDS_PER_BATCH, MAX_OPEN_LAYERS, frame};
 use blobd_store::leases::Lease;
-use blobd_store::{Model, Store, StoredFile};
+use blobd_store::{Model, NamedFile, Store, StoredFile};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::expert::separate_expert;
 use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
@@ -73,8 +73,8 @@ const JOINED_BYTES: usize = 256 << 10;
 
 fn locate(model: &Model, params: &OpenParams) -> Result<OpenResponse, OpError> {
     let mut locator = Locator::new(params);
-    for (file, name) in model.files.iter().zip(model.manifest.names()) {
-        locator.add(file, name)?;
+    for NamedFile { file, name } in &model.contents()? {
+        locator.add(file, name.as_deref())?;
     }
     locator.flush()?;
     locator.check_selection(&model.reference)?;

@@ -3,7 +3,7 @@
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_registry::{RemoteFile, RemoteModel};
-use blobd_store::{Ingest, StoreError};
+use blobd_store::{Ingest, NamedFile, StoreError, StoredFile};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
@@ -98,8 +98,8 @@ struct Incoming<'p> {
 /// A file that is in the store, or will be after the commit.
 struct Held {
     file: Descriptor,
-    /// From its header, if the format is known.
-    facts: Option<ModelFacts>,
+    /// From its header, if the format is known; of an archive, from each file's.
+    facts: Vec<ModelFacts>,
 }
 
 impl Incoming<'_> {
@@ -236,7 +236,7 @@ impl Incoming<'_> {
         }
         self.send_file_progress(file, size, Some(0));
         let media_type = file.media_type().clone();
-        Ok(Held { file: Descriptor { media_type, digest, size }, facts: None })
+        Ok(Held { file: Descriptor { media_type, digest, size }, facts: Vec::new() })
     }
 
     /// Announces a missing file, so that space for all files is freed in one step.
@@ -287,14 +287,15 @@ impl Incoming<'_> {
     }
 
     /// The facts from a stored file's header, if it is a file of weights.
-    fn stored_facts(&self, file: &Descriptor) -> Result<Option<ModelFacts>, OpError> {
+    fn stored_facts(&self, file: &Descriptor) -> Result<Vec<ModelFacts>, OpError> {
         let store = self.ingest.store();
-        match store.stored_file(file)?.recipe {
-            Some(recipe) if file.media_type.component() == WEIGHTS => {
-                Ok(read_header(store, &recipe)?.map(|header| header.facts()))
-            }
-            _ => Ok(None),
-        }
+        let stored = store.stored_file(file)?;
+        let members = stored.members()?;
+        let files = if members.is_empty() { vec![stored] } else { files_of(members) };
+        let weights = files.iter().filter(|file| file.descriptor.media_type.component() == WEIGHTS);
+        let headers =
+            weights.filter_map(|file| file.recipe.as_ref()).map(|recipe| read_header(store, recipe));
+        headers.filter_map(|header| Some(header.transpose()?.map(|header| header.facts()))).collect()
     }
 
     fn send_file_progress(&self, file: &RemoteFile, completed: u64, reused: Option<u64>) {
@@ -308,9 +309,13 @@ const SMALL_BYTES: u64 = 256 << 10;
 /// The component of files that can be shards.
 const WEIGHTS: &str = "model";
 
+fn files_of(members: Vec<NamedFile>) -> Vec<StoredFile> {
+    members.into_iter().map(|member| member.file).collect()
+}
+
 fn facts_of_weights(held: Vec<Held>) -> Vec<ModelFacts> {
     let weights = held.into_iter().filter(|held| held.file.media_type.component() == WEIGHTS);
-    weights.filter_map(|held| held.facts).collect()
+    weights.flat_map(|held| held.facts).collect()
 }
 
 fn file_progress(file: &RemoteFile, completed: u64, reused: Option<u64>) -> PullProgress {

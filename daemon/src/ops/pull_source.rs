@@ -95,6 +95,9 @@ pub(super) fn transfer_error(file: &RemoteFile, error: TransferError) -> OpError
         TransferError::Store(error) => error.into(),
         TransferError::Format(error) => OpError::Ingest { name, source: error.into() },
         TransferError::Recipe(error) => OpError::Ingest { name, source: error.into() },
+        TransferError::Archive(_) | TransferError::ArchiveHeaders { .. } | TransferError::NoRanges => {
+            OpError::Archive { name, reason: error.to_string() }
+        }
         TransferError::Digest { found, expected } => OpError::DigestMismatch { what: name, found, expected },
         TransferError::Incomplete | TransferError::Unwanted | TransferError::HandedOver => {
             OpError::Interrupted { name, source: Box::new(error) }

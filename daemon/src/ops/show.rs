@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blobd_client::protocol::model_tensor::ModelTensor;
 use blobd_client::protocol::response::{LayerSummary, ModelDetails};
-use blobd_store::{Model, Store, StoredFile};
+use blobd_store::{NamedFile, Store};
 use blobd_store_format::file_format::ModelHeader;
 use blobd_store_format::gguf::key_text;
 use blobd_store_format::model_facts::ModelFacts;
@@ -38,9 +38,10 @@ pub struct Shown {
 /// Describes a model as [`show`] does, without copying the tensors.
 pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
     let model = store.model(reference)?;
-    let header = header(store, &model)?;
+    let contents = model.contents()?;
+    let header = header(store, &contents)?;
     let facts = header.as_ref().map(|header| header.facts()).unwrap_or_default();
-    let parameters = parameters(store, &model, &facts)?;
+    let parameters = parameters(store, &contents, &facts)?;
     let metadata = header.iter().flat_map(|header| header.metadata());
     let mut abridger = Abridger::new();
     let metadata: BTreeMap<_, _> =
@@ -53,47 +54,48 @@ pub fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpError> {
         parameters,
         quantization: facts.quantization,
         metadata,
-        layers: model.files.iter().zip(model.manifest.names()).map(layer).collect(),
+        layers: contents.iter().map(layer).collect(),
         tensors: Vec::new(),
     };
     if header.is_none() {
         layer_info::describe(store, &model, &mut details)?;
     }
-    Ok(Shown { details, recipes: recipes(&model).cloned().collect() })
+    Ok(Shown { details, recipes: recipes(&contents).cloned().collect() })
 }
 
 /// The recipe of each file once, even if the manifest names the file several times.
-fn recipes(model: &Model) -> impl Iterator<Item = &Arc<Recipe>> {
+fn recipes(contents: &[NamedFile]) -> impl Iterator<Item = &Arc<Recipe>> {
     let mut seen = BTreeSet::new();
-    let files = model.files.iter().filter(move |file| seen.insert(file.descriptor.digest));
+    let files = contents.iter().map(|named| &named.file);
+    let files = files.filter(move |file| seen.insert(file.descriptor.digest));
     files.filter_map(|file| file.recipe.as_ref())
 }
 
 /// The parameters of the first split file, or the sum over all shards if it is a shard.
-fn parameters(store: &Store, model: &Model, first: &ModelFacts) -> Result<u64, OpError> {
+fn parameters(store: &Store, contents: &[NamedFile], first: &ModelFacts) -> Result<u64, OpError> {
     if first.shard.is_none() {
         return Ok(first.parameters);
     }
     let mut sum = 0u64;
-    for recipe in recipes(model) {
+    for recipe in recipes(contents) {
         let facts = read_header(store, recipe)?.map(|header| header.facts()).unwrap_or_default();
         sum = sum.saturating_add(facts.shard.map_or(0, |_shard| facts.parameters));
     }
     Ok(sum)
 }
 
-fn header(store: &Store, model: &Model) -> Result<Option<Box<dyn ModelHeader>>, OpError> {
-    match recipes(model).find(|recipe| recipe.header().is_some()) {
+fn header(store: &Store, contents: &[NamedFile]) -> Result<Option<Box<dyn ModelHeader>>, OpError> {
+    match recipes(contents).find(|recipe| recipe.header().is_some()) {
         Some(recipe) => read_header(store, recipe),
         None => Ok(None),
     }
 }
 
-fn layer((file, name): (&StoredFile, Option<&str>)) -> LayerSummary {
+fn layer(NamedFile { file, name }: &NamedFile) -> LayerSummary {
     let descriptor = &file.descriptor;
     LayerSummary {
         media_type: descriptor.media_type.clone(),
-        name: name.map(str::to_owned),
+        name: name.clone(),
         digest: descriptor.digest,
         size: descriptor.size,
         stored: file.form(),

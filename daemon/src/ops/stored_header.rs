@@ -17,7 +17,8 @@ pub(super) fn read_header(store: &Store, recipe: &Recipe) -> Result<Option<Box<d
 /// At most how many bytes [`show`](super::show) reads of the headers of a model's files.
 pub(crate) fn header_bytes(store: &Store, reference: &Reference) -> Result<u64, OpError> {
     let model = store.model(reference)?;
-    let recipes = model.files.iter().filter_map(|file| file.recipe.as_ref());
+    let contents = model.contents()?;
+    let recipes = contents.iter().filter_map(|named| named.file.recipe.as_ref());
     let split = recipes.filter_map(|recipe| recipe.header()).map(|(_, size)| size);
     Ok(split.fold(layer_info::header_bytes(&model), u64::saturating_add))
 }

@@ -2,6 +2,7 @@
 
 use blobd_registry::RegistryError;
 use blobd_store::StoreError;
+use blobd_store_format::archive::TarError;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FormatError;
 use blobd_store_format::recipe::RecipeError;
@@ -20,6 +21,13 @@ pub enum TransferError {
     Format(#[from] FormatError),
     #[error(transparent)]
     Recipe(#[from] RecipeError),
+    #[error(transparent)]
+    Archive(#[from] TarError),
+    #[error("archive: the headers of its files have more than {limit} bytes")]
+    ArchiveHeaders { limit: u64 },
+    /// The headers in an archive are far apart.
+    #[error("archive: its server sends no parts of files, which are needed to read the files in it")]
+    NoRanges,
     #[error("digest {found}, {expected} expected; the received data was deleted")]
     Digest { found: Digest, expected: Digest },
     #[error("transfer ended early; received data is kept, pull again to continue")]
@@ -34,6 +42,13 @@ pub enum TransferError {
 impl TransferError {
     /// Whether the received data is of no use to a retry.
     pub(super) const fn is_final(&self) -> bool {
-        matches!(self, Self::Format(_) | Self::Recipe(_) | Self::Digest { .. })
+        matches!(
+            self,
+            Self::Format(_)
+                | Self::Recipe(_)
+                | Self::Archive(_)
+                | Self::ArchiveHeaders { .. }
+                | Self::Digest { .. }
+        )
     }
 }

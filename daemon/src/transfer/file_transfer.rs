@@ -5,7 +5,9 @@ use std::thread;
 
 use blobd_registry::ByteStream;
 use blobd_store::{HashedFile, Ingest, StagedBlob, Store};
-use blobd_store_format::digest::Digest;
+use blobd_store_format::archive::ArchiveFile;
+use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::recipe::Member;
 use tokio::sync::mpsc;
 
 use super::fetch::{Fetch, write_pieces};
@@ -131,7 +133,34 @@ impl Transfer<'_> {
         Ok(())
     }
 
+    /// The files in an archive. Their digests are computed from what has arrived.
+    fn members(&self) -> Result<Vec<Member>, TransferError> {
+        const CHUNK_BYTES: u64 = 1 << 20;
+        let assembler = self.shared.assembler();
+        let mut members = Vec::new();
+        let mut buffer = Vec::new();
+        for (file, tensor_count) in assembler.plan().members() {
+            let (mut hasher, mut done) = (Hasher::new(), 0);
+            while done < file.size {
+                let length = CHUNK_BYTES.min(file.size.saturating_sub(done));
+                buffer.resize(usize::try_from(length).unwrap_or_default(), 0);
+                assembler.read(file.offset.saturating_add(done), &mut buffer)?;
+                hasher.update(&buffer);
+                done = done.saturating_add(length);
+                if !(self.job.report)(assembler.arrived_bytes()) {
+                    return Err(TransferError::Unwanted);
+                }
+            }
+            let ArchiveFile { path, offset, size } = file.clone();
+            let tensors = *tensor_count as u64;
+            members.push(Member { path, offset, size, digest: hasher.finish(), tensors });
+        }
+        Ok(members)
+    }
+
     pub(super) fn finish(mut self, ingest: &mut Ingest, hashed: Hashed) -> Result<Received, TransferError> {
+        // Before the blobs are moved.
+        let members = self.members()?;
         let Hashed { file, staged } = hashed;
         let (assembler, digest) = (self.shared.assembler(), file.digest);
         assembler.note_digests(&file.blobs)?;
@@ -139,7 +168,9 @@ impl Transfer<'_> {
         for blob in staged {
             ingest.add_blob(blob)?;
         }
-        assembler.recipe(file)?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
+        if let Some(recipe) = assembler.recipe(file)? {
+            ingest.add_recipe(recipe.with_members(members)?);
+        }
         ingest.note_partial(self.job.file.identity());
         ingest.publish()?;
         self.received.reused_bytes = self.reused.bytes();

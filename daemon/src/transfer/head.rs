@@ -11,8 +11,8 @@ use super::{Job, TransferError};
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) plan: SplitPlan,
-    /// If the format is known.
-    pub(super) facts: Option<ModelFacts>,
+    /// If the format is known; of an archive, of each file.
+    pub(super) facts: Vec<ModelFacts>,
     /// The stream of the rest, if the server sends the whole file: starts after the downloaded bytes.
     pub(super) whole: Option<ByteStream>,
 }
@@ -20,7 +20,7 @@ pub(super) struct Head {
 impl Head {
     /// For a file that is stored as one blob.
     pub(super) fn of_any(size: u64) -> Self {
-        Self { plan: SplitPlan::whole(size), facts: None, whole: None }
+        Self { plan: SplitPlan::whole(size), facts: Vec::new(), whole: None }
     }
 
     /// Plans a file of `size` bytes. Fails when the tensors do not fit the file.
@@ -30,7 +30,7 @@ impl Head {
         whole: Option<ByteStream>,
     ) -> Result<Self, FormatError> {
         let plan = SplitPlan::new(header.file_layout(size)?);
-        Ok(Self { plan, facts: Some(header.facts()), whole })
+        Ok(Self { plan, facts: vec![header.facts()], whole })
     }
 }
 

@@ -31,6 +31,7 @@ use tokio::time::timeout;
 use crate::ingest::announce;
 use crate::permits::{Limits, PermitPool};
 
+mod archive;
 mod error;
 mod fetch;
 mod file_transfer;
@@ -148,8 +149,8 @@ impl Job<'_> {
 pub(crate) struct Received {
     /// The file, which is now part of the ingest.
     pub(crate) file: Descriptor,
-    /// The facts in its header, if the format is known.
-    pub(crate) facts: Option<ModelFacts>,
+    /// The facts in its header, if the format is known; of an archive, those of each file.
+    pub(crate) facts: Vec<ModelFacts>,
     /// Bytes downloaded by this transfer.
     pub(crate) downloaded_bytes: u64,
     /// Bytes received by earlier transfers.
@@ -279,7 +280,7 @@ impl Transfers {
         let partial = PartialFile::open(ingest.store(), job.file.identity(), size)?;
         let similar_files = tensor_reuse::similar_files(ingest.store(), job.file)?;
         let near = similar_files.first().filter(|_| may_reuse_head).map(|similar| &**similar);
-        let Start { head: Head { plan, facts, whole }, bytes, fetched, has_reused_head } =
+        let Start { head: Head { plan, facts, whole }, parts, fetched, has_reused_head } =
             Start::of(job, ingest.store(), &partial, near)?;
         let assembler = partial.follow(plan, ingest.staging())?;
         for (blob, digest) in assembler.stored() {
@@ -297,11 +298,13 @@ impl Transfers {
             self.reused(ingest, job, &similar_files, &assembler)?
         };
         admit(ingest, &assembler)?;
-        start::write_head(&assembler, &bytes)?;
+        start::write_head(&assembler, &parts)?;
         let media_type = job.file.media_type().clone();
         let file = Descriptor { media_type, digest: job.file.identity(), size };
         let received = Received { file, facts, downloaded_bytes: fetched, resumed_bytes, reused_bytes: 0 };
-        let whole = whole.map(|stream| (stream, bytes.len() as u64));
+        // Only the start of a file is read from such a stream.
+        let read = parts.first().map_or(0, |(_, bytes)| bytes.len() as u64);
+        let whole = whole.map(|stream| (stream, read));
         let shared = SharedAssembler::new(assembler);
         let refetched = Vec::new();
         Ok(Transfer {

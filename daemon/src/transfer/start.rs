@@ -12,7 +12,8 @@ use super::{Job, TransferError};
 #[derive(Debug)]
 pub(super) struct Start {
     pub(super) head: Head,
-    pub(super) bytes: Vec<u8>,
+    /// The parts of the file that are known, each with its offset.
+    pub(super) parts: Vec<(u64, Vec<u8>)>,
     pub(super) fetched: u64,
     /// Whether some of them are copied from a similar file, now or by an earlier transfer.
     pub(super) has_reused_head: bool,
@@ -31,10 +32,13 @@ impl Start {
         if !job.file.media_type().holds_tensors() {
             return Ok(Self {
                 head: Head::of_any(size),
-                bytes: Vec::new(),
+                parts: Vec::new(),
                 fetched: 0,
                 has_reused_head: false,
             });
+        }
+        if job.file.media_type().archive_of_weights().is_some() {
+            return Self::of_archive(job);
         }
         let mut bytes = partial.head(MAX_HEADER_BYTES);
         let known = bytes.len();
@@ -47,7 +51,16 @@ impl Start {
         let head = fetch_head(job, &mut bytes)?;
         let fetched = (bytes.len() - known) as u64;
         // An earlier transfer may have reused these bytes.
-        Ok(Self { head, bytes, fetched, has_reused_head: known > 0 })
+        Ok(Self { head, parts: vec![(0, bytes)], fetched, has_reused_head: known > 0 })
+    }
+
+    /// The headers in an archive are downloaded each time: they are few, and not at its start.
+    fn of_archive(job: &Job<'_>) -> Result<Self, TransferError> {
+        let archive = job.read_archive()?;
+        let (plan, facts) = (archive.plan(job.file.size())?, archive.facts());
+        let fetched = archive.fetched_bytes();
+        let head = Head { plan, facts, whole: None };
+        Ok(Self { head, parts: archive.parts, fetched, has_reused_head: false })
     }
 
     fn reused(job: &Job<'_>, store: &Store, similar: &Recipe) -> Result<Option<Self>, TransferError> {
@@ -57,7 +70,7 @@ impl Start {
         let Ok(head) = Head::of(&*header, job.file.size(), None) else { return Ok(None) };
         // Only the head is reused, not the bytes after it.
         bytes.truncate(head_bytes(&head.plan));
-        Ok(Some(Self { head, bytes, fetched, has_reused_head: true }))
+        Ok(Some(Self { head, parts: vec![(0, bytes)], fetched, has_reused_head: true }))
     }
 }
 
@@ -80,12 +93,7 @@ pub(super) fn fetch_head(job: &Job<'_>, bytes: &mut Vec<u8>) -> Result<Head, Tra
     })
 }
 
-/// Writes the missing part of the file's first bytes.
-pub(super) fn write_head(assembler: &Assembler, bytes: &[u8]) -> Result<(), StoreError> {
-    for gap in assembler.missing().into_iter().filter(|gap| gap.start < bytes.len() as u64) {
-        let place = usize::try_from(gap.start).unwrap_or_default();
-        let end = usize::try_from(gap.end).unwrap_or(usize::MAX).min(bytes.len());
-        assembler.write(gap.start, bytes.get(place..end).unwrap_or_default())?;
-    }
-    Ok(())
+/// Writes what is missing of the known parts.
+pub(super) fn write_head(assembler: &Assembler, parts: &[(u64, Vec<u8>)]) -> Result<(), StoreError> {
+    parts.iter().try_for_each(|(offset, bytes)| assembler.write(*offset, bytes))
 }

@@ -95,7 +95,7 @@ pub use filesystem::{Durability, FileSystem};
 pub use ingest::{Committed, Ingest};
 pub use lock_file::LockHolder;
 pub use make_space::{EvictionObserver, MakeSpace};
-pub use models::{Model, StoredFile};
+pub use models::{Model, NamedFile, StoredFile};
 pub use other_files::OtherFiles;
 pub use place::Place;
 pub use rate::RateLimiter;

@@ -7,7 +7,7 @@ use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::recipe::Recipe;
+use blobd_store_format::recipe::{Member, Recipe};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::stored_file::StoredForm;
 
@@ -35,10 +35,36 @@ pub struct StoredFile {
     pub recipe: Option<Arc<Recipe>>,
 }
 
+/// A file that a model consists of, and its name if it has one.
+#[derive(Clone, Debug)]
+pub struct NamedFile {
+    /// The file.
+    pub file: StoredFile,
+    /// Its name in the manifest, or its path in an archive.
+    pub name: Option<String>,
+}
+
 impl Model {
     /// Every blob that the model needs, with the least length it must have in bytes.
     pub fn blob_sizes(&self) -> impl Iterator<Item = (Digest, u64)> + '_ {
         self.files.iter().flat_map(StoredFile::blob_sizes)
+    }
+
+    /// The files with their names. In place of an archive, the files in it.
+    ///
+    /// # Errors
+    /// [`StoreError::Recipe`] when the recipe of an archive is inconsistent.
+    pub fn contents(&self) -> Result<Vec<NamedFile>, StoreError> {
+        let mut contents = Vec::with_capacity(self.files.len());
+        for (file, name) in self.files.iter().zip(self.manifest.names()) {
+            match file.members()? {
+                members if members.is_empty() => {
+                    contents.push(NamedFile { file: file.clone(), name: name.map(str::to_owned) });
+                }
+                members => contents.extend(members),
+            }
+        }
+        Ok(contents)
     }
 
     /// Whether both have the same manifest and the same blobs and recipes.
@@ -57,6 +83,24 @@ impl StoredFile {
             (Some(recipe), Some(other)) => Arc::ptr_eq(recipe, other) || recipe == other,
             _ => false,
         }
+    }
+
+    /// The files in it, if it is an archive.
+    ///
+    /// # Errors
+    /// [`StoreError::Recipe`] when its recipe is inconsistent.
+    pub fn members(&self) -> Result<Vec<NamedFile>, StoreError> {
+        let Some(recipe) = &self.recipe else { return Ok(Vec::new()) };
+        let member = |(index, member): (usize, &Member)| {
+            let own = recipe.member_recipe(index).map_err(|error| {
+                let path = layout::recipe(self.descriptor.digest).into();
+                StoreError::Recipe { path, what: error.to_string() }
+            })?;
+            let recipe = if own.is_one_blob() { None } else { Some(Arc::new(own)) };
+            let file = Self { descriptor: member.descriptor(), recipe };
+            Ok(NamedFile { file, name: Some(member.path.clone()) })
+        };
+        recipe.members().iter().enumerate().map(member).collect()
     }
 
     /// Whether it is stored as a blob or a recipe.

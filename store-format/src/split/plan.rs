@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use crate::archive::ArchiveFile;
 use crate::digest::Digest;
 use crate::expert::{ExpertGroup, Experts};
 use crate::file_layout::{FileLayout, RangeContent, TensorRange};
@@ -16,6 +17,7 @@ pub struct SplitPlan {
     segments: Vec<Segment>,
     tensors: Vec<PlannedTensor>,
     literal_count: usize,
+    members: Vec<(ArchiveFile, usize)>,
 }
 
 /// A blob that is made from the file.
@@ -102,9 +104,10 @@ impl SplitPlan {
                 RangeContent::Gap => builder.push_gap(range.size),
             }
         }
+        let members = layout.members().to_vec();
         let Builder { position: file_size, blobs, segments, literal_count, homes, .. } = builder;
         let tensors = layout.into_tensors().into_iter().zip(homes).map(PlannedTensor::new).collect();
-        Self { file_size, blobs, segments, tensors, literal_count }
+        Self { file_size, blobs, segments, tensors, literal_count, members }
     }
 
     /// The plan for a file that is not split, such as one of an unknown format.
@@ -115,7 +118,7 @@ impl SplitPlan {
         let blobs = vec![PlannedBlob { size: file_size, content: BlobContent::File }];
         // Segments are never empty.
         let segments = if file_size == 0 { Vec::new() } else { vec![segment] };
-        Self { file_size, blobs, segments, tensors: Vec::new(), literal_count: 0 }
+        Self { file_size, blobs, segments, tensors: Vec::new(), literal_count: 0, members: Vec::new() }
     }
 
     /// The file's size in bytes.
@@ -124,7 +127,7 @@ impl SplitPlan {
         self.file_size
     }
 
-    /// The blobs, in the order of their first byte in the file; the header is the first.
+    /// The blobs, in the order of their first byte in the file; the header is the first, except in an archive.
     #[must_use]
     pub fn blobs(&self) -> &[PlannedBlob] {
         &self.blobs
@@ -140,6 +143,12 @@ impl SplitPlan {
     #[must_use]
     pub fn tensors(&self) -> &[PlannedTensor] {
         &self.tensors
+    }
+
+    /// The files in an archive, in order, each with the number of its tensors.
+    #[must_use]
+    pub fn members(&self) -> &[(ArchiveFile, usize)] {
+        &self.members
     }
 
     /// The number of literals.

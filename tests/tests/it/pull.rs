@@ -1,5 +1,6 @@
 //! Pulls from a registry on a loopback port, with and without faults.
 
+mod archives;
 mod artifacts;
 mod faults;
 mod files;

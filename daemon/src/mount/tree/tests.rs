@@ -16,7 +16,9 @@ fn listed(name: &str, day: u64, layers: &[(&str, &str, u64)]) -> MountedModel {
     let layers = layers.iter().map(descriptor).collect();
     let manifest = Manifest::compose(descriptor(&(MediaType::DOCKER_CONFIG, "{}", 2)), layers).unwrap();
     let modified = UNIX_EPOCH + Duration::from_secs(day * 86_400);
-    MountedModel { reference: name.parse().unwrap(), manifest: Arc::new(manifest), modified }
+    let manifest = Arc::new(manifest);
+    let contents = Arc::clone(&manifest);
+    MountedModel { reference: name.parse().unwrap(), manifest, contents, modified }
 }
 
 fn model(name: &str, content: &str) -> MountedModel {

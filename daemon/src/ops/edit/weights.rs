@@ -41,6 +41,11 @@ impl<'m> Weights<'m> {
         }
         let mut candidates = Vec::new();
         for file in files {
+            if file.recipe.as_ref().is_some_and(|recipe| !recipe.members().is_empty()) {
+                return Err(unsuitable(
+                    "has its weights in an archive; export and import them, then edit that",
+                ));
+            }
             let Some((recipe, digest, header_bytes)) = split_with_header(file) else {
                 return Err(unsuitable(
                     "has weights that are stored whole, because their format is not known; only GGUF files \

@@ -13,7 +13,7 @@ use super::{CONFIG, MODEL};
 
 const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-fn layer(registry: &FakeRegistry, media_type: &str, bytes: &[u8], name: Option<&str>) -> Json {
+pub(super) fn layer(registry: &FakeRegistry, media_type: &str, bytes: &[u8], name: Option<&str>) -> Json {
     registry.add_blob(bytes);
     let digest = format!("sha256:{}", sha256(bytes));
     let mut layer = json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() });
@@ -23,7 +23,7 @@ fn layer(registry: &FakeRegistry, media_type: &str, bytes: &[u8], name: Option<&
     layer
 }
 
-fn publish(registry: &FakeRegistry, model: &str, config_type: &str, layers: &[Json]) -> Vec<u8> {
+pub(super) fn publish(registry: &FakeRegistry, model: &str, config_type: &str, layers: &[Json]) -> Vec<u8> {
     let config = layer(registry, config_type, CONFIG, None);
     let manifest =
         json!({ "schemaVersion": 2, "mediaType": OCI_MANIFEST, "config": config, "layers": layers });
@@ -94,13 +94,12 @@ fn model_pack_artifacts_are_split_and_keep_their_file_names() {
 }
 
 #[test]
-fn weights_in_archives_and_container_images_are_refused_before_they_are_fetched() {
+fn weights_in_compressed_archives_and_container_images_are_refused_before_they_are_fetched() {
     let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
     for (media_type, what) in [
-        ("application/vnd.cncf.model.weight.v1.tar", "tiny.tar"),
-        ("application/vnd.cncf.model.weight.v1.tar+gzip", "in an archive"),
-        ("application/vnd.cnai.model.weight.v1.tar+zstd", "blobd import"),
-        ("application/vnd.docker.ai.dir.tar", "in an archive"),
+        ("application/vnd.cncf.model.weight.v1.tar+gzip", "tiny.tar"),
+        ("application/vnd.cnai.model.weight.v1.tar+zstd", "compressed with zstd"),
+        ("application/vnd.kitops.modelkit.model.v1.tar+gzip", "blobd import"),
         ("application/vnd.oci.image.layer.v1.tar+gzip", "container image"),
     ] {
         let layers = [layer(&registry, media_type, b"packed", Some("tiny.tar"))];
