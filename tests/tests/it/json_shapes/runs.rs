@@ -167,6 +167,8 @@ fn eviction(session: &mut Session, sample: &Sample, root: &Path) {
     if session.has_daemon {
         return;
     }
+    // Garbage would be enough for the plan.
+    session.line("gc", "");
     plan_evictions(session, sample, "pullable");
     // As if it were not known where the models are from.
     let (origins, aside) = (root.join("origins"), root.with_extension("origins"));
