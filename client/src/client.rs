@@ -475,7 +475,7 @@ fn has_ended(stream: &UnixStream) -> bool {
 
 /// A reference in a URL path: percent-encoded except for slashes and other safe characters.
 fn in_path(reference: &Reference) -> String {
-    let name = reference.to_string();
+    let name = reference.as_requested();
     name.bytes().fold(String::new(), |mut path, byte| {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b':' | b'.' | b'-' | b'_' | b'@' => {

@@ -6,7 +6,10 @@
 //! A text with a host may omit the namespace: `docker.io/smollm2` is `docker.io/ai/smollm2`, and
 //! `localhost:5000/m` is the repository `m`. A parsed reference has the [canonical](host::canonical) host.
 
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -23,6 +26,36 @@ pub struct Reference {
     tag: String,
     scheme: Scheme,
     digest: Option<Digest>,
+    tag_omitted: TagOmitted,
+}
+
+/// Whether the tag was left out and is the default. No part of the name: references that differ only in this
+/// are equal.
+#[derive(Clone, Copy, Debug, Default)]
+struct TagOmitted(bool);
+
+impl PartialEq for TagOmitted {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for TagOmitted {}
+
+impl Hash for TagOmitted {
+    fn hash<H: Hasher>(&self, _state: &mut H) {}
+}
+
+impl PartialOrd for TagOmitted {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for TagOmitted {
+    fn cmp(&self, _other: &Self) -> Ordering {
+        Ordering::Equal
+    }
 }
 
 /// The scheme of a registry's URLs.
@@ -78,6 +111,7 @@ impl Reference {
             tag: tag.to_owned(),
             scheme: Scheme::default_of(host),
             digest: None,
+            tag_omitted: TagOmitted(false),
         })
     }
 
@@ -132,7 +166,7 @@ impl Reference {
     /// [`ReferenceError`] when `tag` is not a tag.
     pub fn with_tag(&self, tag: &str) -> Result<Self, ReferenceError> {
         TAG.check(tag)?;
-        Ok(Self { tag: tag.to_owned(), ..self.clone() })
+        Ok(Self { tag: tag.to_owned(), tag_omitted: TagOmitted(false), ..self.clone() })
     }
 
     /// Whether both name the same model. Compares the four parts without case, like Ollama, and the names of
@@ -164,6 +198,34 @@ impl Reference {
         }
     }
 
+    /// Whether the tag was left out, so that [`Self::DEFAULT_TAG`] is only assumed.
+    #[must_use]
+    pub const fn omits_tag(&self) -> bool {
+        self.tag_omitted.0
+    }
+
+    /// The full name for a request: as [`Display`](fmt::Display) writes it, without a tag that was left out.
+    #[must_use]
+    pub fn as_requested(&self) -> String {
+        let full = self.to_string();
+        match (self.omits_tag(), self.digest) {
+            (true, None) => full.strip_suffix(&format!(":{}", self.tag)).unwrap_or(&full).to_owned(),
+            _ => full,
+        }
+    }
+
+    /// The digits, in lower case, if the text can be the beginning of a model's ID: at least four hexadecimal
+    /// digits in place of a name, or after `sha256:`.
+    #[must_use]
+    pub fn id_prefix(&self) -> Option<String> {
+        const DIGITS: RangeInclusive<usize> = 4..=64;
+        let is_plain = self.host == Self::DEFAULT_HOST && self.namespace == Self::DEFAULT_NAMESPACE;
+        let text = if self.omits_tag() { &self.model } else { &self.tag };
+        let is_id = self.omits_tag() || self.model == "sha256";
+        let is_hex = DIGITS.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        (is_plain && is_id && is_hex && self.digest.is_none()).then(|| text.to_ascii_lowercase())
+    }
+
     fn parts(&self) -> [&str; 4] {
         [host::canonical(&self.host), &self.namespace, &self.model, &self.tag]
     }
@@ -172,7 +234,7 @@ impl Reference {
 /// The full name, with scheme and digest if they are not the default.
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, namespace, model, tag, scheme, digest } = self;
+        let Self { host, namespace, model, tag, scheme, digest, tag_omitted: _ } = self;
         if *scheme != Scheme::Https || Scheme::default_of(host) != Scheme::Https {
             write!(f, "{}://", scheme.as_str())?;
         }
@@ -195,17 +257,19 @@ impl FromStr for Reference {
         let (scheme, name) = split_scheme(name)?;
         let (path, tag) = match name.rsplit_once(':') {
             Some((path, tag)) if !tag.contains('/') => (path, tag),
-            _ => (name, Self::DEFAULT_TAG),
+            _ => (name, ""),
         };
+        let tag_omitted = TagOmitted(path.len() == name.len());
+        let tag = if tag_omitted.0 { Self::DEFAULT_TAG } else { tag };
         let (host, namespace, model) = split_path(path, scheme.is_some())?;
         let parsed = Self::from_parts(host, namespace, model, tag)?;
-        Ok(Self { scheme: scheme.unwrap_or(parsed.scheme), digest, ..parsed })
+        Ok(Self { scheme: scheme.unwrap_or(parsed.scheme), digest, tag_omitted, ..parsed })
     }
 }
 
 impl Serialize for Reference {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        serializer.serialize_str(&self.as_requested())
     }
 }
 
@@ -357,6 +421,28 @@ mod tests {
             let reference: Reference = text.parse().unwrap();
             assert_eq!(reference.to_string(), full);
             assert_eq!(reference.short(), short);
+        }
+    }
+
+    #[test]
+    fn tag_that_was_left_out_is_left_out_of_requests_and_is_no_difference() {
+        let (short, full): (Reference, Reference) = ("me/m".parse().unwrap(), "me/m:latest".parse().unwrap());
+        assert_eq!(short, full);
+        assert!(short.omits_tag() && !full.omits_tag());
+        assert_eq!(short.as_requested(), "registry.ollama.ai/me/m");
+        assert_eq!(full.as_requested(), "registry.ollama.ai/me/m:latest");
+        let again: Reference = serde_json::from_str(&serde_json::to_string(&short).unwrap()).unwrap();
+        assert!(again.omits_tag());
+        assert!(!short.with_tag("latest").unwrap().omits_tag());
+    }
+
+    #[test]
+    fn id_is_four_or_more_hexadecimal_digits_in_place_of_a_name() {
+        let id = |text: &str| text.parse::<Reference>().unwrap().id_prefix();
+        assert_eq!(id("A80c"), Some("a80c".to_owned()));
+        assert_eq!(id("sha256:a80c4f"), Some("a80c4f".to_owned()));
+        for text in ["a80", "a80c:latest", "me/a80c", "llama", "sha256:xyz", "other:a80c", "hf.co/a/a80c"] {
+            assert_eq!(id(text), None, "{text}");
         }
     }
 

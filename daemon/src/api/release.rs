@@ -5,6 +5,7 @@ use std::time::Duration;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::ReleaseParams;
 use blobd_client::protocol::response::Released;
+use blobd_store::Store;
 use tokio::time::timeout;
 
 use super::Caller;
@@ -21,7 +22,7 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) async fn release(caller: &Caller, params: ReleaseParams) -> Result<HttpResponse, ErrorBody> {
     let (selector, subject) = selector(params)?;
     let peer = caller.peer.clone();
-    let end = move |daemon: &Daemon| Ok(daemon.sessions.end(&selector, &peer));
+    let end = move |daemon: &Daemon| Ok(daemon.sessions.end(&stored(&daemon.store, selector), &peer));
     let ending = caller.daemon.disk_work(caller.peer.uid, end).await;
     let mut ending = ending.map_err(|error: OpError| error.body())?;
     if ending.sessions.is_empty() {
@@ -37,6 +38,14 @@ pub(super) async fn release(caller: &Caller, params: ReleaseParams) -> Result<Ht
     let json = serde_json::to_vec(&released).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     let memory = caller.daemon.limits.memory_for(caller.peer.uid, json.len()).await?;
     Ok(raw_response(json, memory))
+}
+
+/// The same with the stored name of the model; a model that was removed may still be in use under its old one.
+fn stored(store: &Store, selector: SessionSelector) -> SessionSelector {
+    match selector {
+        SessionSelector::Model(model) => SessionSelector::Model(store.resolve(&model).unwrap_or(model)),
+        process => process,
+    }
 }
 
 /// Which sessions to end, and their description for messages.

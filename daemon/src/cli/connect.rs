@@ -15,13 +15,14 @@ use blobd_client::error::ClientError;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::sockets::default_sockets;
 use blobd_store::{LockHolder, Store, StoreError};
+use blobd_store_format::reference::Reference;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
 use super::Global;
 use crate::config::{Config, ConfigError, default_root};
 use crate::ops::OpError;
-use crate::output::{print, print_json};
+use crate::output::{print, print_json, print_message, printable};
 use crate::server::Server;
 use crate::state::Daemon;
 
@@ -68,6 +69,21 @@ pub(super) fn show<T: Serialize>(
 ) -> Result<(), ErrorBody> {
     let result = request(&connect(global)?.client).map_err(client_error)?;
     print_result(global, &result, render)
+}
+
+/// Says on standard error which model is used, if the user has named it by its ID or without its tag.
+pub(super) fn note_name(global: &Global, asked: &Reference, stored: &str) {
+    let is_other = !stored.parse().is_ok_and(|stored: Reference| stored.same_model(asked));
+    if is_other && !global.hides_reports() {
+        print_message(&format!("blobd: {} is {}\n", as_typed(asked), printable(stored)));
+    }
+}
+
+/// The reference without the tag that was left out.
+fn as_typed(reference: &Reference) -> String {
+    let short = reference.short();
+    let tag = format!(":{}", reference.tag());
+    if reference.omits_tag() { short.strip_suffix(&tag).unwrap_or(&short).to_owned() } else { short }
 }
 
 /// Sends one request and prints what was done; with `--quiet` only its failure.

@@ -16,7 +16,7 @@ use clap::Args;
 use serde::Serialize;
 
 use self::rewrite::{RewriteArgs, Rewriting};
-use super::connect::{client_error, connect};
+use super::connect::{client_error, connect, note_name};
 use super::file_name::file_name;
 use super::interrupt::on_end;
 use super::output_file::TemporaryName;
@@ -62,6 +62,7 @@ struct Exported {
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let model = open(&connected.client, params)?;
+    note_name(global, &params.reference, model.name());
     let to_stdout = params.output.as_deref() == Some(Path::new("-"));
     let exported = match params.rewrite.options() {
         Some(options) => {
@@ -92,7 +93,7 @@ fn write_original(global: &Global, params: &Params, model: &OpenModel) -> Result
     remove_at_end(vec![temporary.clone()])?;
     let count = model.layers().len();
     let write = |(index, layer): (usize, &OpenLayer)| {
-        let path = output_path(params, layer, index, count)?;
+        let path = output_path(params, model, layer, index, count)?;
         let bar = Bar::new(&path.display().to_string(), layer.size, global.hides_progress());
         write_file(model, index, &path, &temporary, &bar)?;
         bar.clear();
@@ -118,7 +119,7 @@ fn write_rewritten(
         false => layers.first().map(|layer| OpenLayer { name: None, ..layer.clone() }),
     };
     let path_of = |index| match layer_of(index) {
-        Some(layer) => output_path(params, &layer, index, sizes.len()),
+        Some(layer) => output_path(params, model, &layer, index, sizes.len()),
         None => Err(usage("the model has no such file")),
     };
     let paths = (0..sizes.len()).map(path_of).collect::<Result<Vec<_>, _>>()?;
@@ -154,8 +155,16 @@ fn report(global: &Global, path: &Path, digest: Digest, size: u64) -> Result<Exp
 }
 
 /// In the current directory or the given one.
-fn output_path(params: &Params, layer: &OpenLayer, index: usize, count: usize) -> Result<PathBuf, ErrorBody> {
-    let name = file_name(&params.reference, layer, index, count);
+fn output_path(
+    params: &Params,
+    model: &OpenModel,
+    layer: &OpenLayer,
+    index: usize,
+    count: usize,
+) -> Result<PathBuf, ErrorBody> {
+    // The stored name: the user may have given an ID.
+    let reference = model.name().parse().unwrap_or_else(|_malformed| params.reference.clone());
+    let name = file_name(&reference, layer, index, count);
     match &params.output {
         None => Ok(name.into()),
         Some(directory) if directory.is_dir() => Ok(directory.join(name)),

@@ -18,7 +18,7 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, ShardName};
 use clap::Args;
 
-use super::connect::{Connected, client_error, connect};
+use super::connect::{Connected, client_error, connect, note_name};
 use super::{Global, file_error, usage};
 
 /// Names the model that a command describes.
@@ -74,11 +74,19 @@ impl ModelArgs {
         let connected = connect(global)?;
         let model = match describe_stored(&connected.client, &reference) {
             Err(error) if error.code == ErrorCode::NotFound && !self.stored => {
+                // Without a tag, one of the stored tags was meant more likely than another one at the registry.
+                if reference.omits_tag() && has_tags(&connected.client, &reference)? {
+                    return Err(error);
+                }
                 describe_remote(&connected.client, source, error)
             }
             described => described,
         };
-        Ok((model?, Some(connected)))
+        let model = model?;
+        if let Place::Store(stored) = &model.place {
+            note_name(global, &reference, &stored.short());
+        }
+        Ok((model, Some(connected)))
     }
 
     /// The name of a model in the store.
@@ -133,7 +141,16 @@ impl DescribedModel {
 
 fn describe_stored(client: &Client, reference: &Reference) -> Result<DescribedModel, ErrorBody> {
     let heads = client.heads(reference).map_err(client_error)?;
-    Ok(DescribedModel::new(heads, Place::Store(reference.clone())))
+    // The stored name: the reference may be an ID, or leave out the tag.
+    let stored = heads.name.parse().unwrap_or_else(|_malformed| reference.clone());
+    Ok(DescribedModel::new(heads, Place::Store(stored)))
+}
+
+/// Whether the store has the model under other tags.
+fn has_tags(client: &Client, reference: &Reference) -> Result<bool, ErrorBody> {
+    let models = client.models().map_err(client_error)?.models;
+    let is_tag = |name: &str| name.parse().is_ok_and(|stored: Reference| stored.is_sibling_of(reference));
+    Ok(models.iter().any(|model| is_tag(&model.name)))
 }
 
 /// Asks the model's registry. If that cannot be reached, the model was simply not found.

@@ -14,7 +14,7 @@ use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 
 use super::Global;
-use super::connect::{client_error, connect, print_report};
+use super::connect::{client_error, connect, note_name, print_report};
 use super::interrupt::{Signals, first_of, listen_for_end};
 use super::progress::Bar;
 use super::residency::{blobs, model_error};
@@ -70,6 +70,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let component = params.component.clone();
     let request = OpenParams { component, ..OpenParams::new(params.reference.clone()) };
     let model = connected.client.open_with(&request).map_err(client_error)?;
+    note_name(global, &params.reference, model.name());
     let pieces = pieces(&blobs(&model).map_err(model_error)?);
     let mut locker = Locker { left: params.lock.unwrap_or_default(), ..Locker::default() };
     let warmed = warm(&model, &pieces, &mut locker, global.hides_progress())?;

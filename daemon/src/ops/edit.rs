@@ -129,7 +129,8 @@ fn known_digest(
     if let Some(unchanged) = file.unchanged() {
         return Ok(Some(unchanged));
     }
-    let present: Model = match store.model(&params.target) {
+    let Some(target) = store.stored_case(&params.target)? else { return Ok(None) };
+    let present: Model = match store.model(&target) {
         Err(StoreError::NoSuchModel { .. }) => return Ok(None),
         present => present?,
     };

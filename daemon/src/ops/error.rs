@@ -162,6 +162,12 @@ impl OpError {
                      `blobd unpin {name}` ends the protection"
                 ));
             }
+            (Self::Store(StoreError::NoSuchModel { similar, .. }), _) if !similar.is_empty() => {
+                return Some(match similar.as_slice() {
+                    [only] => format!("did you mean {only}?"),
+                    several => format!("similar names in the store: {}", several.join(", ")),
+                });
+            }
             (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists the models",
             (Self::NoSpaceForPull { reclaimable_bytes, .. }, _) => {
                 return Some(self.no_space_hint(*reclaimable_bytes));
@@ -207,7 +213,9 @@ fn store_code(error: &StoreError) -> ErrorCode {
         StoreError::Locked { .. } | StoreError::IndexBuilding { .. } => ErrorCode::Busy,
         StoreError::NoSuchModel { .. } => ErrorCode::NotFound,
         StoreError::Pinned { .. } => ErrorCode::Denied,
-        StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } => ErrorCode::InvalidRequest,
+        StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } | StoreError::AmbiguousId { .. } => {
+            ErrorCode::InvalidRequest
+        }
         StoreError::Manifest { .. }
         | StoreError::UnexpectedFile { .. }
         | StoreError::MissingDirectory { .. }

@@ -10,7 +10,7 @@ use super::OpError;
 pub fn pin(store: &Store, params: &PinParams) -> Result<Pinned, OpError> {
     // Prevents a removal between the lookup and the change.
     let _tags = store.lock_tags();
-    let reference = store.resolve(&params.reference)?;
+    let reference = store.resolve_for_change(&params.reference)?;
     if params.pinned {
         store.pin(&reference)?;
     } else {

@@ -20,10 +20,7 @@ pub(super) fn refuse_unless_movable(
     if may_move || !store.has_pins() {
         return Ok(());
     }
-    let tag = match store.resolve(name) {
-        Err(StoreError::NoSuchModel { .. }) => return Ok(()),
-        tag => tag?,
-    };
+    let Some(tag) = store.stored_case(name)? else { return Ok(()) };
     let is_other = || store.manifest(&tag).is_ok_and(|present| !may_be_same(&present));
     match store.is_pinned(&tag) && is_other() {
         true => Err(StoreError::Pinned { name: tag.short() }.into()),

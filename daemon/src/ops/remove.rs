@@ -76,7 +76,7 @@ fn drop_names(
 ) -> Result<Vec<Untagged>, OpError> {
     let _tags = store.lock_tags();
     let references: BTreeSet<Reference> =
-        names.iter().map(|reference| store.resolve(reference)).collect::<Result<_, _>>()?;
+        names.iter().map(|reference| store.resolve_for_change(reference)).collect::<Result<_, _>>()?;
     let mut models = Vec::new();
     for reference in &references {
         models.extend(untagged(store, reference)?);

@@ -4,6 +4,7 @@ use std::io;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::ManifestError;
+use blobd_store_format::reference::Reference;
 
 use super::lock_file::LockHolder;
 use super::place::Place;
@@ -192,10 +193,24 @@ pub enum StoreError {
     NoSuchModel {
         /// The name.
         name: String,
+        /// Names of stored models that may have been meant.
+        similar: Vec<String>,
+    },
+    /// Several models have an ID that begins with these digits, or several names belong to it.
+    #[error("ID {id}: means several models: {}; more digits or a name expected", names.join(", "))]
+    AmbiguousId {
+        /// The digits.
+        id: String,
+        /// The models' names and IDs.
+        names: Vec<String>,
     },
 }
 
 impl StoreError {
+    pub(crate) fn no_such_model(reference: &Reference) -> Self {
+        Self::NoSuchModel { name: reference.short(), similar: Vec::new() }
+    }
+
     pub(crate) fn wrong_recipe(path: Place, found: Digest) -> Self {
         Self::Recipe { path, what: format!("is the recipe of {found}; pull or import the model again") }
     }

@@ -72,6 +72,7 @@ mod reader;
 mod recipe_cache;
 mod reservation;
 mod reserve;
+mod resolve;
 mod root;
 pub mod scrub;
 mod seal;

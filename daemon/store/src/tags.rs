@@ -68,17 +68,6 @@ impl Store {
         walk(&self.root.existing_directory(layout::MANIFESTS)?, Path::new(""), 0, visit)
     }
 
-    /// The stored tag that equals `reference` except for upper and lower case.
-    pub fn resolve(&self, reference: &Reference) -> Result<Reference, StoreError> {
-        let no_such_model = || StoreError::NoSuchModel { name: reference.short() };
-        let stored = self.stored_case(reference)?.ok_or_else(no_such_model)?;
-        let pinned_elsewhere = match reference.digest() {
-            Some(digest) => self.manifest(&stored)?.digest() != digest,
-            None => false,
-        };
-        if pinned_elsewhere { Err(no_such_model()) } else { Ok(stored) }
-    }
-
     /// The manifest that a tag points to.
     ///
     /// # Errors
@@ -95,14 +84,14 @@ impl Store {
     /// than that.
     pub fn raw_manifest(&self, reference: &Reference) -> Result<Vec<u8>, StoreError> {
         let raw = self.root.read_limited(&layout::manifest(reference), Manifest::MAX_BYTES)?;
-        raw.ok_or_else(|| StoreError::NoSuchModel { name: reference.short() })
+        raw.ok_or_else(|| StoreError::no_such_model(reference))
     }
 
     /// When a tag was last set.
     pub fn modified(&self, reference: &Reference) -> Result<SystemTime, StoreError> {
         let status = self.root.status(&layout::manifest(reference))?;
         let modified = status.map(|status| status.modified());
-        modified.ok_or_else(|| StoreError::NoSuchModel { name: reference.short() })
+        modified.ok_or_else(|| StoreError::no_such_model(reference))
     }
 
     /// The origin of the model with this manifest, if recorded.
@@ -117,7 +106,7 @@ impl Store {
     pub fn remove_tag(&self, reference: &Reference) -> Result<(), StoreError> {
         let path = layout::manifest(reference);
         if self.remove_record(&path)?.is_none() {
-            return Err(StoreError::NoSuchModel { name: reference.short() });
+            return Err(StoreError::no_such_model(reference));
         }
         self.sync_and_prune(&path)
     }
@@ -172,8 +161,9 @@ impl Store {
         self.remove_record(&layout::origin(manifest)).map(drop)
     }
 
-    /// The stored tag that names the same model.
-    pub(super) fn stored_case(&self, reference: &Reference) -> Result<Option<Reference>, StoreError> {
+    /// The stored tag that equals `reference` except for upper and lower case. For a name that is to be given:
+    /// [`Self::resolve`] may find a model under another one.
+    pub fn stored_case(&self, reference: &Reference) -> Result<Option<Reference>, StoreError> {
         if self.root.status(&layout::manifest(reference))?.is_some_and(|status| status.is_file()) {
             let parts = [reference.host(), reference.namespace(), reference.model(), reference.tag()];
             return Ok(Reference::from_parts(parts[0], parts[1], parts[2], parts[3]).ok());

@@ -55,7 +55,7 @@ impl<'f> RangeSource for Slice<'f> {
 }
 
 fn failure() -> StoreError {
-    StoreError::NoSuchModel { name: "failure".to_owned() }
+    StoreError::NoSuchModel { name: "failure".to_owned(), similar: Vec::new() }
 }
 
 #[test]

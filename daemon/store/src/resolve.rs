@@ -1,0 +1,238 @@
+//! Which stored model a reference means: names that are complete, IDs, and names without a tag.
+
+use std::collections::BTreeSet;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
+
+use super::{Store, StoreError};
+
+/// What the model is needed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Read,
+    Change,
+}
+
+impl Store {
+    /// The stored tag that a reader means: the one of this name, ignoring case; if the tag was left out, the only
+    /// one that the model has; or the model whose ID, the digest of its manifest, begins with these digits.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchModel`] with similar names, or [`StoreError::AmbiguousId`].
+    pub fn resolve(&self, reference: &Reference) -> Result<Reference, StoreError> {
+        self.resolve_for(reference, Purpose::Read)
+    }
+
+    /// The same for a command that removes or changes a name: no tag may be left out, and an ID must belong to
+    /// one name.
+    ///
+    /// # Errors
+    /// As [`Self::resolve`].
+    pub fn resolve_for_change(&self, reference: &Reference) -> Result<Reference, StoreError> {
+        self.resolve_for(reference, Purpose::Change)
+    }
+
+    fn resolve_for(&self, reference: &Reference, purpose: Purpose) -> Result<Reference, StoreError> {
+        let Some(stored) = self.stored_case(reference)? else { return self.infer(reference, purpose) };
+        let pinned_elsewhere = match reference.digest() {
+            Some(digest) => self.manifest(&stored)?.digest() != digest,
+            None => false,
+        };
+        match pinned_elsewhere {
+            true => Err(StoreError::NoSuchModel { name: reference.short(), similar: Vec::new() }),
+            false => Ok(stored),
+        }
+    }
+
+    /// The model meant by a reference that is not the name of one.
+    fn infer(&self, reference: &Reference, purpose: Purpose) -> Result<Reference, StoreError> {
+        let tags = self.tags()?.references;
+        if purpose == Purpose::Read && reference.omits_tag() && reference.digest().is_none() {
+            let mut siblings = tags.iter().filter(|tag| reference.is_sibling_of(tag));
+            if let (Some(only), None) = (siblings.next(), siblings.next()) {
+                return Ok(only.clone());
+            }
+        }
+        if let Some(id) = reference.id_prefix()
+            && let Some(found) = self.model_with_id(&id, purpose)?
+        {
+            return Ok(found);
+        }
+        Err(StoreError::NoSuchModel { name: reference.short(), similar: similar(reference, &tags) })
+    }
+
+    fn model_with_id(&self, id: &str, purpose: Purpose) -> Result<Option<Reference>, StoreError> {
+        let has_id = |digest: Digest| digest.to_hex().starts_with(id);
+        let (mut names, mut digests) = (Vec::new(), BTreeSet::new());
+        for tag in self.summaries()? {
+            let digest = tag.manifest.as_ref().ok().map(|manifest| manifest.digest);
+            if let Some(digest) = digest.filter(|digest| has_id(*digest)) {
+                names.push((tag.reference.clone(), digest));
+                digests.insert(digest);
+            }
+        }
+        match names.as_slice() {
+            [] => Ok(None),
+            [(only, _)] => Ok(Some(only.clone())),
+            [(first, _), ..] if digests.len() == 1 && purpose == Purpose::Read => Ok(Some(first.clone())),
+            _ => {
+                let named =
+                    names.iter().map(|(name, digest)| format!("{} ({})", name.short(), digest.short()));
+                Err(StoreError::AmbiguousId { id: id.to_owned(), names: few(named.collect()) })
+            }
+        }
+    }
+}
+
+/// At most this many names are listed in an error.
+const MAX_NAMES: usize = 5;
+
+fn few(mut names: Vec<String>) -> Vec<String> {
+    if let Some(more @ 1..) = names.len().checked_sub(MAX_NAMES) {
+        names.truncate(MAX_NAMES);
+        names.push(format!("{more} more"));
+    }
+    names
+}
+
+/// The stored names that may have been meant, the most likely first: other tags of the model, models of the same
+/// name elsewhere, then names that differ in a few characters or contain the text.
+fn similar(wanted: &Reference, tags: &[Reference]) -> Vec<String> {
+    let mut found: Vec<_> = tags
+        .iter()
+        .filter_map(|tag| {
+            let by_tag = strsim::osa_distance(wanted.tag(), tag.tag());
+            Some((unlikeness(wanted, tag)?, by_tag, tag.short()))
+        })
+        .collect();
+    found.sort();
+    few(found.into_iter().map(|(_, _, name)| name).collect())
+}
+
+/// How far a stored name is from the wanted one; `None` if they have nothing in common.
+fn unlikeness(wanted: &Reference, tag: &Reference) -> Option<usize> {
+    /// More than any distance that counts as near.
+    const CONTAINS: usize = 100;
+    if wanted.is_sibling_of(tag) {
+        return Some(0);
+    }
+    let (wanted, model) = (wanted.model().to_ascii_lowercase(), tag.model().to_ascii_lowercase());
+    let distance = strsim::osa_distance(&wanted, &model);
+    let allowed = match wanted.len() {
+        0..=3 => 1,
+        4..=8 => 2,
+        _ => 3,
+    };
+    if distance <= allowed {
+        return distance.checked_add(1);
+    }
+    let contains =
+        wanted.len() >= 3 && (model.contains(&wanted) || model.len() >= 3 && wanted.contains(&model));
+    contains.then_some(CONTAINS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use blobd_store_format::descriptor::{Descriptor, MediaType};
+    use blobd_store_format::manifest::Manifest;
+
+    use super::*;
+    use crate::testing::{begin, new_store};
+
+    fn add(store: &Arc<Store>, name: &str, content: &str) -> String {
+        let mut ingest = begin(store);
+        let digest = ingest.add_bytes(content.as_bytes()).unwrap();
+        let file =
+            Descriptor { media_type: MediaType::new("text/plain"), digest, size: content.len() as u64 };
+        let manifest = Manifest::compose(file, Vec::new()).unwrap();
+        ingest.commit(&reference(name), &manifest, None).unwrap();
+        manifest.digest().to_hex()
+    }
+
+    fn reference(text: &str) -> Reference {
+        text.parse().unwrap()
+    }
+
+    fn found(store: &Store, text: &str) -> String {
+        store.resolve(&reference(text)).unwrap().short()
+    }
+
+    fn similar_to(store: &Store, text: &str) -> Vec<String> {
+        match store.resolve(&reference(text)) {
+            Err(StoreError::NoSuchModel { similar, .. }) => similar,
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn only_tag_of_a_model_is_meant_by_readers_and_not_by_changes() {
+        let (_folder, store) = new_store();
+        add(&store, "minilm:q4", "a");
+        assert_eq!(found(&store, "minilm"), "minilm:q4");
+        assert_eq!(found(&store, "MiniLM"), "minilm:q4");
+        assert!(store.resolve(&reference("minilm:latest")).is_err(), "a tag that is given is meant");
+        assert!(store.resolve(&reference("me/minilm")).is_err());
+        let refused = store.resolve_for_change(&reference("minilm"));
+        assert!(matches!(refused, Err(StoreError::NoSuchModel { similar, .. }) if similar == ["minilm:q4"]));
+        add(&store, "minilm:q8", "b");
+        assert_eq!(similar_to(&store, "minilm"), ["minilm:q4", "minilm:q8"]);
+        add(&store, "minilm", "c");
+        assert_eq!(found(&store, "minilm"), "minilm:latest");
+    }
+
+    #[test]
+    fn beginning_of_an_id_is_its_model_unless_a_model_has_that_name() {
+        let (_folder, store) = new_store();
+        let id = add(&store, "a:b", "a");
+        for text in [&id[..12], &id[..6], &id, &format!("sha256:{id}"), &id[..8].to_ascii_uppercase()] {
+            assert_eq!(found(&store, text), "a:b", "{text}");
+            assert_eq!(store.resolve_for_change(&reference(text)).unwrap().short(), "a:b");
+        }
+        assert!(store.resolve(&reference(&id[..3])).is_err(), "three digits are too few");
+        assert!(store.resolve(&reference(&format!("{}:latest", &id[..12]))).is_err());
+        add(&store, &id[..8], "other");
+        assert_eq!(found(&store, &id[..8]), format!("{}:latest", &id[..8]));
+    }
+
+    #[test]
+    fn id_with_two_names_can_be_read_but_not_changed() {
+        let (_folder, store) = new_store();
+        let id = add(&store, "a", "same");
+        add(&store, "b", "same");
+        assert_eq!(found(&store, &id[..12]), "a:latest");
+        match store.resolve_for_change(&reference(&id[..12])) {
+            Err(StoreError::AmbiguousId { names, .. }) => assert_eq!(names.len(), 2),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn beginning_of_two_ids_lists_both() {
+        let (_folder, store) = new_store();
+        let ids: Vec<String> =
+            (0..600).map(|number| add(&store, &format!("m{number}"), &number.to_string())).collect();
+        let mut beginnings = BTreeSet::new();
+        let twice = ids.iter().map(|id| &id[..4]).find(|start| !beginnings.insert(*start));
+        let twice = twice.expect("of 600 IDs two begin with the same four digits");
+        assert!(matches!(store.resolve(&reference(twice)), Err(StoreError::AmbiguousId { .. })));
+    }
+
+    #[test]
+    fn similar_names_are_listed_the_nearest_first_and_few() {
+        let (_folder, store) = new_store();
+        for name in ["llama3:8b", "hf.co/me/llama3:q4", "llama2:7b", "codellama:7b", "qwen:1b"] {
+            add(&store, name, name);
+        }
+        assert_eq!(similar_to(&store, "lama3"), ["llama3:8b", "hf.co/me/llama3:q4", "llama2:7b"]);
+        assert_eq!(similar_to(&store, "llama3:9b").first().map(String::as_str), Some("llama3:8b"));
+        assert_eq!(similar_to(&store, "llama").len(), 4);
+        assert_eq!(similar_to(&store, "xyzzy"), [""; 0]);
+        for number in 0..9 {
+            add(&store, &format!("llama3:t{number}"), &number.to_string());
+        }
+        assert_eq!(similar_to(&store, "llama3").last().map(String::as_str), Some("8 more"));
+    }
+}
