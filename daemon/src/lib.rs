@@ -47,5 +47,6 @@ mod size;
 mod socket;
 mod state;
 mod sys;
+mod times;
 pub mod transfer;
 mod verb_log;

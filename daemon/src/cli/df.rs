@@ -10,6 +10,7 @@ use super::Global;
 use super::connect::show;
 use crate::output::{Table, printable, terminal_width};
 use crate::size::human_bytes;
+use crate::times::relative;
 
 /// Show what the store takes on disk, and how much sharing saves
 #[derive(Debug, Args)]
@@ -151,7 +152,7 @@ fn models(usage: &DiskUsage) -> Table {
             human_bytes(model.logical_bytes),
             human_bytes(model.unique_bytes),
             human_bytes(model.shared_bytes),
-            model.last_opened.clone().unwrap_or_else(|| "-".to_owned()),
+            model.last_opened.as_deref().map_or_else(|| "-".to_owned(), relative),
         ]);
     }
     table

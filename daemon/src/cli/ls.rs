@@ -1,66 +1,161 @@
 //! `blobd ls`
 
-use std::time::{Duration, SystemTime};
+use std::cmp::Reverse;
 
 use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
-use blobd_client::protocol::response::ModelSummary;
-use clap::Args;
+use blobd_client::protocol::response::{ModelList, ModelSummary};
+use clap::{Args, ValueEnum};
 
+use self::facts::Facts;
+use self::filter::Filter;
+use self::template::Template;
 use super::Global;
-use super::connect::show;
+use super::connect::{client_error, connect, print_result, show};
 use crate::output::{Table, print_message, printable, terminal_width};
 use crate::size::human_bytes;
+use crate::times::{local, relative};
+
+mod facts;
+mod filter;
+mod template;
 
 /// List the models
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd ls
   blobd ls llama                               models whose name contains llama
+  blobd ls --sort size                         the largest first
+  blobd ls --filter older=30d --filter pinned=false
+  blobd ls --filter name='hf.co/*' --filter quantization=Q4_K_M
+  blobd ls --format '{name} {bytes}'           one line per model, for scripts
   blobd ls -q                                  only names, one per line
   blobd ls --trash                             models that `blobd undelete` can restore
-  blobd ls --json | jq -r '.models[].name'")]
+  blobd ls --json | jq -r '.models[].name'
+
+Keys of --filter: name, origin (a part, or a pattern with *), architecture or family, quantization,
+pinned, damaged (true or false), older and newer (than a time such as 30d, by MODIFIED).
+Fields of --format: name, id, digest, size, bytes, modified, age, used, pinned, origin,
+architecture, quantization. {{.Name}} is understood as {name}, \\t is a tab.")]
 pub(super) struct Params {
     /// List only models whose name contains this text
     #[arg(value_name = "TEXT")]
-    filter: Option<String>,
+    text: Option<String>,
     /// List the models in the trash
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["sort", "filters", "format"])]
     trash: bool,
+    /// The order: by name, the largest first, or the last modified or used first
+    #[arg(long, value_name = "KEY", default_value = "name", hide_default_value = true)]
+    sort: Sort,
+    /// Reverse the order
+    #[arg(long)]
+    reverse: bool,
+    /// List only matching models; several filters must all match
+    #[arg(long = "filter", value_name = "KEY=VALUE")]
+    filters: Vec<Filter>,
+    /// Print each model as this text, such as '{name} {size}'; `table` for the usual table
+    #[arg(long, value_name = "TEMPLATE|table")]
+    format: Option<Template>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Sort {
+    Name,
+    Size,
+    Modified,
+    Used,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.trash {
         return list_trash(global, params);
     }
-    let models = |client: &Client| {
-        let mut list = client.models()?;
-        list.models.retain(|model| params.is_listed(&model.name));
-        Ok(list)
-    };
-    show(global, models, |list| {
-        if global.quiet {
-            return names(list.models.iter().map(|model| &model.name));
-        }
-        if let Some(reason) = &list.read_only {
-            print_message(&format!("blobd: the store is read-only: {}\n", printable(reason)));
-        }
-        let mut table = Table::new(&["NAME", "ID", "SIZE", "MODIFIED", "PIN"], &[2]);
-        list.models.iter().for_each(|model| table.row(row(model)));
-        table.render(terminal_width())
-    })
+    let connected = connect(global)?;
+    let mut list = connected.client.models().map_err(client_error)?;
+    let facts = params.facts(&connected.client, &list)?;
+    list.models.retain(|model| params.is_listed(model, &facts));
+    params.sort(&mut list.models, &facts);
+    print_result(global, &list, |list| render(global, params, list, &facts))
 }
 
 impl Params {
-    fn is_listed(&self, name: &str) -> bool {
-        self.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()))
+    /// What the list does not contain, if a filter, the order or the format needs it.
+    fn facts(&self, client: &Client, list: &ModelList) -> Result<Facts, ErrorBody> {
+        let mut facts = Facts::default();
+        let format = self.format.as_ref();
+        if self.sort == Sort::Used || format.is_some_and(Template::needs_use) {
+            facts.read_use(client)?;
+        }
+        if self.filters.iter().any(Filter::needs_header) || format.is_some_and(Template::needs_header) {
+            let cheap = self.filters.iter().filter(|filter| !filter.needs_header());
+            let cheap: Vec<&Filter> = cheap.collect();
+            let wanted = |model: &&ModelSummary| {
+                self.has_text(&model.name)
+                    && cheap.iter().all(|filter| filter.matches(model, &Facts::default()))
+            };
+            facts.read_headers(client, list.models.iter().filter(wanted));
+        }
+        Ok(facts)
+    }
+
+    fn is_listed(&self, model: &ModelSummary, facts: &Facts) -> bool {
+        self.has_text(&model.name) && self.filters.iter().all(|filter| filter.matches(model, facts))
+    }
+
+    fn has_text(&self, name: &str) -> bool {
+        self.text.as_ref().is_none_or(|text| name.contains(text.as_str()))
+    }
+
+    /// The list is sorted by name already, which also orders equal models. RFC 3339 sorts as text.
+    fn sort(&self, models: &mut [ModelSummary], facts: &Facts) {
+        match self.sort {
+            Sort::Name => {}
+            Sort::Size => models.sort_by_key(|model| Reverse(model.size)),
+            Sort::Modified => models.sort_by(|a, b| b.modified.cmp(&a.modified)),
+            Sort::Used => models.sort_by(|a, b| facts.used(&b.name).cmp(&facts.used(&a.name))),
+        }
+        if self.reverse {
+            models.reverse();
+        }
+    }
+}
+
+fn render(global: &Global, params: &Params, list: &ModelList, facts: &Facts) -> String {
+    if let Some(template) = params.format.as_ref().filter(|template| !template.is_table()) {
+        return list.models.iter().map(|model| template.line(model, facts)).collect();
+    }
+    if global.quiet {
+        return names(list.models.iter().map(|model| &model.name));
+    }
+    if let Some(reason) = &list.read_only {
+        print_message(&format!("blobd: the store is read-only: {}\n", printable(reason)));
+    }
+    let headings = ["NAME", "ID", "SIZE", "MODIFIED", "PIN", "ORIGIN"];
+    let columns = if global.verbose { headings.len() } else { headings.len() - 1 };
+    let mut table = Table::new(headings.get(..columns).unwrap_or_default(), &[2]);
+    for model in &list.models {
+        table.row(row(global, model).into_iter().take(columns));
+    }
+    table.render(terminal_width()) + &total(&list.models)
+}
+
+/// `3 models, 12.1 GiB as if nothing were shared`; nothing below an empty table.
+fn total(models: &[ModelSummary]) -> String {
+    let bytes = models.iter().fold(0u64, |sum, model| sum.saturating_add(model.size));
+    match models.len() {
+        0 => String::new(),
+        1 => format!("1 model, {}\n", human_bytes(bytes)),
+        count => format!("{count} models, {} as if nothing were shared\n", human_bytes(bytes)),
     }
 }
 
 fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let models = |client: &Client| {
         let mut list = client.trash()?;
-        list.models.retain(|model| params.is_listed(&model.name));
+        list.models.retain(|model| params.has_text(&model.name));
+        if params.reverse {
+            list.models.reverse();
+        }
         Ok(list)
     };
     show(global, models, |list| {
@@ -69,8 +164,14 @@ fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         }
         let mut table = Table::new(&["NAME", "ID", "SIZE", "REMOVED", "EXPIRES"], &[2]);
         for model in &list.models {
-            let (id, size, removed) = (model.digest.short(), human_bytes(model.size), age(&model.removed));
-            table.row([model.name.clone(), id, size, removed, model.expires.clone()]);
+            let (id, size) = (model.digest.short(), human_bytes(model.size));
+            table.row([
+                model.name.clone(),
+                id,
+                size,
+                time(global, &model.removed),
+                time(global, &model.expires),
+            ]);
         }
         table.render(terminal_width())
     })
@@ -81,29 +182,20 @@ fn names<'a>(names: impl Iterator<Item = &'a String>) -> String {
     names.map(|name| format!("{}\n", printable(name))).collect()
 }
 
-fn row(model: &ModelSummary) -> [String; 5] {
+fn row(global: &Global, model: &ModelSummary) -> [String; 6] {
     let pin = if model.pinned { "pinned" } else { "-" }.to_owned();
     let (id, size) = (model.digest.short(), human_bytes(model.size));
     let (id, size, modified) = match &model.damage {
-        None => (id, size, age(&model.modified)),
+        None => (id, size, time(global, &model.modified)),
         // Without the manifest, ID and size are unknown.
         Some(damage) if model.size == 0 => ("-".to_owned(), "-".to_owned(), format!("damaged: {damage}")),
         Some(damage) => (id, size, damage.clone()),
     };
-    [model.name.clone(), id, size, modified, pin]
+    let origin = model.origin.clone().unwrap_or_else(|| "-".to_owned());
+    [model.name.clone(), id, size, modified, pin, origin]
 }
 
-/// `3 hours ago`
-fn age(modified: &str) -> String {
-    const UNITS: [(u64, &str); 5] =
-        [(365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"), (60, "minute")];
-    let Ok(modified) = humantime::parse_rfc3339(modified) else { return modified.to_owned() };
-    let age = SystemTime::now().duration_since(modified).unwrap_or(Duration::ZERO).as_secs();
-    for (seconds, name) in UNITS {
-        if age >= seconds {
-            let count = age / seconds;
-            return format!("{count} {name}{} ago", if count == 1 { "" } else { "s" });
-        }
-    }
-    "just now".to_owned()
+/// Relative to now; with `--verbose` the local time.
+fn time(global: &Global, rfc3339: &str) -> String {
+    if global.verbose { local(rfc3339) } else { relative(rfc3339) }
 }

@@ -1,16 +1,19 @@
 //! The command line: arguments → request → rendering. One file per command.
 
 use std::env;
+use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
+use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
 use crate::client_file;
 use crate::output::{print_message, printable};
 
+mod completions;
 mod connect;
 mod demo;
 mod df;
@@ -22,6 +25,8 @@ mod export;
 mod file_name;
 mod fit;
 mod gc;
+mod habits;
+mod help;
 mod import;
 mod interrupt;
 mod limit;
@@ -30,6 +35,7 @@ mod login;
 mod logout;
 mod lost_models;
 mod ls;
+mod man;
 mod model_source;
 mod mount;
 mod output_file;
@@ -50,6 +56,7 @@ mod tag;
 mod target;
 mod tensor;
 mod undelete;
+mod usage_error;
 mod verify;
 mod warm;
 
@@ -60,6 +67,7 @@ mod warm;
   blobd pull llama3:8b                 fetch a model; needs no set-up and no daemon
   blobd import model-Q4_K_M.gguf       store a file of this machine
   blobd serve                          serve models to programs over a socket
+  blobd help pull                      explain a command
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 busy or locked, 5 corrupt data found,
 6 no space, 7 denied, 130 stopped by Ctrl-C during a pull.")]
@@ -71,7 +79,7 @@ struct Cli {
 }
 
 /// Options of every command.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct Global {
     /// The store's directory, which the command opens itself if no daemon has it [env: BLOBD_ROOT]
     #[arg(long, global = true, help_heading = "Global options", value_name = "DIR")]
@@ -138,7 +146,9 @@ enum Command {
     Export(export::Params),
     Edit(edit::Params),
     Exec(exec::Params),
+    #[command(aliases = ["list", "images"])]
     Ls(ls::Params),
+    #[command(alias = "inspect")]
     Show(show::Params),
     Diff(diff::Params),
     Tensor(tensor::Params),
@@ -147,10 +157,12 @@ enum Command {
     Release(release::Params),
     Warm(warm::Params),
     Df(df::Params),
+    #[command(aliases = ["rmi", "remove", "delete"])]
     Rm(rm::Params),
     Undelete(undelete::Params),
     Pin(pin::PinArgs),
     Unpin(pin::UnpinArgs),
+    #[command(alias = "cp")]
     Tag(tag::Params),
     Gc(gc::Params),
     Verify(verify::Params),
@@ -166,6 +178,9 @@ enum Command {
     #[command(hide = true, name = client_file::COMMAND)]
     ClientFile,
     Demo(demo::Params),
+    Completions(completions::Params),
+    Man(man::Params),
+    Help(help::Params),
     #[command(hide = true)]
     DemoReader(demo::ReaderParams),
 }
@@ -193,7 +208,15 @@ impl Command {
 /// Parses the arguments, runs the command, and turns a failure into a message and an exit code.
 #[must_use]
 pub fn main() -> ExitCode {
-    let Cli { global, command } = Cli::parse();
+    let arguments: Vec<OsString> = env::args_os().collect();
+    if arguments.len() <= 1 {
+        print_message(help::FIRST_STEPS);
+        return ExitCode::from(ErrorCode::InvalidRequest.exit_code());
+    }
+    let Cli { global, command } = match Cli::try_parse_from(&arguments) {
+        Ok(parsed) => parsed,
+        Err(error) => return refuse(&error, &arguments),
+    };
     let log = log::start(command.log_use(global.verbose), global.verbose);
     match log.and_then(|()| run(&global.or_environment()?, command)) {
         Ok(code) => code,
@@ -202,6 +225,18 @@ pub fn main() -> ExitCode {
             ExitCode::from(error.code.exit_code())
         }
     }
+}
+
+/// Prints help or the version if the arguments ask for it, else what is wrong with them.
+fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        // Fails only if standard output is closed.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let body = usage_error::body(error, arguments);
+    report(&usage_error::output_options(arguments), &body);
+    ExitCode::from(body.code.exit_code())
 }
 
 /// Returns [`ExitCode::SUCCESS`], except for `exec`, which returns its program's exit code, and for `fit`, whose
@@ -242,6 +277,9 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         }
         Command::MountGuard(params) => mount::run_guard(&params),
         Command::Demo(params) => demo::run(global, &params),
+        Command::Completions(params) => completions::run(global, &params),
+        Command::Man(params) => man::run(global, &params),
+        Command::Help(params) => help::run(global, &params),
         Command::DemoReader(params) => demo::run_reader(global, &params),
     };
     done.map(|()| ExitCode::SUCCESS)

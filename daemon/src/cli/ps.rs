@@ -14,6 +14,7 @@ use super::connect::{client_error, connect};
 use super::{Global, residency};
 use crate::output::{Table, print, print_json, terminal_width};
 use crate::size::human_bytes;
+use crate::times::relative;
 
 /// List the processes that have models open, and how much of each model is in memory
 #[derive(Debug, Args)]
@@ -67,7 +68,7 @@ pub(super) fn row(session: &SessionSummary) -> [String; 6] {
         session.pid.to_string(),
         session.user.clone().unwrap_or_else(|| session.uid.to_string()),
         session.command.clone().unwrap_or_else(|| "-".to_owned()),
-        session.since.clone(),
+        relative(&session.since),
         human_bytes(session.bytes_mapped),
     ]
 }

@@ -1,10 +1,12 @@
 //! System calls without a safe wrapper: the only `unsafe` code in this crate.
 
+mod local_time;
 mod memory;
 mod rights;
 mod shared_memory;
 mod stdio;
 
+pub(crate) use local_time::local_time;
 pub(crate) use memory::limit_heaps;
 pub(crate) use rights::{set_takes_descriptors, unreceived_bytes};
 pub(crate) use shared_memory::{map_shared, shared_memory};

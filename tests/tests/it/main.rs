@@ -1,6 +1,7 @@
 //! The integration tests: one binary, one module per area.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod command_line;
 mod commands;
 mod concurrent;
 mod configuration;
@@ -29,8 +30,10 @@ mod json_shapes;
 mod layouts;
 mod lifecycle;
 mod limits;
+mod listing;
 mod locking;
 mod log;
+mod lookup;
 mod lost_names;
 mod malicious_clients;
 mod mount;
@@ -44,6 +47,7 @@ mod pull;
 mod reference_model;
 mod release;
 mod residency;
+mod shells;
 mod show;
 mod show_hash;
 mod show_layers;

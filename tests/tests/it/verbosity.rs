@@ -33,10 +33,10 @@ fn quiet_commands_print_results_and_errors_but_no_reports_and_hints() {
 #[test]
 fn verbose_commands_log_what_they_use_on_standard_error() {
     let daemon = daemon();
-    let run = daemon.command().line("-v ls").succeeds();
+    let run = daemon.command().line("-v ps").succeeds();
     let socket = daemon.socket().display().to_string();
     assert!(run.stderr.contains("DEBUG") && run.stderr.contains(&socket), "{}", run.stderr);
-    assert_eq!(run.text(), daemon.command().line("ls").succeeds().text());
+    assert_eq!(run.text(), daemon.command().line("ps").succeeds().text());
     let root = daemon.scratch().join("other");
     let run = Blobd::at_root(&root).line("ls --verbose").succeeds();
     assert!(run.stderr.contains(&root.display().to_string()), "{}", run.stderr);

@@ -51,6 +51,15 @@ pub(super) fn run_all(session: &mut Session, sample: &Sample) {
         "login host --user a:b --password-stdin",
         "serve --config /absent.toml",
         "ls --config /absent.toml",
+        "ls --sort colour",
+        "ls --filter nothing",
+        "ls --nothing",
+        "nothing",
+        "push base",
+        "show",
+        "help nothing",
+        "man nothing",
+        "completions nothing",
     ] {
         session.line_fails("invalid_request", line);
     }

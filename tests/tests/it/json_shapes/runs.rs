@@ -28,6 +28,18 @@ pub(super) fn run_all(session: &mut Session, sample: &Sample, root: &Path) {
     damage(session, root);
     evicting(session, sample);
     credentials(session, sample);
+    explaining(session, sample);
+}
+
+fn explaining(session: &mut Session, sample: &Sample) {
+    for shell in ["bash", "zsh", "fish"] {
+        session.line("completions", shell);
+    }
+    session.line("man", "");
+    session.line("man", "pull");
+    session.ok("man --dir DIR", ["man", "--dir", &sample.path("man1")]);
+    session.line("help", "");
+    session.line("help", "ls");
 }
 
 fn empty_store(session: &mut Session) {
@@ -66,6 +78,7 @@ fn adding(session: &mut Session, sample: &Sample) {
     session.line("unpin", "alias");
     session.line("ls", "");
     session.line("ls", "chat");
+    session.line("ls", "--sort used --reverse --filter pinned=false --filter family=llama --format table");
     session.line("df", "");
     session.line("df", "-v");
 }

@@ -1,0 +1,159 @@
+//! `--format TEMPLATE`: a line of text per model.
+
+use std::str::FromStr;
+
+use blobd_client::protocol::response::ModelSummary;
+
+use super::facts::Facts;
+use crate::output::printable;
+use crate::size::human_bytes;
+use crate::times::relative;
+
+/// A line with fields, or the usual table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Template {
+    /// Empty for the table.
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Field(Field),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    Name,
+    Id,
+    Digest,
+    Size,
+    Bytes,
+    Modified,
+    Age,
+    Used,
+    Pinned,
+    Origin,
+    Architecture,
+    Quantization,
+}
+
+const FIELDS: [(&str, Field); 12] = [
+    ("name", Field::Name),
+    ("id", Field::Id),
+    ("digest", Field::Digest),
+    ("size", Field::Size),
+    ("bytes", Field::Bytes),
+    ("modified", Field::Modified),
+    ("age", Field::Age),
+    ("used", Field::Used),
+    ("pinned", Field::Pinned),
+    ("origin", Field::Origin),
+    ("architecture", Field::Architecture),
+    ("quantization", Field::Quantization),
+];
+
+impl FromStr for Template {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "table" {
+            return Ok(Self { parts: Vec::new() });
+        }
+        // Docker's spelling of fields.
+        let text = text.replace("{{", "{").replace("}}", "}").replace("\\t", "\t").replace("\\n", "\n");
+        let (mut parts, mut rest) = (Vec::new(), text.as_str());
+        while let Some((before, after)) = rest.split_once('{') {
+            let (name, after) = after.split_once('}').ok_or("a { without a }")?;
+            parts.push(Part::Text(before.to_owned()));
+            parts.push(Part::Field(field(name)?));
+            rest = after;
+        }
+        parts.push(Part::Text(rest.to_owned()));
+        Ok(Self { parts })
+    }
+}
+
+fn field(text: &str) -> Result<Field, String> {
+    let name = text.trim().trim_start_matches('.').to_ascii_lowercase();
+    let found = FIELDS.into_iter().find(|(known, _)| *known == name);
+    found.map(|(_, field)| field).ok_or_else(|| {
+        let known: Vec<&str> = FIELDS.into_iter().map(|(known, _)| known).collect();
+        format!("field {text:?}: one of {} expected", known.join(", "))
+    })
+}
+
+impl Template {
+    pub(super) const fn is_table(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// Whether it shows when models were used.
+    pub(super) fn needs_use(&self) -> bool {
+        self.parts.contains(&Part::Field(Field::Used))
+    }
+
+    /// Whether it shows what only headers say.
+    pub(super) fn needs_header(&self) -> bool {
+        [Field::Architecture, Field::Quantization]
+            .map(Part::Field)
+            .iter()
+            .any(|part| self.parts.contains(part))
+    }
+
+    /// The line of a model.
+    pub(super) fn line(&self, model: &ModelSummary, facts: &Facts) -> String {
+        let part = |part: &Part| match part {
+            Part::Text(text) => text.clone(),
+            Part::Field(field) => printable(&field.of(model, facts)),
+        };
+        self.parts.iter().map(part).chain(["\n".to_owned()]).collect()
+    }
+}
+
+impl Field {
+    fn of(self, model: &ModelSummary, facts: &Facts) -> String {
+        let or_dash = |text: Option<&str>| text.unwrap_or("-").to_owned();
+        match self {
+            Self::Name => model.name.clone(),
+            Self::Id => model.digest.short(),
+            Self::Digest => model.digest.to_string(),
+            Self::Size => human_bytes(model.size),
+            Self::Bytes => model.size.to_string(),
+            Self::Modified => model.modified.clone(),
+            Self::Age => relative(&model.modified),
+            Self::Used => or_dash(facts.used(&model.name)),
+            Self::Pinned => model.pinned.to_string(),
+            Self::Origin => or_dash(model.origin.as_deref()),
+            Self::Architecture => or_dash(facts.architecture(&model.name)),
+            Self::Quantization => or_dash(facts.quantization(&model.name)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blobd_store_format::digest::Digest;
+
+    use super::*;
+
+    #[test]
+    fn fields_are_filled_in_both_spellings() {
+        let model = ModelSummary {
+            name: "a\u{1b}:b".to_owned(),
+            digest: Digest::of(b""),
+            size: 2048,
+            modified: "2020-01-01T00:00:00Z".to_owned(),
+            pinned: false,
+            origin: None,
+            damage: None,
+        };
+        let line = |text: &str| text.parse::<Template>().unwrap().line(&model, &Facts::default());
+        assert_eq!(line("{name}\\t{size} {bytes}!"), "a\u{fffd}:b\t2.00 KiB 2048!\n");
+        assert_eq!(line("{{.Name}} {{ .Origin }}"), "a\u{fffd}:b -\n");
+        assert_eq!(line("{id}"), format!("{}\n", Digest::of(b"").short()));
+        assert!("table".parse::<Template>().unwrap().is_table());
+        assert!("{nope}".parse::<Template>().unwrap_err().contains("quantization expected"));
+        assert!("{name".parse::<Template>().is_err());
+    }
+}

@@ -1,0 +1,116 @@
+//! `blobd man`
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use clap::{Args, Command, CommandFactory as _};
+use clap_mangen::Man;
+
+use super::connect::print_report;
+use super::{Cli, Global, file_error, usage_error};
+use crate::output::{print, print_json};
+
+/// Print a manual page, or write all of them into a directory
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd man pull | man -l -                    read the page of a command
+  blobd man --dir ~/.local/share/man/man1      then `man blobd-pull`")]
+pub(super) struct Params {
+    /// The command; without one, the page of blobd itself
+    #[arg(value_name = "COMMAND", conflicts_with = "dir")]
+    command: Option<String>,
+    /// Write the pages of all commands into this directory, which is created if it does not exist
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let mut root = Cli::command();
+    // Gives the commands the global options and their full names.
+    root.build();
+    if let Some(directory) = &params.dir {
+        return write_all(global, &root, directory);
+    }
+    let command = match &params.command {
+        None => &root,
+        Some(name) => root.find_subcommand(name).ok_or_else(|| usage_error::unknown(name))?,
+    };
+    let page = page(&root, command).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    if global.json { print_json(&serde_json::json!({ "page": page })) } else { print(&page) }
+}
+
+fn write_all(global: &Global, root: &Command, directory: &Path) -> Result<(), ErrorBody> {
+    fs::create_dir_all(directory).map_err(|error| file_error(&directory.display().to_string(), &error))?;
+    let visible = root.get_subcommands().filter(|command| !command.is_hide_set());
+    let mut written = Vec::new();
+    for command in std::iter::once(root).chain(visible) {
+        let path = directory.join(format!("{}.1", full_name(command)));
+        let write = page(root, command).and_then(|page| fs::write(&path, page));
+        write.map_err(|error| file_error(&path.display().to_string(), &error))?;
+        written.push(path.display().to_string());
+    }
+    let pages = serde_json::json!({ "pages": written });
+    print_report(global, &pages, |_| format!("{}: {} pages written\n", directory.display(), written.len()))
+}
+
+/// `blobd-pull`
+fn full_name(command: &Command) -> &str {
+    command.get_display_name().unwrap_or_else(|| command.get_name())
+}
+
+fn page(root: &Command, command: &Command) -> io::Result<String> {
+    let is_root = command.get_name() == root.get_name();
+    let man = Man::new(command.clone()).title(full_name(command).to_ascii_uppercase());
+    let man = man.source(format!("blobd {}", env!("CARGO_PKG_VERSION"))).manual("blobd");
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    // Not justified: names of options are too long for that.
+    page.extend_from_slice(b".ad l\n.nh\n");
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    if is_root {
+        man.render_subcommands_section(&mut page)?;
+    }
+    let mut page = String::from_utf8_lossy(&page).into_owned();
+    let notes = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    page.push_str(&notes_section(&notes));
+    if !is_root {
+        page.push_str(".SH SEE ALSO\n\\fBblobd\\fR(1)\n");
+    }
+    Ok(page)
+}
+
+/// The text below a command's help, line by line as it is there: lines of examples must not be joined.
+fn notes_section(text: &str) -> String {
+    if text.is_empty() {
+        return String::new();
+    }
+    let lines: String = text.lines().map(|line| escaped(line) + "\n").collect();
+    format!(".SH NOTES AND EXAMPLES\n.nf\n{lines}.fi\n")
+}
+
+/// Escapes what would be a request or a special character to `roff`.
+fn escaped(line: &str) -> String {
+    let text = line.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq").replace('`', "\\(ga");
+    if text.starts_with('.') { format!("\\&{text}") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_has_the_examples_line_by_line() {
+        let mut root = Cli::command();
+        root.build();
+        let pull = root.find_subcommand("pull").unwrap();
+        let page = page(&root, pull).unwrap();
+        assert!(page.contains(".TH BLOBD-PULL"), "{page}");
+        assert!(page.contains("\n  blobd pull llama3:8b\n") && page.contains(".SH SEE ALSO"), "{page}");
+        assert_eq!(escaped(".a 'b' -c \\t"), "\\&.a \\(aqb\\(aq \\-c \\et");
+    }
+}

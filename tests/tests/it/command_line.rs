@@ -1,0 +1,115 @@
+//! Arguments: what is typed wrong, words of other tools, help.
+
+use blobd_client::protocol::error::ErrorCode;
+use blobd_tests::command::{self, Blobd};
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+
+/// Commands whose arguments are never accepted, so that no store is opened.
+fn blobd() -> (tempfile::TempDir, Blobd) {
+    let folder = blobd_tests::temp_dirs::tmpfs_directory();
+    let blobd = Blobd::at_root(&folder.path().join("store"));
+    (folder, blobd)
+}
+
+#[test]
+fn usage_errors_are_json_with_a_code_and_a_hint_wherever_the_option_stands() {
+    let (folder, blobd) = blobd();
+    for line in [
+        "--json nope",
+        "nope --json",
+        "ls --nope --json",
+        "--json ls --nope",
+        "show --json",
+        "tag a --json",
+        "rm --json a..b/c/d/e/f",
+        "pull x --limit-rate much --json",
+        "gc --dry-run --plan-eviction --json",
+        "ls --sort colour --json",
+        "ls --filter nope --json",
+        "--json",
+        "help nope --json",
+        "completions csh --json",
+        "man nope --json",
+    ] {
+        let run = blobd.line(line).exits_with(2);
+        assert_eq!(run.text(), "", "{line}");
+        assert_eq!(run.stderr.lines().count(), 1, "{line}: {}", run.stderr);
+        let error = run.error();
+        assert_eq!(error.code, ErrorCode::InvalidRequest, "{line}");
+        assert!(error.hint.is_some_and(|hint| !hint.is_empty()), "{line}");
+    }
+    assert!(!folder.path().join("store").exists());
+}
+
+#[test]
+fn usage_errors_have_the_form_of_all_errors() {
+    let (_folder, blobd) = blobd();
+    let run = blobd.line("ls --trahs").exits_with(2);
+    assert_eq!(run.stderr, "blobd: --trahs: no option of `blobd ls`\nhint: did you mean --trash?\n");
+    let run = blobd.line("tag llama3").exits_with(2);
+    let expected = "blobd: blobd tag: <DST> is missing\nhint: usage: blobd tag <SRC> <DST>; \
+                    `blobd tag --help` explains it\n";
+    assert_eq!(run.stderr, expected);
+}
+
+#[test]
+fn unknown_commands_lead_to_what_the_word_means_and_never_to_the_opposite() {
+    let (_folder, blobd) = blobd();
+    for (line, part) in [
+        ("pul llama3", "`blobd pull`"),
+        ("push llama3", "blobd does not upload"),
+        ("run llama3", "`blobd exec -- "),
+        ("stop llama3", "`blobd release MODEL`"),
+        ("create llama3 -f Modelfile", "`blobd edit SRC DST`"),
+        ("system df", "`blobd df`"),
+        ("search llama", "`blobd ls TEXT`"),
+        ("info", "`blobd doctor`"),
+        ("xyzzy", "`blobd help`"),
+        ("help xyzzy", "`blobd help`"),
+    ] {
+        let run = blobd.line(line).exits_with(2);
+        assert!(run.stderr.contains(part), "{line}: {}", run.stderr);
+        for opposite in ["undelete", "unpin", "blobd ps"] {
+            assert!(!run.stderr.contains(opposite), "{line}: {}", run.stderr);
+        }
+    }
+}
+
+#[test]
+fn words_of_other_tools_with_the_same_meaning_are_commands() {
+    let daemon = TestDaemon::start();
+    let path = ModelFile::dense(1).write_to(daemon.scratch(), "m.gguf");
+    daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
+    let output = |line: &str| daemon.command().line(line).succeeds().text();
+    assert_eq!(output("list"), output("ls"));
+    assert_eq!(output("images --json"), output("ls --json"));
+    assert_eq!(output("inspect m --json"), output("show m --json"));
+    output("cp m n");
+    for word in ["rmi", "remove", "delete"] {
+        assert!(output(&format!("{word} n")).starts_with("removed n:latest"));
+        output("cp m n");
+    }
+}
+
+#[test]
+fn help_of_a_command_is_that_of_its_option() {
+    let (_folder, blobd) = blobd();
+    let help = blobd.line("help pull").succeeds().text();
+    assert_eq!(help, blobd.line("pull --help").succeeds().text());
+    assert!(help.contains("Examples:"));
+    assert_eq!(blobd.line("help").succeeds().text(), blobd.line("--help").succeeds().text());
+    assert_eq!(blobd.line("help list").succeeds().text(), blobd.line("help ls").succeeds().text());
+    assert_eq!(blobd.line("help pull --json").succeeds().json()["help"], help);
+}
+
+#[test]
+fn command_without_arguments_prints_the_first_steps_and_fails() {
+    let (_folder, blobd) = blobd();
+    let run = command::run(&mut blobd.command()).exits_with(2);
+    assert_eq!(run.text(), "");
+    assert!(run.stderr.lines().count() < 15, "{}", run.stderr);
+    for part in ["First steps:", "blobd pull", "blobd help"] {
+        assert!(run.stderr.contains(part), "{}", run.stderr);
+    }
+}
