@@ -49,6 +49,7 @@ pub mod reader;
 pub mod samples;
 pub mod steps;
 pub mod store_dir;
+pub mod terminal;
 pub mod verbs;
 pub mod wait;
 pub mod world;

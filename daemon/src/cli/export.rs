@@ -15,17 +15,19 @@ use blobd_store_format::reference::Reference;
 use clap::Args;
 use serde::Serialize;
 
+use self::existing::{has_content, refuse_existing};
 use self::rewrite::{RewriteArgs, Rewriting};
 use super::connect::{client_error, connect, note_name};
 use super::file_name::file_name;
 use super::interrupt::on_end;
-use super::output_file::TemporaryName;
+use super::output_file::{Existing, TemporaryName};
 use super::progress::Bar;
-use super::target::Target;
-use super::{Global, file_error, usage};
+use super::target::{Target, refuse_terminal, write_error};
+use super::{Global, usage};
 use crate::output::{print, print_json};
 use crate::size::human_bytes;
 
+mod existing;
 mod rewrite;
 
 /// Write a model's original file, bit for bit, or another GGUF file with the same tensors
@@ -34,6 +36,7 @@ mod rewrite;
   blobd export llama3:8b                       writes llama3-8b.gguf
   blobd export llama3:8b -o /models/           into a directory
   blobd export llama3:8b -o - | sha256sum
+  blobd export llama3:8b -o old.gguf --force   replaces a file with other content
   blobd export llama3:8b --component template -o -
   blobd export llama3:70b --split-max-size 50GB -o /models/
   blobd export llama3:70b --merge              one file instead of shards
@@ -48,8 +51,17 @@ pub(super) struct Params {
     /// The part to export: model, projector, adapter, template, params, license, config
     #[arg(long, default_value = "model", value_name = "NAME")]
     component: String,
+    /// Replace files that exist, and write weights to a terminal
+    #[arg(short, long)]
+    force: bool,
     #[command(flatten, next_help_heading = "Other files with the same tensors")]
     rewrite: RewriteArgs,
+}
+
+impl Params {
+    const fn existing(&self) -> Existing {
+        if self.force { Existing::Replace } else { Existing::Keep }
+    }
 }
 
 #[derive(Serialize)]
@@ -57,6 +69,8 @@ struct Exported {
     path: String,
     digest: Digest,
     size: u64,
+    /// The file had this content before, and was not written.
+    already_there: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
@@ -64,6 +78,10 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let model = open(&connected.client, params)?;
     note_name(global, &params.reference, model.name());
     let to_stdout = params.output.as_deref() == Some(Path::new("-"));
+    let has_weights = model.layers().iter().any(|layer| layer.media_type.holds_tensors());
+    if let Some(output) = params.output.as_deref().filter(|_| has_weights && !params.force) {
+        refuse_terminal(Some(output))?;
+    }
     let exported = match params.rewrite.options() {
         Some(options) => {
             let rewriting = Rewriting::of(&model, &options)?;
@@ -92,14 +110,26 @@ fn write_original(global: &Global, params: &Params, model: &OpenModel) -> Result
     let temporary = TemporaryName::default();
     remove_at_end(vec![temporary.clone()])?;
     let count = model.layers().len();
-    let write = |(index, layer): (usize, &OpenLayer)| {
-        let path = output_path(params, model, layer, index, count)?;
-        let bar = Bar::new(&path.display().to_string(), layer.size, global.hides_progress());
-        write_file(model, index, &path, &temporary, &bar)?;
-        bar.clear();
-        report(global, &path, layer.digest, layer.size)
+    let path_of = |(index, layer)| output_path(params, model, layer, index, count);
+    let paths = model.layers().iter().enumerate().map(path_of).collect::<Result<Vec<_>, _>>()?;
+    let files = paths.iter().zip(model.layers());
+    // Checked before anything is written.
+    let present: Vec<bool> = match params.force {
+        true => vec![false; count],
+        false => {
+            files.clone().map(|(path, layer)| has_content(global, path, layer)).collect::<Result<_, _>>()?
+        }
     };
-    model.layers().iter().enumerate().map(write).collect()
+    let mut exported = Vec::new();
+    for (index, ((path, layer), already_there)) in files.zip(present).enumerate() {
+        if !already_there {
+            let bar = Bar::new(&path.display().to_string(), layer.size, global.hides_progress());
+            write_file(model, index, path, params.existing(), &temporary, &bar)?;
+            bar.clear();
+        }
+        exported.push(report(global, path, layer.digest, layer.size, already_there)?);
+    }
+    Ok(exported)
 }
 
 /// Writes all files and gives them their names when the data of all is verified.
@@ -123,10 +153,14 @@ fn write_rewritten(
         None => Err(usage("the model has no such file")),
     };
     let paths = (0..sizes.len()).map(path_of).collect::<Result<Vec<_>, _>>()?;
+    if !params.force {
+        paths.iter().try_for_each(|path| refuse_existing(path))?;
+    }
     let mut written = Vec::new();
     for (index, ((path, size), temporary)) in paths.into_iter().zip(sizes).zip(&names).enumerate() {
         let name = path.display().to_string();
-        let target = Target::create(&path, size, temporary).map_err(|error| file_error(&name, &error))?;
+        let target = Target::create(&path, size, params.existing(), temporary);
+        let target = target.map_err(|error| write_error(&path, &error))?;
         let bar = Bar::new(&name, size, global.hides_progress());
         let digest = rewriting.write(index, target.file(), &name, &bar);
         bar.clear();
@@ -134,8 +168,8 @@ fn write_rewritten(
     }
     rewriting.verify()?;
     let publish = |(path, digest, size, target): (PathBuf, Digest, u64, Target)| {
-        target.publish().map_err(|error| file_error(&path.display().to_string(), &error))?;
-        report(global, &path, digest, size)
+        target.publish().map_err(|error| write_error(&path, &error))?;
+        report(global, &path, digest, size, false)
     };
     written.into_iter().map(publish).collect()
 }
@@ -146,12 +180,19 @@ fn remove_at_end(names: Vec<TemporaryName>) -> Result<(), ErrorBody> {
     on_end(remove).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))
 }
 
-fn report(global: &Global, path: &Path, digest: Digest, size: u64) -> Result<Exported, ErrorBody> {
+fn report(
+    global: &Global,
+    path: &Path,
+    digest: Digest,
+    size: u64,
+    already_there: bool,
+) -> Result<Exported, ErrorBody> {
     let path = path.display().to_string();
     if !global.hides_reports() {
-        print(&format!("{path} {}: {}\n", digest.short(), human_bytes(size)))?;
+        let there = if already_there { ", already there" } else { "" };
+        print(&format!("{path} {}: {}{there}\n", digest.short(), human_bytes(size)))?;
     }
-    Ok(Exported { path, digest, size })
+    Ok(Exported { path, digest, size, already_there })
 }
 
 /// In the current directory or the given one.
@@ -180,14 +221,16 @@ fn write_file(
     model: &OpenModel,
     index: usize,
     path: &Path,
+    existing: Existing,
     temporary: &TemporaryName,
     bar: &Bar,
 ) -> Result<(), ErrorBody> {
     let name = path.display().to_string();
     let size = model.layers().get(index).map_or(0, |layer| layer.size);
-    let target = Target::create(path, size, temporary).map_err(|error| file_error(&name, &error))?;
+    let target =
+        Target::create(path, size, existing, temporary).map_err(|error| write_error(path, &error))?;
     write_layer(model, index, target.file(), &name, bar)?;
-    target.publish().map_err(|error| file_error(&name, &error))
+    target.publish().map_err(|error| write_error(path, &error))
 }
 
 fn rewrite_to_stdout(mut rewriting: Rewriting<'_>, hides_progress: bool) -> Result<(), ErrorBody> {

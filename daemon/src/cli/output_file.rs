@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, fallocate, linkat, openat};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, fallocate, linkat, openat, renameat_with,
+};
 use rustix::io::Errno;
 
 /// The temporary name of the file, if it has one. Shared with the signal handler, which removes the file.
@@ -38,10 +40,18 @@ fn remove(name: &mut Option<PathBuf>) {
     }
 }
 
+/// What happens to a file that exists where another one is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Existing {
+    Keep,
+    Replace,
+}
+
 #[derive(Debug)]
 pub(super) struct OutputFile {
     file: File,
     target: PathBuf,
+    existing: Existing,
     /// The existing file that will be replaced.
     old: Option<Metadata>,
     temporary: TemporaryName,
@@ -50,8 +60,15 @@ pub(super) struct OutputFile {
 impl OutputFile {
     /// Creates a file without a name (`O_TMPFILE`) in the directory of `target`, or with a temporary name if
     /// the file system does not support that.
-    pub(super) fn create(target: &Path, temporary: &TemporaryName) -> io::Result<Self> {
-        let old = fs::symlink_metadata(target).ok().filter(Metadata::is_file);
+    pub(super) fn create(target: &Path, existing: Existing, temporary: &TemporaryName) -> io::Result<Self> {
+        let old = fs::symlink_metadata(target).ok();
+        // An empty file has nothing to lose: `mktemp` and a shell's redirection create some.
+        let is_empty = old.as_ref().is_some_and(|old| old.is_file() && old.len() == 0);
+        let existing = if is_empty { Existing::Replace } else { existing };
+        if old.is_some() && existing == Existing::Keep {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let old = old.filter(Metadata::is_file);
         // Other users must not read it before it has the owner and mode of the file that it replaces.
         let mode = if old.is_some() { 0o600 } else { 0o666 };
         let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
@@ -63,7 +80,7 @@ impl OutputFile {
             }
             Err(errno) => return Err(errno.into()),
         };
-        Ok(Self { file, target: target.to_path_buf(), old, temporary: temporary.clone() })
+        Ok(Self { file, target: target.to_path_buf(), existing, old, temporary: temporary.clone() })
     }
 
     pub(super) const fn file(&self) -> &File {
@@ -83,8 +100,9 @@ impl OutputFile {
         }
     }
 
-    /// Syncs the content and gives the file its name. An existing file is replaced, and its mode and, where
-    /// this user may set them, owner and group are kept. If this fails, the existing file is unchanged.
+    /// Syncs the content and gives the file its name. An existing file is replaced, if that was requested, and its
+    /// mode and, where this user may set them, owner and group are kept. If this fails, the existing file is
+    /// unchanged.
     pub(super) fn publish(self) -> io::Result<()> {
         if let Some(old) = &self.old {
             // Only root may change the owner; otherwise this user owns the new file.
@@ -99,9 +117,13 @@ impl OutputFile {
             if self.old.is_none() && self.link(&self.target)? {
                 return Ok(());
             }
+            if self.existing == Existing::Keep {
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
             *name = Some(self.link_temporary()?);
         }
         let renamed = match name.as_ref() {
+            Some(temporary) if self.existing == Existing::Keep => rename_to_new(temporary, &self.target),
             Some(temporary) => fs::rename(temporary, &self.target),
             None => Ok(()),
         };
@@ -146,6 +168,16 @@ impl Drop for OutputFile {
     }
 }
 
+/// Fails if the name exists.
+fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // The file system does not support the flag.
+        Err(Errno::INVAL | Errno::NOSYS) if fs::symlink_metadata(to).is_err() => fs::rename(from, to),
+        Err(Errno::INVAL | Errno::NOSYS) => Err(io::ErrorKind::AlreadyExists.into()),
+        renamed => Ok(renamed?),
+    }
+}
+
 fn create_named(target: &Path, mode: u32, temporary: &TemporaryName) -> io::Result<File> {
     let mut name = temporary.lock();
     loop {
@@ -180,8 +212,12 @@ mod tests {
     use super::*;
 
     fn write(target: &Path, has_name: bool) -> OutputFile {
+        write_over(target, Existing::Replace, has_name)
+    }
+
+    fn write_over(target: &Path, existing: Existing, has_name: bool) -> OutputFile {
         let temporary = TemporaryName::default();
-        let mut output = OutputFile::create(target, &temporary).unwrap();
+        let mut output = OutputFile::create(target, existing, &temporary).unwrap();
         if has_name && temporary.lock().is_none() {
             output.file = create_named(target, 0o600, &temporary).unwrap();
         }
@@ -233,5 +269,22 @@ mod tests {
         output.publish().unwrap();
         assert_eq!(fs::read(&target).unwrap(), b"new");
         assert_eq!(names(folder.path()), ["m.gguf"]);
+    }
+    #[test]
+    fn existing_file_is_kept_unless_it_is_to_be_replaced() {
+        for has_name in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let target = folder.path().join("m.gguf");
+            let output = write_over(&target, Existing::Keep, has_name);
+            fs::write(&target, "somebody else's").unwrap();
+            assert_eq!(output.publish().unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+            let again = OutputFile::create(&target, Existing::Keep, &TemporaryName::default());
+            assert_eq!(again.unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+            assert_eq!(fs::read(&target).unwrap(), b"somebody else's");
+            assert_eq!(names(folder.path()), ["m.gguf"]);
+            fs::remove_file(&target).unwrap();
+            write_over(&target, Existing::Keep, has_name).publish().unwrap();
+            assert_eq!(fs::read(&target).unwrap(), b"new");
+        }
     }
 }

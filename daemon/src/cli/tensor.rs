@@ -2,7 +2,6 @@
 //!
 //! The numbers are computed in this process from the mapped blob; the daemon does not convert them.
 
-use std::io::{self, IsTerminal as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +12,8 @@ use clap::Args;
 
 use self::source::StoredTensor;
 use super::connect::{connect, print_result};
+use super::output_file::Existing;
+use super::target::refuse_terminal;
 use super::{Global, usage};
 use crate::output::print_json;
 
@@ -61,6 +62,9 @@ pub(super) struct Params {
     /// Where --dump and --npy write to; - is standard output, the default
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Replace the file if it exists, and write to a terminal
+    #[arg(long)]
+    force: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
@@ -83,13 +87,14 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 fn write(global: &Global, params: &Params, tensor: &StoredTensor) -> Result<(), ErrorBody> {
-    let path = params.output.as_deref().filter(|path| *path != Path::new("-"));
-    if path.is_none() && io::stdout().is_terminal() {
-        return Err(usage("standard output is a terminal").with_hint("redirect it, or give a file with -o"));
+    if !params.force {
+        refuse_terminal(params.output.as_deref())?;
     }
+    let path = params.output.as_deref().filter(|path| *path != Path::new("-"));
     let content = if params.npy { write::Content::npy(tensor)? } else { write::Content::raw(tensor) };
     let Some(path) = path else { return write::to_stdout(&content) };
-    write::to_file(&content, path)?;
+    let existing = if params.force { Existing::Replace } else { Existing::Keep };
+    write::to_file(&content, path, existing)?;
     if !global.json {
         return Ok(());
     }

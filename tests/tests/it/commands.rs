@@ -225,7 +225,7 @@ fn export_through_a_link_keeps_the_link() {
     let (file, link) = (daemon.scratch().join("file"), daemon.scratch().join("link"));
     fs::write(&file, "old").unwrap();
     std::os::unix::fs::symlink("file", &link).unwrap();
-    daemon.command().run(["export", "moe:F16", "-o", link.to_str().unwrap()]).succeeds();
+    daemon.command().run(["export", "moe:F16", "--force", "-o", link.to_str().unwrap()]).succeeds();
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     assert!(fs::read(&file).unwrap() == ModelFile::stacked_experts(1, 4).bytes());
 }
@@ -241,8 +241,8 @@ fn export_of_damaged_data_fails_and_leaves_the_old_file() {
     bytes[100] ^= 1;
     fs::remove_file(&blob).unwrap();
     fs::write(&blob, bytes).unwrap();
-    let run =
-        daemon.command().run(["export", "moe:F16", "--json", "-o", target.to_str().unwrap()]).exits_with(5);
+    let words = ["export", "moe:F16", "--force", "--json", "-o", target.to_str().unwrap()];
+    let run = daemon.command().run(words).exits_with(5);
     assert!(run.error().message.contains("damaged"), "{}", run.stderr);
     assert_eq!(fs::read_to_string(&target).unwrap(), "the good old file");
     let run = daemon.command().run(["export", "moe:F16", "-o", "/nonexistent/out.gguf"]);

@@ -3,7 +3,7 @@
 mod rewrite;
 
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -13,6 +13,7 @@ use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::store_dir::names;
 use blobd_tests::temp_dirs::disk_directory;
+use blobd_tests::terminal::Terminal;
 use blobd_tests::wait::eventually;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
@@ -60,7 +61,7 @@ fn target_keeps_its_mode_and_a_new_file_has_that_of_the_umask() {
         let target = folder.path().join("old.gguf");
         fs::write(&target, "old").unwrap();
         fs::set_permissions(&target, Permissions::from_mode(old)).unwrap();
-        daemon.command().run(["export", "m", "-o", target.to_str().unwrap()]).succeeds();
+        daemon.command().run(["export", "m", "--force", "-o", target.to_str().unwrap()]).succeeds();
         assert!(fs::read(&target).unwrap() == model.bytes());
         assert_eq!(mode(&target), old);
         fs::remove_file(&target).unwrap();
@@ -95,6 +96,62 @@ fn export_writes_to_devices_and_pipes_directly() {
     let mut export = export.spawn().unwrap();
     drop(File::open(&pipe).unwrap());
     eventually("the export ends", || export.try_wait().unwrap().is_some());
+}
+
+#[test]
+fn existing_file_is_replaced_only_on_request() {
+    let model = ModelFile::dense(1);
+    let daemon = daemon_with(&model);
+    let target = daemon.scratch().join("out.gguf");
+    let export = |words: &[&str]| {
+        let common = ["export", "m", "--json", "-o", target.to_str().unwrap()];
+        daemon.command().run(common.iter().chain(words))
+    };
+    let same_size = vec![7; model.bytes().len()];
+    for old in [&b"years of work"[..], &same_size] {
+        for words in [&[][..], &["--alignment", "64"]] {
+            fs::write(&target, old).unwrap();
+            let error = export(words).exits_with(4).error();
+            assert!(error.message.contains("out.gguf: exists already"), "{error}");
+            assert!(error.hint.unwrap().contains("--force"));
+            assert!(fs::read(&target).unwrap() == old);
+        }
+    }
+    let exported = export(&["--force"]).succeeds().json()["exported"][0].clone();
+    assert_eq!(exported["already_there"], false);
+    assert!(fs::read(&target).unwrap() == model.bytes());
+    let inode = |path: &Path| fs::metadata(path).unwrap().ino();
+    let before = inode(&target);
+    let exported = export(&[]).succeeds().json()["exported"][0].clone();
+    assert_eq!((exported["already_there"].as_bool(), inode(&target)), (Some(true), before));
+    // An empty file, such as one of mktemp or of a shell's redirection, has nothing to lose.
+    fs::write(&target, "").unwrap();
+    export(&[]).succeeds();
+    assert!(fs::read(&target).unwrap() == model.bytes());
+}
+
+#[test]
+fn only_texts_are_written_to_a_terminal_unless_forced() {
+    let daemon = daemon_with(&ModelFile::dense(1));
+    let run = |words: &[&str]| {
+        let terminal = Terminal::new(24, 80);
+        let mut command = daemon.command().command();
+        let run = command::run(command.args(words).stdout(terminal.another()));
+        drop(command);
+        (run, terminal.shown())
+    };
+    let tensor = ["tensor", "m", "output_norm.weight", "--dump"];
+    for words in [&["export", "m", "-o", "-"][..], &["export", "m", "-o", "/dev/stdout"], &tensor] {
+        let (refused, shown) = run(words);
+        assert!(refused.exits_with(2).stderr.contains("is a terminal"), "{words:?}");
+        assert_eq!(shown, "", "{words:?}");
+        let (done, shown) = run(&[words, &["--force"]].concat());
+        done.succeeds();
+        assert!(!shown.is_empty(), "{words:?}");
+    }
+    let (done, shown) = run(&["export", "m", "--component", "config", "-o", "-"]);
+    done.succeeds();
+    assert!(shown.contains("model_format"), "{shown}");
 }
 
 #[test]

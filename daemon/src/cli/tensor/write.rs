@@ -11,8 +11,8 @@ use super::source::StoredTensor;
 use super::{npy, quant_error};
 use crate::cli::file_error;
 use crate::cli::interrupt::on_end;
-use crate::cli::output_file::TemporaryName;
-use crate::cli::target::Target;
+use crate::cli::output_file::{Existing, TemporaryName};
+use crate::cli::target::{Target, write_error};
 
 /// What is written.
 #[derive(Debug)]
@@ -83,13 +83,13 @@ pub(super) fn to_stdout(content: &Content<'_>) -> Result<(), ErrorBody> {
 }
 
 /// Writes a file that gets its name when it is complete.
-pub(super) fn to_file(content: &Content<'_>, path: &Path) -> Result<(), ErrorBody> {
+pub(super) fn to_file(content: &Content<'_>, path: &Path, existing: Existing) -> Result<(), ErrorBody> {
     let name = path.display().to_string();
     let temporary = TemporaryName::default();
     let removed = temporary.clone();
     on_end(move || removed.remove_and_block()).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    let target =
-        Target::create(path, content.size(), &temporary).map_err(|error| file_error(&name, &error))?;
+    let target = Target::create(path, content.size(), existing, &temporary);
+    let target = target.map_err(|error| write_error(path, &error))?;
     content.write(target.file(), &name)?;
-    target.publish().map_err(|error| file_error(&name, &error))
+    target.publish().map_err(|error| write_error(path, &error))
 }
