@@ -1,13 +1,20 @@
-//! Progress bars: on standard error, and only on a terminal.
+//! Progress on standard error: bars on a terminal, otherwise a line every ten seconds.
+
+use std::io::{self, IsTerminal as _};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use self::lines::{Lines, State};
 use crate::output::printable;
 use crate::size::human_bytes;
 
-/// A progress bar. It shows nothing if standard error is not a terminal, or with `--json`.
+mod lines;
+
+/// The progress of one piece of work. It shows nothing with `--json` and `--quiet`.
 pub(crate) struct Bar {
     bar: ProgressBar,
+    /// Set if standard error is not a terminal.
+    _lines: Option<Lines>,
     /// Bytes that were complete before the transfer started.
     start_bytes: u64,
 }
@@ -22,14 +29,22 @@ const NOTED: &str = "{msg:24!} {wide_bar} {binary_bytes:>11} / {binary_total_byt
 
 impl Bar {
     pub(crate) fn new(label: &str, total: u64, quiet: bool) -> Self {
-        let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let is_terminal = io::stderr().is_terminal();
+        let shows_bar = is_terminal && !quiet;
+        let target = if shows_bar { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         // Hidden until its style is set.
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
-        let bar = Self { bar, start_bytes: 0 };
-        bar.bar.set_message(printable(label));
+        bar.set_message(printable(label));
+        let lines = if is_terminal || quiet { None } else { lines_of(&bar) };
+        let bar = Self { bar, _lines: lines, start_bytes: 0 };
         bar.set_template(TRANSFERRING);
         bar.bar.set_draw_target(target);
         bar
+    }
+
+    /// Work whose amount is unknown. It has lines, but no bar.
+    pub(crate) fn unmeasured(label: &str, quiet: bool) -> Self {
+        Self::new(label, 0, quiet || io::stderr().is_terminal())
     }
 
     fn set_template(&self, template: &str) {
@@ -77,6 +92,9 @@ impl Bar {
 
     /// Leaves the bar on the screen, with the average speed unless it has a note.
     pub(crate) fn keep(self) {
+        if self.bar.is_hidden() {
+            return;
+        }
         let new_bytes = self.bar.position().saturating_sub(self.start_bytes);
         if self.bar.prefix().is_empty() && new_bytes > 0 {
             let milliseconds = u64::try_from(self.bar.elapsed().as_millis()).unwrap_or(u64::MAX).max(1);
@@ -89,4 +107,11 @@ impl Bar {
     pub(crate) fn clear(self) {
         self.bar.finish_and_clear();
     }
+}
+
+fn lines_of(bar: &ProgressBar) -> Option<Lines> {
+    let bar = bar.clone();
+    let state =
+        move || State { label: bar.message(), done: bar.position(), total: bar.length().unwrap_or_default() };
+    Lines::start(state)
 }
