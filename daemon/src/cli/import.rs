@@ -1,20 +1,21 @@
 //! `blobd import`
 
-use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::response::Imported;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
+use super::batch::Batch;
 use super::connect::{client_error, connect};
 use super::progress::Bar;
 use super::{Global, file_error, lost_models, usage};
-use crate::output::{print, print_json};
+use crate::output::print;
 use crate::size::human_bytes;
 
 /// Store GGUF files of this machine as models
@@ -40,21 +41,29 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         return Err(usage("--name: names one model, but several files are given"));
     }
     let connected = connect(global)?;
-    let mut imported = Vec::new();
+    let mut batch = Batch::new(global, params.paths.len());
     for path in &params.paths {
-        let file = open(path)?;
-        let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-        let bar = Bar::new(&file_name, 0, global.hides_progress());
-        let request = ImportParams { file_name, name: params.name.clone(), force: params.force };
-        let done = connected.client.import(&request, &file, |completed, total| bar.set(completed, total));
-        bar.clear();
-        let done = done.map_err(client_error)?;
-        if !global.hides_reports() {
-            print(&summary(&done))?;
+        let imported = import(global, params, &connected.client, path);
+        if let Some(imported) = batch.add(&path.display(), imported)
+            && !global.hides_reports()
+        {
+            print(&summary(imported))?;
         }
-        imported.push(done);
     }
-    if global.json { print_json(&BTreeMap::from([("imported", imported)])) } else { Ok(()) }
+    if params.paths.len() > 1 && !global.hides_reports() {
+        print(&sums(batch.done()))?;
+    }
+    batch.finish("imported", ["files was not imported", "files were not imported"])
+}
+
+fn import(global: &Global, params: &Params, client: &Client, path: &Path) -> Result<Imported, ErrorBody> {
+    let file = open(path)?;
+    let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let bar = Bar::new(&file_name, 0, global.hides_progress());
+    let request = ImportParams { file_name, name: params.name.clone(), force: params.force };
+    let imported = client.import(&request, &file, |completed, total| bar.set(completed, total));
+    bar.clear();
+    imported.map_err(client_error)
 }
 
 /// Opens the file with the caller's rights; the daemon only gets the descriptor. `O_NONBLOCK`, because
@@ -66,6 +75,13 @@ fn open(path: &Path) -> Result<File, ErrorBody> {
         .custom_flags(nonblocking)
         .open(path)
         .map_err(|error| file_error(&path.display().to_string(), &error))
+}
+
+fn sums(imported: &[Imported]) -> String {
+    let sum = |bytes: fn(&Imported) -> u64| imported.iter().map(bytes).fold(0, u64::saturating_add);
+    let [new, reused] = [sum(|done| done.new_bytes), sum(|done| done.reused_bytes)].map(human_bytes);
+    let models = if imported.len() == 1 { "model" } else { "models" };
+    format!("{} {models}: {new} new, {reused} shared\n", imported.len())
 }
 
 fn summary(done: &Imported) -> String {

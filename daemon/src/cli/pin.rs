@@ -1,15 +1,14 @@
 //! `blobd pin` and `blobd unpin`
 
-use std::collections::BTreeMap;
-
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::PinParams;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
 use super::Global;
+use super::batch::Batch;
 use super::connect::{client_error, connect};
-use crate::output::{print, print_json, printable};
+use crate::output::{print, printable};
 
 /// Keep models from being evicted or removed
 #[derive(Debug, Args)]
@@ -34,15 +33,21 @@ pub(super) struct UnpinArgs {
 
 pub(super) fn run(global: &Global, references: &[Reference], pinned: bool) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
-    let mut pins = Vec::new();
+    let mut batch = Batch::new(global, references.len());
     for reference in references {
         let request = PinParams { reference: reference.clone(), pinned };
-        let done = connected.client.pin(&request).map_err(client_error)?;
-        if !global.hides_reports() {
+        let done = connected.client.pin(&request).map_err(client_error);
+        if let Some(done) = batch.add(&reference.short(), done)
+            && !global.hides_reports()
+        {
             let state = if done.pinned { "pinned" } else { "not pinned" };
             print(&format!("{} {state}\n", printable(&done.name)))?;
         }
-        pins.push(done);
     }
-    if global.json { print_json(&BTreeMap::from([("pins", pins)])) } else { Ok(()) }
+    let what = if pinned {
+        ["models was not pinned", "models were not pinned"]
+    } else {
+        ["models was not unpinned", "models were not unpinned"]
+    };
+    batch.finish("pins", what)
 }

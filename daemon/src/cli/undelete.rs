@@ -1,15 +1,14 @@
 //! `blobd undelete`
 
-use std::collections::BTreeMap;
-
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::UndeleteParams;
 use blobd_store_format::reference::Reference;
 use clap::Args;
 
+use super::batch::Batch;
 use super::connect::{client_error, connect};
 use super::{Global, lost_models};
-use crate::output::{print, print_json, printable};
+use crate::output::{print, printable};
 
 /// Take models out of the trash
 #[derive(Debug, Args)]
@@ -27,15 +26,16 @@ pub(super) struct Params {
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
-    let mut undeleted = Vec::new();
+    let mut batch = Batch::new(global, params.references.len());
     for reference in &params.references {
         let request = UndeleteParams { reference: reference.clone(), force: params.force };
-        let done = connected.client.undelete(&request).map_err(client_error)?;
-        if !global.hides_reports() {
+        let done = connected.client.undelete(&request).map_err(client_error);
+        if let Some(done) = batch.add(&reference.short(), done)
+            && !global.hides_reports()
+        {
             let lost = lost_models::displaced(&done.displaced);
             print(&format!("{} {} restored\n{lost}", printable(&done.name), done.digest.short()))?;
         }
-        undeleted.push(done);
     }
-    if global.json { print_json(&BTreeMap::from([("undeleted", undeleted)])) } else { Ok(()) }
+    batch.finish("undeleted", ["models was not restored", "models were not restored"])
 }

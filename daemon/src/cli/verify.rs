@@ -5,9 +5,11 @@ use blobd_client::protocol::request::VerifyParams;
 use blobd_client::protocol::upkeep::{CorruptBlob, Verified, VerifyEvent, VerifyProgress};
 use blobd_store_format::reference::Reference;
 use clap::Args;
+use serde::Serialize;
 
 use super::Global;
-use super::connect::{client_error, connect, print_result};
+use super::batch::{Batch, Failed};
+use super::connect::{Connected, client_error, connect, print_result};
 use super::progress::Bar;
 use crate::output::{Table, one_line, terminal_width};
 use crate::size::human_bytes;
@@ -21,43 +23,90 @@ damage was found and not repaired."
 )]
 #[command(after_help = "Examples:
   blobd verify                                 the whole store
-  blobd verify llama3:8b                       the blobs of this model
+  blobd verify llama3:8b mixtral:8x7b          the blobs of these models
   blobd verify --repair                        downloads only the tensors that are damaged
   blobd verify --json | jq -r '.corrupt[].digest'")]
 pub(super) struct Params {
-    /// The model to verify; the whole store if omitted
+    /// The models to verify; the whole store if omitted
     #[arg(value_name = "REF")]
-    reference: Option<Reference>,
+    references: Vec<Reference>,
     /// Repair damaged blobs, from the store itself or from the registry that they came from
     #[arg(long)]
     repair: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let request = VerifyParams { reference: params.reference.clone(), repair: params.repair };
-    let mut screen = Screen { quiet: global.hides_progress(), bar: None };
-    let verified = connect(global)?.client.verify(&request, |event| screen.show(&event));
-    screen.clear();
-    let verified = verified.map_err(client_error)?;
-    print_result(global, &verified, render)?;
+    let connected = connect(global)?;
+    let mut batch = Batch::new(global, params.references.len());
+    if params.references.is_empty() {
+        batch.add(&"store", verify(global, params, &connected, None));
+    }
+    for reference in &params.references {
+        batch.add(&reference.short(), verify(global, params, &connected, Some(reference)));
+    }
+    let verified = sum(batch.done());
+    if params.references.len() > 1 || !batch.done().is_empty() {
+        print_result(global, &Report { verified: &verified, failed: batch.failed() }, |_| render(&verified))?;
+    }
+    let finished = batch.result(["models was not verified", "models were not verified"]);
     match verified.corrupt.iter().filter(|blob| !blob.repaired).count() {
-        0 => Ok(()),
+        0 => finished,
         count => Err(damaged(count, params)),
     }
 }
 
+fn verify(
+    global: &Global,
+    params: &Params,
+    connected: &Connected,
+    reference: Option<&Reference>,
+) -> Result<Verified, ErrorBody> {
+    let request = VerifyParams { reference: reference.cloned(), repair: params.repair };
+    let mut screen = Screen { quiet: global.hides_progress(), status: String::new(), bar: None };
+    let verified = connected.client.verify(&request, |event| screen.show(&event));
+    screen.clear();
+    verified.map_err(client_error)
+}
+
+/// The result of a command, for `--json`.
+#[derive(Serialize)]
+struct Report<'r> {
+    #[serde(flatten)]
+    verified: &'r Verified,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    failed: &'r [Failed],
+}
+
+/// The results of several models as one. What two models share was read for each of them.
+fn sum(verified: &[Verified]) -> Verified {
+    let mut sum = Verified::default();
+    for one in verified {
+        sum.checked_blobs = sum.checked_blobs.saturating_add(one.checked_blobs);
+        sum.checked_bytes = sum.checked_bytes.saturating_add(one.checked_bytes);
+        for blob in &one.corrupt {
+            // A blob that a later run has repaired or moved is not reported again.
+            if sum.corrupt.iter().all(|known| known.digest != blob.digest) {
+                sum.corrupt.push(blob.clone());
+            }
+        }
+    }
+    sum
+}
+
 fn damaged(count: usize, params: &Params) -> ErrorBody {
-    let subject = params
-        .reference
-        .as_ref()
-        .map_or_else(|| "store".to_owned(), |name| format!("model {}", name.short()));
+    let names: Vec<String> = params.references.iter().map(Reference::short).collect();
+    let subject = match &*names {
+        [] => "store".to_owned(),
+        [name] => format!("model {name}"),
+        names => format!("models {}", names.join(", ")),
+    };
     let blobs = if count == 1 { "blob or recipe is" } else { "blobs or recipes are" };
     let what = format!("{subject}: {count} {blobs} damaged");
     if params.repair {
         return ErrorBody::new(ErrorCode::Corrupt, format!("{what} and could not be repaired"));
     }
-    let name = params.reference.as_ref().map(|reference| format!(" {}", reference.short()));
-    let hint = format!("run `blobd verify --repair{}`", name.unwrap_or_default());
+    let words = ["blobd verify --repair".to_owned()].into_iter().chain(names);
+    let hint = format!("run `{}`", words.collect::<Vec<_>>().join(" "));
     ErrorBody::new(ErrorCode::Corrupt, what).with_hint(hint)
 }
 
@@ -90,17 +139,22 @@ fn row(blob: &CorruptBlob) -> [String; 4] {
 
 struct Screen {
     quiet: bool,
+    /// What the bar shows.
+    status: String,
     bar: Option<Bar>,
 }
 
 impl Screen {
     fn show(&mut self, event: &VerifyEvent) {
         let VerifyEvent::Progress(VerifyProgress { status, total, completed }) = event else { return };
-        // Steps without a total get no bar.
-        if *total > 0 {
-            let quiet = self.quiet;
-            self.bar.get_or_insert_with(|| Bar::new(status, *total, quiet)).set(*completed, *total);
+        if self.status != *status {
+            self.clear();
+            self.status.clone_from(status);
         }
+        let (quiet, total) = (self.quiet, *total);
+        let new_bar =
+            || if total > 0 { Bar::new(status, total, quiet) } else { Bar::unmeasured(status, quiet) };
+        self.bar.get_or_insert_with(new_bar).set(*completed, total);
     }
 
     fn clear(&mut self) {

@@ -1,0 +1,135 @@
+//! Commands for several items: each of them is tried, and each failure is reported.
+
+use std::fs;
+
+use blobd_tests::command::{Blobd, Run};
+use blobd_tests::model::ModelFile;
+use blobd_tests::registry::FakeRegistry;
+use blobd_tests::temp_dirs::tmpfs_directory;
+use serde_json::Value as Json;
+use tempfile::TempDir;
+
+const MODEL: &str = "application/vnd.ollama.image.model";
+
+struct Place {
+    folder: TempDir,
+    blobd: Blobd,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = tmpfs_directory();
+        let blobd = Blobd::at_root(&folder.path().join("store"));
+        Self { folder, blobd }
+    }
+
+    /// With the models `a` and `c`.
+    fn with_models() -> Self {
+        let place = Self::new();
+        place.import(&["a.gguf", "c.gguf"], &[]).succeeds();
+        place
+    }
+
+    /// Imports files: `broken.gguf` is no model, `missing.gguf` does not exist.
+    fn import(&self, names: &[&str], options: &[&str]) -> Run {
+        for (seed, name) in (1..).zip(["a.gguf", "c.gguf"]) {
+            let _path = ModelFile::dense(seed).write_to(self.folder.path(), name);
+        }
+        fs::write(self.folder.path().join("broken.gguf"), "GGUF and nothing more").unwrap();
+        let paths = names.iter().map(|name| self.folder.path().join(name));
+        let words = std::iter::once("import".into()).chain(paths.map(Into::into));
+        let options = options.iter().map(std::ffi::OsString::from);
+        self.blobd.run(words.chain(options).collect::<Vec<std::ffi::OsString>>())
+    }
+
+    fn models(&self) -> usize {
+        self.blobd.line("ls --json").succeeds().json()["models"].as_array().unwrap().len()
+    }
+}
+
+fn count(json: &Json) -> usize {
+    json.as_array().unwrap().len()
+}
+
+#[test]
+fn import_goes_on_after_files_that_are_no_models_and_names_each() {
+    let place = Place::new();
+    let run = place.import(&["a.gguf", "broken.gguf", "missing.gguf", "c.gguf"], &[]).exits_with(1);
+    assert_eq!(place.models(), 2);
+    for name in ["broken.gguf", "missing.gguf"] {
+        assert!(run.stderr.contains(name), "{}", run.stderr);
+    }
+    assert!(run.stderr.trim_end().ends_with("blobd: 2 of 4 files were not imported"), "{}", run.stderr);
+    let text = run.text();
+    assert_eq!(text.lines().count(), 3, "{text}");
+    assert!(text.lines().last().unwrap().starts_with("2 models: "), "{text}");
+}
+
+#[test]
+fn json_of_an_import_has_what_was_imported_and_what_was_not() {
+    let place = Place::new();
+    let run = place.import(&["a.gguf", "missing.gguf", "c.gguf"], &["--json"]).exits_with(3);
+    let json = run.json();
+    assert_eq!((count(&json["imported"]), count(&json["failed"])), (2, 1));
+    assert_eq!(json["imported"][1]["name"], "c:latest");
+    let failed = &json["failed"][0];
+    assert!(failed["name"].as_str().unwrap().ends_with("/missing.gguf"), "{failed}");
+    assert_eq!(failed["error"]["code"], "not_found");
+    // All failures are of one kind, so the command's is too.
+    assert_eq!(run.error().message, "1 of 3 files was not imported");
+    assert!(place.import(&["a.gguf"], &["--json"]).succeeds().json().get("failed").is_none());
+}
+
+#[test]
+fn pull_goes_on_after_a_model_that_does_not_exist() {
+    let place = Place::new();
+    let registry = FakeRegistry::start().unwrap();
+    for name in ["library/a:latest", "library/c:latest"] {
+        let bytes = ModelFile::dense(1).bytes();
+        registry.add_model(name, b"{}", &[(MODEL, &bytes)]).unwrap();
+    }
+    let names = ["a", "b", "c"].map(|name| registry.name(&format!("library/{name}:latest")));
+    let run = place.blobd.run(["pull", &names[0], &names[1], &names[2], "--json"]).exits_with(3);
+    let lines = run.json_lines();
+    let with = |status: &str| lines.iter().filter(|line| line["status"] == status).collect::<Vec<_>>();
+    assert_eq!(with("success").len(), 2);
+    let [failed] = with("failed")[..] else { panic!("{lines:?}") };
+    assert_eq!(
+        (&failed["error"]["code"], &failed["name"]),
+        (&Json::from("not_found"), &Json::from(&*names[1]))
+    );
+    assert_eq!(run.error().message, "1 of 3 models was not pulled");
+    let run = place.blobd.run(["pull", &names[1], &names[0], "--dry-run"]).exits_with(3);
+    assert!(run.text().contains("library/a"), "{}", run.text());
+}
+
+#[test]
+fn pin_unpin_and_undelete_go_on_after_a_model_that_does_not_exist() {
+    let place = Place::with_models();
+    let run = place.blobd.line("pin a b c --json").exits_with(3);
+    assert_eq!((count(&run.json()["pins"]), count(&run.json()["failed"])), (2, 1));
+    let run = place.blobd.line("unpin a b c").exits_with(3);
+    assert_eq!(run.text().lines().count(), 2, "{}", run.text());
+    assert!(run.stderr.contains("1 of 3 models was not unpinned"), "{}", run.stderr);
+    place.blobd.line("rm --keep 1h a c").succeeds();
+    let run = place.blobd.line("undelete a b c --json").exits_with(3);
+    assert_eq!(
+        (count(&run.json()["undeleted"]), &run.json()["failed"][0]["name"]),
+        (2, &Json::from("b:latest"))
+    );
+    assert_eq!(place.models(), 2);
+}
+
+#[test]
+fn verify_of_several_models_goes_on_after_one_that_does_not_exist() {
+    let place = Place::with_models();
+    let both = place.blobd.line("verify a c --json").succeeds().json();
+    let one = place.blobd.line("verify a --json").succeeds().json();
+    assert!(both["checked_blobs"].as_u64() > one["checked_blobs"].as_u64(), "{both} {one}");
+    let run = place.blobd.line("verify a b c --json").exits_with(3);
+    assert_eq!(run.json()["checked_blobs"], both["checked_blobs"]);
+    assert_eq!(
+        (count(&run.json()["failed"]), &run.json()["failed"][0]["name"]),
+        (1, &Json::from("b:latest"))
+    );
+}
