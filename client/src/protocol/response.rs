@@ -280,10 +280,16 @@ pub struct PullDone {
     pub name: String,
     /// The manifest's digest.
     pub digest: Digest,
+    /// The size of the files: the sum of the next three.
+    #[serde(default)]
+    pub size: u64,
     /// The bytes that were downloaded.
     pub downloaded_bytes: u64,
-    /// The bytes that were already stored.
+    /// The bytes that were taken from other stored models.
     pub reused_bytes: u64,
+    /// The bytes of files that were stored already, and of those that an earlier pull had begun.
+    #[serde(default)]
+    pub already_stored_bytes: u64,
     /// The other model that had the name before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub displaced: Vec<LostModel>,

@@ -11,6 +11,7 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use clap::Args;
 
+use super::batch::Batch;
 use super::connect::{Connected, client_error, connect, print_result};
 use super::interrupt::on_interrupt;
 use super::progress::Bar;
@@ -59,7 +60,11 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         PullParams { source, name, limit_rate: params.limit_rate, force: params.force }
     });
     if params.dry_run {
-        return requests.into_iter().try_for_each(|request| plan(global, &connected, &request));
+        let mut batch = Batch::<()>::of_lines(global, params.sources.len());
+        for request in requests {
+            batch.add(&request.source, plan(global, &connected, &request));
+        }
+        return batch.result(["pulls cannot be planned", "pulls cannot be planned"]);
     }
     let screen = Arc::new(Mutex::new(Screen::new(global)));
     let interrupted = Arc::clone(&screen);
@@ -70,7 +75,9 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         std::mem::forget(screen);
     })
     .map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+    let mut batch = Batch::of_lines(global, params.sources.len());
     for request in requests {
+        lock(&screen).has_received = false;
         let done = connected.client.pull(&request, |event| lock(&screen).show(event));
         lock(&screen).end_bar();
         let evicted = std::mem::take(&mut lock(&screen).evicted);
@@ -78,12 +85,14 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
             // The summary of a successful pull has them.
             print(&lost_models::evicted(&evicted))?;
         }
-        let done = done.map_err(|error| pull_error(error, lock(&screen).has_received))?;
-        if !global.hides_reports() {
-            print(&summary(&done))?;
+        let done = done.map_err(|error| pull_error(error, lock(&screen).has_received));
+        if let Some(done) = batch.add(&request.source, done)
+            && !global.hides_reports()
+        {
+            print(&summary(done))?;
         }
     }
-    Ok(())
+    batch.result(["models was not pulled", "models were not pulled"])
 }
 
 fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<(), ErrorBody> {
@@ -105,10 +114,16 @@ fn pull_error(error: ClientError, has_received: bool) -> ErrorBody {
 const RESUME: &str = "the same command resumes the download; the data received so far is kept";
 
 fn summary(done: &PullDone) -> String {
-    let PullDone { name, digest, downloaded_bytes, reused_bytes, .. } = done;
-    let (downloaded, reused) = (human_bytes(*downloaded_bytes), human_bytes(*reused_bytes));
+    let PullDone { name, digest, size, .. } = done;
+    let parts = [
+        (done.downloaded_bytes, "downloaded"),
+        (done.reused_bytes, "reused"),
+        (done.already_stored_bytes, "already there"),
+    ];
+    let parts = parts.iter().filter(|(bytes, _)| *bytes > 0);
+    let parts: Vec<_> = parts.map(|(bytes, what)| format!("{} {what}", human_bytes(*bytes))).collect();
     let lost = lost_models::displaced(&done.displaced) + &lost_models::evicted(&done.evicted);
-    format!("{name} {}: {downloaded} downloaded, {reused} already stored\n{lost}", digest.short())
+    format!("{name} {}: {} = {}\n{lost}", digest.short(), human_bytes(*size), parts.join(" + "))
 }
 
 /// Shows events as progress bars or JSON lines.
@@ -159,12 +174,20 @@ impl Screen {
     }
 
     fn draw(&mut self, progress: &PullProgress) {
-        let Some(total) = progress.total else { return };
+        // The summary has them.
+        if !progress.evicted.is_empty() {
+            return;
+        }
         if self.bar.as_ref().is_none_or(|current| current.status != progress.status) {
             self.end_bar();
-            let (status, bar) = (progress.status.clone(), Bar::new(&progress.status, total, false));
+            let status = progress.status.clone();
+            let bar = match progress.total {
+                Some(total) => Bar::new(&status, total, false),
+                None => Bar::unmeasured(&status, false),
+            };
             self.bar = Some(FileBar { status, bar, highest_bytes: 0 });
         }
+        let Some(total) = progress.total else { return };
         if let Some(current) = &mut self.bar {
             current.set(progress.completed.unwrap_or_default(), total);
             if let Some(reused @ 1..) = progress.reused {

@@ -46,7 +46,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let ingest = Ingest::begin(store, store.leases().grant(cause))?.may_move_pinned(params.force);
     let ingest = evictions.observe(ingest);
     let limit = RateLimit::new(params.limit_rate);
-    let mut model = Incoming { pull, reference, limit, ingest, downloaded_bytes: 0, present_bytes: 0 };
+    let mut model = Incoming { pull, reference, limit, ingest, sources: Sources::default() };
     let (manifest, origin) = match remote {
         RemoteModel::Published(manifest) => {
             let files = layers(&params.source, &manifest);
@@ -61,13 +61,15 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     // A source that cannot be fetched again is recorded as an import.
     let origin = origin.unwrap_or_else(|| format!("import {}", params.source));
     let committed = model.ingest.commit(reference, &manifest, Some(&origin))?;
-    let reused_bytes = model.present_bytes.saturating_add(committed.reused_bytes);
+    let Sources { downloaded_bytes, reused_bytes, already_stored_bytes } = model.sources;
     Ok(PullDone {
         status: "success".to_owned(),
         name: reference.short(),
         digest: manifest.digest(),
-        downloaded_bytes: model.downloaded_bytes,
+        size: model.sources.sum(),
+        downloaded_bytes,
         reused_bytes,
+        already_stored_bytes,
         displaced: displaced(store, committed),
         evicted: evictions.take(),
     })
@@ -86,13 +88,37 @@ fn may_be(present: &Manifest, remote: &RemoteModel) -> bool {
     }
 }
 
+/// Where the bytes of a model's files come from. They add up to the size of the files.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sources {
+    downloaded_bytes: u64,
+    reused_bytes: u64,
+    already_stored_bytes: u64,
+}
+
+impl Sources {
+    /// Adds a file of which `earlier_bytes` were there before, and `received_bytes` came over the network; these
+    /// include samples and repeated requests. The rest was reused.
+    fn add(&mut self, size: u64, earlier_bytes: u64, received_bytes: u64) {
+        let earlier = earlier_bytes.min(size);
+        let downloaded = received_bytes.min(size.saturating_sub(earlier));
+        let reused = size.saturating_sub(earlier).saturating_sub(downloaded);
+        self.already_stored_bytes = self.already_stored_bytes.saturating_add(earlier);
+        self.downloaded_bytes = self.downloaded_bytes.saturating_add(downloaded);
+        self.reused_bytes = self.reused_bytes.saturating_add(reused);
+    }
+
+    const fn sum(self) -> u64 {
+        self.downloaded_bytes.saturating_add(self.reused_bytes).saturating_add(self.already_stored_bytes)
+    }
+}
+
 struct Incoming<'p> {
     pull: Pull<'p>,
     reference: &'p Reference,
     limit: RateLimit,
     ingest: Ingest,
-    downloaded_bytes: u64,
-    present_bytes: u64,
+    sources: Sources,
 }
 
 /// A file that is in the store, or will be after the commit.
@@ -169,9 +195,8 @@ impl Incoming<'_> {
         let received = transfers.receive(&guard, &mut self.ingest, &job);
         let Received { file: descriptor, facts, downloaded_bytes, resumed_bytes, reused_bytes } =
             received.map_err(|error| transfer_error(file, error))?;
-        self.downloaded_bytes += downloaded_bytes;
+        self.sources.add(file.size(), resumed_bytes, downloaded_bytes);
         let reused_bytes = resumed_bytes.saturating_add(reused_bytes);
-        self.present_bytes += reused_bytes;
         self.send_file_progress(file, file.size(), Some(reused_bytes));
         Ok(Held { file: descriptor, facts })
     }
@@ -183,7 +208,7 @@ impl Incoming<'_> {
             Err(OpError::Damaged { digest, .. }) if self.quarantine_if_damaged(digest)? => return Ok(None),
             facts => facts?,
         };
-        self.present_bytes += file.size();
+        self.sources.add(file.size(), file.size(), 0);
         self.send_file_progress(file, file.size(), Some(file.size()));
         Ok(Some(Held { file: descriptor, facts }))
     }
@@ -227,8 +252,8 @@ impl Incoming<'_> {
     fn receive_small(&mut self, job: &Job<'_>) -> Result<Held, OpError> {
         let file = job.file;
         let bytes = job.read_small().map_err(|error| transfer_error(file, error))?;
-        self.downloaded_bytes += bytes.len() as u64;
         let size = bytes.len() as u64;
+        self.sources.add(size, 0, size);
         self.ingest.admit(std::iter::once(size))?;
         let digest = self.ingest.add_bytes(&bytes)?;
         if let Some(expected) = file.digest().filter(|expected| *expected != digest) {

@@ -68,7 +68,7 @@ fn check_interrupted_output(output: &Output) {
 
 fn check_resumes(blobd: &Blobd, name: &str, model: &ModelFile) {
     let done = blobd.run(["pull", name, "--json"]).succeeds().json_lines().pop().unwrap();
-    assert!(done["reused_bytes"].as_u64().unwrap() > MIB / 2, "{done}");
+    assert!(done["already_stored_bytes"].as_u64().unwrap() > MIB / 2, "{done}");
     assert!(blobd.run(["export", name, "-o", "-"]).stdout == model.bytes());
 }
 
@@ -250,4 +250,32 @@ fn pull_that_does_not_fit_says_what_a_collection_would_free() {
     let error = run.exits_with(6).error();
     let hint = error.hint.unwrap();
     assert!(hint.contains("`blobd gc` would free nothing") && hint.contains("larger quota"), "{hint}");
+}
+
+/// Runs a pull that takes some time, with a line of progress every 50 ms.
+fn stderr_of_slow_pull(words: &[&str]) -> String {
+    let (folder, model) = (tmpfs_directory(), large());
+    let registry = registry_with(&model);
+    registry.add_fault("/cdn/", usize::MAX, Fault::Slow(100_000, Duration::from_millis(20)));
+    let name = registry.name("library/tiny:latest");
+    let mut command = Blobd::at_root(&folder.path().join("store")).command();
+    command.args(["pull", &name]).args(words).env("BLOBD_PROGRESS_INTERVAL", "0.05");
+    blobd_tests::command::run(&mut command).succeeds().stderr
+}
+
+#[test]
+fn progress_without_a_terminal_is_lines_of_text() {
+    let shown = stderr_of_slow_pull(&[]);
+    let line = shown.lines().find(|line| line.contains("left")).unwrap_or_else(|| panic!("{shown}"));
+    for part in ["pulling ", "iB of 14.2 MiB (", "%), ", "iB/s, ", "s left"] {
+        assert!(line.contains(part), "{line}");
+    }
+    assert!(!shown.contains('\r') && !shown.contains('\u{1b}'), "{shown:?}");
+}
+
+#[test]
+fn json_and_quiet_have_no_lines_of_progress() {
+    for option in ["--json", "--quiet"] {
+        assert_eq!(stderr_of_slow_pull(&[option]), "", "{option}");
+    }
 }

@@ -201,7 +201,7 @@ fn parts_of_unfinished_ranges_survive_a_kill() {
 fn pull_rest(daemon: &TestDaemon, registry: &FakeRegistry, model: &ModelFile) {
     let lines = pull(daemon, registry, model);
     let done = lines.last().unwrap();
-    assert!(done["reused_bytes"].as_u64().unwrap() > 0, "{done}");
+    assert!(done["already_stored_bytes"].as_u64().unwrap() > 0, "{done}");
 }
 
 #[test]
@@ -337,6 +337,7 @@ fn changed_template_costs_only_the_header() {
     assert!(moved < size / 50, "{moved} of {size}");
     let done = run.json_lines().pop().unwrap();
     assert!(done["reused_bytes"].as_u64().unwrap() > size * 98 / 100, "{done}");
+    assert_eq!(sum_of_sources(&done), done["size"].as_u64().unwrap(), "{done}");
 }
 
 #[test]
@@ -383,4 +384,23 @@ fn one_tensor_that_differs_is_found_without_fetching_all() {
     assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == tuned.bytes());
     let (moved, size) = (registry.bytes_served() - before, tuned.bytes().len() as u64);
     assert!(moved < size / 6, "{moved} of {size}");
+}
+
+fn sum_of_sources(done: &Json) -> u64 {
+    let keys = ["downloaded_bytes", "reused_bytes", "already_stored_bytes"];
+    keys.iter().map(|key| done[key].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn bytes_of_a_pull_add_up_to_its_size_wherever_they_come_from() {
+    let (daemon, model) = (TestDaemon::start(), large(1));
+    let registry = registry_with(&model);
+    let done = pull(&daemon, &registry, &model).pop().unwrap();
+    let size = done["size"].as_u64().unwrap();
+    assert!(size > model.bytes().len() as u64, "with template, licence and configuration: {done}");
+    assert_eq!((sum_of_sources(&done), &done["already_stored_bytes"]), (size, &Json::from(0)));
+    let again = pull(&daemon, &registry, &model).pop().unwrap();
+    assert_eq!((&again["already_stored_bytes"], sum_of_sources(&again)), (&Json::from(size), size));
+    let text = daemon.command().run(["pull", &registry.name("library/tiny")]).succeeds().text();
+    assert!(text.contains("already there") && !text.contains("downloaded"), "{text}");
 }
