@@ -7,7 +7,7 @@
 use std::env;
 use std::fmt;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,6 +26,7 @@ use crate::model::OpenModel;
 use crate::open;
 use crate::protocol::connection::ConnectionError;
 use crate::protocol::edit::{EditEvent, EditParams, Edited};
+use crate::protocol::error::ErrorBody;
 use crate::protocol::frame::Frame;
 use crate::protocol::heads::ModelHeads;
 use crate::protocol::request::{
@@ -43,6 +44,9 @@ use crate::sockets::{self, default_sockets};
 
 type Connector = dyn Fn() -> io::Result<UnixStream> + Send + Sync;
 
+/// Whether the server that was connected to last may have been replaced by another one.
+type Replaced = dyn Fn() -> bool + Send + Sync;
+
 /// The environment variable that names the socket.
 pub const SOCKET_VARIABLE: &str = "BLOBD_SOCKET";
 
@@ -50,6 +54,8 @@ pub const SOCKET_VARIABLE: &str = "BLOBD_SOCKET";
 #[derive(Clone)]
 pub struct Client {
     connector: Arc<Connector>,
+    /// Set if requests are repeated when the server ends.
+    replaced: Option<Arc<Replaced>>,
     /// Where the daemon is, for messages.
     socket: String,
     timeout: Option<Duration>,
@@ -86,10 +92,21 @@ impl Client {
         Self::connect_first(&default_sockets())
     }
 
-    /// A client that connects in another way, such as to a server in the same process.
+    /// A client that connects in another way, such as to a server in the same process. An error that wraps an
+    /// [`ErrorBody`] is returned as [`ClientError::Daemon`].
     #[must_use]
     pub fn with_connector(connector: Arc<Connector>) -> Self {
-        Self { connector, socket: "its private socket".to_owned(), timeout: None, spare: Arc::default() }
+        let socket = "its private socket".to_owned();
+        Self { connector, replaced: None, socket, timeout: None, spare: Arc::default() }
+    }
+
+    /// Repeats a request whose server ends before its response is complete, if `replaced` returns true: then the
+    /// connector finds another server. Requests whose second execution would have another result, such as
+    /// [`remove`](Self::remove), are repeated only if the server has not read them.
+    #[must_use]
+    pub fn repeating_if(mut self, replaced: Arc<Replaced>) -> Self {
+        self.replaced = Some(replaced);
+        self
     }
 
     /// Sets the timeout for each send or receive. The default is none; a pull may be silent for minutes.
@@ -152,7 +169,8 @@ impl Client {
     /// # Errors
     /// [`ClientError::Daemon`] with `not_found` when there is no model with this name.
     pub fn manifest(&self, reference: &Reference) -> Result<Manifest, ClientError> {
-        let raw = self.send(Request::query(&format!("/v1/manifests/{}", in_path(reference))))?.bytes()?;
+        let path = format!("/v1/manifests/{}", in_path(reference));
+        let raw = self.repeated(Repeat::Always, || self.send(Request::query(&path))?.bytes())?;
         let malformed = |error: ManifestError| ProtocolError::Json { reason: error.to_string() };
         Ok(Manifest::parse(raw).map_err(malformed)?)
     }
@@ -180,7 +198,7 @@ impl Client {
     /// [`ClientError::Daemon`] with `not_found` when there are none, and with `denied` when all belong to
     /// other users and the caller is not an administrator.
     pub fn release(&self, params: &ReleaseParams) -> Result<Released, ClientError> {
-        self.post("/v1/release", params)
+        self.post_once("/v1/release", params)
     }
 
     /// Lists the models in the trash.
@@ -196,7 +214,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Daemon`] with `not_found` when it is not in the trash.
     pub fn undelete(&self, params: &UndeleteParams) -> Result<Undeleted, ClientError> {
-        self.post("/v1/undelete", params)
+        self.post_once("/v1/undelete", params)
     }
 
     /// Pins or unpins a model. Eviction and removal do not affect a pinned model.
@@ -245,7 +263,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`], as every verb.
     pub fn remove(&self, params: &RemoveParams) -> Result<Removed, ClientError> {
-        self.post("/v1/remove", params)
+        self.post_once("/v1/remove", params)
     }
 
     /// Gives a model another name.
@@ -282,16 +300,14 @@ impl Client {
         params: &PullParams,
         mut on_event: impl FnMut(PullEvent),
     ) -> Result<PullDone, ClientError> {
-        let mut lines = self.send(Request::post("/v1/pull", params)?)?.lines()?;
-        while let Some(event) = lines.next_json::<PullEvent>()? {
+        self.post_for_events("/v1/pull", params, |event: PullEvent| {
             on_event(event.clone());
             match event {
-                PullEvent::Progress(_) => {}
-                PullEvent::Done(done) => return Ok(done),
-                PullEvent::Failed(response) => return Err(response.error.into()),
+                PullEvent::Progress(_) => None,
+                PullEvent::Done(done) => Some(Ok(done)),
+                PullEvent::Failed(response) => Some(Err(response.error.into())),
             }
-        }
-        Err(ClientError::Closed)
+        })
     }
 
     /// What a pull would download and what it would reuse. Requests the manifest, headers and samples of
@@ -323,16 +339,14 @@ impl Client {
         params: &VerifyParams,
         mut on_event: impl FnMut(VerifyEvent),
     ) -> Result<Verified, ClientError> {
-        let mut lines = self.send(Request::post("/v1/verify", params)?)?.lines()?;
-        while let Some(event) = lines.next_json::<VerifyEvent>()? {
+        self.post_for_events("/v1/verify", params, |event: VerifyEvent| {
             on_event(event.clone());
             match event {
-                VerifyEvent::Progress(_) => {}
-                VerifyEvent::Done(verified) => return Ok(verified),
-                VerifyEvent::Failed(response) => return Err(response.error.into()),
+                VerifyEvent::Progress(_) => None,
+                VerifyEvent::Done(verified) => Some(Ok(verified)),
+                VerifyEvent::Failed(response) => Some(Err(response.error.into())),
             }
-        }
-        Err(ClientError::Closed)
+        })
     }
 
     /// Makes a model with other metadata and the same tensors. `on_event` is called for every line of the
@@ -345,16 +359,14 @@ impl Client {
         params: &EditParams,
         mut on_event: impl FnMut(EditEvent),
     ) -> Result<Edited, ClientError> {
-        let mut lines = self.send(Request::post("/v1/edit", params)?)?.lines()?;
-        while let Some(event) = lines.next_json::<EditEvent>()? {
+        self.post_for_events("/v1/edit", params, |event: EditEvent| {
             on_event(event.clone());
             match event {
-                EditEvent::Progress(_) => {}
-                EditEvent::Done(edited) => return Ok(edited),
-                EditEvent::Failed(response) => return Err(response.error.into()),
+                EditEvent::Progress(_) => None,
+                EditEvent::Done(edited) => Some(Ok(edited)),
+                EditEvent::Failed(response) => Some(Err(response.error.into())),
             }
-        }
-        Err(ClientError::Closed)
+        })
     }
 
     /// Imports a file into the store. The daemon reads it through this descriptor, from offset 0, and
@@ -368,8 +380,18 @@ impl Client {
         file: impl AsFd,
         mut on_progress: impl FnMut(u64, u64),
     ) -> Result<Imported, ClientError> {
+        let file = file.as_fd();
+        self.repeated(Repeat::Always, || self.import_once(params, file, &mut on_progress))
+    }
+
+    fn import_once(
+        &self,
+        params: &ImportParams,
+        file: BorrowedFd<'_>,
+        on_progress: &mut impl FnMut(u64, u64),
+    ) -> Result<Imported, ClientError> {
         let mut connection = self.send(Request::upgrade("/v1/import", params)?)?.into_connection()?;
-        match connection.send(&Frame::Fds { first: 0, count: 1 }, &[file.as_fd()]) {
+        match connection.send(&Frame::Fds { first: 0, count: 1 }, &[file]) {
             // The daemon may close early after an error, which can still be received.
             Err(ConnectionError::Closed { .. }) => {}
             sent => sent?,
@@ -400,7 +422,9 @@ impl Client {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with(&self, params: &OpenParams) -> Result<OpenModel, ClientError> {
-        open::receive(self.send(Request::upgrade("/v1/open", params)?)?.into_connection()?)
+        self.repeated(Repeat::Always, || {
+            open::receive(self.send(Request::upgrade("/v1/open", params)?)?.into_connection()?)
+        })
     }
 
     fn connect_first(sockets: &[PathBuf]) -> Result<Self, ClientError> {
@@ -417,11 +441,51 @@ impl Client {
     }
 
     fn query<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.send(Request::query(path))?.json()
+        self.repeated(Repeat::Always, || self.send(Request::query(path))?.json())
     }
 
     fn post<T: DeserializeOwned>(&self, path: &str, params: &impl Serialize) -> Result<T, ClientError> {
-        self.send(Request::post(path, params)?)?.json()
+        self.repeated(Repeat::Always, || self.send(Request::post(path, params)?)?.json())
+    }
+
+    /// For a request whose second execution would have another result than the first.
+    fn post_once<T: DeserializeOwned>(&self, path: &str, params: &impl Serialize) -> Result<T, ClientError> {
+        self.repeated(Repeat::IfUnread, || self.send(Request::post(path, params)?)?.json())
+    }
+
+    /// Receives events until `result` returns the request's result.
+    fn post_for_events<E: DeserializeOwned, T>(
+        &self,
+        path: &str,
+        params: &impl Serialize,
+        mut result: impl FnMut(E) -> Option<Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        self.repeated(Repeat::Always, || {
+            let mut lines = self.send(Request::post(path, params)?)?.lines()?;
+            while let Some(event) = lines.next_json()? {
+                if let Some(result) = result(event) {
+                    return result;
+                }
+            }
+            Err(ClientError::Closed)
+        })
+    }
+
+    /// Runs a request again as long as its server ends and another one replaces it.
+    fn repeated<T>(
+        &self,
+        repeat: Repeat,
+        mut run: impl FnMut() -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        let Some(replaced) = &self.replaced else { return run() };
+        for _ in 0..MAX_REPEATS {
+            match run() {
+                Err(error) if repeat.allows(&error) && replaced() => {}
+                Err(ClientError::Closed) if replaced() => return Err(ClientError::ServerEnded),
+                done => return done,
+            }
+        }
+        run()
     }
 
     fn send(&self, request: Request) -> Result<Response, ClientError> {
@@ -447,6 +511,10 @@ impl Client {
 
     fn new_stream(&self) -> Result<UnixStream, ClientError> {
         (self.connector)().map_err(|reason| {
+            let reason = match reason.downcast::<ErrorBody>() {
+                Ok(body) => return ClientError::Daemon(body),
+                Err(reason) => reason,
+            };
             let socket = self.socket.clone();
             match reason.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -460,6 +528,28 @@ impl Client {
         })
     }
 }
+
+/// Which requests are repeated when their server has ended.
+#[derive(Clone, Copy, Debug)]
+enum Repeat {
+    Always,
+    /// Those that the server has certainly not read.
+    IfUnread,
+}
+
+impl Repeat {
+    fn allows(self, error: &ClientError) -> bool {
+        match error {
+            // Sent by the kernel when a socket is closed whose data was not read.
+            ClientError::Io(error) => error.kind() == io::ErrorKind::ConnectionReset,
+            ClientError::Closed => matches!(self, Self::Always),
+            _ => false,
+        }
+    }
+}
+
+/// Servers that end one after the other while one request is tried. More would be a fault of the server.
+const MAX_REPEATS: u32 = 100;
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

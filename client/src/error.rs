@@ -35,6 +35,13 @@ pub enum ClientError {
     /// The daemon closed the connection early.
     #[error("blobd daemon: closed the connection before its response was complete; see its log")]
     Closed,
+    /// The server ended before its response was complete. The request may have been executed, and a second
+    /// execution would have another result.
+    #[error(
+        "blobd: the process that had the store open ended before its response was complete; the request may \
+         have been executed"
+    )]
+    ServerEnded,
     /// A send or receive timed out.
     #[error("blobd daemon: silent for longer than the timeout")]
     TimedOut,

@@ -69,15 +69,16 @@ impl Request {
     pub(crate) fn send(self, stream: UnixStream) -> Result<Response, ClientError> {
         let mut bytes = self.head.into_bytes();
         bytes.extend_from_slice(&self.body);
-        match send_all(&stream, &bytes, &[]) {
+        let is_unread = match send_all(&stream, &bytes, &[]) {
             // The daemon may refuse the request and close early; its response can still be received.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-            sent => sent?,
-        }
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => true,
+            sent => sent.map(|()| false)?,
+        };
         let mut wire = Wire::new(stream, self.max_fds);
         loop {
             if !wire.receive()? {
-                return Err(ClientError::Closed);
+                let reset = || io::Error::from(io::ErrorKind::ConnectionReset);
+                return Err(if is_unread { ClientError::Io(reset()) } else { ClientError::Closed });
             }
             if let Some((head, length)) = parse_head(wire.pending())? {
                 wire.consume(length);

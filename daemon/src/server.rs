@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blobd_client::protocol::connection::send_message;
@@ -9,10 +10,11 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioTimer;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
 
 use crate::admission::Connections;
 use crate::api;
-use crate::principal::Peer;
+use crate::principal::{Peer, Right};
 use crate::socket::{ClientSocket, HttpIo};
 use crate::state::Daemon;
 
@@ -28,12 +30,29 @@ const MAX_HEAD_BYTES: usize = 16 << 10;
 pub(crate) struct Server {
     daemon: Arc<Daemon>,
     connections: Connections,
+    /// Whether only this process's user and root are served.
+    is_private: bool,
+    /// Set to true at the end. Each connection that uses HTTP has a receiver.
+    ending: Arc<watch::Sender<bool>>,
 }
 
 impl Server {
     pub(crate) fn new(daemon: Arc<Daemon>) -> Self {
         let connections = Connections::new(daemon.limits.connections);
-        Self { daemon, connections }
+        Self { daemon, connections, is_private: false, ending: Arc::new(watch::channel(false).0) }
+    }
+
+    /// A server for this process's user and root.
+    pub(crate) fn private(daemon: Arc<Daemon>) -> Self {
+        Self { is_private: true, ..Self::new(daemon) }
+    }
+
+    /// Ends all connections that use HTTP. Requests that have been read are completed, except for pulls and other
+    /// work that reports progress, which is stopped: it may take hours. Requests that have not been read are
+    /// not executed. Returns false if requests are not completed within `limit`.
+    pub(crate) async fn end(&self, limit: Duration) -> bool {
+        self.ending.send_replace(true);
+        tokio::time::timeout(limit, self.ending.closed()).await.is_ok()
     }
 
     pub(crate) async fn serve(&self, listener: &UnixListener) {
@@ -56,6 +75,9 @@ impl Server {
     /// Serves one connection in its own task, or refuses it if its user has too many.
     pub(crate) fn start(&self, stream: UnixStream) {
         let Ok(peer) = Peer::of(&stream) else { return };
+        if self.is_private && !peer.may(Right::Administer) {
+            return;
+        }
         let closer = &self.daemon.closer;
         let permit = match self.connections.admit(peer.uid) {
             Some(permit) if !closer.is_stuck(peer.uid) => permit,
@@ -67,9 +89,9 @@ impl Server {
         };
         let socket = ClientSocket::new(stream, peer.uid, Some(permit), closer);
         self.daemon.note_peer(&peer);
-        let daemon = Arc::clone(&self.daemon);
+        let (daemon, ending) = (Arc::clone(&self.daemon), self.ending.subscribe());
         tokio::spawn(async move {
-            if let Err(error) = serve_connection(daemon, peer, socket).await {
+            if let Err(error) = serve_connection(daemon, peer, socket, ending).await {
                 tracing::debug!("a connection ended early: {error}");
             }
         });
@@ -91,17 +113,38 @@ impl Server {
     }
 }
 
-async fn serve_connection(daemon: Arc<Daemon>, peer: Peer, socket: ClientSocket) -> hyper::Result<()> {
+async fn serve_connection(
+    daemon: Arc<Daemon>,
+    peer: Peer,
+    socket: ClientSocket,
+    mut ending: watch::Receiver<bool>,
+) -> hyper::Result<()> {
     let io = HttpIo::new(socket.clone());
+    let reports_progress = Arc::new(AtomicBool::new(false));
+    let reports = Arc::clone(&reports_progress);
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
         let response = api::respond(Arc::clone(&daemon), peer.clone(), socket.clone(), request);
-        async { Ok::<_, Infallible>(response.await) }
+        let reports = Arc::clone(&reports);
+        async move {
+            let response = response.await;
+            reports.store(api::reports_progress(&response), Ordering::Relaxed);
+            Ok::<_, Infallible>(response)
+        }
     });
-    http1::Builder::new()
+    let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(MAX_HEAD_BYTES)
         .serve_connection(io, service)
-        .with_upgrades()
-        .await
+        .with_upgrades();
+    tokio::pin!(connection);
+    tokio::select! {
+        served = connection.as_mut() => return served,
+        _ = ending.wait_for(|ending| *ending) => {}
+    }
+    if reports_progress.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    connection.as_mut().graceful_shutdown();
+    connection.await
 }

@@ -105,6 +105,14 @@ impl WorkLimits {
     }
 }
 
+impl WorkLimits {
+    /// Whether any work runs that changes the store, or waits for a registry.
+    pub(crate) fn is_any_running(&self) -> bool {
+        let Self { imports, pulls, plans, inspections, surveys, verifications, .. } = self;
+        [imports, pulls, plans, inspections, surveys, verifications].iter().any(|pool| pool.in_use() > 0)
+    }
+}
+
 /// Measures whether imports and pulls move enough bytes to keep the disk busy.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {

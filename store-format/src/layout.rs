@@ -34,6 +34,8 @@ pub const SCRUB_FILE: &str = "scrub.json";
 pub const INDEX: &str = "index";
 /// Locked by the one process that has the store open.
 pub const LOCK_FILE: &str = "lock";
+/// The socket of a command that has the store open, for other commands.
+pub const COMMAND_SOCKET: &str = "command.sock";
 /// Space that is released when the disk is full, so that removing still works.
 pub const RESERVE_FILE: &str = "reserve";
 

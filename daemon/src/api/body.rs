@@ -125,8 +125,16 @@ pub(super) fn lines_response<E: Serialize + Send + 'static>(mut events: mpsc::Re
     };
     let next = move |context: &mut Context<'_>| events.poll_recv(context).map(|event| event.map(line));
     let mut response = response(StatusCode::OK, Content::Parts(Box::new(next)), Vec::new());
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(LINES));
     response
+}
+
+/// The media type of a response with a line for each event.
+const LINES: &str = "application/x-ndjson";
+
+/// Whether the response consists of the events of work in progress.
+pub(crate) fn reports_progress(response: &HttpResponse) -> bool {
+    response.headers().get(CONTENT_TYPE).is_some_and(|media_type| media_type == LINES)
 }
 
 pub(super) fn details_response(mut details: DetailsStream, permit: Option<Permit>) -> HttpResponse {

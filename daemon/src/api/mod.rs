@@ -31,7 +31,7 @@ mod release;
 mod show;
 mod upgrade;
 
-pub(crate) use body::{HttpResponse, json_response};
+pub(crate) use body::{HttpResponse, json_response, reports_progress};
 use body::{error_response, raw_response, read_json};
 
 /// The right that a request needs; `None` for an unknown one. A verification that repairs and a release of other

@@ -1,36 +1,38 @@
 //! Connects a command to the running daemon, or to a server in the command's own process.
 //!
 //! Without a daemon, the command opens the store and runs the daemon's server code on a socket pair, so
-//! that every command has one code path.
+//! that every command has one code path. If another command has the store open, that one serves it.
 
-use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use blobd_client::client::Client;
 use blobd_client::error::ClientError;
-use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::error::ErrorBody;
 use blobd_client::sockets::default_sockets;
-use blobd_store::{LockHolder, Store, StoreError};
 use blobd_store_format::reference::Reference;
 use serde::Serialize;
-use tokio::runtime::Runtime;
 
 use super::Global;
+use super::store_access::{Place, StoreAccess, find};
 use crate::config::{Config, ConfigError, default_root};
-use crate::ops::OpError;
 use crate::output::{print, print_json, print_message, printable};
-use crate::server::Server;
-use crate::state::Daemon;
 
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub(crate) client: Client,
-    /// Runs the server in this process. Dropped after the client, which needs it.
-    embedded: Option<Runtime>,
+    /// Set without a daemon.
+    access: Option<OpenAccess>,
+}
+
+/// Ends the server in this process on drop.
+#[derive(Debug)]
+struct OpenAccess(Arc<StoreAccess>);
+
+impl Drop for OpenAccess {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 /// Connects to the socket given on the command line, else opens the store given there (or connects to
@@ -116,8 +118,13 @@ pub(super) fn print_result<T: Serialize>(
 
 impl Connected {
     /// Whether the server runs in this process, so that its settings end with this command.
-    pub(crate) const fn is_embedded(&self) -> bool {
-        self.embedded.is_some()
+    pub(crate) fn is_embedded(&self) -> bool {
+        self.access.as_ref().is_some_and(|access| access.0.is_here())
+    }
+
+    /// Whether a daemon serves the store, and not a command, which ends when its work is done.
+    pub(crate) const fn has_daemon(&self) -> bool {
+        self.access.is_none()
     }
 }
 
@@ -139,7 +146,7 @@ pub(crate) fn client_error(error: ClientError) -> ErrorBody {
 fn connect_to(socket: &Path) -> Result<Connected, ClientError> {
     let client = Client::connect(socket)?;
     tracing::debug!("connected to the daemon at {}", socket.display());
-    Ok(Connected { client, embedded: None })
+    Ok(Connected { client, access: None })
 }
 
 /// Refuses a socket whose daemon serves another store than `root`: `BLOBD_SOCKET` may still be set, and
@@ -155,65 +162,15 @@ fn connect_to_store(root: &Path, socket: &Path) -> Result<Connected, ErrorBody> 
     Err(super::usage(message).with_hint("leave out --root or --socket (BLOBD_ROOT, BLOBD_SOCKET)"))
 }
 
-/// Opens the store. While another process has it locked, retries for two seconds, unless `can_reach`
-/// returns true for that process: commands hold the lock briefly, and a killed process holds it until the
-/// kernel has ended it.
-pub(crate) fn open_store(
-    root: &Path,
-    config: &Config,
-    can_reach: impl Fn(&LockHolder) -> bool,
-) -> Result<Store, StoreError> {
-    const TIMEOUT: Duration = Duration::from_secs(2);
-    const PAUSE: Duration = Duration::from_millis(20);
-    let start = Instant::now();
-    loop {
-        match Store::open_with(root, config.store_options()) {
-            Err(StoreError::Locked { holder, .. }) if start.elapsed() < TIMEOUT && !can_reach(&holder) => {
-                thread::sleep(PAUSE);
-            }
-            opened => return opened,
+/// Uses the store through this process, or through the process that has it open.
+fn embedded(root: &Path, config: &Config) -> Result<Connected, ErrorBody> {
+    match find(root, config)? {
+        Place::Daemon(socket) => connect_to(&root.join(socket)).map_err(client_error),
+        place => {
+            let access = StoreAccess::new(root, config, place);
+            Ok(Connected { client: access.client(), access: Some(OpenAccess(access)) })
         }
     }
-}
-
-/// Opens the store in this process, or connects to the daemon that has it open.
-fn embedded(root: &Path, config: &Config) -> Result<Connected, ErrorBody> {
-    let serves = |holder: &LockHolder| {
-        holder.socket.as_ref().is_some_and(|socket| UnixStream::connect(socket).is_ok())
-    };
-    let store = match open_store(root, config, serves) {
-        Ok(store) => store,
-        Err(StoreError::Locked { holder, .. }) => return connect_to_holder(root, &holder),
-        Err(error) => return Err(OpError::from(error).body()),
-    };
-    tracing::debug!("{}: opened in this process", root.display());
-    let daemon =
-        Daemon::new(store, &config.registry_policy()).map_err(|error| OpError::from(error).body())?;
-    let daemon = daemon.with_transfers(config.transfer_policy());
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    let server = Server::new(Arc::new(daemon));
-    let handle = runtime.handle().clone();
-    let connector = move || -> io::Result<UnixStream> {
-        let (ours, theirs) = UnixStream::pair()?;
-        theirs.set_nonblocking(true)?;
-        let _context = handle.enter();
-        server.start(tokio::net::UnixStream::from_std(theirs)?);
-        Ok(ours)
-    };
-    Ok(Connected { client: Client::with_connector(Arc::new(connector)), embedded: Some(runtime) })
-}
-
-fn connect_to_holder(root: &Path, holder: &LockHolder) -> Result<Connected, ErrorBody> {
-    let hint = match holder.socket.as_ref().map(|socket| connect_to(socket)) {
-        Some(Ok(connected)) => return Ok(connected),
-        Some(Err(error)) => format!("that daemon cannot be reached ({error}); restart it"),
-        None => {
-            "wait until it ends, or start `blobd serve`, which many commands can use at a time".to_owned()
-        }
-    };
-    let locked = StoreError::Locked { root: root.into(), holder: Box::new(holder.clone()) };
-    Err(OpError::from(locked).body().with_hint(hint))
 }
 
 /// The store's directory: from the command line, the configuration or the default.

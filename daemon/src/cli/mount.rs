@@ -42,7 +42,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     const TIMEOUT: Duration = Duration::from_secs(30);
     raise_descriptor_limit();
     let connected = connect(global)?;
-    if connected.is_embedded() {
+    if !connected.has_daemon() {
         let body = ErrorBody::new(ErrorCode::InvalidRequest, "mount: no daemon is running");
         return Err(body.with_hint("start `blobd serve` first: the mount reads models through the daemon"));
     }

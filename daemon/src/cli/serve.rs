@@ -12,8 +12,9 @@ use clap::Args;
 use tokio::signal::unix::SignalKind;
 
 use super::Global;
-use super::connect::{load_config, open_store, root};
+use super::connect::{load_config, root};
 use super::interrupt::{Signals, first_of, listen, listen_for_stop};
+use super::store_access::open_for_daemon;
 use crate::config::Config;
 use crate::housekeeping;
 use crate::ops::OpError;
@@ -47,7 +48,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let config = load_config(global)?;
     let root = root(global, &config)?;
     let socket = endpoint::path(global, &config)?;
-    let store = open_store(&root, &config, |_holder| false).map_err(|error| OpError::from(error).body())?;
+    let store = open_for_daemon(&root, &config)?;
     let policy = config.registry_policy();
     let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
     let daemon = Daemon::new(store, &policy);

@@ -20,10 +20,12 @@ use crate::admission::ConnectionPermit;
 use crate::sys::set_takes_descriptors;
 
 mod closer;
+mod command;
 mod http_io;
 mod listener;
 
 pub(crate) use closer::Closer;
+pub(crate) use command::{CommandSocket, connect_announced};
 pub(crate) use http_io::HttpIo;
 pub(crate) use listener::Socket;
 

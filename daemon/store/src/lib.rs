@@ -94,7 +94,7 @@ pub use assembler::{
 pub use error::StoreError;
 pub use filesystem::{Durability, FileSystem};
 pub use ingest::{Committed, Ingest};
-pub use lock_file::LockHolder;
+pub use lock_file::{CommandState, LockHolder};
 pub use make_space::{EvictionObserver, MakeSpace};
 pub use models::{Model, NamedFile, StoredFile};
 pub use other_files::OtherFiles;
@@ -227,8 +227,18 @@ impl Store {
     /// Writes this process and its socket into the lock file, so that a client that is given only the
     /// store finds the daemon.
     pub fn announce(&self, socket: Option<&Path>) {
+        self.write_holder(socket, None);
+    }
+
+    /// The same for a command, which serves other processes only while it works.
+    pub fn announce_command(&self, socket: Option<&Path>, state: CommandState) {
+        self.write_holder(socket, Some(state));
+    }
+
+    fn write_holder(&self, socket: Option<&Path>, command: Option<CommandState>) {
         let Some(lock) = self.lock.as_ref().filter(|_| self.read_only_reason().is_none()) else { return };
-        let holder = LockHolder { pid: std::process::id(), socket: socket.map(Path::to_path_buf) };
+        let socket = socket.map(Path::to_path_buf);
+        let holder = LockHolder { pid: std::process::id(), socket, command };
         if let Err(error) = lock_file::write_holder(lock, &holder) {
             let path = self.root.full(layout::LOCK_FILE);
             tracing::warn!("{}: cannot write the process and socket: {error}", path.display());

@@ -13,9 +13,22 @@ use serde::{Deserialize, Serialize};
 pub struct LockHolder {
     /// The process id; 0 if not recorded yet.
     pub pid: u32,
-    /// Its socket, if it is a daemon.
+    /// The socket on which it serves other processes. A relative path is one in the store's directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
+    /// Set if it is a command, which serves other processes only while it works.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<CommandState>,
+}
+
+/// What a command that has the store open is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CommandState {
+    /// Its own work. If it has a socket, it serves other processes meanwhile.
+    Working,
+    /// It has done its own work, and completes requests of other processes. It accepts no new ones.
+    Ending,
 }
 
 impl std::fmt::Display for LockHolder {
@@ -23,6 +36,9 @@ impl std::fmt::Display for LockHolder {
         match self.pid {
             0 => f.write_str("another process")?,
             pid => write!(f, "process {pid}")?,
+        }
+        if self.command.is_some() {
+            return f.write_str(", a blobd command");
         }
         self.socket.as_ref().map_or(Ok(()), |socket| write!(f, ", which serves {}", socket.display()))
     }

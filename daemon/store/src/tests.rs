@@ -75,7 +75,7 @@ fn one_process_locks_the_store_and_records_itself() {
     let error = Store::open(folder.path().join("store")).unwrap_err();
     let StoreError::Locked { holder, .. } = error else { panic!("{error}") };
     let socket = Some(PathBuf::from("/run/x.sock"));
-    assert_eq!(*holder, LockHolder { pid: std::process::id(), socket });
+    assert_eq!(*holder, LockHolder { pid: std::process::id(), socket, command: None });
     store.announce(None);
     drop(store);
     Store::open(folder.path().join("store")).unwrap();

@@ -1,6 +1,7 @@
 //! The integration tests: one binary, one module per area.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod batch;
 mod command_line;
 mod commands;
 mod concurrent;
@@ -13,6 +14,7 @@ mod diff;
 mod direct_writes;
 mod disk_faults;
 mod edit;
+mod embedded;
 mod eviction;
 mod exec;
 mod export;
