@@ -37,6 +37,7 @@ use crate::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, ModelSharing, PullDone, PullEvent, PullPlan,
     Released, Removed, SessionList, Tagged, Version,
 };
+use crate::protocol::space::{DroppedDownloads, RemovePartialsParams, UnfinishedDownloads};
 use crate::protocol::upkeep::{
     DoctorReport, EvictionPlan, Pinned, PullLimit, Reindexed, TrashList, Undeleted, Verified, VerifyEvent,
 };
@@ -181,6 +182,25 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn disk_usage(&self) -> Result<DiskUsage, ClientError> {
         self.query("/v1/df")
+    }
+
+    /// Lists unfinished downloads.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn unfinished_downloads(&self) -> Result<UnfinishedDownloads, ClientError> {
+        self.query("/v1/partials")
+    }
+
+    /// Drops unfinished downloads.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] with `not_found` when a target has none, and with `busy` when a pull uses it.
+    pub fn remove_unfinished_downloads(
+        &self,
+        params: &RemovePartialsParams,
+    ) -> Result<DroppedDownloads, ClientError> {
+        self.post("/v1/partials/remove", params)
     }
 
     /// Lists the sessions: which processes have which models open.

@@ -6,6 +6,7 @@
 use blobd_client::protocol::edit::Edited;
 use blobd_client::protocol::lost_model::LostModel;
 use blobd_client::protocol::response::{GcReport, Imported, PullDone, Released, Removed, Tagged};
+use blobd_client::protocol::space::DroppedDownloads;
 use blobd_client::protocol::upkeep::{Pinned, PullLimit, Reindexed, Undeleted, Verified};
 
 use crate::log_limit::{LogLimit, Omitted};
@@ -124,6 +125,20 @@ impl Finished for Removed {
             None => "rm".to_owned(),
         };
         self.models.iter().for_each(|model| lost(requester, "rm", &cause, model));
+    }
+}
+
+impl Finished for DroppedDownloads {
+    fn has_changed(&self) -> bool {
+        !self.removed.is_empty()
+    }
+
+    fn write(&self, requester: Requester) {
+        let (uid, pid, freed_bytes) = (requester.uid(), requester.pid(), self.freed_bytes);
+        let names = self.removed.iter().map(|one| one.name.clone().unwrap_or_else(|| one.digest.short()));
+        let names: Vec<String> = names.collect();
+        let models = one_line(&names, LIST_WIDTH);
+        tracing::info!(uid, pid, downloads = names.len(), models, freed_bytes, "partial rm");
     }
 }
 

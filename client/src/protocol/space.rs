@@ -96,6 +96,83 @@ pub struct UsageRow {
     pub by: Vec<String>,
 }
 
+/// Response to `GET /v1/partials`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnfinishedDownloads {
+    /// One entry per file, the largest on disk first.
+    pub downloads: Vec<UnfinishedDownload>,
+}
+
+/// A file whose download has not finished, or that belongs to a model that is not complete.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnfinishedDownload {
+    /// The digest of the whole file; of a file that is known only by its URL, of that.
+    pub digest: Digest,
+    /// The name that the model is to get, if that is recorded.
+    pub name: Option<String>,
+    /// The reference or the URL, without its query, that was pulled.
+    pub source: Option<String>,
+    /// The size of the whole file, if known.
+    pub size: Option<u64>,
+    /// How much of it has arrived or was reused.
+    pub received_bytes: u64,
+    /// What it takes on disk, with blobs that only it needs.
+    pub disk_bytes: u64,
+    /// When the pull began, if recorded.
+    pub started: Option<String>,
+    /// When bytes last arrived.
+    pub last_received: Option<String>,
+    /// The user who pulls it, if recorded.
+    pub uid: Option<u32>,
+    /// The user's name, if the uid has one.
+    pub user: Option<String>,
+    /// Whether a pull uses it now.
+    pub running: bool,
+}
+
+/// Body of `POST /v1/partials/remove`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemovePartialsParams {
+    /// Names of models, URLs, or digests, which may be shortened; all downloads if there are none.
+    #[serde(default)]
+    pub targets: Vec<String>,
+    /// Only downloads of which nothing has arrived for longer than this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub older_than_seconds: Option<u64>,
+}
+
+/// Response to `POST /v1/partials/remove`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DroppedDownloads {
+    /// The downloads that were dropped.
+    pub removed: Vec<DroppedDownload>,
+    /// The bytes freed on disk.
+    pub freed_bytes: u64,
+    /// The downloads that were not dropped.
+    pub kept: Vec<KeptDownload>,
+}
+
+/// A dropped download.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DroppedDownload {
+    /// The digest of the file.
+    pub digest: Digest,
+    /// The model's name, if recorded.
+    pub name: Option<String>,
+}
+
+/// A download that was not dropped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptDownload {
+    /// The digest of the file.
+    pub digest: Digest,
+    /// The model's name, if recorded.
+    pub name: Option<String>,
+    /// Why it was kept.
+    pub reason: String,
+}
+
 /// What a part of the store is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

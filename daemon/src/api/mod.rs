@@ -5,6 +5,7 @@ use std::sync::Arc;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{GcParams, LimitParams, PullParams, VerifyParams};
 use blobd_client::protocol::response::{PullPlan, Version};
+use blobd_client::protocol::space::RemovePartialsParams;
 use blobd_client::protocol::upkeep::PullLimit;
 use blobd_store::Store;
 use blobd_store_format::reference::{Reference, ReferenceError};
@@ -39,9 +40,10 @@ use body::{error_response, raw_response, read_json};
 fn right(method: &Method, path: &str) -> Option<Right> {
     match (method.as_str(), path) {
         ("GET", _) | ("POST", "/v1/open" | "/v1/release" | "/v1/verify") => Some(Right::Read),
-        ("POST", "/v1/pull" | "/v1/pull/plan" | "/v1/inspect" | "/v1/import" | "/v1/edit") => {
-            Some(Right::Pull)
-        }
+        (
+            "POST",
+            "/v1/pull" | "/v1/pull/plan" | "/v1/inspect" | "/v1/import" | "/v1/edit" | "/v1/partials/remove",
+        ) => Some(Right::Pull),
         (
             "POST",
             "/v1/limit" | "/v1/remove" | "/v1/undelete" | "/v1/pin" | "/v1/tag" | "/v1/gc" | "/v1/reindex",
@@ -99,6 +101,7 @@ async fn get(caller: &Caller, uri: &Uri) -> Result<HttpResponse, ErrorBody> {
         "/v1/models" => caller.respond(|daemon| ops::list(&daemon.store)).await,
         "/v1/ps" => caller.respond(|daemon| Ok(daemon.sessions.list())).await,
         "/v1/df" => caller.survey(|daemon| ops::usage(&daemon.store, &*daemon.last_opened)).await,
+        "/v1/partials" => caller.survey(|daemon| ops::partials(&daemon.store, &daemon.transfers)).await,
         "/v1/trash" => caller.respond(|daemon| ops::trash(&daemon.store)).await,
         "/v1/doctor" => caller.survey(|daemon| ops::doctor(&daemon.store, daemon.doctor_context())).await,
         "/v1/eviction" => {
@@ -138,6 +141,18 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         }
         "/v1/undelete" => caller.change(request, |store, _, params| ops::undelete(store, params)).await,
         "/v1/pin" => caller.change(request, |store, _, params| ops::pin(store, params)).await,
+        "/v1/partials/remove" => {
+            let params: RemovePartialsParams = caller.params(request).await?;
+            let (uid, may_drop_all) = (caller.peer.uid, caller.peer.may(Right::Administer));
+            let requester = caller.requester();
+            let remove = move |daemon: &Daemon| {
+                let done =
+                    ops::remove_partials(&daemon.store, &daemon.transfers, &params, uid, may_drop_all)?;
+                verb_log::finished(&daemon.limits.log, requester, &done);
+                Ok(done)
+            };
+            caller.respond(remove).await
+        }
         "/v1/remove" => caller.change(request, |store, _, params| ops::remove(store, params)).await,
         "/v1/tag" => caller.change(request, ops::tag).await,
         "/v1/gc" => {

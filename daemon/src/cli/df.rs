@@ -83,12 +83,12 @@ fn label(row: &UsageRow) -> String {
     }
 }
 
-/// At most 40 characters, so that a line fits 80 columns.
+/// Short, so that a line with the name of a usual model fits 80 columns.
 const fn remark(row: &UsageRow, usage: &DiskUsage) -> &'static str {
     match row.kind {
         UsageKind::Shared => "several models need it",
         UsageKind::InUse => "no model needs it, but it is open",
-        UsageKind::Download => "unfinished; the next pull continues it",
+        UsageKind::Download => "unfinished, see `blobd partial ls`",
         UsageKind::Staging => "in progress",
         UsageKind::Trash => "`blobd undelete` until it expires",
         UsageKind::Quarantine => "damaged blobs, kept for inspection",
@@ -136,7 +136,7 @@ fn limits(usage: &DiskUsage) -> Vec<String> {
 fn watermarks(usage: &DiskUsage) -> String {
     match (usage.high_watermark_bytes, usage.low_watermark_bytes) {
         (Some(high), Some(low)) => {
-            format!("; eviction above {}, down to {}", human_bytes(high), human_bytes(low))
+            format!("; eviction above {}, to {}", human_bytes(high), human_bytes(low))
         }
         _ => String::new(),
     }
@@ -181,7 +181,7 @@ mod tests {
                 .map(|kind| row(kind, None, LARGE)),
         );
         rows.push(row(UsageKind::Directories, None, 0));
-        rows.push(row(UsageKind::Download, Some("hf.co/user/repo:Q8_0"), LARGE));
+        rows.push(row(UsageKind::Download, Some("hf.co/me/repo:Q8_0"), LARGE));
         rows.push(UsageRow { by: vec!["lost+found".to_owned()], ..row(UsageKind::Other, None, LARGE) });
         let disk_bytes = rows.iter().map(|row| row.bytes).sum();
         let quota_bytes = Some(LARGE * 23);

@@ -41,6 +41,7 @@ mod man;
 mod model_source;
 mod mount;
 mod output_file;
+mod partial;
 mod pin;
 mod progress;
 mod prompt;
@@ -145,6 +146,7 @@ impl Global {
 enum Command {
     Pull(pull::Params),
     Limit(limit::Params),
+    Partial(partial::Params),
     Import(import::Params),
     Export(export::Params),
     Edit(edit::Params),
@@ -250,6 +252,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Fit(params) => return fit::run(global, &params),
         Command::Pull(params) => pull::run(global, &params),
         Command::Limit(params) => limit::run(global, &params),
+        Command::Partial(params) => partial::run(global, &params),
         Command::Import(params) => import::run(global, &params),
         Command::Export(params) => export::run(global, &params),
         Command::Edit(params) => edit::run(global, &params),

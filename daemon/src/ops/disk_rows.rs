@@ -84,9 +84,11 @@ impl Parts<'_> {
             let sum = bytes.entry(*file).or_default();
             *sum = sum.saturating_add(*published);
         }
-        let rows = bytes
-            .into_iter()
-            .map(|(file, bytes)| UsageRow { digest: Some(file), ..row(UsageKind::Download, bytes) });
+        let rows = bytes.into_iter().map(|(file, bytes)| UsageRow {
+            name: self.store.download_about(file).map(|about| about.name),
+            digest: Some(file),
+            ..row(UsageKind::Download, bytes)
+        });
         sorted(rows.collect())
     }
 

@@ -95,6 +95,16 @@ pub enum OpError {
         /// What `gc` would free, if known.
         reclaimable_bytes: Option<u64>,
     },
+    #[error("{target}: no unfinished download has this name or ID")]
+    NoSuchDownload { target: String },
+    #[error("download of {name}: a pull uses it")]
+    DownloadInUse { name: String },
+    #[error("download of {name}: of {}, only an administrator may drop it", uid.map_or_else(|| "an unknown user".to_owned(), |uid| format!("uid {uid}")))]
+    DownloadOfAnother {
+        name: String,
+        /// The user who pulled it, if recorded.
+        uid: Option<u32>,
+    },
     #[error("internal error: {0}")]
     Internal(String),
 }
@@ -130,9 +140,13 @@ impl OpError {
             | Self::TooManyLayers { .. } => ErrorCode::InvalidRequest,
             Self::Damaged { .. } | Self::DamagedParts { .. } | Self::DamagedFile { .. } => ErrorCode::Corrupt,
             Self::DigestMismatch { .. } | Self::Interrupted { .. } => ErrorCode::Upstream,
-            Self::NotInModel { .. } | Self::NotInTrash { .. } => ErrorCode::NotFound,
-            Self::Pinned { .. } => ErrorCode::Denied,
-            Self::NameTaken { .. } | Self::TargetExists { .. } => ErrorCode::Busy,
+            Self::NotInModel { .. } | Self::NotInTrash { .. } | Self::NoSuchDownload { .. } => {
+                ErrorCode::NotFound
+            }
+            Self::Pinned { .. } | Self::DownloadOfAnother { .. } => ErrorCode::Denied,
+            Self::NameTaken { .. } | Self::TargetExists { .. } | Self::DownloadInUse { .. } => {
+                ErrorCode::Busy
+            }
             Self::NoSpaceForPull { source, .. } => source.code(),
             Self::Internal(_) => ErrorCode::Internal,
         }
@@ -176,6 +190,9 @@ impl OpError {
                 "`blobd gc`, `blobd rm` or a larger quota provides space; nothing was stored"
             }
             (_, ErrorCode::NoSpace) => "`blobd gc` or `blobd rm` frees space; nothing was stored",
+            (Self::NoSuchDownload { .. }, _) => "`blobd partial ls` lists them",
+            (Self::DownloadInUse { .. }, _) => "wait for the pull, or stop it first",
+            (Self::DownloadOfAnother { .. }, _) => "the daemon's own user and root may",
             (Self::DigestMismatch { .. }, _) => {
                 "the received data was deleted: pull again; if it fails again, the registry or a proxy sends \
                  other data"

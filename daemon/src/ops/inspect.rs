@@ -134,7 +134,8 @@ impl Inspector<'_> {
         let Pull { registry, transfers, handle, requester, params, events, .. } = self.pull;
         let uid = requester.uid();
         let limits = transfers.limits(&RateLimit::new(params.limit_rate));
-        let job = Job { registry, file, handle, uid, limits, report: &|_arrived| !events.is_closed() };
+        let job =
+            Job { registry, file, handle, uid, about: None, limits, report: &|_arrived| !events.is_closed() };
         fetch(&job).map_err(|error| transfer_error(file, error))
     }
 }

@@ -46,7 +46,8 @@ fn planned(pull: Pull<'_>, lease: &Lease, file: &RemoteFile) -> Result<PlannedFi
         return Ok(PlannedFile { stored_bytes: size, download_bytes: 0, ..bare });
     }
     let limits = transfers.limits(&RateLimit::new(params.limit_rate));
-    let job = Job { registry, file, handle, uid, limits, report: &|_arrived| !events.is_closed() };
+    let job =
+        Job { registry, file, handle, uid, about: None, limits, report: &|_arrived| !events.is_closed() };
     let plan = transfers.plan(store, lease, &job).map_err(|error| transfer_error(file, error))?;
     let (resumed_bytes, similar_bytes) = (plan.resumed_bytes, plan.similar_bytes);
     let download_bytes = size.saturating_sub(resumed_bytes).saturating_sub(similar_bytes);

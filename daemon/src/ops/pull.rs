@@ -3,7 +3,7 @@
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_registry::{RemoteFile, RemoteModel};
-use blobd_store::{Ingest, NamedFile, StoreError, StoredFile};
+use blobd_store::{DownloadAbout, Ingest, NamedFile, StoreError, StoredFile};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
@@ -188,7 +188,13 @@ impl Incoming<'_> {
         let Pull { registry, handle, transfers, requester, .. } = self.pull;
         let uid = requester.uid();
         let report = |arrived: u64| report(arrived) && !guard.should_yield();
-        let job = Job { registry, file, handle, uid, limits: transfers.limits(&self.limit), report: &report };
+        let about = Some(DownloadAbout {
+            name: self.reference.short(),
+            source: self.pull.params.source.to_string(),
+            uid,
+        });
+        let limits = transfers.limits(&self.limit);
+        let job = Job { registry, file, handle, uid, about, limits, report: &report };
         if file.size() <= SMALL_BYTES && !file.media_type().holds_tensors() {
             return self.receive_small(&job);
         }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use blobd_registry::{ByteStream, RegistryClient, RegistryError, RemoteFile};
 use blobd_store::leases::Lease;
-use blobd_store::{Assembler, Ingest, PartialFile, Store, StoreError};
+use blobd_store::{Assembler, DownloadAbout, Ingest, PartialFile, Store, StoreError};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::ModelHeader;
@@ -77,6 +77,8 @@ pub(crate) struct Job<'j> {
     pub(crate) handle: &'j Handle,
     /// The user whose share of connections is used.
     pub(crate) uid: u32,
+    /// What the file is pulled for, to be recorded with an unfinished download.
+    pub(crate) about: Option<DownloadAbout>,
     pub(crate) limits: Vec<RateLimit>,
     /// Called regularly with the number of bytes that have arrived; returns false to cancel.
     pub(crate) report: &'j (dyn Fn(u64) -> bool + Sync),
@@ -186,6 +188,16 @@ impl Transfers {
         self.single_flight.acquire(file, limit, report).ok_or(TransferError::Unwanted)
     }
 
+    /// The right to transfer a file; `None` if it is being transferred.
+    pub(crate) fn try_acquire(&self, file: Digest) -> Option<TransferGuard> {
+        self.single_flight.try_acquire(file)
+    }
+
+    /// Whether a file is being transferred.
+    pub(crate) fn is_running(&self, file: Digest) -> bool {
+        self.single_flight.is_running(file)
+    }
+
     /// Bytes downloaded since the daemon started.
     pub(crate) fn received_bytes(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
@@ -282,6 +294,10 @@ impl Transfers {
         let near = similar_files.first().filter(|_| may_reuse_head).map(|similar| &**similar);
         let Start { head: Head { plan, facts, whole }, parts, fetched, has_reused_head } =
             Start::of(job, ingest.store(), &partial, near)?;
+        let partial = match &job.about {
+            Some(about) => partial.about(about.clone()),
+            None => partial,
+        };
         let assembler = partial.follow(plan, ingest.staging())?;
         for (blob, digest) in assembler.stored() {
             // Pinned before the check, so that no collection deletes it in between.

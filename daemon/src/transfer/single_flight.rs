@@ -97,6 +97,21 @@ impl SingleFlight {
         Some(TransferGuard { single_flight: self.clone(), file })
     }
 
+    /// The right to transfer a file; `None` if another has it. Does not affect that transfer.
+    pub(super) fn try_acquire(&self, file: Digest) -> Option<TransferGuard> {
+        let mut running = self.lock();
+        if running.contains_key(&file) {
+            return None;
+        }
+        let (limit, progress) = (RateLimit::default(), Progress::started());
+        running.insert(file, Running { done: 0, limit, progress, should_yield: false });
+        Some(TransferGuard { single_flight: self.clone(), file })
+    }
+
+    pub(super) fn is_running(&self, file: Digest) -> bool {
+        self.lock().contains_key(&file)
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Digest, Running>> {
         // Each change is complete before anything can panic.
         self.0.running.lock().unwrap_or_else(PoisonError::into_inner)

@@ -88,8 +88,8 @@ mod transactions;
 mod trash;
 
 pub use assembler::{
-    Assembler, BlobSink, BlobWriter, CHUNK_BYTES, CHUNKS_IN_USE, HashedFile, PartialDownload, PartialFile,
-    RangeSource,
+    Assembler, BlobSink, BlobWriter, CHUNK_BYTES, CHUNKS_IN_USE, DownloadAbout, DownloadSummary, HashedFile,
+    PartialDownload, PartialFile, RangeSource,
 };
 pub use error::StoreError;
 pub use filesystem::{Durability, FileSystem};

@@ -6,6 +6,7 @@ mod faults;
 mod files;
 mod interactive;
 mod manifests;
+mod partial;
 mod servers;
 mod third_party;
 mod transfer;

@@ -35,7 +35,7 @@ mod tests;
 
 pub use blob_writer::BlobWriter;
 pub use hash::BlobSink;
-pub use partial::{PartialDownload, PartialFile};
+pub use partial::{DownloadAbout, DownloadSummary, PartialDownload, PartialFile};
 pub use pipeline::{CHUNK_BYTES, CHUNKS_IN_USE, RangeSource};
 
 use direct_writer::DirectWriter;

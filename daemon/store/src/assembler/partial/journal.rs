@@ -99,10 +99,17 @@ pub(super) fn parse(journal: &[u8], file: Digest, size: u64) -> Vec<Record> {
     records.chunks_exact(RECORD_BYTES).map_while(Record::parse).collect()
 }
 
+/// The size of the file in the journal's head; `None` if the journal is for another file.
+pub(super) fn size(journal: &[u8], file: Digest) -> Option<u64> {
+    let bytes = journal.get(HEAD_BYTES - size_of::<u64>()..HEAD_BYTES)?.try_into().ok()?;
+    let size = u64::from_le_bytes(bytes);
+    (journal.get(..HEAD_BYTES)? == head(file, size)).then_some(size)
+}
+
 /// The blobs that the journal records as stored, for any size of the file.
 pub(super) fn stored(journal: &[u8], file: Digest) -> Vec<Digest> {
-    let size = journal.get(HEAD_BYTES - size_of::<u64>()..HEAD_BYTES).and_then(|size| size.try_into().ok());
-    let records = parse(journal, file, size.map_or(0, u64::from_le_bytes)).into_iter();
+    let Some(size) = size(journal, file) else { return Vec::new() };
+    let records = parse(journal, file, size).into_iter();
     records
         .filter_map(|record| match record {
             Record::Stored { digest, .. } => Some(digest),

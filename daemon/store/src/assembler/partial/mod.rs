@@ -21,12 +21,15 @@ use blobd_store_format::layout;
 use blobd_store_format::split::{BlobPlaces, Segment, SplitPlan};
 
 use super::Assembler;
+use crate::node::Node;
 use crate::{Staging, Store, StoreError};
 
+mod about;
 mod extents;
 mod journal;
 mod recover;
 
+pub use about::{DownloadAbout, DownloadSummary};
 pub(super) use extents::Extents;
 use journal::{Record, Session};
 use recover::Claims;
@@ -40,6 +43,8 @@ pub struct PartialFile {
     directory: PathBuf,
     /// The records of earlier sessions.
     records: Vec<Record>,
+    /// What it is of, to be recorded.
+    about: Option<DownloadAbout>,
 }
 
 impl PartialFile {
@@ -48,7 +53,14 @@ impl PartialFile {
         let directory = layout::partial(file);
         let journal = store.root.read_limited(&directory.join(JOURNAL), MAX_JOURNAL_BYTES)?;
         let found = journal.map_or_else(Vec::new, |journal| journal::parse(&journal, file, size));
-        Ok(Self { store: Arc::clone(store), file, size, directory, records: found })
+        Ok(Self { store: Arc::clone(store), file, size, directory, records: found, about: None })
+    }
+
+    /// Has the download record what it is of, for `df` and `partial`.
+    #[must_use]
+    pub fn about(mut self, about: DownloadAbout) -> Self {
+        self.about = Some(about);
+        self
     }
 
     /// The first bytes of the file, as many as have arrived in one run, but at most `limit`. They contain
@@ -82,17 +94,7 @@ impl PartialFile {
 
     /// The bytes that have arrived according to the journal; if a boot is given, only since then.
     fn claimed(&self, since: Option<[u8; 16]>) -> Extents {
-        let (mut arrived, mut counts) = (Extents::default(), since.is_none());
-        for record in &self.records {
-            match *record {
-                Record::Session(session) => counts = since.is_none_or(|since| since == session.boot),
-                Record::Arrived { offset, length, .. } if counts => {
-                    arrived.insert(offset..offset.saturating_add(u64::from(length)));
-                }
-                Record::Arrived { .. } | Record::Stored { .. } => {}
-            }
-        }
-        arrived
+        claimed(&self.records, since)
     }
 
     /// Continues the download by this plan. Bytes of another plan are discarded, and so are bytes that
@@ -103,6 +105,9 @@ impl PartialFile {
         let partial = PartialDirectory::create(self, BlobPlaces::of(&plan))?;
         if claims.is_empty() {
             partial.reset(&staging)?;
+        }
+        if let Some(about) = &partial.download.about {
+            partial.download.store.record_download(partial.download.file, about);
         }
         let assembler = Assembler::in_directory(staging, plan, Some(partial));
         if let Some(partial) = &assembler.partial {
@@ -115,6 +120,21 @@ impl PartialFile {
     fn path_of(&self, blob: usize) -> PathBuf {
         self.directory.join(blob.to_string())
     }
+}
+
+/// The bytes that have arrived according to these records; if a boot is given, only since then.
+fn claimed(records: &[Record], since: Option<[u8; 16]>) -> Extents {
+    let (mut arrived, mut counts) = (Extents::default(), since.is_none());
+    for record in records {
+        match *record {
+            Record::Session(session) => counts = since.is_none_or(|since| since == session.boot),
+            Record::Arrived { offset, length, .. } if counts => {
+                arrived.insert(offset..offset.saturating_add(u64::from(length)));
+            }
+            Record::Arrived { .. } | Record::Stored { .. } => {}
+        }
+    }
+    arrived
 }
 
 /// The directory of a running download, which records what arrives.
@@ -246,6 +266,18 @@ impl Store {
         }
     }
 
+    /// What the download of `file` keeps: the blobs that it has published, and the complete file with its blobs.
+    pub fn download_needs(&self, file: Digest) -> Result<BTreeSet<Node>, StoreError> {
+        let mut needed: BTreeSet<Node> = self.blobs_of_partial(file)?.into_iter().map(Node::Blob).collect();
+        // If the recipe cannot be read, the file is incomplete.
+        if let Ok(outline) = self.recipe_outline(file) {
+            let blobs = outline.map(|outline| outline.digests().to_vec()).unwrap_or_default();
+            needed.extend(blobs.into_iter().chain([file]).map(Node::Blob));
+            needed.insert(Node::Recipe(file));
+        }
+        Ok(needed)
+    }
+
     /// The blobs that the download of `file` has published already. No model may need them yet.
     pub(crate) fn blobs_of_partial(&self, file: Digest) -> Result<BTreeSet<Digest>, StoreError> {
         let path = layout::partial(file).join(JOURNAL);
@@ -270,7 +302,13 @@ impl PartialDownload {
     #[must_use]
     pub(crate) fn is_abandoned(&self, now: SystemTime) -> bool {
         const KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-        self.last_used.is_some_and(|last| now.duration_since(last).is_ok_and(|age| age > KEPT))
+        self.is_older(now, KEPT)
+    }
+
+    /// Whether nothing has arrived for longer than `age`. One with a time in the future, or none, is not older.
+    #[must_use]
+    pub fn is_older(&self, now: SystemTime, age: Duration) -> bool {
+        self.last_used.is_some_and(|last| now.duration_since(last).is_ok_and(|passed| passed > age))
     }
 }
 

@@ -1,0 +1,137 @@
+//! `blobd partial ls`, `blobd partial rm`
+
+use std::time::Duration;
+
+use blobd_client::client::Client;
+use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::space::{
+    DroppedDownloads, RemovePartialsParams, UnfinishedDownload, UnfinishedDownloads,
+};
+use clap::{Args, Subcommand};
+
+use super::Global;
+use super::connect::show;
+use crate::output::{Table, printable, terminal_width};
+use crate::size::human_bytes;
+use crate::times::relative;
+
+/// List and drop unfinished downloads
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A pull that fails or is interrupted keeps what has arrived, and the next pull continues it.
+`blobd gc` drops downloads that were not continued for a week.
+
+Examples:
+  blobd partial ls
+  blobd partial rm llama3:70b
+  blobd partial rm --older-than 2d"
+)]
+pub(super) struct Params {
+    #[command(subcommand)]
+    command: PartialCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum PartialCommand {
+    Ls(LsParams),
+    Rm(RmParams),
+}
+
+/// List unfinished downloads: what they are of, how much has arrived, when, and for whom
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd partial ls
+  blobd partial ls --json | jq -r '.downloads[].name'")]
+struct LsParams {}
+
+/// Drop unfinished downloads; a running pull keeps its own
+#[derive(Debug, Args)]
+#[command(after_help = "Downloads of other users are dropped only for an administrator.
+
+Examples:
+  blobd partial rm llama3:70b                  all files of a model
+  blobd partial rm 1f2e3d4c5b6a                one file, by its ID in `blobd partial ls`
+  blobd partial rm --older-than 2d             what was not continued for two days
+  blobd partial rm --all --json | jq .freed_bytes")]
+struct RmParams {
+    /// Models by the names that they were pulled as, URLs, or files by their IDs
+    #[arg(value_name = "REF|ID", required_unless_present_any = ["all", "older_than"])]
+    targets: Vec<String>,
+    /// All unfinished downloads
+    #[arg(long, conflicts_with = "targets")]
+    all: bool,
+    /// Only those of which nothing has arrived for this time, such as 12h or 7d
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    older_than: Option<Duration>,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    match &params.command {
+        PartialCommand::Ls(LsParams {}) => show(global, Client::unfinished_downloads, list),
+        PartialCommand::Rm(params) => {
+            let request = RemovePartialsParams {
+                targets: params.targets.clone(),
+                older_than_seconds: params.older_than.map(|age| age.as_secs()),
+            };
+            show(global, |client| client.remove_unfinished_downloads(&request), dropped)
+        }
+    }
+}
+
+fn list(found: &UnfinishedDownloads) -> String {
+    if found.downloads.is_empty() {
+        return "no unfinished downloads\n".to_owned();
+    }
+    let mut table = Table::new(&["NAME", "ID", "RECEIVED", "ON DISK", "LAST", "USER"], &[2, 3]);
+    for download in &found.downloads {
+        table.row([
+            label(download),
+            download.digest.short(),
+            received(download),
+            human_bytes(download.disk_bytes),
+            last(download),
+            user(download),
+        ]);
+    }
+    table.render(terminal_width())
+}
+
+fn label(download: &UnfinishedDownload) -> String {
+    download.name.clone().unwrap_or_else(|| "-".to_owned())
+}
+
+/// `47 % of 4.34 GiB`
+fn received(download: &UnfinishedDownload) -> String {
+    match download.size {
+        Some(size) => {
+            let percent = u128::from(download.received_bytes).saturating_mul(100).checked_div(size.into());
+            format!("{} % of {}", percent.unwrap_or(100), human_bytes(size))
+        }
+        None => human_bytes(download.received_bytes),
+    }
+}
+
+fn last(download: &UnfinishedDownload) -> String {
+    if download.running {
+        return "running".to_owned();
+    }
+    download.last_received.as_deref().map_or_else(|| "-".to_owned(), relative)
+}
+
+fn user(download: &UnfinishedDownload) -> String {
+    let uid = || download.uid.map(|uid| uid.to_string());
+    download.user.clone().or_else(uid).unwrap_or_else(|| "-".to_owned())
+}
+
+fn dropped(dropped: &DroppedDownloads) -> String {
+    let mut text = String::new();
+    for download in &dropped.removed {
+        let name = download.name.clone().unwrap_or_else(|| "download".to_owned());
+        text += &format!("dropped {} {}\n", printable(&name), download.digest.short());
+    }
+    for kept in &dropped.kept {
+        let name = kept.name.clone().unwrap_or_else(|| "download".to_owned());
+        text += &format!("kept {} {}: {}\n", printable(&name), kept.digest.short(), printable(&kept.reason));
+    }
+    text + &format!("freed {}\n", human_bytes(dropped.freed_bytes))
+}
