@@ -8,7 +8,7 @@ use clap::Args;
 use self::report::Report;
 use self::side::Side;
 use super::Global;
-use super::connect::{connect, print_result};
+use super::connect::{connect, note_name, print_result};
 
 mod contents;
 mod render;
@@ -40,6 +40,9 @@ pub(super) struct Params {
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let (a, b) = (Side::read(&connected, &params.a)?, Side::read(&connected, &params.b)?);
+    for side in [&a, &b] {
+        note_name(global, &side.reference, &side.details.name);
+    }
     let mut diff = diff_tensors(&a.tensors, &b.tensors);
     contents::find_equal(&connected, &a, &b, &mut diff.tensors)?;
     let mut report = Report::new(&a, &b, &diff);

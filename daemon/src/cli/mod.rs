@@ -73,6 +73,9 @@ mod warm;
   blobd serve                          serve models to programs over a socket
   blobd help pull                      explain a command
 
+REF is the name of a model, such as llama3:8b or hf.co/user/repo:Q4_K_M, or the ID of a stored one,
+as `blobd ls` prints it, or the first four or more digits of that.
+
 Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 busy or locked, 5 corrupt data found,
 6 no space, 7 denied, 130 stopped by Ctrl-C during a pull.")]
 struct Cli {

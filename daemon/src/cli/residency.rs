@@ -14,7 +14,7 @@ use blobd_store_format::reference::Reference;
 use serde::Serialize;
 
 use super::Global;
-use super::connect::{client_error, connect};
+use super::connect::{client_error, connect, note_name};
 use crate::output::{Table, print, print_json, terminal_width};
 use crate::size::human_bytes;
 
@@ -61,6 +61,7 @@ pub(super) fn share(residency: Residency) -> String {
 pub(super) fn show(global: &Global, reference: &Reference) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let model = connected.client.open_with(&OpenParams::new(reference.clone())).map_err(client_error)?;
+    note_name(global, reference, model.name());
     let all = of_model(&model).map_err(model_error)?.ok_or_else(denied)?;
     let groups = groups(&model).map_err(model_error)?;
     let Residency { bytes, resident_bytes } = all;

@@ -35,6 +35,8 @@ fn id_that_ls_prints_works_wherever_a_reference_does() {
     ] {
         blobd.line(&line).succeeds();
     }
+    let hashes = blobd.line(&format!("show --hash=sha256 {id}")).succeeds().text();
+    assert_eq!(hashes, blobd.line("show --hash=sha256 a:b").succeeds().text(), "they have the model's name");
     let run = blobd.line(&format!("rm {id}")).exits_with(2);
     for name in ["a:b", "name:of-a-tag", "or a name"] {
         assert!(run.stderr.contains(name), "{}", run.stderr);

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use self::check::{Comparison, Manifest};
 use self::hashes::{Algorithm, Hashes};
-use crate::cli::connect::{client_error, connect};
+use crate::cli::connect::{client_error, connect, note_name};
 use crate::cli::file_name::file_name;
 use crate::cli::progress::Bar;
 use crate::cli::source_file::SourceFile;
@@ -89,9 +89,12 @@ pub(super) fn show(global: &Global, reference: &Reference, args: &HashArgs) -> R
         files: FileSelection::All,
     };
     let model = connected.client.open_with(&request).map_err(client_error)?;
+    note_name(global, reference, model.name());
+    // The lines have the stored name: the user may have given an ID.
+    let stored: Reference = model.name().parse().unwrap_or_else(|_malformed| reference.clone());
     let mut hashes = Vec::new();
     for layer in 0..model.layers().len() {
-        hashes.extend(file_lines(global, reference, &model, layer, &algorithms)?);
+        hashes.extend(file_lines(global, &stored, &model, layer, &algorithms)?);
     }
     let missing = manifest.as_ref().map(|manifest| manifest.compare(&mut hashes)).unwrap_or_default();
     let report = Report { hashes, missing };
