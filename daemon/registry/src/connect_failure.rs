@@ -77,6 +77,23 @@ impl ConnectFailure {
         }
     }
 
+    /// Whether there is a server, and TLS with it fails.
+    pub(super) const fn is_tls(&self) -> bool {
+        match self {
+            Self::Expired(_)
+            | Self::NotYetValid(_)
+            | Self::UnknownIssuer
+            | Self::OtherName
+            | Self::NotTls
+            | Self::Tls(_) => true,
+            Self::NoAddress(_)
+            | Self::ForbiddenAddress(_)
+            | Self::Refused
+            | Self::Proxy(_)
+            | Self::Other(_) => false,
+        }
+    }
+
     fn of_tls(error: &rustls::Error) -> Self {
         let error = match error {
             rustls::Error::InvalidCertificate(error) => error,

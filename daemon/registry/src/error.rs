@@ -174,6 +174,14 @@ pub enum RegistryError {
         /// The configured URL.
         base: String,
     },
+    /// All mirrors of a host failed. The message is that of the error that says most.
+    #[error("{error}")]
+    AllFailed {
+        /// The error that says most about what was requested.
+        error: Box<RegistryError>,
+        /// What the other servers answered, each with its host.
+        others: Vec<String>,
+    },
     /// The certificate authorities could not be set up.
     #[error("certificate authorities {}: {reason}", path.display())]
     Certificates {
@@ -232,8 +240,9 @@ impl RegistryError {
 
     /// The kind of failure.
     #[must_use]
-    pub const fn kind(&self) -> FailureKind {
+    pub fn kind(&self) -> FailureKind {
         match self {
+            Self::AllFailed { error, .. } => error.kind(),
             Self::NotFound { .. } | Self::NoSuchName { .. } => FailureKind::NotFound,
             Self::Denied { .. } | Self::Credentials(_) => FailureKind::Denied,
             Self::UnusableModel { .. } => FailureKind::UnusableModel,
@@ -253,9 +262,39 @@ impl RegistryError {
         }
     }
 
-    /// Whether the same request may succeed a moment later.
-    pub(super) const fn is_transient(&self) -> bool {
+    /// The error without what other mirrors answered.
+    pub(super) fn main(&self) -> &Self {
         match self {
+            Self::AllFailed { error, .. } => error.main(),
+            _ => self,
+        }
+    }
+
+    /// What the other mirrors answered, if several were asked.
+    #[must_use]
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::AllFailed { others, .. } => {
+                let rest = if others.len() > 1 { "the other mirrors" } else { "the other mirror" };
+                Some(format!("{rest}: {}", others.join("; ")))
+            }
+            _ => None,
+        }
+    }
+
+    /// The host that responded or was requested, and what was wrong there, without what was requested.
+    pub(super) fn brief(&self) -> String {
+        match self {
+            Self::NotFound { host, .. } | Self::BlobMissing { host, .. } => format!("{host} does not have it"),
+            Self::NoSuchName { host, nearest, .. } => format!("{host} does not have it, but {nearest}"),
+            Self::Denied { host, advice, .. } => format!("{host} denies it, {advice}"),
+            other => other.to_string(),
+        }
+    }
+
+    /// Whether the same request may succeed a moment later.
+    pub(super) fn is_transient(&self) -> bool {
+        match self.main() {
             Self::Broken { .. }
             | Self::TooManyRequests { .. }
             | Self::SizeDiffers { .. }
@@ -267,37 +306,35 @@ impl RegistryError {
     }
 
     /// Whether the server was reachable, as far as known, and sent no response.
-    pub(super) const fn is_no_response(&self) -> bool {
-        matches!(self, Self::Stalled { .. } | Self::Unreachable { reason: ConnectFailure::Other(_), .. })
+    pub(super) fn is_no_response(&self) -> bool {
+        matches!(self.main(), Self::Stalled { .. } | Self::Unreachable { reason: ConnectFailure::Other(_), .. })
     }
 
-    pub(super) const fn retry_after(&self) -> Option<Duration> {
-        match self {
+    pub(super) fn retry_after(&self) -> Option<Duration> {
+        match self.main() {
             Self::TooManyRequests { retry_after, .. } | Self::Status { retry_after, .. } => *retry_after,
             _ => None,
         }
     }
 
     /// Whether the name or port is wrong, or the server is being restarted.
-    pub(super) const fn is_absent_host(&self) -> bool {
+    pub(super) fn is_absent_host(&self) -> bool {
         use ConnectFailure::{NoAddress, Refused};
-        matches!(self, Self::Unreachable { reason: NoAddress(_) | Refused, .. })
+        matches!(self.main(), Self::Unreachable { reason: NoAddress(_) | Refused, .. })
     }
 
-    /// Whether another mirror may succeed.
-    pub(super) const fn may_be_elsewhere(&self) -> bool {
+    /// Whether another mirror may succeed. Not after a refusal that protects the user's network, and not if
+    /// the request or the model itself is wrong.
+    pub(super) fn may_be_elsewhere(&self) -> bool {
         use ConnectFailure::{ForbiddenAddress, Proxy};
         match self {
-            Self::Status { status, .. } => *status >= 500,
             Self::Unreachable { reason, .. } => !matches!(reason, ForbiddenAddress(_) | Proxy(_)),
-            Self::Stalled { .. } | Self::TooManyRequests { .. } => true,
-            _ => self.is_absence(),
+            Self::Credentials(_) => false,
+            _ => match self.kind() {
+                FailureKind::NotFound | FailureKind::Denied | FailureKind::Upstream => true,
+                FailureKind::UnusableModel | FailureKind::InvalidRequest => false,
+            },
         }
-    }
-
-    /// Whether the server works and lacks what was requested.
-    pub(super) const fn is_absence(&self) -> bool {
-        matches!(self, Self::NotFound { .. } | Self::NoSuchName { .. } | Self::BlobMissing { .. })
     }
 }
 

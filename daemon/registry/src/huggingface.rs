@@ -54,7 +54,7 @@ impl RegistryClient {
         let host = reference.host();
         let is_hub = host::canonical(host).eq_ignore_ascii_case(HubFile::HOST);
         let knows_no_tag = matches!(
-            error,
+            error.main(),
             RegistryError::Status { status: 400, .. }
                 | RegistryError::NotFound { .. }
                 | RegistryError::NoSuchName { .. }

@@ -77,24 +77,73 @@ fn server_at(scheme: Scheme, host: &str) -> Result<Registry, RegistryError> {
         .ok_or_else(|| RegistryError::Host { host: host.to_owned() })
 }
 
-/// Tries the servers in turn until one succeeds, or fails in a way that the others would too.
+/// Tries the servers in turn until one succeeds, or fails in a way that the others would too. If all fail, the
+/// error is the one that says most about what was requested, and its hint is what the others answered.
 pub(super) async fn first_of<'s, T, F: Future<Output = Result<T, RegistryError>>>(
     servers: &'s [Registry],
     host: &str,
     ask: impl Fn(&'s Registry) -> F,
 ) -> Result<T, RegistryError> {
-    let mut worst: Option<RegistryError> = None;
+    let mut failures = Vec::new();
     for server in servers {
         match ask(server).await {
             Err(error) if error.may_be_elsewhere() => {
                 tracing::debug!("{error}");
-                // An unreachable server might have had what another one lacks, so its error is kept.
-                if worst.as_ref().is_none_or(RegistryError::is_absence) {
-                    worst = Some(error);
-                }
+                failures.push((relevance(&error, server.is_of(host)), error));
             }
-            outcome => return outcome,
+            Err(error) => return Err(with_others(error, failures)),
+            success => return success,
         }
     }
-    Err(worst.unwrap_or_else(|| RegistryError::Host { host: host.to_owned() }))
+    // Of equally relevant errors, that of the first server.
+    let best = (0..failures.len()).rev().max_by_key(|place| failures.get(*place).map(|(rank, _)| *rank));
+    match best {
+        Some(place) => {
+            let (_, error) = failures.remove(place);
+            Err(with_others(error, failures))
+        }
+        None => Err(RegistryError::Host { host: host.to_owned() }),
+    }
+}
+
+fn with_others(error: RegistryError, others: Vec<(Relevance, RegistryError)>) -> RegistryError {
+    let mut briefs: Vec<String> = Vec::new();
+    for brief in others.iter().map(|(_, other)| other.brief()) {
+        if !briefs.contains(&brief) {
+            briefs.push(brief);
+        }
+    }
+    match briefs.is_empty() {
+        true => error,
+        false => RegistryError::AllFailed { error: Box::new(error), others: briefs },
+    }
+}
+
+/// How much the error of one of several servers says about what was requested, the least first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Relevance {
+    /// This server lacks it, another one may have it.
+    Absent,
+    /// The server fails or cannot be reached, and might have it.
+    Failed,
+    /// The connection fails for a reason that the user can change, such as a certificate.
+    NotTrusted,
+    /// The server may have it, for other credentials.
+    Denied,
+    /// The host that the name belongs to lacks it.
+    AbsentAtHost,
+    /// The server has the repository, and lists what is in it.
+    OthersListed,
+}
+
+/// `is_own` is whether the server is the host itself and not a mirror of it.
+fn relevance(error: &RegistryError, is_own: bool) -> Relevance {
+    match error {
+        RegistryError::NoSuchName { .. } => Relevance::OthersListed,
+        RegistryError::NotFound { .. } if is_own => Relevance::AbsentAtHost,
+        RegistryError::NotFound { .. } | RegistryError::BlobMissing { .. } => Relevance::Absent,
+        RegistryError::Denied { .. } => Relevance::Denied,
+        RegistryError::Unreachable { reason, .. } if reason.is_tls() => Relevance::NotTrusted,
+        _ => Relevance::Failed,
+    }
 }

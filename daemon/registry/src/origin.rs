@@ -78,11 +78,7 @@ pub(super) struct Registry {
 
 impl Registry {
     pub(super) fn named(reference: &Reference, scheme: Scheme) -> Result<Self, InvalidHost> {
-        let host = match host::canonical(reference.host()) {
-            host if host.eq_ignore_ascii_case(host::DOCKER_HUB) => DOCKER_HUB_API,
-            host => host,
-        };
-        Self::at(&format!("{}://{host}", scheme.as_str()))
+        Self::at(&format!("{}://{}", scheme.as_str(), api_host(reference.host())))
             .ok_or_else(|| InvalidHost { host: reference.host().to_owned() })
     }
 
@@ -98,6 +94,13 @@ impl Registry {
         &self.origin
     }
 
+    /// Whether this is the registry of `host`, a name with at most a port, and not a mirror of it.
+    pub(super) fn is_of(&self, host: &str) -> bool {
+        let own = Self::at(&format!("{}://{}", self.origin.scheme.as_str(), api_host(host)));
+        let names_it = || host::canonical(&self.origin.host).eq_ignore_ascii_case(host::canonical(host));
+        own.is_some_and(|own| own.origin == self.origin) || names_it()
+    }
+
     /// The URL of `path` under this registry's `/v2/`.
     pub(super) fn url(&self, path: &str) -> Result<Url, InvalidHost> {
         self.url_at(&format!("/v2/{path}"))
@@ -107,6 +110,13 @@ impl Registry {
     pub(super) fn url_at(&self, path: &str) -> Result<Url, InvalidHost> {
         let url = Url::parse(&format!("{}{path}", self.base));
         url.map_err(|_invalid| InvalidHost { host: self.origin.host.clone() })
+    }
+}
+
+fn api_host(name: &str) -> &str {
+    match host::canonical(name) {
+        host if host.eq_ignore_ascii_case(host::DOCKER_HUB) => DOCKER_HUB_API,
+        host => host,
     }
 }
 
@@ -155,6 +165,18 @@ mod tests {
         assert_eq!(registry.url("x").unwrap().as_str(), "http://lan:5000/v2/x");
         let reference = "a:b:c/d/e".parse().unwrap();
         assert!(matches!(Registry::named(&reference, Scheme::Https), Err(InvalidHost { .. })));
+    }
+
+    #[test]
+    fn registry_of_a_host_is_told_from_its_mirrors() {
+        let is_of = |base: &str, host: &str| Registry::at(base).unwrap().is_of(host);
+        assert!(is_of("https://registry.ollama.ai", "Registry.Ollama.ai"));
+        assert!(is_of("https://registry-1.docker.io/", "docker.io"));
+        assert!(is_of("https://huggingface.co", "hf.co") && is_of("https://hf.co", "huggingface.co"));
+        assert!(is_of("http://127.0.0.1:4711", "127.0.0.1:4711"));
+        assert!(!is_of("https://mirror.example", "registry.ollama.ai"));
+        assert!(!is_of("http://127.0.0.1:4711", "127.0.0.1:4712"));
+        assert!(!is_of("https://mirror.example", "a:b:c"));
     }
 
     #[test]

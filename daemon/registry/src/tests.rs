@@ -4,6 +4,7 @@ mod auth;
 mod blob;
 mod credentials;
 mod manifest;
+mod mirrors;
 mod range;
 mod remote;
 mod server;

@@ -164,6 +164,7 @@ impl OpError {
 
     fn hint(&self) -> Option<String> {
         let hint = match (self, self.code()) {
+            (Self::Registry(error), _) => return error.hint(),
             (Self::Store(StoreError::IndexBuilding { .. }), _) => {
                 "try again in a minute; models can be opened meanwhile"
             }
@@ -255,7 +256,7 @@ pub(super) fn refuse_pinned(target: &Reference) -> Result<(), OpError> {
     }
 }
 
-const fn registry_code(error: &RegistryError) -> ErrorCode {
+fn registry_code(error: &RegistryError) -> ErrorCode {
     match error.kind() {
         FailureKind::NotFound => ErrorCode::NotFound,
         FailureKind::Denied => ErrorCode::Denied,

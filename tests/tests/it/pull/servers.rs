@@ -41,8 +41,26 @@ fn mirrors_are_asked_in_order_until_one_has_it() {
     // The error names the unreachable server, which might have the model, not the one without it.
     let error = pull_with(&config(&[empty.url(), closed, empty.url()]), "tiny").exits_with(1).error();
     assert!(error.message.contains("connection refused"), "{error}");
+    assert!(error.hint.unwrap().contains("does not have it"));
     pull_with(&config(&[empty.url(), empty.url()]), "tiny").exits_with(3);
     assert!(pull_with(&config(&[]), "tiny").code != 0);
+}
+
+/// The tags that there are help more than the mirror that is down, which is in the hint.
+#[test]
+fn tags_of_one_mirror_are_named_although_another_is_down() {
+    let tagged = registry_with(&ModelFile::dense(1));
+    offer(&tagged, "library/tiny:8b-q4", &ModelFile::dense(1).bytes());
+    tagged.add_page(
+        "/v2/library/tiny/tags/list",
+        br#"{"name":"library/tiny","tags":["latest","8b-q4"]}"#,
+        &[],
+    );
+    let closed = closed_port();
+    let config = format!("[mirrors]\n\"registry.ollama.ai\" = [\"http://{closed}\", {:?}]\n", tagged.url());
+    let error = pull_with(&config, "tiny:8b-q5").exits_with(3).error();
+    assert!(error.message.ends_with("the nearest names are 8b-q4, latest"), "{error}");
+    assert!(error.hint.as_deref().unwrap().contains(&format!("{closed}: connection refused")), "{error}");
 }
 
 #[test]
