@@ -197,27 +197,42 @@ pub(crate) struct TransferConfig {
     pub limit_rate: Option<u64>,
     /// To one host, of all pulls together; 8 if absent.
     pub max_connections: Option<usize>,
+    /// After how many seconds without a byte a connection is given up; 15 if absent.
+    pub stall_timeout_seconds: Option<u64>,
 }
 
 impl TransferConfig {
     /// More connections are not faster, and registries may treat them as an attack.
     const MAX_CONNECTIONS: usize = 64;
+    /// No user waits longer for a byte.
+    const LONGEST_STALL_SECONDS: u64 = 600;
 
     fn policy(self) -> TransferPolicy {
         let default = TransferPolicy::default();
-        TransferPolicy {
+        let policy = TransferPolicy {
             bytes_per_second: self.limit_rate,
             max_connections: self.max_connections.unwrap_or(default.max_connections),
             ..default
-        }
+        };
+        self.stall_timeout().map_or(policy, |timeout| policy.with_stall_timeout(timeout))
+    }
+
+    fn stall_timeout(self) -> Option<Duration> {
+        self.stall_timeout_seconds.map(Duration::from_secs)
     }
 
     fn check(&self) -> Result<(), Refusal> {
         let (found, most) = (self.policy().max_connections, Self::MAX_CONNECTIONS);
-        if (1..=most).contains(&found) {
-            return Ok(());
+        if !(1..=most).contains(&found) {
+            let what = format!("{found}, 1 to {most} expected");
+            return Err(Refusal { key: "transfer.max_connections", what });
         }
-        Err(Refusal { key: "transfer.max_connections", what: format!("{found}, 1 to {most} expected") })
+        let (seconds, most) = (self.stall_timeout_seconds.unwrap_or(1), Self::LONGEST_STALL_SECONDS);
+        if !(1..=most).contains(&seconds) {
+            let what = format!("{seconds}, 1 to {most} expected");
+            return Err(Refusal { key: "transfer.stall_timeout_seconds", what });
+        }
+        Ok(())
     }
 }
 
@@ -279,6 +294,7 @@ impl Config {
             ca_files: self.ca_files.clone(),
             credentials: self.credentials.policy(self.location.as_deref()),
             retry: RetryPolicy::default(),
+            stall_timeout: self.transfer.stall_timeout(),
         }
     }
 

@@ -57,6 +57,16 @@ impl PullSource {
         }
     }
 
+    /// The host in the name; mirrors may replace it.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        match self {
+            Self::Registry(reference) => reference.host(),
+            Self::Hub(_) => HubFile::HOST,
+            Self::Url(url) => url.host(),
+        }
+    }
+
     /// The origin to record for repair and eviction. `None` for a URL with a query, which may expire and
     /// may contain a secret.
     #[must_use]

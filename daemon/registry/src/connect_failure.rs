@@ -77,7 +77,7 @@ impl ConnectFailure {
         }
     }
 
-    /// Whether there is a server, and TLS with it fails.
+    /// Whether there is a server, and it speaks another protocol or its certificate is not trusted.
     pub(super) const fn is_tls(&self) -> bool {
         match self {
             Self::Expired(_)
@@ -85,6 +85,7 @@ impl ConnectFailure {
             | Self::UnknownIssuer
             | Self::OtherName
             | Self::NotTls
+            | Self::NotHttp
             | Self::Tls(_) => true,
             Self::NoAddress(_)
             | Self::ForbiddenAddress(_)

@@ -285,7 +285,9 @@ impl RegistryError {
     /// The host that responded or was requested, and what was wrong there, without what was requested.
     pub(super) fn brief(&self) -> String {
         match self {
-            Self::NotFound { host, .. } | Self::BlobMissing { host, .. } => format!("{host} does not have it"),
+            Self::NotFound { host, .. } | Self::BlobMissing { host, .. } => {
+                format!("{host} does not have it")
+            }
             Self::NoSuchName { host, nearest, .. } => format!("{host} does not have it, but {nearest}"),
             Self::Denied { host, advice, .. } => format!("{host} denies it, {advice}"),
             other => other.to_string(),
@@ -307,7 +309,10 @@ impl RegistryError {
 
     /// Whether the server was reachable, as far as known, and sent no response.
     pub(super) fn is_no_response(&self) -> bool {
-        matches!(self.main(), Self::Stalled { .. } | Self::Unreachable { reason: ConnectFailure::Other(_), .. })
+        matches!(
+            self.main(),
+            Self::Stalled { .. } | Self::Unreachable { reason: ConnectFailure::Other(_), .. }
+        )
     }
 
     pub(super) fn retry_after(&self) -> Option<Duration> {

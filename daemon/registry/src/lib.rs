@@ -103,6 +103,8 @@ pub struct RegistryPolicy {
     pub credentials: CredentialPolicy,
     /// When a failed request is repeated.
     pub retry: RetryPolicy,
+    /// After which time without a byte of a file a connection is given up; 15 s if absent.
+    pub stall_timeout: Option<Duration>,
 }
 
 impl RegistryPolicy {
@@ -139,7 +141,9 @@ impl RegistryClient {
     /// # Errors
     /// [`RegistryError::Mirror`] and [`RegistryError::Certificates`] when the policy is unusable.
     pub fn new(policy: &RegistryPolicy) -> Result<Self, RegistryError> {
-        Self::with_limits(policy, Limits::default(), Matcher::from_env())
+        let limits = Limits::default();
+        let limits = Limits { silence: policy.stall_timeout.unwrap_or(limits.silence), ..limits };
+        Self::with_limits(policy, limits, Matcher::from_env())
     }
 
     fn with_limits(policy: &RegistryPolicy, limits: Limits, proxies: Matcher) -> Result<Self, RegistryError> {
@@ -281,10 +285,12 @@ fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<(), Reg
 struct Limits {
     /// For a TCP connection.
     connect: Duration,
-    /// From a request to the head of its response, including connecting and TLS.
+    /// From a request to the head of its response, including connecting and TLS. Files have `silence` too.
     head: Duration,
     /// For the whole body of a manifest or a token.
     document: Duration,
+    /// For the next byte of a file, or the head of the response with it.
+    silence: Duration,
     /// For the bytes of a blob while fewer than `slowest_bytes` arrive.
     stall: Duration,
     /// The fewest bytes of a blob that must arrive in `stall`.
@@ -295,10 +301,13 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(10),
-            // As long as `stall`: a content network may load a cold file before it responds.
+            // A server may compute a list or ask another one before it responds.
             head: Duration::from_secs(30),
             // 4 MiB at 70 KB/s. With the stall limit alone, a server could send one byte a second for weeks.
             document: Duration::from_secs(60),
+            // A connection that is alive pauses for a few seconds at most, and a broken one never sends
+            // anything. A content network that loads a cold file goes on with that for the next request.
+            silence: Duration::from_secs(15),
             // Ollama waits as long.
             stall: Duration::from_secs(30),
             // 1 KiB/s: slower than any link on which a model is worth waiting for.

@@ -91,7 +91,7 @@ pub(super) async fn first_of<'s, T, F: Future<Output = Result<T, RegistryError>>
                 tracing::debug!("{error}");
                 failures.push((relevance(&error, server.is_of(host)), error));
             }
-            Err(error) => return Err(with_others(error, failures)),
+            Err(error) => return Err(with_others(error, &failures)),
             success => return success,
         }
     }
@@ -100,13 +100,13 @@ pub(super) async fn first_of<'s, T, F: Future<Output = Result<T, RegistryError>>
     match best {
         Some(place) => {
             let (_, error) = failures.remove(place);
-            Err(with_others(error, failures))
+            Err(with_others(error, &failures))
         }
         None => Err(RegistryError::Host { host: host.to_owned() }),
     }
 }
 
-fn with_others(error: RegistryError, others: Vec<(Relevance, RegistryError)>) -> RegistryError {
+fn with_others(error: RegistryError, others: &[(Relevance, RegistryError)]) -> RegistryError {
     let mut briefs: Vec<String> = Vec::new();
     for brief in others.iter().map(|(_, other)| other.brief()) {
         if !briefs.contains(&brief) {

@@ -8,6 +8,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use hyper::header::{CONTENT_RANGE, HeaderValue, RANGE};
+use tokio::time::timeout;
 
 use super::mirrors::first_of;
 use super::origin::Registry;
@@ -284,7 +285,14 @@ impl RegistryClient {
         if let Some(range) = range {
             target = target.with(RANGE, range_header(file, server, range)?);
         }
-        let (response, limits) = (self.shared.get(&target).await?, &self.shared.limits);
+        let limits = &self.shared.limits;
+        let response = match timeout(limits.silence, self.shared.get(&target)).await {
+            Ok(response) => response?,
+            Err(_elapsed) => {
+                let (host, seconds) = (server.origin().host().to_owned(), limits.silence.as_secs());
+                return Err(RegistryError::Stalled { host, seconds });
+            }
+        };
         let version = file.check_version(&response);
         let Some(range) = range.filter(|_| response.is_partial()) else {
             let page = response.web_page();

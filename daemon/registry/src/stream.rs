@@ -84,7 +84,7 @@ impl ByteStream {
 
     async fn receive(&mut self) -> Result<Option<Bytes>, RegistryError> {
         let Some(received) = self.stall.wait(self.body.next()).await else {
-            let (host, seconds) = (self.body.host.clone(), self.stall.window.as_secs());
+            let (host, seconds) = (self.body.host.clone(), self.stall.limit().as_secs());
             return Err(RegistryError::Stalled { host, seconds });
         };
         let bytes = received?;
@@ -152,53 +152,83 @@ impl ResponseBody {
     }
 }
 
-/// Detects a body that arrives too slowly, by the time spent waiting for it. A server that sends a byte now
-/// and then counts as stalled. Time between two calls does not count.
+/// Detects a body that has stopped or arrives too slowly, by the time spent waiting for it. A server that sends
+/// a byte now and then counts as stalled too. Time between two calls does not count.
 #[derive(Debug)]
 struct StallTimer {
+    longest_silence: Duration,
     window: Duration,
     slowest_bytes: u64,
-    waited: Duration,
+    waited: Waited,
     received_bytes: u64,
+}
+
+/// The time spent waiting since the last byte, and in this window.
+#[derive(Clone, Copy, Debug, Default)]
+struct Waited {
+    silent: Duration,
+    in_window: Duration,
 }
 
 impl StallTimer {
     fn new(limits: &Limits) -> Self {
-        let Limits { stall: window, slowest_bytes, .. } = *limits;
-        Self { window, slowest_bytes, waited: Duration::ZERO, received_bytes: 0 }
+        let Limits { silence: longest_silence, stall: window, slowest_bytes, .. } = *limits;
+        Self { longest_silence, window, slowest_bytes, waited: Waited::default(), received_bytes: 0 }
     }
 
-    /// Waits for `event`; `None` if too few bytes arrive in the window.
+    /// Waits for `event`; `None` if nothing arrives for too long, or too few bytes arrive in the window.
     async fn wait<T>(&mut self, event: impl Future<Output = T>) -> Option<T> {
         let mut event = std::pin::pin!(event);
         loop {
-            let left = self.window.saturating_sub(self.waited);
+            let left = self.window.saturating_sub(self.waited.in_window);
+            let left = left.min(self.longest_silence.saturating_sub(self.waited.silent));
             let charge = Charge { waited: &mut self.waited, since: Instant::now() };
             let happened = timeout(left, event.as_mut()).await;
             drop(charge);
             if let Ok(happened) = happened {
                 return Some(happened);
             }
-            if self.received_bytes < self.slowest_bytes {
+            if self.is_silent() {
                 return None;
             }
-            (self.waited, self.received_bytes) = (Duration::ZERO, 0);
+            if self.waited.in_window >= self.window {
+                if self.received_bytes < self.slowest_bytes {
+                    return None;
+                }
+                (self.waited.in_window, self.received_bytes) = (Duration::ZERO, 0);
+            }
         }
     }
 
     fn received(&mut self, bytes: usize) {
         self.received_bytes = self.received_bytes.saturating_add(bytes as u64);
+        if bytes > 0 {
+            self.waited.silent = Duration::ZERO;
+        }
+    }
+
+    fn is_silent(&self) -> bool {
+        self.waited.silent >= self.longest_silence
+    }
+
+    /// The limit that was reached.
+    fn limit(&self) -> Duration {
+        if self.is_silent() { self.longest_silence } else { self.window }
     }
 }
 
 /// Records the time of a wait on drop, so that a cancelled wait counts too.
 struct Charge<'p> {
-    waited: &'p mut Duration,
+    waited: &'p mut Waited,
     since: Instant,
 }
 
 impl Drop for Charge<'_> {
     fn drop(&mut self) {
-        *self.waited = self.waited.saturating_add(self.since.elapsed());
+        let elapsed = self.since.elapsed();
+        let Waited { silent, in_window } = self.waited;
+        for waited in [silent, in_window] {
+            *waited = waited.saturating_add(elapsed);
+        }
     }
 }

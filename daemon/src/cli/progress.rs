@@ -27,6 +27,9 @@ const WAITING: &str = "{msg:24!} {binary_total_bytes:>11}";
 /// A note instead of the speed.
 const NOTED: &str = "{msg:24!} {wide_bar} {binary_bytes:>11} / {binary_total_bytes:<11} {prefix:>18!}";
 
+/// What is waited for in place of the bar.
+const SILENT: &str = "{msg:52!} {binary_bytes:>11} / {binary_total_bytes:<11}";
+
 impl Bar {
     pub(crate) fn new(label: &str, total: u64, quiet: bool) -> Self {
         let is_terminal = io::stderr().is_terminal();
@@ -57,6 +60,18 @@ impl Bar {
     pub(crate) fn wait(&self) {
         self.set_template(WAITING);
         self.bar.tick();
+    }
+
+    /// Shows what is waited for, until [`Self::resume`].
+    pub(crate) fn interrupt(&self, status: &str) {
+        self.bar.set_message(printable(status));
+        self.set_template(if self.bar.length() == Some(0) { "{msg}" } else { SILENT });
+        self.bar.tick();
+    }
+
+    pub(crate) fn resume(&self, label: &str) {
+        self.bar.set_message(printable(label));
+        self.set_template(TRANSFERRING);
     }
 
     pub(crate) fn set(&self, completed: u64, total: u64) {

@@ -126,6 +126,9 @@ fn summary(done: &PullDone) -> String {
     format!("{name} {}: {} = {}\n{lost}", digest.short(), human_bytes(*size), parts.join(" + "))
 }
 
+/// How a status starts while nothing is received.
+const WAITING: &str = "waiting for ";
+
 /// Shows events as progress bars or JSON lines.
 struct Screen {
     json: bool,
@@ -137,8 +140,11 @@ struct Screen {
 }
 
 struct FileBar {
+    /// Empty while no file is fetched.
     status: String,
     bar: Bar,
+    /// Whether it shows that the transfer waits for its host.
+    is_waiting: bool,
     /// The bar never moves back: if a file is downloaded again from its start, the bar waits here.
     highest_bytes: u64,
 }
@@ -178,6 +184,9 @@ impl Screen {
         if !progress.evicted.is_empty() {
             return;
         }
+        if progress.status.starts_with(WAITING) {
+            return self.draw_waiting(progress);
+        }
         if self.bar.as_ref().is_none_or(|current| current.status != progress.status) {
             self.end_bar();
             let status = progress.status.clone();
@@ -185,10 +194,13 @@ impl Screen {
                 Some(total) => Bar::new(&status, total, false),
                 None => Bar::unmeasured(&status, false),
             };
-            self.bar = Some(FileBar { status, bar, highest_bytes: 0 });
+            self.bar = Some(FileBar { status, bar, is_waiting: false, highest_bytes: 0 });
         }
         let Some(total) = progress.total else { return };
         if let Some(current) = &mut self.bar {
+            if std::mem::take(&mut current.is_waiting) {
+                current.bar.resume(&current.status);
+            }
             current.set(progress.completed.unwrap_or_default(), total);
             if let Some(reused @ 1..) = progress.reused {
                 current.bar.note(&format!("{} reused", human_bytes(reused)));
@@ -196,9 +208,26 @@ impl Screen {
         }
     }
 
+    fn draw_waiting(&mut self, progress: &PullProgress) {
+        // Without a file in progress there is no bar that could say it.
+        if progress.total.is_none() && self.bar.as_ref().is_none_or(|current| !current.is_waiting) {
+            self.end_bar();
+        }
+        let current = self.bar.get_or_insert_with(|| FileBar {
+            status: String::new(),
+            bar: Bar::new(&progress.status, 0, false),
+            is_waiting: true,
+            highest_bytes: 0,
+        });
+        current.is_waiting = true;
+        current.bar.interrupt(&progress.status);
+    }
+
     fn end_bar(&mut self) {
-        if let Some(FileBar { bar, .. }) = self.bar.take() {
-            bar.keep();
+        match self.bar.take() {
+            Some(FileBar { status, bar, .. }) if status.is_empty() => bar.clear(),
+            Some(FileBar { bar, .. }) => bar.keep(),
+            None => {}
         }
     }
 
@@ -229,7 +258,12 @@ mod tests {
 
     #[test]
     fn bar_never_moves_back() {
-        let mut bar = FileBar { status: String::new(), bar: Bar::new("", 10, true), highest_bytes: 0 };
+        let mut bar = FileBar {
+            status: String::new(),
+            bar: Bar::new("", 10, true),
+            is_waiting: false,
+            highest_bytes: 0,
+        };
         let shown = [0, 4, 7, 0, 5, 8].map(|completed| {
             bar.set(completed, 10);
             bar.bar.position()

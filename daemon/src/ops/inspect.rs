@@ -12,7 +12,7 @@ use blobd_store_format::source::PullSource;
 use super::OpError;
 use super::pull_source::{Pull, model_name, resolve, transfer_error};
 use super::texts::Texts;
-use crate::transfer::{Job, RateLimit};
+use crate::transfer::{Job, RateLimit, Silence};
 
 /// How many bytes after all headers may be downloaded: the end of a header is known only when it has arrived.
 const EXCESS_BYTES: u64 = 512 << 10;
@@ -134,8 +134,8 @@ impl Inspector<'_> {
         let Pull { registry, transfers, handle, requester, params, events, .. } = self.pull;
         let uid = requester.uid();
         let limits = transfers.limits(&RateLimit::new(params.limit_rate));
-        let job =
-            Job { registry, file, handle, uid, about: None, limits, report: &|_arrived| !events.is_closed() };
+        let (silence, report) = (Silence::default(), |_arrived| !events.is_closed());
+        let job = Job { registry, file, handle, uid, about: None, limits, silence, report: &report };
         fetch(&job).map_err(|error| transfer_error(file, error))
     }
 }

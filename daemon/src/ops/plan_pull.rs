@@ -6,7 +6,7 @@ use blobd_store::leases::Lease;
 
 use super::pull_source::{layers, model_name, resolve, transfer_error};
 use super::{OpError, Pull};
-use crate::transfer::{Job, RateLimit};
+use crate::transfer::{Job, RateLimit, Silence};
 
 /// Plans what [`super::pull`] would do, and stores nothing. Blocks the calling thread.
 pub fn plan_pull(pull: Pull<'_>) -> Result<PullPlan, OpError> {
@@ -46,8 +46,8 @@ fn planned(pull: Pull<'_>, lease: &Lease, file: &RemoteFile) -> Result<PlannedFi
         return Ok(PlannedFile { stored_bytes: size, download_bytes: 0, ..bare });
     }
     let limits = transfers.limits(&RateLimit::new(params.limit_rate));
-    let job =
-        Job { registry, file, handle, uid, about: None, limits, report: &|_arrived| !events.is_closed() };
+    let (silence, report) = (Silence::default(), |_arrived| !events.is_closed());
+    let job = Job { registry, file, handle, uid, about: None, limits, silence, report: &report };
     let plan = transfers.plan(store, lease, &job).map_err(|error| transfer_error(file, error))?;
     let (resumed_bytes, similar_bytes) = (plan.resumed_bytes, plan.similar_bytes);
     let download_bytes = size.saturating_sub(resumed_bytes).saturating_sub(similar_bytes);

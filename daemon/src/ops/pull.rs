@@ -1,5 +1,8 @@
 //! `pull`: downloads a model from a registry, or from the URLs of its files.
 
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_registry::{RemoteFile, RemoteModel};
@@ -18,7 +21,7 @@ use super::pull_source::{Pull, layers, model_name, resolve, transfer_error};
 use super::stored_header::read_header;
 use super::{OpError, collect_on_failure::collect_on_failure, measure, shards};
 use crate::permits::Permit;
-use crate::transfer::{Job, RateLimit, Received, TransferError, TransferGuard};
+use crate::transfer::{Job, RateLimit, Received, Silence, TransferError, TransferGuard};
 
 /// Pulls a model: its manifest, then every file that is not in the store. Blocks the calling thread.
 ///
@@ -38,7 +41,8 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let Pull { store, registry, handle, requester, params, events, .. } = pull;
     let reference = &model_name(params)?;
     send_progress(events, PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
-    let remote = handle.block_on(resolve(registry, &params.source, events.closed()))?;
+    let resolved = resolve(registry, &params.source, events.closed());
+    let remote = handle.block_on(reporting_silence(&pull, resolved))?;
     refuse_unless_movable(store, reference, params.force, |present| may_be(present, &remote))?;
     let cause = format!("pull of {}", reference.short());
     let evictions = Evictions::of_pull(requester, cause.clone(), events);
@@ -113,6 +117,21 @@ impl Sources {
     }
 }
 
+/// Tells the user when the answer takes long.
+async fn reporting_silence<T>(pull: &Pull<'_>, answer: impl Future<Output = T>) -> T {
+    const POLL_INTERVAL: Duration = Duration::from_secs(1);
+    let (host, started) = (pull.params.source.host(), Instant::now());
+    let mut answer = pin!(answer);
+    loop {
+        if let Ok(answer) = tokio::time::timeout(POLL_INTERVAL, answer.as_mut()).await {
+            return answer;
+        }
+        if let Some(status) = pull.transfers.waiting_status(host, "answer", started.elapsed()) {
+            send_progress(pull.events, PullProgress { status, ..PullProgress::default() });
+        }
+    }
+}
+
 struct Incoming<'p> {
     pull: Pull<'p>,
     reference: &'p Reference,
@@ -173,10 +192,15 @@ impl Incoming<'_> {
             return Ok(held);
         }
         self.admit(file)?;
-        let events = self.pull.events;
+        let Pull { events, transfers, .. } = self.pull;
+        let silence = Silence::default();
         let report = |arrived: u64| {
             let completed = (arrived > 0).then(|| arrived.min(file.size()));
-            send_progress(events, PullProgress { completed, ..file_progress(file, 0, None) });
+            let mut progress = PullProgress { completed, ..file_progress(file, 0, None) };
+            if let Some(status) = transfers.waiting_status(file.host(), "data", silence.lasts()) {
+                progress.status = status;
+            }
+            send_progress(events, progress);
             !events.is_closed()
         };
         report(0);
@@ -185,7 +209,7 @@ impl Incoming<'_> {
         if let Some(held) = self.take_present(file)? {
             return Ok(held);
         }
-        let Pull { registry, handle, transfers, requester, .. } = self.pull;
+        let Pull { registry, handle, requester, .. } = self.pull;
         let uid = requester.uid();
         let report = |arrived: u64| report(arrived) && !guard.should_yield();
         let about = Some(DownloadAbout {
@@ -193,8 +217,8 @@ impl Incoming<'_> {
             source: self.pull.params.source.to_string(),
             uid,
         });
-        let limits = transfers.limits(&self.limit);
-        let job = Job { registry, file, handle, uid, about, limits, report: &report };
+        let (limits, silence) = (transfers.limits(&self.limit), silence.clone());
+        let job = Job { registry, file, handle, uid, about, limits, silence, report: &report };
         if file.size() <= SMALL_BYTES && !file.media_type().holds_tensors() {
             return self.receive_small(&job);
         }

@@ -2,22 +2,22 @@
 //!
 //! Each worker takes a range from the schedule, requests it, and passes the bytes to the writer thread. If
 //! a connection breaks, stalls or is much slower than the others, the rest of its range returns to the
-//! schedule.
+//! schedule. When all ranges are claimed, a worker without one takes half of what a slow one has left.
 
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blobd_registry::{ByteStream, RegistryClient, RegistryError, RemoteFile};
-use blobd_store::StoreError;
-use bytes::Bytes;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::growth::{Growth, LimitUse, Sample};
+use super::pieces::{Piece, Pieces};
 use super::schedule::{Claim, Schedule};
 use super::shared_assembler::SharedAssembler;
+use super::silence::Silence;
 use super::speed::{Meter, Speeds};
 use super::{Job, RateLimit, TransferPolicy, Transfers, rate_limit};
 use crate::permits::PermitPool;
@@ -39,29 +39,19 @@ pub(super) struct Fetch {
     received: AtomicU64,
     /// The bytes received by all transfers.
     received_by_all: Arc<AtomicU64>,
-    /// Whether a rate limit has delayed it since the last check.
-    was_delayed: AtomicBool,
+    /// How long nothing has arrived over any connection.
+    silence: Silence,
     workers: AtomicUsize,
     speeds: Speeds,
 }
 
-/// Bytes for the writer thread.
-#[derive(Debug)]
-pub(super) struct Piece {
-    offset: u64,
-    frames: Vec<Bytes>,
-    length: usize,
-}
-
-/// How much is written, and recorded in the journal, at once.
-const PIECE_BYTES: usize = 1 << 20;
-/// Frames that have at least this size on average are written one by one.
-const LARGE_FRAME_BYTES: usize = 128 << 10;
-/// How long the bytes of a slow connection wait at most to be written.
-const PIECE_TIMEOUT: Duration = Duration::from_millis(200);
 /// Received data between two gaps up to this size is downloaded again, because an additional request costs
 /// about as much.
 const NEAR_BYTES: u64 = 4 << 10;
+/// A smaller half of a range is not worth a request at any speed.
+const LEAST_DIVIDED_BYTES: u64 = 256 << 10;
+/// Other connections have made progress if they received this much.
+const LEAST_PROGRESS_BYTES: u64 = 64 << 10;
 
 impl Fetch {
     pub(super) fn new(transfers: &Transfers, job: &Job<'_>, shared: Arc<SharedAssembler>) -> Arc<Self> {
@@ -79,7 +69,7 @@ impl Fetch {
             stopped: Notify::new(),
             received: AtomicU64::new(0),
             received_by_all: Arc::clone(&transfers.received),
-            was_delayed: AtomicBool::new(false),
+            silence: job.silence.clone(),
             workers: AtomicUsize::new(0),
             speeds: Speeds::default(),
         })
@@ -105,6 +95,7 @@ impl Fetch {
             self.add_worker(&mut workers, &writer);
         }
         let (mut growth, mut failure) = (Growth::from_one_connection(), None);
+        let mut limits = LimitUse::of(&self.limits);
         let mut tick = tokio::time::interval(self.policy.tick);
         while !workers.is_empty() {
             tokio::select! {
@@ -114,11 +105,13 @@ impl Fetch {
                     tracing::debug!("a connection has failed: {error}");
                     failure = Some(error);
                 },
-                _ = tick.tick() => {
-                    let is_worth_it = growth.is_worth_one_more(self.received_bytes(), workers.len());
-                    // With a rate limit, more connections do not help, and other transfers need some too.
-                    let was_delayed = self.was_delayed.swap(false, Ordering::Relaxed);
-                    if is_worth_it && !was_delayed && workers.len() < self.policy.max_connections {
+                now = tick.tick() => {
+                    let sample = Sample::new(now, self.received_bytes(), workers.len(), limits.left(now));
+                    self.speeds.tick();
+                    // A worker that waits for a range may now know how slow the others are.
+                    self.changed.notify_waiters();
+                    let room = self.policy.max_connections.saturating_sub(workers.len());
+                    for _ in 0..growth.how_many_more(sample).min(room) {
                         self.add_worker(&mut workers, &writer);
                     }
                 }
@@ -139,8 +132,8 @@ impl Fetch {
     ) {
         // Additional connections are opened only if enough is left to download, and only if the file cannot
         // change between requests.
-        let is_worth_it =
-            || self.file.is_resumable() && self.lock().left_bytes() >= self.policy.min_range_bytes;
+        let enough = self.policy.min_range_bytes.min(self.divisible_bytes().saturating_mul(2));
+        let is_worth_it = || self.file.is_resumable() && self.lock().left_bytes() >= enough;
         if !workers.is_empty() && !is_worth_it() {
             return;
         }
@@ -166,7 +159,7 @@ impl Fetch {
         writer: &mpsc::Sender<Piece>,
     ) -> Result<(), RegistryError> {
         let mut retry = self.registry.retry();
-        let mut length = self.policy.min_range_bytes;
+        let (mut length, mut silent_in_a_row) = (self.policy.min_range_bytes, 0);
         loop {
             // Progress of any connection counts.
             retry.note_progress(self.received_bytes());
@@ -182,6 +175,14 @@ impl Fetch {
             match fetched {
                 Ok(Outcome::Fetched) => length = self.policy.next_length(length, started.elapsed()),
                 Ok(Outcome::TooSlow) => length = self.policy.min_range_bytes,
+                Ok(Outcome::Silent) => {
+                    length = self.policy.min_range_bytes;
+                    silent_in_a_row = if received == 0 { silent_in_a_row + 1 } else { 0 };
+                    // The host delivers over the other connections; this one is not needed.
+                    if silent_in_a_row > 1 {
+                        return Ok(());
+                    }
+                }
                 Ok(Outcome::Done | Outcome::WriterClosed) => return Ok(()),
                 Err(error) => {
                     let wait = retry.wait_after(&error, received);
@@ -189,6 +190,7 @@ impl Fetch {
                         return Err(error);
                     };
                     tracing::debug!("{error}; retry in {wait:?}");
+                    let _waiting = self.silence.wait();
                     tokio::time::sleep(wait).await;
                     length = self.policy.min_range_bytes;
                 }
@@ -205,8 +207,9 @@ impl Fetch {
             notified.as_mut().enable();
             {
                 let mut schedule = self.lock();
-                if let Some(claim) = schedule.claim(length) {
-                    return Some(claim);
+                let claim = schedule.claim(length).or_else(|| schedule.divide(self.divisible_bytes()));
+                if claim.is_some() {
+                    return claim;
                 }
                 if schedule.is_done() || self.workers.load(Ordering::Relaxed) <= 1 {
                     return None;
@@ -214,6 +217,14 @@ impl Fetch {
             }
             notified.await;
         }
+    }
+
+    /// The least size of either half of a range that is divided between two connections: what one of them
+    /// receives in the time that a range should take. A smaller half is not worth a request.
+    fn divisible_bytes(&self) -> u64 {
+        let seconds = self.policy.range_takes.as_secs().max(1);
+        let rate = self.speeds.of_one_connection();
+        rate.map_or(u64::MAX, |rate| rate.saturating_mul(seconds).max(LEAST_DIVIDED_BYTES))
     }
 
     /// Adds the number of new bytes to `received`.
@@ -224,7 +235,12 @@ impl Fetch {
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
         let _connection = self.connections.acquire(self.uid).await;
-        let fetched = match self.registry.open_part(&self.file, claim.range.clone()).await {
+        let Some(opened) = self.open(claim).await else {
+            self.lock().give_back(claim.id);
+            self.changed.notify_waiters();
+            return Ok(Outcome::Silent);
+        };
+        let fetched = match opened {
             Ok(stream) if !stream.is_whole() => self.receive_range(stream, claim, received, writer).await,
             Ok(stream) => {
                 // One such stream contains all missing ranges.
@@ -241,6 +257,30 @@ impl Fetch {
         fetched
     }
 
+    /// Requests a range. `None` if the server is silent while other connections receive something.
+    async fn open(&self, claim: &Claim) -> Option<Result<ByteStream, RegistryError>> {
+        let _waiting = self.silence.wait();
+        let mut opening = std::pin::pin!(self.registry.open_part(&self.file, claim.range.clone()));
+        let mut quiet = Quiet::since(self.received_bytes());
+        loop {
+            let started = Instant::now();
+            if let Ok(opened) = tokio::time::timeout(self.policy.tick, opening.as_mut()).await {
+                return Some(opened);
+            }
+            quiet.add(started.elapsed());
+            if self.is_outpaced(&quiet) {
+                return None;
+            }
+        }
+    }
+
+    /// Whether a connection has been silent for a while in which others have received something. It may be
+    /// dead, so its range is better given to them.
+    fn is_outpaced(&self, quiet: &Quiet) -> bool {
+        let received_by_others = self.received_bytes().saturating_sub(quiet.received_before);
+        quiet.lasts >= self.policy.silent_beside_others && received_by_others >= LEAST_PROGRESS_BYTES
+    }
+
     async fn receive_range(
         &self,
         mut stream: ByteStream,
@@ -249,21 +289,24 @@ impl Fetch {
         writer: &mpsc::Sender<Piece>,
     ) -> Result<Outcome, RegistryError> {
         let (mut pieces, mut meter) = (Pieces::new(claim.range.start), Meter::default());
+        let mut quiet = Quiet::since(self.received_bytes());
         loop {
             let waiting = Instant::now();
-            let bytes = match pieces.next_of(&mut stream).await {
-                Ok(Some(bytes)) => bytes,
-                ended => {
-                    // Bytes received before an error are valid.
-                    self.hand_over(&mut pieces, claim.id, writer).await;
-                    return ended.map(|_| {
-                        self.speeds.note(meter);
-                        Outcome::Fetched
-                    });
-                }
+            let next = {
+                let _waiting = self.silence.wait();
+                pieces.next_of(&mut stream, self.policy.tick).await
             };
-            meter.add(bytes.len(), waiting.elapsed());
+            let Ok(Some(bytes)) = next else {
+                // Bytes received before an error are valid.
+                self.hand_over(&mut pieces, claim.id, writer).await;
+                return next.map(|_| {
+                    self.speeds.note(meter);
+                    Outcome::Fetched
+                });
+            };
             let (count, is_idle) = (bytes.len(), bytes.is_empty());
+            meter.add(count, waiting.elapsed());
+            self.speeds.add(count, waiting.elapsed());
             *received += count as u64;
             pieces.push(bytes);
             let is_too_slow = self.speeds.is_too_slow(&mut meter, pieces.left(&claim.range));
@@ -272,9 +315,19 @@ impl Fetch {
                 return Ok(Outcome::WriterClosed);
             }
             self.count(count).await;
-            if is_too_slow {
-                tracing::debug!("a connection is far slower than the others, its range is requested again");
-                return Ok(Outcome::TooSlow);
+            if is_idle {
+                quiet.add(waiting.elapsed());
+            } else {
+                quiet = Quiet::since(self.received_bytes());
+            }
+            if is_too_slow || self.is_outpaced(&quiet) {
+                let what = if is_too_slow { "far slower than the others" } else { "silent" };
+                tracing::debug!("a connection is {what}, its range is requested again");
+                return Ok(if is_too_slow { Outcome::TooSlow } else { Outcome::Silent });
+            }
+            if is_due && pieces.offset() < claim.range.end && !self.lock().is_active(claim.id) {
+                // Another worker has taken the rest of the range.
+                return Ok(Outcome::Fetched);
             }
         }
     }
@@ -283,7 +336,7 @@ impl Fetch {
         let Some(piece) = pieces.take() else { return true };
         let sent = writer.send(piece).await.is_ok();
         if sent {
-            self.lock().advance(claim, pieces.offset);
+            self.lock().advance(claim, pieces.offset());
         }
         sent
     }
@@ -299,7 +352,10 @@ impl Fetch {
         let mut pieces = Pieces::new(position);
         let before = self.shared.assembler().arrived_bytes();
         loop {
-            let next = pieces.next_of(&mut stream).await;
+            let next = {
+                let _waiting = self.silence.wait();
+                pieces.next_of(&mut stream, self.policy.tick).await
+            };
             let is_over = !matches!(&next, Ok(Some(_)));
             let bytes = next.as_ref().ok().cloned().flatten().unwrap_or_default();
             let count = bytes.len();
@@ -331,9 +387,10 @@ impl Fetch {
         for sum in [&self.received, &*self.received_by_all] {
             sum.fetch_add(bytes as u64, Ordering::Relaxed);
         }
-        if rate_limit::wait(&self.limits, bytes).await {
-            self.was_delayed.store(true, Ordering::Relaxed);
+        if bytes > 0 {
+            self.silence.interrupt();
         }
+        rate_limit::wait(&self.limits, bytes).await;
     }
 
     /// Whether a rate limit may delay the next bytes: those already received are written before.
@@ -352,143 +409,26 @@ enum Outcome {
     Fetched,
     /// Another connection is likely to be faster for the rest.
     TooSlow,
+    /// Nothing arrives, while the other connections receive something.
+    Silent,
     /// Nothing is left to do for this worker.
     Done,
     WriterClosed,
 }
 
-/// Collects frames for the next piece.
-struct Pieces {
-    offset: u64,
-    frames: Vec<Bytes>,
-    length: usize,
-    since: Instant,
+/// How long a connection has been silent, and what all had received before.
+struct Quiet {
+    lasts: Duration,
+    received_before: u64,
 }
 
-impl Pieces {
-    fn new(offset: u64) -> Self {
-        Self { offset, frames: Vec::new(), length: 0, since: Instant::now() }
+impl Quiet {
+    const fn since(received_before: u64) -> Self {
+        Self { lasts: Duration::ZERO, received_before }
     }
 
-    /// The next bytes of a stream; empty when collected frames have waited long enough.
-    async fn next_of(&self, stream: &mut ByteStream) -> Result<Option<Bytes>, RegistryError> {
-        match self.deadline() {
-            None => stream.next().await,
-            Some(until) => {
-                let next = tokio::time::timeout_at(until, stream.next()).await;
-                next.unwrap_or_else(|_elapsed| Ok(Some(Bytes::new())))
-            }
-        }
-    }
-
-    fn push(&mut self, bytes: Bytes) {
-        if bytes.is_empty() {
-            return;
-        }
-        if self.frames.is_empty() {
-            self.since = Instant::now();
-        }
-        self.length += bytes.len();
-        self.frames.push(bytes);
-    }
-
-    fn is_full(&self) -> bool {
-        self.length >= PIECE_BYTES
-    }
-
-    /// How much of the range is missing.
-    fn left(&self, range: &Range<u64>) -> u64 {
-        range.end.saturating_sub(self.offset).saturating_sub(self.length as u64)
-    }
-
-    /// When collected frames are written at the latest.
-    fn deadline(&self) -> Option<Instant> {
-        (!self.frames.is_empty()).then(|| self.since + PIECE_TIMEOUT)
-    }
-
-    fn take(&mut self) -> Option<Piece> {
-        let (frames, length) = (std::mem::take(&mut self.frames), std::mem::take(&mut self.length));
-        let offset = self.offset;
-        self.offset += length as u64;
-        (length > 0).then_some(Piece { offset, frames, length })
-    }
-}
-
-/// Writes pieces until the channel is closed or a write fails.
-pub(super) fn write_pieces(shared: &SharedAssembler, mut pieces: mpsc::Receiver<Piece>) {
-    let mut joined = Vec::new();
-    while let Some(piece) = pieces.blocking_recv() {
-        if let Err(error) = write_piece(shared, &piece, &mut joined) {
-            shared.fail(error.into());
-            return;
-        }
-    }
-    // Ends the wait of readers for bytes that will never arrive.
-    if !shared.assembler().missing().is_empty() {
-        shared.fail(super::TransferError::Incomplete);
-    }
-}
-
-/// Writes large frames one by one, which saves a copy, and small ones joined in `joined`, which saves writes
-/// and records in the journal.
-fn write_piece(shared: &SharedAssembler, piece: &Piece, joined: &mut Vec<u8>) -> Result<(), StoreError> {
-    if piece.length >= piece.frames.len().saturating_mul(LARGE_FRAME_BYTES) {
-        let mut offset = piece.offset;
-        return piece.frames.iter().try_for_each(|frame| {
-            shared.write(offset, frame)?;
-            offset = offset.saturating_add(frame.len() as u64);
-            Ok(())
-        });
-    }
-    joined.clear();
-    joined.reserve(piece.length);
-    piece.frames.iter().for_each(|frame| joined.extend_from_slice(frame));
-    shared.write(piece.offset, joined)
-}
-
-/// Decides on the number of connections: one more as long as the last one increased the rate.
-#[derive(Debug)]
-struct Growth {
-    received: u64,
-    best: u64,
-    workers: usize,
-}
-
-impl Growth {
-    const fn from_one_connection() -> Self {
-        Self { received: 0, best: 0, workers: 1 }
-    }
-
-    fn is_worth_one_more(&mut self, received: u64, workers: usize) -> bool {
-        let rate = received.saturating_sub(std::mem::replace(&mut self.received, received));
-        if workers != self.workers {
-            // The effect of the newest connection is measured in the next tick.
-            self.workers = workers;
-            return false;
-        }
-        let is_faster = rate > self.best + self.best / 10;
-        self.best = self.best.max(rate);
-        is_faster
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn connections_are_added_while_they_help() {
-        let mut growth = Growth::from_one_connection();
-        assert!(!growth.is_worth_one_more(0, 1));
-        assert!(growth.is_worth_one_more(100, 1));
-        assert!(!growth.is_worth_one_more(250, 2), "not measured for a whole tick");
-        assert!(growth.is_worth_one_more(450, 2));
-        assert!(!growth.is_worth_one_more(650, 3));
-        assert!(!growth.is_worth_one_more(850, 3), "the third made it no faster");
-    }
-
-    #[test]
-    fn bytes_that_arrive_before_the_first_tick_count() {
-        assert!(Growth::from_one_connection().is_worth_one_more(100, 1));
+    /// Adds time spent waiting for bytes. Waits for a rate limit or the disk do not count.
+    fn add(&mut self, waited: Duration) {
+        self.lasts = self.lasts.saturating_add(waited);
     }
 }

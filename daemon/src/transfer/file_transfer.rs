@@ -10,7 +10,8 @@ use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::recipe::Member;
 use tokio::sync::mpsc;
 
-use super::fetch::{Fetch, write_pieces};
+use super::fetch::Fetch;
+use super::pieces::write_pieces;
 use super::shared_assembler::SharedAssembler;
 use super::single_flight::TransferGuard;
 use super::start::{fetch_head, head_bytes};

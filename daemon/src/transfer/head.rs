@@ -83,7 +83,7 @@ fn read_header(
         }
         match whole {
             Some(stream) => {
-                let next = job.wait_for(stream.next())??;
+                let next = job.wait_for(job.silence.until(stream.next()))??;
                 bytes.extend_from_slice(&next.ok_or(TransferError::Incomplete)?);
             }
             None => *whole = fetch_more(job, bytes, most)?,
@@ -98,9 +98,9 @@ fn fetch_more(job: &Job<'_>, bytes: &mut Vec<u8>, most: u64) -> Result<Option<By
     let end = start.saturating_add(FIRST_BYTES.max(start / 2).min(most)).min(job.file.size());
     let fetched = job.wait_for(async {
         let mut stream = if job.file.is_resumable() {
-            job.registry.open_part(job.file, start..end).await?
+            job.silence.until(job.registry.open_part(job.file, start..end)).await?
         } else {
-            job.registry.open(job.file).await?
+            job.silence.until(job.registry.open(job.file)).await?
         };
         // The stream starts at 0: known bytes are skipped.
         let mut skip = if stream.is_whole() { bytes.len() } else { 0 };

@@ -155,7 +155,8 @@ impl<'g> HeadMatcher<'g> {
         if offset as u64 >= end {
             return Ok(Some(Vec::new()));
         }
-        let mut stream = self.job.registry.open_part(self.job.file, offset as u64..end).await?;
+        let part = self.job.registry.open_part(self.job.file, offset as u64..end);
+        let mut stream = self.job.silence.until(part).await?;
         if stream.is_whole() {
             return Ok(None);
         }

@@ -35,12 +35,15 @@ mod archive;
 mod error;
 mod fetch;
 mod file_transfer;
+mod growth;
 mod head;
 mod head_reuse;
+mod pieces;
 mod policy;
 mod rate_limit;
 mod schedule;
 mod shared_assembler;
+mod silence;
 mod single_flight;
 mod speed;
 mod start;
@@ -52,6 +55,7 @@ use head::Head;
 pub(crate) use policy::TransferPolicy;
 pub(crate) use rate_limit::RateLimit;
 use shared_assembler::SharedAssembler;
+pub(crate) use silence::Silence;
 use single_flight::SingleFlight;
 pub(crate) use single_flight::TransferGuard;
 use start::Start;
@@ -80,6 +84,8 @@ pub(crate) struct Job<'j> {
     /// What the file is pulled for, to be recorded with an unfinished download.
     pub(crate) about: Option<DownloadAbout>,
     pub(crate) limits: Vec<RateLimit>,
+    /// How long nothing has arrived.
+    pub(crate) silence: Silence,
     /// Called regularly with the number of bytes that have arrived; returns false to cancel.
     pub(crate) report: &'j (dyn Fn(u64) -> bool + Sync),
 }
@@ -88,7 +94,7 @@ impl Job<'_> {
     /// Downloads a small file into memory.
     pub(crate) fn read_small(&self) -> Result<Vec<u8>, TransferError> {
         let read = || async {
-            let mut stream = self.registry.open(self.file).await?;
+            let mut stream = self.silence.until(self.registry.open(self.file)).await?;
             let mut bytes = Vec::new();
             while let Some(more) = self.next_of(&mut stream).await? {
                 bytes.extend_from_slice(&more);
@@ -101,7 +107,7 @@ impl Job<'_> {
 
     /// The next bytes of a stream, within the rate limits.
     async fn next_of(&self, stream: &mut ByteStream) -> Result<Option<Bytes>, RegistryError> {
-        let bytes = stream.next().await?;
+        let bytes = self.silence.until(stream.next()).await?;
         rate_limit::wait(&self.limits, bytes.as_ref().map_or(0, Bytes::len)).await;
         Ok(bytes)
     }
@@ -126,7 +132,10 @@ impl Job<'_> {
             };
             let Some(wait) = retry.wait_after(&error, received) else { return Err(error.into()) };
             // The timer is created inside the runtime, which this thread may not belong to.
-            self.wait_for(async { tokio::time::sleep(wait).await })?;
+            self.wait_for(async {
+                let _waiting = self.silence.wait();
+                tokio::time::sleep(wait).await;
+            })?;
         }
     }
 
@@ -196,6 +205,12 @@ impl Transfers {
     /// Whether a file is being transferred.
     pub(crate) fn is_running(&self, file: Digest) -> bool {
         self.single_flight.is_running(file)
+    }
+
+    /// What to tell the user if no `what` has come from a host for a while.
+    pub(crate) fn waiting_status(&self, host: &str, what: &str, silence: Duration) -> Option<String> {
+        let is_long = silence >= self.policy.silence_reported;
+        is_long.then(|| format!("waiting for {host}: no {what} for {} s", silence.as_secs()))
     }
 
     /// Bytes downloaded since the daemon started.

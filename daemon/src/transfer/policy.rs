@@ -17,6 +17,10 @@ pub(crate) struct TransferPolicy {
     pub(crate) range_takes: Duration,
     /// How often the transfer checks whether one more connection would help.
     pub(crate) tick: Duration,
+    /// A connection that has been silent for this long, while others received something, is given up.
+    pub(crate) silent_beside_others: Duration,
+    /// After this time without a byte, the user is told that the transfer waits for the host.
+    pub(crate) silence_reported: Duration,
 }
 
 impl Default for TransferPolicy {
@@ -32,11 +36,23 @@ impl Default for TransferPolicy {
             max_range_bytes: 64 << 20,
             range_takes: Duration::from_secs(2),
             tick: Duration::from_millis(500),
+            silent_beside_others: SILENCE,
+            silence_reported: SILENCE,
         }
     }
 }
 
+/// A third of the time after which a connection counts as stalled. Packets that are lost, or a wireless
+/// network that changes its cell, rarely cost more than two seconds.
+const SILENCE: Duration = Duration::from_secs(5);
+
 impl TransferPolicy {
+    /// The same where a connection counts as stalled after `stall_timeout` without a byte.
+    pub(crate) fn with_stall_timeout(self, stall_timeout: Duration) -> Self {
+        let third = stall_timeout / 3;
+        Self { silent_beside_others: third, silence_reported: third, ..self }
+    }
+
     /// The length of the next range, after one of `length` bytes took this long.
     pub(super) fn next_length(&self, length: u64, took: Duration) -> u64 {
         let next = if took < self.range_takes / 2 {

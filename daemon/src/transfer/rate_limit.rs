@@ -1,5 +1,6 @@
 //! A rate limit that transfers share and that can be changed.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,19 +15,19 @@ pub(crate) struct RateLimit(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     limiter: Mutex<RateLimiter>,
+    /// The bytes that all transfers have received under this limit.
+    taken: AtomicU64,
     /// The start of the limiter's clock.
     started: Instant,
     /// Notified when the rate changes, which ends waits by the old rate.
     changed: Notify,
 }
 
-/// Waits as long as all `limits` require after receiving `bytes`; returns whether it waited.
-pub(super) async fn wait(limits: &[RateLimit], bytes: usize) -> bool {
-    let mut has_waited = false;
+/// Waits as long as all `limits` require after receiving `bytes`.
+pub(super) async fn wait(limits: &[RateLimit], bytes: usize) {
     for limit in limits {
-        has_waited |= limit.wait(bytes as u64).await;
+        limit.wait(bytes as u64).await;
     }
-    has_waited
 }
 
 impl Default for RateLimit {
@@ -39,7 +40,8 @@ impl RateLimit {
     /// A limit in bytes per second; `None` or 0 is none.
     pub(crate) fn new(bytes_per_second: Option<u64>) -> Self {
         let limiter = Mutex::new(RateLimiter::new(bytes_per_second));
-        Self(Arc::new(Shared { limiter, started: Instant::now(), changed: Notify::new() }))
+        let (taken, started, changed) = (AtomicU64::new(0), Instant::now(), Notify::new());
+        Self(Arc::new(Shared { limiter, taken, started, changed }))
     }
 
     /// Changes the rate, which applies to the next bytes.
@@ -62,22 +64,39 @@ impl RateLimit {
         }
     }
 
-    /// Waits as long as the rate requires after receiving `bytes`, or until the rate changes; returns
-    /// whether it waited.
-    pub(crate) async fn wait(&self, bytes: u64) -> bool {
+    /// The bytes that all transfers have received under this limit, less those for which they still have to
+    /// wait. While the limit delays them, this grows at exactly its rate.
+    pub(super) fn paid_bytes(&self) -> u64 {
+        self.paid_at(self.0.started.elapsed())
+    }
+
+    fn paid_at(&self, now: Duration) -> u64 {
+        let limiter = self.lock();
+        let owed = limiter.owed(now);
+        let rate = limiter.bytes_per_second().unwrap_or_default();
+        let milliseconds = u64::try_from(owed.as_millis()).unwrap_or(u64::MAX);
+        self.0.taken.load(Ordering::Relaxed).saturating_sub(rate.saturating_mul(milliseconds) / 1000)
+    }
+
+    pub(super) fn count(&self, bytes: u64) {
+        self.0.taken.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Waits as long as the rate requires after receiving `bytes`, or until the rate changes.
+    pub(crate) async fn wait(&self, bytes: u64) {
+        self.count(bytes);
         let changed = self.0.changed.notified();
         tokio::pin!(changed);
         // Before the rate is read, or a change in between would be missed.
         changed.as_mut().enable();
         let wait = self.take(bytes, self.0.started.elapsed());
         if wait.is_zero() {
-            return false;
+            return;
         }
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             () = changed => {}
         }
-        true
     }
 
     fn take(&self, bytes: u64, now: Duration) -> Duration {
@@ -108,6 +127,16 @@ mod tests {
         limit.set(None);
         assert_eq!(limit.take(u64::MAX, now), Duration::ZERO);
         assert_eq!(RateLimit::new(Some(0)).get(), None);
+    }
+
+    #[test]
+    fn bytes_that_are_waited_for_are_not_paid_yet() {
+        let (limit, now) = (RateLimit::new(Some(1000)), Duration::from_secs(1));
+        limit.count(5000);
+        limit.take(5000, now);
+        let paid = |milliseconds| limit.paid_at(now + Duration::from_millis(milliseconds));
+        let burst = u64::try_from(RateLimiter::BURST.as_millis()).unwrap();
+        assert_eq!([paid(0), paid(2000), paid(9000)], [burst, 2000 + burst, 5000]);
     }
 
     #[tokio::test]

@@ -51,6 +51,29 @@ impl Schedule {
         Some(Claim { id: self.next_id, range })
     }
 
+    /// When all ranges are claimed: takes the second half of the one with the most left, if each half has at
+    /// least this size.
+    pub(super) fn divide(&mut self, least: u64) -> Option<Claim> {
+        if self.is_sequential || !self.waiting.is_empty() {
+            return None;
+        }
+        let largest = self.active.values_mut().max_by_key(|range| range.end - range.start)?;
+        let half = (largest.end - largest.start) / 2;
+        if half < least {
+            return None;
+        }
+        let range = largest.end - half..largest.end;
+        largest.end = range.start;
+        self.next_id += 1;
+        self.active.insert(self.next_id, range.clone());
+        Some(Claim { id: self.next_id, range })
+    }
+
+    /// Whether bytes of a claim are missing. Its range may have become shorter.
+    pub(super) fn is_active(&self, id: u64) -> bool {
+        self.active.contains_key(&id)
+    }
+
     /// Claims everything for one sequential stream; false if another stream has claimed it.
     pub(super) fn claim_all(&mut self) -> bool {
         !std::mem::replace(&mut self.is_sequential, true)
@@ -116,6 +139,21 @@ mod tests {
         assert!(!schedule.is_done());
         schedule.advance(second.id, 80);
         assert_eq!(schedule.left_bytes(), 25 + 20);
+    }
+
+    #[test]
+    fn half_of_a_claimed_range_is_taken_when_nothing_else_is_left() {
+        let mut schedule = Schedule::new(std::iter::once(0..100), 0);
+        let first = schedule.claim(60).unwrap();
+        assert_eq!(schedule.divide(10), None, "there is a range that nobody has claimed");
+        let second = schedule.claim(60).unwrap();
+        schedule.advance(first.id, 20);
+        assert_eq!(schedule.divide(21), None, "the halves are too small");
+        let halves = [schedule.divide(20), schedule.divide(20)].map(|half| half.unwrap().range);
+        assert_eq!(halves, [80..100, 40..60]);
+        schedule.advance(first.id, 41);
+        assert!(!schedule.is_active(first.id) && schedule.is_active(second.id));
+        assert_eq!(schedule.left_bytes(), 20 + 20 + 20);
     }
 
     #[test]

@@ -35,11 +35,35 @@ impl Meter {
     }
 }
 
-/// The average rate of the connections of one transfer in bytes per second; the latest counts half.
+/// The rates of the connections of one transfer in bytes per second.
 #[derive(Debug, Default)]
-pub(super) struct Speeds(Mutex<Option<u64>>);
+pub(super) struct Speeds {
+    /// The average over complete ranges; the latest counts half.
+    average: Mutex<Option<u64>>,
+    /// What all connections have received since the last tick, and the last rate of one of them.
+    current: Mutex<(Meter, Option<u64>)>,
+}
 
 impl Speeds {
+    /// Records what one connection has received.
+    pub(super) fn add(&self, bytes: usize, waited: Duration) {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).0.add(bytes, waited);
+    }
+
+    /// Computes the rate of one connection since the last tick.
+    pub(super) fn tick(&self) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let meter = std::mem::take(&mut current.0);
+        if meter.bytes > 0 {
+            current.1 = Some(meter.rate());
+        }
+    }
+
+    /// The last rate of one connection, while it waits for the network alone.
+    pub(super) fn of_one_connection(&self) -> Option<u64> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).1
+    }
+
     /// Records a complete range.
     pub(super) fn note(&self, meter: Meter) {
         // The meter may just have been reset.
@@ -49,7 +73,7 @@ impl Speeds {
     }
 
     fn update(&self, meter: Meter) {
-        let mut average = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut average = self.average.lock().unwrap_or_else(PoisonError::into_inner);
         *average = Some(average.map_or(meter.rate(), |average| average / 2 + meter.rate() / 2));
     }
 
@@ -61,7 +85,7 @@ impl Speeds {
         }
         let measured = std::mem::take(meter);
         let rate = measured.rate();
-        let average = self.0.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or_default();
+        let average = self.average.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or_default();
         let is_slow = rate.saturating_mul(FACTOR) < average && left > rate.saturating_mul(MIN_REST.as_secs());
         if is_slow {
             // If the whole line has become slow, the average adapts soon.

@@ -18,7 +18,7 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::split::{BlobPlaces, SplitPlan, Target};
 use tokio::task::JoinSet;
 
-use super::{Job, RateLimit, TransferError, rate_limit};
+use super::{Job, RateLimit, Silence, TransferError, rate_limit};
 
 /// A planned blob and the stored blob that may be the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -210,7 +210,8 @@ fn compare(
     job.wait_for(async {
         let (mut running, mut agreeing) = (JoinSet::new(), Vec::new());
         let mut failures = 0;
-        let source = Arc::new((job.registry.clone(), job.file.clone(), job.limits.clone()));
+        let source = (job.registry.clone(), job.file.clone(), job.limits.clone(), job.silence.clone());
+        let source = Arc::new(source);
         loop {
             while running.len() < SAMPLES_AT_ONCE
                 && let Some((candidate, samples)) = waiting.pop()
@@ -236,18 +237,18 @@ fn compare(
 
 /// Fetches samples and compares them; `None` if one differs.
 async fn agrees(
-    source: Arc<(RegistryClient, RemoteFile, Vec<RateLimit>)>,
+    source: Arc<(RegistryClient, RemoteFile, Vec<RateLimit>, Silence)>,
     mut candidate: Candidate,
     samples: Vec<Sample>,
 ) -> Result<Option<Candidate>, RegistryError> {
-    let (registry, file, limits) = &*source;
+    let (registry, file, limits, silence) = &*source;
     for sample in samples {
         let range = sample.offset_in_file..sample.offset_in_file.saturating_add(sample.stored.len() as u64);
-        let mut stream = registry.open_part(file, range).await?;
+        let mut stream = silence.until(registry.open_part(file, range)).await?;
         let mut found = Vec::new();
         // A server without ranges would send the whole file for each sample.
         while !stream.is_whole()
-            && let Some(bytes) = stream.next().await?
+            && let Some(bytes) = silence.until(stream.next()).await?
         {
             rate_limit::wait(limits, bytes.len()).await;
             found.extend_from_slice(&bytes);

@@ -27,6 +27,12 @@ impl RateLimiter {
         self.bytes_per_second
     }
 
+    /// How long the bytes taken so far use the whole rate from now on.
+    #[must_use]
+    pub fn owed(&self, now: Duration) -> Duration {
+        self.bytes_per_second.map_or(Duration::ZERO, |_| self.spent_until.saturating_sub(now))
+    }
+
     /// Records that `bytes` are taken now; returns how long to wait before the next.
     pub fn take(&mut self, bytes: u64, now: Duration) -> Duration {
         let Some(rate) = self.bytes_per_second else { return Duration::ZERO };
@@ -63,6 +69,7 @@ mod tests {
     fn pause_allows_at_most_one_burst() {
         let mut limiter = limiter(1000);
         limiter.take(1000, Duration::ZERO);
+        assert_eq!(limiter.owed(Duration::from_millis(400)), Duration::from_millis(600));
         let after_an_hour = Duration::from_secs(3600);
         assert_eq!(limiter.take(1000, after_an_hour), Duration::from_secs(1) - RateLimiter::BURST);
         assert_eq!(limiter.take(1000, after_an_hour), Duration::from_secs(2) - RateLimiter::BURST);

@@ -8,6 +8,7 @@ mod interactive;
 mod manifests;
 mod partial;
 mod servers;
+mod slow_hosts;
 mod third_party;
 mod transfer;
 mod unfinished;

@@ -136,6 +136,31 @@ async fn silent_and_trickling_bodies_stall() {
     }
 }
 
+/// The start arrived fast, which must not extend the time limit.
+#[tokio::test]
+async fn body_that_stops_in_the_middle_stalls_at_the_shorter_limit() {
+    let start = [head("Content-Length: 1000000\r\n"), vec![b'x'; 100_000]].concat();
+    let server = Server::start(move |_, _| Reply::ThenSilence(start.clone())).await;
+    let limits = Limits { silence: Duration::from_millis(1500), ..limits() };
+    let big = Descriptor { size: 1_000_000, ..weights() };
+    let mut stream = client_with(limits).blob(&tiny(&server), &big).await.unwrap();
+    let error = loop {
+        match stream.next().await {
+            Ok(chunk) => assert!(chunk.is_some()),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, RegistryError::Stalled { seconds: 1, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn file_whose_server_does_not_respond_stalls_at_the_shorter_limit() {
+    let server = Server::start(|_, _| Reply::ThenSilence(Vec::new())).await;
+    let limits = Limits { silence: Duration::from_millis(1500), ..limits() };
+    let error = client_with(limits).blob(&tiny(&server), &weights()).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Stalled { seconds: 1, .. }), "{error}");
+}
+
 #[tokio::test]
 async fn slow_but_steady_body_does_not_stall() {
     let server = Server::start(|_, _| Reply::ThenDrip(head("Content-Length: 40\r\n"))).await;
