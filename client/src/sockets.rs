@@ -81,7 +81,8 @@ pub(crate) fn connect(socket: &Path) -> io::Result<UnixStream> {
 }
 
 /// What to do when the kernel refuses a connection; `None` if this is not known.
-pub(crate) fn hint(socket: &Path, reason: &io::Error) -> Option<String> {
+#[must_use]
+pub fn hint(socket: &Path, reason: &io::Error) -> Option<String> {
     // An error of [`check_private`] has no number.
     if reason.raw_os_error() != Some(rustix::io::Errno::ACCESS.raw_os_error()) {
         return None;

@@ -82,7 +82,10 @@ impl Blobd {
 
     /// Sets the environment so that any command uses the store.
     pub fn prepare(&self, command: &mut Command) {
-        for variable in ["BLOBD_ROOT", "BLOBD_SOCKET", "BLOBD_CONFIG", "HTTPS_PROXY", "ALL_PROXY"] {
+        for variable in ["BLOBD_ROOT", "BLOBD_SOCKET", "BLOBD_CONFIG", "BLOBD_LOG", "RUST_LOG"] {
+            command.env_remove(variable);
+        }
+        for variable in ["HTTPS_PROXY", "ALL_PROXY"] {
             command.env_remove(variable);
         }
         let variables = ["HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"];

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_registry::RegistryError;
 use blobd_store::{CommandState, Store};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -25,6 +26,16 @@ const REQUESTS_LIMIT: Duration = Duration::from_secs(30);
 /// not stop in time ends with the process, as after a kill.
 const WORK_LIMIT: Duration = Duration::from_secs(1);
 
+/// Why the parts of a daemon cannot be set up. A wrong mirror is in the configuration file.
+pub(super) fn start_error(config: &Config, error: RegistryError) -> ErrorBody {
+    let file = config.location.as_ref().filter(|_| matches!(error, RegistryError::Mirror { .. }));
+    let body = OpError::from(error).body();
+    match file {
+        Some(file) => ErrorBody::new(body.code, format!("{}: {}", file.display(), body.message)),
+        None => body,
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct EmbeddedServer {
     server: Server,
@@ -38,7 +49,7 @@ pub(super) struct EmbeddedServer {
 impl EmbeddedServer {
     pub(super) fn start(store: Store, root: &Path, config: &Config) -> Result<Self, ErrorBody> {
         let daemon = Daemon::new(store, &config.registry_policy());
-        let daemon = daemon.map_err(|error| OpError::from(error).body())?;
+        let daemon = daemon.map_err(|error| start_error(config, error))?;
         let daemon = Arc::new(daemon.with_transfers(config.transfer_policy()));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;

@@ -13,11 +13,11 @@ use tokio::signal::unix::SignalKind;
 
 use super::Global;
 use super::connect::{load_config, root};
+use super::embedded::start_error;
 use super::interrupt::{Signals, first_of, listen, listen_for_stop};
 use super::store_access::open_for_daemon;
 use crate::config::Config;
 use crate::housekeeping;
-use crate::ops::OpError;
 use crate::server::{Server, Socket};
 use crate::state::Daemon;
 use crate::sys::limit_heaps;
@@ -51,8 +51,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     let store = open_for_daemon(&root, &config)?;
     let policy = config.registry_policy();
     let policy = if config.is_single_user() { policy } else { policy.for_many_users() };
-    let daemon = Daemon::new(store, &policy);
-    let daemon = daemon.map_err(|error| OpError::from(error).body())?;
+    let daemon = Daemon::new(store, &policy).map_err(|error| start_error(&config, error))?;
     let daemon = daemon.with_transfers(config.transfer_policy());
     let daemon = if config.is_single_user() { daemon } else { daemon.for_many_users() };
     limit_heaps();

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use blobd_client::client::Client;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::sockets;
 use blobd_store::{CommandState, LockHolder, Store, StoreError};
 
 use super::embedded::EmbeddedServer;
@@ -140,7 +141,10 @@ pub(super) fn open_for_daemon(root: &Path, config: &Config) -> Result<Store, Err
 
 fn locked(root: &Path, holder: &LockHolder, failure: Option<&io::Error>) -> ErrorBody {
     let hint = match (failure, holder.command) {
-        (Some(error), None) => Some(format!("that daemon cannot be reached ({error}); restart it")),
+        (Some(error), None) => {
+            let refused = holder.socket.as_ref().and_then(|socket| sockets::hint(socket, error));
+            Some(refused.unwrap_or_else(|| format!("that daemon cannot be reached ({error}); restart it")))
+        }
         (Some(error), Some(_)) if error.kind() == io::ErrorKind::PermissionDenied => {
             Some("it belongs to another user; wait until it ends".to_owned())
         }

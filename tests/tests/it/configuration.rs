@@ -17,6 +17,7 @@ fn configuration_errors_are_one_line_with_place_and_hint() {
     let place = config.display();
     for (text, message) in [
         ("\n[space\n", format!("blobd: {place}:2:7: ")),
+        ("[mirrors]\n\"x\" = \"ftp://y\"", format!("blobd: {place}: mirror of x: \"ftp://y\": http://HOST")),
         ("root = \"models\"", format!("blobd: {place}:1:8: root: \"models\", an absolute path")),
         ("[space]\nquota = -5", format!("blobd: {place}:2:9: space.quota: -5, a size such as ")),
         (
@@ -51,7 +52,9 @@ fn relative_paths_of_options_name_the_same_files_for_other_processes() {
     serve.env_remove("BLOBD_ROOT").current_dir(folder.path()).stderr(Stdio::null());
     let mut daemon = serve.args(["serve", "--root", "store", "--socket", "s"]).spawn().unwrap();
     let blobd = Blobd::at_root(&root);
-    eventually("the daemon responds", || blobd.line("limit").code == 0);
+    // Before that, each command would open the store, and so keep it from the daemon.
+    eventually("the daemon listens", || folder.path().join("s").exists());
+    eventually("the daemon responds: nothing else takes a limit", || blobd.line("limit off").code == 0);
     let model = ModelFile::dense_of(1, 2, 128).write_to(folder.path(), "m.gguf");
     blobd.run(["import".as_ref(), model.as_os_str()]).succeeds();
     daemon.kill().unwrap();

@@ -165,6 +165,7 @@ fn socket_that_cannot_be_made_is_an_error_with_a_hint() {
 
 /// Runs a script in which `/tmp` and `/run` are empty, `$blobd` is the binary, and `as_owner` runs a command as
 /// [`OWNER`] without any variable but `HOME`. All its processes end with it.
+/// `wait_for_daemon` returns when the daemon answers: only a daemon takes a limit.
 fn in_empty_machine(script: &str) -> Option<Run> {
     if !can_be_others() {
         return None;
@@ -173,8 +174,8 @@ fn in_empty_machine(script: &str) -> Option<Run> {
         "set -eu; mount -t tmpfs -o mode=1777 none /tmp; mount -t tmpfs -o mode=755 none /run
         as_owner() {{ setpriv --reuid={OWNER} --regid={OWNER} --clear-groups -- env -i PATH=\"$PATH\" HOME=/tmp/home \"$@\"; }}
         as_owner mkdir /tmp/home
-        wait_for_daemon() {{ n=0; until as_owner \"$blobd\" limit >/tmp/out 2>&1; do
-            n=$((n + 1)); test $n -lt 600 || {{ cat /tmp/out /tmp/log; exit 9; }}; sleep 0.1; done; }}
+        wait_for_daemon() {{ n=0; until test -S /tmp/blobd-{OWNER}/blobd.sock && as_owner \"$blobd\" limit off >/tmp/out 2>&1; do
+            n=$((n + 1)); test $n -lt 600 || {{ cat /tmp/log; exit 9; }}; sleep 0.1; done; }}
         {script}"
     );
     let mut command = Command::new("unshare");
@@ -196,7 +197,7 @@ fn daemon_without_a_runtime_directory_is_found_by_all_clients() {
         as_owner \"$blobd\" serve 2>/tmp/log &
         wait_for_daemon
         stat -c '%a %u' /tmp/blobd-65534 /tmp/blobd-65534/blobd.sock
-        as_owner env XDG_RUNTIME_DIR=/tmp/other \"$blobd\" limit
+        as_owner env XDG_RUNTIME_DIR=/tmp/other \"$blobd\" limit off
         if command -v python3 >/dev/null; then
             as_owner env PYTHONPATH=\"$PYTHONPATH\" PYTHONDONTWRITEBYTECODE=1 python3 -c \\
                 'import blobd; print(blobd.Client().version().root)'
