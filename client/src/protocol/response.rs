@@ -290,6 +290,9 @@ pub struct PullDone {
     /// The bytes of files that were stored already, and of those that an earlier pull had begun.
     #[serde(default)]
     pub already_stored_bytes: u64,
+    /// Whether the name meant the same model before, and nothing was downloaded.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchanged: bool,
     /// The other model that had the name before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub displaced: Vec<LostModel>,

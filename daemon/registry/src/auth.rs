@@ -118,7 +118,7 @@ impl Shared {
     ) -> Result<Outcome, RegistryError> {
         let headers = authorization.map(|value| (AUTHORIZATION, value)).into_iter().collect::<HeaderMap>();
         let (response, _scope) = self.transport.send(Request::get(&url, headers), reach).await?;
-        let response = Response { response, url, reach, advice: advice.clone() };
+        let response = Response { response, url, reach, advice: advice.clone(), linked: None };
         let status = response.response.status();
         let no_token = || realm_refused(target, &format!("status {} and no usable token", status.as_u16()));
         match status {

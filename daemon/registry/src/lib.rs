@@ -82,7 +82,7 @@ use self::credentials::CredentialPolicy;
 pub use self::error::{Advice, FailureKind, RegistryError};
 use self::mirrors::{Mirrors, first_of};
 use self::origin::Registry;
-pub use self::remote::{RemoteFile, RemoteModel};
+pub use self::remote::{KnownFile, RemoteFile, RemoteModel};
 use self::request::{Response, Target};
 pub use self::retry::{Retry, RetryPolicy};
 pub use self::stream::ByteStream;

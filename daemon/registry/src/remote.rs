@@ -7,7 +7,7 @@ use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
-use hyper::header::{CONTENT_RANGE, HeaderValue, RANGE};
+use hyper::header::{CONTENT_RANGE, HeaderValue, IF_RANGE, RANGE};
 use tokio::time::timeout;
 
 use super::mirrors::first_of;
@@ -38,6 +38,22 @@ pub struct RemoteFile {
     size: u64,
     digest: Option<Digest>,
     validator: Option<String>,
+    /// Whether the same validator surely means the same bytes.
+    is_lasting: bool,
+    unchanged: Option<Digest>,
+}
+
+/// A file at a URL that was pulled earlier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownFile {
+    /// The URL.
+    pub url: String,
+    /// Its [`RemoteFile::lasting_validator`].
+    pub validator: String,
+    /// Its length in bytes.
+    pub size: u64,
+    /// The SHA-256 of what was received.
+    pub digest: Digest,
 }
 
 #[derive(Clone, Debug)]
@@ -97,7 +113,7 @@ impl RemoteFile {
     pub fn layer(reference: &Reference, file: &Descriptor) -> Self {
         let Descriptor { media_type, digest, size } = file.clone();
         let place = Place::Layer(reference.clone());
-        Self { place, media_type, name: None, size, digest: Some(digest), validator: None }
+        Self::new(place, media_type, None, size, Some(digest))
     }
 
     pub(super) fn web(
@@ -108,11 +124,26 @@ impl RemoteFile {
         digest: Option<Digest>,
     ) -> Self {
         let (media_type, name) = (MediaType::new(media_type), Some(name.to_owned()));
-        Self { place: Place::Web(file), media_type, name, size, digest, validator: None }
+        Self::new(Place::Web(file), media_type, name, size, digest)
     }
 
-    pub(super) fn with_validator(self, validator: Option<String>) -> Self {
-        Self { validator, ..self }
+    fn new(
+        place: Place,
+        media_type: MediaType,
+        name: Option<String>,
+        size: u64,
+        digest: Option<Digest>,
+    ) -> Self {
+        let (validator, is_lasting, unchanged) = (None, false, None);
+        Self { place, media_type, name, size, digest, validator, is_lasting, unchanged }
+    }
+
+    pub(super) fn with_validator(self, validator: Option<String>, is_lasting: bool) -> Self {
+        Self { validator, is_lasting, ..self }
+    }
+
+    pub(super) fn with_unchanged(self, unchanged: Option<Digest>) -> Self {
+        Self { unchanged, ..self }
     }
 
     pub(super) fn with_digest(self, digest: Digest) -> Self {
@@ -148,6 +179,21 @@ impl RemoteFile {
     #[must_use]
     pub fn validator(&self) -> Option<&str> {
         self.validator.as_deref()
+    }
+
+    /// The validator, if the server will use it for these bytes alone. A `Last-Modified` is not if the file
+    /// could change again within the same second.
+    #[must_use]
+    pub fn lasting_validator(&self) -> Option<&str> {
+        self.validator().filter(|_| self.is_lasting)
+    }
+
+    /// The descriptor of the file as it was pulled earlier, if the server says that it is unchanged. Unlike a
+    /// digest that is known, this does not prove what the server would send.
+    #[must_use]
+    pub fn unchanged(&self) -> Option<Descriptor> {
+        let (media_type, size) = (self.media_type.clone(), self.size);
+        self.unchanged.map(|digest| Descriptor { media_type, digest, size })
     }
 
     /// The descriptor, if the digest is known.
@@ -284,6 +330,12 @@ impl RegistryClient {
         let mut target = file.target(server)?;
         if let Some(range) = range {
             target = target.with(RANGE, range_header(file, server, range)?);
+            // A server that has another version sends all of that, which is noticed at once.
+            if let Some(validator) = file.lasting_validator().filter(|_| file.digest.is_none())
+                && let Ok(validator) = HeaderValue::try_from(validator)
+            {
+                target = target.with(IF_RANGE, validator);
+            }
         }
         let limits = &self.shared.limits;
         let response = match timeout(limits.silence, self.shared.get(&target)).await {

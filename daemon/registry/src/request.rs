@@ -9,8 +9,8 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{
-    AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, LAST_MODIFIED, RANGE,
-    RETRY_AFTER,
+    AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, DATE, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH,
+    LAST_MODIFIED, RANGE, RETRY_AFTER,
 };
 use hyper::{HeaderMap, StatusCode};
 use url::Url;
@@ -24,6 +24,7 @@ use super::redirect;
 use super::stream::ResponseBody;
 use super::token_cache::Authorization;
 use super::transport::Request;
+use super::web;
 
 /// What to request, and how to name it in errors.
 #[derive(Debug)]
@@ -108,6 +109,8 @@ pub(super) struct Response {
     pub(super) reach: AddressScope,
     /// For the error if this is a refusal.
     pub(super) advice: Advice,
+    /// The file's SHA-256, if the server said so in its redirect.
+    pub(super) linked: Option<Digest>,
 }
 
 impl Response {
@@ -136,6 +139,26 @@ impl Response {
         let etag = text(ETAG).filter(|etag| !etag.starts_with("W/"));
         let validator = etag.or_else(|| text(LAST_MODIFIED))?;
         (validator.len() <= MAX_VALIDATOR_BYTES).then(|| validator.to_owned())
+    }
+
+    /// Whether the same validator will surely mean the same bytes. A date does not if the file was changed so
+    /// recently that it may change again before the clock's next tick (RFC 9110, section 8.8.2.2).
+    pub(super) fn is_validator_lasting(&self) -> bool {
+        const TICK: Duration = Duration::from_secs(60);
+        let Some(validator) = self.validator() else { return false };
+        if web::is_tag(&validator) {
+            return true;
+        }
+        let date =
+            self.headers().get(DATE).and_then(|date| httpdate::parse_http_date(date.to_str().ok()?).ok());
+        let modified = httpdate::parse_http_date(&validator).ok();
+        let age = modified.and_then(|modified| date?.duration_since(modified).ok());
+        age.is_some_and(|age| age >= TICK)
+    }
+
+    /// Whether the file is the version that the request named.
+    pub(super) fn is_not_modified(&self) -> bool {
+        self.response.status() == StatusCode::NOT_MODIFIED
     }
 
     /// The length of the body, if the response announces it.
@@ -167,6 +190,7 @@ impl Response {
         match self.response.status() {
             StatusCode::OK => self.uncompressed(),
             StatusCode::PARTIAL_CONTENT if target.headers.contains_key(RANGE) => self.uncompressed(),
+            StatusCode::NOT_MODIFIED if target.headers.contains_key(IF_NONE_MATCH) => Ok(self),
             StatusCode::NOT_FOUND => Err(target.missing(host)),
             // From another host it means that a signed URL is wrong, which is unrelated to the user's rights.
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if self.is_from(target.origin) => {
@@ -227,7 +251,7 @@ impl Shared {
             Some(authorization) => (Some(authorization.header), authorization.advice),
             None => (None, Advice::LogIn { host: RegistryHost::of(target.origin).to_string() }),
         };
-        let mut url = target.url.clone();
+        let (mut url, mut linked) = (target.url.clone(), None);
         let refused = |url: &Url, reason: String| {
             RegistryError::unusable(host_of(url), format!("redirect refused: {reason}"))
         };
@@ -240,8 +264,10 @@ impl Shared {
                 reach = scope;
             }
             if !redirect::is_redirect(response.status()) {
-                return Ok(Response { response, url, reach, advice });
+                linked = linked.or_else(|| linked_digest(response.headers()));
+                return Ok(Response { response, url, reach, advice, linked });
             }
+            linked = linked.or_else(|| linked_digest(response.headers()));
             let next = redirect::target(&url, response.headers());
             let next = next.map_err(|reason| refused(&url, reason.to_owned()))?;
             if Origin::of(&next).as_ref() != Some(target.origin) {
@@ -251,6 +277,12 @@ impl Shared {
         }
         Err(refused(&url, format!("more than {MAX_REDIRECTS} redirects in a row")))
     }
+}
+
+/// Hugging Face sends a large file's SHA-256 with the redirect to it. The `ETag` of the content network, and that
+/// of a small file, is another digest.
+fn linked_digest(headers: &HeaderMap) -> Option<Digest> {
+    Digest::from_hex(headers.get("x-linked-etag")?.to_str().ok()?.trim_matches('"')).ok()
 }
 
 /// The most redirects followed in a row. hf.co needs three.

@@ -3,7 +3,7 @@
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::source::PullSource;
 
-use super::remote::{RemoteFile, RemoteModel};
+use super::remote::{KnownFile, RemoteFile, RemoteModel};
 use super::{RegistryClient, RegistryError};
 
 impl RegistryClient {
@@ -12,6 +12,19 @@ impl RegistryClient {
     /// # Errors
     /// [`RegistryError`] when the source does not exist or its server fails.
     pub async fn resolve(&self, source: &PullSource) -> Result<RemoteModel, RegistryError> {
+        self.resolve_known(source, &[]).await
+    }
+
+    /// The same. For a URL, files that are `known` are compared with their version then
+    /// ([`RemoteFile::unchanged`]).
+    ///
+    /// # Errors
+    /// As for [`Self::resolve`].
+    pub async fn resolve_known(
+        &self,
+        source: &PullSource,
+        known: &[KnownFile],
+    ) -> Result<RemoteModel, RegistryError> {
         match source {
             PullSource::Registry(reference) => match self.manifest(reference).await {
                 Ok(manifest) => Ok(RemoteModel::Published(manifest)),
@@ -19,7 +32,7 @@ impl RegistryClient {
             },
             PullSource::Hub(file) => self.hub_model(file).await,
             PullSource::Url(url) => {
-                Ok(RemoteModel::Files { files: self.web_files(url).await?, origin: source.origin() })
+                Ok(RemoteModel::Files { files: self.web_files(url, known).await?, origin: source.origin() })
             }
         }
     }
@@ -32,7 +45,7 @@ impl RegistryClient {
         let files = match origin {
             PullSource::Registry(reference) => return Ok(RemoteFile::layer(reference, file)),
             PullSource::Hub(hub) => self.hub_files(hub).await?,
-            PullSource::Url(url) => self.web_files(url).await?,
+            PullSource::Url(url) => self.web_files(url, &[]).await?,
         };
         let is_it = |found: &RemoteFile| {
             found.size() == file.size && found.digest().is_none_or(|digest| digest == file.digest)

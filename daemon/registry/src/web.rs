@@ -1,57 +1,132 @@
 //! Files at a URL on a web server.
 
 use blobd_store_format::descriptor::MediaType;
+use blobd_store_format::digest::Digest;
 use blobd_store_format::source::{FileUrl, ShardName, SourceError};
-use hyper::header::{CONTENT_RANGE, HeaderValue, RANGE};
+use hyper::header::{CONTENT_RANGE, HeaderValue, IF_NONE_MATCH, RANGE};
 
 use super::mirrors::first_of;
 use super::origin::Registry;
-use super::remote::{RemoteFile, WebFile};
+use super::remote::{KnownFile, RemoteFile, WebFile};
 use super::request::Response;
 use super::{RegistryClient, RegistryError};
 
 impl RegistryClient {
-    /// The file at a URL, or all shards of the model if the file is a shard.
-    pub(super) async fn web_files(&self, url: &FileUrl) -> Result<Vec<RemoteFile>, RegistryError> {
+    /// The file at a URL, or all shards of the model if the file is a shard. Files that are `known` are
+    /// requested on the condition that they have changed.
+    pub(super) async fn web_files(
+        &self,
+        url: &FileUrl,
+        known: &[KnownFile],
+    ) -> Result<Vec<RemoteFile>, RegistryError> {
         let servers = self.shared.mirrors.of_url(url)?;
-        let urls = match ShardName::of(url.file_name()) {
-            Some(shard) => shard.all().iter().map(|name| url.with_file_name(name)).collect(),
-            None => Ok(vec![url.clone()]),
-        };
-        let urls: Vec<FileUrl> = urls.map_err(|error: SourceError| {
-            RegistryError::unusable(url.host(), format!("list of files refused: {error}"))
-        })?;
         let mut files = Vec::new();
-        for url in &urls {
+        for url in &self.shards(url)? {
             let file = WebFile::new(&servers, url.path_and_query(), url.host(), url.to_string());
-            let inspect = |server| self.inspect(&file, server);
-            let (size, version) = self.retried(|| first_of(&servers, url.host(), inspect)).await?;
-            let remote = RemoteFile::web(file, MediaType::OLLAMA_MODEL, url.file_name(), size, None);
-            files.push(remote.with_validator(version));
+            let known: Vec<_> = known.iter().filter(|known| known.url == file.address()).collect();
+            let inspect = |server| self.inspect(&file, server, &known);
+            let found = self.retried(|| first_of(&servers, url.host(), inspect)).await?;
+            let Inspected { size, validator, is_lasting, digest, unchanged } = found;
+            let remote = RemoteFile::web(file, MediaType::OLLAMA_MODEL, url.file_name(), size, digest);
+            files.push(remote.with_validator(validator, is_lasting).with_unchanged(unchanged));
         }
         Ok(files)
     }
 
-    /// Size and validator of a file. Sends a GET of the first bytes and not a HEAD: signed URLs are often
-    /// valid for one method only.
+    /// The URLs of the files that [`Self::web_files`] requests.
+    ///
+    /// # Errors
+    /// [`RegistryError::Unusable`] if a name is refused.
+    pub fn shards(&self, url: &FileUrl) -> Result<Vec<FileUrl>, RegistryError> {
+        let urls = match ShardName::of(url.file_name()) {
+            Some(shard) => shard.all().iter().map(|name| url.with_file_name(name)).collect(),
+            None => Ok(vec![url.clone()]),
+        };
+        urls.map_err(|error: SourceError| {
+            RegistryError::unusable(url.host(), format!("list of files refused: {error}"))
+        })
+    }
+
     async fn inspect(
         &self,
         file: &WebFile,
         server: &Registry,
-    ) -> Result<(u64, Option<String>), RegistryError> {
-        let target = file.target(server)?.with(RANGE, HeaderValue::from_static("bytes=0-3"));
-        let response = self.shared.get(&target).await?;
-        if let Some(page) = response.web_page() {
-            return Err(page);
+        known: &[&KnownFile],
+    ) -> Result<Inspected, RegistryError> {
+        let response = self.head_of(file, server, known).await?;
+        if !response.is_not_modified() {
+            return Inspected::of(&response, file, known);
         }
-        let size = if response.is_partial() { total(&response) } else { response.announced_bytes() };
+        // A response without a validator confirms the only one that was sent.
+        let validator = response.validator();
+        let is_confirmed = |known: &&&KnownFile| validator.as_ref().is_none_or(|it| *it == known.validator);
+        match known.iter().filter(|known| is_tag(&known.validator)).find(is_confirmed) {
+            Some(known) => Ok(Inspected::unchanged(known)),
+            None => Inspected::of(&self.head_of(file, server, &[]).await?, file, &[]),
+        }
+    }
+
+    /// Sends a GET of the first bytes and not a HEAD: signed URLs are often valid for one method only.
+    async fn head_of(
+        &self,
+        file: &WebFile,
+        server: &Registry,
+        known: &[&KnownFile],
+    ) -> Result<Response, RegistryError> {
+        let mut target = file.target(server)?.with(RANGE, HeaderValue::from_static("bytes=0-3"));
+        // A date is compared here: a server may treat a file that was replaced by an older one as unchanged.
+        let tags: Vec<_> =
+            known.iter().map(|known| known.validator.as_str()).filter(|it| is_tag(it)).collect();
+        if let Ok(tags) = HeaderValue::try_from(tags.join(", "))
+            && !tags.is_empty()
+        {
+            target = target.with(IF_NONE_MATCH, tags);
+        }
+        let response = self.shared.get(&target).await?;
+        response.web_page().map_or(Ok(response), Err)
+    }
+}
+
+/// What a server says about a file.
+struct Inspected {
+    size: u64,
+    validator: Option<String>,
+    is_lasting: bool,
+    /// Hugging Face and its mirrors tell the SHA-256.
+    digest: Option<Digest>,
+    /// The digest of what was pulled earlier, if that is the same version.
+    unchanged: Option<Digest>,
+}
+
+impl Inspected {
+    fn of(response: &Response, file: &WebFile, known: &[&KnownFile]) -> Result<Self, RegistryError> {
+        let size = if response.is_partial() { total(response) } else { response.announced_bytes() };
         let size = size.ok_or_else(|| {
             let host = response.host();
             let what = format!("{host} does not say how long it is; download it and `blobd import` the file");
             RegistryError::unusable(file.address(), what)
-        });
-        Ok((size?, response.validator()))
+        })?;
+        let (validator, is_lasting) = (response.validator(), response.is_validator_lasting());
+        let is_same =
+            |known: &&&KnownFile| known.size == size && validator.as_ref() == Some(&known.validator);
+        let unchanged = known.iter().find(is_same).filter(|_| is_lasting).map(|known| known.digest);
+        Ok(Self { size, validator, is_lasting, digest: response.linked, unchanged })
     }
+
+    fn unchanged(known: &KnownFile) -> Self {
+        Self {
+            size: known.size,
+            validator: Some(known.validator.clone()),
+            is_lasting: true,
+            digest: None,
+            unchanged: Some(known.digest),
+        }
+    }
+}
+
+/// Whether a validator is an `ETag` and not a date.
+pub(super) fn is_tag(validator: &str) -> bool {
+    validator.starts_with('"')
 }
 
 /// The length of the whole file, from `bytes 0-3/1234`.

@@ -115,6 +115,9 @@ const RESUME: &str = "the same command resumes the download; the data received s
 
 fn summary(done: &PullDone) -> String {
     let PullDone { name, digest, size, .. } = done;
+    if done.unchanged {
+        return format!("{name} {}: unchanged, nothing downloaded\n", digest.short());
+    }
     let parts = [
         (done.downloaded_bytes, "downloaded"),
         (done.reused_bytes, "reused"),

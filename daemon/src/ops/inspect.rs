@@ -30,7 +30,7 @@ pub fn inspect(pull: Pull<'_>) -> Result<ModelHeads, OpError> {
     let Pull { registry, handle, params, events, .. } = pull;
     let reference = model_name(params)?;
     let origin = params.source.to_string();
-    let (digest, files) = match handle.block_on(resolve(registry, &params.source, events.closed()))? {
+    let (digest, files) = match handle.block_on(resolve(registry, &params.source, &[], events.closed()))? {
         RemoteModel::Published(manifest) => {
             (Some(manifest.digest()), published_files(&params.source, &manifest))
         }

@@ -4,7 +4,7 @@ use blobd_client::protocol::response::{PlannedFile, PullPlan};
 use blobd_registry::{RemoteFile, RemoteModel};
 use blobd_store::leases::Lease;
 
-use super::pull_source::{layers, model_name, resolve, transfer_error};
+use super::pull_source::{known_files, layers, model_name, resolve, transfer_error};
 use super::{OpError, Pull};
 use crate::transfer::{Job, RateLimit, Silence};
 
@@ -12,7 +12,8 @@ use crate::transfer::{Job, RateLimit, Silence};
 pub fn plan_pull(pull: Pull<'_>) -> Result<PullPlan, OpError> {
     let Pull { store, registry, handle, params, events, .. } = pull;
     let reference = model_name(params)?;
-    let remote = handle.block_on(resolve(registry, &params.source, events.closed()))?;
+    let known = known_files(store, registry, &params.source)?;
+    let remote = handle.block_on(resolve(registry, &params.source, &known, events.closed()))?;
     let (digest, files) = match remote {
         RemoteModel::Published(manifest) => (Some(manifest.digest()), layers(&params.source, &manifest)),
         RemoteModel::Files { files, .. } => (None, files),
@@ -39,7 +40,7 @@ fn planned(pull: Pull<'_>, lease: &Lease, file: &RemoteFile) -> Result<PlannedFi
         similar_bytes: 0,
         download_bytes: size,
     };
-    if let Some(descriptor) = file.descriptor()
+    if let Some(descriptor) = file.descriptor().or_else(|| file.unchanged())
         && store.stored_file_now(&descriptor)?.is_some()
         && store.has_file(&descriptor)?
     {

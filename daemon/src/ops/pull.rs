@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_registry::{RemoteFile, RemoteModel};
-use blobd_store::{DownloadAbout, Ingest, NamedFile, StoreError, StoredFile};
+use blobd_store::{DownloadAbout, FileVersion, Ingest, NamedFile, StoreError, StoredFile};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
@@ -17,7 +17,7 @@ use super::compose::{Part, compose};
 use super::lost_models::{Evictions, displaced};
 use super::pinned_name::refuse_unless_movable;
 use super::progress::send_progress;
-use super::pull_source::{Pull, layers, model_name, resolve, transfer_error};
+use super::pull_source::{Pull, known_files, layers, model_name, resolve, transfer_error};
 use super::stored_header::read_header;
 use super::{OpError, collect_on_failure::collect_on_failure, measure, shards};
 use crate::permits::Permit;
@@ -41,7 +41,8 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let Pull { store, registry, handle, requester, params, events, .. } = pull;
     let reference = &model_name(params)?;
     send_progress(events, PullProgress { status: "pulling manifest".to_owned(), ..PullProgress::default() });
-    let resolved = resolve(registry, &params.source, events.closed());
+    let known = known_files(store, registry, &params.source)?;
+    let resolved = resolve(registry, &params.source, &known, events.closed());
     let remote = handle.block_on(reporting_silence(&pull, resolved))?;
     refuse_unless_movable(store, reference, params.force, |present| may_be(present, &remote))?;
     let cause = format!("pull of {}", reference.short());
@@ -64,6 +65,8 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     send_progress(events, PullProgress { status: "writing manifest".to_owned(), ..PullProgress::default() });
     // A source that cannot be fetched again is recorded as an import.
     let origin = origin.unwrap_or_else(|| format!("import {}", params.source));
+    let before = store.manifest(reference).ok().map(|manifest| manifest.digest());
+    let unchanged = model.sources.downloaded_bytes == 0 && before == Some(manifest.digest());
     let committed = model.ingest.commit(reference, &manifest, Some(&origin))?;
     let Sources { downloaded_bytes, reused_bytes, already_stored_bytes } = model.sources;
     Ok(PullDone {
@@ -74,6 +77,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         downloaded_bytes,
         reused_bytes,
         already_stored_bytes,
+        unchanged,
         displaced: displaced(store, committed),
         evicted: evictions.take(),
     })
@@ -170,6 +174,7 @@ impl Incoming<'_> {
     /// Receives files that have no manifest, and composes one.
     fn take_files(&mut self, files: &[RemoteFile]) -> Result<Manifest, OpError> {
         let held = self.take_all(files)?;
+        self.ingest.note_versions(held.iter().zip(files).filter_map(|(held, file)| version(held, file)));
         // A single file gets no name: the manifest must not depend on it.
         let is_alone = files.len() == 1;
         let name = |file: &RemoteFile| file.name().filter(|_| !is_alone).map(str::to_owned);
@@ -324,7 +329,7 @@ impl Incoming<'_> {
     /// The file's descriptor if all of it is stored. Leased before the check, so that it is not collected
     /// before the commit. The recipe is read from the disk, so that a damaged one is replaced.
     fn present(&self, file: &RemoteFile) -> Result<Option<Descriptor>, OpError> {
-        let Some(file) = file.descriptor() else { return Ok(None) };
+        let Some(file) = file.descriptor().or_else(|| file.unchanged()) else { return Ok(None) };
         let (store, lease) = (self.ingest.store(), self.ingest.lease());
         lease.pin(file.digest);
         let Some(stored) = store.stored_file_now(&file)? else { return Ok(None) };
@@ -366,6 +371,12 @@ const WEIGHTS: &str = "model";
 
 fn files_of(members: Vec<NamedFile>) -> Vec<StoredFile> {
     members.into_iter().map(|member| member.file).collect()
+}
+
+/// The version of a file without a digest at its server. The next pull asks whether it is still the same.
+fn version(held: &Held, file: &RemoteFile) -> Option<FileVersion> {
+    let validator = file.lasting_validator().filter(|_| file.digest().is_none())?.to_owned();
+    Some(FileVersion { url: file.label(), validator, size: file.size(), digest: held.file.digest })
 }
 
 fn facts_of_weights(held: Vec<Held>) -> Vec<ModelFacts> {

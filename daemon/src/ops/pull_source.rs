@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::PullEvent;
-use blobd_registry::{RegistryClient, RemoteFile, RemoteModel};
-use blobd_store::Store;
-use blobd_store_format::descriptor::Descriptor;
+use blobd_registry::{KnownFile, RegistryClient, RemoteFile, RemoteModel};
+use blobd_store::{FileVersion, Store};
+use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
@@ -51,14 +51,38 @@ pub struct Pull<'p> {
     pub events: &'p Sender<PullEvent>,
 }
 
+/// The files at a URL that are in the store, and their versions then. Their servers are asked for other versions
+/// only.
+pub(super) fn known_files(
+    store: &Store,
+    registry: &RegistryClient,
+    source: &PullSource,
+) -> Result<Vec<KnownFile>, OpError> {
+    // The query of a URL may select a version, and is not recorded.
+    let PullSource::Url(url) = source else { return Ok(Vec::new()) };
+    if source.origin().is_none() {
+        return Ok(Vec::new());
+    }
+    let urls: Vec<_> = registry.shards(url)?.iter().map(ToString::to_string).collect();
+    let mut known = Vec::new();
+    for FileVersion { url, validator, size, digest } in store.file_versions(&urls)? {
+        let file = Descriptor { media_type: MediaType::new(MediaType::OLLAMA_MODEL), digest, size };
+        if store.stored_file_now(&file)?.is_some() && store.has_file(&file)? {
+            known.push(KnownFile { url, validator, size, digest });
+        }
+    }
+    Ok(known)
+}
+
 /// Resolves a source to a remote model, until `client_gone` completes.
 pub(super) async fn resolve(
     registry: &RegistryClient,
     source: &PullSource,
+    known: &[KnownFile],
     client_gone: impl Future<Output = ()>,
 ) -> Result<RemoteModel, OpError> {
     tokio::select! {
-        remote = registry.resolve(source) => Ok(remote?),
+        remote = registry.resolve_known(source, known) => Ok(remote?),
         () = client_gone => {
             let unwanted = Box::new(TransferError::Unwanted);
             Err(OpError::Interrupted { name: source.to_string(), source: unwanted })

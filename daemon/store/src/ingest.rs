@@ -19,10 +19,10 @@ use super::gc::Displaced;
 use super::leases::Lease;
 use super::make_space::EvictionObserver;
 use super::node::Node;
+use super::origins::{FileVersion, OriginRecord};
 use super::reservation::Reservation;
 use super::seal::StagedBlob;
 use super::staging::Staging;
-use super::tags::OriginRecord;
 use super::{Store, StoreError};
 
 /// One transaction: blobs and recipes are staged, then committed together with the tag that needs them.
@@ -48,6 +48,8 @@ pub struct Ingest {
     partials: BTreeSet<Digest>,
     /// Whether the commit may move a pinned tag to another manifest.
     moves_pinned: bool,
+    /// The versions of the files at their servers, which the commit records with the origin.
+    versions: Vec<FileVersion>,
     is_committed: bool,
 }
 
@@ -127,6 +129,7 @@ impl Ingest {
             reused_bytes: 0,
             partials: BTreeSet::new(),
             moves_pinned: false,
+            versions: Vec::new(),
             is_committed: false,
         })
     }
@@ -234,7 +237,9 @@ impl Ingest {
         allowed: impl FnOnce(Option<&Reference>) -> Result<(), E>,
     ) -> Result<Committed, E> {
         // Before any lock is taken, since freeing space may evict models.
-        let origin = origin.map(|origin| OriginRecord::new(&self.staging, origin)).transpose()?;
+        let origin = origin
+            .map(|origin| OriginRecord::new(&self.staging, origin, self.versions.clone()))
+            .transpose()?;
         let tag = self.staging.reserve_space(manifest.raw().len() as u64, || Ok(()))?;
         self.commit_records(reference, manifest, origin, Some(tag), allowed)
     }
@@ -299,6 +304,11 @@ impl Ingest {
             return Err(StoreError::Pinned { name: tag.short() });
         }
         Ok(Some(Displaced { reference: tag.clone(), raw_manifest: raw }))
+    }
+
+    /// The commit records these versions with the origin.
+    pub fn note_versions(&mut self, versions: impl IntoIterator<Item = FileVersion>) {
+        self.versions.extend(versions);
     }
 
     /// The commit deletes what is left in `partial/` under this name.

@@ -5,16 +5,13 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
-use serde::{Deserialize, Serialize};
 
 use super::place::Place;
 use super::reservation::Reservation;
 use super::root::{Directory, Entry};
-use super::staging::Staging;
 use super::{Store, StoreError};
 
 /// The content of `manifests/`.
@@ -25,26 +22,6 @@ pub struct Tags {
     /// Files whose path is not a model's name. They may be manifests that a user moved, so a collection
     /// must not ignore them.
     pub foreign: Vec<Place>,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Origin {
-    origin: String,
-}
-
-/// The origin of a manifest, with disk space reserved for its file.
-#[derive(Debug)]
-pub(super) struct OriginRecord {
-    json: Vec<u8>,
-    reservation: Reservation,
-}
-
-impl OriginRecord {
-    pub(super) fn new(staging: &Staging, origin: &str) -> Result<Self, StoreError> {
-        let json = serde_json::to_vec(&Origin { origin: origin.to_owned() })
-            .map_err(|error| StoreError::io("encode", layout::ORIGINS)(error.into()))?;
-        Ok(Self { reservation: staging.reserve_space(json.len() as u64, || Ok(()))?, json })
-    }
 }
 
 impl Store {
@@ -94,14 +71,6 @@ impl Store {
         modified.ok_or_else(|| StoreError::no_such_model(reference))
     }
 
-    /// The origin of the model with this manifest, if recorded.
-    #[must_use]
-    pub fn origin(&self, manifest: Digest) -> Option<String> {
-        const MAX_BYTES: u64 = 64 << 10;
-        let json = self.root.read_limited(&layout::origin(manifest), MAX_BYTES).ok()??;
-        Some(serde_json::from_slice::<Origin>(&json).ok()?.origin)
-    }
-
     /// Removes a tag, durably. Only after this may blobs that it needed be deleted.
     pub fn remove_tag(&self, reference: &Reference) -> Result<(), StoreError> {
         let path = layout::manifest(reference);
@@ -139,26 +108,6 @@ impl Store {
         self.create_directories(directory)?;
         self.write_record(temporary, &target, manifest.raw(), reservation)?;
         self.disk().sync_dir(directory)
-    }
-
-    /// Records the origin of a manifest, durably, unless one is recorded already.
-    pub(super) fn write_origin(
-        &self,
-        temporary: &Path,
-        manifest: Digest,
-        OriginRecord { json, reservation }: OriginRecord,
-    ) -> Result<(), StoreError> {
-        let (target, directory) = (layout::origin(manifest), Path::new(layout::ORIGINS));
-        self.create_directories(directory)?;
-        // Synced even if the file exists: the process that wrote it may have been killed before its sync.
-        if self.root.status(&target)?.is_none() {
-            self.write_record(temporary, &target, &json, Some(reservation))?;
-        }
-        self.disk().sync_dir(directory)
-    }
-
-    pub(crate) fn remove_origin(&self, manifest: Digest) -> Result<(), StoreError> {
-        self.remove_record(&layout::origin(manifest)).map(drop)
     }
 
     /// The stored tag that equals `reference` except for upper and lower case. For a name that is to be given:

@@ -12,6 +12,7 @@ mod slow_hosts;
 mod third_party;
 mod transfer;
 mod unfinished;
+mod versions;
 
 use std::fs;
 use std::path::Path;

@@ -1,0 +1,152 @@
+//! Records of where models came from, and of the versions of files that have no digest at their server.
+
+use std::path::Path;
+
+use blobd_store_format::digest::Digest;
+use blobd_store_format::layout;
+use serde::{Deserialize, Serialize};
+
+use super::reservation::Reservation;
+use super::staging::Staging;
+use super::{Store, StoreError};
+
+/// A file at a URL, and what its server said to identify its version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileVersion {
+    /// The URL.
+    pub url: String,
+    /// The `ETag`, with its quotes, or the `Last-Modified`.
+    pub validator: String,
+    /// The length in bytes.
+    pub size: u64,
+    /// The SHA-256 of what was received.
+    pub digest: Digest,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Origin {
+    origin: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    files: Vec<FileVersion>,
+}
+
+/// The origin of a manifest, with disk space reserved for its file.
+#[derive(Debug)]
+pub(super) struct OriginRecord {
+    origin: Origin,
+    reservation: Reservation,
+}
+
+impl OriginRecord {
+    pub(super) fn new(staging: &Staging, origin: &str, files: Vec<FileVersion>) -> Result<Self, StoreError> {
+        let origin = Origin { origin: origin.to_owned(), files };
+        let length = origin.encode()?.len() as u64;
+        Ok(Self { origin, reservation: staging.reserve_space(length, || Ok(()))? })
+    }
+}
+
+impl Origin {
+    /// Longer records are not read.
+    const MAX_BYTES: u64 = 64 << 10;
+
+    /// Without the versions if it would be too long with them.
+    fn encode(&self) -> Result<Vec<u8>, StoreError> {
+        let encode = |origin: &Self| {
+            let json = serde_json::to_vec(origin);
+            json.map_err(|error| StoreError::io("encode", layout::ORIGINS)(error.into()))
+        };
+        let json = encode(self)?;
+        if json.len() as u64 <= Self::MAX_BYTES {
+            return Ok(json);
+        }
+        encode(&Self { origin: self.origin.clone(), files: Vec::new() })
+    }
+
+    /// This record with newer versions of files.
+    fn with(self, newer: Vec<FileVersion>) -> Self {
+        let is_kept = |file: &FileVersion| newer.iter().all(|newer| newer.url != file.url);
+        let kept: Vec<_> = self.files.into_iter().filter(is_kept).collect();
+        Self { origin: self.origin, files: kept.into_iter().chain(newer).collect() }
+    }
+}
+
+impl Store {
+    /// The origin of the model with this manifest, if recorded.
+    #[must_use]
+    pub fn origin(&self, manifest: Digest) -> Option<String> {
+        Some(self.read_origin(manifest)?.origin)
+    }
+
+    /// The versions of the files at these URLs that models were made of. What is stored of them may be
+    /// incomplete.
+    pub fn file_versions(&self, urls: &[String]) -> Result<Vec<FileVersion>, StoreError> {
+        let recorded = self.origins()?.into_iter().filter_map(|manifest| self.read_origin(manifest));
+        let files = recorded.flat_map(|origin| origin.files);
+        Ok(files.filter(|file| urls.contains(&file.url)).collect())
+    }
+
+    fn read_origin(&self, manifest: Digest) -> Option<Origin> {
+        let json = self.root.read_limited(&layout::origin(manifest), Origin::MAX_BYTES).ok()??;
+        serde_json::from_slice(&json).ok()
+    }
+
+    /// Records the origin of a manifest, durably, unless one is recorded already. Versions of files are
+    /// added to that.
+    pub(super) fn write_origin(
+        &self,
+        temporary: &Path,
+        manifest: Digest,
+        OriginRecord { origin, reservation }: OriginRecord,
+    ) -> Result<(), StoreError> {
+        let (target, directory) = (layout::origin(manifest), Path::new(layout::ORIGINS));
+        self.create_directories(directory)?;
+        // Synced even if the file exists: the process that wrote it may have been killed before its sync.
+        if self.root.status(&target)?.is_none() {
+            self.write_record(temporary, &target, &origin.encode()?, Some(reservation))?;
+        } else if let Some(stored) = self.read_origin(manifest) {
+            let before = stored.encode()?;
+            let merged = stored.with(origin.files).encode()?;
+            if merged != before {
+                self.write_record(temporary, &target, &merged, Some(reservation))?;
+            }
+        }
+        self.disk().sync_dir(directory)
+    }
+
+    pub(crate) fn remove_origin(&self, manifest: Digest) -> Result<(), StoreError> {
+        self.remove_record(&layout::origin(manifest)).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(url: &str, validator: &str) -> FileVersion {
+        let (url, validator) = (url.to_owned(), validator.to_owned());
+        FileVersion { url, validator, size: 1, digest: Digest::of(b"x") }
+    }
+
+    fn origin(files: Vec<FileVersion>) -> Origin {
+        Origin { origin: "https://a/x.gguf".to_owned(), files }
+    }
+
+    #[test]
+    fn newer_version_of_a_file_replaces_the_older_one() {
+        let merged = origin(vec![version("a", "1"), version("b", "1")]).with(vec![version("a", "2")]);
+        assert_eq!(merged, origin(vec![version("b", "1"), version("a", "2")]));
+    }
+
+    #[test]
+    fn record_without_versions_is_that_of_earlier_releases() {
+        let json = origin(Vec::new()).encode().unwrap();
+        assert_eq!(json, br#"{"origin":"https://a/x.gguf"}"#);
+        assert_eq!(serde_json::from_slice::<Origin>(&json).unwrap(), origin(Vec::new()));
+    }
+
+    #[test]
+    fn versions_that_would_make_the_record_unreadable_are_left_out() {
+        let many = (0..1000).map(|number| version(&format!("https://a/{number:0100}"), "1")).collect();
+        assert_eq!(origin(many).encode().unwrap(), origin(Vec::new()).encode().unwrap());
+    }
+}
