@@ -50,7 +50,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
             print(&summary(imported))?;
         }
     }
-    if params.paths.len() > 1 && !global.hides_reports() {
+    if params.paths.len() > 1 && !batch.done().is_empty() && !global.hides_reports() {
         print(&sums(batch.done()))?;
     }
     batch.finish("imported", ["files was not imported", "files were not imported"])

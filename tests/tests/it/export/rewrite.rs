@@ -179,7 +179,7 @@ fn options_that_do_not_fit_are_usage_errors_and_write_nothing() {
     refused("--merge --split-max-size 1M", "cannot be used with");
     refused("--split-max-size 100", "\\\"token_embd.weight\\\": 2176 bytes");
     refused("--split-max-size 8KiB", "give a directory");
-    refused("--split-max-size -1", "unexpected argument");
+    refused("--split-max-size -1", "-1: no option");
     refused("--alignment 33", "must be a power of two");
     refused("--endian middle", "possible values");
     let run = daemon.command().line("export m --split-max-size 8KiB -o -");
