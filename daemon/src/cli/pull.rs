@@ -10,6 +10,7 @@ use blobd_client::protocol::response::{PullDone, PullEvent, PullProgress};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use clap::Args;
+use serde_json::json;
 
 use super::batch::Batch;
 use super::connect::{Connected, client_error, connect, print_result};
@@ -236,6 +237,11 @@ impl Screen {
 
     fn print_stopped(&mut self) {
         self.end_bar();
+        if self.json {
+            // Not a code of the protocol: the daemon did not fail.
+            let error = json!({ "code": "interrupted", "message": "pull: stopped", "hint": RESUME });
+            return print_message(&format!("{}\n", json!({ "error": error })));
+        }
         print_message(&format!("blobd: stopped; {RESUME}, and `blobd gc` deletes it after a week\n"));
     }
 }

@@ -78,7 +78,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let stop = params.lock.filter(|budget| *budget > 0).map(|_| stop_signals()).transpose();
     let stop = stop.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
     print_report(global, &warmed, sentence)?;
-    stop.map_or(Ok(()), |(runtime, signals)| hold(&warmed, &locker, &runtime, signals))
+    stop.map_or(Ok(()), |(runtime, signals)| hold(global, &warmed, &locker, &runtime, signals))
 }
 
 fn pieces(blobs: &[BlobSlice]) -> Vec<BlobSlice> {
@@ -194,19 +194,27 @@ impl Locker {
     }
 }
 
-/// Keeps the memory locked until a stop signal.
-fn hold(warmed: &Warmed, locker: &Locker, runtime: &Runtime, mut signals: Signals) -> Result<(), ErrorBody> {
+/// Keeps the memory locked until a stop signal. In JSON, the document has said how much is locked.
+fn hold(
+    global: &Global,
+    warmed: &Warmed,
+    locker: &Locker,
+    runtime: &Runtime,
+    mut signals: Signals,
+) -> Result<(), ErrorBody> {
     let refused = locker.error.as_ref().map(|error| lock_refusal(locker.locked_bytes, error));
     match refused {
         Some(refusal) if locker.locked_bytes == 0 => return Err(refusal),
-        Some(refusal) => print_message(&format!("blobd: {refusal}\n")),
-        None => {}
+        Some(refusal) if !global.json => print_message(&format!("blobd: {refusal}\n")),
+        _ => {}
     }
-    print_message(&format!(
-        "{} of {} locked; Ctrl-C unlocks and exits\n",
-        human_bytes(warmed.locked_bytes),
-        human_bytes(warmed.bytes)
-    ));
+    if !global.hides_reports() {
+        print_message(&format!(
+            "{} of {} locked; Ctrl-C unlocks and exits\n",
+            human_bytes(warmed.locked_bytes),
+            human_bytes(warmed.bytes)
+        ));
+    }
     runtime.block_on(first_of(&mut signals));
     Ok(())
 }

@@ -3,10 +3,12 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use blobd_tests::command::Run;
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::programs;
 use blobd_tests::reader::Reader;
 use blobd_tests::registry::Fault;
 use blobd_tests::store_dir::{blob_path, flip_byte, names};
@@ -23,6 +25,7 @@ pub(super) fn run_all(session: &mut Session, sample: &Sample, root: &Path) {
     numbers(session, sample);
     changing(session, sample);
     eviction(session, sample, root);
+    interrupted(session, sample);
     pulling_partly(session, sample, root);
     removing(session, root);
     damage(session, root);
@@ -323,8 +326,8 @@ pub(super) fn with_clients(session: &mut Session, daemon: &TestDaemon) {
 
 /// `warm --lock` goes on until it is stopped.
 fn warm_and_locked(session: &mut Session) {
-    let run = until_document(session, &["warm", "moe", "--lock", "4KiB"]);
-    session.check("warm --lock", &run);
+    let run = until_document(session, &["warm", "moe", "--lock", "4KiB"], Signal::TERM);
+    session.succeeded("warm --lock", &run);
 }
 
 /// `mount` goes on until it is unmounted.
@@ -337,20 +340,33 @@ fn mounted(session: &mut Session, daemon: &TestDaemon) {
         session.outputs.insert("blobd mount".to_owned(), (b"{}".to_vec(), false));
         return;
     }
-    let run = until_document(session, &["mount", directory.to_str().unwrap()]);
+    let run = until_document(session, &["mount", directory.to_str().unwrap()], Signal::TERM);
     session.check("mount", &run);
 }
 
+/// Ctrl-C stops a pull, which says that it can be resumed.
+fn interrupted(session: &mut Session, sample: &Sample) {
+    let reference = sample.registry.name("me/half:1");
+    sample.registry.add_fault("/cdn/", usize::MAX, Fault::StallAfter(64 << 10, Duration::from_secs(600)));
+    let run = until_document(session, &["pull", &reference, "--name", "stopped"], Signal::INT);
+    session.check("pull", &run);
+    session.check_failure(&run, "interrupted");
+    sample.registry.clear_faults();
+}
+
 /// Runs a command that prints a document and goes on, and stops it then.
-fn until_document(session: &mut Session, arguments: &[&str]) -> Run {
+fn until_document(session: &mut Session, arguments: &[&str], signal: Signal) -> Run {
     let mut command = session.blobd.command();
-    command.arg("--json").args(arguments);
-    session.record_options(&command);
+    session.record_options(command.args(arguments));
+    let mut command = Command::new("env");
+    session.blobd.prepare(&mut command);
+    // SIGINT may be ignored in the process of the tests.
+    command.arg("--default-signal=INT").arg(programs::blobd()).arg("--json").args(arguments);
     let mut child = command.spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     out.read_line(&mut line).unwrap();
-    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    kill_process(Pid::from_child(&child), signal).unwrap();
     let ended = child.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
     let code = ended.status.code().unwrap_or(-1);
