@@ -32,6 +32,15 @@ const NOT_SHOWN: &[(&str, &str)] = &[
     ("Warmed.cold_bytes as null", "needs a command of a user who may not open the store's files"),
     ("Warmed.resident_bytes as null", "as cold_bytes"),
     ("Warmed.lock_error present", "root is not limited"),
+    ("UnfinishedDownload.name as null", "needs a download that an earlier version began"),
+    ("UnfinishedDownload.source as null", "as its name"),
+    ("UnfinishedDownload.size as null", "as its name"),
+    ("UnfinishedDownload.started as null", "as its name"),
+    ("UnfinishedDownload.last_received as null", "needs a download without files"),
+    ("UnfinishedDownload.uid as null", "as its name"),
+    ("UnfinishedDownload.user as null", "needs a user without a name"),
+    ("DroppedDownloads.kept: an element", "needs a pull that runs at the same time"),
+    ("DroppedDownload.name as null", "as in UnfinishedDownload"),
 ];
 
 /// Options of single commands that are used in no run, with the reason. Options of all commands need not be used.

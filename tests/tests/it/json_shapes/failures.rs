@@ -8,59 +8,73 @@ use blobd_tests::model::ModelFile;
 use super::sample::Sample;
 use super::session::Session;
 
+/// Commands that name something that does not exist.
+const ABSENT: &[&str] = &[
+    "show absent --stored",
+    "show absent --residency",
+    "show absent --hash",
+    "show moe --template",
+    "diff absent moe",
+    "diff moe absent",
+    "tensor absent output.weight",
+    "tensor moe absent",
+    "fit absent --stored",
+    "warm absent",
+    "warm moe --component projector",
+    "export absent",
+    "export moe --component projector",
+    "edit absent new --set general.name=x",
+    "tag absent new",
+    "pin absent",
+    "unpin absent",
+    "rm absent",
+    "undelete absent",
+    "verify absent",
+    "release absent",
+    "release 2147483647",
+    "import /absent.gguf",
+    "logout absent.example.org",
+    "exec -- /absent",
+];
+
+/// Commands that are malformed, or cannot mean anything.
+const MISUSED: &[&str] = &[
+    "show ..",
+    "tensor moe blk.0.ffn_up_exps.weight --values 0..1000000000000",
+    "tensor moe blk.0.ffn_up_exps.weight -o /tmp/x",
+    "edit moe new",
+    "edit moe new --set nothing",
+    "import --name x /a /b",
+    "pull --name x a b",
+    "export moe --merge -o -",
+    "login host --user a:b --password-stdin",
+    "serve --config /absent.toml",
+    "login",
+    "exec",
+    "mount",
+    "gc --plan-eviction=much",
+    "rm moe --keep long",
+    "limit fast",
+    "release 0",
+    "partial",
+    "ls --config /absent.toml",
+    "ls --sort colour",
+    "ls --filter nothing",
+    "ls --nothing",
+    "nothing",
+    "push base",
+    "show",
+    "help nothing",
+    "man nothing",
+    "completions nothing",
+];
+
 /// Failures on the store that [`super::runs::run_all`] leaves.
 pub(super) fn run_all(session: &mut Session, sample: &Sample) {
-    for line in [
-        "show absent --stored",
-        "show absent --residency",
-        "show absent --hash",
-        "show moe --template",
-        "diff absent moe",
-        "diff moe absent",
-        "tensor absent output.weight",
-        "tensor moe absent",
-        "fit absent --stored",
-        "warm absent",
-        "warm moe --component projector",
-        "export absent",
-        "export moe --component projector",
-        "edit absent new --set general.name=x",
-        "tag absent new",
-        "pin absent",
-        "unpin absent",
-        "rm absent",
-        "undelete absent",
-        "verify absent",
-        "release absent",
-        "release 2147483647",
-        "import /absent.gguf",
-        "logout absent.example.org",
-        "exec -- /absent",
-    ] {
+    for line in ABSENT {
         session.line_fails("not_found", line);
     }
-    for line in [
-        "show ..",
-        "tensor moe blk.0.ffn_up_exps.weight --values 0..1000000000000",
-        "tensor moe blk.0.ffn_up_exps.weight -o /tmp/x",
-        "edit moe new",
-        "edit moe new --set nothing",
-        "import --name x /a /b",
-        "pull --name x a b",
-        "export moe --merge -o -",
-        "login host --user a:b --password-stdin",
-        "serve --config /absent.toml",
-        "ls --config /absent.toml",
-        "ls --sort colour",
-        "ls --filter nothing",
-        "ls --nothing",
-        "nothing",
-        "push base",
-        "show",
-        "help nothing",
-        "man nothing",
-        "completions nothing",
-    ] {
+    for line in MISUSED {
         session.line_fails("invalid_request", line);
     }
     let closed = "http://127.0.0.1:1/me/absent:1";

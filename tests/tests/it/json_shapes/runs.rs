@@ -24,10 +24,11 @@ pub(super) fn run_all(session: &mut Session, sample: &Sample, root: &Path) {
     showing(session, sample);
     numbers(session, sample);
     changing(session, sample);
+    some_failing(session, sample);
     eviction(session, sample, root);
     interrupted(session, sample);
     pulling_partly(session, sample, root);
-    removing(session, root);
+    removing(session, sample, root);
     damage(session, root);
     evicting(session, sample);
     credentials(session, sample);
@@ -77,6 +78,9 @@ fn adding(session: &mut Session, sample: &Sample) {
     session.line("unpin", "alias");
     session.ok("pull", ["pull", &format!("{url}/files/tiny.gguf"), "--name", "alias", "--force"]);
     session.line("tag", "base alias");
+    for _ in 0..2 {
+        session.ok("pull", ["pull", &format!("{url}/files/tagged.gguf"), "--name", "tagged"]);
+    }
     session.line("pin", "alias fresh");
     session.line("unpin", "alias");
     session.line("ls", "");
@@ -138,7 +142,7 @@ fn numbers(session: &mut Session, sample: &Sample) {
     for form in ["tensor --dump -o FILE", "tensor --npy -o FILE"] {
         let option = form.split(' ').nth(1).unwrap();
         let file = sample.path("tensor.out");
-        session.ok(form, ["tensor", "base", "output.weight", option, "-o", &file]);
+        session.ok(form, ["tensor", "base", "output.weight", option, "--force", "-o", &file]);
     }
     let chat = sample.registry.name("me/chat:1");
     session.ok("fit", ["fit", &sample.path("llama.gguf"), "--layers"]);
@@ -162,9 +166,14 @@ fn numbers(session: &mut Session, sample: &Sample) {
         session
             .ok("export", ["export", model].iter().copied().chain(options.iter().copied()).chain([&*folder]));
     }
+    session.ok("export", ["export", "llama", "-o", &sample.path("llama.gguf")]);
+    session.ok("export", ["export", "llama", "--force", "-o", &sample.path("template")]);
     let file = sample.path("big-endian.gguf");
     session.ok("export", ["export", "base", "--endian", "big", "--alignment", "64", "-o", &file]);
-    session.ok("export", ["export", &chat, "--component", "template", "-o", &sample.path("template")]);
+    session.ok(
+        "export",
+        ["export", &chat, "--component", "template", "--force", "-o", &sample.path("template")],
+    );
 }
 
 fn changing(session: &mut Session, sample: &Sample) {
@@ -176,6 +185,22 @@ fn changing(session: &mut Session, sample: &Sample) {
     session.line("edit", &format!("{chat} c2 --template-layer y"));
     session.line("edit", "base c3 --template-layer y");
     session.line("rm", "c1 c2 c3 edited");
+}
+
+/// Commands for several things of which one fails.
+fn some_failing(session: &mut Session, sample: &Sample) {
+    let [fresh, broken] = ["fresh.gguf", "broken.gguf"].map(|name| sample.path(name));
+    session.fails_after_output("import", ["import", &fresh, &broken], "invalid_input");
+    session.fails_after_output("import", ["import", "/absent", &broken], "internal");
+    for form in ["pin", "unpin", "verify"] {
+        session.fails_after_output(form, [form, "absent", "fresh"], "not_found");
+    }
+    session.line("rm --keep", "7d spare");
+    session.fails_after_output("undelete", ["undelete", "absent", "spare"], "not_found");
+    let [here, absent] = ["me/chat:1", "me/absent:1"].map(|name| sample.registry.name(name));
+    session.fails_after_output("pull", ["pull", &absent, &here], "not_found");
+    session.fails_after_output("pull --dry-run", ["pull", "--dry-run", &absent, &here], "not_found");
+    session.line("pin", "fresh");
 }
 
 fn eviction(session: &mut Session, sample: &Sample, root: &Path) {
@@ -225,23 +250,26 @@ fn evicting(session: &mut Session, sample: &Sample) {
 
 /// Downloads that end in the middle: one is resumed, one is abandoned.
 fn pulling_partly(session: &mut Session, sample: &Sample, root: &Path) {
-    for name in ["half", "lost"] {
-        let reference = sample.registry.name(&format!("me/{name}:1"));
-        let digest = super::layer_digest(&session.blobd, &reference);
-        let place = format!("/cdn/{digest}");
-        sample.registry.add_fault(&place, 1, Fault::CutAfter(600 << 10));
-        sample.registry.add_fault(&place, usize::MAX, Fault::Status(410));
-        session.fails_after_output("pull", ["pull", &reference], "upstream");
-        sample.registry.clear_faults();
-    }
-    assert_eq!(names(&root.join("partial")).len(), 2);
+    pull_partly(session, sample, root, "half");
+    pull_partly(session, sample, root, "lost");
     session.line("df", "");
+    session.line("partial ls", "");
     let half = sample.registry.name("me/half:1");
     session.ok("pull --dry-run", ["pull", "--dry-run", &half]);
     session.ok("pull", ["pull", &half]);
 }
 
-fn removing(session: &mut Session, root: &Path) {
+fn pull_partly(session: &mut Session, sample: &Sample, root: &Path, name: &str) {
+    let reference = sample.registry.name(&format!("me/{name}:1"));
+    let place = format!("/cdn/{}", super::layer_digest(&session.blobd, &reference));
+    sample.registry.add_fault(&place, 1, Fault::CutAfter(600 << 10));
+    sample.registry.add_fault(&place, usize::MAX, Fault::Status(410));
+    session.fails_after_output("pull", ["pull", &reference], "upstream");
+    sample.registry.clear_faults();
+    assert!(!names(&root.join("partial")).is_empty());
+}
+
+fn removing(session: &mut Session, sample: &Sample, root: &Path) {
     session.line("rm --keep", "7d spare");
     session.line("ls --trash", "");
     session.line("ls --trash", "nothing");
@@ -252,7 +280,11 @@ fn removing(session: &mut Session, root: &Path) {
     session.line("undelete", "spare --force");
     session.line("rm", "alias");
     session.line("rm --keep", "0s spare");
+    session.line("partial rm", "--older-than 30d");
+    session.line("partial rm", "--all");
+    pull_partly(session, sample, root, "lost");
     abandon_downloads(root);
+    session.line("partial ls", "");
     fs::create_dir_all(root.join("staging/left-over")).unwrap();
     fs::write(root.join("blobs").join(format!("sha256-{}", "0".repeat(64))), b"of no model").unwrap();
     session.line("gc --dry-run", "");

@@ -70,6 +70,8 @@ impl Sample {
             self.registry.add_page(&format!("/big-{:05}-of-00002.gguf", number + 1), &shard.bytes(), &[]);
         }
         self.registry.add_page("/files/tiny.gguf", &ModelFile::dense(4).bytes(), &[]);
+        let tagged = ModelFile::dense(12).bytes();
+        self.registry.add_page("/files/tagged.gguf", &tagged, &[("ETag", "\"1\"")]);
         self.publish_layers();
         for (name, seed) in [("relative", 1), ("half", 5), ("lost", 6)] {
             let file = large(seed).with("general.name", name);
