@@ -31,11 +31,11 @@ use crate::protocol::frame::Frame;
 use crate::protocol::heads::ModelHeads;
 use crate::protocol::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
-    TagParams, UndeleteParams, VerifyParams,
+    RenameParams, TagParams, UndeleteParams, VerifyParams,
 };
 use crate::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, ModelSharing, PullDone, PullEvent, PullPlan,
-    Released, Removed, SessionList, Tagged, Version,
+    Released, Removed, Renamed, SessionList, Tagged, Version,
 };
 use crate::protocol::space::{DroppedDownloads, RemovePartialsParams, UnfinishedDownloads};
 use crate::protocol::upkeep::{
@@ -292,6 +292,14 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn tag(&self, params: &TagParams) -> Result<Tagged, ClientError> {
         self.post("/v1/tag", params)
+    }
+
+    /// Gives a model another name in place of its own.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] with `busy` when another model has the new name.
+    pub fn rename(&self, params: &RenameParams) -> Result<Renamed, ClientError> {
+        self.post("/v1/rename", params)
     }
 
     /// Deletes unneeded data, or reports what would be deleted.

@@ -97,6 +97,17 @@ impl Sessions {
         self.lock().last_opened.retain(|model, _| exists(model));
     }
 
+    /// A model has another name: its open sessions and the time of its last use follow.
+    pub(crate) fn rename(&self, old: &Reference, new: &Reference) {
+        let mut table = self.lock();
+        let named = table.open.values_mut().filter(|session| session.model.same_model(old));
+        named.for_each(|session| session.model = new.clone());
+        let name = table.last_opened.keys().find(|model| model.same_model(old)).cloned();
+        if let Some(opened) = name.and_then(|name| table.last_opened.remove(&name)) {
+            table.last_opened.insert(new.clone(), opened);
+        }
+    }
+
     /// When a model was last opened since the daemon started.
     pub(crate) fn last_opened(&self, model: &Reference) -> Option<SystemTime> {
         self.lock().last_opened.get(model).copied()

@@ -5,7 +5,7 @@
 
 use blobd_client::protocol::edit::Edited;
 use blobd_client::protocol::lost_model::LostModel;
-use blobd_client::protocol::response::{GcReport, Imported, PullDone, Released, Removed, Tagged};
+use blobd_client::protocol::response::{GcReport, Imported, PullDone, Released, Removed, Renamed, Tagged};
 use blobd_client::protocol::space::DroppedDownloads;
 use blobd_client::protocol::upkeep::{Pinned, PullLimit, Reindexed, Undeleted, Verified};
 
@@ -110,6 +110,14 @@ impl Finished for Tagged {
     }
 }
 
+impl Finished for Renamed {
+    fn write(&self, requester: Requester) {
+        let (uid, pid) = (requester.uid(), requester.pid());
+        tracing::info!(uid, pid, model = %self.name, from = %self.from, digest = %self.digest, "rename");
+        displaced(requester, "rename", &self.displaced);
+    }
+}
+
 impl Finished for Undeleted {
     fn write(&self, requester: Requester) {
         let (uid, pid) = (requester.uid(), requester.pid());
@@ -120,6 +128,9 @@ impl Finished for Undeleted {
 
 impl Finished for Removed {
     fn write(&self, requester: Requester) {
+        if self.dry_run {
+            return;
+        }
         let cause = match &self.trashed_until {
             Some(until) => format!("rm --keep, in the trash until {until}"),
             None => "rm".to_owned(),

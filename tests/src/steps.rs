@@ -223,7 +223,12 @@ fn edit(store: &Arc<Store>, source: usize, target: usize) -> Result<(), OpError>
 }
 
 fn remove(store: &Store, name: usize, keep_seconds: Option<u64>) -> Result<(), OpError> {
-    ops::remove(store, &RemoveParams { references: vec![reference(name)], keep_seconds }).map(|_| ())
+    ops::remove(
+        store,
+        &|_| None,
+        &RemoveParams { references: vec![reference(name)], keep_seconds, ..RemoveParams::default() },
+    )
+    .map(|_| ())
 }
 
 fn abandon(store: &Arc<Store>, bytes: &[u8]) -> Result<(), OpError> {

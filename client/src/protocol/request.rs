@@ -110,14 +110,28 @@ impl PullParams {
 }
 
 /// Body of `POST /v1/remove`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveParams {
     /// The names to drop; blobs that only they need are freed.
+    #[serde(default)]
     pub references: Vec<Reference>,
+    /// Patterns of names, in which `*` stands for any text and `?` for any character.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub patterns: Vec<String>,
+    /// Only models that were last used longer ago than so many seconds; of all models, if neither names nor patterns
+    /// are given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub older_than_seconds: Option<u64>,
+    /// Only models that were never opened; of all models, if neither names nor patterns are given.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unused: bool,
     /// If present, nothing is freed for this many seconds: the models go to the trash and can be restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_seconds: Option<u64>,
+    /// Only report what would be removed and freed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
 }
 
 /// Body of `POST /v1/undelete`.
@@ -172,6 +186,19 @@ pub struct TagParams {
     /// Its new name. A model that had this name loses it.
     pub target: Reference,
     /// Whether the name may be taken from another model that is pinned. The pin stays with the name.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
+}
+
+/// Body of `POST /v1/rename`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RenameParams {
+    /// The model's name.
+    pub source: Reference,
+    /// Its new name.
+    pub target: Reference,
+    /// Whether the new name may be taken from another model.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }

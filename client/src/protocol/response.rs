@@ -15,6 +15,7 @@ pub use super::lost_model::Kept;
 use super::lost_model::LostModel;
 use super::model_tensor::ModelTensor;
 pub use super::space::{DiskUsage, ModelUsage};
+use super::upkeep::Spared;
 
 /// Response to `GET /v1/version`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,11 +173,34 @@ pub struct Removed {
     /// The removed models one by one.
     #[serde(default)]
     pub models: Vec<LostModel>,
+    /// The models that match a pattern, or are old or unused, and are not removed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spared: Vec<Spared>,
+    /// Whether this was a dry run, which removes nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
 }
 
 /// Response to `POST /v1/tag`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tagged {
+    /// The new name.
+    pub name: String,
+    /// The digest of the manifest.
+    pub digest: Digest,
+    /// The other model that had the name before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub displaced: Vec<LostModel>,
+    /// The models that were evicted to make space.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evicted: Vec<LostModel>,
+}
+
+/// Response to `POST /v1/rename`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Renamed {
+    /// The old name.
+    pub from: String,
     /// The new name.
     pub name: String,
     /// The digest of the manifest.
@@ -212,6 +236,9 @@ pub struct GcItem {
     pub size: u64,
     /// Why it is collected.
     pub reason: GcReason,
+    /// The model or file that it belonged to, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of: Option<String>,
 }
 
 /// Why something is collected.

@@ -60,7 +60,10 @@ fn each_verb_has_its_route_and_body() {
     assert!(client.sessions().unwrap().sessions.is_empty());
     let (a, b): (Reference, Reference) = ("a".parse().unwrap(), "b:latest".parse().unwrap());
     assert_eq!(
-        client.remove(&RemoveParams { references: vec![a.clone()], keep_seconds: None }).unwrap().freed_bytes,
+        client
+            .remove(&RemoveParams { references: vec![a.clone()], ..RemoveParams::default() })
+            .unwrap()
+            .freed_bytes,
         1
     );
     assert_eq!(client.tag(&TagParams { source: a, target: b, force: false }).unwrap().name, "b");

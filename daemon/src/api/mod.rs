@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::request::{GcParams, LimitParams, PullParams, VerifyParams};
+use blobd_client::protocol::request::{GcParams, LimitParams, PullParams, RenameParams, VerifyParams};
 use blobd_client::protocol::response::{PullPlan, Version};
 use blobd_client::protocol::space::RemovePartialsParams;
 use blobd_client::protocol::upkeep::PullLimit;
@@ -46,7 +46,8 @@ fn right(method: &Method, path: &str) -> Option<Right> {
         ) => Some(Right::Pull),
         (
             "POST",
-            "/v1/limit" | "/v1/remove" | "/v1/undelete" | "/v1/pin" | "/v1/tag" | "/v1/gc" | "/v1/reindex",
+            "/v1/limit" | "/v1/remove" | "/v1/rename" | "/v1/undelete" | "/v1/pin" | "/v1/tag" | "/v1/gc"
+            | "/v1/reindex",
         ) => Some(Right::Administer),
         _ => None,
     }
@@ -141,30 +142,14 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         }
         "/v1/undelete" => caller.change(request, |store, _, params| ops::undelete(store, params)).await,
         "/v1/pin" => caller.change(request, |store, _, params| ops::pin(store, params)).await,
-        "/v1/partials/remove" => {
-            let params: RemovePartialsParams = caller.params(request).await?;
-            let (uid, may_drop_all) = (caller.peer.uid, caller.peer.may(Right::Administer));
-            let requester = caller.requester();
-            let remove = move |daemon: &Daemon| {
-                let done =
-                    ops::remove_partials(&daemon.store, &daemon.transfers, &params, uid, may_drop_all)?;
-                verb_log::finished(&daemon.limits.log, requester, &done);
-                Ok(done)
-            };
-            caller.respond(remove).await
+        "/v1/partials/remove" => remove_partials(caller, caller.params(request).await?).await,
+        "/v1/remove" => {
+            let last_opened = Arc::clone(&daemon.last_opened);
+            caller.change(request, move |store, _, params| ops::remove(store, &*last_opened, params)).await
         }
-        "/v1/remove" => caller.change(request, |store, _, params| ops::remove(store, params)).await,
         "/v1/tag" => caller.change(request, ops::tag).await,
-        "/v1/gc" => {
-            let params: GcParams = caller.params(request).await?;
-            let requester = caller.requester();
-            let collect = move |daemon: &Daemon| {
-                let report = ops::gc(&daemon.store, params)?;
-                verb_log::finished(&daemon.limits.log, requester, &report);
-                Ok(report)
-            };
-            if params.dry_run { caller.survey(collect).await } else { caller.respond(collect).await }
-        }
+        "/v1/rename" => rename(caller, request).await,
+        "/v1/gc" => collect(caller, caller.params(request).await?).await,
         "/v1/verify" => {
             let params: VerifyParams = caller.params(request).await?;
             if params.repair {
@@ -195,6 +180,40 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         }
         _ => Err(unknown(&Method::POST, path)),
     }
+}
+
+async fn rename(caller: &Caller, request: Request<Incoming>) -> Result<HttpResponse, ErrorBody> {
+    let sessions = caller.daemon.sessions.clone();
+    let rename = move |store: &Arc<Store>, requester, params: &RenameParams| {
+        let renamed = ops::rename(store, requester, params)?;
+        // The source may have been given by its ID.
+        if let Ok(old) = renamed.from.parse() {
+            sessions.rename(&old, &params.target);
+        }
+        Ok(renamed)
+    };
+    caller.change(request, rename).await
+}
+
+async fn collect(caller: &Caller, params: GcParams) -> Result<HttpResponse, ErrorBody> {
+    let requester = caller.requester();
+    let collect = move |daemon: &Daemon| {
+        let report = ops::gc(&daemon.store, params)?;
+        verb_log::finished(&daemon.limits.log, requester, &report);
+        Ok(report)
+    };
+    if params.dry_run { caller.survey(collect).await } else { caller.respond(collect).await }
+}
+
+async fn remove_partials(caller: &Caller, params: RemovePartialsParams) -> Result<HttpResponse, ErrorBody> {
+    let (uid, may_drop_all) = (caller.peer.uid, caller.peer.may(Right::Administer));
+    let requester = caller.requester();
+    let remove = move |daemon: &Daemon| {
+        let done = ops::remove_partials(&daemon.store, &daemon.transfers, &params, uid, may_drop_all)?;
+        verb_log::finished(&daemon.limits.log, requester, &done);
+        Ok(done)
+    };
+    caller.respond(remove).await
 }
 
 fn require(peer: &Peer, right: Right, path: &str) -> Result<(), ErrorBody> {

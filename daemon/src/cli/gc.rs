@@ -1,9 +1,11 @@
 //! `blobd gc`
 
+use std::collections::BTreeMap;
+
 use blobd_client::client::Client;
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::GcParams;
-use blobd_client::protocol::response::{GcReason, GcReport};
+use blobd_client::protocol::response::{GcItem, GcReason, GcReport};
 use blobd_client::protocol::upkeep::EvictionPlan;
 use clap::Args;
 
@@ -57,27 +59,39 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 fn render(report: &GcReport) -> String {
-    let mut table = Table::new(&["DIGEST", "SIZE", "REASON"], &[1]);
-    for item in &report.deleted {
-        let reason = match item.reason {
-            GcReason::UnreferencedBlob => "blob that no model needs",
-            GcReason::UnreferencedRecipe => "recipe that no model needs",
-            GcReason::ExpiredTrash => "expired trash",
-            GcReason::AbandonedStaging => "left by an interrupted transaction",
-            GcReason::AbandonedDownload => "download abandoned a week ago",
-            _ => "unneeded",
-        };
-        table.row([
-            item.digest.map_or_else(|| "-".to_owned(), |digest| digest.to_string()),
-            human_bytes(item.size),
-            reason.to_owned(),
-        ]);
-    }
-    let table = if report.deleted.is_empty() { String::new() } else { table.render(terminal_width()) };
     let verb = if report.dry_run { "would free" } else { "freed" };
-    let mut text = format!("{table}{verb} {}\n", human_bytes(report.freed_bytes));
-    text.push_str(&lost_models::kept(&report.kept));
-    text
+    let freed = format!("{verb} {}\n", human_bytes(report.freed_bytes));
+    deleted(&report.deleted) + &freed + &lost_models::kept(&report.kept)
+}
+
+/// A row for everything that belonged to one model and is collected for one reason, the largest first.
+fn deleted(items: &[GcItem]) -> String {
+    if items.is_empty() {
+        return String::new();
+    }
+    let mut groups: BTreeMap<(&str, &str), (u64, usize)> = BTreeMap::new();
+    for item in items {
+        let group = groups.entry((item.of.as_deref().unwrap_or("-"), reason(item.reason))).or_default();
+        *group = (group.0.saturating_add(item.size), group.1.saturating_add(1));
+    }
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_by_key(|(_, (bytes, _))| std::cmp::Reverse(*bytes));
+    let mut table = Table::new(&["OF", "SIZE", "FILES", "REASON"], &[1, 2]);
+    for ((of, reason), (bytes, count)) in groups {
+        table.row([of.to_owned(), human_bytes(bytes), count.to_string(), reason.to_owned()]);
+    }
+    table.render(terminal_width())
+}
+
+const fn reason(reason: GcReason) -> &'static str {
+    match reason {
+        GcReason::UnreferencedBlob => "no model needs it",
+        GcReason::UnreferencedRecipe => "recipe that no model needs",
+        GcReason::ExpiredTrash => "expired in the trash",
+        GcReason::AbandonedStaging => "left by an interrupted transaction",
+        GcReason::AbandonedDownload => "download abandoned a week ago",
+        _ => "unneeded",
+    }
 }
 
 fn render_eviction(plan: &EvictionPlan) -> String {

@@ -50,6 +50,7 @@ mod pull;
 mod pull_plan;
 mod reindex;
 mod release;
+mod rename;
 mod residency;
 mod rm;
 mod serve;
@@ -172,6 +173,7 @@ enum Command {
     Unpin(pin::UnpinArgs),
     #[command(alias = "cp")]
     Tag(tag::Params),
+    Rename(rename::Params),
     Gc(gc::Params),
     Verify(verify::Params),
     Doctor(doctor::Params),
@@ -272,6 +274,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Pin(params) => pin::run(global, &params.references, true),
         Command::Unpin(params) => pin::run(global, &params.references, false),
         Command::Tag(params) => tag::run(global, &params),
+        Command::Rename(params) => rename::run(global, &params),
         Command::Gc(params) => gc::run(global, &params),
         Command::Verify(params) => verify::run(global, &params),
         Command::Doctor(params) => doctor::run(global, &params),

@@ -1,50 +1,128 @@
 //! `blobd rm`
 
+use std::collections::BTreeMap;
+use std::str::FromStr;
 use std::time::Duration;
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::request::RemoveParams;
 use blobd_client::protocol::response::Removed;
-use blobd_store_format::reference::Reference;
+use blobd_client::protocol::upkeep::Spared;
+use blobd_store_format::reference::{Reference, ReferenceError};
 use clap::Args;
 
 use super::connect::report;
 use super::{Global, lost_models};
+use crate::output::one_line;
 use crate::size::human_bytes;
 
 /// Remove models and free what nothing else needs
 #[derive(Debug, Args)]
+#[command(
+    long_about = "Remove models and free what nothing else needs\n\nPinned models are never removed. A pattern, \
+--older-than and --unused leave out models that are pinned, and the last two also models that are open now. The \
+daemon keeps the times of last use. A time of which it has no records, such as before its first start or after a \
+crash, counts as a use, and a command without a daemon has none."
+)]
 #[command(after_help = "Examples:
   blobd rm llama3:8b
+  blobd rm --dry-run llama3:8b                 what would be removed, freed and kept
   blobd rm --keep 7d llama3:8b                 `blobd undelete` can restore it for a week
+  blobd rm 'llama3:*' 'hf.co/*:Q8_0'           all models with such names
+  blobd rm --older-than 30d --dry-run          all models that were not used for 30 days
+  blobd rm --unused --older-than 7d            all that were never opened and are older than a week
   blobd rm llama3:8b llama3:70b --json | jq .freed_bytes")]
 pub(super) struct Params {
-    /// The models
-    #[arg(required = true, value_name = "REF")]
-    references: Vec<Reference>,
+    /// The models, by name or by pattern; * stands for any text, ? for one character
+    #[arg(required_unless_present_any = ["older_than", "unused"], value_name = "REF|PATTERN")]
+    models: Vec<Target>,
+    /// Only models that were last used longer ago (30d, 12h); one that was never opened counts from when it got
+    /// its name
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    older_than: Option<Duration>,
+    /// Only models that were never opened
+    #[arg(long)]
+    unused: bool,
     /// Move the models to the trash for this time (7d, 12h) instead of freeing their space
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     keep: Option<Duration>,
+    /// Only show what would be removed and freed
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// A model's name, or a pattern of names.
+#[derive(Clone, Debug)]
+enum Target {
+    Name(Reference),
+    Pattern(String),
+}
+
+impl FromStr for Target {
+    type Err = ReferenceError;
+
+    fn from_str(text: &str) -> Result<Self, ReferenceError> {
+        if text.contains(['*', '?']) {
+            Ok(Self::Pattern(text.to_owned()))
+        } else {
+            text.parse().map(Self::Name)
+        }
+    }
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let request = RemoveParams {
-        references: params.references.clone(),
+    let mut request = RemoveParams {
+        older_than_seconds: params.older_than.map(|age| age.as_secs()),
+        unused: params.unused,
         keep_seconds: params.keep.map(|keep| keep.as_secs()),
+        dry_run: params.dry_run,
+        ..RemoveParams::default()
     };
+    for model in params.models.clone() {
+        match model {
+            Target::Name(name) => request.references.push(name),
+            Target::Pattern(pattern) => request.patterns.push(pattern),
+        }
+    }
     report(global, |client| client.remove(&request), summary)
 }
 
 fn summary(removed: &Removed) -> String {
+    let (done, freed) = match removed.dry_run {
+        true => ("would remove", "would free"),
+        false => ("removed", "freed"),
+    };
     let is_alone = removed.models.len() == 1;
     let line = |model| match is_alone {
-        true => format!("{}\n", lost_models::subject("removed", model)),
-        false => lost_models::line("removed", model),
+        true => format!("{}\n", lost_models::subject(done, model)),
+        false => lost_models::line(done, model),
     };
     let mut text: String = removed.models.iter().map(line).collect();
+    if removed.models.is_empty() {
+        text.push_str("no model to remove\n");
+    }
     match &removed.trashed_until {
         Some(until) => text.push_str(&format!("in the trash until {until}; `blobd undelete` restores it\n")),
-        None => text.push_str(&format!("freed {}\n", human_bytes(removed.freed_bytes))),
+        None => text.push_str(&format!("{freed} {}\n", human_bytes(removed.freed_bytes))),
     }
-    text + &lost_models::kept(&removed.kept)
+    text + &lost_models::kept(&removed.kept) + &spared(&removed.spared)
 }
+
+/// A line per reason, with as many models as fit.
+fn spared(spared: &[Spared]) -> String {
+    const WIDTH: usize = 80;
+    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for model in spared {
+        reasons.entry(&model.reason).or_default().push(&model.name);
+    }
+    if reasons.len() > MAX_REASONS {
+        return format!("not removed: {} models, which --json lists with their reasons\n", spared.len());
+    }
+    let line = |(reason, models): (&str, Vec<&str>)| {
+        format!("not removed: {}: {reason}\n", one_line(&models, WIDTH))
+    };
+    reasons.into_iter().map(line).collect()
+}
+
+/// The most lines of models that are not removed.
+const MAX_REASONS: usize = 12;

@@ -6,6 +6,7 @@ use blobd_store::Store;
 use blobd_store::gc::{self, GcPlan, Litter, Node};
 
 use super::OpError;
+use super::garbage::Descriptions;
 use super::lost_models::kept;
 
 /// Plans a collection and, unless it is a dry run, executes the plan.
@@ -13,17 +14,28 @@ use super::lost_models::kept;
 /// # Errors
 /// [`blobd_store::StoreError`] when a manifest, recipe or trash record cannot be read; then nothing is deleted.
 pub fn gc(store: &Store, params: GcParams) -> Result<GcReport, OpError> {
-    let plan = if params.dry_run { gc::plan(store)? } else { store.with_reserve(|| gc::collect(store))? };
+    let mut descriptions = Descriptions::default();
+    let mut describe = |plan: &GcPlan| descriptions = Descriptions::of(store, plan);
+    let plan = if params.dry_run {
+        gc::plan(store).inspect(describe)?
+    } else {
+        store.with_reserve(|| gc::collect_inspected(store, &mut describe))?
+    };
     Ok(GcReport {
         dry_run: params.dry_run,
-        deleted: items(&plan),
+        deleted: items(&plan, &descriptions),
         freed_bytes: plan.freed_bytes(),
         kept: plan.kept(store).into_iter().map(kept).collect(),
     })
 }
 
-fn items(plan: &GcPlan) -> Vec<GcItem> {
-    plan.litter.iter().map(litter).chain(plan.deletions.iter().copied().map(deletion)).collect()
+fn items(plan: &GcPlan, descriptions: &Descriptions) -> Vec<GcItem> {
+    let items = plan.litter.iter().map(litter).chain(plan.deletions.iter().copied().map(deletion));
+    let described = |item: GcItem| {
+        let of = item.digest.and_then(|digest| descriptions.get(digest));
+        GcItem { of: of.map(ToOwned::to_owned), ..item }
+    };
+    items.map(described).collect()
 }
 
 fn deletion((node, size): (Node, u64)) -> GcItem {
@@ -31,7 +43,7 @@ fn deletion((node, size): (Node, u64)) -> GcItem {
         Node::Recipe(_) => GcReason::UnreferencedRecipe,
         Node::Blob(_) => GcReason::UnreferencedBlob,
     };
-    GcItem { digest: Some(node.digest()), size, reason }
+    GcItem { digest: Some(node.digest()), size, reason, of: None }
 }
 
 const fn litter(litter: &Litter) -> GcItem {
@@ -40,5 +52,5 @@ const fn litter(litter: &Litter) -> GcItem {
         Litter::Partial { file, bytes } => (Some(*file), *bytes, GcReason::AbandonedDownload),
         Litter::Staging { bytes, .. } => (None, *bytes, GcReason::AbandonedStaging),
     };
-    GcItem { digest, size, reason }
+    GcItem { digest, size, reason, of: None }
 }

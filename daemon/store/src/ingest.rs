@@ -50,6 +50,8 @@ pub struct Ingest {
     moves_pinned: bool,
     /// The versions of the files at their servers, which the commit records with the origin.
     versions: Vec<FileVersion>,
+    /// The tag that the commit removes, because the model gets another name.
+    renamed: Option<Reference>,
     is_committed: bool,
 }
 
@@ -130,6 +132,7 @@ impl Ingest {
             partials: BTreeSet::new(),
             moves_pinned: false,
             versions: Vec::new(),
+            renamed: None,
             is_committed: false,
         })
     }
@@ -137,6 +140,12 @@ impl Ingest {
     /// Allows the commit to move a pinned tag to another manifest. The pin stays with the name.
     pub const fn may_move_pinned(mut self, allowed: bool) -> Self {
         self.moves_pinned = allowed;
+        self
+    }
+
+    /// Has the commit rename `tag`: it moves its pin to the new name and then removes it.
+    pub fn renaming(mut self, tag: Reference) -> Self {
+        self.renamed = Some(tag);
         self
     }
 
@@ -271,7 +280,9 @@ impl Ingest {
         self.lease.pin_all(manifest.digests());
         let store = Arc::clone(&self.store);
         let _tags = store.lock_tags();
-        let stored = store.stored_case(reference)?;
+        self.check_renamed(manifest)?;
+        // A tag whose name changes only in upper and lower case is not another model that has the name.
+        let stored = store.stored_case(reference)?.filter(|tag| Some(tag) != self.renamed.as_ref());
         allowed(stored.as_ref())?;
         let displaced = stored.as_ref().map(|tag| self.displaced(tag, manifest)).transpose()?.flatten();
         self.check_complete(manifest)?;
@@ -280,14 +291,28 @@ impl Ingest {
             store.write_origin(&temporary, manifest.digest(), origin)?;
         }
         // The commit point: before it the model does not exist, after it the model is complete.
-        store.write_tag(&temporary, stored.as_ref().unwrap_or(reference), manifest, tag)?;
+        let target = stored.as_ref().unwrap_or(reference);
+        store.write_tag(&temporary, target, manifest, tag)?;
         self.is_committed = true;
+        if let Some(renamed) = &self.renamed {
+            store.finish_rename(renamed, target)?;
+        }
         // From now on the tag protects the model.
         self.lease.release();
         store.forget_partials(manifest.digests().into_iter().chain(self.partials.iter().copied()));
         let new_blob_count = self.new.len() as u64;
         let (new_bytes, reused_bytes) = (self.new_bytes, self.reused_bytes);
         Ok(Committed { new_bytes, new_blob_count, reused_bytes, displaced })
+    }
+
+    /// The tag that is renamed must not have changed since the model was read.
+    fn check_renamed(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        match &self.renamed {
+            Some(tag) if self.store.raw_manifest(tag)? != manifest.raw() => {
+                Err(StoreError::NoSuchModel { name: tag.short(), similar: Vec::new() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The model that loses its tag to `manifest`, if it is another one. The caller has locked the tags, so the pin

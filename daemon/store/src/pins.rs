@@ -32,6 +32,16 @@ impl Store {
         self.disk().sync_dir(directory)
     }
 
+    /// Moves the pin from one tag of a model to its new one, and removes the old tag. The new tag is durable, so a
+    /// crash leaves at worst both.
+    pub(super) fn finish_rename(&self, old: &Reference, new: &Reference) -> Result<(), StoreError> {
+        if self.is_pinned(old) {
+            self.pin(new)?;
+            self.unpin(old)?;
+        }
+        self.remove_tag(old)
+    }
+
     /// Unpins a model, durably; returns whether it was pinned.
     pub fn unpin(&self, reference: &Reference) -> Result<bool, StoreError> {
         let path = layout::pin(reference);

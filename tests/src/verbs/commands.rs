@@ -5,7 +5,7 @@ use std::path::Path;
 use blobd_client::protocol::edit::{EditParams, Edited, KeyChange};
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::{
-    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
+    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Renamed, Tagged,
 };
 use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
 use serde::de::DeserializeOwned;
@@ -87,6 +87,10 @@ impl Verbs for Commands {
         self.json(&["tag", source, target])
     }
 
+    fn rename(&self, source: &str, target: &str, force: bool) -> Result<Renamed, ErrorBody> {
+        self.json(&[&["rename", source, target][..], if force { &["--force"] } else { &[] }].concat())
+    }
+
     fn edit(&self, params: &EditParams) -> Result<Edited, ErrorBody> {
         let option = |KeyChange { key, value, value_type }: &KeyChange| match value {
             None => format!("--unset={key}"),
@@ -105,6 +109,10 @@ impl Verbs for Commands {
 
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
         self.json(&[&["rm"], names].concat())
+    }
+
+    fn plan_removal(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
+        self.json(&[&["rm", "--dry-run"], names].concat())
     }
 
     fn move_to_trash(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody> {

@@ -9,10 +9,10 @@ use blobd::ops::{self, DoctorContext, OpError, Requester};
 use blobd_client::protocol::edit::{EditParams, Edited};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
-    GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
+    GcParams, ImportParams, PinParams, RemoveParams, RenameParams, TagParams, UndeleteParams,
 };
 use blobd_client::protocol::response::{
-    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
+    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Renamed, Tagged,
 };
 use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
 use blobd_store::{FileReader, Store, StoreError, StoreOptions};
@@ -97,20 +97,31 @@ impl Verbs for InProcess {
         ops::tag(&self.store, Requester::own(), &params).map_err(|error| error.body())
     }
 
+    fn rename(&self, source: &str, target: &str, force: bool) -> Result<Renamed, ErrorBody> {
+        let params = RenameParams { source: reference(source), target: reference(target), force };
+        ops::rename(&self.store, Requester::own(), &params).map_err(|error| error.body())
+    }
+
     fn edit(&self, params: &EditParams) -> Result<Edited, ErrorBody> {
         ops::edit(&self.store, Requester::own(), params, &mut |_, _| true).map_err(|error| error.body())
     }
 
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
         let references = names.iter().map(|name| reference(name)).collect();
-        let params = RemoveParams { references, keep_seconds: None };
-        ops::remove(&self.store, &params).map_err(|error| error.body())
+        let params = RemoveParams { references, ..RemoveParams::default() };
+        ops::remove(&self.store, &|_| None, &params).map_err(|error| error.body())
+    }
+
+    fn plan_removal(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
+        let references = names.iter().map(|name| reference(name)).collect();
+        let params = RemoveParams { references, dry_run: true, ..RemoveParams::default() };
+        ops::remove(&self.store, &|_| None, &params).map_err(|error| error.body())
     }
 
     fn move_to_trash(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody> {
         let references = names.iter().map(|name| reference(name)).collect();
-        let params = RemoveParams { references, keep_seconds: Some(keep_seconds) };
-        ops::remove(&self.store, &params).map_err(|error| error.body())
+        let params = RemoveParams { references, keep_seconds: Some(keep_seconds), ..RemoveParams::default() };
+        ops::remove(&self.store, &|_| None, &params).map_err(|error| error.body())
     }
 
     fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody> {

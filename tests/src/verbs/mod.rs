@@ -6,7 +6,7 @@ use std::path::Path;
 use blobd_client::protocol::edit::{EditParams, Edited};
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::response::{
-    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
+    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Renamed, Tagged,
 };
 use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
 
@@ -59,6 +59,12 @@ pub trait Verbs {
     /// The error that a client gets.
     fn tag(&self, source: &str, target: &str) -> Result<Tagged, ErrorBody>;
 
+    /// Gives a model another name in place of its own.
+    ///
+    /// # Errors
+    /// The error that a client gets.
+    fn rename(&self, source: &str, target: &str, force: bool) -> Result<Renamed, ErrorBody>;
+
     /// Makes a model with other metadata.
     ///
     /// # Errors
@@ -70,6 +76,12 @@ pub trait Verbs {
     /// # Errors
     /// The error that a client gets.
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody>;
+
+    /// Reports what a removal of names would do.
+    ///
+    /// # Errors
+    /// The error that a client gets.
+    fn plan_removal(&self, names: &[&str]) -> Result<Removed, ErrorBody>;
 
     /// Moves models to the trash for so many seconds.
     ///

@@ -8,11 +8,11 @@ use blobd_client::error::ClientError;
 use blobd_client::protocol::edit::{EditParams, Edited};
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{
-    FileSelection, GcParams, ImportParams, OpenParams, PinParams, RemoveParams, TagParams, TensorSelection,
-    UndeleteParams,
+    FileSelection, GcParams, ImportParams, OpenParams, PinParams, RemoveParams, RenameParams, TagParams,
+    TensorSelection, UndeleteParams,
 };
 use blobd_client::protocol::response::{
-    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Tagged,
+    DiskUsage, GcReport, Imported, ModelDetails, ModelList, Removed, Renamed, Tagged,
 };
 use blobd_client::protocol::upkeep::{DoctorReport, EvictionPlan, Pinned, TrashList, Undeleted};
 
@@ -78,18 +78,31 @@ impl Verbs for ThroughSocket {
             .map_err(body)
     }
 
+    fn rename(&self, source: &str, target: &str, force: bool) -> Result<Renamed, ErrorBody> {
+        let params = RenameParams { source: reference(source), target: reference(target), force };
+        self.client.rename(&params).map_err(body)
+    }
+
     fn edit(&self, params: &EditParams) -> Result<Edited, ErrorBody> {
         self.client.edit(params, |_| ()).map_err(body)
     }
 
     fn remove(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
         let references = names.iter().map(|name| reference(name)).collect();
-        self.client.remove(&RemoveParams { references, keep_seconds: None }).map_err(body)
+        self.client.remove(&RemoveParams { references, ..RemoveParams::default() }).map_err(body)
+    }
+
+    fn plan_removal(&self, names: &[&str]) -> Result<Removed, ErrorBody> {
+        let references = names.iter().map(|name| reference(name)).collect();
+        let params = RemoveParams { references, dry_run: true, ..RemoveParams::default() };
+        self.client.remove(&params).map_err(body)
     }
 
     fn move_to_trash(&self, names: &[&str], keep_seconds: u64) -> Result<Removed, ErrorBody> {
         let references = names.iter().map(|name| reference(name)).collect();
-        self.client.remove(&RemoveParams { references, keep_seconds: Some(keep_seconds) }).map_err(body)
+        self.client
+            .remove(&RemoveParams { references, keep_seconds: Some(keep_seconds), ..RemoveParams::default() })
+            .map_err(body)
     }
 
     fn undelete(&self, name: &str) -> Result<Undeleted, ErrorBody> {

@@ -38,7 +38,9 @@ fn unless_gone<T>(result: Result<T, ClientError>) -> Option<T> {
 }
 
 fn remove(client: &Client, name: &str) {
-    unless_gone(client.remove(&RemoveParams { references: vec![name.parse().unwrap()], keep_seconds: None }));
+    unless_gone(
+        client.remove(&RemoveParams { references: vec![name.parse().unwrap()], ..RemoveParams::default() }),
+    );
 }
 
 /// Opens a model and returns the digest of all mapped bytes.

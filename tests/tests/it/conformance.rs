@@ -69,6 +69,9 @@ conformance! {
         pinned_name_stays_with_its_model
         verb_that_takes_a_name_reports_the_model_that_had_it
         removal_reports_each_model_with_its_bytes_and_who_keeps_them
+        dry_run_of_a_removal_reports_the_same_and_removes_nothing
+        renamed_model_keeps_its_pin_and_origin
+        rename_replaces_another_model_only_with_force
         origin_tells_where_a_model_came_from;
     space:
         second_import_of_a_file_stores_nothing

@@ -184,3 +184,82 @@ fn removal_prints_each_model_and_cuts_long_lists_of_sharers() {
     let json: Json = place.line("rm copy-number-0 --json").succeeds().json();
     assert_eq!(json["kept"][0]["by"].as_array().unwrap().len(), 19, "JSON has all: {json}");
 }
+
+#[test]
+fn models_are_removed_by_pattern_and_rule_but_not_pinned_or_open_ones() {
+    let place = Place::new();
+    for (seed, name) in [(1, "llama:a"), (2, "llama:b"), (3, "llama:pinned"), (4, "other"), (5, "open")] {
+        place.import(seed, name).succeeds();
+    }
+    place.line("pin llama:pinned").succeeds();
+    let planned = place.line("rm llama:* --dry-run").succeeds().text();
+    assert!(
+        planned.contains("would remove llama:a ") && planned.contains("would remove llama:b "),
+        "{planned}"
+    );
+    assert!(planned.contains("not removed: llama:pinned: pinned\n"), "{planned}");
+    assert!(planned.contains("would free "), "{planned}");
+    let removed = place.line("rm llama:* --json").succeeds().json();
+    assert_eq!(removed["removed"], serde_json::json!(["llama:a", "llama:b"]));
+    assert_eq!(removed["spared"][0]["name"], "llama:pinned");
+    place.line("rm nothing-like-*").exits_with(3);
+    // What is not known counts as a use.
+    let recent = place.line("rm --older-than 30d").succeeds().text();
+    assert!(recent.starts_with("no model to remove\nfreed 0 B\n"), "{recent}");
+    let _reader = blobd_tests::reader::Reader::open(&place.daemon.socket(), "open");
+    let rule = place.line("rm --older-than 0s --unused --json").succeeds().json();
+    assert_eq!(rule["removed"], serde_json::json!(["other:latest"]), "{rule}");
+    let reasons: Vec<_> = rule["spared"].as_array().unwrap().iter().map(|spared| &spared["reason"]).collect();
+    assert_eq!(reasons, ["pinned", "open"]);
+    place.line("rm").exits_with(2);
+}
+
+/// Without a daemon nothing is known about uses, so no model counts as unused.
+#[test]
+fn command_without_records_of_uses_removes_nothing_by_rule() {
+    let folder = blobd_tests::temp_dirs::tmpfs_directory();
+    let blobd = Blobd::at_root(&folder.path().join("store"));
+    let path = ModelFile::dense(1).write_to(folder.path(), "m.gguf");
+    blobd.run(["import", path.to_str().unwrap()]).succeeds();
+    let text = blobd.line("rm --older-than 0s").succeeds().text();
+    assert!(
+        text.contains("not removed: m:latest: when it was last used is known only to a daemon"),
+        "{text}"
+    );
+    assert!(blobd.line("ls").text().contains("m:latest"));
+}
+
+#[test]
+fn open_session_of_a_renamed_model_has_the_new_name() {
+    let place = Place::new();
+    place.import(1, "old").succeeds();
+    let mut reader = blobd_tests::reader::Reader::open(&place.daemon.socket(), "old");
+    place.line("rename OLD new").succeeds();
+    let sessions = place.line("ps --json").json();
+    assert_eq!(sessions["sessions"][0]["model"], "new:latest", "{sessions}");
+    reader.touch();
+    let usage = place.line("df --json").json();
+    assert!(usage["models"][0]["last_opened"].is_string(), "{usage}");
+    place.line("release new").succeeds();
+    assert_eq!(place.log("rename").len(), 1);
+}
+
+#[test]
+fn collection_says_what_the_data_belonged_to() {
+    let place = Place::new();
+    place.import(1, "m").succeeds();
+    place.line("edit m named --set general.name=Replaced").succeeds();
+    place.line("tag m named").succeeds();
+    place.import(2, "old").succeeds();
+    place.line("rm old --keep 0s").succeeds();
+    let planned = place.line("gc --dry-run --json").succeeds().json();
+    let of = |part: &str| {
+        let deleted = planned["deleted"].as_array().unwrap();
+        deleted.iter().filter(|item| item["of"].as_str().is_some_and(|of| of.starts_with(part))).count()
+    };
+    assert!(of("Replaced") >= 2, "recipe and header: {planned}");
+    assert!(of("old:latest") >= 3, "record, recipe and tensors: {planned}");
+    let text = place.line("gc").succeeds().text();
+    assert!(text.contains("Replaced") && text.contains("no model needs it"), "{text}");
+    assert!(text.contains("old:latest") && text.contains("expired in the trash"), "{text}");
+}

@@ -95,7 +95,8 @@ impl Account {
         let deleted: BTreeMap<Node, u64> = deletions.iter().copied().collect();
         let nodes = models.iter().flat_map(|model| &model.nodes).copied();
         let rest = nodes.filter(|node| !deleted.contains_key(node)).collect();
-        let without = models.iter().map(|model| &model.reference).collect();
+        // In a dry run they still have their tags. The tag of a displaced model has another manifest.
+        let without = models.iter().map(|model| (&model.reference, model.manifest)).collect();
         match Keepers::find(store, &rest, &without) {
             Ok(keepers) => Self::new(store, models, &deleted, &keepers.or_programs(store, &rest)),
             Err(error) => Self::unknown(store, models, &error),
@@ -149,7 +150,7 @@ impl Keepers {
     fn find(
         store: &Store,
         nodes: &BTreeSet<Node>,
-        without: &BTreeSet<&Reference>,
+        without: &BTreeSet<(&Reference, Digest)>,
     ) -> Result<Self, StoreError> {
         let mut keepers: BTreeMap<Node, BTreeSet<String>> = BTreeMap::new();
         if nodes.is_empty() {
@@ -157,7 +158,9 @@ impl Keepers {
         }
         // At the epoch no trash record has expired, so all of them count as holders.
         walk(store, SystemTime::UNIX_EPOCH, &mut |owned| {
-            if matches!(&owned.owner, Owner::Tag(tag) if without.contains(tag)) {
+            if let (Owner::Tag(tag), Some(manifest)) = (&owned.owner, owned.manifest)
+                && without.contains(&(tag, manifest))
+            {
                 return Ok(());
             }
             let Some(name) = owned.owner.name() else { return Ok(()) };

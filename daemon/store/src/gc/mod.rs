@@ -67,9 +67,18 @@ fn plan_locked(store: &Store) -> Result<GcPlan, StoreError> {
 /// As for [`plan`]; then nothing was deleted. [`StoreError::Io`] when a file cannot be removed; what was
 /// removed before stays removed.
 pub fn collect(store: &Store) -> Result<GcPlan, StoreError> {
+    collect_inspected(store, &mut |_plan| ())
+}
+
+/// Like [`collect`]; calls `inspect` with the plan before anything is deleted.
+///
+/// # Errors
+/// As for [`collect`].
+pub fn collect_inspected(store: &Store, inspect: &mut dyn FnMut(&GcPlan)) -> Result<GcPlan, StoreError> {
     let _guard = store.lock_collections();
     let collection = store.leases().begin_collection();
     let plan = plan_locked(store)?;
+    inspect(&plan);
     let _barred = store.block_internal_reads(plan.blobs());
     let deleted = execute(store, &plan, &collection)?;
     remove_unreferenced_origins(store, &collection)?;

@@ -138,6 +138,13 @@ impl Store {
         UNIX_EPOCH.checked_add(Duration::from_secs(last))
     }
 
+    /// Since when uses have been recorded without a gap: earlier ones may be lost. `None` if this process has no
+    /// records, as in a command without a daemon.
+    #[must_use]
+    pub fn uses_since(&self) -> Option<SystemTime> {
+        self.last_use(state::RECORDED_SINCE)
+    }
+
     /// The catalog, complete and up to date with changes by other processes. Waits up to a minute while it
     /// is built; builds it if no other thread has.
     ///

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
@@ -15,6 +15,9 @@ use crate::disk::Root;
 use crate::node::Node;
 use crate::root::Directory;
 use crate::{FileSystem, StoreError, lock};
+
+/// The entry among the uses that says since when they are recorded. No manifest has this digest.
+pub(super) const RECORDED_SINCE: Digest = Digest::from_bytes([0; 32]);
 
 /// A store's index. No file is read or written while `state` or `uses` is locked.
 #[derive(Debug)]
@@ -192,6 +195,12 @@ impl StoreIndex {
         let mut uses = lock(&self.uses);
         let last = uses.entry(manifest).or_default();
         *last = now.max(*last);
+    }
+
+    /// Records that uses are recorded from now on, unless they were before.
+    pub(super) fn begin_uses(&self) {
+        let now = UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
+        lock(&self.uses).entry(RECORDED_SINCE).or_insert(now);
     }
 
     pub(super) fn wait_while<'s>(

@@ -379,6 +379,23 @@ fn uses_are_kept_when_the_index_is_closed() {
 }
 
 #[test]
+fn times_before_uses_were_recorded_are_known_to_be_unknown() {
+    let fixture = Fixture::new();
+    let mut since = None;
+    let known = |store: &Store| {
+        while store.uses_since().is_none() {
+            std::thread::yield_now();
+        }
+        store.uses_since()
+    };
+    fixture.with_index(|store| since = known(store));
+    fixture.with_index(|store| assert_eq!(known(store), since, "kept with the uses"));
+    let folder = tempfile::tempdir().unwrap();
+    let command = Store::open(folder.path().join("store")).unwrap();
+    assert!(command.uses_since().is_none(), "no daemon");
+}
+
+#[test]
 fn oldest_uses_are_dropped_when_there_are_too_many() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("store")).unwrap();

@@ -13,7 +13,7 @@ use super::catalog::Catalog;
 use super::database::{self, Database, IndexError, Uses};
 use super::encoding::{Edit, next_edits};
 use super::marker::Marker;
-use super::state::{Stage, State, StoreIndex, Writer};
+use super::state::{RECORDED_SINCE, Stage, State, StoreIndex, Writer};
 use crate::store_dir::store_id;
 use crate::sys::give_back_memory;
 use crate::{StoreError, lock};
@@ -72,6 +72,7 @@ impl StoreIndex {
         // A panic may leave the database inconsistent; it is not used any more.
         let ended = catch_unwind(AssertUnwindSafe(|| {
             let database = self.open(marker)?;
+            self.begin_uses();
             // Loading has normal priority because the catalog may be waited for; writing need not.
             let _ = rustix::process::nice(5);
             while let Some(edits) = self.next_edits() {
@@ -202,7 +203,8 @@ impl StoreIndex {
     pub(super) fn recent_uses(&self) -> Uses {
         let mut uses: Vec<_> = lock(&self.uses).iter().map(|(manifest, last)| (*last, *manifest)).collect();
         uses.sort_unstable_by(|a, b| b.cmp(a));
-        uses.into_iter().take(MAX_USES).map(|(last, manifest)| (manifest, last)).collect()
+        let since = lock(&self.uses).get(&RECORDED_SINCE).map(|since| (RECORDED_SINCE, *since));
+        uses.into_iter().take(MAX_USES).map(|(last, manifest)| (manifest, last)).chain(since).collect()
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn remove(client: &Client) -> Outcome<()> {
     let removable = |name: &&str| [IMPORTED, REMOVABLE].iter().any(|prefix| name.starts_with(prefix));
     let references = names.filter(removable).map(str::parse).collect::<Result<Vec<_>, _>>()?;
     if !references.is_empty() {
-        client.remove(&RemoveParams { references, keep_seconds: None })?;
+        client.remove(&RemoveParams { references, ..RemoveParams::default() })?;
     }
     Ok(())
 }

@@ -25,6 +25,7 @@ const ABSENT: &[&str] = &[
     "export moe --component projector",
     "edit absent new --set general.name=x",
     "tag absent new",
+    "rename absent new",
     "pin absent",
     "unpin absent",
     "rm absent",

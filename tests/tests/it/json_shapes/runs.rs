@@ -278,6 +278,10 @@ fn removing(session: &mut Session, sample: &Sample, root: &Path) {
     session.line("rm --keep", "7d spare");
     session.line("tag", "moe spare");
     session.line("undelete", "spare --force");
+    session.line("tag", "moe alias-2");
+    session.line("rename", "alias-2 alias-3");
+    session.line("rename", "alias-3 alias --force");
+    session.line("rm --dry-run", "alias base moe* --unused --older-than 1d");
     session.line("rm", "alias");
     session.line("rm --keep", "0s spare");
     session.line("partial rm", "--older-than 30d");

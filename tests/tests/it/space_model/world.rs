@@ -290,12 +290,13 @@ impl<'o> Pair<'o> {
 
     fn remove(&mut self, name: usize) {
         let before = DiskSnapshot::of(&self.place);
-        let removed =
-            match self.client.remove(&RemoveParams { references: vec![reference(name)], keep_seconds: None })
-            {
-                Ok(removed) => removed,
-                Err(error) => return self.may_be_pinned(&error, name),
-            };
+        let removed = match self
+            .client
+            .remove(&RemoveParams { references: vec![reference(name)], ..RemoveParams::default() })
+        {
+            Ok(removed) => removed,
+            Err(error) => return self.may_be_pinned(&error, name),
+        };
         let needs = self.names.remove(&name).expect("it was there");
         DiskSnapshot::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
         let unneeded: Content = self.unneeded_with_trash(&before).intersection(&needs.all).cloned().collect();
@@ -308,7 +309,11 @@ impl<'o> Pair<'o> {
         const DAY: u64 = 86400;
         let before = DiskSnapshot::of(&self.place);
         let keep_seconds = Some(if is_expired { 0 } else { DAY });
-        match self.client.remove(&RemoveParams { references: vec![reference(name)], keep_seconds }) {
+        match self.client.remove(&RemoveParams {
+            references: vec![reference(name)],
+            keep_seconds,
+            ..RemoveParams::default()
+        }) {
             Ok(removed) => {
                 DiskSnapshot::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
                 let needs = self.names.remove(&name).expect("it was there");
@@ -501,7 +506,10 @@ impl<'o> Pair<'o> {
             self.client.gc(&GcParams { dry_run: false }).expect_err("its dry run was refused");
         }
         DiskSnapshot::of(&self.place).check_freed(&before, &COLLECTED, 0);
-        match self.client.remove(&RemoveParams { references: vec![reference(name)], keep_seconds: None }) {
+        match self
+            .client
+            .remove(&RemoveParams { references: vec![reference(name)], ..RemoveParams::default() })
+        {
             Ok(removed) => {
                 DiskSnapshot::of(&self.place).check_freed(&before, &REMOVED, removed.freed_bytes);
                 self.names.remove(&name);

@@ -47,7 +47,8 @@ pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
         for _ in 0..REMOVERS {
             context.repeat(PERIOD, move |context| {
                 let references = vec![latest().parse()?];
-                let removed = context.client().remove(&RemoveParams { references, keep_seconds: None });
+                let removed =
+                    context.client().remove(&RemoveParams { references, ..RemoveParams::default() });
                 context.count(if removed.is_ok() { "removed" } else { "not removed" });
                 Ok(())
             });

@@ -1,0 +1,214 @@
+//! Selects the models that `rm` removes by patterns and by their last use.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
+
+use blobd_client::protocol::request::RemoveParams;
+use blobd_client::protocol::upkeep::Spared;
+use blobd_store::{Store, StoreError};
+use blobd_store_format::reference::Reference;
+
+use super::{LastOpened, OpError, rfc3339};
+
+/// The models to remove, and those that match and stay.
+pub(super) struct Selection {
+    pub(super) references: BTreeSet<Reference>,
+    pub(super) spared: Vec<Spared>,
+}
+
+/// When a model got its name, and its last use as far as known.
+#[derive(Clone, Copy, Debug)]
+struct Age {
+    named: SystemTime,
+    opened: Option<SystemTime>,
+    /// Since when uses are recorded. `None`: not in this process.
+    recorded_since: Option<SystemTime>,
+}
+
+/// Selects models. The caller has locked the tags.
+///
+/// # Errors
+/// [`StoreError::NoSuchModel`] for an unknown name, or if no model matches a pattern.
+pub(super) fn select(
+    store: &Store,
+    last_opened: &LastOpened,
+    params: &RemoveParams,
+) -> Result<Selection, OpError> {
+    let named = params.references.iter().map(|reference| store.resolve_for_change(reference));
+    let named: BTreeSet<Reference> = named.collect::<Result<_, _>>()?;
+    let mut selection = Selection { references: named.clone(), spared: Vec::new() };
+    let matching = matching(store, params)?;
+    selection.references.extend(matching);
+    let has_rule = params.unused || params.older_than_seconds.is_some();
+    let is_by_name = |reference: &Reference| !has_rule && named.contains(reference);
+    for reference in std::mem::take(&mut selection.references) {
+        // A name that is given is refused as a whole; a model that only matches is left out.
+        match if is_by_name(&reference) {
+            None
+        } else {
+            reason_to_keep(store, last_opened, params, &reference)?
+        } {
+            None => drop(selection.references.insert(reference)),
+            Some(reason) => selection.spared.push(Spared { name: reference.short(), reason }),
+        }
+    }
+    Ok(selection)
+}
+
+/// The models that match the patterns, or all if only a rule is given.
+fn matching(store: &Store, params: &RemoveParams) -> Result<Vec<Reference>, OpError> {
+    let has_rule = params.unused || params.older_than_seconds.is_some();
+    if params.patterns.is_empty() && !(has_rule && params.references.is_empty()) {
+        return Ok(Vec::new());
+    }
+    let tags = store.tags()?.references;
+    for pattern in &params.patterns {
+        if !tags.iter().any(|tag| matches(pattern, &tag.short())) {
+            return Err(StoreError::NoSuchModel { name: pattern.clone(), similar: Vec::new() }.into());
+        }
+    }
+    let is_wanted = |tag: &Reference| {
+        params.patterns.is_empty() || params.patterns.iter().any(|pattern| matches(pattern, &tag.short()))
+    };
+    Ok(tags.into_iter().filter(is_wanted).collect())
+}
+
+fn reason_to_keep(
+    store: &Store,
+    last_opened: &LastOpened,
+    params: &RemoveParams,
+    reference: &Reference,
+) -> Result<Option<String>, OpError> {
+    if store.is_pinned(reference) {
+        return Ok(Some("pinned".to_owned()));
+    }
+    let older_than = params.older_than_seconds.map(Duration::from_secs);
+    if !params.unused && older_than.is_none() {
+        return Ok(None);
+    }
+    let manifest = store.manifest(reference)?.digest();
+    if store.leases().is_pinned(manifest) {
+        return Ok(Some("open".to_owned()));
+    }
+    let age = Age {
+        named: store.modified(reference)?,
+        opened: last_opened(reference).max(store.last_use(manifest)),
+        recorded_since: store.uses_since(),
+    };
+    Ok(age.reason_to_keep(params.unused, older_than, SystemTime::now()))
+}
+
+impl Age {
+    /// A use before the records began is unknown, and then the model counts as used.
+    fn reason_to_keep(self, unused: bool, older_than: Option<Duration>, now: SystemTime) -> Option<String> {
+        let Some(recorded_since) = self.recorded_since else {
+            return Some("when it was last used is known only to a daemon".to_owned());
+        };
+        if let Some(opened) = self.opened.filter(|_| unused) {
+            return Some(format!("opened {}", rfc3339(opened)));
+        }
+        let unknown = || Some(format!("whether it was used before {} is not known", rfc3339(recorded_since)));
+        if unused && self.named < recorded_since && older_than.is_none() {
+            return unknown();
+        }
+        let older_than = older_than?;
+        let is_recent = |time: SystemTime| now.duration_since(time).unwrap_or_default() < older_than;
+        let last = self.opened.map_or(self.named, |opened| opened.max(self.named));
+        if is_recent(last) {
+            return Some(format!("last used {}", rfc3339(last)));
+        }
+        // Nothing is known about a part of the time.
+        if is_recent(recorded_since) && last < recorded_since { unknown() } else { None }
+    }
+}
+
+/// Whether a name matches a pattern, without regard to upper and lower case. `*` stands for any text, `?` for one
+/// character. A pattern without a tag means all tags.
+fn matches(pattern: &str, name: &str) -> bool {
+    let is_match = |pattern: &str| glob(pattern.to_lowercase().as_bytes(), name.to_lowercase().as_bytes());
+    is_match(pattern) || !pattern.contains(':') && is_match(&format!("{pattern}:*"))
+}
+
+/// Linear in the pattern times the text: after a mismatch only the last star takes one more byte.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut at, mut next, mut star) = (0, 0, None);
+    while let Some(byte) = text.get(at) {
+        match pattern.get(next) {
+            Some(b'*') => {
+                star = Some((next, at));
+                next += 1;
+            }
+            Some(expected) if *expected == b'?' || expected == byte => (at, next) = (at + 1, next + 1),
+            _ => match star {
+                Some((place, taken)) => {
+                    star = Some((place, taken + 1));
+                    (at, next) = (taken + 1, place + 1);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern.get(next..).is_some_and(|rest| rest.iter().all(|byte| *byte == b'*'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(86400);
+
+    fn day(number: u32) -> SystemTime {
+        SystemTime::UNIX_EPOCH + DAY * (20_000 + number)
+    }
+
+    fn is_kept(named: u32, opened: Option<u32>, since: Option<u32>, unused: bool, days: Option<u32>) -> bool {
+        let age = Age { named: day(named), opened: opened.map(day), recorded_since: since.map(day) };
+        age.reason_to_keep(unused, days.map(|days| DAY * days), day(100)).is_some()
+    }
+
+    #[test]
+    fn model_is_old_if_it_was_neither_named_nor_opened_lately() {
+        assert!(!is_kept(60, None, Some(0), false, Some(30)));
+        assert!(!is_kept(60, Some(65), Some(0), false, Some(30)));
+        assert!(is_kept(60, Some(80), Some(0), false, Some(30)), "opened");
+        assert!(is_kept(80, None, Some(0), false, Some(30)), "new");
+        assert!(is_kept(120, None, Some(0), false, Some(30)), "a wrong clock");
+    }
+
+    #[test]
+    fn model_is_unused_if_it_was_never_opened() {
+        assert!(!is_kept(60, None, Some(0), true, None));
+        assert!(is_kept(60, Some(60), Some(0), true, None));
+        assert!(is_kept(60, Some(60), Some(0), true, Some(30)), "both rules");
+        assert!(is_kept(80, None, Some(0), true, Some(30)), "both rules");
+        assert!(!is_kept(60, None, Some(0), true, Some(30)));
+    }
+
+    #[test]
+    fn unknown_uses_count_as_uses() {
+        assert!(is_kept(10, None, None, false, Some(30)), "no records");
+        assert!(is_kept(10, None, Some(90), false, Some(30)), "records are younger");
+        assert!(!is_kept(10, None, Some(60), false, Some(30)));
+        assert!(is_kept(10, None, Some(60), true, None), "it may have been opened before");
+    }
+
+    #[test]
+    fn patterns_match_names_without_case_and_all_tags() {
+        for (pattern, name) in [
+            ("llama3:*", "llama3:8b"),
+            ("llama3*", "llama3.2:1b"),
+            ("LLAMA3:8?", "llama3:8b"),
+            ("*", "hf.co/me/x:Q4_0"),
+            ("hf.co/*:q4*", "hf.co/me/x:Q4_0"),
+            ("llam?3", "llama3:70b"),
+            ("*a*b*", "xaxxbx"),
+        ] {
+            assert!(matches(pattern, name), "{pattern} {name}");
+        }
+        for (pattern, name) in
+            [("llama3:*", "llama3.2:1b"), ("?", "ab:c"), ("*:8b", "llama3:70b"), ("a*b", "ab:c")]
+        {
+            assert!(!matches(pattern, name), "{pattern} {name}");
+        }
+    }
+}
