@@ -28,8 +28,50 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<(), ErrorBody> {
 
 /// Writes text to standard error. Unlike `eprint!`, which panics, it ignores a failure: a command must not fail
 /// because nobody can read its messages (a full disk, a closed pipe, a terminal that is gone).
+///
+/// On a terminal, lines that are too long are broken between words.
 pub(crate) fn print_message(text: &str) {
+    let width = match io::stderr().is_terminal() {
+        true => {
+            rustix::termios::tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col).max(40))
+        }
+        false => usize::MAX,
+    };
+    print_message_unbroken(&broken(text, width));
+}
+
+/// The same for text that a program reads, such as JSON.
+pub(crate) fn print_message_unbroken(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// The text with each line of more than `width` characters broken between words.
+fn broken(text: &str, width: usize) -> String {
+    let line = |line: &str| match line.chars().count() > width {
+        true if line.ends_with('\n') => wrap(line, width, "", "  "),
+        // A question, whose answer follows on the same line.
+        true => wrap(line, width, "", "  ").trim_end().to_owned() + " ",
+        false => line.to_owned(),
+    };
+    text.split_inclusive('\n').map(line).collect()
+}
+
+/// Breaks a text into lines of at most `width` characters, between words. A longer word has a line of its own.
+pub(crate) fn wrap(text: &str, width: usize, first_indent: &str, indent: &str) -> String {
+    let (mut lines, mut line) = (String::new(), first_indent.to_owned());
+    let mut is_empty = true;
+    for word in text.split_whitespace() {
+        if !is_empty && line.chars().count() + 1 + word.chars().count() > width {
+            lines.push_str(&line);
+            lines.push('\n');
+            line = indent.to_owned();
+            is_empty = true;
+        }
+        line.push_str(if is_empty { "" } else { " " });
+        line.push_str(word);
+        is_empty = false;
+    }
+    lines + &line + "\n"
 }
 
 /// Replaces control characters, which could move the cursor or change colours: names and metadata come from
@@ -172,7 +214,16 @@ mod tests {
         let many: Vec<_> = (0..1000).map(|number| format!("model-{number}:latest")).collect();
         let line = one_line(&many, 80);
         assert!(line.chars().count() <= 80 && line.starts_with("model-0:latest, model-1:latest"), "{line}");
-        assert!(line.ends_with("and 997 more"), "{line}");
+        assert!(line.ends_with("and 996 more"), "{line}");
+    }
+
+    #[test]
+    fn long_messages_are_broken_between_words() {
+        let text = "blobd: a file: not found here\nhint: look\n";
+        assert_eq!(broken(text, 20), "blobd: a file: not\n  found here\nhint: look\n");
+        assert_eq!(broken(text, usize::MAX), text);
+        assert_eq!(broken("Password: ", 80), "Password: ");
+        assert_eq!(broken("/a/very/long/path/without/end x\n", 10), "/a/very/long/path/without/end\n  x\n");
     }
 
     #[test]

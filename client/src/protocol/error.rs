@@ -22,7 +22,7 @@ pub struct ErrorBody {
 impl ErrorBody {
     /// An error without a hint.
     pub fn new(code: ErrorCode, message: impl fmt::Display) -> Self {
-        Self { code, message: message.to_string(), hint: None }
+        Self { code, message: without_system_numbers(message.to_string()), hint: None }
     }
 
     /// Adds a hint: what to do about it.
@@ -108,6 +108,23 @@ impl ErrorCode {
     }
 }
 
+/// Removes ` (os error 2)` and the like, which the standard library appends to the text of the system.
+fn without_system_numbers(mut message: String) -> String {
+    const START: &str = " (os error ";
+    let mut from = 0;
+    while let Some(found) = message.get(from..).and_then(|rest| rest.find(START)) {
+        let start = from + found;
+        let digits = start + START.len();
+        let rest = message.get(digits..).unwrap_or_default();
+        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        if end > 0 && rest.get(end..).is_some_and(|rest| rest.starts_with(')')) {
+            message.replace_range(start..digits + end + 1, "");
+        }
+        from = start + 1;
+    }
+    message
+}
+
 fn known_or_internal<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ErrorCode, D::Error> {
     let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
     let known: Result<_, serde::de::value::Error> = ErrorCode::deserialize(text.as_ref().into_deserializer());
@@ -125,6 +142,16 @@ mod tests {
         assert_eq!(json, r#"{"error":{"code":"no_space","message":"no space","hint":"run gc"}}"#);
         assert_eq!(serde_json::from_str::<ErrorResponse>(&json).unwrap().error, error);
         assert_eq!(error.to_string(), "no space; run gc");
+    }
+
+    #[test]
+    fn message_has_the_text_of_the_system_without_its_number() {
+        let error = std::io::Error::from_raw_os_error(2);
+        let body = ErrorBody::new(ErrorCode::NotFound, format!("a: {error}; b: {error}"));
+        assert_eq!(body.message, "a: No such file or directory; b: No such file or directory");
+        for text in ["x (os error )", "x (os error 2", "x (os error 2x)", "é (os error "] {
+            assert_eq!(ErrorBody::new(ErrorCode::NotFound, text).message, text);
+        }
     }
 
     #[test]

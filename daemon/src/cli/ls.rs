@@ -136,14 +136,16 @@ fn render(global: &Global, params: &Params, list: &ModelList, facts: &Facts) -> 
     for model in &list.models {
         table.row(row(global, model).into_iter().take(columns));
     }
-    table.render(terminal_width()) + &total(&list.models)
+    let has_selected = params.text.is_some() || !params.filters.is_empty();
+    table.render(terminal_width()) + &total(&list.models, has_selected)
 }
 
-/// `3 models, 12.1 GiB as if nothing were shared`; nothing below an empty table.
-fn total(models: &[ModelSummary]) -> String {
+/// `3 models, 12.1 GiB as if nothing were shared`; below an empty table what that means.
+fn total(models: &[ModelSummary], has_selected: bool) -> String {
     let bytes = models.iter().fold(0u64, |sum, model| sum.saturating_add(model.size));
     match models.len() {
-        0 => String::new(),
+        0 if has_selected => "no model matches\n".to_owned(),
+        0 => "no models; `blobd pull llama3:8b` or `blobd import FILE.gguf` adds one\n".to_owned(),
         1 => format!("1 model, {}\n", human_bytes(bytes)),
         count => format!("{count} models, {} as if nothing were shared\n", human_bytes(bytes)),
     }

@@ -11,7 +11,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 
 use crate::client_file;
-use crate::output::{print_message, printable};
+use crate::output::{print_message, print_message_unbroken, printable};
 
 mod batch;
 mod completions;
@@ -300,7 +300,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
 fn report(global: &Global, error: &ErrorBody) {
     if global.json {
         let response = ErrorResponse { error: error.clone() };
-        print_message(&format!("{}\n", serde_json::to_string(&response).unwrap_or_default()));
+        print_message_unbroken(&format!("{}\n", serde_json::to_string(&response).unwrap_or_default()));
         return;
     }
     let hint = error.hint.as_ref().filter(|_hint| !global.quiet);

@@ -116,9 +116,11 @@ fn invalid_value(error: &Error) -> (String, Option<String>) {
 
 fn refused_value(error: &Error) -> String {
     let (argument, value) = (text(error, ContextKind::InvalidArg), text(error, ContextKind::InvalidValue));
-    match std::error::Error::source(error) {
-        Some(reason) => format!("{argument}: {value:?}: {reason}"),
-        None => format!("{argument}: {value:?}: refused"),
+    let quoted = format!("{value:?}");
+    let reason = std::error::Error::source(error).map_or_else(|| "refused".to_owned(), ToString::to_string);
+    match reason.contains(&quoted) {
+        true => format!("{argument}: {reason}"),
+        false => format!("{argument}: {quoted}: {reason}"),
     }
 }
 

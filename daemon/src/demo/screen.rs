@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::error::DemoError;
-use crate::output::print;
+use crate::output::{print, wrap};
 
 /// Whether nothing is printed. Of the whole process, which runs one demo.
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
@@ -19,7 +19,7 @@ pub(super) fn heading(text: &str) -> Result<(), DemoError> {
 }
 
 pub(super) fn text(text: &str) -> Result<(), DemoError> {
-    show(&wrap(text, INDENT, INDENT))
+    show(&wrap(text, COLUMNS, INDENT, INDENT))
 }
 
 pub(super) fn command(line: &str) -> Result<(), DemoError> {
@@ -44,25 +44,9 @@ fn aligned(rows: &[(&str, String)]) -> String {
 /// Indents a line, and wraps it if it is too long.
 fn fit(line: &str) -> String {
     if INDENT.len() + line.trim_end().chars().count() > COLUMNS {
-        return wrap(line, INDENT, "      ");
+        return wrap(line, COLUMNS, INDENT, "      ");
     }
     format!("{INDENT}{}\n", line.trim_end())
-}
-
-/// Breaks a text into lines between words.
-fn wrap(text: &str, first_indent: &str, indent: &str) -> String {
-    let (mut lines, mut line) = (String::new(), first_indent.to_owned());
-    for word in text.split_whitespace() {
-        if line.chars().count() + 1 + word.chars().count() > COLUMNS {
-            lines.push_str(&format!("{line}\n"));
-            line = indent.to_owned();
-        }
-        if !line.ends_with(' ') {
-            line.push(' ');
-        }
-        line.push_str(word);
-    }
-    lines + &line + "\n"
 }
 
 /// Bold on a terminal, plain text elsewhere.
@@ -88,7 +72,7 @@ mod tests {
 
     #[test]
     fn text_is_broken_between_words() {
-        let text = wrap(&"word ".repeat(40), INDENT, INDENT);
+        let text = wrap(&"word ".repeat(40), COLUMNS, INDENT, INDENT);
         assert!(text.lines().all(|line| line.starts_with("  word") && line.len() <= COLUMNS), "{text}");
         assert_eq!(text.split_whitespace().count(), 40);
     }
