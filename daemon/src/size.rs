@@ -1,5 +1,7 @@
 //! Parses and formats sizes: `4.34 GiB`, `200 GiB`, `5GB`, `1048576`.
 
+pub(crate) use blobd_store_format::size::human_bytes;
+
 /// Parses a number of bytes. Units are powers of 1024 (`KiB` to `PiB`, or `K` to `P`) or of 1000 (`KB` to
 /// `PB`), in upper or lower case. Fractions have at most six digits.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
@@ -47,52 +49,9 @@ fn unit_bytes(unit: &str) -> Option<u128> {
     Some(base.pow(power))
 }
 
-/// A size in binary units with three significant digits: `4.34 GiB`, `512 B`.
-pub(crate) fn human_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut unit_bytes = 1024u128;
-    let mut unit = UNITS[0];
-    // From 1023.5 of a unit on, rounding would print 1024 of it instead of 1.00 of the next.
-    for name in UNITS.into_iter().skip(1) {
-        if u128::from(bytes) * 2 < unit_bytes * 2047 {
-            break;
-        }
-        (unit_bytes, unit) = (unit_bytes * 1024, name);
-    }
-    let hundredths = (u128::from(bytes) * 100 + unit_bytes / 2) / unit_bytes;
-    match hundredths {
-        0..1000 => format!("{}.{:02} {unit}", hundredths / 100, hundredths % 100),
-        1000..9995 => format!("{}.{} {unit}", (hundredths + 5) / 100, (hundredths + 5) % 100 / 10),
-        _ => format!("{} {unit}", (hundredths + 50) / 100),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_have_three_significant_digits() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.00 KiB"),
-            (1536, "1.50 KiB"),
-            (10 << 20, "10.0 MiB"),
-            (1 << 30, "1.00 GiB"),
-            (4_661_224_676, "4.34 GiB"),
-            (1998 << 20, "1.95 GiB"),
-            ((100 << 20) - 1, "100 MiB"),
-            (1023 << 20, "1023 MiB"),
-            ((1 << 30) - 1, "1.00 GiB"),
-            (u64::MAX, "16.0 EiB"),
-        ] {
-            assert_eq!(human_bytes(bytes), text, "{bytes}");
-        }
-    }
 
     #[test]
     fn sizes_are_read_in_every_common_spelling() {

@@ -70,6 +70,7 @@ pub mod reach;
 pub mod recipe;
 pub mod reference;
 pub mod safetensors;
+pub mod size;
 pub mod source;
 pub mod split;
 pub mod stored_file;

@@ -222,7 +222,9 @@ impl OpError {
 fn store_code(error: &StoreError) -> ErrorCode {
     match error {
         error if error.is_no_space() => ErrorCode::NoSpace,
-        StoreError::NoSpace { .. } | StoreError::Quota { .. } => ErrorCode::NoSpace,
+        StoreError::NoSpace { .. } | StoreError::NoInodes { .. } | StoreError::Quota { .. } => {
+            ErrorCode::NoSpace
+        }
         StoreError::ReadOnly { .. } => ErrorCode::ReadOnly,
         StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
             ErrorCode::Denied

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::response::{PullDone, PullProgress};
 use blobd_registry::{RemoteFile, RemoteModel};
-use blobd_store::{DownloadAbout, FileVersion, Ingest, NamedFile, StoreError, StoredFile};
+use blobd_store::{DownloadAbout, FileVersion, Ingest, NamedFile, StoredFile};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
@@ -311,17 +311,9 @@ impl Incoming<'_> {
     /// of a file with tensors is new is known only after its header.
     fn admit(&self, file: &RemoteFile) -> Result<(), OpError> {
         let store = self.ingest.store();
-        let root = store.place();
-        let (needed_bytes, capacity) = (file.size(), store.capacity_bytes()?);
-        if let Some(quota_bytes) = store.space_policy().quota_bytes.filter(|quota| needed_bytes > *quota) {
-            let used_bytes = store.used_bytes();
-            return Err(StoreError::Quota { root, needed_bytes, used_bytes, quota_bytes }.into());
-        }
         let is_plain = !file.media_type().holds_tensors();
-        if needed_bytes > capacity || is_plain && store.shortage(needed_bytes) > 0 && !store.can_make_space()
-        {
-            let free_bytes = store.free_bytes()?;
-            return Err(StoreError::NoSpace { root, needed_bytes, free_bytes }.into());
+        if !store.could_fit(file.size())? || is_plain && !store.can_make_space() {
+            store.check_fits(file.size())?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::io;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::size::human_bytes;
 
 use super::lock_file::LockHolder;
 use super::place::Place;
@@ -23,20 +24,41 @@ pub enum StoreError {
         source: io::Error,
     },
     /// The file system has too little free space.
-    #[error("store {}: {needed_bytes} bytes needed, {free_bytes} available on the disk", root.display())]
+    #[error(
+        "store {}: {} needed, {} available on the disk{}",
+        root.display(),
+        human_bytes(*needed_bytes),
+        human_bytes(*available_bytes),
+        why_less_is_available(*free_bytes, *available_bytes, *min_free_bytes)
+    )]
     NoSpace {
         /// The store.
         root: Place,
         /// The bytes requested.
         needed_bytes: u64,
-        /// The bytes available.
+        /// The bytes that the store may still take.
+        available_bytes: u64,
+        /// The free bytes of the file system.
         free_bytes: u64,
+        /// The bytes of the file system that the store leaves free.
+        min_free_bytes: u64,
+    },
+    /// The file system has no space for the names of more files.
+    #[error("{}: cannot {action}: the file system has no inodes left, so it can have no more files", path.display())]
+    NoInodes {
+        /// The failed operation.
+        action: &'static str,
+        /// Its file.
+        path: Place,
     },
     /// The store's quota has too little space left.
     #[error(
-        "store {}: {needed_bytes} bytes needed, {} available: {used_bytes} of the quota of {quota_bytes} in use",
+        "store {}: {} needed, {} available of the quota: {} of {} used",
         root.display(),
-        quota_bytes.saturating_sub(*used_bytes)
+        human_bytes(*needed_bytes),
+        human_bytes(quota_bytes.saturating_sub(*used_bytes)),
+        human_bytes(*used_bytes),
+        human_bytes(*quota_bytes)
     )]
     Quota {
         /// The store.
@@ -240,8 +262,25 @@ impl StoreError {
     pub fn is_no_space(&self) -> bool {
         match self {
             Self::Io { source, .. } => is_no_space(source),
-            Self::NoSpace { .. } | Self::Quota { .. } => true,
+            Self::NoSpace { .. } | Self::NoInodes { .. } | Self::Quota { .. } => true,
             _ => false,
+        }
+    }
+}
+
+/// Explains why fewer bytes are available than the file system has free.
+fn why_less_is_available(free_bytes: u64, available_bytes: u64, min_free_bytes: u64) -> String {
+    let free = human_bytes(free_bytes);
+    let kept = human_bytes(min_free_bytes);
+    let taken = free_bytes.saturating_sub(min_free_bytes).saturating_sub(available_bytes);
+    match (min_free_bytes, taken) {
+        (0, 0) => String::new(),
+        (_, 0) => format!(": {free} free, {kept} of it kept free by min_free"),
+        (_, taken) => {
+            let taken = human_bytes(taken);
+            format!(
+                ": {free} free, {kept} of it kept free by min_free, {taken} promised to imports and pulls"
+            )
         }
     }
 }

@@ -53,6 +53,19 @@ impl Store {
         self.space().shortage(bytes)
     }
 
+    /// Whether `bytes` fit now.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSpace`] or [`StoreError::Quota`], whichever limit they exceed.
+    pub fn check_fits(&self, bytes: u64) -> Result<(), StoreError> {
+        self.space().check_fits(bytes)
+    }
+
+    /// Whether `bytes` could fit in an empty store on an empty disk.
+    pub fn could_fit(&self, bytes: u64) -> Result<bool, StoreError> {
+        self.space.could_fit(bytes)
+    }
+
     /// Whether models may be evicted when something does not fit.
     #[must_use]
     pub fn can_make_space(&self) -> bool {

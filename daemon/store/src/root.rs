@@ -199,6 +199,11 @@ impl Root {
         Ok(stat.f_blocks.saturating_mul(stat.f_frsize))
     }
 
+    /// Whether the file system limits the number of files and has reached the limit.
+    fn has_no_inodes(&self) -> bool {
+        self.file_system_status().is_ok_and(|stat| stat.f_files > 0 && stat.f_favail == 0)
+    }
+
     fn file_system_status(&self) -> Result<rustix::fs::StatVfs, StoreError> {
         let stat = rustix::fs::fstatvfs(&self.0.directory);
         stat.map_err(StoreError::errno("inspect", self.place()))
@@ -283,6 +288,7 @@ impl Root {
                 Some(Errno::LOOP | Errno::NOTDIR | Errno::NXIO) => self
                     .wrong_component(action, relative)
                     .unwrap_or_else(|| StoreError::io(action, path)(error)),
+                Some(Errno::NOSPC) if self.has_no_inodes() => StoreError::NoInodes { action, path },
                 _ => StoreError::io(action, path)(error),
             }
         }

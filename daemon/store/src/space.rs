@@ -269,10 +269,29 @@ impl Space {
         on_disk.max(of_quota)
     }
 
+    /// Whether `bytes` fit now. The error names the limit that they exceed.
+    pub(crate) fn check_fits(&self, bytes: u64) -> Result<(), StoreError> {
+        self.check(&mut self.lock_settled(bytes), bytes)
+    }
+
+    /// Whether `bytes` could fit if the store and the disk were empty.
+    pub(crate) fn could_fit(&self, bytes: u64) -> Result<bool, StoreError> {
+        let of_disk = self.root.capacity_bytes()?;
+        Ok(bytes <= self.policy.quota_bytes.map_or(of_disk, |quota| quota.min(of_disk)))
+    }
+
     fn check(&self, ledger: &mut Ledger, needed_bytes: u64) -> Result<(), StoreError> {
-        let free_bytes = self.free(ledger)?;
-        if needed_bytes > free_bytes {
-            return Err(StoreError::NoSpace { root: self.root.place(), needed_bytes, free_bytes });
+        let available_bytes = self.free(ledger)?;
+        if needed_bytes > available_bytes {
+            let (root, free_bytes) = (self.root.place(), self.root.free_bytes()?);
+            let min_free_bytes = self.min_free_bytes;
+            return Err(StoreError::NoSpace {
+                root,
+                needed_bytes,
+                available_bytes,
+                free_bytes,
+                min_free_bytes,
+            });
         }
         let Some(quota_bytes) = self.policy.quota_bytes else { return Ok(()) };
         let used_bytes = self.used(ledger).saturating_add(ledger.promised);
@@ -344,7 +363,11 @@ mod tests {
     #[test]
     fn space_is_released_when_an_allocation_fails_or_a_file_is_removed() {
         let (folder, space) = space(100);
-        let full = || Err(StoreError::NoSpace { root: folder.path().into(), needed_bytes: 1, free_bytes: 0 });
+        let full = || {
+            let root = folder.path().into();
+            let (needed_bytes, available_bytes, free_bytes, min_free_bytes) = (1, 0, 0, 0);
+            Err(StoreError::NoSpace { root, needed_bytes, available_bytes, free_bytes, min_free_bytes })
+        };
         space.promise(100).unwrap();
         space.take(100, 100, full).unwrap_err();
         space.take(100, 100, || Ok(())).unwrap();

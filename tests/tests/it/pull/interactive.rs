@@ -11,7 +11,7 @@ use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::programs;
-use blobd_tests::registry::Fault;
+use blobd_tests::registry::{FakeRegistry, Fault};
 use blobd_tests::store_dir::staged;
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
@@ -21,7 +21,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value as Json;
 
-use super::registry_with;
+use super::{CONFIG, LICENSE, MODEL, registry_with};
 
 const MIB: u64 = 1 << 20;
 
@@ -234,6 +234,28 @@ fn daemon_starts_with_the_limit_of_its_configuration() {
     let variable = format!("BLOBD_CONFIG={}", config.display());
     let daemon = TestDaemon::start_under(&["env", &variable], folder);
     assert_eq!(daemon.client().limit().unwrap().bytes_per_second, Some(MIB));
+}
+
+/// The license is small compared with the disk, so the message must not speak of that.
+#[test]
+fn message_names_the_quota_if_that_is_what_a_small_file_exceeds() {
+    let folder = tmpfs_directory();
+    let config = folder.path().join("config.toml");
+    std::fs::write(&config, "[space]\nquota = \"512 KiB\"\n").unwrap();
+    let variable = format!("BLOBD_CONFIG={}", config.display());
+    let daemon = TestDaemon::start_under(&["env", &variable], folder);
+    let registry = FakeRegistry::start().unwrap();
+    let license = vec![b'x'; 480 << 10];
+    let layers: [(&str, &[u8]); 2] = [(MODEL, &ModelFile::dense(1).bytes()), (LICENSE, &license)];
+    registry.add_model("library/tiny:latest", CONFIG, &layers).unwrap();
+    let run = daemon.command().run(["pull", &registry.name("library/tiny:latest"), "--json"]);
+    let error = run.exits_with(6).error();
+    let message = &error.message;
+    assert!(
+        message.contains("480 KiB needed, ") && message.contains("available of the quota: "),
+        "{message}"
+    );
+    assert!(message.contains("of 512 KiB used") && !message.contains("on the disk"), "{message}");
 }
 
 #[test]
