@@ -35,7 +35,7 @@ use crate::protocol::request::{
 };
 use crate::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, ModelSharing, PullDone, PullEvent, PullPlan,
-    Released, Removed, Renamed, SessionList, Tagged, Version,
+    Released, Removed, Renamed, Resolved, SessionList, Tagged, Version,
 };
 use crate::protocol::space::{DroppedDownloads, RemovePartialsParams, UnfinishedDownloads};
 use crate::protocol::upkeep::{
@@ -345,6 +345,15 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn plan_pull(&self, params: &PullParams) -> Result<PullPlan, ClientError> {
         self.post("/v1/pull/plan", params)
+    }
+
+    /// What a source names at its server now: requests its manifest or its list of files, and stores nothing. Only
+    /// the source of `params` is used.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn resolve(&self, params: &PullParams) -> Result<Resolved, ClientError> {
+        self.post("/v1/resolve", params)
     }
 
     /// A model that is not in the store: its files, with their headers and short texts. Requests the manifest,

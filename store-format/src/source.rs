@@ -67,6 +67,17 @@ impl PullSource {
         }
     }
 
+    /// Where a newer version of the model would be: at the same place, but not at a fixed commit. `None` if the
+    /// source is fixed to a digest.
+    #[must_use]
+    pub fn latest(&self) -> Option<Self> {
+        match self {
+            Self::Registry(reference) => reference.digest().is_none().then(|| self.clone()),
+            Self::Hub(file) => Some(Self::Hub(file.at_default_revision())),
+            Self::Url(_) => Some(self.clone()),
+        }
+    }
+
     /// The origin to record for repair and eviction. `None` for a URL with a query, which may expire and
     /// may contain a secret.
     #[must_use]

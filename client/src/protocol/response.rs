@@ -116,6 +116,16 @@ pub struct ModelSharing {
     pub models: Vec<SharedWith>,
 }
 
+/// What a source names at its server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resolved {
+    /// The manifest's digest; absent if the source is files without a manifest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
+    /// The digests of its files, as far as the server says them.
+    pub files: Vec<Digest>,
+}
+
 /// A model that shares bytes with another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedWith {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::{GcParams, LimitParams, PullParams, RenameParams, VerifyParams};
-use blobd_client::protocol::response::{PullPlan, Version};
+use blobd_client::protocol::response::{PullPlan, Resolved, Version};
 use blobd_client::protocol::space::RemovePartialsParams;
 use blobd_client::protocol::upkeep::PullLimit;
 use blobd_store::Store;
@@ -42,7 +42,13 @@ fn right(method: &Method, path: &str) -> Option<Right> {
         ("GET", _) | ("POST", "/v1/open" | "/v1/release" | "/v1/verify") => Some(Right::Read),
         (
             "POST",
-            "/v1/pull" | "/v1/pull/plan" | "/v1/inspect" | "/v1/import" | "/v1/edit" | "/v1/partials/remove",
+            "/v1/pull"
+            | "/v1/pull/plan"
+            | "/v1/resolve"
+            | "/v1/inspect"
+            | "/v1/import"
+            | "/v1/edit"
+            | "/v1/partials/remove",
         ) => Some(Right::Pull),
         (
             "POST",
@@ -167,6 +173,10 @@ async fn post(caller: &Caller, path: &str, request: Request<Incoming>) -> Result
         "/v1/pull/plan" => {
             let plan = plan_pull(daemon, caller.requester(), caller.params(request).await?).await;
             plan.map(|plan| json_response(&plan)).map_err(|error| error.body())
+        }
+        "/v1/resolve" => {
+            let resolved = resolve(daemon, caller.requester(), caller.params(request).await?).await;
+            resolved.map(|resolved| json_response(&resolved)).map_err(|error| error.body())
         }
         "/v1/inspect" => inspect(caller, caller.params(request).await?).await,
         "/v1/reindex" => {
@@ -321,6 +331,23 @@ async fn plan_pull(
         ops::plan_pull(daemon.pull(&handle, requester, &params, &events))
     };
     daemon.blocking(plan).await
+}
+
+/// What a source names now. Ends soon after the future is dropped, as when the client disconnects.
+async fn resolve(
+    daemon: &Arc<Daemon>,
+    requester: Requester,
+    params: PullParams,
+) -> Result<Resolved, ops::OpError> {
+    let (events, _unless_dropped) = mpsc::channel(1);
+    let permit = daemon.work.plans.acquire(requester.uid()).await;
+    let handle = Handle::current();
+    let resolve = move |daemon: &Daemon| {
+        // Returned when the work is over, not when its client has disconnected.
+        let _permit = permit;
+        ops::resolve(daemon.pull(&handle, requester, &params, &events))
+    };
+    daemon.blocking(resolve).await
 }
 
 /// Describes a model at its registry. Ends soon after its client disconnects.

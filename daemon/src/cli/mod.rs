@@ -40,6 +40,7 @@ mod ls;
 mod man;
 mod model_source;
 mod mount;
+mod outdated;
 mod output_file;
 mod partial;
 mod pin;
@@ -61,6 +62,7 @@ mod tag;
 mod target;
 mod tensor;
 mod undelete;
+mod upstream;
 mod usage_error;
 mod verify;
 mod warm;
@@ -149,6 +151,7 @@ impl Global {
 #[derive(Debug, Subcommand)]
 enum Command {
     Pull(pull::Params),
+    Outdated(outdated::Params),
     Limit(limit::Params),
     Partial(partial::Params),
     Import(import::Params),
@@ -255,6 +258,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
     let done = match command {
         Command::Exec(params) => return exec::run(global, &params),
         Command::Fit(params) => return fit::run(global, &params),
+        Command::Outdated(params) => return outdated::run(global, &params),
         Command::Pull(params) => pull::run(global, &params),
         Command::Limit(params) => limit::run(global, &params),
         Command::Partial(params) => partial::run(global, &params),

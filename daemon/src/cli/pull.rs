@@ -16,6 +16,7 @@ use super::batch::Batch;
 use super::connect::{Connected, client_error, connect, print_result};
 use super::interrupt::on_interrupt;
 use super::progress::Bar;
+use super::upstream::{Followed, followed};
 use super::{Global, lost_models, pull_plan, usage};
 use crate::output::{print, print_json, print_message};
 use crate::size::{human_bytes, parse_rate};
@@ -30,13 +31,17 @@ use crate::size::{human_bytes, parse_rate};
   blobd pull hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf
   blobd pull docker.io/smollm2                   a model of Docker Model Runner, in docker.io/ai
   blobd pull https://example.org/models/tiny.gguf --name tiny
+  blobd pull --all                               update all models that `blobd outdated` compares
   blobd pull llama3:8b@sha256:365c0bd3c000a25d28ddbf732fe1c6add414de7275464c4e4d1c3b5fcb5d8ad1
 
 Ctrl-C stops the pull with exit code 130. What was downloaded is kept, and the same command resumes.")]
 pub(super) struct Params {
     /// [host/][namespace/]model[:tag][@sha256:…], hf.co/USER/REPO/FILE.gguf or https://HOST/PATH/FILE.gguf
-    #[arg(required = true, value_name = "REF")]
+    #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "REF")]
     sources: Vec<PullSource>,
+    /// Pull the newest version of every model that was pulled and is not pinned
+    #[arg(long, conflicts_with = "name")]
+    all: bool,
     /// Store the model under this name instead
     #[arg(long, value_name = "REF")]
     name: Option<Reference>,
@@ -56,14 +61,15 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         return Err(usage("--name: names one model, but several sources are given"));
     }
     let connected = connect(global)?;
-    let requests = params.sources.iter().map(|source| {
-        let (source, name) = (source.clone(), params.name.clone());
-        PullParams { source, name, limit_rate: params.limit_rate, force: params.force }
-    });
+    let requests = if params.all {
+        followed_models(global, params, &connected)?
+    } else {
+        params.sources.iter().map(|source| params.request(source, params.name.clone())).collect()
+    };
     if params.dry_run {
-        let mut batch = Batch::<()>::of_lines(global, params.sources.len());
-        for request in requests {
-            batch.add(&request.source, plan(global, &connected, &request));
+        let mut batch = Batch::<()>::of_lines(global, requests.len());
+        for request in &requests {
+            batch.add(&request.source, plan(global, &connected, request));
         }
         return batch.result(["pulls cannot be planned", "pulls cannot be planned"]);
     }
@@ -76,10 +82,10 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         std::mem::forget(screen);
     })
     .map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
-    let mut batch = Batch::of_lines(global, params.sources.len());
-    for request in requests {
+    let mut batch = Batch::of_lines(global, requests.len());
+    for request in &requests {
         lock(&screen).has_received = false;
-        let done = connected.client.pull(&request, |event| lock(&screen).show(event));
+        let done = connected.client.pull(request, |event| lock(&screen).show(event));
         lock(&screen).end_bar();
         let evicted = std::mem::take(&mut lock(&screen).evicted);
         if done.is_err() && !global.hides_reports() {
@@ -94,6 +100,31 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         }
     }
     batch.result(["models was not pulled", "models were not pulled"])
+}
+
+impl Params {
+    fn request(&self, source: &PullSource, name: Option<Reference>) -> PullParams {
+        PullParams { source: source.clone(), name, limit_rate: self.limit_rate, force: self.force }
+    }
+}
+
+/// The newest version of each model that follows a source. A pinned name stays as it is, unless that is forced.
+fn followed_models(
+    global: &Global,
+    params: &Params,
+    connected: &Connected,
+) -> Result<Vec<PullParams>, ErrorBody> {
+    let models = connected.client.models().map_err(client_error)?.models;
+    let mut requests = Vec::new();
+    for model in &models {
+        let Some(Followed { name, source }) = followed(model, &models) else { continue };
+        if !model.pinned || params.force {
+            requests.push(params.request(&source, Some(name)));
+        } else if !global.hides_reports() {
+            print(&format!("{}: pinned, not updated\n", model.name))?;
+        }
+    }
+    Ok(requests)
 }
 
 fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<(), ErrorBody> {

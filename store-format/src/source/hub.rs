@@ -58,6 +58,11 @@ impl HubFile {
         self.revision.as_deref().unwrap_or(Self::DEFAULT_REVISION)
     }
 
+    /// The same file on the default branch.
+    pub(super) fn at_default_revision(&self) -> Self {
+        Self { revision: None, ..self.clone() }
+    }
+
     /// The file's path in the repository.
     #[must_use]
     pub fn path(&self) -> &str {

@@ -27,6 +27,9 @@ use self::session::Session;
 /// Shown by no run, with the reason.
 const NOT_SHOWN: &[(&str, &str)] = &[
     ("ModelList.read_only present", "needs a disk that fails"),
+    ("ComparedModel.error present", "needs a registry that fails; tested in outdated.rs"),
+    ("ComparedModel.status as \"failed\"", "as error"),
+    ("ComparedModel.status as \"outdated\"", "ends with exit code 1; tested in outdated.rs"),
     ("Session.user as null", "needs a client of a user without a name"),
     ("Session.command as null", "needs a client that ends at this moment"),
     ("Warmed.cold_bytes as null", "needs a command of a user who may not open the store's files"),

@@ -43,6 +43,7 @@ mod multi_user;
 mod no_space;
 mod open;
 mod operations;
+mod outdated;
 mod owner;
 mod protocol_violations;
 mod pull;

@@ -69,6 +69,8 @@ fn adding(session: &mut Session, sample: &Sample) {
     session.ok("pull --dry-run", ["pull", "--dry-run", &format!("{url}/files/tiny.gguf"), "--name", "tiny"]);
     session.ok("pull --dry-run", ["pull", "--dry-run", &format!("{url}/me/relative:1")]);
     session.ok("pull", ["pull", &format!("{url}/me/relative:1"), &format!("{url}/me/chat:1")]);
+    session.line("outdated", "");
+    session.ok("pull", ["pull", "--all"]);
     session.line("tag", "base alias");
     session.line("tag", "moe alias");
     session.line("pin", "alias");

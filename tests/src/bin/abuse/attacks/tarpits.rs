@@ -27,7 +27,7 @@ pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
     let mut requests = Vec::new();
     for number in 0..SERVERS * 2 {
         let url = tarpit(number % 2 == 0)?;
-        for path in ["/v1/pull/plan", "/v1/inspect"] {
+        for path in ["/v1/pull/plan", "/v1/resolve", "/v1/inspect"] {
             requests.extend((0..PLANS).map(|plan| (path, format!("{url}/library/m{plan}"))));
         }
     }

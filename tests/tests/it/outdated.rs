@@ -1,0 +1,130 @@
+//! `outdated` and `pull --all`: stored models and what their sources name now.
+
+use blobd_tests::command::Run;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::registry::FakeRegistry;
+use serde_json::Value as Json;
+
+const MODEL: &str = "application/vnd.ollama.image.model";
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+struct World {
+    daemon: TestDaemon,
+    registry: FakeRegistry,
+}
+
+impl World {
+    /// With three tags pulled, one of them pinned, a copy of the first, and an imported model.
+    fn new() -> Self {
+        let world = Self { daemon: TestDaemon::start(), registry: FakeRegistry::start().unwrap() };
+        for (tag, seed) in [("a", 1), ("b", 2), ("c", 3)] {
+            world.publish(tag, seed);
+            world.run(&["pull", &world.name(tag)]).succeeds();
+        }
+        world.run(&["pin", &world.name("c")]).succeeds();
+        world.run(&["tag", &world.name("a"), "copy"]).succeeds();
+        let path = ModelFile::dense(9).write_to(world.daemon.scratch(), "imported.gguf");
+        world.run(&["import", path.to_str().unwrap(), "--name", "imported"]).succeeds();
+        world
+    }
+
+    fn name(&self, tag: &str) -> String {
+        self.registry.name(&format!("library/m:{tag}"))
+    }
+
+    fn publish(&self, tag: &str, seed: u64) {
+        let weights = ModelFile::dense(seed).bytes();
+        self.registry.add_model(&format!("library/m:{tag}"), b"{}", &[(MODEL, &weights)]).unwrap();
+    }
+
+    fn run(&self, line: &[&str]) -> Run {
+        self.daemon.command().run(line)
+    }
+
+    /// The last letters of the names and their status, and the whole answer.
+    fn compared(&self, code: i32) -> (Vec<(String, String)>, Json) {
+        let report = self.run(&["outdated", "--json"]).exits_with(code).json();
+        let text = |model: &Json, key: &str| model[key].as_str().unwrap().to_owned();
+        let models = report["models"].as_array().unwrap().iter();
+        let of = |model: &Json| {
+            (text(model, "name").rsplit('/').next().unwrap().to_owned(), text(model, "status"))
+        };
+        (models.map(of).collect(), report)
+    }
+}
+
+fn expect(compared: &[(String, String)], expected: &[(&str, &str)]) {
+    let compared: Vec<_> = compared.iter().map(|(name, status)| (name.as_str(), status.as_str())).collect();
+    assert_eq!(compared, expected);
+}
+
+#[test]
+fn models_whose_tags_moved_are_listed_and_updated_but_pinned_ones_stay() {
+    let world = World::new();
+    expect(&world.compared(0).0, &[("m:a", "current"), ("m:b", "current"), ("m:c", "current")]);
+    world.publish("b", 12);
+    world.publish("c", 13);
+    let (compared, report) = world.compared(1);
+    expect(&compared, &[("m:a", "current"), ("m:b", "outdated"), ("m:c", "outdated")]);
+    assert_ne!(report["models"][1]["local"], report["models"][1]["remote"]);
+    assert_eq!(report["models"][2]["pinned"], true);
+    let text = world.run(&["outdated"]).exits_with(1).text();
+    assert!(text.contains("m:b") && !text.contains("m:a"), "{text}");
+    assert!(text.ends_with("1 current, 2 outdated, 0 not compared\n"), "{text}");
+    let before = world.registry.bytes_served();
+    let text = world.run(&["pull", "--all"]).succeeds().text();
+    assert!(text.contains("m:c: pinned, not updated"), "{text}");
+    assert!(world.registry.bytes_served() > before);
+    expect(&world.compared(1).0, &[("m:a", "current"), ("m:b", "current"), ("m:c", "outdated")]);
+    let weights = world.run(&["export", &world.name("b"), "-o", "-"]).succeeds().stdout;
+    assert!(weights == ModelFile::dense(12).bytes());
+    // A copy is a model of its own.
+    let copy = world.run(&["export", "copy", "-o", "-"]).succeeds().stdout;
+    assert!(copy == ModelFile::dense(1).bytes());
+}
+
+#[test]
+fn comparison_fetches_manifests_alone_and_one_failure_does_not_stop_the_others() {
+    let world = World::new();
+    let before = world.registry.bytes_served();
+    world.compared(0);
+    assert_eq!(world.registry.bytes_served(), before);
+    // The source of one model is gone, and one server cannot be reached.
+    let gone = FakeRegistry::start().unwrap();
+    let weights = ModelFile::dense(5).bytes();
+    gone.add_model("library/z:latest", b"{}", &[(MODEL, &weights)]).unwrap();
+    let name = gone.name("library/z");
+    world.run(&["pull", &name]).succeeds();
+    gone.add_fault("/manifests/", 1000, blobd_tests::registry::Fault::Status(410));
+    world.publish("b", 12);
+    let (compared, report) = world.compared(1);
+    assert_eq!(compared.iter().filter(|(_, status)| status == "failed").count(), 1, "{report}");
+    assert_eq!(compared.iter().filter(|(_, status)| status == "outdated").count(), 1, "{report}");
+    let run = world.run(&["pull", "--all"]).exits_with(1);
+    assert!(run.stderr.contains("410"), "{}", run.stderr);
+    let (compared, _) = world.compared(1);
+    assert_eq!(compared.iter().filter(|(_, status)| status == "outdated").count(), 0);
+    // Nothing is compared that the filter does not name.
+    world.run(&["outdated", "m:a"]).succeeds();
+}
+
+#[test]
+fn file_at_hugging_face_is_compared_with_its_branch() {
+    let registry = FakeRegistry::start().unwrap();
+    let folder = blobd_tests::temp_dirs::tmpfs_directory();
+    let config = folder.path().join("config.toml");
+    std::fs::write(&config, format!("[mirrors]\n\"hf.co\" = \"{}\"\n", registry.url())).unwrap();
+    let blobd = blobd_tests::command::Blobd::at_root(&folder.path().join("store"));
+    let run = |line: &[&str]| {
+        blobd.run(line.iter().copied().chain(["--config", config.to_str().unwrap(), "--json"]))
+    };
+    registry.add_repository("me/x", COMMIT, &[("x.gguf", &ModelFile::dense(1).bytes())]);
+    run(&["pull", "hf.co/me/x/x.gguf"]).succeeds();
+    run(&["outdated"]).succeeds();
+    registry.add_repository("me/x", &"f".repeat(40), &[("x.gguf", &ModelFile::dense(2).bytes())]);
+    let report = run(&["outdated"]).exits_with(1).json();
+    assert_eq!(report["models"][0]["status"], "outdated", "{report}");
+    run(&["pull", "--all"]).succeeds();
+    run(&["outdated"]).succeeds();
+}
