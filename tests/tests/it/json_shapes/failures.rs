@@ -78,14 +78,7 @@ pub(super) fn run_all(session: &mut Session, sample: &Sample) {
     for line in MISUSED {
         session.line_fails("invalid_request", line);
     }
-    let closed = "http://127.0.0.1:1/me/absent:1";
-    session.fails_after_output("pull", ["pull", closed], "upstream");
-    session.line_fails("upstream", &format!("pull --dry-run {closed}"));
-    let unknown = sample.registry.name("me/absent:1");
-    session.fails_after_output("pull", ["pull", &unknown], "not_found");
-    for line in ["pull --dry-run", "show", "fit"] {
-        session.line_fails("not_found", &format!("{line} {unknown}"));
-    }
+    pulls(session, sample);
     let broken = sample.path("broken.gguf");
     for command in ["import", "show", "fit"] {
         session.fails("invalid_input", [command, &broken]);
@@ -95,6 +88,18 @@ pub(super) fn run_all(session: &mut Session, sample: &Sample) {
     session.line_fails("denied", "tag large moe");
     session.line_fails("busy", "edit moe large --set general.name=x");
     without_space(session, sample);
+}
+
+/// A registry that cannot be reached, and one that does not have the model.
+fn pulls(session: &mut Session, sample: &Sample) {
+    let closed = "http://127.0.0.1:1/me/absent:1";
+    session.fails_after_output("pull", ["pull", closed], "upstream");
+    session.line_fails("upstream", &format!("pull --dry-run {closed}"));
+    let unknown = sample.registry.name("me/absent:1");
+    session.fails_after_output("pull", ["pull", &unknown], "not_found");
+    for line in ["pull --dry-run", "show", "fit"] {
+        session.line_fails("not_found", &format!("{line} {unknown}"));
+    }
 }
 
 /// A store whose quota is used up.
