@@ -23,7 +23,7 @@ use blobd_store::{Durability, Eviction, SpacePolicy, StoreOptions};
 use crate::transfer::TransferPolicy;
 
 /// All keys and sections.
-const KEYS: [&str; 28] = [
+const KEYS: [&str; 29] = [
     "root",
     "socket",
     "socket_group",
@@ -46,6 +46,7 @@ const KEYS: [&str; 28] = [
     "[transfer]",
     "transfer.limit_rate",
     "transfer.max_connections",
+    "transfer.stall_timeout_seconds",
     "[credentials]",
     "credentials.file",
     "credentials.use_docker_helpers",

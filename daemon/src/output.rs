@@ -45,15 +45,37 @@ pub(crate) fn print_message_unbroken(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// The text with each line of more than `width` characters broken between words.
+/// Writes a result for a person. On a terminal, lines that are too long are broken between words.
+pub(crate) fn print_text(text: &str) -> Result<(), ErrorBody> {
+    print(&broken(text, terminal_width()))
+}
+
+/// The text with each line of more than `width` characters broken at spaces. Lines that fit stay as they are.
 fn broken(text: &str, width: usize) -> String {
-    let line = |line: &str| match line.chars().count() > width {
-        true if line.ends_with('\n') => wrap(line, width, "", "  "),
-        // A question, whose answer follows on the same line.
-        true => wrap(line, width, "", "  ").trim_end().to_owned() + " ",
-        false => line.to_owned(),
-    };
-    text.split_inclusive('\n').map(line).collect()
+    const INDENT: &str = "  ";
+    let mut lines = String::new();
+    for line in text.split_inclusive('\n') {
+        let (mut rest, mut room) = (line, width);
+        while let Some((first, second)) = split_at_width(rest, room) {
+            lines.push_str(first);
+            lines.push('\n');
+            lines.push_str(INDENT);
+            (rest, room) = (second, width.saturating_sub(INDENT.len()));
+        }
+        lines.push_str(rest);
+    }
+    lines
+}
+
+/// Splits a line of more than `width` characters at its last space before that, or else at its first one.
+fn split_at_width(line: &str, width: usize) -> Option<(&str, &str)> {
+    let text = line.trim_end();
+    let end = text.char_indices().nth(width)?.0;
+    let (head, tail) = text.split_at(end);
+    let indent = text.len() - text.trim_start().len();
+    let before = if tail.starts_with(' ') { Some(end) } else { head.rfind(' ') };
+    let at = before.filter(|at| *at > indent).or_else(|| Some(end + tail.find(' ')?))?;
+    Some((text.get(..at)?.trim_end(), line.get(at..)?.trim_start_matches(' ')))
 }
 
 /// Breaks a text into lines of at most `width` characters, between words. A longer word has a line of its own.

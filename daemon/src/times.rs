@@ -4,6 +4,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::sys::local_time;
 
+/// Parses a period of time, such as `30d` or `1h 30m`.
+pub(crate) fn parse_period(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_refusal| format!("{text:?}: not a time; write for example 30d, 12h or 90s"))
+}
+
 /// `3 days ago`, `in 6 days`, `just now`. A text that is not a time is returned as it is.
 pub(crate) fn relative(rfc3339: &str) -> String {
     relative_to(rfc3339, SystemTime::now())

@@ -9,7 +9,7 @@ use blobd_store_format::reference::Reference;
 use crate::model::{ModelFile, noise};
 
 /// The models' names: two share a directory, one has its own directories.
-pub const NAMES: [&str; 3] = ["a", "a:2", "me/c:1"];
+pub const NAMES: [&str; 3] = ["a:latest", "a:2", "me/c:1"];
 
 /// A model file.
 #[derive(Debug)]

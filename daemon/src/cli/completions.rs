@@ -61,7 +61,7 @@ fn visible() -> Command {
 
 /// Whether the argument is the name of a stored model.
 fn is_model(argument: &Arg) -> bool {
-    const NAMES: [&str; 6] = ["REF", "REF|PATH", "PID|REF", "SRC", "A", "B"];
+    const NAMES: [&str; 8] = ["REF", "REF|PATH", "REF|PATTERN", "PID|REF", "SRC", "OLD", "A", "B"];
     let names = argument.get_value_names().unwrap_or_default();
     argument.is_positional() && names.iter().any(|name| NAMES.contains(&name.as_str()))
 }
@@ -167,7 +167,7 @@ mod tests {
             assert!(!script.contains("mount-guard"), "{shell:?}");
         }
         let commands = commands_with_models(&command, " ");
-        for name in ["show", "inspect", "rm", "tag", "diff", "export", "release"] {
+        for name in ["show", "inspect", "rm", "tag", "diff", "export", "release", "rename"] {
             assert!(commands.split(' ').any(|known| known == name), "{name}: {commands}");
         }
         assert!(!commands.split(' ').any(|known| known == "gc" || known == "import"), "{commands}");

@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::Global;
 use super::store_access::{Place, StoreAccess, find};
 use crate::config::{Config, ConfigError, default_root};
-use crate::output::{print, print_json, print_message, printable};
+use crate::output::{print_json, print_message, print_text, printable};
 
 #[derive(Debug)]
 pub(crate) struct Connected {
@@ -113,7 +113,7 @@ pub(super) fn print_result<T: Serialize>(
     result: &T,
     render: impl FnOnce(&T) -> String,
 ) -> Result<(), ErrorBody> {
-    if global.json { print_json(result) } else { print(&render(result)) }
+    if global.json { print_json(result) } else { print_text(&render(result)) }
 }
 
 impl Connected {

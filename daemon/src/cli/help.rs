@@ -35,7 +35,7 @@ pub(super) const FIRST_STEPS: &str = "\
 blobd stores model weights once, for every program on this machine.
 
 First steps:
-  blobd pull llama3:8b                 fetch a model; needs no set-up and no daemon
+  blobd pull llama3:8b                 fetch a model, without a daemon
   blobd import model-Q4_K_M.gguf       store a file of this machine
   blobd ls                             list the models
   blobd export llama3:8b               write a model's original file

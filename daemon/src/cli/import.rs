@@ -15,7 +15,7 @@ use super::batch::Batch;
 use super::connect::{client_error, connect};
 use super::progress::Bar;
 use super::{Global, file_error, lost_models, usage};
-use crate::output::print;
+use crate::output::print_text;
 use crate::size::human_bytes;
 
 /// Store GGUF files of this machine as models
@@ -47,11 +47,11 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         if let Some(imported) = batch.add(&path.display(), imported)
             && !global.hides_reports()
         {
-            print(&summary(imported))?;
+            print_text(&summary(imported))?;
         }
     }
     if params.paths.len() > 1 && !batch.done().is_empty() && !global.hides_reports() {
-        print(&sums(batch.done()))?;
+        print_text(&sums(batch.done()))?;
     }
     batch.finish("imported", ["files was not imported", "files were not imported"])
 }

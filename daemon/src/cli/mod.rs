@@ -71,7 +71,7 @@ mod warm;
 #[derive(Debug, Parser)]
 #[command(name = "blobd", version, max_term_width = 100, disable_help_subcommand = true)]
 #[command(after_help = "Examples:
-  blobd pull llama3:8b                 fetch a model; needs no set-up and no daemon
+  blobd pull llama3:8b                 fetch a model, without a daemon
   blobd import model-Q4_K_M.gguf       store a file of this machine
   blobd serve                          serve models to programs over a socket
   blobd help pull                      explain a command

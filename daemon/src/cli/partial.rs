@@ -13,7 +13,7 @@ use super::Global;
 use super::connect::show;
 use crate::output::{Table, printable, terminal_width};
 use crate::size::human_bytes;
-use crate::times::relative;
+use crate::times::{parse_period, relative};
 
 /// List and drop unfinished downloads
 #[derive(Debug, Args)]
@@ -61,7 +61,7 @@ struct RmParams {
     #[arg(long, conflicts_with = "targets")]
     all: bool,
     /// Only those of which nothing has arrived for this time, such as 12h or 7d
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_period)]
     older_than: Option<Duration>,
 }
 

@@ -50,6 +50,7 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
     }
     let mut table =
         Table::new(&["MODEL", "PID", "USER", "COMMAND", "SINCE", "BYTES", "IN MEMORY"], &[1, 5, 6]);
+    let is_empty = sessions.is_empty();
     for Session { summary, model_bytes, resident_bytes } in sessions {
         let residency = model_bytes.zip(resident_bytes);
         let in_memory = residency.map_or_else(
@@ -58,7 +59,8 @@ pub(super) fn run(global: &Global, _params: &Params) -> Result<(), ErrorBody> {
         );
         table.row(row(&summary).into_iter().chain([in_memory]));
     }
-    print(&table.render(terminal_width()))
+    let note = if is_empty { "no model is open\n" } else { "" };
+    print(&(table.render(terminal_width()) + note))
 }
 
 /// Model, process, user, command, start and bytes of a session.

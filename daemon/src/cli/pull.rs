@@ -18,7 +18,7 @@ use super::interrupt::on_interrupt;
 use super::progress::Bar;
 use super::upstream::{Followed, followed};
 use super::{Global, lost_models, pull_plan, usage};
-use crate::output::{print, print_json, print_message};
+use crate::output::{print, print_json, print_message, print_text};
 use crate::size::{human_bytes, parse_rate};
 
 /// Fetch models from registries, or GGUF files from Hugging Face or any URL
@@ -90,13 +90,13 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         let evicted = std::mem::take(&mut lock(&screen).evicted);
         if done.is_err() && !global.hides_reports() {
             // The summary of a successful pull has them.
-            print(&lost_models::evicted(&evicted))?;
+            print_text(&lost_models::evicted(&evicted))?;
         }
         let done = done.map_err(|error| pull_error(error, lock(&screen).has_received));
         if let Some(done) = batch.add(&request.source, done)
             && !global.hides_reports()
         {
-            print(&summary(done))?;
+            print_text(&summary(done))?;
         }
     }
     batch.result(["models was not pulled", "models were not pulled"])

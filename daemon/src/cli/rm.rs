@@ -15,6 +15,7 @@ use super::connect::report;
 use super::{Global, lost_models};
 use crate::output::one_line;
 use crate::size::human_bytes;
+use crate::times::parse_period;
 
 /// Remove models and free what nothing else needs
 #[derive(Debug, Args)]
@@ -38,13 +39,13 @@ pub(super) struct Params {
     models: Vec<Target>,
     /// Only models that were last used longer ago (30d, 12h); one that was never opened counts from when it got
     /// its name
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_period)]
     older_than: Option<Duration>,
     /// Only models that were never opened
     #[arg(long)]
     unused: bool,
     /// Move the models to the trash for this time (7d, 12h) instead of freeing their space
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_period)]
     keep: Option<Duration>,
     /// Only show what would be removed and freed
     #[arg(long)]

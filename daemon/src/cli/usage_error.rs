@@ -198,7 +198,7 @@ mod tests {
         }
         let (message, hint) = error("--quiet rm a..b/c/d/e/f");
         assert_eq!(hint, "`blobd rm --help` explains it");
-        assert!(message.starts_with("<REF>...: \"a..b/c/d/e/f\": reference: "), "{message}");
+        assert!(message.starts_with("[REF|PATTERN]...: \"a..b/c/d/e/f\": reference: "), "{message}");
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub enum OpError {
     },
     #[error("{name}: a new name cannot include a digest; leave out the part from @ on")]
     PinnedTarget { name: String },
+    #[error("remove: no model is named; give names, patterns, older_than_seconds or unused")]
+    NothingToRemove,
     #[error("model {name}: is pinned; run `blobd unpin {name}` first")]
     Pinned { name: String },
     #[error("model {name}: not in the trash; `blobd ls --trash` lists the models there")]
@@ -137,6 +139,7 @@ impl OpError {
             | Self::Edit { .. }
             | Self::NotAFile { .. }
             | Self::PinnedTarget { .. }
+            | Self::NothingToRemove
             | Self::TooManyLayers { .. } => ErrorCode::InvalidRequest,
             Self::Damaged { .. } | Self::DamagedParts { .. } | Self::DamagedFile { .. } => ErrorCode::Corrupt,
             Self::DigestMismatch { .. } | Self::Interrupted { .. } => ErrorCode::Upstream,

@@ -21,7 +21,12 @@ use super::{LastOpened, OpError, rfc3339};
 ///
 /// # Errors
 /// [`StoreError::NoSuchModel`] or [`OpError::Pinned`] for any of the names; then none is removed.
+/// [`OpError::NothingToRemove`] if the request selects no models at all.
 pub fn remove(store: &Store, last_opened: &LastOpened, params: &RemoveParams) -> Result<Removed, OpError> {
+    let is_selected = params.older_than_seconds.is_some() || params.unused;
+    if params.references.is_empty() && params.patterns.is_empty() && !is_selected {
+        return Err(OpError::NothingToRemove);
+    }
     if params.dry_run {
         return plan(store, last_opened, params);
     }

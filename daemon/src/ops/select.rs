@@ -206,7 +206,7 @@ mod tests {
             assert!(matches(pattern, name), "{pattern} {name}");
         }
         for (pattern, name) in
-            [("llama3:*", "llama3.2:1b"), ("?", "ab:c"), ("*:8b", "llama3:70b"), ("a*b", "ab:c")]
+            [("llama3:*", "llama3.2:1b"), ("?", "ab:c"), ("*:8b", "llama3:70b"), ("a*b", "abx:c")]
         {
             assert!(!matches(pattern, name), "{pattern} {name}");
         }

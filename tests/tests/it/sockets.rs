@@ -250,5 +250,5 @@ fn directory_that_another_user_has_made_is_not_used() {
     assert!(lines[2].starts_with("hint: set XDG_RUNTIME_DIR"), "{text}");
     assert!(lines[3] == "ls 7" && lines[4].contains(refusal), "{text}");
     assert!(lines[5].starts_with("NAME"), "the command uses its own store: {text}");
-    assert!(lines[6].contains("owned by uid 0"), "{text}");
+    assert!(lines[7].contains("owned by uid 0"), "{text}");
 }

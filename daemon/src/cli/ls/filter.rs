@@ -6,7 +6,7 @@ use std::time::Duration;
 use blobd_client::protocol::response::ModelSummary;
 
 use super::facts::Facts;
-use crate::times::age;
+use crate::times::{age, parse_period};
 
 /// A condition that a listed model meets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,8 +49,7 @@ fn truth(key: &str, value: &str) -> Result<bool, String> {
 }
 
 fn duration(key: &str, value: &str) -> Result<Duration, String> {
-    humantime::parse_duration(value)
-        .map_err(|_other| format!("{key} {value:?}: a time such as 30d or 12h expected"))
+    parse_period(value).map_err(|refusal| format!("{key} {refusal}"))
 }
 
 impl Filter {

@@ -133,7 +133,7 @@ fn download_without_a_recorded_name_is_listed_by_its_digest_and_continues() {
     assert!(blobd.line("partial ls").succeeds().text().contains(&partial[7..19]));
     let name = registry.name("library/tiny:latest");
     let pulled = blobd.run(["pull", &name, "--json"]).succeeds().json_lines().pop().unwrap();
-    assert!(pulled["reused_bytes"].as_u64().unwrap() > 0, "it was resumed: {pulled}");
+    assert!(pulled["already_stored_bytes"].as_u64().unwrap() > 0, "it was resumed: {pulled}");
     assert!(blobd.run(["export", &name, "-o", "-"]).stdout == model.bytes());
 }
 
