@@ -19,6 +19,7 @@ mod eviction;
 mod exec;
 mod export;
 mod fairness;
+mod first_hour;
 mod first_use;
 mod fit;
 mod full_disk;

@@ -1,10 +1,8 @@
 //! Interactive use of a pull: interrupting it, its progress bar, changing its limit.
 
-use std::fs::File;
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::os::fd::OwnedFd;
+use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Output, Stdio};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use blobd_tests::command::Blobd;
@@ -14,11 +12,9 @@ use blobd_tests::programs;
 use blobd_tests::registry::{FakeRegistry, Fault};
 use blobd_tests::store_dir::staged;
 use blobd_tests::temp_dirs::tmpfs_directory;
+use blobd_tests::terminal::Terminal;
 use blobd_tests::wait::eventually;
-use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, kill_process};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value as Json;
 
 use super::{CONFIG, LICENSE, MODEL, registry_with};
@@ -112,30 +108,12 @@ fn pull_whose_daemon_dies_prints_how_to_resume() {
     check_resumes(&daemon.command(), &name, &model);
 }
 
-/// A pseudo-terminal for a command's standard error, and a thread that reads its output.
-fn terminal() -> (OwnedFd, JoinHandle<String>) {
-    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-    grantpt(&master).unwrap();
-    unlockpt(&master).unwrap();
-    let slave = ptsname(&master, Vec::new()).unwrap();
-    let slave = open(slave, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap();
-    let size = Winsize { ws_row: 24, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
-    tcsetwinsize(&slave, size).unwrap();
-    let read = move || {
-        let mut shown = Vec::new();
-        // Reading ends with an error when the other end is closed.
-        let _ = File::from(master).read_to_end(&mut shown);
-        String::from_utf8_lossy(&shown).into_owned()
-    };
-    (slave, thread::spawn(read))
-}
-
 /// Starts a pull on a terminal.
-fn watch_pull(blobd: &Blobd, name: &str) -> (Child, JoinHandle<String>) {
-    let (slave, shown) = terminal();
+fn watch_pull(blobd: &Blobd, name: &str) -> (Child, Terminal) {
+    let terminal = Terminal::new(24, 120);
     let mut command = blobd.command();
-    let command = command.args(["pull", name]).env("TERM", "xterm").stdout(Stdio::null()).stderr(slave);
-    (command.spawn().unwrap(), shown)
+    command.args(["pull", name]).env("TERM", "xterm").stdout(Stdio::null()).stderr(terminal.another());
+    (command.spawn().unwrap(), terminal)
 }
 
 /// The positions of the weights' progress bar, in MiB, each time it was drawn.
@@ -167,13 +145,13 @@ fn progress_resumes_after_a_killed_daemon_and_never_decreases() {
         thread::sleep(Duration::from_millis(800));
         daemon.kill();
         assert!(!pull.wait().unwrap().success());
-        all.push(positions(&shown.join().unwrap()));
+        all.push(positions(&shown.shown()));
         daemon.restart();
     }
     registry.clear_faults();
     let (mut pull, shown) = watch_pull(&daemon.command(), &name);
     assert!(pull.wait().unwrap().success());
-    let last = shown.join().unwrap();
+    let last = shown.shown();
     assert!(last.contains(" reused"), "{last}");
     all.push(positions(&last));
     assert!(all.iter().all(|positions| !positions.is_empty()), "{all:?}");
@@ -188,7 +166,7 @@ fn file_that_is_there_already_is_shown_as_such() {
     daemon.command().run(["pull", &name]).succeeds();
     let (mut pull, shown) = watch_pull(&daemon.command(), &name);
     assert!(pull.wait().unwrap().success());
-    let shown = shown.join().unwrap();
+    let shown = shown.shown();
     assert!(shown.contains("MiB reused"), "{shown}");
 }
 
