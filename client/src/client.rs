@@ -4,29 +4,27 @@
 //! connection is kept between requests, so a [`Client`] can be shared by threads and survives a
 //! restart of the daemon.
 
+mod transport;
+
 use std::env;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use blobd_store_format::manifest::{Manifest, ManifestError};
 use blobd_store_format::reference::Reference;
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
+use self::transport::Repeat;
 use crate::error::{ClientError, ProtocolError};
-use crate::http::{Request, Response};
+use crate::http::Request;
 use crate::model::OpenModel;
 use crate::open;
 use crate::protocol::connection::ConnectionError;
 use crate::protocol::edit::{EditEvent, EditParams, Edited};
-use crate::protocol::error::ErrorBody;
 use crate::protocol::frame::Frame;
 use crate::protocol::heads::ModelHeads;
 use crate::protocol::request::{
@@ -476,128 +474,12 @@ impl Client {
         let names: Vec<_> = sockets.iter().map(|socket| socket.display().to_string()).collect();
         Err(refused.unwrap_or(ClientError::NotRunning { socket: names.join(" or ") }))
     }
-
-    fn query<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.repeated(Repeat::Always, || self.send(Request::query(path))?.json())
-    }
-
-    fn post<T: DeserializeOwned>(&self, path: &str, params: &impl Serialize) -> Result<T, ClientError> {
-        self.repeated(Repeat::Always, || self.send(Request::post(path, params)?)?.json())
-    }
-
-    /// For a request whose second execution would have another result than the first.
-    fn post_once<T: DeserializeOwned>(&self, path: &str, params: &impl Serialize) -> Result<T, ClientError> {
-        self.repeated(Repeat::IfUnread, || self.send(Request::post(path, params)?)?.json())
-    }
-
-    /// Receives events until `result` returns the request's result.
-    fn post_for_events<E: DeserializeOwned, T>(
-        &self,
-        path: &str,
-        params: &impl Serialize,
-        mut result: impl FnMut(E) -> Option<Result<T, ClientError>>,
-    ) -> Result<T, ClientError> {
-        self.repeated(Repeat::Always, || {
-            let mut lines = self.send(Request::post(path, params)?)?.lines()?;
-            while let Some(event) = lines.next_json()? {
-                if let Some(result) = result(event) {
-                    return result;
-                }
-            }
-            Err(ClientError::Closed)
-        })
-    }
-
-    /// Runs a request again as long as its server ends and another one replaces it.
-    fn repeated<T>(
-        &self,
-        repeat: Repeat,
-        mut run: impl FnMut() -> Result<T, ClientError>,
-    ) -> Result<T, ClientError> {
-        let Some(replaced) = &self.replaced else { return run() };
-        for _ in 0..MAX_REPEATS {
-            match run() {
-                Err(error) if repeat.allows(&error) && replaced() => {}
-                Err(ClientError::Closed) if replaced() => return Err(ClientError::ServerEnded),
-                done => return done,
-            }
-        }
-        run()
-    }
-
-    fn send(&self, request: Request) -> Result<Response, ClientError> {
-        let stream = self.stream()?;
-        if self.timeout.is_some() {
-            stream.set_read_timeout(self.timeout)?;
-            stream.set_write_timeout(self.timeout)?;
-        }
-        request.send(stream)
-    }
-
-    fn stream(&self) -> Result<UnixStream, ClientError> {
-        match self.spare().take() {
-            Some((since, stream)) if since.elapsed() < MAX_SPARE_AGE && !has_ended(&stream) => Ok(stream),
-            _ => self.new_stream(),
-        }
-    }
-
-    fn spare(&self) -> MutexGuard<'_, Option<(Instant, UnixStream)>> {
-        // The value is always consistent, so a poisoned lock is safe to use.
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn new_stream(&self) -> Result<UnixStream, ClientError> {
-        (self.connector)().map_err(|reason| {
-            let reason = match reason.downcast::<ErrorBody>() {
-                Ok(body) => return ClientError::Daemon(body),
-                Err(reason) => reason,
-            };
-            let socket = self.socket.clone();
-            match reason.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-                    ClientError::NotRunning { socket }
-                }
-                _ => {
-                    let hint = sockets::hint(Path::new(&socket), &reason);
-                    ClientError::Connect { socket, reason, hint }
-                }
-            }
-        })
-    }
 }
-
-/// Which requests are repeated when their server has ended.
-#[derive(Clone, Copy, Debug)]
-enum Repeat {
-    Always,
-    /// Those that the server has certainly not read.
-    IfUnread,
-}
-
-impl Repeat {
-    fn allows(self, error: &ClientError) -> bool {
-        match error {
-            // Sent by the kernel when a socket is closed whose data was not read.
-            ClientError::Io(error) => error.kind() == io::ErrorKind::ConnectionReset,
-            ClientError::Closed => matches!(self, Self::Always),
-            _ => false,
-        }
-    }
-}
-
-/// Servers that end one after the other while one request is tried. More would be a fault of the server.
-const MAX_REPEATS: u32 = 100;
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client").field("socket", &self.socket).finish_non_exhaustive()
     }
-}
-
-/// Whether the daemon has closed an unused connection.
-fn has_ended(stream: &UnixStream) -> bool {
-    let peeked = recv(stream, &mut [0_u8], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-    !matches!(peeked, Ok((_, 1..)) | Err(Errno::AGAIN | Errno::INTR))
 }
 
 /// A reference in a URL path: percent-encoded except for slashes and other safe characters.

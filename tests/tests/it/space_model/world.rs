@@ -1,10 +1,12 @@
 //! A store and its expected content.
 
+mod accidents;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use blobd_client::Client;
 use blobd_client::error::ClientError;
@@ -18,7 +20,6 @@ use blobd_client::protocol::response::{GcReason, GcReport};
 use blobd_store_format::reference::Reference;
 use blobd_tests::oracle::sha256;
 use blobd_tests::samples::files;
-use blobd_tests::store_dir::flip_byte;
 use blobd_tests::wait::eventually;
 
 use super::Step;
@@ -153,7 +154,7 @@ impl<'o> Pair<'o> {
                 self.client.verify(&params, |_| ()).unwrap();
             }
             Step::Orphan { pages } => {
-                self.plant("blobs", &format!("sha256-{}", sha256(&orphan(pages))), pages);
+                self.plant("blobs", &format!("sha256-{}", sha256(&accidents::orphan(pages))), pages);
             }
             Step::DeadTransaction { pages } => {
                 fs::create_dir_all(self.place.root.join("staging/1-1")).unwrap();
@@ -420,59 +421,6 @@ impl<'o> Pair<'o> {
         self.condemned.extend(given_up.intersection(&in_use).cloned());
     }
 
-    fn flip(&mut self, blob: usize) {
-        let Some(path) = self.blob(blob) else { return };
-        self.is_damaged = true;
-        let path = self.place.root.join(path);
-        let length = fs::metadata(&path).unwrap().len();
-        if length > 0 {
-            flip_byte(&path, length / 2);
-        }
-    }
-
-    fn truncate(&mut self, blob: usize) {
-        let Some(path) = self.blob(blob) else { return };
-        self.is_damaged = true;
-        let path = self.place.root.join(path);
-        let length = fs::metadata(&path).unwrap().len();
-        // Root can write despite the mode; an ordinary owner has to change it.
-        super::damage::change(&path, |file| file.set_len(length / 2).unwrap());
-    }
-
-    /// A file of a model is not deleted: that would stop collections.
-    fn lose(&self, blob: usize) {
-        let Some(path) = self.blob(blob) else { return };
-        if !self.names.values().any(|needs| needs.files.contains(&path)) {
-            fs::remove_file(self.place.root.join(path)).unwrap();
-        }
-    }
-
-    /// Adds a file that is not blobd's.
-    fn add_foreign(&self, place: usize, pages: usize) {
-        const PLACES: [&str; 6] = ["", "blobs", "recipes", "partial", "quarantine/of an admin", "blobs/a/b"];
-        let directory = self.place.root.join(PLACES[place % PLACES.len()]);
-        fs::create_dir_all(&directory).unwrap();
-        fs::write(directory.join("notes.txt"), orphan(pages)).unwrap();
-    }
-
-    fn plant(&self, directory: &str, name: &str, pages: usize) {
-        let path = self.place.root.join(directory).join(name);
-        // An earlier step may have planted it, and `verify --repair` makes files of the store read-only.
-        let _ = fs::remove_file(&path);
-        fs::write(path, orphan(pages)).unwrap();
-    }
-
-    fn age_downloads(&self) {
-        const WEEKS: Duration = Duration::from_secs(15 * 86400);
-        for name in self.downloads() {
-            let path = self.place.root.join("partial").join(name).join("journal");
-            // A download that failed before the first byte has none.
-            if let Ok(journal) = File::options().write(true).open(path) {
-                journal.set_modified(SystemTime::now() - WEEKS).unwrap();
-            }
-        }
-    }
-
     /// Kills the daemon, changes its store and starts it again, without its former state in memory.
     pub(super) fn restart_killed(&mut self, meanwhile: impl FnOnce(&Path)) {
         self.place.daemon.kill();
@@ -622,10 +570,6 @@ fn manifest_place(name: usize) -> String {
         "me/c:1" => "manifests/registry.ollama.ai/me/c/1".to_owned(),
         name => format!("manifests/registry.ollama.ai/library/{name}/latest"),
     }
-}
-
-fn orphan(pages: usize) -> Vec<u8> {
-    vec![7; pages * 4096 + 1]
 }
 
 fn reference(name: usize) -> Reference {

@@ -1,0 +1,144 @@
+//! Sends requests and receives responses: one connection per request, repeated if the server was replaced.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::{Client, MAX_SPARE_AGE};
+use crate::error::ClientError;
+use crate::http::{Request, Response};
+use crate::protocol::error::ErrorBody;
+use crate::sockets;
+
+impl Client {
+    pub(super) fn query<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.repeated(Repeat::Always, || self.send(Request::query(path))?.json())
+    }
+
+    pub(super) fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        params: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        self.repeated(Repeat::Always, || self.send(Request::post(path, params)?)?.json())
+    }
+
+    /// For a request whose second execution would have another result than the first.
+    pub(super) fn post_once<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        params: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        self.repeated(Repeat::IfUnread, || self.send(Request::post(path, params)?)?.json())
+    }
+
+    /// Receives events until `result` returns the request's result.
+    pub(super) fn post_for_events<E: DeserializeOwned, T>(
+        &self,
+        path: &str,
+        params: &impl Serialize,
+        mut result: impl FnMut(E) -> Option<Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        self.repeated(Repeat::Always, || {
+            let mut lines = self.send(Request::post(path, params)?)?.lines()?;
+            while let Some(event) = lines.next_json()? {
+                if let Some(result) = result(event) {
+                    return result;
+                }
+            }
+            Err(ClientError::Closed)
+        })
+    }
+
+    /// Runs a request again as long as its server ends and another one replaces it.
+    pub(super) fn repeated<T>(
+        &self,
+        repeat: Repeat,
+        mut run: impl FnMut() -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        let Some(replaced) = &self.replaced else { return run() };
+        for _ in 0..MAX_REPEATS {
+            match run() {
+                Err(error) if repeat.allows(&error) && replaced() => {}
+                Err(ClientError::Closed) if replaced() => return Err(ClientError::ServerEnded),
+                done => return done,
+            }
+        }
+        run()
+    }
+
+    pub(super) fn send(&self, request: Request) -> Result<Response, ClientError> {
+        let stream = self.stream()?;
+        if self.timeout.is_some() {
+            stream.set_read_timeout(self.timeout)?;
+            stream.set_write_timeout(self.timeout)?;
+        }
+        request.send(stream)
+    }
+
+    fn stream(&self) -> Result<UnixStream, ClientError> {
+        match self.spare().take() {
+            Some((since, stream)) if since.elapsed() < MAX_SPARE_AGE && !has_ended(&stream) => Ok(stream),
+            _ => self.new_stream(),
+        }
+    }
+
+    pub(super) fn spare(&self) -> MutexGuard<'_, Option<(Instant, UnixStream)>> {
+        // The value is always consistent, so a poisoned lock is safe to use.
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn new_stream(&self) -> Result<UnixStream, ClientError> {
+        (self.connector)().map_err(|reason| {
+            let reason = match reason.downcast::<ErrorBody>() {
+                Ok(body) => return ClientError::Daemon(body),
+                Err(reason) => reason,
+            };
+            let socket = self.socket.clone();
+            match reason.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                    ClientError::NotRunning { socket }
+                }
+                _ => {
+                    let hint = sockets::hint(Path::new(&socket), &reason);
+                    ClientError::Connect { socket, reason, hint }
+                }
+            }
+        })
+    }
+}
+
+/// Which requests are repeated when their server has ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Repeat {
+    Always,
+    /// Those that the server has certainly not read.
+    IfUnread,
+}
+
+impl Repeat {
+    fn allows(self, error: &ClientError) -> bool {
+        match error {
+            // Sent by the kernel when a socket is closed whose data was not read.
+            ClientError::Io(error) => error.kind() == io::ErrorKind::ConnectionReset,
+            ClientError::Closed => matches!(self, Self::Always),
+            _ => false,
+        }
+    }
+}
+
+/// Servers that end one after the other while one request is tried. More would be a fault of the server.
+const MAX_REPEATS: u32 = 100;
+
+/// Whether the daemon has closed an unused connection.
+fn has_ended(stream: &UnixStream) -> bool {
+    let peeked = recv(stream, &mut [0_u8], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+    !matches!(peeked, Ok((_, 1..)) | Err(Errno::AGAIN | Errno::INTR))
+}
