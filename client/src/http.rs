@@ -76,7 +76,14 @@ impl Request {
         };
         let mut wire = Wire::new(stream, self.max_fds);
         loop {
-            if !wire.receive()? {
+            let received = match wire.try_receive() {
+                // Before the first byte of a response it says that the daemon has not read the request.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset && wire.pending().is_empty() => {
+                    return Err(ClientError::Io(error));
+                }
+                received => received?,
+            };
+            if !received {
                 let reset = || io::Error::from(io::ErrorKind::ConnectionReset);
                 return Err(if is_unread { ClientError::Io(reset()) } else { ClientError::Closed });
             }
@@ -194,6 +201,10 @@ impl Wire {
 
     /// Waits for more bytes; `false` when the daemon has closed.
     fn receive(&mut self) -> Result<bool, ClientError> {
+        Ok(self.try_receive()?)
+    }
+
+    fn try_receive(&mut self) -> io::Result<bool> {
         self.received.drain(..self.start);
         self.start = 0;
         let filled = self.received.len();

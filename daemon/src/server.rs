@@ -122,7 +122,10 @@ async fn serve_connection(
     let io = HttpIo::new(socket.clone());
     let reports_progress = Arc::new(AtomicBool::new(false));
     let reports = Arc::clone(&reports_progress);
+    let has_request = Arc::new(AtomicBool::new(false));
+    let received = Arc::clone(&has_request);
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+        received.store(true, Ordering::Relaxed);
         let response = api::respond(Arc::clone(&daemon), peer.clone(), socket.clone(), request);
         let reports = Arc::clone(&reports);
         async move {
@@ -142,7 +145,9 @@ async fn serve_connection(
         served = connection.as_mut() => return served,
         _ = ending.wait_for(|ending| *ending) => {}
     }
-    if reports_progress.load(Ordering::Relaxed) {
+    // Without a request the connection is dropped, so that the kernel resets it if a request is waiting there: that
+    // tells the client that nothing was executed. A regular shutdown looks like a lost response.
+    if reports_progress.load(Ordering::Relaxed) || !has_request.load(Ordering::Relaxed) {
         return Ok(());
     }
     connection.as_mut().graceful_shutdown();
