@@ -92,7 +92,7 @@ impl Client {
     }
 
     /// A client that connects in another way, such as to a server in the same process. An error that wraps an
-    /// [`ErrorBody`] is returned as [`ClientError::Daemon`].
+    /// [`ErrorBody`](crate::protocol::error::ErrorBody) is returned as [`ClientError::Daemon`].
     #[must_use]
     pub fn with_connector(connector: Arc<Connector>) -> Self {
         let socket = "its private socket".to_owned();
