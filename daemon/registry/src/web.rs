@@ -33,7 +33,7 @@ impl RegistryClient {
         Ok(files)
     }
 
-    /// The URLs of the files that [`Self::web_files`] requests.
+    /// The URLs of the files that `web_files` requests.
     ///
     /// # Errors
     /// [`RegistryError::Unusable`] if a name is refused.
