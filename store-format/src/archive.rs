@@ -7,47 +7,40 @@
 mod tar;
 
 pub use self::tar::{TarError, TarReader};
+use crate::descriptor::{Descriptor, MediaType};
 use crate::expert::ExpertGroup;
-use crate::file_layout::{FileLayout, FileRange, RangeContent, TensorRange};
+use crate::file_format::FileFormat;
+use crate::file_layout::{ArchiveFile, FileLayout, FileRange, RangeContent, TensorRange};
+use crate::recipe::Member;
 
-/// The encoding of an archive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Archive {
-    /// An archive whose files can be read in place.
-    Tar,
-    /// A compressed archive; with the name of the compression.
-    Compressed(&'static str),
-}
-
-impl Archive {
-    /// Parses the end of a media type: `tar`, `tar+gzip`, `tar+zstd`.
+impl Member {
+    /// The descriptor that the file would have if it were a layer.
     #[must_use]
-    pub fn of_suffix(suffix: &str) -> Option<Self> {
-        match suffix {
-            "tar" => Some(Self::Tar),
-            "tar+gzip" => Some(Self::Compressed("gzip")),
-            "tar+zstd" => Some(Self::Compressed("zstd")),
-            _ => suffix.starts_with("tar+").then_some(Self::Compressed("an unknown method")),
-        }
+    pub fn descriptor(&self) -> Descriptor {
+        let media_type = member_type(&self.path, self.tensors > 0);
+        Descriptor { media_type, digest: self.digest, size: self.size }
     }
 }
 
-/// A regular file in an archive.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ArchiveFile {
-    /// Its path, without `./` in front; checked by [`crate::manifest::is_file_name`].
-    pub path: String,
-    /// Where its content starts, in bytes from the start of the archive.
-    pub offset: u64,
-    /// Its length in bytes; never 0.
-    pub size: u64,
+/// The media type of a file in an archive, by its path, and by whether it has a header with tensors.
+#[must_use]
+pub fn member_type(path: &str, has_tensors: bool) -> MediaType {
+    let is_safetensors = || path.to_ascii_lowercase().ends_with(".safetensors");
+    MediaType::new(if has_tensors || FileFormat::split_name(path).is_some() {
+        MediaType::PACK_GGUF
+    } else if is_safetensors() {
+        MediaType::PACK_SAFETENSORS
+    } else {
+        MediaType::PACK_CONFIG
+    })
 }
 
 /// The layout of an archive with the files `files`, in order, and the layout of each one with a known format. The
 /// bytes of the other files, and those between files, belong to no tensor.
 ///
 /// ```
-/// use blobd_store_format::archive::{ArchiveFile, layout};
+/// use blobd_store_format::archive::layout;
+/// use blobd_store_format::file_layout::ArchiveFile;
 ///
 /// let file = ArchiveFile { path: "config.json".to_owned(), offset: 512, size: 2 };
 /// let layout = layout(2048, vec![(file, None)]);

@@ -10,7 +10,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::archive::Archive;
 use crate::digest::Digest;
 
 /// Media type, digest and size of one file.
@@ -140,6 +139,48 @@ impl MediaType {
     }
 }
 
+/// The encoding of an archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Archive {
+    /// An archive whose files can be read in place.
+    Tar,
+    /// A compressed archive, whose files are read while all of it is received.
+    Compressed(Compression),
+    /// An archive that is compressed in another way.
+    Unknown,
+}
+
+/// How a file is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compression {
+    /// RFC 1952.
+    Gzip,
+    /// RFC 8878.
+    Zstd,
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gzip => "gzip",
+            Self::Zstd => "zstd",
+        })
+    }
+}
+
+impl Archive {
+    /// Parses the end of a media type: `tar`, `tar+gzip`, `tar+zstd`, or `tar.gz` as in names of files.
+    fn of_suffix(suffix: &str) -> Option<Self> {
+        match suffix {
+            "tar" => Some(Self::Tar),
+            "tar+gzip" | "tar.gz" | "tar.gzip" => Some(Self::Compressed(Compression::Gzip)),
+            "tar+zstd" | "tar.zst" | "tar.zstd" => Some(Self::Compressed(Compression::Zstd)),
+            _ => ["tar+", "tar."].iter().any(|start| suffix.starts_with(start)).then_some(Self::Unknown),
+        }
+    }
+}
+
 const OLLAMA_PREFIX: &str = "application/vnd.ollama.image.";
 const DOCKER_PREFIX: &str = "application/vnd.docker.ai.";
 const MODEL_PACK_PREFIXES: [&str; 2] = ["application/vnd.cncf.model.", "application/vnd.cnai.model."];
@@ -220,14 +261,19 @@ mod tests {
         assert_eq!(archive("application/vnd.cncf.model.weight.v1.tar"), Some(Archive::Tar));
         assert_eq!(
             archive("application/vnd.cnai.model.weight.v1.tar+zstd"),
-            Some(Archive::Compressed("zstd"))
+            Some(Archive::Compressed(Compression::Zstd))
         );
         assert_eq!(archive("application/vnd.docker.ai.dir.tar"), Some(Archive::Tar));
         assert_eq!(archive("application/vnd.kitops.modelkit.model.v1.tar"), Some(Archive::Tar));
         assert_eq!(
             archive("application/vnd.kitops.modelkit.modelpart.v1.tar+gzip"),
-            Some(Archive::Compressed("gzip"))
+            Some(Archive::Compressed(Compression::Gzip))
         );
+        assert_eq!(
+            archive("application/vnd.kitops.modelkit.model.v1.tar.gz"),
+            Some(Archive::Compressed(Compression::Gzip))
+        );
+        assert_eq!(archive("application/vnd.kitops.modelkit.model.v1.tar+xz"), Some(Archive::Unknown));
         for text in [
             "application/vnd.cncf.model.weight.v1.raw",
             "application/vnd.cncf.model.doc.v1.tar",

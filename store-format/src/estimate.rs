@@ -162,7 +162,7 @@ pub enum EstimateError {
     /// A result does not fit 64 bits.
     #[error("{what}: more than 2^64 - 1 bytes; use a smaller context, batch or number of sequences")]
     Overflow {
-        /// What is so large.
+        /// The kind of the number that is too large.
         what: &'static str,
     },
     /// More blocks than any model has.

@@ -9,7 +9,6 @@
 
 use std::borrow::Cow;
 
-use crate::archive::ArchiveFile;
 use crate::expert::ExpertGroup;
 use crate::recipe::Experts;
 
@@ -42,10 +41,21 @@ pub struct TensorRange {
     pub experts: Option<Experts>,
 }
 
+/// A regular file in an archive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArchiveFile {
+    /// Its path, without `./` in front; checked by [`crate::archive::TarReader`].
+    pub path: String,
+    /// Where its content starts, in bytes from the start of the archive.
+    pub offset: u64,
+    /// Its length in bytes; never 0.
+    pub size: u64,
+}
+
 /// A range of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileRange {
-    /// What it holds.
+    /// Its content.
     pub content: RangeContent,
     /// Where it starts, in bytes from the start of the file.
     pub offset: u64,

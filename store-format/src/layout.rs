@@ -18,6 +18,8 @@ pub const RECIPES: &str = "recipes";
 pub const MANIFESTS: &str = "manifests";
 /// Where each model came from, named by its manifest's digest.
 pub const ORIGINS: &str = "origins";
+/// What each name has meant, named by a digest of the name.
+pub const HISTORY: &str = "history";
 /// Files that transactions in progress have written.
 pub const STAGING: &str = "staging";
 /// Downloads that can be resumed.
@@ -69,6 +71,12 @@ pub fn origin(manifest: Digest) -> PathBuf {
     [ORIGINS, &recipe_name(manifest)].iter().collect()
 }
 
+/// `history/sha256-….json`. A flat name, so that the record of a removed name keeps no directories.
+#[must_use]
+pub fn history(reference: &Reference) -> PathBuf {
+    [HISTORY, &recipe_name(Digest::of(reference.canonical().as_bytes()))].iter().collect()
+}
+
 /// `manifests/<host>/<namespace>/<model>/<tag>`.
 #[must_use]
 pub fn manifest(reference: &Reference) -> PathBuf {
@@ -105,7 +113,7 @@ pub fn parse_blob_name(name: &str) -> Option<Digest> {
     Digest::from_hex(name.strip_prefix("sha256-")?).ok()
 }
 
-/// Parses a file name in `recipes/`, `origins/` or `trash/`.
+/// Parses a file name in `recipes/`, `origins/`, `history/` or `trash/`.
 #[must_use]
 pub fn parse_recipe_name(name: &str) -> Option<Digest> {
     parse_blob_name(name.strip_suffix(".json")?)
@@ -146,6 +154,15 @@ mod tests {
         {
             assert_eq!(parse_quarantined_name(&name), None, "{name:?}");
         }
+    }
+
+    #[test]
+    fn names_of_one_model_have_one_history() {
+        let path = |name: &str| history(&name.parse().unwrap());
+        let name = format!("registry.ollama.ai/library/llama3:8b@{}", Digest::of(b"x"));
+        assert_eq!(path("llama3:8b"), path("Llama3:8B"));
+        assert_eq!(path("llama3:8b"), path(&name));
+        assert_ne!(path("llama3:8b"), path("llama3:9b"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What the bytes of a blobd store mean.
+//! The formats of a blobd store: from bytes to checked values and back.
 //!
 //! This crate turns bytes into checked values and plans, and values back into bytes: digests,
 //! references, manifests, recipes, the headers of model files, and the plan by which a file is split

@@ -8,7 +8,9 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::digest::Digest;
-use crate::recipe::{Piece, RecipeError, blob_sizes, check_pieces, check_seal, check_version, literal};
+use crate::recipe::{
+    Piece, RecipeError, Unpacked, blob_sizes, check_pieces, check_seal, check_size, check_version, literal,
+};
 
 /// A recipe without its tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +42,7 @@ impl RecipeOutline {
     /// ```
     pub fn parse(json: &[u8]) -> Result<Self, RecipeError> {
         let raw: RawOutline = serde_json::from_slice(json)?;
-        check_version(raw.version, !raw.members.is_empty())?;
+        check_version(raw.version, !raw.members.is_empty(), raw.unpacked.is_some())?;
         check_seal(json, raw.check)?;
         let pieces: Vec<Piece> = raw
             .pieces
@@ -49,9 +51,7 @@ impl RecipeOutline {
             .map(|(index, piece)| piece.into_piece().ok_or_else(|| no_piece(index)))
             .collect::<Result<_, _>>()?;
         let pieces = check_pieces(pieces)?;
-        if pieces.size() != raw.size {
-            return Err(RecipeError::Size { pieces: pieces.size(), declared: raw.size });
-        }
+        check_size(pieces.size(), raw.size, raw.unpacked.as_ref())?;
         Ok(Self { file: raw.file, size: raw.size, digests: blob_sizes(&pieces).into_keys().collect() })
     }
 
@@ -80,6 +80,8 @@ struct RawOutline {
     version: u32,
     file: Digest,
     size: u64,
+    #[serde(default)]
+    unpacked: Option<Unpacked>,
     pieces: Vec<RawPiece>,
     #[serde(rename = "tensors")]
     _tensors: IgnoredAny,

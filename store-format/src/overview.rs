@@ -1,4 +1,4 @@
-//! What a model's headers say about it, for people who choose a model.
+//! Facts from a model's headers, for people who choose a model.
 //!
 //! ```
 //! use blobd_store_format::gguf::{GgmlType, GgufWriter, Header};

@@ -7,13 +7,16 @@
 //! limited, every tensor lies in a blob that a piece uses, and nothing overflows.
 
 mod member;
+mod unpacked;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::{Deserialize, Serialize};
 
-pub use self::member::{Member, member_type};
+pub use self::member::Member;
+pub use self::unpacked::Unpacked;
+use self::unpacked::UnpackedFile;
 use crate::digest::Digest;
 use crate::stored_file::{FilePiece, FilePieces, PieceError, Source};
 
@@ -24,6 +27,7 @@ pub struct Recipe {
     pieces: FilePieces<Piece>,
     tensors: Vec<TensorEntry>,
     members: Vec<Member>,
+    unpacked: Option<UnpackedFile>,
 }
 
 /// One contiguous part of a file.
@@ -116,6 +120,8 @@ impl Recipe {
     pub const VERSION: u32 = 1;
     /// The version of the recipe of an archive with files, which earlier versions of blobd cannot read.
     pub const ARCHIVE_VERSION: u32 = 2;
+    /// The version of the recipe of a compressed archive.
+    pub const UNPACKED_VERSION: u32 = 3;
     /// The longest recipe read. A recipe with the most tensors and the longest names is shorter.
     pub const MAX_BYTES: u64 = 128 << 20;
     /// The longest gap that becomes a literal: it covers the padding of any page size and keeps the
@@ -133,7 +139,7 @@ impl Recipe {
         let pieces = check_pieces(pieces)?;
         let blobs = blob_sizes(&pieces);
         tensors.iter().try_for_each(|tensor| check_tensor(tensor, &blobs))?;
-        Ok(Self { file, pieces, tensors, members: Vec::new() })
+        Ok(Self { file, pieces, tensors, members: Vec::new(), unpacked: None })
     }
 
     /// Parses the JSON form.
@@ -142,22 +148,25 @@ impl Recipe {
     /// [`RecipeError`] when the JSON is not a recipe, has another version, or breaks an invariant.
     pub fn parse(json: &[u8]) -> Result<Self, RecipeError> {
         let raw: RawRecipe = serde_json::from_slice(json)?;
-        check_version(raw.version, !raw.members.is_empty())?;
+        check_version(raw.version, !raw.members.is_empty(), raw.unpacked.is_some())?;
         check_seal(json, raw.check)?;
-        let recipe = Self::new(raw.file, raw.pieces, raw.tensors)?.with_members(raw.members)?;
-        if recipe.size() != raw.size {
-            return Err(RecipeError::Size { pieces: recipe.size(), declared: raw.size });
+        let content = raw.unpacked.as_ref().map_or(raw.file, |unpacked| unpacked.digest);
+        let recipe = Self::new(content, raw.pieces, raw.tensors)?.with_members(raw.members)?;
+        check_size(recipe.size(), raw.size, raw.unpacked.as_ref())?;
+        match raw.unpacked {
+            Some(unpacked) => recipe.of_packed(raw.file, raw.size, unpacked.compression),
+            None => Ok(recipe),
         }
-        Ok(recipe)
     }
 
     /// The JSON form, as on disk.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
         let raw = RawRecipeRef {
-            version: version(!self.members.is_empty()),
+            version: version(!self.members.is_empty(), self.unpacked.is_some()),
             file: self.file,
             size: self.size(),
+            unpacked: self.unpacked(),
             pieces: &self.pieces,
             tensors: &self.tensors,
             members: &self.members,
@@ -166,7 +175,8 @@ impl Recipe {
         seal(serde_json::to_vec(&raw).unwrap_or_default())
     }
 
-    /// The digest of the file that the recipe rebuilds.
+    /// The digest of the file that the recipe rebuilds, or of the file whose content it rebuilds if that is
+    /// [`Self::unpacked`].
     #[must_use]
     pub const fn file(&self) -> Digest {
         self.file
@@ -175,10 +185,10 @@ impl Recipe {
     /// The length of that file in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.pieces.size()
+        self.unpacked.as_ref().map_or_else(|| self.pieces.size(), UnpackedFile::packed_bytes)
     }
 
-    /// The file's parts, in order.
+    /// The parts of the file, or of its content if that is [`Self::unpacked`], in order.
     #[must_use]
     pub const fn pieces(&self) -> &FilePieces<Piece> {
         &self.pieces
@@ -220,7 +230,7 @@ pub enum RecipeError {
     #[error("recipe: {0}")]
     Json(#[from] serde_json::Error),
     /// The version is not supported.
-    #[error("recipe: version {found}, this blobd reads 1 to {}; upgrade blobd", Recipe::ARCHIVE_VERSION)]
+    #[error("recipe: version {found}, this blobd reads 1 to {}; upgrade blobd", Recipe::UNPACKED_VERSION)]
     Version {
         /// The version found.
         found: u32,
@@ -267,6 +277,9 @@ pub enum RecipeError {
         /// Its declared size.
         size: u64,
     },
+    /// The content of a compressed file that is no archive with files.
+    #[error("recipe: the content of a compressed file has no files in it")]
+    Unpacked,
     /// A file in an archive is not in it, or overlaps another.
     #[error("recipe: file {path:?} in the archive: not in it, or overlaps another file")]
     Member {
@@ -288,7 +301,7 @@ pub enum RecipeError {
     /// The number of digests or literals does not match the plan.
     #[error("recipe: {found} {what} given, the plan has {expected}")]
     Parts {
-        /// What was counted.
+        /// The kind of things that were counted.
         what: &'static str,
         /// The number given.
         found: usize,
@@ -297,13 +310,27 @@ pub enum RecipeError {
     },
 }
 
-/// The version of a recipe, with or without files in it.
-const fn version(has_members: bool) -> u32 {
-    if has_members { Recipe::ARCHIVE_VERSION } else { Recipe::VERSION }
+/// The version of a recipe, with or without files in it, of a file that is stored unpacked or not.
+const fn version(has_members: bool, is_unpacked: bool) -> u32 {
+    match (has_members, is_unpacked) {
+        (_, true) => Recipe::UNPACKED_VERSION,
+        (true, false) => Recipe::ARCHIVE_VERSION,
+        (false, false) => Recipe::VERSION,
+    }
 }
 
-pub(crate) const fn check_version(found: u32, has_members: bool) -> Result<(), RecipeError> {
-    if found == version(has_members) { Ok(()) } else { Err(RecipeError::Version { found }) }
+pub(crate) const fn check_version(
+    found: u32,
+    has_members: bool,
+    is_unpacked: bool,
+) -> Result<(), RecipeError> {
+    if found == version(has_members, is_unpacked) { Ok(()) } else { Err(RecipeError::Version { found }) }
+}
+
+/// The pieces add up to the declared size of the file, or of its content.
+pub(crate) fn check_size(pieces: u64, file: u64, unpacked: Option<&Unpacked>) -> Result<(), RecipeError> {
+    let declared = unpacked.map_or(file, |unpacked| unpacked.size);
+    if pieces == declared { Ok(()) } else { Err(RecipeError::Size { pieces, declared }) }
 }
 
 /// Appends the check to a JSON object: the digest of everything before it. Without it, a flipped bit in
@@ -385,6 +412,8 @@ struct RawRecipe {
     version: u32,
     file: Digest,
     size: u64,
+    #[serde(default)]
+    unpacked: Option<Unpacked>,
     pieces: Vec<Piece>,
     tensors: Vec<TensorEntry>,
     #[serde(default)]
@@ -397,6 +426,8 @@ struct RawRecipeRef<'a> {
     version: u32,
     file: Digest,
     size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unpacked: Option<Unpacked>,
     pieces: &'a [Piece],
     tensors: &'a [TensorEntry],
     #[serde(skip_serializing_if = "<[Member]>::is_empty")]

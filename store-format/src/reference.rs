@@ -176,6 +176,13 @@ impl Reference {
         self.parts().iter().zip(other.parts()).all(|(a, b)| a.eq_ignore_ascii_case(b))
     }
 
+    /// The same text for all references to one model, as [`Self::same_model`] compares them.
+    #[must_use]
+    pub fn canonical(&self) -> String {
+        let [host, namespace, model, tag] = self.parts();
+        format!("{host}/{namespace}/{model}:{tag}").to_ascii_lowercase()
+    }
+
     /// Whether both are tags of the same model, such as other quantizations.
     #[must_use]
     pub fn is_sibling_of(&self, other: &Self) -> bool {

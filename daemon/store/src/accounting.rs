@@ -1,6 +1,8 @@
-//! Manifests, origins and trash records: writes and removes their files, and updates the ledger.
+//! Manifests, origins, histories and trash records: writes and removes their files, and updates the ledger.
 
 use std::path::Path;
+
+use blobd_store_format::layout;
 
 use super::reservation::Reservation;
 use super::{Store, StoreError};
@@ -11,7 +13,7 @@ impl Store {
         Ok(self.root.status(path)?.map(|status| self.file_system.bytes_on_disk(&status)))
     }
 
-    /// Writes a manifest, origin or trash record and counts its bytes, from `reservation` if there is one.
+    /// Writes a manifest, origin, history or trash record and counts its bytes, from `reservation` if there is one.
     /// The caller makes the name durable.
     pub(crate) fn write_record(
         &self,
@@ -29,6 +31,19 @@ impl Store {
             None => self.space.stored(0, bytes),
         }
         Ok(())
+    }
+
+    /// The same outside of a transaction, without reserving space.
+    pub(crate) fn write_lone_record(&self, target: &Path, content: &[u8]) -> Result<(), StoreError> {
+        self.create_directories(Path::new(layout::STAGING))?;
+        let name = self.new_transaction();
+        let temporary = Path::new(layout::STAGING).join(&name);
+        let written = self.write_record(&temporary, target, content, None).inspect_err(|_| {
+            // If this fails, `gc` or the next start removes it.
+            let _ = self.disk().remove_file(&temporary);
+        });
+        self.end_transaction(&name);
+        written
     }
 
     /// Removes a file that [`Self::write_record`] wrote; returns the bytes freed, or `None` if it did not

@@ -67,6 +67,11 @@ impl Store {
         Ok(sizes.filter(is_new).fold(0, u64::saturating_add))
     }
 
+    /// Whether a stored blob may have this length. Does not wait for an index that is being built: until then any may.
+    pub fn may_have_blob_of(&self, length: u64) -> Result<bool, StoreError> {
+        Ok(self.catalog_unless_building()?.is_none_or(|catalog| catalog.blobs_of_length(length) > 0))
+    }
+
     /// Calls `visit` with every blob, without a list of all in memory.
     pub fn each_blob(&self, mut visit: impl FnMut(Digest)) -> Result<(), StoreError> {
         for entry in self.root.existing_directory(layout::BLOBS)?.entries()? {

@@ -7,6 +7,19 @@ use rustix::fs::FileType;
 
 use super::{Store, StoreError, root};
 
+/// Directories of the store other than those of blobs and recipes.
+pub(super) const RECORDS: [&str; 9] = [
+    layout::MANIFESTS,
+    layout::ORIGINS,
+    layout::HISTORY,
+    layout::STAGING,
+    layout::PARTIAL,
+    layout::TRASH,
+    layout::PINS,
+    layout::QUARANTINE,
+    layout::INDEX,
+];
+
 impl Store {
     /// Checks that the essential directories exist. A collection that treated a missing one as empty
     /// would delete everything.
@@ -17,19 +30,10 @@ impl Store {
     /// Errors about files and directories in the root that have the wrong type or are missing.
     #[must_use]
     pub fn misplaced(&self) -> Vec<StoreError> {
-        const OPTIONAL: [&str; 7] = [
-            layout::ORIGINS,
-            layout::STAGING,
-            layout::PARTIAL,
-            layout::TRASH,
-            layout::PINS,
-            layout::QUARANTINE,
-            layout::INDEX,
-        ];
         const FILES: [&str; 4] =
             [layout::STORE_FILE, layout::LOCK_FILE, layout::RESERVE_FILE, layout::SCRUB_FILE];
         let missing = self.essential.iter().filter_map(|name| self.root.existing_directory(name).err());
-        let others = OPTIONAL.iter().filter(|name| !self.essential.contains(name));
+        let others = RECORDS.iter().filter(|name| !self.essential.contains(name));
         let others = others.filter_map(|name| self.root.find_directory(Path::new(name)).err());
         let files = FILES.iter().filter_map(|name| self.odd_file(Path::new(name)));
         missing.chain(others).chain(files).collect()

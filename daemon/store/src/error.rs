@@ -110,7 +110,7 @@ pub enum StoreError {
     NotAStore {
         /// The directory.
         root: Place,
-        /// What is wrong with it.
+        /// The fault in it.
         what: String,
     },
     /// A manifest is damaged.
@@ -118,7 +118,7 @@ pub enum StoreError {
     Manifest {
         /// The file.
         path: Place,
-        /// What is wrong with it.
+        /// The fault in it.
         source: ManifestError,
     },
     /// A recipe is damaged, or has another file's name.
@@ -126,7 +126,7 @@ pub enum StoreError {
     Recipe {
         /// The file.
         path: Place,
-        /// What is wrong with it.
+        /// The fault in it.
         what: String,
     },
     /// A recipe rebuilds a file of another size than the manifest says.
@@ -177,7 +177,7 @@ pub enum StoreError {
     Trash {
         /// The file.
         path: Place,
-        /// What is wrong with it.
+        /// The fault in it.
         what: String,
     },
     /// A blob that a model needs is missing.
@@ -195,6 +195,12 @@ pub enum StoreError {
         found: u64,
         /// The recorded length.
         expected: u64,
+    },
+    /// Bytes that are being stored differ from the stored blob that they were found to be.
+    #[error("blob {digest}: differs from the file that is being stored")]
+    BlobDiffers {
+        /// The blob.
+        digest: Digest,
     },
     /// A file that is being stored has not the announced length.
     #[error("file ends at byte {found}, {expected} expected")]

@@ -17,6 +17,18 @@ pub enum Durability {
     Syncfs,
 }
 
+impl Durability {
+    /// The name in the configuration.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Fsync => "fsync",
+            Self::Syncfs => "syncfs",
+        }
+    }
+}
+
 /// A type of file system, identified by the number that `statfs` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileSystem {
@@ -73,10 +85,7 @@ impl FileSystem {
             0xf2f5_2010 => local("f2fs"),
             0x2fc1_2fc1 => Self { allocates_late: true, ..local("zfs") },
             0xca45_1a4e => local("bcachefs"),
-            0x0102_1994 => Self {
-                warning: Some("is memory: everything is gone after a restart of the machine"),
-                ..local("tmpfs")
-            },
+            0x0102_1994 => Self { warning: Some("a restart of the machine empties it"), ..local("tmpfs") },
             0x794c_7630 => remote("overlay", "mounted `volatile` it drops syncs"),
             0x6573_5546 => remote("fuse", "whether a sync means anything is up to its server"),
             0x6969 => remote("nfs", NETWORK),

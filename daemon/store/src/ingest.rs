@@ -14,8 +14,10 @@ use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
+use tracing::Span;
 
 use super::gc::Displaced;
+use super::history::{Actor, NameChange, Verb};
 use super::leases::Lease;
 use super::make_space::EvictionObserver;
 use super::node::Node;
@@ -50,6 +52,8 @@ pub struct Ingest {
     moves_pinned: bool,
     /// The versions of the files at their servers, which the commit records with the origin.
     versions: Vec<FileVersion>,
+    /// On whose behalf the commit sets the tag.
+    actor: Actor,
     /// The tag that the commit removes, because the model gets another name.
     renamed: Option<Reference>,
     is_committed: bool,
@@ -88,8 +92,8 @@ struct Publisher(Option<JoinHandle<Result<(), StoreError>>>);
 impl Publisher {
     fn start(&mut self, staging: &Staging, group: Vec<StagedBlob>) -> Result<(), StoreError> {
         self.wait()?;
-        let staging = staging.clone();
-        self.0 = Some(thread::spawn(move || staging.publish(group)));
+        let (staging, span) = (staging.clone(), Span::current());
+        self.0 = Some(thread::spawn(move || span.in_scope(|| staging.publish(group))));
         Ok(())
     }
 
@@ -100,6 +104,12 @@ impl Publisher {
             Some(Err(panic)) => std::panic::resume_unwind(panic),
         }
     }
+}
+
+/// Disk space for the manifest and for the history of its name.
+struct NameSpace {
+    tag: Reservation,
+    history: Reservation,
 }
 
 /// The result of a commit.
@@ -132,6 +142,7 @@ impl Ingest {
             partials: BTreeSet::new(),
             moves_pinned: false,
             versions: Vec::new(),
+            actor: Actor::daemon(Verb::Import),
             renamed: None,
             is_committed: false,
         })
@@ -140,6 +151,12 @@ impl Ingest {
     /// Allows the commit to move a pinned tag to another manifest. The pin stays with the name.
     pub const fn may_move_pinned(mut self, allowed: bool) -> Self {
         self.moves_pinned = allowed;
+        self
+    }
+
+    /// Sets on whose behalf the transaction runs, for the history of the name. The default is the daemon's own user.
+    pub const fn on_behalf_of(mut self, actor: Actor) -> Self {
+        self.actor = actor;
         self
     }
 
@@ -179,12 +196,34 @@ impl Ingest {
     /// # Errors
     /// [`StoreError::NoSpace`], [`StoreError::Quota`].
     pub fn admit(&self, sizes: impl Iterator<Item = u64> + Clone) -> Result<(), StoreError> {
-        let on_disk = |size| self.store.space().on_disk(size);
-        let all = sizes.clone().map(on_disk).fold(0, u64::saturating_add);
+        let all = self.sum_on_disk(sizes.clone());
         if self.store.shortage(all) == 0 {
             return self.staging.promise(all);
         }
         self.staging.promise(self.store.certainly_new(sizes)?)
+    }
+
+    /// Has disk space promised for files of these lengths if all fit now. Evicts nothing.
+    #[must_use]
+    pub fn admit_now(&self, sizes: impl Iterator<Item = u64>) -> bool {
+        self.staging.promise_now(self.sum_on_disk(sizes))
+    }
+
+    /// Has disk space promised for files of these lengths, if necessary by evicting models.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSpace`], [`StoreError::Quota`].
+    pub fn admit_all(&self, sizes: impl Iterator<Item = u64>) -> Result<(), StoreError> {
+        self.staging.promise(self.sum_on_disk(sizes))
+    }
+
+    fn sum_on_disk(&self, sizes: impl Iterator<Item = u64>) -> u64 {
+        sizes.map(|size| self.store.space().on_disk(size)).fold(0, u64::saturating_add)
+    }
+
+    /// Counts bytes of blobs that are stored and were not staged.
+    pub const fn note_reused(&mut self, bytes: u64) {
+        self.reused_bytes = self.reused_bytes.saturating_add(bytes);
     }
 
     /// Adds a finished blob. If the store or this transaction has it already, removes it immediately, so
@@ -192,7 +231,7 @@ impl Ingest {
     pub fn add_blob(&mut self, blob: StagedBlob) -> Result<Digest, StoreError> {
         let digest = blob.digest;
         // Before the check whether it exists, or a collection could delete it in between.
-        self.lease.pin(digest);
+        self.lease.protect(digest);
         if self.new.contains(&digest) || self.store.blob_size(digest)? == Some(blob.size) {
             self.reused_bytes += blob.size;
             self.staging.discard(&blob)?;
@@ -207,8 +246,15 @@ impl Ingest {
         Ok(digest)
     }
 
-    /// Stages and adds a blob from memory.
+    /// Stages and adds a blob from memory, unless the store has it.
     pub fn add_bytes(&mut self, bytes: &[u8]) -> Result<Digest, StoreError> {
+        let (digest, size) = (Digest::of(bytes), bytes.len() as u64);
+        // Before the check, or a collection could delete it in between.
+        self.lease.protect(digest);
+        if self.store.blob_size(digest)? == Some(size) {
+            self.note_reused(size);
+            return Ok(digest);
+        }
         let mut writer = self.staging.stage(bytes.len() as u64);
         writer.append(bytes)?;
         self.add_blob(writer.finish()?)
@@ -216,8 +262,8 @@ impl Ingest {
 
     /// Adds a recipe whose blobs were added or are stored.
     pub fn add_recipe(&mut self, recipe: Recipe) {
-        self.lease.pin(recipe.file());
-        self.lease.pin_all(recipe.digests());
+        self.lease.protect(recipe.file());
+        self.lease.protect_all(recipe.digests());
         self.recipes.insert(recipe.file(), recipe);
     }
 
@@ -250,7 +296,8 @@ impl Ingest {
             .map(|origin| OriginRecord::new(&self.staging, origin, self.versions.clone()))
             .transpose()?;
         let tag = self.staging.reserve_space(manifest.raw().len() as u64, || Ok(()))?;
-        self.commit_records(reference, manifest, origin, Some(tag), allowed)
+        let history = self.staging.reserve_space(self.store.history_length(reference)?, || Ok(()))?;
+        self.commit_records(reference, manifest, origin, Some(NameSpace { tag, history }), allowed)
     }
 
     /// Like [`Self::commit_if`], but reserves no space for the manifest: for a model that is restored from the
@@ -264,20 +311,19 @@ impl Ingest {
         self.commit_records(reference, manifest, None, None, allowed)
     }
 
-    /// `tag` is space for the manifest.
     fn commit_records<E: From<StoreError>>(
         mut self,
         reference: &Reference,
         manifest: &Manifest,
         origin: Option<OriginRecord>,
-        tag: Option<Reservation>,
+        space: Option<NameSpace>,
         allowed: impl FnOnce(Option<&Reference>) -> Result<(), E>,
     ) -> Result<Committed, E> {
         // Content is durable before names: a name that survives a crash without its content is a torn blob.
         self.publish_blobs()?;
         self.publish_recipes()?;
-        self.lease.pin(manifest.digest());
-        self.lease.pin_all(manifest.digests());
+        self.lease.protect(manifest.digest());
+        self.lease.protect_all(manifest.digests());
         let store = Arc::clone(&self.store);
         let _tags = store.lock_tags();
         self.check_renamed(manifest)?;
@@ -287,15 +333,19 @@ impl Ingest {
         let displaced = stored.as_ref().map(|tag| self.displaced(tag, manifest)).transpose()?.flatten();
         self.check_complete(manifest)?;
         let temporary = self.staging.directory().join("tag");
+        let (tag, history) = space.map(|space| (space.tag, space.history)).unzip();
+        let source = origin.as_ref().map(|origin| origin.text().to_owned());
         if let Some(origin) = origin {
             store.write_origin(&temporary, manifest.digest(), origin)?;
         }
+        // Before the tag: a record of a change that has not happened is recognised, a missing one is not.
+        self.record(stored.as_ref(), reference, (manifest, source), &temporary, history)?;
         // The commit point: before it the model does not exist, after it the model is complete.
         let target = stored.as_ref().unwrap_or(reference);
         store.write_tag(&temporary, target, manifest, tag)?;
         self.is_committed = true;
         if let Some(renamed) = &self.renamed {
-            store.finish_rename(renamed, target)?;
+            store.finish_rename(renamed, target, self.actor)?;
         }
         // From now on the tag protects the model.
         self.lease.release();
@@ -303,6 +353,27 @@ impl Ingest {
         let new_blob_count = self.new.len() as u64;
         let (new_bytes, reused_bytes) = (self.new_bytes, self.reused_bytes);
         Ok(Committed { new_bytes, new_blob_count, reused_bytes, displaced })
+    }
+
+    /// Records in the history of the name that it gets this manifest.
+    fn record(
+        &self,
+        stored: Option<&Reference>,
+        reference: &Reference,
+        (manifest, origin): (&Manifest, Option<String>),
+        temporary: &Path,
+        reservation: Option<Reservation>,
+    ) -> Result<(), StoreError> {
+        let renames_case = self.renamed.as_ref().is_some_and(|renamed| renamed.same_model(reference));
+        let previous = stored.or(self.renamed.as_ref().filter(|_| renames_case));
+        let change = NameChange {
+            actor: self.actor,
+            digest: manifest.digest(),
+            previous: previous.map(|tag| self.store.tagged_digest(tag)).transpose()?.flatten(),
+            renamed: self.renamed.as_ref(),
+            origin: origin.or_else(|| self.store.origin(manifest.digest())),
+        };
+        self.store.record_change(reference, &change, temporary, reservation)
     }
 
     /// The tag that is renamed must not have changed since the model was read.
@@ -371,6 +442,10 @@ impl Ingest {
         let _change = store.begin_change();
         for (file, recipe) in &self.recipes {
             let (node, target, json) = (Node::Recipe(*file), layout::recipe(*file), recipe.to_json());
+            // The same recipe takes no more space. Its content was durable before it got its name.
+            if store.root.read_limited(&target, json.len() as u64)?.is_some_and(|stored| stored == json) {
+                continue;
+            }
             let mut reservation = self.staging.reserve_space(json.len() as u64, || Ok(()))?;
             let replaced = node.bytes_on_disk(store)?.unwrap_or_default();
             store.disk().replace_file(&temporary, &target, &json, 0o444)?;

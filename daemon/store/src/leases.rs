@@ -4,7 +4,7 @@
 //! session holds one while its client has a model open. Leases exist only in memory: if the daemon is
 //! killed, its clients and transactions end too.
 //!
-//! A collection claims each digest before it deletes it ([`Collection::delete_unpinned`]), under the lock
+//! A collection claims each digest before it deletes it ([`Collection::delete_unleased`]), under the lock
 //! that leasing takes. The deletion itself, which may take long, happens without the lock. A caller that
 //! leases a digest which is being deleted waits until that is over; no other caller waits. A digest that
 //! was leased since the collection began is not deleted, even if the lease has ended: a manifest may have
@@ -31,31 +31,31 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Table {
     next_id: u64,
-    pins: BTreeMap<u64, Pins>,
+    entries: BTreeMap<u64, Entry>,
     /// The sets that leases of the same model share, by manifest digest. Only used to find an equal set,
-    /// which has an entry for each tensor: `pins` decides what is protected.
+    /// which has an entry for each tensor: `entries` decides what is protected.
     models: BTreeMap<Digest, Weak<BTreeSet<Digest>>>,
-    /// Digests pinned since the running collection began; `None` if none is running.
+    /// Digests leased since the running collection began; `None` if none is running.
     since_collection: Option<BTreeSet<Digest>>,
     /// Digests that are being deleted now.
     deleting: BTreeSet<Digest>,
 }
 
 impl Table {
-    fn is_pinned(&self, digest: Digest) -> bool {
-        self.pins.values().any(|pins| pins.contains(digest))
+    fn is_leased(&self, digest: Digest) -> bool {
+        self.entries.values().any(|entry| entry.contains(digest))
     }
 }
 
 #[derive(Debug)]
-struct Pins {
+struct Entry {
     holder: String,
     digests: BTreeSet<Digest>,
     /// The digests of the leased model, shared with other leases.
     model: Option<Arc<BTreeSet<Digest>>>,
 }
 
-impl Pins {
+impl Entry {
     fn contains(&self, digest: Digest) -> bool {
         self.digests.contains(&digest) || self.model.as_ref().is_some_and(|model| model.contains(&digest))
     }
@@ -67,7 +67,7 @@ impl Leases {
         let mut table = self.lock();
         let id = table.next_id;
         table.next_id += 1;
-        table.pins.insert(id, Pins { holder: holder.into(), digests: BTreeSet::new(), model: None });
+        table.entries.insert(id, Entry { holder: holder.into(), digests: BTreeSet::new(), model: None });
         Lease { leases: self.clone(), id }
     }
 
@@ -75,38 +75,38 @@ impl Leases {
     #[must_use]
     pub fn holders(&self, digest: Digest) -> Vec<String> {
         let table = self.lock();
-        let pinning = table.pins.values().filter(|pins| pins.contains(digest));
-        pinning.map(|pins| pins.holder.clone()).collect()
+        let leasing = table.entries.values().filter(|entry| entry.contains(digest));
+        leasing.map(|entry| entry.holder.clone()).collect()
     }
 
     /// The holders of the leases that protect any of these digests.
     #[must_use]
     pub fn holders_of_any(&self, digests: &BTreeSet<Digest>) -> BTreeSet<String> {
         let table = self.lock();
-        let holds = |pins: &&Pins| digests.iter().any(|digest| pins.contains(*digest));
-        table.pins.values().filter(holds).map(|pins| pins.holder.clone()).collect()
+        let holds = |entry: &&Entry| digests.iter().any(|digest| entry.contains(*digest));
+        table.entries.values().filter(holds).map(|entry| entry.holder.clone()).collect()
     }
 
     /// Whether any lease protects a digest.
     #[must_use]
-    pub fn is_pinned(&self, digest: Digest) -> bool {
-        self.lock().is_pinned(digest)
+    pub fn is_leased(&self, digest: Digest) -> bool {
+        self.lock().is_leased(digest)
     }
 
     /// All digests that leases protect now.
     #[must_use]
-    pub fn pinned(&self) -> BTreeSet<Digest> {
+    pub fn leased(&self) -> BTreeSet<Digest> {
         let table = self.lock();
-        let mut pinned: BTreeSet<Digest> =
-            table.pins.values().flat_map(|pins| pins.digests.iter().copied()).collect();
+        let mut leased: BTreeSet<Digest> =
+            table.entries.values().flat_map(|entry| entry.digests.iter().copied()).collect();
         // Each set once, however many leases share it.
         let mut seen = BTreeSet::new();
-        for model in table.pins.values().filter_map(|pins| pins.model.as_ref()) {
+        for model in table.entries.values().filter_map(|entry| entry.model.as_ref()) {
             if seen.insert(Arc::as_ptr(model)) {
-                pinned.extend(model.iter());
+                leased.extend(model.iter());
             }
         }
-        pinned
+        leased
     }
 
     /// Starts a collection: digests that are leased from now on stay even if the lease ends.
@@ -137,7 +137,7 @@ pub struct Collection {
 impl Collection {
     /// Calls `delete` unless the digest is leased or was since the collection began; returns `None` then.
     /// Callers that lease the digest meanwhile wait. `delete` may take long, but must not lease it.
-    pub fn delete_unpinned<T>(&self, digest: Digest, delete: impl FnOnce() -> T) -> Option<T> {
+    pub fn delete_unleased<T>(&self, digest: Digest, delete: impl FnOnce() -> T) -> Option<T> {
         let claim = self.claim(digest)?;
         let deleted = delete();
         drop(claim);
@@ -147,7 +147,7 @@ impl Collection {
     fn claim(&self, digest: Digest) -> Option<Claim<'_>> {
         let mut table = self.leases.lock();
         let since = table.since_collection.as_ref();
-        if table.is_pinned(digest) || since.is_some_and(|since| since.contains(&digest)) {
+        if table.is_leased(digest) || since.is_some_and(|since| since.contains(&digest)) {
             return None;
         }
         table.deleting.insert(digest);
@@ -185,26 +185,26 @@ pub struct Lease {
 impl Lease {
     /// Protects one more digest. Check only after this whether the blob exists, or a collection could
     /// delete it in between.
-    pub fn pin(&self, digest: Digest) {
-        self.pin_all([digest]);
+    pub fn protect(&self, digest: Digest) {
+        self.protect_all([digest]);
     }
 
     /// Protects nothing any more. Several callers that release the same digest and then check whether it
     /// is leased: the last one sees that it is not.
     pub fn release(&self) {
-        if let Some(pins) = self.leases.lock().pins.get_mut(&self.id) {
-            pins.digests.clear();
-            pins.model = None;
+        if let Some(entry) = self.leases.lock().entries.get_mut(&self.id) {
+            entry.digests.clear();
+            entry.model = None;
         }
     }
 
     /// Protects the digests of a model; `manifest` is its manifest's digest. The digests of a model that
-    /// the lease protected before are released. Waits for deletions like [`Self::pin_all`].
-    pub(crate) fn pin_model(&self, manifest: Digest, digests: impl IntoIterator<Item = Digest>) {
+    /// the lease protected before are released. Waits for deletions like [`Self::protect_all`].
+    pub(crate) fn protect_model(&self, manifest: Digest, digests: impl IntoIterator<Item = Digest>) {
         let digests: BTreeSet<Digest> = digests.into_iter().collect();
         let mut table = self.leases.lock_unless_deleting(&digests);
-        let Table { pins, models, since_collection, .. } = &mut *table;
-        let Some(pins) = pins.get_mut(&self.id) else { return };
+        let Table { entries, models, since_collection, .. } = &mut *table;
+        let Some(entry) = entries.get_mut(&self.id) else { return };
         if let Some(since) = since_collection {
             since.extend(&digests);
         }
@@ -215,30 +215,30 @@ impl Lease {
             models.insert(manifest, Arc::downgrade(&model));
             model
         });
-        pins.model = Some(model);
+        entry.model = Some(model);
     }
 
     /// Protects several digests. Waits until none of them is being deleted.
-    pub fn pin_all(&self, digests: impl IntoIterator<Item = Digest>) {
+    pub fn protect_all(&self, digests: impl IntoIterator<Item = Digest>) {
         // Building the set at once is faster than inserting a model's thousand digests one by one.
         let more: BTreeSet<Digest> = digests.into_iter().collect();
         let mut table = self.leases.lock_unless_deleting(&more);
-        let Table { pins, since_collection, .. } = &mut *table;
-        let Some(Pins { digests: pinned, .. }) = pins.get_mut(&self.id) else { return };
+        let Table { entries, since_collection, .. } = &mut *table;
+        let Some(Entry { digests: leased, .. }) = entries.get_mut(&self.id) else { return };
         if let Some(since) = since_collection {
             since.extend(&more);
         }
-        if pinned.is_empty() {
-            *pinned = more;
+        if leased.is_empty() {
+            *leased = more;
         } else {
-            pinned.extend(more);
+            leased.extend(more);
         }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.leases.lock().pins.remove(&self.id);
+        self.leases.lock().entries.remove(&self.id);
     }
 }
 
@@ -251,91 +251,91 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pinned_digest_is_not_deleted_until_its_last_lease_ends() {
+    fn leased_digest_is_not_deleted_until_its_last_lease_ends() {
         let (leases, digest) = (Leases::default(), Digest::of(b"x"));
         let (first, second) = (leases.grant("first"), leases.grant("second"));
-        first.pin(digest);
-        second.pin(digest);
+        first.protect(digest);
+        second.protect(digest);
         assert_eq!(leases.holders(digest), ["first", "second"]);
         drop(first);
-        assert_eq!(leases.begin_collection().delete_unpinned(digest, || ()), None);
+        assert_eq!(leases.begin_collection().delete_unleased(digest, || ()), None);
         drop(second);
-        assert_eq!(leases.begin_collection().delete_unpinned(digest, || ()), Some(()));
-        assert!(leases.pinned().is_empty());
+        assert_eq!(leases.begin_collection().delete_unleased(digest, || ()), Some(()));
+        assert!(leases.leased().is_empty());
     }
 
     #[test]
-    fn only_callers_that_pin_the_deleted_digest_wait_for_a_slow_deletion() {
+    fn only_callers_that_lease_the_deleted_digest_wait_for_a_slow_deletion() {
         let (leases, digest, other) = (Leases::default(), Digest::of(b"x"), Digest::of(b"y"));
         let collection = leases.begin_collection();
-        let (lease, has_pinned) = (leases.grant("import"), AtomicBool::new(false));
+        let (lease, has_leased) = (leases.grant("import"), AtomicBool::new(false));
         thread::scope(|scope| {
-            let deleted = collection.delete_unpinned(digest, || {
+            let deleted = collection.delete_unleased(digest, || {
                 // Other calls do not wait, even on this thread.
-                leases.grant("another import").pin(other);
-                assert!(!leases.is_pinned(digest) && leases.holders(digest).is_empty());
-                assert_eq!(collection.delete_unpinned(other, || ()), None, "it was pinned");
+                leases.grant("another import").protect(other);
+                assert!(!leases.is_leased(digest) && leases.holders(digest).is_empty());
+                assert_eq!(collection.delete_unleased(other, || ()), None, "it was leased");
                 scope.spawn(|| {
-                    lease.pin(digest);
-                    has_pinned.store(true, Ordering::SeqCst);
+                    lease.protect(digest);
+                    has_leased.store(true, Ordering::SeqCst);
                 });
                 thread::sleep(Duration::from_millis(50));
                 assert!(
-                    !has_pinned.load(Ordering::SeqCst),
-                    "a digest that is being deleted cannot be pinned"
+                    !has_leased.load(Ordering::SeqCst),
+                    "a digest that is being deleted cannot be leased"
                 );
             });
             assert_eq!(deleted, Some(()));
         });
-        assert!(leases.is_pinned(digest));
-        assert_eq!(collection.delete_unpinned(digest, || ()), None);
+        assert!(leases.is_leased(digest));
+        assert_eq!(collection.delete_unleased(digest, || ()), None);
     }
 
     #[test]
     fn deletion_that_panics_is_over() {
         let (leases, digest) = (Leases::default(), Digest::of(b"x"));
         let collection = leases.begin_collection();
-        let deletion = || collection.delete_unpinned(digest, || panic!("a test"));
+        let deletion = || collection.delete_unleased(digest, || panic!("a test"));
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(deletion));
         assert!(caught.is_err());
-        leases.grant("import").pin(digest);
+        leases.grant("import").protect(digest);
     }
 
     #[test]
-    fn leases_of_a_model_share_what_they_pin_unless_it_is_stored_in_other_parts() {
+    fn leases_of_a_model_share_what_they_protect_unless_it_is_stored_in_other_parts() {
         let (leases, manifest) = (Leases::default(), Digest::of(b"manifest"));
         let (old, new) = ([Digest::of(b"a"), Digest::of(b"b")], [Digest::of(b"a"), Digest::of(b"c")]);
         let (first, second, third) = (leases.grant("1"), leases.grant("2"), leases.grant("3"));
-        first.pin_model(manifest, old);
-        second.pin_model(manifest, old);
-        let set_of = |lease: &Lease| leases.lock().pins[&lease.id].model.clone().unwrap();
+        first.protect_model(manifest, old);
+        second.protect_model(manifest, old);
+        let set_of = |lease: &Lease| leases.lock().entries[&lease.id].model.clone().unwrap();
         assert!(Arc::ptr_eq(&set_of(&first), &set_of(&second)));
-        third.pin_model(manifest, new);
-        assert_eq!(leases.pinned(), [old[0], old[1], new[1]].into());
+        third.protect_model(manifest, new);
+        assert_eq!(leases.leased(), [old[0], old[1], new[1]].into());
         assert_eq!(leases.holders(old[1]), ["1", "2"]);
         drop(third);
-        assert_eq!(leases.pinned(), old.into());
+        assert_eq!(leases.leased(), old.into());
         let collection = leases.begin_collection();
         let late = leases.grant("late");
-        late.pin_model(manifest, new);
+        late.protect_model(manifest, new);
         drop(late);
-        assert_eq!(collection.delete_unpinned(new[1], || ()), None, "pinned since it began");
+        assert_eq!(collection.delete_unleased(new[1], || ()), None, "leased since it began");
         drop(collection);
         second.release();
         drop(first);
-        assert!(leases.pinned().is_empty());
-        assert_eq!(leases.begin_collection().delete_unpinned(old[1], || ()), Some(()));
+        assert!(leases.leased().is_empty());
+        assert_eq!(leases.begin_collection().delete_unleased(old[1], || ()), Some(()));
     }
 
     #[test]
-    fn digest_pinned_and_released_during_a_collection_stays() {
+    fn digest_leased_and_released_during_a_collection_stays() {
         let (leases, digest) = (Leases::default(), Digest::of(b"x"));
         let collection = leases.begin_collection();
         let import = leases.grant("import");
-        import.pin(digest);
+        import.protect(digest);
         drop(import);
-        assert_eq!(collection.delete_unpinned(digest, || ()), None);
+        assert_eq!(collection.delete_unleased(digest, || ()), None);
         drop(collection);
-        assert_eq!(leases.begin_collection().delete_unpinned(digest, || ()), Some(()));
+        assert_eq!(leases.begin_collection().delete_unleased(digest, || ()), Some(()));
     }
 }

@@ -40,6 +40,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use blobd_store_format::layout;
@@ -54,6 +55,8 @@ pub mod disk;
 mod error;
 mod filesystem;
 pub mod gc;
+mod glance;
+mod history;
 pub mod index;
 mod ingest;
 mod internal_reads;
@@ -81,6 +84,7 @@ mod space;
 mod staging;
 mod store_dir;
 mod summaries;
+mod surroundings;
 mod sys;
 mod tags;
 #[cfg(any(test, feature = "testing"))]
@@ -89,11 +93,13 @@ mod transactions;
 mod trash;
 
 pub use assembler::{
-    Assembler, BlobSink, BlobWriter, CHUNK_BYTES, CHUNKS_IN_USE, DownloadAbout, DownloadSummary, HashedFile,
-    PartialDownload, PartialFile, RangeSource,
+    Assembler, BlobSink, BlobWriter, CHUNK_BYTES, CHUNKS_IN_USE, Difference, Differences, DownloadAbout,
+    DownloadSummary, HashedFile, PartialDownload, PartialFile, RangeSource,
 };
 pub use error::StoreError;
 pub use filesystem::{Durability, FileSystem};
+pub use glance::Glance;
+pub use history::{Account, Actor, HistoryEntry, HistoryRow, NameHistory, Verb};
 pub use ingest::{Committed, Ingest};
 pub use lock_file::{CommandState, LockHolder};
 pub use make_space::{EvictionObserver, MakeSpace};
@@ -101,14 +107,16 @@ pub use models::{Model, NamedFile, StoredFile};
 pub use origins::FileVersion;
 pub use other_files::OtherFiles;
 pub use place::Place;
+pub use quarantine::QuarantinedBlob;
 pub use rate::RateLimiter;
 pub use reader::FileReader;
 pub use root::FileStatus;
 pub use seal::StagedBlob;
-pub use space::{Eviction, SpacePolicy};
+pub use space::{AvailableSpace, Eviction, SpacePolicy};
 pub use staging::Staging;
 pub use store_dir::FORMAT;
 pub use summaries::{ManifestSummary, TagSummary};
+pub use surroundings::{Inodes, Owned};
 pub use sys::give_back_memory;
 pub use tags::Tags;
 pub use trash::TrashedModel;
@@ -161,6 +169,8 @@ pub struct Store {
     internal_reads: internal_reads::InternalReads,
     future_records: trash::FutureRecords,
     transactions: Transactions,
+    /// Whether this process has found or requested the reserve.
+    wants_reserve: AtomicBool,
     /// `None` if the store cannot be written to and has no lock file.
     lock: Option<File>,
     /// If one of these directories is missing, nothing is collected.
@@ -206,6 +216,7 @@ impl Store {
             internal_reads: internal_reads::InternalReads::default(),
             future_records: trash::FutureRecords::default(),
             transactions: Transactions::default(),
+            wants_reserve: AtomicBool::new(false),
             lock: opened.lock,
             essential: opened.essential,
         };

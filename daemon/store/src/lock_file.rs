@@ -21,7 +21,7 @@ pub struct LockHolder {
     pub command: Option<CommandState>,
 }
 
-/// What a command that has the store open is doing.
+/// The state of a command that has the store open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CommandState {
@@ -49,14 +49,19 @@ pub(super) fn read_holder(file: &File) -> LockHolder {
     const TRIES: u32 = 20;
     const PAUSE: Duration = Duration::from_millis(10);
     for _ in 0..TRIES {
-        let mut json = vec![0; HOLDER_BYTES];
-        let read = file.read_at(&mut json, 0).unwrap_or_default();
-        if let Ok(holder) = serde_json::from_slice(json.get(..read).unwrap_or_default()) {
+        if let Some(holder) = recorded_holder(file) {
             return holder;
         }
         std::thread::sleep(PAUSE);
     }
     LockHolder::default()
+}
+
+/// The holder in the lock file; `None` if it is just being written.
+pub(super) fn recorded_holder(file: &File) -> Option<LockHolder> {
+    let mut json = vec![0; HOLDER_BYTES];
+    let read = file.read_at(&mut json, 0).ok()?;
+    serde_json::from_slice(json.get(..read)?).ok()
 }
 
 /// Long enough for the path of a socket.

@@ -2,7 +2,7 @@
 //! not fit.
 
 use super::gc::LostModel;
-use super::space::{Eviction, Space, SpacePolicy};
+use super::space::{AvailableSpace, Eviction, Space, SpacePolicy};
 use super::{Store, StoreError};
 
 /// Frees disk space when something does not fit.
@@ -31,13 +31,21 @@ impl Store {
 
     /// How much of the disk the store may use.
     #[must_use]
-    pub const fn space_policy(&self) -> &SpacePolicy {
+    pub fn space_policy(&self) -> SpacePolicy {
         self.space.policy()
+    }
+
+    /// Changes how much of the disk the store may use. Nothing is evicted at once.
+    ///
+    /// # Errors
+    /// If the default for the free space is needed and the size of the file system cannot be read.
+    pub fn set_space_policy(&self, policy: SpacePolicy) -> Result<(), StoreError> {
+        self.space.set_policy(policy)
     }
 
     /// The bytes of the file system that the store leaves free: as configured, or by the size of the file system.
     #[must_use]
-    pub const fn min_free_bytes(&self) -> u64 {
+    pub fn min_free_bytes(&self) -> u64 {
         self.space.min_free_bytes()
     }
 
@@ -51,6 +59,17 @@ impl Store {
     #[must_use]
     pub fn shortage(&self, bytes: u64) -> u64 {
         self.space().shortage(bytes)
+    }
+
+    /// The space that no transaction has been promised yet.
+    pub fn available_space(&self) -> Result<AvailableSpace, StoreError> {
+        self.space().available()
+    }
+
+    /// The size on disk of a file of `bytes`: whole blocks.
+    #[must_use]
+    pub const fn size_on_disk(&self, bytes: u64) -> u64 {
+        self.space.on_disk(bytes)
     }
 
     /// Whether `bytes` fit now.

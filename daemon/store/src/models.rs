@@ -42,6 +42,8 @@ pub struct NamedFile {
     pub file: StoredFile,
     /// Its name in the manifest, or its path in an archive.
     pub name: Option<String>,
+    /// The layer that it was in, if that is compressed: its own bytes are not stored.
+    pub unpacked_from: Option<Digest>,
 }
 
 impl Model {
@@ -59,7 +61,8 @@ impl Model {
         for (file, name) in self.files.iter().zip(self.manifest.names()) {
             match file.members()? {
                 members if members.is_empty() => {
-                    contents.push(NamedFile { file: file.clone(), name: name.map(str::to_owned) });
+                    let (file, name) = (file.clone(), name.map(str::to_owned));
+                    contents.push(NamedFile { file, name, unpacked_from: None });
                 }
                 members => contents.extend(members),
             }
@@ -91,6 +94,7 @@ impl StoredFile {
     /// [`StoreError::Recipe`] when its recipe is inconsistent.
     pub fn members(&self) -> Result<Vec<NamedFile>, StoreError> {
         let Some(recipe) = &self.recipe else { return Ok(Vec::new()) };
+        let unpacked_from = recipe.unpacked().map(|_| self.descriptor.digest);
         let member = |(index, member): (usize, &Member)| {
             let own = recipe.member_recipe(index).map_err(|error| {
                 let path = layout::recipe(self.descriptor.digest).into();
@@ -98,7 +102,7 @@ impl StoredFile {
             })?;
             let recipe = if own.is_one_blob() { None } else { Some(Arc::new(own)) };
             let file = Self { descriptor: member.descriptor(), recipe };
-            Ok(NamedFile { file, name: Some(member.path.clone()) })
+            Ok(NamedFile { file, name: Some(member.path.clone()), unpacked_from })
         };
         recipe.members().iter().enumerate().map(member).collect()
     }
@@ -153,7 +157,7 @@ impl Store {
             // The manifest's own digest shows which model is in use.
             let manifest = model.manifest.digest();
             let files = std::iter::once(manifest).chain(model.manifest.digests());
-            lease.pin_model(manifest, files.chain(model.blob_sizes().map(|(digest, _)| digest)));
+            lease.protect_model(manifest, files.chain(model.blob_sizes().map(|(digest, _)| digest)));
             let now = self.model(reference)?;
             if now.is_stored_as(&model) {
                 return Ok(now);

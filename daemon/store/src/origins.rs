@@ -43,6 +43,10 @@ impl OriginRecord {
         let length = origin.encode()?.len() as u64;
         Ok(Self { origin, reservation: staging.reserve_space(length, || Ok(()))? })
     }
+
+    pub(super) fn text(&self) -> &str {
+        &self.origin.origin
+    }
 }
 
 impl Origin {

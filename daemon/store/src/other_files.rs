@@ -1,4 +1,4 @@
-//! What the store's directory takes on disk besides blobs and recipes, by purpose: one pass over everything
+//! The size on disk of the store's directory besides blobs and recipes, by purpose: one pass over everything
 //! except the content of `blobs/` and `recipes/`, which the index counts.
 //!
 //! The sum, with the blobs and recipes, is what `du` reports for the store: allocated blocks, of directories too,
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 
+use super::directories::RECORDS;
 use super::root::{Directory, Entry, FileStatus};
 use super::{FileSystem, Store, StoreError};
 
@@ -23,7 +24,7 @@ const TAG_LEVELS: usize = 4;
 /// Bytes on disk, by purpose.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OtherFiles {
-    /// Manifests, origins, pins, and the files that describe the store.
+    /// Manifests, origins, histories of names, pins, and the files that describe the store.
     pub records: u64,
     /// The copy of the index.
     pub index: u64,
@@ -76,7 +77,7 @@ impl Tally {
         self.found.directories = root.own_status()?.allocated_bytes();
         each(root, |name, status| match (name.to_str(), status.is_dir()) {
             (Some(layout::BLOBS | layout::RECIPES), true) => self.found.directories += self.own(status),
-            (Some(directory), true) if KNOWN.contains(&directory) => {
+            (Some(directory), true) if RECORDS.contains(&directory) => {
                 let own = self.own(status);
                 let Some(below) = root.find_directory(directory).ok().flatten() else { return };
                 if directory == layout::INDEX {
@@ -98,7 +99,7 @@ impl Tally {
         // The errors are those of a directory that has just disappeared, or cannot be read.
         let _ = match name {
             layout::MANIFESTS | layout::PINS => self.tags(directory, path, TAG_LEVELS),
-            layout::ORIGINS => each(directory, |name, status| {
+            layout::ORIGINS | layout::HISTORY => each(directory, |name, status| {
                 if is_record(name) && status.is_file() {
                     self.found.records += self.own(status);
                 } else {
@@ -178,7 +179,7 @@ impl Tally {
         bytes
     }
 
-    /// What a file or a directory itself takes; nothing for another name of a file that was counted.
+    /// The size of a file or a directory itself on disk; nothing for another name of a file that was counted.
     fn own(&mut self, status: &FileStatus) -> u64 {
         if status.is_dir() {
             return status.allocated_bytes();
@@ -189,18 +190,6 @@ impl Tally {
         if status.is_file() { self.file_system.bytes_on_disk(status) } else { status.allocated_bytes() }
     }
 }
-
-/// Directories of the store other than those of blobs and recipes.
-const KNOWN: [&str; 8] = [
-    layout::MANIFESTS,
-    layout::ORIGINS,
-    layout::STAGING,
-    layout::PARTIAL,
-    layout::TRASH,
-    layout::PINS,
-    layout::QUARANTINE,
-    layout::INDEX,
-];
 
 /// Files in the root, with their temporary names.
 const FILES: [&str; 5] =

@@ -6,6 +6,7 @@ use std::path::Path;
 use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
 
+use super::history::Actor;
 use super::{Store, StoreError};
 
 impl Store {
@@ -34,12 +35,18 @@ impl Store {
 
     /// Moves the pin from one tag of a model to its new one, and removes the old tag. The new tag is durable, so a
     /// crash leaves at worst both.
-    pub(super) fn finish_rename(&self, old: &Reference, new: &Reference) -> Result<(), StoreError> {
+    pub(super) fn finish_rename(
+        &self,
+        old: &Reference,
+        new: &Reference,
+        actor: Actor,
+    ) -> Result<(), StoreError> {
         if self.is_pinned(old) {
             self.pin(new)?;
             self.unpin(old)?;
         }
-        self.remove_tag(old)
+        // Names that differ only in upper and lower case have one history, in which nothing has changed.
+        if old.same_model(new) { self.remove_tag_file(old) } else { self.remove_tag(old, actor) }
     }
 
     /// Unpins a model, durably; returns whether it was pinned.

@@ -37,6 +37,17 @@ enum Fate {
     Missing,
 }
 
+/// A damaged blob that is kept for the administrator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuarantinedBlob {
+    /// The digest that its content should have.
+    pub digest: Digest,
+    /// When it was quarantined, in seconds since 1970.
+    pub time: u64,
+    /// Its size on disk.
+    pub bytes: u64,
+}
+
 impl DamagedBlobs {
     /// Reads `quarantine/`. If that fails, quarantined blobs count as missing, and nothing is collected.
     pub(super) fn load(root: &Root) -> Self {
@@ -149,6 +160,25 @@ impl Store {
         Ok(times)
     }
 
+    /// All quarantined copies, the latest first.
+    pub fn quarantined_blobs(&self) -> Result<Vec<QuarantinedBlob>, StoreError> {
+        let Some(directory) = self.root.find_directory(Path::new(layout::QUARANTINE))? else {
+            return Ok(Vec::new());
+        };
+        let mut blobs = Vec::new();
+        for (digest, time) in copies_in(&self.root)? {
+            let name = layout::quarantined(digest, time);
+            // The administrator may delete it at any moment.
+            if let Some(name) = name.file_name()
+                && let Some(status) = directory.status(name)?
+            {
+                blobs.push(QuarantinedBlob { digest, time, bytes: self.file_system.bytes_on_disk(&status) });
+            }
+        }
+        blobs.sort_by(|a, b| (b.time, a.digest).cmp(&(a.time, b.digest)));
+        Ok(blobs)
+    }
+
     /// Opens the copy of a blob of `size` bytes that was quarantined at `time`.
     pub fn open_quarantined(
         &self,
@@ -222,6 +252,8 @@ mod tests {
         add_blobs(&store, [b"weights"]);
         assert_ne!(quarantine(&store, digest).unwrap(), first);
         assert_eq!(store.quarantined_copies(digest).unwrap().len(), 2);
+        let listed = store.quarantined_blobs().unwrap();
+        assert!(listed.len() == 2 && listed[0].time > listed[1].time && listed[0].bytes > 0, "{listed:?}");
     }
 
     #[test]

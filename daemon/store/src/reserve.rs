@@ -2,6 +2,7 @@
 //! work. They need a little space for the file system's metadata.
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use blobd_store_format::layout;
 
@@ -15,18 +16,24 @@ const SHARE: u64 = 256;
 
 impl Store {
     /// Runs `work`, which frees space. On a full disk, releases the reserve first. Afterwards the
-    /// reserve is created again if there is space.
+    /// reserve is created again if there is space, unless nothing was ever stored here.
     pub fn with_reserve<T>(&self, work: impl FnOnce() -> T) -> T {
+        if self.reserve_bytes().is_some() {
+            self.wants_reserve.store(true, Ordering::Relaxed);
+        }
         if self.root.free_bytes().is_ok_and(|free| free < MAX_BYTES) {
             self.give_up_reserve();
         }
         let done = work();
-        self.make_reserve();
+        if self.wants_reserve.load(Ordering::Relaxed) || self.used_bytes() > 0 {
+            self.make_reserve();
+        }
         done
     }
 
     /// Creates the reserve unless it exists or there is no space for it.
     pub fn make_reserve(&self) {
+        self.wants_reserve.store(true, Ordering::Relaxed);
         // A power cut may have left a file without allocated blocks, which reserves nothing.
         let has_blocks = self.reserve_status().is_some_and(|reserve| reserve.allocated_bytes() > 0);
         if has_blocks || self.read_only_reason().is_some() {

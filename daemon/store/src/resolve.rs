@@ -7,7 +7,7 @@ use blobd_store_format::reference::Reference;
 
 use super::{Store, StoreError};
 
-/// What the model is needed for.
+/// The purpose of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Read,
@@ -98,7 +98,7 @@ fn few(mut names: Vec<String>) -> Vec<String> {
 
 /// The stored names that may have been meant, the most likely first: other tags of the model, models of the same
 /// name elsewhere, then names that differ in a few characters or contain the text.
-fn similar(wanted: &Reference, tags: &[Reference]) -> Vec<String> {
+pub(super) fn similar(wanted: &Reference, tags: &[Reference]) -> Vec<String> {
     let mut found: Vec<_> = tags
         .iter()
         .filter_map(|tag| {

@@ -7,7 +7,7 @@
 //! because of others in the same store.
 
 use std::path::Path;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 
 use blobd_store_format::layout;
 
@@ -90,15 +90,39 @@ fn default_min_free(capacity: u64) -> u64 {
     (capacity / 50).min(1 << 30)
 }
 
+/// The space that the store may still take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AvailableSpace {
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// Whether the quota limits them, and not the free space of the file system.
+    pub is_limited_by_quota: bool,
+}
+
 #[derive(Debug)]
 pub(crate) struct Space {
     root: Root,
-    policy: SpacePolicy,
-    min_free_bytes: u64,
+    limits: RwLock<Limits>,
     block_bytes: u64,
     ledger: Mutex<Ledger>,
     /// Notified when the file system has finished or refused an allocation.
     reserved: Condvar,
+}
+
+/// What the store may use.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    policy: SpacePolicy,
+    /// As configured, or by the size of the file system.
+    min_free_bytes: u64,
+}
+
+impl Limits {
+    fn new(root: &Root, policy: SpacePolicy) -> Result<Self, StoreError> {
+        let by_size = || root.capacity_bytes().map(default_min_free);
+        let min_free_bytes = policy.min_free_bytes.map_or_else(by_size, Ok)?;
+        Ok(Self { policy, min_free_bytes })
+    }
 }
 
 #[derive(Debug, Default)]
@@ -109,7 +133,7 @@ struct Ledger {
     promised: u64,
     /// Bytes that the file system is allocating now.
     reserving: u64,
-    /// Bytes of blobs, recipes, manifests, origins and trash; counted when first needed, then kept up
+    /// Bytes of blobs, recipes, manifests, origins, histories and trash; counted when first needed, then kept up
     /// to date.
     stored: Option<u64>,
     /// Bytes of resumable downloads; `None` until counted again after a change.
@@ -118,25 +142,28 @@ struct Ledger {
 
 impl Space {
     pub(crate) fn new(root: Root, policy: SpacePolicy) -> Result<Self, StoreError> {
-        let by_size = || root.capacity_bytes().map(default_min_free);
-        let min_free_bytes = policy.min_free_bytes.map_or_else(by_size, Ok)?;
+        let limits = RwLock::new(Limits::new(&root, policy)?);
         let block_bytes = root.block_bytes()?;
-        Ok(Self {
-            root,
-            policy,
-            min_free_bytes,
-            block_bytes,
-            ledger: Mutex::default(),
-            reserved: Condvar::new(),
-        })
+        Ok(Self { root, limits, block_bytes, ledger: Mutex::default(), reserved: Condvar::new() })
     }
 
-    pub(crate) const fn policy(&self) -> &SpacePolicy {
-        &self.policy
+    pub(crate) fn policy(&self) -> SpacePolicy {
+        self.limits().policy
     }
 
-    pub(crate) const fn min_free_bytes(&self) -> u64 {
-        self.min_free_bytes
+    /// Changes the limits for what is stored from now on. What already has its space keeps it.
+    pub(crate) fn set_policy(&self, policy: SpacePolicy) -> Result<(), StoreError> {
+        let limits = Limits::new(&self.root, policy)?;
+        *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
+        Ok(())
+    }
+
+    pub(crate) fn min_free_bytes(&self) -> u64 {
+        self.limits().min_free_bytes
+    }
+
+    fn limits(&self) -> Limits {
+        *self.limits.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The size on disk of a file of `bytes`: whole blocks.
@@ -201,7 +228,7 @@ impl Space {
 
     /// Whether a quota requires the stored bytes, which have not been counted yet.
     pub(crate) fn is_uncounted(&self) -> bool {
-        self.policy.quota_bytes.is_some() && self.lock().stored.is_none()
+        self.policy().quota_bytes.is_some() && self.lock().stored.is_none()
     }
 
     /// Sets the bytes of blobs and recipes, as counted by the caller.
@@ -263,10 +290,19 @@ impl Space {
     pub(crate) fn shortage(&self, bytes: u64) -> u64 {
         let mut ledger = self.lock_settled(bytes);
         let on_disk = self.free(&ledger).map_or(0, |free| bytes.saturating_sub(free));
-        let of_quota = self.policy.quota_bytes.map_or(0, |quota| {
+        let of_quota = self.policy().quota_bytes.map_or(0, |quota| {
             self.used(&mut ledger).saturating_add(ledger.promised).saturating_add(bytes).saturating_sub(quota)
         });
         on_disk.max(of_quota)
+    }
+
+    /// The space that no transaction has been promised yet.
+    pub(crate) fn available(&self) -> Result<AvailableSpace, StoreError> {
+        let mut ledger = self.lock();
+        let of_disk = self.free(&ledger)?;
+        let used = self.used(&mut ledger).saturating_add(ledger.promised);
+        let of_quota = self.policy().quota_bytes.map_or(u64::MAX, |quota| quota.saturating_sub(used));
+        Ok(AvailableSpace { bytes: of_disk.min(of_quota), is_limited_by_quota: of_quota < of_disk })
     }
 
     /// Whether `bytes` fit now. The error names the limit that they exceed.
@@ -277,14 +313,14 @@ impl Space {
     /// Whether `bytes` could fit if the store and the disk were empty.
     pub(crate) fn could_fit(&self, bytes: u64) -> Result<bool, StoreError> {
         let of_disk = self.root.capacity_bytes()?;
-        Ok(bytes <= self.policy.quota_bytes.map_or(of_disk, |quota| quota.min(of_disk)))
+        Ok(bytes <= self.policy().quota_bytes.map_or(of_disk, |quota| quota.min(of_disk)))
     }
 
     fn check(&self, ledger: &mut Ledger, needed_bytes: u64) -> Result<(), StoreError> {
         let available_bytes = self.free(ledger)?;
         if needed_bytes > available_bytes {
             let (root, free_bytes) = (self.root.place(), self.root.free_bytes()?);
-            let min_free_bytes = self.min_free_bytes;
+            let min_free_bytes = self.min_free_bytes();
             return Err(StoreError::NoSpace {
                 root,
                 needed_bytes,
@@ -293,7 +329,7 @@ impl Space {
                 min_free_bytes,
             });
         }
-        let Some(quota_bytes) = self.policy.quota_bytes else { return Ok(()) };
+        let Some(quota_bytes) = self.policy().quota_bytes else { return Ok(()) };
         let used_bytes = self.used(ledger).saturating_add(ledger.promised);
         if needed_bytes > quota_bytes.saturating_sub(used_bytes) {
             let root = self.root.place();
@@ -303,7 +339,7 @@ impl Space {
     }
 
     fn free(&self, ledger: &Ledger) -> Result<u64, StoreError> {
-        let taken = ledger.promised.saturating_add(ledger.reserving).saturating_add(self.min_free_bytes);
+        let taken = ledger.promised.saturating_add(ledger.reserving).saturating_add(self.min_free_bytes());
         Ok(self.root.free_bytes()?.saturating_sub(taken))
     }
 
@@ -317,10 +353,10 @@ impl Space {
         others.into_iter().fold(stored, u64::saturating_add)
     }
 
-    /// Bytes of manifests, origins and trash. Each file is small, but a client that may pull can create
+    /// Bytes of manifests, origins, histories and trash. Each file is small, but a client that may pull can create
     /// many.
     fn records(&self) -> u64 {
-        self.bytes([layout::MANIFESTS, layout::ORIGINS, layout::TRASH])
+        self.bytes([layout::MANIFESTS, layout::ORIGINS, layout::HISTORY, layout::TRASH])
     }
 
     fn bytes<const N: usize>(&self, directories: [&str; N]) -> u64 {

@@ -73,6 +73,20 @@ impl Staging {
         Ok(())
     }
 
+    /// Returns what was promised and not taken, because a file is received again from its start.
+    pub fn return_promises(&self) {
+        self.0.store.space().release_promise(self.0.promised.swap(0, Ordering::Relaxed));
+    }
+
+    /// Has `bytes` of disk space promised if they fit now. Evicts nothing.
+    pub(super) fn promise_now(&self, bytes: u64) -> bool {
+        let is_promised = self.0.store.space().promise(bytes).is_ok();
+        if is_promised {
+            self.0.promised.fetch_add(bytes, Ordering::Relaxed);
+        }
+        is_promised
+    }
+
     /// Announces that the transaction may take `bytes` more. If something does not fit, models are
     /// evicted for all announced bytes or not at all, since a part of them would be of no use.
     pub fn expect(&self, bytes: u64) {

@@ -28,7 +28,7 @@ pub struct TagSummary {
     pub origin: Option<String>,
 }
 
-/// What is kept of a manifest.
+/// The part of a manifest that is kept in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestSummary {
     /// The manifest's own digest.

@@ -9,9 +9,10 @@ use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
+use super::history::Actor;
 use super::place::Place;
 use super::reservation::Reservation;
-use super::root::{Directory, Entry};
+use super::root::{Directory, Entry, Root};
 use super::{Store, StoreError};
 
 /// The content of `manifests/`.
@@ -71,8 +72,15 @@ impl Store {
         modified.ok_or_else(|| StoreError::no_such_model(reference))
     }
 
-    /// Removes a tag, durably. Only after this may blobs that it needed be deleted.
-    pub fn remove_tag(&self, reference: &Reference) -> Result<(), StoreError> {
+    /// Removes a tag for `actor`, durably. Only after this may blobs that it needed be deleted. The caller has
+    /// locked the tags.
+    pub fn remove_tag(&self, reference: &Reference, actor: Actor) -> Result<(), StoreError> {
+        self.record_removal(reference, actor)?;
+        self.remove_tag_file(reference)
+    }
+
+    /// Removes a tag without a record in its history.
+    pub(super) fn remove_tag_file(&self, reference: &Reference) -> Result<(), StoreError> {
         let path = layout::manifest(reference);
         if self.remove_record(&path)?.is_none() {
             return Err(StoreError::no_such_model(reference));
@@ -119,6 +127,21 @@ impl Store {
         }
         Ok(self.tags()?.references.into_iter().find(|stored| stored.same_model(reference)))
     }
+}
+
+/// The names of all tags, in order, as far as they can be read.
+pub(super) fn names(root: &Root) -> Vec<Reference> {
+    let mut names = Vec::new();
+    let mut visit = |_: &Directory, entry: &Entry, name: Option<Reference>| {
+        names.extend(name.filter(|_| !entry.is_dir()));
+        Ok(())
+    };
+    if let Ok(Some(manifests)) = root.find_directory(Path::new(layout::MANIFESTS)) {
+        // The names that were read before a failure are used.
+        let _ = walk(&manifests, Path::new(""), 0, &mut visit);
+    }
+    names.sort();
+    names
 }
 
 /// Directories between `manifests/` and a tag.

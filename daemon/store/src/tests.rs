@@ -17,6 +17,8 @@ use tempfile::TempDir;
 use super::*;
 use crate::testing::{begin, new_store, new_store_with};
 
+const ME: Actor = Actor { uid: 7, verb: Verb::Rm };
+
 fn name(text: &str) -> Reference {
     text.parse().unwrap()
 }
@@ -168,11 +170,11 @@ fn ingest_that_is_dropped_leaves_nothing() {
     ingest.add_bytes(b"never committed").unwrap();
     let mut unfinished = ingest.staging().stage(100);
     unfinished.append(b"some of it").unwrap();
-    assert_eq!(store.leases().pinned().len(), 1);
+    assert_eq!(store.leases().leased().len(), 1);
     drop(ingest);
     drop(unfinished);
     assert_eq!(entries(&store.path(layout::STAGING)), [""; 0]);
-    assert!(store.blobs().unwrap().is_empty() && store.leases().pinned().is_empty());
+    assert!(store.blobs().unwrap().is_empty() && store.leases().leased().is_empty());
 }
 
 #[test]
@@ -232,9 +234,9 @@ fn leased_model_has_all_its_blobs_pinned() {
     store.leased_model(&name("m"), &lease).unwrap();
     let files = [&b"config"[..], b"head", b"tensor", whole].map(Digest::of);
     let expected = files.into_iter().chain([manifest.digest()]).collect();
-    assert_eq!(store.leases().pinned(), expected);
+    assert_eq!(store.leases().leased(), expected);
     drop(lease);
-    assert!(store.leases().pinned().is_empty());
+    assert!(store.leases().leased().is_empty());
 }
 
 #[test]
@@ -363,13 +365,13 @@ fn removed_tag_takes_its_empty_directories_along_and_no_others() {
         add(&store, tag, &[b"1", b"one"]);
     }
     let manifests = store.path(layout::MANIFESTS);
-    store.remove_tag(&name("m:a")).unwrap();
+    store.remove_tag(&name("m:a"), ME).unwrap();
     assert_eq!(entries(&manifests.join("registry.ollama.ai/library/m")), ["b"]);
-    store.remove_tag(&name("m:b")).unwrap();
+    store.remove_tag(&name("m:b"), ME).unwrap();
     assert_eq!(entries(&manifests.join("registry.ollama.ai")), ["me"]);
-    store.remove_tag(&name("me/n")).unwrap();
+    store.remove_tag(&name("me/n"), ME).unwrap();
     assert_eq!(entries(&manifests), [""; 0]);
-    assert!(matches!(store.remove_tag(&name("me/n")), Err(StoreError::NoSuchModel { .. })));
+    assert!(matches!(store.remove_tag(&name("me/n"), ME), Err(StoreError::NoSuchModel { .. })));
 }
 
 #[test]
@@ -477,7 +479,7 @@ fn staged_file_cannot_be_opened_by_others_before_it_is_complete() {
 
 /// The bytes on disk below the directories that the quota counts.
 fn measured(store: &Store) -> u64 {
-    let places = ["blobs", "recipes", "manifests", "origins", "trash"];
+    let places = ["blobs", "recipes", "manifests", "origins", "history", "trash"];
     places.into_iter().map(|place| store.root.tree_bytes(Path::new(place))).sum()
 }
 
@@ -501,17 +503,18 @@ fn quota_counts_manifests_origins_and_trash() {
     check("a replaced manifest");
     let keep = std::time::Duration::from_secs(60);
     store.add_to_trash(&name("m:a"), &manifest(&files), keep).unwrap();
-    store.remove_tag(&name("m:a")).unwrap();
+    store.remove_tag(&name("m:a"), ME).unwrap();
     check("trash");
     assert!(measured(&store) > store.root.tree_bytes(Path::new(layout::BLOBS)));
     let trashed = store.trash().unwrap().remove(0);
     begin(&store).restore_if::<StoreError>(&trashed.reference, &trashed.manifest, |_| Ok(())).unwrap();
     store.remove_from_trash(trashed.record).unwrap();
     check("a model that came back");
-    store.remove_tag(&name("m:a")).unwrap();
-    store.remove_tag(&name("m:b")).unwrap();
+    store.remove_tag(&name("m:a"), ME).unwrap();
+    store.remove_tag(&name("m:b"), ME).unwrap();
     crate::gc::collect(&store).unwrap();
-    assert_eq!((store.used_bytes(), measured(&store)), (0, 0));
+    let histories = store.root.tree_bytes(Path::new(layout::HISTORY));
+    assert_eq!((store.used_bytes(), measured(&store)), (histories, histories));
     add(&store, "m:a", &files);
     let used = store.used_bytes();
     drop(store);
@@ -536,6 +539,6 @@ fn manifest_over_quota_is_refused() {
     assert_eq!(entries(&folder.path().join("store/staging")), [""; 0]);
     // A model is restored even over quota: its bytes are still counted.
     tight.add_to_trash(&name("m:a"), &manifest(&files), std::time::Duration::from_secs(60)).unwrap();
-    tight.remove_tag(&name("m:a")).unwrap();
+    tight.remove_tag(&name("m:a"), ME).unwrap();
     begin(&tight).restore_if::<StoreError>(&name("m:a"), &manifest(&files), |_| Ok(())).unwrap();
 }

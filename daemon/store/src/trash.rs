@@ -18,6 +18,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
+use super::root::Root;
 use super::{Store, StoreError, lock};
 
 /// A model in the trash.
@@ -101,17 +102,7 @@ impl Store {
         let encode = |error: serde_json::Error| StoreError::io("encode", directory)(error.into());
         let json = serde_json::to_vec(&record).map_err(encode)?;
         self.create_directories(directory)?;
-        self.create_directories(Path::new(layout::STAGING))?;
-        let target = layout::trashed(Digest::of(&json));
-        let temporary = Path::new(layout::STAGING).join(self.new_transaction());
-        let added = self.write_record(&temporary, &target, &json, None).inspect_err(|_| {
-            // If this fails, `gc` or the next start removes it.
-            let _ = self.disk().remove_file(&temporary);
-        });
-        if let Some(name) = temporary.file_name().and_then(|name| name.to_str()) {
-            self.end_transaction(name);
-        }
-        added?;
+        self.write_lone_record(&layout::trashed(Digest::of(&json)), &json)?;
         self.disk().sync_dir(directory)?;
         Ok(expires)
     }
@@ -152,8 +143,6 @@ impl Store {
 
     /// `None` if it was just removed.
     fn trashed(&self, record: Digest) -> Result<Option<TrashedModel>, StoreError> {
-        // The manifest is a JSON string, in which each byte becomes at most six.
-        const MAX_BYTES: u64 = Manifest::MAX_BYTES * 6 + 4096;
         let path = layout::trashed(record);
         let Some(json) = self.root.read_limited(&path, MAX_BYTES)? else { return Ok(None) };
         let damaged = |what: String| StoreError::Trash { path: self.root.full(&path), what };
@@ -167,6 +156,22 @@ impl Store {
         let expires = self.future_records.expiry(record, removed, expires, SystemTime::now());
         Ok(Some(TrashedModel { record, reference: parsed.reference, manifest, removed, expires }))
     }
+}
+
+/// The manifest is a JSON string, in which each byte becomes at most six.
+const MAX_BYTES: u64 = Manifest::MAX_BYTES * 6 + 4096;
+
+/// The names of the models in the trash, in order, as far as they can be read.
+pub(super) fn names(root: &Root) -> Vec<Reference> {
+    let records = root.parsed_names(layout::TRASH, layout::parse_recipe_name).unwrap_or_default();
+    let name = |record: Digest| {
+        let json = root.read_limited(&layout::trashed(record), MAX_BYTES).ok()??;
+        Some(serde_json::from_slice::<Record>(&json).ok()?.reference)
+    };
+    let mut names: Vec<_> = records.into_iter().filter_map(name).collect();
+    names.sort();
+    names.dedup();
+    names
 }
 
 fn unix_nanos(time: SystemTime) -> u64 {

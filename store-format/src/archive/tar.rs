@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::ArchiveFile;
+use crate::file_layout::ArchiveFile;
 use crate::manifest::is_file_name;
 
 /// Reads headers one after the other.
@@ -192,6 +192,16 @@ impl TarReader {
     #[must_use]
     pub fn into_files(self) -> Vec<ArchiveFile> {
         self.files
+    }
+
+    /// The files of an archive that ends here, although more is wanted: its size was not known.
+    ///
+    /// # Errors
+    /// [`TarError::Outside`] when it ends inside an extension header.
+    pub fn end_at(self, archive_size: u64) -> Result<Vec<ArchiveFile>, TarError> {
+        let Some(Next::Extension { content, .. }) = self.next else { return Ok(self.files) };
+        let (path, size) = ("extension header".to_owned(), content.end.saturating_sub(content.start));
+        Err(TarError::Outside { path, offset: content.start, size, archive_size })
     }
 
     /// The header at an offset, if the archive has one there. Many programs omit the blocks of zeros at the end.

@@ -145,7 +145,7 @@ impl<'a> Model<'a> {
     }
 }
 
-/// What depends on the settings.
+/// The part that depends on the settings.
 struct Memory {
     basis: String,
     graph_basis: String,

@@ -21,7 +21,7 @@ pub struct Placement {
     pub total_bytes: u64,
 }
 
-/// What is on a device.
+/// The content of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     /// Its memory in bytes.

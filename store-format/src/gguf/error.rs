@@ -31,7 +31,7 @@ pub enum GgufError {
     /// More tensors or metadata keys than any model has.
     #[error("gguf: {found} {what} declared at byte {offset}, at most {limit} allowed")]
     Count {
-        /// What was counted.
+        /// The kind of things that were counted.
         what: &'static str,
         /// The offset of the count.
         offset: u64,
@@ -103,7 +103,7 @@ pub enum GgufError {
         name: String,
         /// The offset of its table entry.
         offset: u64,
-        /// What is wrong.
+        /// The fault.
         problem: TensorError,
     },
     /// Two tensors with one name.
@@ -156,7 +156,7 @@ pub enum GgufError {
     Unwritable {
         /// The tensor.
         name: String,
-        /// What is wrong.
+        /// The fault.
         problem: TensorError,
     },
 }

@@ -6,7 +6,7 @@
 use super::field::FieldType;
 use crate::ggml_type::GgmlType;
 
-/// What is known about a type besides its size.
+/// The properties of a type besides its size.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) ggml_type: GgmlType,

@@ -3,9 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Recipe, RecipeError};
-use crate::descriptor::{Descriptor, MediaType};
 use crate::digest::Digest;
-use crate::file_format::FileFormat;
 use crate::manifest::is_file_name;
 use crate::recipe::Piece;
 use crate::stored_file::Source;
@@ -26,29 +24,20 @@ pub struct Member {
     pub tensors: u64,
 }
 
-impl Member {
-    /// The descriptor that the file would have if it were a layer.
-    #[must_use]
-    pub fn descriptor(&self) -> Descriptor {
-        let media_type = member_type(&self.path, self.tensors > 0);
-        Descriptor { media_type, digest: self.digest, size: self.size }
-    }
-}
-
-/// The media type of a file in an archive, by its path, and by whether it has a header with tensors.
-#[must_use]
-pub fn member_type(path: &str, has_tensors: bool) -> MediaType {
-    let is_safetensors = || path.to_ascii_lowercase().ends_with(".safetensors");
-    MediaType::new(if has_tensors || FileFormat::split_name(path).is_some() {
-        MediaType::PACK_GGUF
-    } else if is_safetensors() {
-        MediaType::PACK_SAFETENSORS
-    } else {
-        MediaType::PACK_CONFIG
-    })
-}
-
 impl Recipe {
+    /// The recipe of a file that consists of these parts, in order.
+    ///
+    /// # Errors
+    /// [`RecipeError`] when they have too much padding together.
+    pub fn joined(file: Digest, parts: Vec<Self>) -> Result<Self, RecipeError> {
+        let (mut pieces, mut tensors) = (Vec::new(), Vec::new());
+        for part in parts {
+            pieces.extend_from_slice(&part.pieces);
+            tensors.extend(part.tensors);
+        }
+        Self::new(file, pieces, tensors)
+    }
+
     /// The recipe of an archive with these files, in the order of their content.
     ///
     /// # Errors
@@ -58,7 +47,7 @@ impl Recipe {
         let (mut position, mut tensors) = (0, 0_u64);
         for member in &members {
             let refused = || RecipeError::Member { path: member.path.chars().take(200).collect() };
-            let end = member.offset.checked_add(member.size).filter(|end| *end <= self.size());
+            let end = member.offset.checked_add(member.size).filter(|end| *end <= self.pieces.size());
             let is_in_order = member.offset >= position && member.size > 0;
             position = end.filter(|_| is_in_order && is_file_name(&member.path)).ok_or_else(refused)?;
             tensors = tensors.checked_add(member.tensors).ok_or_else(refused)?;
@@ -146,7 +135,6 @@ mod tests {
         let weights = recipe.member_recipe(0).unwrap();
         assert_eq!((weights.size(), weights.tensors().len()), (40, 1));
         assert_eq!(weights.header(), Some((Digest::of(b"header"), 10)));
-        assert_eq!(recipe.members()[0].descriptor().media_type.component(), "model");
         let text = recipe.member_recipe(1).unwrap();
         assert_eq!(text.pieces().to_vec(), [Piece::Literal { literal: b"xt, 5".to_vec() }]);
         assert!(recipe.member_recipe(2).is_err());

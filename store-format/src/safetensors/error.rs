@@ -34,7 +34,7 @@ pub enum SafetensorsError {
     Name {
         /// Its length in bytes.
         length: usize,
-        /// What is wrong with it.
+        /// The fault in it.
         problem: &'static str,
     },
     /// An element type of a later version of the format.

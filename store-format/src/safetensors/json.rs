@@ -19,7 +19,7 @@ pub(super) struct RawHeader {
     pub(super) tensors: Vec<(String, RawTensor)>,
 }
 
-/// What a header says about a tensor.
+/// A tensor as a header describes it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawTensor {

@@ -2,10 +2,9 @@
 
 use std::borrow::Cow;
 
-use crate::archive::ArchiveFile;
 use crate::digest::Digest;
 use crate::expert::{ExpertGroup, Experts};
-use crate::file_layout::{FileLayout, RangeContent, TensorRange};
+use crate::file_layout::{ArchiveFile, FileLayout, RangeContent, TensorRange};
 use crate::recipe::{Piece, Recipe, RecipeError, TensorEntry};
 
 /// How one file is split.
@@ -96,7 +95,14 @@ impl SplitPlan {
     /// The plan for a file with this layout.
     #[must_use]
     pub fn new(layout: FileLayout) -> Self {
-        let mut builder = Builder::new(&layout);
+        Self::of_part(layout, 0)
+    }
+
+    /// The plan for a part of a file, such as a file in an archive, if the parts before it have so many bytes of
+    /// literals. The plans of all parts, one after the other, are the plan of the whole file.
+    #[must_use]
+    pub fn of_part(layout: FileLayout, literal_bytes_before: u64) -> Self {
+        let mut builder = Builder { literals_size: literal_bytes_before, ..Builder::new(&layout) };
         for range in layout.ranges() {
             match range.content {
                 RangeContent::Header => builder.push_header(range.size),
@@ -205,6 +211,14 @@ impl SplitPlan {
         }
         let tensors = self.tensors.iter().map(|tensor| tensor.entry(digest_of(blobs, tensor.blob)));
         Recipe::new(file, pieces, tensors.collect())
+    }
+
+    /// The bytes of all literals.
+    #[must_use]
+    pub fn literal_bytes(&self) -> u64 {
+        let literals =
+            self.segments.iter().filter(|segment| matches!(segment.target, Target::Literal { .. }));
+        literals.fold(0, |sum, segment| sum.saturating_add(segment.length))
     }
 
     fn segment_at(&self, offset_in_file: u64) -> Option<&Segment> {

@@ -27,19 +27,25 @@ use super::{Store, StoreError, lock};
 
 mod blob_writer;
 mod direct_writer;
+mod extents;
 mod hash;
 mod partial;
 mod pipeline;
+mod second_copy;
 #[cfg(test)]
 mod tests;
 
 pub use blob_writer::BlobWriter;
 pub use hash::BlobSink;
+pub(super) use partial::names as names_of_downloads;
 pub use partial::{DownloadAbout, DownloadSummary, PartialDownload, PartialFile};
 pub use pipeline::{CHUNK_BYTES, CHUNKS_IN_USE, RangeSource};
+pub use second_copy::{Difference, Differences};
 
 use direct_writer::DirectWriter;
-use partial::{Extents, PartialDirectory};
+use extents::Extents;
+use partial::PartialDirectory;
+use second_copy::FirstCopy;
 
 /// A file that is being assembled.
 #[derive(Debug)]
@@ -61,6 +67,8 @@ struct State {
     arrived: Extents,
     /// Planned blobs that are read from the store.
     stored: BTreeMap<usize, Digest>,
+    /// The complete copy that what arrives is compared with and replaces, if its digest is wrong.
+    first: Option<FirstCopy>,
     /// Planned blobs that have a file here.
     files: BTreeMap<usize, PathBuf>,
     /// The space reserved for files in `staging/`.
@@ -119,21 +127,34 @@ impl Assembler {
     }
 
     fn write_new(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        let end = offset.saturating_add(bytes.len() as u64);
+        if self.is_second_copy() {
+            self.replace_first_copy(offset, bytes)?;
+        } else {
+            self.write_all(offset, bytes)?;
+        }
+        if let Some(partial) = &self.partial {
+            partial.note_arrived(offset, bytes)?;
+        }
+        lock(&self.state).arrived.insert(offset..end);
+        Ok(())
+    }
+
+    fn write_all(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let mut position = offset;
         for part in self.parts(offset, bytes)? {
             self.write_part(position, &part)?;
             position = position.saturating_add(part.bytes.len() as u64);
         }
-        if let Some(partial) = &self.partial {
-            partial.note_arrived(offset, bytes)?;
-        }
-        lock(&self.state).arrived.insert(offset..position);
         Ok(())
     }
 
     fn write_part(&self, offset_in_file: u64, part: &Part<'_>) -> Result<(), StoreError> {
         match (part.target, &self.partial) {
             (Target::Blob { blob, offset_in_blob }, _) => {
+                if let Some(digest) = self.stored_blob(blob) {
+                    return self.compare_stored(digest, offset_in_blob, part.bytes);
+                }
                 let (path, file) = self.file_of(blob)?;
                 let disk = self.staging.disk();
                 if !self.takes_space_when_written() {
@@ -153,6 +174,18 @@ impl Assembler {
             // The hasher collects them.
             (Target::Literal { .. }, None) => Ok(()),
         }
+    }
+
+    fn stored_blob(&self, blob: usize) -> Option<Digest> {
+        lock(&self.state).stored.get(&blob).copied()
+    }
+
+    /// Whatever the file's digest turns out to be, the recipe must rebuild it, so the bytes must be those of the blob.
+    fn compare_stored(&self, digest: Digest, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        let (root, path) = (&self.store().root, layout::blob(digest));
+        let mut stored = vec![0; bytes.len()];
+        root.open_file(&path)?.read_exact_at(&mut stored, offset).map_err(root.failure("read", &path))?;
+        if stored == bytes { Ok(()) } else { Err(StoreError::BlobDiffers { digest }) }
     }
 
     /// Writes large pieces of files in `staging/` past the page cache; returns how many bytes that were. Downloads
@@ -204,8 +237,8 @@ impl Assembler {
         !state.files.contains_key(&blob) && !state.stored.contains_key(&blob)
     }
 
-    /// Reads a planned blob of a download from the store, where it has this digest, from now on. The caller
-    /// has it pinned.
+    /// Reads a planned blob from the store, where it has this digest, from now on. Of a file in `staging/`, its bytes are
+    /// compared with the blob instead of written. The caller has leased it.
     pub fn take_stored(&self, blob: usize, digest: Digest) {
         let mut state = lock(&self.state);
         state.stored.insert(blob, digest);
@@ -234,6 +267,17 @@ impl Assembler {
     /// names. So a crash in between loses nothing.
     pub fn note_digests(&self, digests: &[Digest]) -> Result<(), StoreError> {
         self.partial.as_ref().map_or(Ok(()), |partial| partial.note_digests(digests))
+    }
+
+    /// Removes the files of the blobs that are not complete, of a file in `staging/` that is received again.
+    pub fn discard(self) -> Result<(), StoreError> {
+        let state = lock(&self.state);
+        for path in state.reservations.keys().filter_map(|blob| state.files.get(blob)) {
+            self.direct.close(path);
+            self.staging.written().forget(path);
+            self.staging.disk().remove_file(path)?;
+        }
+        Ok(())
     }
 
     /// The recipe of a file that was split; `None` for a single blob.
@@ -272,8 +316,9 @@ impl Assembler {
     fn source(&self, target: Target, offset_in_file: u64) -> Result<(PathBuf, u64), StoreError> {
         match (target, &self.partial) {
             (Target::Blob { blob, offset_in_blob }, _) => {
-                let stored = lock(&self.state).stored.get(&blob).copied();
-                let path = stored.map_or_else(|| self.path_of(blob), |digest| Ok(layout::blob(digest)));
+                let path = self
+                    .stored_blob(blob)
+                    .map_or_else(|| self.path_of(blob), |digest| Ok(layout::blob(digest)));
                 Ok((path?, offset_in_blob))
             }
             (Target::Literal { .. }, Some(partial)) => Ok((partial.literals_path(), offset_in_file)),

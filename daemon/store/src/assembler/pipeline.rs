@@ -6,6 +6,8 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::{self, ScopedJoinHandle};
 
+use tracing::Span;
+
 use super::hash::{BlobSink, FileHasher};
 use super::{Assembler, HashedFile};
 use crate::StoreError;
@@ -51,7 +53,8 @@ impl Assembler {
     ) -> Result<HashedFile, S::Error> {
         thread::scope(|scope| {
             let (to_hasher, written) = channel();
-            let hasher = scope.spawn(move || self.hash_chunks(&written, sink));
+            let span = Span::current();
+            let hasher = scope.spawn(move || span.in_scope(|| self.hash_chunks(&written, sink)));
             let wrote = self.write_in_order(source, &to_hasher);
             // So that the hasher ends.
             drop(to_hasher);
@@ -72,7 +75,8 @@ impl Assembler {
     ) -> Result<Option<HashedFile>, StoreError> {
         thread::scope(|scope| {
             let (to_hasher, arrived) = sync_channel(READ_BACK_WAITING);
-            let hasher = scope.spawn(move || self.hash_chunks(&arrived, sink));
+            let span = Span::current();
+            let hasher = scope.spawn(move || span.in_scope(|| self.hash_chunks(&arrived, sink)));
             let read = self.read_arrived(&to_hasher, wait);
             drop(to_hasher);
             let hashed = join(hasher);

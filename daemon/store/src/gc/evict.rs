@@ -14,6 +14,7 @@ use blobd_store_format::source::PullSource;
 use super::held::is_held_by_a_program;
 use super::mark::mark;
 use super::{Account, LostModel, Node, Owned, Owner, Untagged, collect_condemned, needs, walk};
+use crate::history::{Actor, Verb};
 use crate::sys::give_back_memory;
 use crate::{Eviction, Store, StoreError};
 
@@ -90,12 +91,12 @@ pub fn plan_eviction(
     let _guard = store.lock_collections();
     let mut users = Users::default();
     let mut candidates = candidates(store, &mut users, last_used)?;
-    let pinned = store.leases().pinned();
+    let leased = store.leases().leased();
     let Users { counted, .. } = users;
     candidates.sort_by(|a, b| a.victim.order().cmp(&b.victim.order()));
     let (mut evictable, mut plan) = (Vec::new(), EvictionPlan::default());
     for candidate in candidates {
-        match reason_to_keep(store, &candidate, &counted, &pinned) {
+        match reason_to_keep(store, &candidate, &counted, &leased) {
             Some(reason) => plan.spared.push((candidate.victim.reference, reason)),
             None => evictable.push(candidate),
         }
@@ -109,6 +110,25 @@ pub fn plan_eviction(
     give_back_memory();
     plan.freed_bytes = plan.victims.last().map_or(0, |victim| victim.freed_bytes);
     Ok(plan)
+}
+
+/// The bytes that would be free if all models were evicted that may be.
+///
+/// # Errors
+/// As for [`super::plan`].
+pub fn evictable_bytes(store: &Store) -> Result<u64, StoreError> {
+    let _guard = store.lock_collections();
+    let mut users = Users::default();
+    let candidates = candidates(store, &mut users, &|_model| None)?;
+    let (leased, mut counted) = (store.leases().leased(), users.counted);
+    let mut freed = 0u64;
+    for candidate in candidates {
+        if reason_to_keep(store, &candidate, &counted, &leased).is_none() {
+            freed = freed.saturating_add(release(store, &candidate, &mut counted)?);
+        }
+    }
+    give_back_memory();
+    Ok(freed)
 }
 
 /// Evicts the models of the plan that have not come into use since, and calls `report` with each; returns the
@@ -147,12 +167,12 @@ fn evict_one(store: &Store, victim: &Victim) -> Result<Option<Untagged>, StoreEr
     let _tags = store.lock_tags();
     let unchanged = store.manifest(&victim.reference).ok().filter(|now| now.digest() == victim.manifest);
     let Some(manifest) = unchanged else { return Ok(None) };
-    let leased = store.leases().pinned().contains(&victim.manifest);
+    let leased = store.leases().leased().contains(&victim.manifest);
     if leased || store.is_pinned(&victim.reference) {
         return Ok(None);
     }
     let (reference, size, nodes) = (victim.reference.clone(), manifest.size(), needs(store, &manifest)?);
-    let removed = store.remove_tag(&reference);
+    let removed = store.remove_tag(&reference, Actor::daemon(Verb::Evict));
     // Even if removing failed: after it, nothing else records what this tag needed.
     store.condemn(nodes.iter().map(|node| node.digest()));
     removed.map(|()| Some(Untagged { reference, manifest: victim.manifest, size, nodes }))
@@ -175,7 +195,7 @@ fn candidates(
             modified => modified?,
         };
         let needs = users.add(owned.nodes(store)?);
-        let opened = last_used(&reference).or_else(|| store.last_use(manifest));
+        let opened = last_used(&reference).or_else(|| store.last_use(manifest).map(|last| last.at));
         let last_used = opened.map_or(modified, |opened| opened.max(modified));
         candidates
             .push(Candidate { victim: Victim { reference, manifest, last_used, freed_bytes: 0 }, needs });
@@ -195,27 +215,27 @@ fn reason_to_keep(
     store: &Store,
     Candidate { victim, needs }: &Candidate,
     counted: &[Counted],
-    pinned: &BTreeSet<Digest>,
+    leased: &BTreeSet<Digest>,
 ) -> Option<&'static str> {
     let policy = store.space_policy().eviction;
     if store.is_pinned(&victim.reference) {
         return Some("pinned");
     }
-    if pinned.contains(&victim.manifest) {
+    if leased.contains(&victim.manifest) {
         return Some("open");
     }
     let can_be_pulled = store.origin(victim.manifest).is_some_and(|origin| is_pullable(&origin));
     if policy != Eviction::All && !can_be_pulled {
         return Some("cannot be pulled again");
     }
-    // A blob that is pinned belongs to an open model that shares it, and stays without this one. This
+    // A blob that is leased belongs to an open model that shares it, and stays without this one. This
     // process's own verification releases a blob that is to be evicted.
     let nodes = needs.iter().filter_map(|number| counted.get(*number));
-    let mut unpinned = nodes.filter_map(|(node, _)| match node {
-        Node::Blob(digest) if !pinned.contains(digest) => Some(*digest),
+    let mut unleased = nodes.filter_map(|(node, _)| match node {
+        Node::Blob(digest) if !leased.contains(digest) => Some(*digest),
         _ => None,
     });
-    unpinned.any(|digest| is_held_by_a_program(store, digest)).then_some("mapped by a running program")
+    unleased.any(|digest| is_held_by_a_program(store, digest)).then_some("mapped by a running program")
 }
 
 /// The origin of an imported model is `import` and a file name, that of an edited one `edit` and a model, which are
@@ -236,13 +256,7 @@ fn choose(
         if freed >= needed_bytes {
             break;
         }
-        for number in &candidate.needs {
-            let Some((node, count)) = counted.get_mut(*number) else { continue };
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                freed = freed.saturating_add(node.bytes_on_disk(store)?.unwrap_or_default());
-            }
-        }
+        freed = freed.saturating_add(release(store, candidate, &mut counted)?);
         let mut candidate = candidate.clone();
         candidate.victim.freed_bytes = freed;
         chosen.push(candidate);
@@ -252,6 +266,19 @@ fn choose(
     }
     drop_unneeded_victims(store, &mut chosen, counted, needed_bytes)?;
     Ok(Some(chosen.into_iter().map(|candidate| candidate.victim).collect()))
+}
+
+/// Removes the model from the users of its nodes. Returns the bytes that then have none.
+fn release(store: &Store, candidate: &Candidate, counted: &mut [Counted]) -> Result<u64, StoreError> {
+    let mut freed = 0u64;
+    for number in &candidate.needs {
+        let Some((node, count)) = counted.get_mut(*number) else { continue };
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            freed = freed.saturating_add(node.bytes_on_disk(store)?.unwrap_or_default());
+        }
+    }
+    Ok(freed)
 }
 
 /// Drops models without which the goal is reached too, the most recently used first: one that shares all

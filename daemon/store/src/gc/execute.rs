@@ -1,7 +1,7 @@
 //! Executes a plan.
 //!
 //! Expired records in the trash are removed first and durably, because the blobs that they kept follow.
-//! Then the file system is synced once, and digests are deleted one at a time under the lock that pinning
+//! Then the file system is synced once, and digests are deleted one at a time under the lock that leasing
 //! takes. A blob that a process has open or mapped is kept: unlinking it would free nothing, and the next
 //! open would have to download it again.
 
@@ -61,7 +61,7 @@ fn delete_all(
 ) -> Result<Vec<(Node, u64)>, StoreError> {
     let mut held = Vec::new();
     for (node, _) in nodes {
-        match collection.delete_unpinned(node.digest(), || delete(store, *node)).transpose()? {
+        match collection.delete_unleased(node.digest(), || delete(store, *node)).transpose()? {
             Some(Outcome::Deleted(bytes)) => {
                 store.note_removed(*node, bytes);
                 done.deletions.push((*node, bytes));
@@ -94,7 +94,7 @@ fn remove_litter(store: &Store, litter: &Litter, collection: &Collection) -> Res
         Litter::Trash { record, .. } => store.remove_from_trash(*record).map(|_freed| true),
         Litter::Staging { name, .. } => store.remove_abandoned(name).map(|()| true),
         Litter::Partial { file, .. } => {
-            let removed = collection.delete_unpinned(*file, || store.remove_partial(*file));
+            let removed = collection.delete_unleased(*file, || store.remove_partial(*file));
             Ok(removed.transpose()?.is_some())
         }
     }
@@ -103,17 +103,17 @@ fn remove_litter(store: &Store, litter: &Litter, collection: &Collection) -> Res
 /// Removes the origins of manifests that no tag points to any more.
 pub(super) fn remove_unreferenced_origins(store: &Store, collection: &Collection) -> Result<(), StoreError> {
     for origin in unreferenced_origins(store)? {
-        if let Some(removed) = collection.delete_unpinned(origin, || store.remove_origin(origin)) {
+        if let Some(removed) = collection.delete_unleased(origin, || store.remove_origin(origin)) {
             removed?;
         }
     }
-    Ok(())
+    store.trim_histories()
 }
 
-/// A commit pins its manifest, records the origin and sets the tag, in this order. So pins are read before
+/// A commit leases its manifest, records the origin and sets the tag, in this order. So leases are read before
 /// tags; otherwise a commit that ends in between would be in neither.
 fn unreferenced_origins(store: &Store) -> Result<Vec<Digest>, StoreError> {
-    let mut manifests = store.leases().pinned();
+    let mut manifests = store.leases().leased();
     let tagged = store.tags()?.references;
     manifests.extend(tagged.iter().filter_map(|reference| Some(store.manifest(reference).ok()?.digest())));
     manifests.extend(store.trash()?.into_iter().map(|trashed| trashed.manifest.digest()));
@@ -138,7 +138,7 @@ mod tests {
             fs::write(store.path(layout::origin(manifest)), "{}").unwrap();
         }
         let lease = store.leases().grant("a commit");
-        lease.pin(in_progress);
+        lease.protect(in_progress);
         assert_eq!(unreferenced_origins(&store).unwrap(), [forgotten]);
         let collection = store.leases().begin_collection();
         remove_unreferenced_origins(&store, &collection).unwrap();

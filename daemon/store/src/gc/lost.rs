@@ -1,4 +1,4 @@
-//! What becomes of the bytes of models that lose their tags, because they are removed or evicted or because the
+//! Accounts for the bytes of models that lose their tags, because they are removed or evicted or because the
 //! tag is given to another model.
 
 use std::collections::{BTreeMap, BTreeSet};

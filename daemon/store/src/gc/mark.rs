@@ -23,7 +23,7 @@ pub(super) fn mark(store: &Store, candidates: Vec<Node>, now: SystemTime) -> Res
     store.check_directories()?;
     let mut roots = Vec::new();
     walk(store, now, &mut |owned| {
-        // A lease does not make a blob needed; the deletion skips pinned digests and condemns them.
+        // A lease does not make a blob needed; the deletion skips leased digests and condemns them.
         if owned.owner != Owner::Leases {
             roots.extend(owned.roots);
         }

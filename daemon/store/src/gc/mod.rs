@@ -1,7 +1,7 @@
-//! Garbage collection: deletes what no tag needs and no lease pins.
+//! Garbage collection: deletes what no tag needs and no lease protects.
 //!
-//! The order of steps makes it safe: list the pins, read the manifests, make the plan, then delete one
-//! digest at a time under the lock that pinning takes, and skip what was pinned since the start
+//! The order of steps makes it safe: list the leased digests, read the manifests, make the plan, then delete one
+//! digest at a time under the lock that leasing takes, and skip those that were leased since the start
 //! ([`crate::leases`]). The manifests are read from disk each time. If one manifest or recipe cannot be
 //! read, nothing is deleted.
 
@@ -23,7 +23,7 @@ mod plan;
 mod read_ahead;
 mod walk;
 
-pub use evict::{EvictionPlan, Victim, evict, plan_eviction};
+pub use evict::{EvictionPlan, Victim, evict, evictable_bytes, plan_eviction};
 pub use holders::holders;
 pub use lost::{Account, Displaced, LostModel, Untagged};
 pub use mark::needs;
@@ -53,11 +53,11 @@ pub fn plan_unless_collecting(store: &Store) -> Result<Option<GcPlan>, StoreErro
 
 fn plan_locked(store: &Store) -> Result<GcPlan, StoreError> {
     let now = SystemTime::now();
-    let pinned = store.leases().pinned();
+    let leased = store.leases().leased();
     let mut candidates: Vec<Node> = store.recipes()?.into_iter().map(Node::Recipe).collect();
     store.each_blob(|digest| candidates.push(Node::Blob(digest)))?;
     let marks = mark(store, candidates, now)?;
-    let plan = GcPlan::new(store, marks.unreached(), &pinned)?;
+    let plan = GcPlan::new(store, marks.unreached(), &leased)?;
     plan.with_litter(store, now)
 }
 
@@ -92,13 +92,13 @@ pub fn collect_condemned(store: &Store) -> Result<GcPlan, StoreError> {
     collect_from(store, condemned.clone()).inspect_err(|_| store.condemn(condemned))
 }
 
-/// Deletes the candidates that are not needed. Those that a lease pins, or that a program has open or
+/// Deletes the candidates that are not needed. Those that a lease protects, or that a program has open or
 /// mapped, are condemned; if all are, this is cheap. After an error, the candidates are left to the next
 /// `gc`.
 pub fn collect_from(store: &Store, candidates: BTreeSet<Digest>) -> Result<GcPlan, StoreError> {
-    let pinned = store.leases().pinned();
+    let leased = store.leases().leased();
     let (leased, free): (BTreeSet<_>, BTreeSet<_>) =
-        candidates.into_iter().partition(|digest| pinned.contains(digest));
+        candidates.into_iter().partition(|digest| leased.contains(digest));
     // First, because asking the kernel takes microseconds and reading all manifests much longer.
     let (held, free): (BTreeSet<_>, BTreeSet<_>) =
         free.into_iter().partition(|digest| is_held_by_a_program(store, *digest));
@@ -113,10 +113,10 @@ pub fn collect_from(store: &Store, candidates: BTreeSet<Digest>) -> Result<GcPla
     let nodes = free.into_iter().flat_map(|digest| [Node::Recipe(digest), Node::Blob(digest)]).collect();
     let _guard = store.lock_collections();
     let collection = store.leases().begin_collection();
-    let pinned = store.leases().pinned();
+    let leased = store.leases().leased();
     // At this time no model in the trash has expired, so all are kept: `empty_trash` removes expired ones.
     let marks = mark(store, nodes, SystemTime::UNIX_EPOCH)?;
-    let plan = GcPlan::new(store, marks.unreached(), &pinned)?;
+    let plan = GcPlan::new(store, marks.unreached(), &leased)?;
     let mut deleted = execute(store, &plan, &collection)?;
     remove_unreferenced_origins(store, &collection)?;
     deleted.held.extend(held);

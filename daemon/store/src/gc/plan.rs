@@ -20,21 +20,21 @@ pub enum Litter {
     Trash {
         /// Its name.
         record: Digest,
-        /// What it takes on disk.
+        /// Its size on disk.
         bytes: u64,
     },
-    /// What a transaction left in `staging/` when its process died.
+    /// Files that a transaction left in `staging/` when its process died.
     Staging {
         /// Its file name in `staging/`.
         name: OsString,
-        /// What it takes on disk.
+        /// Its size on disk.
         bytes: u64,
     },
-    /// A partial download that was not continued for a week.
+    /// An unfinished download that was not continued for a week.
     Partial {
         /// The file.
         file: Digest,
-        /// What it takes on disk.
+        /// Its size on disk.
         bytes: u64,
     },
 }
@@ -50,35 +50,35 @@ impl Litter {
 /// Unneeded bytes that stay because a process holds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptBytes {
-    /// What it takes on disk.
+    /// Its size on disk.
     pub bytes: u64,
     /// Descriptions of the processes.
     pub by: Vec<String>,
 }
 
-/// What a collection deletes and what it has to keep. Nothing needed or pinned is deleted.
+/// The deletions of a collection, and the data that it has to keep. Nothing needed or leased is deleted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GcPlan {
     /// What is deleted, recipes first, with its size on disk in bytes.
     pub deletions: Vec<(Node, u64)>,
     /// Unneeded, but open or mapped in a process: kept. With its size on disk in bytes.
     pub held: Vec<(Node, u64)>,
-    /// Unneeded, but pinned by a lease: kept until the lease ends.
+    /// Unneeded, but leased: kept until the lease ends.
     pub leased: Vec<Digest>,
     /// Other things that are deleted.
     pub litter: Vec<Litter>,
 }
 
 impl GcPlan {
-    /// Plans to delete the nodes of `unneeded` that are not pinned, in their order.
+    /// Plans to delete the nodes of `unneeded` that are not leased, in their order.
     pub fn new(
         store: &Store,
         unneeded: impl IntoIterator<Item = Node>,
-        pinned: &BTreeSet<Digest>,
+        leased: &BTreeSet<Digest>,
     ) -> Result<Self, StoreError> {
         let mut plan = Self::default();
         for node in unneeded {
-            if pinned.contains(&node.digest()) {
+            if leased.contains(&node.digest()) {
                 plan.leased.push(node.digest());
                 continue;
             }
@@ -100,9 +100,9 @@ impl GcPlan {
         for (name, bytes) in store.abandoned_staging()? {
             self.litter.push(Litter::Staging { name, bytes });
         }
-        let pinned = store.leases().pinned();
+        let leased = store.leases().leased();
         for partial in store.partials()?.into_iter().filter(|partial| partial.is_abandoned(now)) {
-            if !pinned.contains(&partial.file) {
+            if !leased.contains(&partial.file) {
                 self.litter.push(Litter::Partial { file: partial.file, bytes: partial.bytes });
             }
         }

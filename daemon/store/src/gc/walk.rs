@@ -13,7 +13,7 @@ use blobd_store_format::reference::Reference;
 use super::Node;
 use crate::{Store, StoreError};
 
-/// What keeps data in the store.
+/// An owner of data in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// All sessions and transactions; [`crate::leases::Leases::holders`] lists them one by one.
@@ -34,7 +34,7 @@ pub struct Owned {
     /// The digest of the owner's manifest, if it has one.
     pub manifest: Option<Digest>,
     /// What the owner keeps directly, in no order. Blobs that recipes among these name are kept too, except
-    /// for leases, which pin each blob themselves.
+    /// for leases, which protect each blob themselves.
     pub roots: Vec<Node>,
 }
 
@@ -63,7 +63,7 @@ impl Owned {
 /// Called with one owner after the other.
 pub type Visit<'v> = dyn FnMut(Owned) -> Result<(), StoreError> + 'v;
 
-/// Calls `visit` with everything that keeps data at `now`. Leases come first, because what they pin may get
+/// Calls `visit` with everything that keeps data at `now`. Leases come first, because what they protect may get
 /// a tag meanwhile; the trash comes after the tags, because a removed model gets its record in the trash
 /// before its tag disappears.
 ///
@@ -83,8 +83,8 @@ pub fn walk_beside_tags(store: &Store, now: SystemTime, visit: &mut Visit<'_>) -
 }
 
 fn leases(store: &Store) -> Owned {
-    let pinned = store.leases().pinned();
-    let roots = pinned.into_iter().flat_map(|digest| [Node::Blob(digest), Node::Recipe(digest)]).collect();
+    let leased = store.leases().leased();
+    let roots = leased.into_iter().flat_map(|digest| [Node::Blob(digest), Node::Recipe(digest)]).collect();
     Owned { owner: Owner::Leases, manifest: None, roots }
 }
 

@@ -84,6 +84,12 @@ impl Catalog {
         self.recipes.len() as u64
     }
 
+    /// The largest number of blobs that one recipe needs.
+    pub(crate) fn most_needs(&self) -> u64 {
+        let counts = self.recipes.values().filter_map(|row| row.needs.as_ref().map(|needs| needs.len()));
+        counts.max().unwrap_or_default() as u64
+    }
+
     /// The number of blobs with this length in bytes. If it is 0, a tensor of that length is certainly new.
     pub(crate) fn blobs_of_length(&self, length: u64) -> u64 {
         self.lengths.get(&length).copied().unwrap_or_default().into()

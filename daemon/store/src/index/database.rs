@@ -7,7 +7,6 @@
 //! - It follows symbolic links: only regular files of this user are opened.
 //! - It may panic or hang: the caller runs it where that does no harm.
 
-use std::collections::HashMap;
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use blobd_store_format::layout;
 
 use super::catalog::Catalog;
 use super::encoding::{Decoder, Edit, chunk_key};
+use super::uses::{LastUse, Uses};
 use crate::StoreError;
 use crate::disk::{GuardedDisk, KernelDisk, Root};
 use crate::root::{Directory, describe};
@@ -30,12 +30,12 @@ pub(super) struct Database {
     recipes: sled::Tree,
     /// Digest of the manifest → seconds since 1970 (8 bytes, little-endian).
     uses: sled::Tree,
+    /// Digest of the manifest → the same seconds and the uid of the user (4 bytes, little-endian). An older blobd
+    /// changes only `uses`, so a user counts only if the seconds agree.
+    users: sled::Tree,
     /// The paths of the database go through this descriptor, so it is closed last.
     directory: Directory,
 }
-
-/// When models were last used, by the digest of the manifest, in seconds since 1970.
-pub(super) type Uses = HashMap<Digest, u64>;
 
 /// Why the database cannot be used. It is only a cache.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +46,7 @@ pub(super) enum IndexError {
     Store(#[from] StoreError),
     #[error("table {table}: entry {key} is malformed")]
     Malformed { table: &'static str, key: String },
-    #[error("the store was not closed cleanly, or changed without a daemon")]
+    #[error("the store is new, was not closed cleanly, or was changed without a daemon")]
     NotClean,
     #[error("{} blobs and {} recipes in the database, {} and {} expected", found.0, found.1, expected.0, expected.1)]
     Incomplete { found: (u64, u64), expected: (u64, u64) },
@@ -82,8 +82,9 @@ impl Database {
         let config = sled::Config::new().path(path).cache_capacity(CACHE_BYTES);
         let db = config.flush_every_ms(Some(500)).open()?;
         let open = |name| db.open_tree(name);
-        let (blobs, recipes, uses) = (open("blobs")?, open("recipes")?, open("uses")?);
-        Ok(Self { db, blobs, recipes, uses, directory })
+        let (blobs, recipes) = (open("blobs")?, open("recipes")?);
+        let (uses, users) = (open("uses")?, open("users")?);
+        Ok(Self { db, blobs, recipes, uses, users, directory })
     }
 
     pub(super) fn read(&self) -> Result<(Catalog, Uses), IndexError> {
@@ -96,15 +97,30 @@ impl Database {
             let (key, value) = entry?;
             decoder.add_chunk(&key, &value).ok_or_else(|| malformed("recipes", &key))?;
         }
+        Ok((decoder.finish().ok_or_else(|| malformed("recipes", b""))?, self.read_uses()?))
+    }
+
+    /// Malformed entries are skipped.
+    fn read_uses(&self) -> Result<Uses, IndexError> {
         let mut uses = Uses::new();
         for entry in &self.uses {
             let (key, value) = entry?;
-            // Malformed entries are skipped.
             if let (Ok(manifest), Ok(last)) = (key.as_ref().try_into(), value.as_ref().try_into()) {
-                uses.insert(Digest::from_bytes(manifest), u64::from_le_bytes(last));
+                let last = LastUse { seconds: u64::from_le_bytes(last), uid: None };
+                uses.insert(Digest::from_bytes(manifest), last);
             }
         }
-        Ok((decoder.finish().ok_or_else(|| malformed("recipes", b""))?, uses))
+        for entry in &self.users {
+            let (key, value) = entry?;
+            if let Ok(manifest) = key.as_ref().try_into()
+                && let Some(last) = uses.get_mut(&Digest::from_bytes(manifest))
+                && let Some((seconds, uid)) = value.split_first_chunk()
+                && u64::from_le_bytes(*seconds) == last.seconds
+            {
+                last.uid = uid.try_into().ok().map(u32::from_le_bytes);
+            }
+        }
+        Ok(uses)
     }
 
     /// Applies an edit. After an error the database cannot be used.
@@ -130,17 +146,22 @@ impl Database {
 
     pub(super) fn set_uses(&self, uses: &Uses) -> Result<(), IndexError> {
         self.uses.clear()?;
+        self.users.clear()?;
         for (manifest, last) in uses {
-            self.uses.insert(manifest.as_bytes(), &last.to_le_bytes())?;
+            let seconds = last.seconds.to_le_bytes();
+            self.uses.insert(manifest.as_bytes(), &seconds)?;
+            if let Some(uid) = last.uid {
+                self.users.insert(manifest.as_bytes(), [&seconds[..], &uid.to_le_bytes()].concat())?;
+            }
         }
         Ok(())
     }
 
     /// Closes the database and syncs its files.
     pub(super) fn close(self) -> Result<(), IndexError> {
-        let Self { db, blobs, recipes, uses, directory } = self;
+        let Self { db, blobs, recipes, uses, users, directory } = self;
         db.flush()?;
-        drop((blobs, recipes, uses, db));
+        drop((blobs, recipes, uses, users, db));
         for entry in directory.entries()? {
             let name = entry?.name;
             // A snapshot may have been replaced meanwhile.

@@ -16,6 +16,8 @@
 //! | `catalog`, `facts` | the tables in memory; the state of one name on disk |
 //! | `usage` | the space that models use, counted over the catalog |
 //! | `sharing` | the space that one model shares with each other, counted likewise |
+//! | `shared_parts` | which models share which bytes |
+//! | `uses` | when and by whom models were last used |
 //! | `state` | the state shared by threads: catalog, changes in progress, times of the directories |
 //! | `scan` | compares the catalog with the disk and corrects it |
 //! | `recheck` | compares the sizes in a small catalog with the disk |
@@ -39,19 +41,24 @@ mod facts;
 mod marker;
 mod recheck;
 mod scan;
+mod shared_parts;
 mod sharing;
 mod state;
 #[cfg(test)]
 mod tests;
 mod usage;
+mod uses;
 mod writer;
 
 pub use catalog::Catalog;
+pub use shared_parts::SharedPart;
 pub use sharing::Sharing;
 pub(crate) use state::{Change, StoreIndex};
 pub use usage::{ModelShare, UnreadableRecipe, Usage, UsageCounter};
+pub use uses::ModelUse;
 
 use state::{Stage, State, Writer};
+use uses::LastUse;
 
 /// How long `df` waits for the catalog to be built.
 const BUILD_LIMIT: Duration = Duration::from_secs(60);
@@ -125,24 +132,24 @@ impl Store {
         self.index.note(node);
     }
 
-    /// Records that the model with this manifest is used now. The record is saved when the index is closed,
+    /// Records that the user `uid` uses the model with this manifest now. The record is saved when the index is closed,
     /// and lost when the process is killed.
-    pub fn note_use(&self, manifest: Digest) {
-        self.index.note_use(manifest, UNIX_EPOCH.elapsed().unwrap_or_default().as_secs());
+    pub fn note_use(&self, manifest: Digest, uid: u32) {
+        self.index.note_use(manifest, LastUse { seconds: uses::now(), uid: Some(uid) });
     }
 
-    /// When the model with this manifest was last used, if known.
+    /// When the model with this manifest was last used, and by whom, if known.
     #[must_use]
-    pub fn last_use(&self, manifest: Digest) -> Option<SystemTime> {
-        let last = *lock(&self.index.uses).get(&manifest)?;
-        UNIX_EPOCH.checked_add(Duration::from_secs(last))
+    pub fn last_use(&self, manifest: Digest) -> Option<ModelUse> {
+        let LastUse { seconds, uid } = *lock(&self.index.uses).get(&manifest)?;
+        Some(ModelUse { at: UNIX_EPOCH.checked_add(Duration::from_secs(seconds))?, uid })
     }
 
     /// Since when uses have been recorded without a gap: earlier ones may be lost. `None` if this process has no
     /// records, as in a command without a daemon.
     #[must_use]
     pub fn uses_since(&self) -> Option<SystemTime> {
-        self.last_use(state::RECORDED_SINCE)
+        self.last_use(uses::RECORDED_SINCE).map(|since| since.at)
     }
 
     /// The catalog, complete and up to date with changes by other processes. Waits up to a minute while it
@@ -168,7 +175,7 @@ impl Store {
     }
 
     /// The catalog if it is complete; `None` while it is built. Builds it if no other thread has.
-    pub(crate) fn catalog_unless_building(&self) -> Result<Option<CatalogGuard<'_>>, StoreError> {
+    pub fn catalog_unless_building(&self) -> Result<Option<CatalogGuard<'_>>, StoreError> {
         let stage = lock(&self.index.state).stage;
         if stage == Stage::Unbuilt {
             self.index.refresh()?;

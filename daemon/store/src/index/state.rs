@@ -2,22 +2,19 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 
 use super::catalog::Catalog;
-use super::database::Uses;
 use super::facts::{BlobFacts, RecipeFacts};
 use super::marker::{self, Marker, Stamps};
+use super::uses::{self, LastUse, RECORDED_SINCE, Uses};
 use crate::disk::Root;
 use crate::node::Node;
 use crate::root::Directory;
 use crate::{FileSystem, StoreError, lock};
-
-/// The entry among the uses that says since when they are recorded. No manifest has this digest.
-pub(super) const RECORDED_SINCE: Digest = Digest::from_bytes([0; 32]);
 
 /// A store's index. No file is read or written while `state` or `uses` is locked.
 #[derive(Debug)]
@@ -43,7 +40,7 @@ pub(super) struct State {
     pub(super) catalog: Catalog,
     pub(super) stage: Stage,
     pub(super) writer: Writer,
-    /// What was reported while the database was loaded.
+    /// Changes that were reported while the database was loaded.
     pub(super) pending: Vec<Node>,
     /// The number of own changes in progress.
     pub(super) changes: usize,
@@ -190,17 +187,18 @@ impl StoreIndex {
         Ok(enter(&mut lock(&self.state).catalog, facts))
     }
 
-    /// Records that a model was used at `now`, in seconds since 1970.
-    pub(super) fn note_use(&self, manifest: Digest, now: u64) {
+    /// Records a use, unless a later one is known.
+    pub(super) fn note_use(&self, manifest: Digest, used: LastUse) {
         let mut uses = lock(&self.uses);
         let last = uses.entry(manifest).or_default();
-        *last = now.max(*last);
+        if used.seconds >= last.seconds {
+            *last = used;
+        }
     }
 
     /// Records that uses are recorded from now on, unless they were before.
     pub(super) fn begin_uses(&self) {
-        let now = UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
-        lock(&self.uses).entry(RECORDED_SINCE).or_insert(now);
+        lock(&self.uses).entry(RECORDED_SINCE).or_insert(LastUse { seconds: uses::now(), uid: None });
     }
 
     pub(super) fn wait_while<'s>(

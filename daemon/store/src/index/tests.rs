@@ -114,7 +114,7 @@ fn index_is_marked_only_while_nothing_writes() {
 #[test]
 fn closed_index_is_loaded_and_not_rebuilt() {
     let fixture = Fixture::new();
-    fixture.with_index(|store| store.note_use(Digest::of(b"some manifest")));
+    fixture.with_index(|store| store.note_use(Digest::of(b"some manifest"), 7));
     // Only the database has the use, so it was loaded.
     fixture.with_index(|store| {
         assert!(store.last_use(Digest::of(b"some manifest")).is_some());
@@ -368,13 +368,15 @@ fn changes_during_loading_are_in_the_catalog() {
 fn uses_are_kept_when_the_index_is_closed() {
     let fixture = Fixture::new();
     let (first, second) = (Digest::of(b"one"), Digest::of(b"two"));
-    fixture.with_index(|store| store.note_use(first));
+    fixture.with_index(|store| store.note_use(first, 7));
     fixture.with_index(|store| {
-        store.note_use(second);
+        store.note_use(second, 8);
         assert!(store.reindex().is_ok(), "the database is written anew");
     });
     fixture.with_index(|store| {
-        assert!(store.last_use(first).unwrap() <= store.last_use(second).unwrap());
+        let [first, second] = [first, second].map(|manifest| store.last_use(manifest).unwrap());
+        assert!(first.at <= second.at);
+        assert_eq!((first.uid, second.uid), (Some(7), Some(8)));
     });
 }
 
@@ -400,10 +402,11 @@ fn oldest_uses_are_dropped_when_there_are_too_many() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("store")).unwrap();
     let count = MAX_USES as u64 + 10;
-    (0..count).for_each(|second| store.index.note_use(Digest::of(&second.to_le_bytes()), second));
+    let used = |seconds| super::uses::LastUse { seconds, uid: None };
+    (0..count).for_each(|second| store.index.note_use(Digest::of(&second.to_le_bytes()), used(second)));
     let kept = store.index.recent_uses();
     assert_eq!(
         (kept.len(), kept.values().min(), kept.values().max()),
-        (MAX_USES, Some(&10), Some(&(count - 1)))
+        (MAX_USES, Some(&used(10)), Some(&used(count - 1)))
     );
 }

@@ -10,10 +10,11 @@ use std::thread;
 use std::time::Duration;
 
 use super::catalog::Catalog;
-use super::database::{self, Database, IndexError, Uses};
+use super::database::{self, Database, IndexError};
 use super::encoding::{Edit, next_edits};
 use super::marker::Marker;
-use super::state::{RECORDED_SINCE, Stage, State, StoreIndex, Writer};
+use super::state::{Stage, State, StoreIndex, Writer};
+use super::uses::{RECORDED_SINCE, Uses};
 use crate::store_dir::store_id;
 use crate::sys::give_back_memory;
 use crate::{StoreError, lock};

@@ -25,7 +25,7 @@ pub enum Verdict {
     Unfinished,
     /// It was read wrong and then right: it stays. The machine is unreliable.
     Unreliable {
-        /// What was wrong with the first read.
+        /// The fault of the first read.
         reason: String,
     },
     /// Its bytes are right, but its mode is not 0444: it stays.
@@ -40,7 +40,7 @@ pub enum Verdict {
     },
     /// It was read wrong twice.
     Bad {
-        /// What was wrong.
+        /// The fault.
         reason: String,
         /// Whether it was moved to quarantine, or why not.
         quarantined: Result<(), String>,

@@ -176,7 +176,7 @@ impl ScrubLoop {
     }
 }
 
-/// What a pass has found.
+/// The result of a pass.
 #[derive(Debug, Default)]
 struct Found {
     damaged: u64,

@@ -1,4 +1,4 @@
-//! What a download is of, and for whom: the file `about.json` beside the journal. Only `df` and `partial` read it,
+//! The model and the user of a download: the file `about.json` beside the journal. Only `df` and `partial` read it,
 //! and a download without it, such as one of an earlier version, continues as well.
 
 use std::path::Path;
@@ -9,6 +9,7 @@ use blobd_store_format::layout;
 use serde::{Deserialize, Serialize};
 
 use super::{JOURNAL, MAX_JOURNAL_BYTES, PartialDownload, journal};
+use crate::root::Root;
 use crate::{Store, StoreError};
 
 /// Beside the journal.
@@ -16,7 +17,7 @@ pub(super) const ABOUT: &str = "about.json";
 /// A name and a URL are much shorter.
 const MAX_BYTES: u64 = 64 << 10;
 
-/// What is downloaded, and for whom.
+/// The model, the source and the user of a download.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DownloadAbout {
     /// The name that the model is to get.
@@ -32,7 +33,7 @@ pub struct DownloadAbout {
 pub struct DownloadSummary {
     /// The file, its size on disk and when bytes last arrived.
     pub partial: PartialDownload,
-    /// What it is of, if recorded.
+    /// Its model, source and user, if recorded.
     pub about: Option<DownloadAbout>,
     /// The size of the whole file, if the journal says it.
     pub size: Option<u64>,
@@ -42,13 +43,25 @@ pub struct DownloadSummary {
     pub started: Option<SystemTime>,
 }
 
+fn about(root: &Root, file: Digest) -> Option<DownloadAbout> {
+    let json = root.read_limited(&layout::partial(file).join(ABOUT), MAX_BYTES).ok()??;
+    serde_json::from_slice(&json).ok()
+}
+
+/// What the unfinished downloads are of, in order, as far as that can be read.
+pub(crate) fn names(root: &Root) -> Vec<String> {
+    let files = root.parsed_names(layout::PARTIAL, layout::parse_blob_name).unwrap_or_default();
+    let mut names: Vec<_> = files.into_iter().filter_map(|file| Some(about(root, file)?.name)).collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
 impl Store {
-    /// What an unfinished download is of, if that was recorded.
+    /// The model, the source and the user of an unfinished download, if recorded.
     #[must_use]
     pub fn download_about(&self, file: Digest) -> Option<DownloadAbout> {
-        let path = layout::partial(file).join(ABOUT);
-        let json = self.root.read_limited(&path, MAX_BYTES).ok()??;
-        serde_json::from_slice(&json).ok()
+        about(&self.root, file)
     }
 
     /// All unfinished downloads, in the order of their files' digests.

@@ -20,6 +20,11 @@ pub(super) enum Record {
     Arrived { offset: u64, length: u32, crc: u32 },
     /// A planned blob is in the store under this digest.
     Stored { blob: u32, digest: Digest },
+    /// What has arrived before is a complete copy of the file with this digest, which is wrong. The following
+    /// records are of a second copy, which replaces it.
+    SecondCopy { first: Digest },
+    /// In a range of this length, the second copy differs from the first in so many bytes.
+    Differs { offset: u64, length: u32, bytes: u32 },
 }
 
 /// Identifies a time during which the data on disk is what a session wrote, and means the same.
@@ -49,13 +54,10 @@ impl Record {
                 second.copy_from_slice(&plan);
                 (1, 0, 0, content)
             }
-            Self::Arrived { offset, length, crc } => {
-                let mut content = [0; 32];
-                let (first, _) = content.split_at_mut(CHECKSUM_BYTES);
-                first.copy_from_slice(&crc.to_le_bytes());
-                (2, length, offset, content)
-            }
+            Self::Arrived { offset, length, crc } => (2, length, offset, padded(crc)),
             Self::Stored { blob, digest } => (3, blob, 0, *digest.as_bytes()),
+            Self::SecondCopy { first } => (4, 0, 0, *first.as_bytes()),
+            Self::Differs { offset, length, bytes } => (5, length, offset, padded(bytes)),
         };
         let mut record = Vec::with_capacity(RECORD_BYTES);
         record.extend_from_slice(&kind.to_le_bytes());
@@ -85,9 +87,22 @@ impl Record {
                 Some(Self::Arrived { offset, length, crc })
             }
             3 => Some(Self::Stored { blob: length, digest: Digest::from_bytes(content.try_into().ok()?) }),
+            4 => Some(Self::SecondCopy { first: Digest::from_bytes(content.try_into().ok()?) }),
+            5 => {
+                let bytes = u32::from_le_bytes(*content.first_chunk()?);
+                Some(Self::Differs { offset, length, bytes })
+            }
             _ => None,
         }
     }
+}
+
+/// A number followed by zeros.
+fn padded(number: u32) -> [u8; 32] {
+    let mut content = [0; 32];
+    let (first, _) = content.split_at_mut(size_of::<u32>());
+    first.copy_from_slice(&number.to_le_bytes());
+    content
 }
 
 /// The records up to the first that is torn or wrong; none if the journal is for another file.
@@ -113,7 +128,7 @@ pub(super) fn stored(journal: &[u8], file: Digest) -> Vec<Digest> {
     records
         .filter_map(|record| match record {
             Record::Stored { digest, .. } => Some(digest),
-            Record::Session(_) | Record::Arrived { .. } => None,
+            _ => None,
         })
         .collect()
 }
@@ -134,6 +149,12 @@ mod tests {
             }),
             any::<(u32, [u8; 32])>()
                 .prop_map(|(blob, digest)| Record::Stored { blob, digest: Digest::from_bytes(digest) }),
+            any::<[u8; 32]>().prop_map(|first| Record::SecondCopy { first: Digest::from_bytes(first) }),
+            any::<(u64, u32, u32)>().prop_map(|(offset, length, bytes)| Record::Differs {
+                offset,
+                length,
+                bytes
+            }),
         ]
     }
 

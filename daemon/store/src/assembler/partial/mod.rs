@@ -21,16 +21,17 @@ use blobd_store_format::layout;
 use blobd_store_format::split::{BlobPlaces, Segment, SplitPlan};
 
 use super::Assembler;
+use super::extents::Extents;
+use super::second_copy::Difference;
 use crate::node::Node;
 use crate::{Staging, Store, StoreError};
 
 mod about;
-mod extents;
 mod journal;
 mod recover;
 
+pub(crate) use about::names;
 pub use about::{DownloadAbout, DownloadSummary};
-pub(super) use extents::Extents;
 use journal::{Record, Session};
 use recover::Claims;
 
@@ -43,17 +44,19 @@ pub struct PartialFile {
     directory: PathBuf,
     /// The records of earlier sessions.
     records: Vec<Record>,
-    /// What it is of, to be recorded.
+    /// Its model, source and user, to be recorded.
     about: Option<DownloadAbout>,
+    /// The digest of what has arrived, if that is a complete copy and wrong, so that a second one is needed.
+    wrong: Option<Digest>,
 }
 
 impl PartialFile {
-    /// Opens the partial download of a file of `size` bytes; empty if there is none.
+    /// Opens the unfinished download of a file of `size` bytes; empty if there is none.
     pub fn open(store: &Arc<Store>, file: Digest, size: u64) -> Result<Self, StoreError> {
         let directory = layout::partial(file);
         let journal = store.root.read_limited(&directory.join(JOURNAL), MAX_JOURNAL_BYTES)?;
         let found = journal.map_or_else(Vec::new, |journal| journal::parse(&journal, file, size));
-        Ok(Self { store: Arc::clone(store), file, size, directory, records: found, about: None })
+        Ok(Self { store: Arc::clone(store), file, size, directory, records: found, about: None, wrong: None })
     }
 
     /// Has the download record what it is of, for `df` and `partial`.
@@ -61,6 +64,23 @@ impl PartialFile {
     pub fn about(mut self, about: DownloadAbout) -> Self {
         self.about = Some(about);
         self
+    }
+
+    /// Has a second copy of the file received over the first, which is complete and has the digest `wrong`. The
+    /// first is compared with it. Without effect if a second copy has been begun already.
+    #[must_use]
+    pub fn receive_again(mut self, wrong: Digest) -> Self {
+        self.wrong = Some(wrong);
+        self
+    }
+
+    /// The digest of the first copy, if a second one has been begun.
+    #[must_use]
+    pub fn first_copy(&self) -> Option<Digest> {
+        self.records.iter().rev().find_map(|record| match record {
+            Record::SecondCopy { first } => Some(*first),
+            _ => None,
+        })
     }
 
     /// The first bytes of the file, as many as have arrived in one run, but at most `limit`. They contain
@@ -101,7 +121,12 @@ impl PartialFile {
     /// differ on disk from what the journal says.
     pub fn follow(self, plan: SplitPlan, staging: Staging) -> Result<Assembler, StoreError> {
         let session = Session::by(&plan);
-        let claims = Claims::of(&self.records, &session);
+        let mut claims = Claims::of(&self.records, &session);
+        // Without anything of a first copy there is nothing to compare.
+        let wrong = self.wrong.filter(|_| !claims.is_empty() && !claims.is_of_second_copy());
+        if let Some(wrong) = wrong {
+            claims = claims.of_first_copy(wrong);
+        }
         let partial = PartialDirectory::create(self, BlobPlaces::of(&plan))?;
         if claims.is_empty() {
             partial.reset(&staging)?;
@@ -113,6 +138,9 @@ impl PartialFile {
         if let Some(partial) = &assembler.partial {
             assembler.recover(partial, &claims)?;
             partial.append(Record::Session(session))?;
+            if let Some(first) = wrong {
+                partial.append(Record::SecondCopy { first })?;
+            }
         }
         Ok(assembler)
     }
@@ -122,7 +150,8 @@ impl PartialFile {
     }
 }
 
-/// The bytes that have arrived according to these records; if a boot is given, only since then.
+/// The bytes that have arrived according to these records; if a boot is given, only since then. Of two copies, those
+/// of the second.
 fn claimed(records: &[Record], since: Option<[u8; 16]>) -> Extents {
     let (mut arrived, mut counts) = (Extents::default(), since.is_none());
     for record in records {
@@ -131,7 +160,8 @@ fn claimed(records: &[Record], since: Option<[u8; 16]>) -> Extents {
             Record::Arrived { offset, length, .. } if counts => {
                 arrived.insert(offset..offset.saturating_add(u64::from(length)));
             }
-            Record::Arrived { .. } | Record::Stored { .. } => {}
+            Record::SecondCopy { .. } => arrived = Extents::default(),
+            Record::Arrived { .. } | Record::Stored { .. } | Record::Differs { .. } => {}
         }
     }
     arrived
@@ -186,6 +216,12 @@ impl PartialDirectory {
         self.append(Record::Arrived { offset, length, crc: crc32fast::hash(bytes) })
     }
 
+    /// Notes that a second copy differs from the first, before the first is replaced.
+    pub(super) fn note_difference(&self, difference: &Difference) -> Result<(), StoreError> {
+        let (offset, length) = (difference.range.start, saturated(difference.length()));
+        self.append(Record::Differs { offset, length, bytes: saturated(difference.bytes) })
+    }
+
     pub(super) fn note_digests(&self, digests: &[Digest]) -> Result<(), StoreError> {
         for (blob, digest) in digests.iter().enumerate() {
             let blob = u32::try_from(blob).unwrap_or(u32::MAX);
@@ -223,13 +259,17 @@ impl PartialDirectory {
     }
 }
 
+fn saturated(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
 impl Store {
-    /// The files that have a partial download.
+    /// The files that have an unfinished download.
     pub fn partial_files(&self) -> Result<Vec<Digest>, StoreError> {
         self.root.parsed_names(layout::PARTIAL, layout::parse_blob_name)
     }
 
-    /// All partial downloads, with size on disk and time of last use.
+    /// All unfinished downloads, with size on disk and time of last use.
     pub(crate) fn partials(&self) -> Result<Vec<PartialDownload>, StoreError> {
         let described = self.partial_files()?.into_iter().map(|file| {
             let directory = layout::partial(file);
@@ -240,7 +280,7 @@ impl Store {
         described.collect()
     }
 
-    /// Removes the partial download of a file; returns the bytes freed on disk.
+    /// Removes the unfinished download of a file; returns the bytes freed on disk.
     pub fn remove_partial(&self, file: Digest) -> Result<u64, StoreError> {
         let directory = layout::partial(file);
         let bytes = self.partial_bytes(&directory)?;
@@ -251,22 +291,22 @@ impl Store {
         Ok(bytes)
     }
 
-    /// What a download takes on disk. Its directory is freed with it.
+    /// The size of a download on disk. Its directory is freed with it.
     fn partial_bytes(&self, directory: &Path) -> Result<u64, StoreError> {
         let own = self.root.allocated_bytes(directory)?;
         Ok(self.root.tree_bytes(directory).saturating_add(own))
     }
 
-    /// Removes the partial downloads of these files, except those that someone still has pinned.
+    /// Removes the unfinished downloads of these files, except those that another lease protects.
     pub fn forget_partials(&self, files: impl IntoIterator<Item = Digest>) {
-        for file in files.into_iter().filter(|file| !self.leases().is_pinned(*file)) {
+        for file in files.into_iter().filter(|file| !self.leases().is_leased(*file)) {
             if let Err(error) = self.remove_partial(file) {
                 tracing::warn!("{error}; `blobd gc` removes it after a week");
             }
         }
     }
 
-    /// What the download of `file` keeps: the blobs that it has published, and the complete file with its blobs.
+    /// The data that the download of `file` keeps: published blobs, and the complete file with its blobs.
     pub fn download_needs(&self, file: Digest) -> Result<BTreeSet<Node>, StoreError> {
         let mut needed: BTreeSet<Node> = self.blobs_of_partial(file)?.into_iter().map(Node::Blob).collect();
         // If the recipe cannot be read, the file is incomplete.

@@ -9,9 +9,11 @@ use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::split::{SplitPlan, Target};
 use rustix::fs::{Advice, fadvise};
 
+use super::PartialDirectory;
 use super::journal::{Record, Session};
-use super::{Extents, PartialDirectory};
 use crate::assembler::Assembler;
+use crate::assembler::extents::Extents;
+use crate::assembler::second_copy::{Difference, Differences, FirstCopy};
 use crate::{Staging, StoreError, lock};
 
 impl Session {
@@ -20,7 +22,7 @@ impl Session {
     }
 }
 
-/// What a journal claims for the current plan.
+/// The content of a journal for the current plan.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     /// Ranges of the file written since this boot: the kernel still has them.
@@ -28,6 +30,17 @@ pub(super) struct Claims {
     /// Ranges written before this boot, with the CRC-32 of their content.
     unverified: Vec<(Range<u64>, u32)>,
     stored: BTreeMap<usize, Digest>,
+    /// Set if these claims are of a second copy.
+    first: Option<FirstClaims>,
+}
+
+/// What a journal claims of a first copy whose digest is wrong.
+#[derive(Debug)]
+struct FirstClaims {
+    digest: Digest,
+    trusted: Vec<Range<u64>>,
+    unverified: Vec<(Range<u64>, u32)>,
+    differences: Differences,
 }
 
 impl Claims {
@@ -54,22 +67,43 @@ impl Claims {
                 Record::Stored { blob, digest } if is_same_plan => {
                     claims.stored.insert(usize::try_from(blob).unwrap_or(usize::MAX), digest);
                 }
-                Record::Arrived { .. } | Record::Stored { .. } => {}
+                Record::SecondCopy { first } if is_same_plan => claims = claims.of_first_copy(first),
+                Record::Differs { offset, length, bytes } if is_same_plan => {
+                    if let Some(first) = &mut claims.first {
+                        let range = offset..offset.saturating_add(u64::from(length));
+                        first.differences.insert(Difference { range, bytes: u64::from(bytes) });
+                    }
+                }
+                Record::Arrived { .. }
+                | Record::Stored { .. }
+                | Record::SecondCopy { .. }
+                | Record::Differs { .. } => {}
             }
         }
         claims
     }
 
+    /// The same as claims of a first copy with this digest, which a second one is to replace. Blobs of the store may
+    /// be what is wrong, and are downloaded too.
+    pub(super) fn of_first_copy(self, digest: Digest) -> Self {
+        let Self { trusted, unverified, .. } = self;
+        let first = FirstClaims { digest, trusted, unverified, differences: Differences::default() };
+        Self { first: Some(first), ..Self::default() }
+    }
+
+    pub(super) fn is_of_second_copy(&self) -> bool {
+        self.first.is_some()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
-        self.trusted.is_empty() && self.unverified.is_empty() && self.stored.is_empty()
+        let has_none = self.trusted.is_empty() && self.unverified.is_empty() && self.stored.is_empty();
+        has_none && self.first.is_none()
     }
 }
 
 impl Assembler {
     /// Adopts the claims that are true.
     pub(super) fn recover(&self, partial: &PartialDirectory, claims: &Claims) -> Result<(), StoreError> {
-        let mut arrived = Extents::default();
-        claims.trusted.iter().for_each(|range| arrived.insert(range.clone()));
         let mut files = BTreeMap::new();
         for blob in partial.present_files(self.plan()) {
             if partial.reopen(blob, &self.staging)? {
@@ -77,20 +111,19 @@ impl Assembler {
             }
         }
         lock(&self.state).files = files.clone();
-        for (range, crc) in &claims.unverified {
-            if self.has(range, *crc) {
-                arrived.insert(range.clone());
-            } else {
-                // A later session may have downloaded it again and made its own record.
-                tracing::debug!("bytes {range:?} of {} were lost", partial.download.file);
-            }
-        }
+        let mut arrived = self.confirmed(&claims.trusted, &claims.unverified);
+        let first = claims.first.as_ref();
+        let mut held =
+            first.map(|first| self.confirmed(&first.trusted, &first.unverified)).unwrap_or_default();
         let mut stored = BTreeMap::new();
         for (blob, planned) in self.plan().blobs().iter().enumerate() {
             if files.contains_key(&blob) {
                 continue;
             }
-            partial.ranges(self.plan(), blob).for_each(|range| arrived.remove(range));
+            for range in partial.ranges(self.plan(), blob) {
+                arrived.remove(range.clone());
+                held.remove(range);
+            }
             if let Some(digest) = claims.stored.get(&blob)
                 && partial.download.store.blob_size(*digest)? == Some(planned.size)
             {
@@ -98,11 +131,30 @@ impl Assembler {
                 partial.ranges(self.plan(), blob).for_each(|range| arrived.insert(range));
             }
         }
-        arrived.remove(partial.download.size..u64::MAX);
-        partial.remove_truncated(self.plan(), &files, &mut arrived)?;
+        let copies = [Some(&mut arrived), first.map(|_| &mut held)];
+        for extents in copies.into_iter().flatten() {
+            extents.remove(partial.download.size..u64::MAX);
+            partial.remove_truncated(self.plan(), &files, extents)?;
+        }
         let mut state = lock(&self.state);
         (state.arrived, state.stored) = (arrived, stored);
+        state.first = first.map(|first| FirstCopy::new(first.digest, held, first.differences.clone()));
         Ok(())
+    }
+
+    /// The ranges that are on disk: all trusted ones, and the others whose content is as recorded.
+    fn confirmed(&self, trusted: &[Range<u64>], unverified: &[(Range<u64>, u32)]) -> Extents {
+        let mut confirmed = Extents::default();
+        trusted.iter().for_each(|range| confirmed.insert(range.clone()));
+        for (range, crc) in unverified {
+            if self.has(range, *crc) {
+                confirmed.insert(range.clone());
+            } else {
+                // A later session may have downloaded it again and made its own record.
+                tracing::debug!("bytes {range:?} of a download were lost");
+            }
+        }
+        confirmed
     }
 
     fn has(&self, range: &Range<u64>, crc: u32) -> bool {

@@ -1,4 +1,4 @@
-//! Partial downloads survive crashes.
+//! Unfinished downloads survive crashes.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -152,11 +152,14 @@ fn another_plan_starts_over() {
     drop(partial);
     let ingest = begin(&download.store);
     let other = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
+    assert_eq!(other.follow(other_plan(), ingest.staging()).unwrap().arrived_bytes(), 0);
+}
+
+fn other_plan() -> SplitPlan {
     let mut writer = blobd_store_format::gguf::GgufWriter::default();
     writer.tensor("t", blobd_store_format::gguf::GgmlType::F32, &[4]).unwrap();
     let header = blobd_store_format::gguf::Header::parse(&writer.header().unwrap()).unwrap();
-    let plan = SplitPlan::new(header.file_layout(SIZE).unwrap());
-    assert_eq!(other.follow(plan, ingest.staging()).unwrap().arrived_bytes(), 0);
+    SplitPlan::new(header.file_layout(SIZE).unwrap())
 }
 
 #[test]
@@ -267,13 +270,13 @@ fn file_sealed_before_a_power_cut_can_be_repaired() {
 }
 
 #[test]
-fn partial_download_that_is_pinned_is_not_removed() {
+fn unfinished_download_that_is_leased_is_not_removed() {
     let download = Download::new();
     download.write(&download.session(), 0..100);
     let leases = download.store.leases();
     let (own, other) = (leases.grant("a pull that failed"), leases.grant("another"));
-    own.pin(download.digest());
-    other.pin(download.digest());
+    own.protect(download.digest());
+    other.protect(download.digest());
     let forget = || download.store.forget_partials([download.digest()]);
     own.release();
     forget();
@@ -340,4 +343,108 @@ fn slow_reservation_does_not_block_readers() {
     // A file that was started can be written to as well.
     download.write(&partial, 100..200);
     assert_eq!(partial.missing(), only(200..1000));
+}
+
+/// A complete copy that is wrong in two places.
+fn wrong_copy(download: &Download) -> (Vec<u8>, Digest) {
+    let mut wrong = download.content.clone();
+    (wrong[10], wrong[700]) = (0xff, 0xff);
+    let partial = download.session();
+    partial.write(0, &wrong).unwrap();
+    assert!(!partial.is_second_copy() && partial.differences().is_none());
+    let digest = Digest::of(&wrong);
+    (wrong, digest)
+}
+
+fn second_session(download: &Download, wrong: Digest) -> Assembler {
+    let ingest = begin(&download.store);
+    let partial = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
+    partial.receive_again(wrong).follow(SplitPlan::whole(SIZE), ingest.staging()).unwrap()
+}
+
+fn differing(partial: &Assembler) -> Vec<Range<u64>> {
+    let (_first, differences) = partial.differences().unwrap();
+    differences.ranges().iter().map(|difference| difference.range.clone()).collect()
+}
+
+fn content(partial: &Assembler) -> Vec<u8> {
+    let mut content = vec![0; usize::try_from(SIZE).unwrap()];
+    partial.read(0, &mut content).unwrap();
+    content
+}
+
+#[test]
+fn second_copy_is_compared_with_the_first_and_replaces_it() {
+    let download = Download::new();
+    let (wrong, digest) = wrong_copy(&download);
+    let partial = second_session(&download, digest);
+    assert_eq!((partial.arrived_bytes(), partial.missing()), (0, only(0..SIZE)));
+    assert_eq!(content(&partial), wrong, "the first copy is still there");
+    download.write(&partial, 600..1000);
+    assert_eq!((partial.arrived_bytes(), partial.end_of_run(600)), (400, 1000));
+    assert_eq!(differing(&partial), only(700..701));
+    download.write(&partial, 0..600);
+    assert_eq!(content(&partial), download.content);
+    let (first, differences) = partial.differences().unwrap();
+    // Both are in one range: there are few equal bytes in between.
+    assert_eq!((first, differences.bytes(), differing(&partial)), (digest, 2, only(10..701)));
+}
+
+#[test]
+fn bytes_that_have_arrived_again_are_not_replaced() {
+    let download = Download::new();
+    let (wrong, digest) = wrong_copy(&download);
+    let partial = second_session(&download, digest);
+    download.write(&partial, 0..100);
+    partial.write(0, &wrong[..200]).unwrap();
+    assert_eq!(content(&partial)[..200], download.content[..200]);
+    assert_eq!(differing(&partial), only(10..11));
+}
+
+#[test]
+fn second_copy_continues_after_a_kill() {
+    let download = Download::new();
+    let (_wrong, digest) = wrong_copy(&download);
+    let partial = second_session(&download, digest);
+    download.write(&partial, 0..300);
+    drop(partial);
+    let opened = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
+    assert_eq!((opened.first_copy(), opened.claimed_bytes()), (Some(digest), 300));
+    assert_eq!(opened.head(SIZE), download.content[..300]);
+    // Whether the next session knows of the first copy or not.
+    for partial in [download.session(), second_session(&download, Digest::of(b"another"))] {
+        assert_eq!((partial.arrived_bytes(), partial.missing()), (300, only(300..SIZE)));
+        assert_eq!((differing(&partial), partial.differences().unwrap().0), (only(10..11), digest));
+    }
+    let partial = download.session();
+    download.write(&partial, 300..1000);
+    assert_eq!((content(&partial), differing(&partial)), (download.content.clone(), only(10..701)));
+}
+
+/// Nothing may be reported as different that the disk has lost.
+#[test]
+fn part_of_the_first_copy_that_a_power_cut_damaged_is_not_compared() {
+    let download = Download::new();
+    let partial = download.session();
+    download.write(&partial, 0..500);
+    download.write(&partial, 500..1000);
+    drop(partial);
+    let blob = OpenOptions::new().write(true).open(download.path("0")).unwrap();
+    blob.write_all_at(&[0xff; 10], 600).unwrap();
+    download.reboot();
+    let partial = second_session(&download, Digest::of(b"wrong"));
+    download.write(&partial, 0..1000);
+    assert_eq!((content(&partial), differing(&partial)), (download.content.clone(), Vec::new()));
+}
+
+#[test]
+fn first_copy_of_another_plan_is_dropped() {
+    let download = Download::new();
+    let (_wrong, digest) = wrong_copy(&download);
+    let ingest = begin(&download.store);
+    let partial = PartialFile::open(&download.store, download.digest(), SIZE).unwrap();
+    let partial = partial.receive_again(digest).follow(other_plan(), ingest.staging()).unwrap();
+    assert!(!partial.is_second_copy());
+    download.write(&partial, 0..32);
+    assert_eq!((partial.arrived_bytes(), partial.differences()), (32, None));
 }
