@@ -1,4 +1,4 @@
-//! What an engine does with a model: `cargo run -p blobd-client --example engine -- MODEL`.
+//! How an engine uses a model: `cargo run -p blobd-client --example engine -- MODEL`.
 //!
 //! Prints a line for every tensor, and reads the first expert ahead if there is one.
 

@@ -23,17 +23,21 @@ use crate::error::{ClientError, ProtocolError};
 use crate::http::Request;
 use crate::model::OpenModel;
 use crate::open;
+use crate::protocol::access::OwnAccess;
+use crate::protocol::configuration::Configuration;
 use crate::protocol::connection::ConnectionError;
 use crate::protocol::edit::{EditEvent, EditParams, Edited};
 use crate::protocol::frame::Frame;
 use crate::protocol::heads::ModelHeads;
+use crate::protocol::history::NameHistory;
 use crate::protocol::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
     RenameParams, TagParams, UndeleteParams, VerifyParams,
 };
+use crate::protocol::request_id::RequestIds;
 use crate::protocol::response::{
     DiskUsage, GcReport, Imported, ModelDetails, ModelList, ModelSharing, PullDone, PullEvent, PullPlan,
-    Released, Removed, Renamed, Resolved, SessionList, Tagged, Version,
+    Released, Removed, Renamed, Resolved, RunningPulls, SessionList, Tagged, Version,
 };
 use crate::protocol::space::{DroppedDownloads, RemovePartialsParams, UnfinishedDownloads};
 use crate::protocol::upkeep::{
@@ -60,6 +64,8 @@ pub struct Client {
     timeout: Option<Duration>,
     /// The connection made by [`Client::connect`], for the first request.
     spare: Arc<Mutex<Option<(Instant, UnixStream)>>>,
+    /// The IDs of its requests, which all begin with the same digits.
+    ids: Arc<RequestIds>,
 }
 
 /// After this, the daemon may have been restarted, so the first request connects again.
@@ -96,7 +102,7 @@ impl Client {
     #[must_use]
     pub fn with_connector(connector: Arc<Connector>) -> Self {
         let socket = "its private socket".to_owned();
-        Self { connector, replaced: None, socket, timeout: None, spare: Arc::default() }
+        Self { connector, replaced: None, socket, timeout: None, spare: Arc::default(), ids: Arc::default() }
     }
 
     /// Repeats a request whose server ends before its response is complete, if `replaced` returns true: then the
@@ -154,13 +160,21 @@ impl Client {
         self.query(&format!("/v1/heads/{}", in_path(reference)))
     }
 
-    /// What a model shares with which others.
+    /// The bytes that a model shares with others.
     ///
     /// # Errors
     /// [`ClientError::Daemon`] with `not_found` when there is no model with this name, and as
     /// [`disk_usage`](Self::disk_usage).
     pub fn sharing(&self, reference: &Reference) -> Result<ModelSharing, ClientError> {
         self.query(&format!("/v1/sharing/{}", in_path(reference)))
+    }
+
+    /// What a name has meant, and who changed that. The name may have been removed.
+    ///
+    /// # Errors
+    /// [`ClientError::Daemon`] with `not_found` when there never was a model with this name.
+    pub fn history(&self, reference: &Reference) -> Result<NameHistory, ClientError> {
+        self.query(&format!("/v1/history/{}", in_path(reference)))
     }
 
     /// A model's manifest with the original bytes, whose digest is the model's ID.
@@ -180,6 +194,15 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn disk_usage(&self) -> Result<DiskUsage, ClientError> {
         self.query("/v1/df")
+    }
+
+    /// The same with details: which models share bytes, with at most `limit` names in each list, and what is in
+    /// quarantine.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn disk_usage_in_detail(&self, limit: u32) -> Result<DiskUsage, ClientError> {
+        self.query(&format!("/v1/df?detail={limit}"))
     }
 
     /// Lists unfinished downloads.
@@ -207,6 +230,22 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn sessions(&self) -> Result<SessionList, ClientError> {
         self.query("/v1/ps")
+    }
+
+    /// The same, and how much of each model is in memory.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn sessions_with_residency(&self) -> Result<SessionList, ClientError> {
+        self.query("/v1/ps?residency=true")
+    }
+
+    /// Lists the pulls in progress.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn running_pulls(&self) -> Result<RunningPulls, ClientError> {
+        self.query("/v1/pulls")
     }
 
     /// Ends the leases of a process or of a model. Maps stay valid; blobs of models that were removed
@@ -241,6 +280,22 @@ impl Client {
     /// [`ClientError`], as every verb.
     pub fn pin(&self, params: &PinParams) -> Result<Pinned, ClientError> {
         self.post("/v1/pin", params)
+    }
+
+    /// The settings that the daemon uses, and where each comes from.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn configuration(&self) -> Result<Configuration, ClientError> {
+        self.query("/v1/config")
+    }
+
+    /// The user of this connection as the daemon sees it, and its rights.
+    ///
+    /// # Errors
+    /// [`ClientError`], as every verb.
+    pub fn access(&self) -> Result<OwnAccess, ClientError> {
+        self.query("/v1/access")
     }
 
     /// The rate limit of all pulls together.
@@ -336,7 +391,7 @@ impl Client {
         })
     }
 
-    /// What a pull would download and what it would reuse. Requests the manifest, headers and samples of
+    /// The plan of a pull: the bytes to download and those to reuse. Requests the manifest, headers and samples of
     /// tensors from the registry, and stores nothing.
     ///
     /// # Errors
@@ -345,8 +400,8 @@ impl Client {
         self.post("/v1/pull/plan", params)
     }
 
-    /// What a source names at its server now: requests its manifest or its list of files, and stores nothing. Only
-    /// the source of `params` is used.
+    /// Finds out which model a source names at its server now. Requests its manifest or its list of files, and
+    /// stores nothing. Only the source of `params` is used.
     ///
     /// # Errors
     /// [`ClientError`], as every verb.

@@ -163,7 +163,7 @@ pub enum ProtocolError {
     /// A frame has no items of a list, or more than are left.
     #[error("{found} {what} in one frame, 1 to {expected} expected")]
     Count {
-        /// What is counted.
+        /// The kind of things that are counted.
         what: &'static str,
         /// The number received.
         found: u64,
@@ -185,7 +185,7 @@ pub enum ProtocolError {
     /// A count is above its limit.
     #[error("{found} {what} announced, at most {limit} allowed")]
     TooMany {
-        /// What is counted.
+        /// The kind of things that are counted.
         what: &'static str,
         /// The number announced.
         found: u64,
@@ -197,7 +197,7 @@ pub enum ProtocolError {
     Layer {
         /// Its number.
         layer: usize,
-        /// What is wrong.
+        /// The fault.
         problem: &'static str,
     },
     /// A tensor's location is invalid.
@@ -205,7 +205,7 @@ pub enum ProtocolError {
     Tensor {
         /// Its name.
         name: String,
-        /// What is wrong.
+        /// The fault.
         problem: &'static str,
     },
 }

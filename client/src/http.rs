@@ -18,6 +18,7 @@ use self::body::BodyDecoder;
 use crate::error::{ClientError, ProtocolError};
 use crate::protocol::connection::{Connection, receive_message, send_all};
 use crate::protocol::error::ErrorResponse;
+use crate::protocol::request_id::{REQUEST_ID_HEADER, RequestId};
 use crate::protocol::{MAX_FDS_PER_BATCH, UPGRADE};
 
 /// The longest response head read.
@@ -28,6 +29,7 @@ pub(crate) const MAX_BODY_BYTES: usize = 256 << 20;
 pub(crate) const MAX_LINE_BYTES: usize = 1 << 20;
 
 pub(crate) struct Request {
+    /// Without the ID and the end.
     head: String,
     body: Vec<u8>,
     max_fds: usize,
@@ -35,7 +37,7 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn query(path: &str) -> Self {
-        let head = format!("GET {path} HTTP/1.1\r\nhost: blobd\r\nconnection: close\r\n\r\n");
+        let head = format!("GET {path} HTTP/1.1\r\nhost: blobd\r\nconnection: close\r\n");
         Self { head, body: Vec::new(), max_fds: 0 }
     }
 
@@ -60,14 +62,14 @@ impl Request {
         let length = body.len();
         let head = format!(
             "POST {path} HTTP/1.1\r\nhost: blobd\r\n{headers}\r\n\
-             content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+             content-type: application/json\r\ncontent-length: {length}\r\n"
         );
         Ok(Self { head, body, max_fds })
     }
 
     /// Sends the request and waits for the head of the response.
-    pub(crate) fn send(self, stream: UnixStream) -> Result<Response, ClientError> {
-        let mut bytes = self.head.into_bytes();
+    pub(crate) fn send(self, stream: UnixStream, id: &RequestId) -> Result<Response, ClientError> {
+        let mut bytes = format!("{}{REQUEST_ID_HEADER}: {id}\r\n\r\n", self.head).into_bytes();
         bytes.extend_from_slice(&self.body);
         let is_unread = match send_all(&stream, &bytes, &[]) {
             // The daemon may refuse the request and close early; its response can still be received.

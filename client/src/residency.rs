@@ -22,8 +22,9 @@
 use std::hint::black_box;
 use std::io;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 
-use crate::map::{BlobSlice, PageAdvice};
+use crate::map::{BlobMap, BlobSlice, PageAdvice};
 
 /// How bytes are read into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +66,18 @@ impl Residency {
             bytes: self.bytes.saturating_add(other.bytes),
             resident_bytes: self.resident_bytes.saturating_add(other.resident_bytes),
         }
+    }
+}
+
+impl Residency {
+    /// How much of a file is in memory.
+    ///
+    /// # Errors
+    /// As [`BlobSlice::residency`], and those of `mmap`.
+    pub fn of_file(file: BorrowedFd<'_>) -> io::Result<Self> {
+        let map = BlobMap::new(file)?;
+        let length = map.length();
+        Ok(Self { bytes: length as u64, resident_bytes: map.resident_bytes(0..length)? })
     }
 }
 
@@ -174,7 +187,6 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::map::BlobMap;
 
     const PAGE: u64 = 4096;
 
@@ -215,6 +227,15 @@ mod tests {
         for (offset, length) in [(0, 3 * PAGE + 100), (10, 20), (4090, 10), (3 * PAGE, 100)] {
             assert_eq!(resident(offset, length), Residency { bytes: length, resident_bytes: length });
         }
+    }
+
+    #[test]
+    fn residency_of_a_file_is_that_of_its_map() {
+        let (file, _map) = slice_of(5 * 4096 + 1);
+        let all = Residency { bytes: 5 * 4096 + 1, resident_bytes: 5 * 4096 + 1 };
+        assert_eq!(Residency::of_file(file.as_fd()).unwrap(), all);
+        let empty = tempfile::tempfile().unwrap();
+        assert_eq!(Residency::of_file(empty.as_fd()).unwrap(), Residency::default());
     }
 
     #[test]

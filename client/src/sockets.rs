@@ -80,7 +80,7 @@ pub(crate) fn connect(socket: &Path) -> io::Result<UnixStream> {
     UnixStream::connect(socket)
 }
 
-/// What to do when the kernel refuses a connection; `None` if this is not known.
+/// Advice for a user whose connection the kernel refuses; `None` if there is none.
 #[must_use]
 pub fn hint(socket: &Path, reason: &io::Error) -> Option<String> {
     // An error of [`check_private`] has no number.

@@ -58,7 +58,7 @@ typedef struct blobd_tensor {
     uint64_t expert_size;
 } blobd_tensor;
 
-/* What the header of a model's first GGUF file says. The pointers are valid until the model is closed. */
+/* Facts from the header of a model's first GGUF file. The pointers are valid until the model is closed. */
 typedef struct blobd_facts {
     /* The architecture, such as `llama`; `unknown` if the header has none. */
     const char *architecture;

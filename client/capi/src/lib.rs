@@ -77,7 +77,7 @@ pub struct BlobdTensor {
     pub expert_size: u64,
 }
 
-/// What the header of a model's first GGUF file says. The pointers are valid until the model is closed.
+/// Facts from the header of a model's first GGUF file. The pointers are valid until the model is closed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct BlobdFacts {

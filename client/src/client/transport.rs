@@ -57,13 +57,14 @@ impl Client {
         })
     }
 
-    /// Runs a request again as long as its server ends and another one replaces it.
+    /// Runs a request again as long as its server ends and another one replaces it. A daemon may be replaced while its
+    /// socket stays with systemd: the next one gets the requests that the last one has not read.
     pub(super) fn repeated<T>(
         &self,
         repeat: Repeat,
         mut run: impl FnMut() -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
-        let Some(replaced) = &self.replaced else { return run() };
+        let Some(replaced) = &self.replaced else { return repeated_if_unread(run) };
         for _ in 0..MAX_REPEATS {
             match run() {
                 Err(error) if repeat.allows(&error) && replaced() => {}
@@ -80,7 +81,7 @@ impl Client {
             stream.set_read_timeout(self.timeout)?;
             stream.set_write_timeout(self.timeout)?;
         }
-        request.send(stream)
+        request.send(stream, &self.ids.next_id())
     }
 
     fn stream(&self) -> Result<UnixStream, ClientError> {
@@ -115,6 +116,16 @@ impl Client {
     }
 }
 
+fn repeated_if_unread<T>(mut run: impl FnMut() -> Result<T, ClientError>) -> Result<T, ClientError> {
+    for _ in 0..MAX_DAEMONS {
+        match run() {
+            Err(error) if Repeat::IfUnread.allows(&error) => {}
+            done => return done,
+        }
+    }
+    run()
+}
+
 /// Which requests are repeated when their server has ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Repeat {
@@ -136,6 +147,9 @@ impl Repeat {
 
 /// Servers that end one after the other while one request is tried. More would be a fault of the server.
 const MAX_REPEATS: u32 = 100;
+
+/// Daemons that end, one after the other, before they read a request.
+const MAX_DAEMONS: u32 = 3;
 
 /// Whether the daemon has closed an unused connection.
 fn has_ended(stream: &UnixStream) -> bool {

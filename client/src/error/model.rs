@@ -37,7 +37,7 @@ pub enum ModelError {
     Gguf {
         /// The layer; absent for the header to be made.
         layer: Option<usize>,
-        /// What is wrong with it.
+        /// The fault in it.
         reason: GgufError,
     },
     /// A tensor was not opened, so no image of the file can be made.

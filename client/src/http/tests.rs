@@ -3,12 +3,16 @@ use std::io::{Read as _, Write as _};
 use super::*;
 use crate::protocol::error::ErrorCode;
 
+fn id() -> RequestId {
+    "test.1".parse().unwrap()
+}
+
 /// Sends a request to a peer that has already sent `bytes` and closed its end.
 fn response(bytes: &[u8]) -> Result<Response, ClientError> {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(bytes).unwrap();
     theirs.shutdown(std::net::Shutdown::Write).unwrap();
-    Request::query("/v1/x").send(ours)
+    Request::query("/v1/x").send(ours, &id())
 }
 
 fn json(bytes: &[u8]) -> Result<serde_json::Value, ClientError> {
@@ -20,11 +24,11 @@ fn upgrade_request_has_headers_and_body() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let request = Request::upgrade("/v1/open", &["a"]).unwrap();
     theirs.write_all(b"HTTP/1.1 101 Switching Protocols\r\n\r\n").unwrap();
-    drop(request.send(ours).unwrap());
+    drop(request.send(ours, &id()).unwrap());
     let mut text = String::new();
     theirs.read_to_string(&mut text).unwrap();
     let expected = "POST /v1/open HTTP/1.1\r\nhost: blobd\r\nconnection: upgrade\r\nupgrade: blobd-fd/1\r\n\
-                    content-type: application/json\r\ncontent-length: 5\r\n\r\n[\"a\"]";
+                    content-type: application/json\r\ncontent-length: 5\r\nx-request-id: test.1\r\n\r\n[\"a\"]";
     assert_eq!(text, expected);
 }
 
@@ -33,7 +37,7 @@ fn response_of_a_daemon_that_refuses_early_is_read() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n7").unwrap();
     drop(theirs);
-    let response = Request::query("/v1/x").send(ours).unwrap();
+    let response = Request::query("/v1/x").send(ours, &id()).unwrap();
     assert_eq!(response.json::<u32>().unwrap(), 7);
 }
 
@@ -106,7 +110,7 @@ fn endless_head_and_endless_line_are_cut_off() {
         // The reader closes early.
         let _outcome = theirs.write_all(&[&head[..], &line].concat());
     });
-    let mut lines = Request::query("/").send(ours).unwrap().lines().unwrap();
+    let mut lines = Request::query("/").send(ours, &id()).unwrap().lines().unwrap();
     let error = lines.next_json::<u32>().unwrap_err();
     assert!(matches!(error, ClientError::Protocol(ProtocolError::TooLong { what: "line", .. })), "{error}");
     drop(lines);

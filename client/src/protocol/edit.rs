@@ -66,7 +66,7 @@ impl From<EditProgress> for EditEvent {
 /// The progress of an edit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EditProgress {
-    /// What is being done, for people.
+    /// The current step, for people.
     pub status: String,
     /// The bytes to be read, once known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -112,7 +112,7 @@ pub struct ChangedKey {
     pub to: serde_json::Value,
 }
 
-/// What became of the manifest's template layer.
+/// Whether the manifest's template layer was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TemplateLayer {

@@ -12,17 +12,20 @@ pub struct ErrorBody {
     /// [`ErrorCode::Internal`].
     #[serde(deserialize_with = "known_or_internal")]
     pub code: ErrorCode,
-    /// What happened, for people: in lower case, the subject first.
+    /// A description of the failure, for people: in lower case, the subject first.
     pub message: String,
     /// What to do about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
+    /// The ID of the request that failed, under which the daemon's log and its audit log have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<String>,
 }
 
 impl ErrorBody {
     /// An error without a hint.
     pub fn new(code: ErrorCode, message: impl fmt::Display) -> Self {
-        Self { code, message: without_system_numbers(message.to_string()), hint: None }
+        Self { code, message: without_system_numbers(message.to_string()), hint: None, request: None }
     }
 
     /// Adds a hint: what to do about it.
@@ -45,7 +48,7 @@ impl std::error::Error for ErrorBody {}
 /// The body of a response that is an error: `{"error":{"code":…,"message":…}}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorResponse {
-    /// What went wrong.
+    /// A description of the failure.
     pub error: ErrorBody,
 }
 
@@ -77,6 +80,23 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
+    /// Its name in JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InvalidRequest => "invalid_request",
+            Self::InvalidInput => "invalid_input",
+            Self::NotFound => "not_found",
+            Self::Busy => "busy",
+            Self::Corrupt => "corrupt",
+            Self::NoSpace => "no_space",
+            Self::ReadOnly => "read_only",
+            Self::Denied => "denied",
+            Self::Upstream => "upstream",
+            Self::Internal => "internal",
+        }
+    }
+
     /// The HTTP status of a response with this code.
     #[must_use]
     pub const fn http_status(self) -> u16 {
@@ -151,6 +171,24 @@ mod tests {
         assert_eq!(body.message, "a: No such file or directory; b: No such file or directory");
         for text in ["x (os error )", "x (os error 2", "x (os error 2x)", "é (os error "] {
             assert_eq!(ErrorBody::new(ErrorCode::NotFound, text).message, text);
+        }
+    }
+
+    #[test]
+    fn code_has_its_name_in_json() {
+        for code in [
+            ErrorCode::InvalidRequest,
+            ErrorCode::InvalidInput,
+            ErrorCode::NotFound,
+            ErrorCode::Busy,
+            ErrorCode::Corrupt,
+            ErrorCode::NoSpace,
+            ErrorCode::ReadOnly,
+            ErrorCode::Denied,
+            ErrorCode::Upstream,
+            ErrorCode::Internal,
+        ] {
+            assert_eq!(serde_json::to_value(code).unwrap(), code.name());
         }
     }
 

@@ -27,7 +27,7 @@ impl LostModel {
         self.kept.iter().map(|kept| kept.bytes).fold(0, u64::saturating_add)
     }
 
-    /// What needs bytes of this model, each once, in order.
+    /// The holders of this model's bytes, each once, in order.
     #[must_use]
     pub fn keepers(&self) -> Vec<&str> {
         let mut names: Vec<_> = self.kept.iter().flat_map(|kept| &kept.by).map(String::as_str).collect();

@@ -3,14 +3,20 @@
 //! Requests are HTTP/1.1 with JSON. Open and import upgrade their connection to frames, which can
 //! have descriptors attached. `docs/PROTOCOL.md` is the specification.
 
+pub mod access;
+pub mod configuration;
 pub mod connection;
+pub mod corrected;
 pub mod edit;
 pub mod error;
 pub mod frame;
 pub mod heads;
+pub mod history;
 pub mod lost_model;
 pub mod model_tensor;
+pub mod pulls;
 pub mod request;
+pub mod request_id;
 pub mod response;
 pub mod space;
 pub mod upkeep;

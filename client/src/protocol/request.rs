@@ -132,6 +132,10 @@ pub struct RemoveParams {
     /// Only report what would be removed and freed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
+    /// Remove the other models if a name or a pattern is refused, and report it in `failed`. Without this, all are
+    /// removed or none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub go_on: bool,
 }
 
 /// Body of `POST /v1/undelete`.

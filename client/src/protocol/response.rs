@@ -11,11 +11,14 @@ use blobd_store_format::recipe::Experts;
 use blobd_store_format::stored_file::{FilePiece, Source, StoredForm};
 use serde::{Deserialize, Serialize};
 
+use super::corrected::CorrectedFile;
+use super::error::ErrorBody;
 pub use super::lost_model::Kept;
 use super::lost_model::LostModel;
 use super::model_tensor::ModelTensor;
-pub use super::space::{DiskUsage, ModelUsage};
-use super::upkeep::Spared;
+pub use super::pulls::{RunningPull, RunningPulls};
+pub use super::space::{DiskUsage, ModelUsage, SharedWith};
+use super::upkeep::{Eviction, Spared};
 
 /// Response to `GET /v1/version`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,6 +104,9 @@ pub struct LayerSummary {
     pub size: u64,
     /// Whether it is stored as one blob or split.
     pub stored: StoredForm,
+    /// The layer of the manifest that it was in, if that is compressed: its own bytes are not stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unpacked_from: Option<Digest>,
 }
 
 /// Response to `GET /v1/sharing/{reference}`: the bytes of a model on disk, and who shares them.
@@ -116,7 +122,7 @@ pub struct ModelSharing {
     pub models: Vec<SharedWith>,
 }
 
-/// What a source names at its server.
+/// The manifest or files that a source names at its server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resolved {
     /// The manifest's digest; absent if the source is files without a manifest.
@@ -124,15 +130,6 @@ pub struct Resolved {
     pub digest: Option<Digest>,
     /// The digests of its files, as far as the server says them.
     pub files: Vec<Digest>,
-}
-
-/// A model that shares bytes with another.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SharedWith {
-    /// Its shortest unique name.
-    pub name: String,
-    /// The bytes on disk that both need.
-    pub bytes: u64,
 }
 
 /// Response to `GET /v1/ps`.
@@ -159,6 +156,12 @@ pub struct SessionSummary {
     pub since: String,
     /// The size of the blobs whose descriptors were passed.
     pub bytes_mapped: u64,
+    /// The size of the whole model; as the next one, only if it was requested and is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_bytes: Option<u64>,
+    /// How many of these bytes are in the page cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resident_bytes: Option<u64>,
 }
 
 /// Response to `POST /v1/release`.
@@ -186,9 +189,21 @@ pub struct Removed {
     /// The models that match a pattern, or are old or unused, and are not removed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spared: Vec<Spared>,
+    /// The names and patterns that were refused, if the request says that the others are removed all the same.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<NotRemoved>,
     /// Whether this was a dry run, which removes nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
+}
+
+/// A name or pattern of a request whose models were not removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotRemoved {
+    /// The name or the pattern.
+    pub name: String,
+    /// Why.
+    pub error: ErrorBody,
 }
 
 /// Response to `POST /v1/tag`.
@@ -289,7 +304,7 @@ impl From<PullProgress> for PullEvent {
 /// The progress of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullProgress {
-    /// What is being done, for people.
+    /// The current step, for people.
     pub status: String,
     /// The file in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -303,6 +318,9 @@ pub struct PullProgress {
     /// How much of it was already stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reused: Option<u64>,
+    /// Whether an interruption loses what has been received of the file, such as of a compressed archive.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restarts: bool,
     /// Models that were just evicted to make space.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evicted: Vec<LostModel>,
@@ -330,6 +348,9 @@ pub struct PullDone {
     /// Whether the name meant the same model before, and nothing was downloaded.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,
+    /// The files whose first download had a wrong digest, and whose second download was right.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub corrected: Vec<CorrectedFile>,
     /// The other model that had the name before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub displaced: Vec<LostModel>,
@@ -348,8 +369,52 @@ pub struct PullPlan {
     /// An estimate of the bytes that a pull would download. Similar tensors count as stored. Headers and
     /// samples that were downloaded for this plan are downloaded again by the pull.
     pub download_bytes: u64,
+    /// Whether the store has space for it now, if necessary after it has evicted models. If not, the pull would fail.
+    #[serde(default = "always")]
+    pub enough_space: bool,
+    /// How much space that is.
+    #[serde(default)]
+    pub space: PlannedSpace,
     /// The files, in the order in which they would be pulled.
     pub files: Vec<PlannedFile>,
+}
+
+const fn always() -> bool {
+    true
+}
+
+/// The disk space that a planned pull needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedSpace {
+    /// An estimate of the bytes on disk that the pull would take.
+    pub needed_bytes: u64,
+    /// The bytes that the store may still take.
+    pub available_bytes: u64,
+    /// What limits them.
+    pub limit: SpaceLimit,
+    /// How many bytes must become free before the pull; 0 if it fits.
+    pub missing_bytes: u64,
+    /// If bytes are missing: how many of them `gc` would free, if known. Where models may be evicted, the pull collects
+    /// them itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reclaimable_bytes: Option<u64>,
+    /// If bytes are missing and models may be evicted: how many bytes that would free at most, after a collection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evictable_bytes: Option<u64>,
+    /// The models that the pull would evict.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evicted: Vec<Eviction>,
+}
+
+/// What limits the space of a store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SpaceLimit {
+    /// The free space of the file system, without what the store leaves free.
+    #[default]
+    Disk,
+    /// The store's quota.
+    Quota,
 }
 
 /// One file of a planned pull. The last four sizes are disjoint parts of it.

@@ -12,10 +12,10 @@ pub struct DiskUsage {
     pub logical_bytes: u64,
     /// The size of blobs and recipes on disk.
     pub physical_bytes: u64,
-    /// What sharing saves: the logical bytes, less missing ones, minus what the models need on disk; at
+    /// The bytes saved by sharing: the logical bytes, less missing ones, minus those that the models need on disk; at
     /// least zero.
     pub saved_bytes: u64,
-    /// What `gc` would free.
+    /// The bytes that `gc` would free.
     pub reclaimable_bytes: u64,
     /// The size on disk of unfinished imports and pulls.
     pub partial_bytes: u64,
@@ -51,7 +51,7 @@ pub struct DiskUsage {
     pub free_bytes: u64,
     /// The number of blobs.
     pub blob_count: u64,
-    /// What the store's directory takes on disk, as `du` reports it: allocated blocks, each file once. The sum of
+    /// The size on disk of the store's directory, as `du` reports it: allocated blocks, each file once. The sum of
     /// `rows`.
     #[serde(default)]
     pub disk_bytes: u64,
@@ -61,6 +61,12 @@ pub struct DiskUsage {
     pub rows: Vec<UsageRow>,
     /// One entry per model, sorted by name.
     pub models: Vec<ModelUsage>,
+    /// With details: the parts of what several models need, the largest first; of very many, only the largest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shared_parts: Vec<SharedPart>,
+    /// With details: the damaged blobs, the latest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quarantined: Vec<QuarantinedBlob>,
 }
 
 /// One model's disk usage.
@@ -76,6 +82,52 @@ pub struct ModelUsage {
     pub shared_bytes: u64,
     /// When it was last opened, if that is known, RFC 3339 in UTC.
     pub last_opened: Option<String>,
+    /// The user who opened it then, if known.
+    #[serde(default)]
+    pub last_opened_by: Option<UserId>,
+    /// With details: which models it shares bytes with, the one that shares the most first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shared_with: Vec<SharedWith>,
+}
+
+/// A user.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserId {
+    /// The user's number.
+    pub uid: u32,
+    /// The user's name, if the uid has one.
+    pub user: Option<String>,
+}
+
+/// A model that shares bytes with another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedWith {
+    /// Its shortest unique name.
+    pub name: String,
+    /// The bytes on disk that both need.
+    pub bytes: u64,
+}
+
+/// Bytes on disk that the same models need.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedPart {
+    /// Its size.
+    pub bytes: u64,
+    /// How many models need it.
+    pub model_count: u64,
+    /// Their names in order; of more than were requested, the first.
+    pub models: Vec<String>,
+}
+
+/// A damaged blob in quarantine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuarantinedBlob {
+    /// The digest that its content should have.
+    pub digest: Digest,
+    /// Its size on disk.
+    pub bytes: u64,
+    /// When it was found to be damaged, RFC 3339 in UTC.
+    pub since: String,
 }
 
 /// A part of what the store takes on disk. The parts are disjoint.
@@ -91,6 +143,12 @@ pub struct UsageRow {
     pub digest: Option<Digest>,
     /// Its size on disk.
     pub bytes: u64,
+    /// With details: the size of a download's file, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+    /// With details: how much of a download's file has arrived or was reused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received_bytes: Option<u64>,
     /// Who uses it, if it is in use; a few paths of other files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by: Vec<String>,
@@ -116,7 +174,7 @@ pub struct UnfinishedDownload {
     pub size: Option<u64>,
     /// How much of it has arrived or was reused.
     pub received_bytes: u64,
-    /// What it takes on disk, with blobs that only it needs.
+    /// Its size on disk, with blobs that only it needs.
     pub disk_bytes: u64,
     /// When the pull began, if recorded.
     pub started: Option<String>,
@@ -173,26 +231,26 @@ pub struct KeptDownload {
     pub reason: String,
 }
 
-/// What a part of the store is.
+/// The kinds of parts of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum UsageKind {
-    /// What one model needs and no other.
+    /// Blobs and recipes that only one model needs.
     Model,
-    /// What several models need, or models and the trash.
+    /// Those that several models need, or models and the trash.
     Shared,
-    /// What nothing needs any more, but sessions, transactions or programs use.
+    /// Those that nothing needs any more, but sessions, transactions or programs use.
     InUse,
     /// An unfinished download.
     Download,
-    /// What imports and pulls in progress have written.
+    /// Files of imports and pulls in progress.
     Staging,
-    /// What only models in the trash need, with their records.
+    /// Data that only models in the trash need, with their records.
     Trash,
     /// Damaged blobs.
     Quarantine,
-    /// What nothing needs: `gc` frees it.
+    /// Unneeded data: `gc` frees it.
     Unneeded,
     /// Manifests, origins, pins and the files that describe the store.
     Records,

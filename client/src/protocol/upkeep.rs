@@ -29,7 +29,7 @@ impl From<VerifyProgress> for VerifyEvent {
 /// The progress of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerifyProgress {
-    /// What is being done, for people.
+    /// The current step, for people.
     pub status: String,
     /// The number of bytes to read.
     pub total: u64,
@@ -57,7 +57,7 @@ pub struct CorruptBlob {
     pub models: Vec<String>,
     /// Whether it has been repaired.
     pub repaired: bool,
-    /// What is wrong; after a failed repair, also why it failed.
+    /// The fault; after a failed repair, also why it failed.
     pub reason: String,
     /// The number of bytes that a repair downloaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -174,9 +174,40 @@ pub struct Check {
     pub status: CheckStatus,
     /// What was found.
     pub detail: String,
+    /// What may happen because of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
     /// How to fix it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
+    /// The command for a shell that fixes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+}
+
+impl Check {
+    /// The result of a check, without reason and advice.
+    pub fn new(name: impl Into<String>, status: CheckStatus, detail: impl Into<String>) -> Self {
+        Self { name: name.into(), status, detail: detail.into(), why: None, hint: None, command: None }
+    }
+
+    /// Adds what may happen because of it.
+    #[must_use]
+    pub fn because(self, why: impl Into<String>) -> Self {
+        Self { why: Some(why.into()), ..self }
+    }
+
+    /// Adds how to fix it.
+    #[must_use]
+    pub fn with_hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+
+    /// Adds the command for a shell that fixes it.
+    #[must_use]
+    pub fn mended_by(self, command: impl Into<String>) -> Self {
+        Self { command: Some(command.into()), ..self }
+    }
 }
 
 /// The result of a check.
@@ -185,6 +216,8 @@ pub struct Check {
 pub enum CheckStatus {
     /// No problem was found.
     Ok,
+    /// It works, and could work better.
+    Note,
     /// It works, but there is a problem.
     Warning,
     /// It does not work.

@@ -53,7 +53,7 @@ pub enum WeightsError {
     Layer {
         /// The layer's name.
         layer: String,
-        /// What is wrong.
+        /// The fault.
         reason: SafetensorsError,
     },
     /// Two layers have a tensor with the same name, or there are too many.
@@ -64,7 +64,7 @@ pub enum WeightsError {
     Json {
         /// The file's path.
         name: String,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
 }

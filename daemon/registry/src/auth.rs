@@ -14,6 +14,7 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use ring::rand::{SecureRandom as _, SystemRandom};
+use tracing::Span;
 use url::Url;
 
 use super::Shared;
@@ -92,8 +93,9 @@ impl Shared {
 
     /// Reads files and may run a program, so it runs on a blocking thread.
     async fn held(&self, origin: &Origin) -> Result<Held, RegistryError> {
-        let (policy, origin) = (Arc::clone(&self.credentials), origin.clone());
-        let looked_up = tokio::task::spawn_blocking(move || held(&policy, &origin)).await;
+        let (policy, origin, span) = (Arc::clone(&self.credentials), origin.clone(), Span::current());
+        let look_up = move || span.in_scope(|| held(&policy, &origin));
+        let looked_up = tokio::task::spawn_blocking(look_up).await;
         match looked_up {
             Ok(held) => Ok(held?),
             // Only a panic ends the task: it cannot be cancelled once it runs.

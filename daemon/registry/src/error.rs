@@ -19,7 +19,7 @@ pub enum RegistryError {
     /// There is no such model, tag or file.
     #[error("{subject}: not found at {host}")]
     NotFound {
-        /// What was requested.
+        /// The request.
         subject: String,
         /// The host that responded.
         host: String,
@@ -35,21 +35,33 @@ pub enum RegistryError {
     /// There is no such tag or file in a repository that has others.
     #[error("{subject}: not found at {host}; the nearest names are {nearest}")]
     NoSuchName {
-        /// What was requested.
+        /// The request.
         subject: String,
         /// The host that responded.
         host: String,
         /// The most similar names.
         nearest: String,
     },
-    /// The registry requires other credentials.
-    #[error("{subject}: denied by {host}; {advice}")]
-    Denied {
+    /// There is no such tag in a registry that does not list its tags.
+    #[error("{subject}: not found at {host}{}", latest.as_ref().map_or_else(String::new, |name| format!(", which has {name}")))]
+    NoSuchTag {
         /// What was requested.
         subject: String,
         /// The host that responded.
         host: String,
-        /// What the user can do.
+        /// The name of the model with the tag `latest`, if the registry has that.
+        latest: Option<String>,
+        /// The web page that lists the model's tags, if the registry has such pages.
+        page: Option<String>,
+    },
+    /// The registry requires other credentials.
+    #[error("{subject}: denied by {host}; {advice}")]
+    Denied {
+        /// The request.
+        subject: String,
+        /// The host that responded.
+        host: String,
+        /// Advice for the user.
         advice: Box<Advice>,
     },
     /// The credentials for a registry cannot be used.
@@ -58,9 +70,9 @@ pub enum RegistryError {
     /// There is no model under this name that can be stored.
     #[error("model {reference}: {what}")]
     UnusableModel {
-        /// What was requested.
+        /// The request.
         reference: Box<Reference>,
-        /// What is wrong with it.
+        /// The fault in it.
         what: String,
     },
     /// A response or file that cannot be used, or a redirect or token service that is refused.
@@ -68,7 +80,7 @@ pub enum RegistryError {
     Unusable {
         /// The host that responded, or the file.
         subject: String,
-        /// What was found and what was expected.
+        /// The value found and the one expected.
         what: String,
     },
     /// A file without a known digest over plain HTTP.
@@ -131,7 +143,7 @@ pub enum RegistryError {
     TooLong {
         /// The host that responded.
         host: String,
-        /// What the body should be.
+        /// The expected kind of body.
         what: &'static str,
         /// The limit.
         max_bytes: u64,
@@ -187,7 +199,7 @@ pub enum RegistryError {
     Certificates {
         /// The file; empty when TLS itself failed.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
 }
@@ -243,7 +255,7 @@ impl RegistryError {
     pub fn kind(&self) -> FailureKind {
         match self {
             Self::AllFailed { error, .. } => error.kind(),
-            Self::NotFound { .. } | Self::NoSuchName { .. } => FailureKind::NotFound,
+            Self::NotFound { .. } | Self::NoSuchName { .. } | Self::NoSuchTag { .. } => FailureKind::NotFound,
             Self::Denied { .. } | Self::Credentials(_) => FailureKind::Denied,
             Self::UnusableModel { .. } => FailureKind::UnusableModel,
             Self::Host { .. } | Self::Mirror { .. } | Self::Certificates { .. } | Self::PlainHttp { .. } => {
@@ -270,13 +282,23 @@ impl RegistryError {
         }
     }
 
-    /// What the other mirrors answered, if several were asked.
+    /// What to do next, and what the other mirrors answered if several were asked.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::AllFailed { others, .. } => {
+            Self::AllFailed { error, others } => {
                 let rest = if others.len() > 1 { "the other mirrors" } else { "the other mirror" };
-                Some(format!("{rest}: {}", others.join("; ")))
+                let rest = format!("{rest}: {}", others.join("; "));
+                Some(error.hint().map_or_else(|| rest.clone(), |own| format!("{own}; {rest}")))
+            }
+            Self::NoSuchTag { latest: Some(_), page: Some(page), .. } => {
+                Some(format!("{page} lists the tags of this model"))
+            }
+            Self::NoSuchTag { latest: Some(_), page: None, .. } => {
+                Some("the registry does not list its tags; without a tag, latest is pulled".to_owned())
+            }
+            Self::NoSuchTag { page: Some(page), .. } => {
+                Some(format!("is the name right? if there is such a model, {page} lists its tags"))
             }
             _ => None,
         }
@@ -285,7 +307,7 @@ impl RegistryError {
     /// The host that responded or was requested, and what was wrong there, without what was requested.
     pub(super) fn brief(&self) -> String {
         match self {
-            Self::NotFound { host, .. } | Self::BlobMissing { host, .. } => {
+            Self::NotFound { host, .. } | Self::NoSuchTag { host, .. } | Self::BlobMissing { host, .. } => {
                 format!("{host} does not have it")
             }
             Self::NoSuchName { host, nearest, .. } => format!("{host} does not have it, but {nearest}"),
@@ -343,7 +365,7 @@ impl RegistryError {
     }
 }
 
-/// What the user can do about a refusal, which depends on the credentials that were sent.
+/// Advice for a user after a refusal, which depends on the credentials that were sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Advice {

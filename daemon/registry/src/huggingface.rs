@@ -58,6 +58,7 @@ impl RegistryClient {
             RegistryError::Status { status: 400, .. }
                 | RegistryError::NotFound { .. }
                 | RegistryError::NoSuchName { .. }
+                | RegistryError::NoSuchTag { .. }
         );
         if !is_hub || !knows_no_tag || reference.digest().is_some() {
             return Err(error);

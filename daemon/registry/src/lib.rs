@@ -68,7 +68,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blobd_store_format::archive::Archive;
+use blobd_store_format::descriptor::Archive;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::index::{IndexError, ManifestIndex};
 use blobd_store_format::manifest::{Manifest, ManifestError};
@@ -85,9 +85,14 @@ use self::origin::Registry;
 pub use self::remote::{KnownFile, RemoteFile, RemoteModel};
 use self::request::{Response, Target};
 pub use self::retry::{Retry, RetryPolicy};
-pub use self::stream::ByteStream;
+pub use self::stream::{ByteStream, Sender};
 use self::token_cache::TokenCache;
 use self::transport::Transport;
+
+/// After this time without a byte of a file a connection is given up, unless the policy says otherwise. A connection
+/// that is alive pauses for a few seconds at most, and a broken one never sends anything. A content network that loads
+/// a cold file goes on with that for the next request.
+pub const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The configuration of a [`RegistryClient`].
 #[derive(Clone, Debug, Default)]
@@ -103,7 +108,7 @@ pub struct RegistryPolicy {
     pub credentials: CredentialPolicy,
     /// When a failed request is repeated.
     pub retry: RetryPolicy,
-    /// After which time without a byte of a file a connection is given up; 15 s if absent.
+    /// After which time without a byte of a file a connection is given up; [`DEFAULT_STALL_TIMEOUT`] if absent.
     pub stall_timeout: Option<Duration>,
 }
 
@@ -124,9 +129,9 @@ pub struct RegistryClient {
 
 #[derive(Debug)]
 struct Shared {
-    mirrors: Mirrors,
+    mirrors: Arc<Mirrors>,
     transport: Transport,
-    tokens: TokenCache,
+    tokens: Arc<TokenCache>,
     credentials: Arc<CredentialPolicy>,
     retry: RetryPolicy,
     limits: Limits,
@@ -148,14 +153,30 @@ impl RegistryClient {
 
     fn with_limits(policy: &RegistryPolicy, limits: Limits, proxies: Matcher) -> Result<Self, RegistryError> {
         let shared = Shared {
-            mirrors: Mirrors::new(policy)?,
+            mirrors: Arc::new(Mirrors::new(policy)?),
             transport: Transport::new(&policy.ca_files, &limits, proxies)?,
-            tokens: TokenCache::default(),
+            tokens: Arc::default(),
             credentials: Arc::new(policy.credentials.clone()),
             retry: policy.retry,
             limits,
         };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The same client with connections of its own. One that has delivered wrong bytes, for example through a
+    /// damaged proxy, is not used again.
+    #[must_use]
+    pub fn with_fresh_connections(&self) -> Self {
+        let Shared { mirrors, transport, tokens, credentials, retry, limits } = &*self.shared;
+        let shared = Shared {
+            mirrors: Arc::clone(mirrors),
+            transport: transport.without_connections(),
+            tokens: Arc::clone(tokens),
+            credentials: Arc::clone(credentials),
+            retry: *retry,
+            limits: *limits,
+        };
+        Self { shared: Arc::new(shared) }
     }
 
     /// The manifest that `reference` names, or the only model in the image index that it names. Its digest is
@@ -265,11 +286,13 @@ impl RegistryClient {
 /// Refuses models that could be stored but not opened, before their download.
 fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<(), RegistryError> {
     for (file, name) in manifest.files().zip(manifest.names()) {
-        let Some(Archive::Compressed(method)) = file.media_type.archive_of_weights() else { continue };
+        if file.media_type.archive_of_weights() != Some(Archive::Unknown) {
+            continue;
+        }
         let name = name.map_or_else(|| file.digest.short(), str::to_owned);
         let what = format!(
-            "weights {name} are in an archive that is compressed with {method} ({}), an uncompressed one or plain \
-             files expected; pull such a variant, or unpack them and `blobd import` the file",
+            "weights {name} are in an archive of the type {}, one that is not compressed or with gzip or zstd expected; \
+             pull another variant, or unpack them and `blobd import` the file",
             file.media_type
         );
         return Err(RegistryError::unusable_model(reference, &what));
@@ -305,9 +328,7 @@ impl Default for Limits {
             head: Duration::from_secs(30),
             // 4 MiB at 70 KB/s. With the stall limit alone, a server could send one byte a second for weeks.
             document: Duration::from_secs(60),
-            // A connection that is alive pauses for a few seconds at most, and a broken one never sends
-            // anything. A content network that loads a cold file goes on with that for the next request.
-            silence: Duration::from_secs(15),
+            silence: DEFAULT_STALL_TIMEOUT,
             // Ollama waits as long.
             stall: Duration::from_secs(30),
             // 1 KiB/s: slower than any link on which a model is worth waiting for.

@@ -139,9 +139,13 @@ enum Relevance {
 /// `is_own` is whether the server is the host itself and not a mirror of it.
 fn relevance(error: &RegistryError, is_own: bool) -> Relevance {
     match error {
-        RegistryError::NoSuchName { .. } => Relevance::OthersListed,
-        RegistryError::NotFound { .. } if is_own => Relevance::AbsentAtHost,
-        RegistryError::NotFound { .. } | RegistryError::BlobMissing { .. } => Relevance::Absent,
+        RegistryError::NoSuchName { .. } | RegistryError::NoSuchTag { latest: Some(_), .. } => {
+            Relevance::OthersListed
+        }
+        RegistryError::NotFound { .. } | RegistryError::NoSuchTag { .. } if is_own => Relevance::AbsentAtHost,
+        RegistryError::NotFound { .. }
+        | RegistryError::NoSuchTag { .. }
+        | RegistryError::BlobMissing { .. } => Relevance::Absent,
         RegistryError::Denied { .. } => Relevance::Denied,
         RegistryError::Unreachable { reason, .. } if reason.is_tls() => Relevance::NotTrusted,
         _ => Relevance::Failed,

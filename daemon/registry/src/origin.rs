@@ -94,6 +94,12 @@ impl Registry {
         &self.origin
     }
 
+    /// The host, and the port if it is not the scheme's default, for messages and to tell servers apart.
+    pub(super) fn name(&self) -> &str {
+        let authority = self.base.split_once("://").map_or(self.base.as_str(), |(_, rest)| rest);
+        authority.split('/').next().unwrap_or(authority)
+    }
+
     /// Whether this is the registry of `host`, a name with at most a port, and not a mirror of it.
     pub(super) fn is_of(&self, host: &str) -> bool {
         let own = Self::at(&format!("{}://{}", self.origin.scheme.as_str(), api_host(host)));
@@ -182,6 +188,11 @@ mod tests {
     #[test]
     fn mirrors_have_an_absolute_url_without_a_query() {
         assert_eq!(Registry::at("http://m/p/").unwrap().url("x").unwrap().as_str(), "http://m/p/v2/x");
+        for (base, name) in
+            [("https://M:443/p/q", "m"), ("http://[::1]:80", "[::1]"), ("http://m:81/", "m:81")]
+        {
+            assert_eq!(Registry::at(base).unwrap().name(), name);
+        }
         for base in
             ["", "m", "/m", "ftp://m", "http://", "http://m?q", "http://m#f", "http://u@m", "http://m m"]
         {

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::mirrors::first_of;
 use super::origin::Registry;
 use super::request::{Response, Target};
-use super::{ByteStream, RegistryClient, RegistryError};
+use super::{ByteStream, RegistryClient, RegistryError, Sender};
 
 /// The result of resolving a source.
 #[derive(Debug)]
@@ -41,6 +41,8 @@ pub struct RemoteFile {
     /// Whether the same validator surely means the same bytes.
     is_lasting: bool,
     unchanged: Option<Digest>,
+    /// The servers that are requested last; absent if the order is that of the configuration.
+    avoided: Option<Vec<String>>,
 }
 
 /// A file at a URL that was pulled earlier.
@@ -134,8 +136,8 @@ impl RemoteFile {
         size: u64,
         digest: Option<Digest>,
     ) -> Self {
-        let (validator, is_lasting, unchanged) = (None, false, None);
-        Self { place, media_type, name, size, digest, validator, is_lasting, unchanged }
+        let (validator, is_lasting, unchanged, avoided) = (None, false, None, None);
+        Self { place, media_type, name, size, digest, validator, is_lasting, unchanged, avoided }
     }
 
     pub(super) fn with_validator(self, validator: Option<String>, is_lasting: bool) -> Self {
@@ -148,6 +150,26 @@ impl RemoteFile {
 
     pub(super) fn with_digest(self, digest: Digest) -> Self {
         Self { digest: Some(digest), ..self }
+    }
+
+    /// The same file, requested from these servers only if no other has it: they have sent wrong bytes. Without
+    /// any, the first server is avoided.
+    #[must_use]
+    pub fn avoiding<'s>(&self, servers: impl IntoIterator<Item = &'s Sender>) -> Self {
+        let avoided = servers.into_iter().map(|sender| sender.server().to_owned()).collect();
+        Self { avoided: Some(avoided), ..self.clone() }
+    }
+
+    fn in_order(&self, mut servers: Vec<Registry>) -> Vec<Registry> {
+        match &self.avoided {
+            None => {}
+            Some(avoided) if avoided.is_empty() => {
+                let count = servers.len();
+                servers.rotate_left(count.min(1));
+            }
+            Some(avoided) => servers.sort_by_key(|server| avoided.iter().any(|name| name == server.name())),
+        }
+        servers
     }
 
     /// The file's type.
@@ -318,6 +340,7 @@ impl RegistryClient {
             Place::Layer(reference) => self.shared.mirrors.of(reference)?,
             Place::Web(web) => web.servers().to_vec(),
         };
+        let servers = file.in_order(servers);
         first_of(&servers, file.host(), |server| self.open_at(file, server, range.as_ref())).await
     }
 
@@ -348,7 +371,13 @@ impl RegistryClient {
         let version = file.check_version(&response);
         let Some(range) = range.filter(|_| response.is_partial()) else {
             let page = response.web_page();
-            let stream = ByteStream::open(response.into_body(), (file.subject(), file.size), None, limits);
+            let stream = ByteStream::open(
+                response.into_body(),
+                server.name(),
+                (file.subject(), file.size),
+                None,
+                limits,
+            );
             // A web page or a wrong length explains more than a changed version.
             return stream.map_err(|error| page.unwrap_or(error)).and_then(|stream| version.map(|()| stream));
         };
@@ -356,7 +385,7 @@ impl RegistryClient {
         let expected = content_range(range, file.size);
         check_part(&response, file, &expected)?;
         let part = (file.subject(), range.end - range.start);
-        ByteStream::open(response.into_body(), part, Some(expected), limits)
+        ByteStream::open(response.into_body(), server.name(), part, Some(expected), limits)
     }
 }
 

@@ -24,7 +24,6 @@ use super::redirect;
 use super::stream::ResponseBody;
 use super::token_cache::Authorization;
 use super::transport::Request;
-use super::web;
 
 /// What to request, and how to name it in errors.
 #[derive(Debug)]
@@ -146,7 +145,7 @@ impl Response {
     pub(super) fn is_validator_lasting(&self) -> bool {
         const TICK: Duration = Duration::from_secs(60);
         let Some(validator) = self.validator() else { return false };
-        if web::is_tag(&validator) {
+        if is_tag(&validator) {
             return true;
         }
         let date =
@@ -277,6 +276,11 @@ impl Shared {
         }
         Err(refused(&url, format!("more than {MAX_REDIRECTS} redirects in a row")))
     }
+}
+
+/// Whether a validator is an `ETag` and not a date.
+pub(super) fn is_tag(validator: &str) -> bool {
+    validator.starts_with('"')
 }
 
 /// Hugging Face sends a large file's SHA-256 with the redirect to it. The `ETag` of the content network, and that

@@ -1,6 +1,8 @@
 //! The body of a response, limited in length and in the time spent waiting.
 
+use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
@@ -25,20 +27,53 @@ pub struct ByteStream {
     wanted: Range<u64>,
     /// The response's `Content-Range`, if it is a part of the file.
     content_range: Option<String>,
+    sender: Arc<Sender>,
     stall: StallTimer,
 }
 
+/// Who sent bytes: a registry, a mirror of it, or a host to which it redirected.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sender {
+    /// The server that was requested, with its port if that is not the default.
+    server: String,
+    /// The host that sent the bytes.
+    host: String,
+}
+
+impl Sender {
+    pub(super) const fn new(server: String, host: String) -> Self {
+        Self { server, host }
+    }
+
+    /// The server that was requested, which may have redirected to another host.
+    #[must_use]
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+}
+
+impl fmt::Display for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.server == self.host {
+            true => f.write_str(&self.server),
+            false => write!(f, "{} (redirected by {})", self.host, self.server),
+        }
+    }
+}
+
 impl ByteStream {
-    /// Fails if the body announces another length than `length`.
+    /// The body of the response of `server`. Fails if it announces another length than `length`.
     pub(super) fn open(
         body: ResponseBody,
+        server: &str,
         (subject, length): (String, u64),
         content_range: Option<String>,
         limits: &Limits,
     ) -> Result<Self, RegistryError> {
         let announced = body.incoming.size_hint().exact();
         let (wanted, stall) = (0..length, StallTimer::new(limits));
-        let stream = Self { body, subject, length, wanted, content_range, stall };
+        let sender = Arc::new(Sender::new(server.to_owned(), body.host.clone()));
+        let stream = Self { body, subject, length, wanted, content_range, sender, stall };
         match announced.filter(|announced| *announced != length) {
             Some(announced) => Err(stream.length_differs(announced)),
             None => Ok(stream),
@@ -74,6 +109,12 @@ impl ByteStream {
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.content_range.is_none() && self.wanted == (0..self.length)
+    }
+
+    /// Who sends the bytes.
+    #[must_use]
+    pub const fn sender(&self) -> &Arc<Sender> {
+        &self.sender
     }
 
     /// Bytes received over the network, including bytes before the range from a server that ignores ranges.

@@ -9,20 +9,37 @@ use super::origin::Registry;
 use super::request::Target;
 
 impl RegistryClient {
-    /// Adds the nearest tags to a "not found" error, if the registry lists tags. Ollama's does not.
+    /// Adds to a "not found" error which tags there are: the nearest, if the registry lists tags. Ollama's does
+    /// not; it is asked whether it has `latest`, which most of its models have.
     pub(super) async fn with_known_tags(
         &self,
         registry: &Registry,
         reference: &Reference,
         error: RegistryError,
     ) -> RegistryError {
-        match (error, self.tags(registry, reference).await) {
-            (RegistryError::NotFound { subject, host }, Ok(tags)) if !tags.is_empty() => {
+        let RegistryError::NotFound { subject, host } = error else { return error };
+        match self.tags(registry, reference).await {
+            Ok(tags) if !tags.is_empty() => {
                 let nearest = nearest(reference.tag(), &tags);
                 RegistryError::NoSuchName { subject, host, nearest }
             }
-            (error, _) => error,
+            _ => {
+                let latest = self.latest(registry, reference).await;
+                RegistryError::NoSuchTag { subject, host, latest, page: tags_page(reference) }
+            }
         }
+    }
+
+    /// The name of the model with the tag `latest`, if the registry has that.
+    async fn latest(&self, registry: &Registry, reference: &Reference) -> Option<String> {
+        if reference.tag() == Reference::DEFAULT_TAG {
+            return None;
+        }
+        let response = self.get_manifest(registry, reference, Reference::DEFAULT_TAG).await.ok()?;
+        if response.web_page().is_some() {
+            return None;
+        }
+        reference.with_tag(Reference::DEFAULT_TAG).ok().map(|latest| latest.short())
     }
 
     async fn tags(&self, registry: &Registry, reference: &Reference) -> Result<Vec<String>, RegistryError> {
@@ -38,6 +55,12 @@ impl RegistryClient {
         let list: Option<TagList> = serde_json::from_slice(&document).ok();
         Ok(list.and_then(|list| list.tags).unwrap_or_default())
     }
+}
+
+/// The web page with the tags of a model, at registries that have one and no list of tags.
+fn tags_page(reference: &Reference) -> Option<String> {
+    let is_ollama = reference.host() == Reference::DEFAULT_HOST;
+    is_ollama.then(|| format!("https://ollama.com/{}/tags", reference.repository()))
 }
 
 const MAX_TAGS: usize = 1000;
@@ -66,6 +89,14 @@ pub(super) fn nearest(wanted: &str, tags: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn page_with_tags_is_that_of_the_model_at_ollama() {
+        let page = |name: &str| tags_page(&name.parse().unwrap());
+        assert_eq!(page("llama3:9b").as_deref(), Some("https://ollama.com/library/llama3/tags"));
+        assert_eq!(page("me/mine:x").as_deref(), Some("https://ollama.com/me/mine/tags"));
+        assert_eq!(page("localhost:5000/library/llama3:9b"), None);
+    }
 
     #[test]
     fn nearest_tags_come_first() {

@@ -90,6 +90,17 @@ impl Transport {
         })
     }
 
+    /// The same without open connections.
+    pub(super) fn without_connections(&self) -> Self {
+        Self {
+            clients: OnceCell::new(),
+            tls: self.tls.clone(),
+            authorities: self.authorities.clone(),
+            proxies: Arc::clone(&self.proxies),
+            limits: self.limits,
+        }
+    }
+
     /// Sends one request to a host whose scope is at most `reach`. Returns the response, whose body is still
     /// to be read, and the scope of the host's address.
     pub(super) async fn send(

@@ -8,7 +8,7 @@ use hyper::header::{CONTENT_RANGE, HeaderValue, IF_NONE_MATCH, RANGE};
 use super::mirrors::first_of;
 use super::origin::Registry;
 use super::remote::{KnownFile, RemoteFile, WebFile};
-use super::request::Response;
+use super::request::{Response, is_tag};
 use super::{RegistryClient, RegistryError};
 
 impl RegistryClient {
@@ -87,7 +87,7 @@ impl RegistryClient {
     }
 }
 
-/// What a server says about a file.
+/// The facts that a server gives about a file.
 struct Inspected {
     size: u64,
     validator: Option<String>,
@@ -122,11 +122,6 @@ impl Inspected {
             unchanged: Some(known.digest),
         }
     }
-}
-
-/// Whether a validator is an `ETag` and not a date.
-pub(super) fn is_tag(validator: &str) -> bool {
-    validator.starts_with('"')
 }
 
 /// The length of the whole file, from `bytes 0-3/1234`.

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
@@ -116,11 +116,23 @@ impl CredentialFile {
             let mut new = tempfile::NamedTempFile::new_in(self.directory())?;
             serde_json::to_writer_pretty(&mut new, content)?;
             new.write_all(b"\n")?;
+            self.keep_owner(new.as_file())?;
             new.as_file().sync_all()?;
             new.persist(&self.path).map_err(|error| error.error)?;
             File::open(self.directory())?.sync_all()
         };
         write().map_err(|source| self.io(source))
+    }
+
+    /// Gives the new file to the owner of the one that it replaces: root saves credentials for a daemon that runs as
+    /// another user. For others than root the two are the same, or the call fails.
+    fn keep_owner(&self, new: &File) -> io::Result<()> {
+        match fs::symlink_metadata(&self.path) {
+            Ok(old) if old.is_file() && old.uid() != new.metadata()?.uid() => {
+                fchown(new, Some(old.uid()), Some(old.gid()))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn io(&self, source: io::Error) -> CredentialError {
@@ -226,6 +238,20 @@ mod tests {
         assert!(file.remove(&host("r.example")).unwrap());
         assert!(file.get(&host("r.example")).unwrap().is_none());
         assert!(file.get(&host("hf.co")).unwrap().is_some());
+    }
+
+    /// `sudo blobd login` saves credentials for the daemon, which runs as another user.
+    #[test]
+    fn file_that_root_replaces_keeps_its_owner() {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: only root can give files away");
+            return;
+        }
+        let (_dir, file) = file_with(r#"{"version":1,"registries":{}}"#);
+        std::os::unix::fs::chown(file.path(), Some(65534), Some(65534)).unwrap();
+        file.set(&host("r.example"), &password()).unwrap();
+        let metadata = fs::metadata(file.path()).unwrap();
+        assert_eq!((metadata.uid(), metadata.gid(), metadata.mode() & 0o7777), (65534, 65534, 0o600));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! the store itself. They are read when a registry requires them and not before, so a `login` takes effect
 //! with the next pull.
 //!
-//! What is found for a [`RegistryHost`] was configured for that host, and no secret is in an error or in
+//! Credentials that are found for a [`RegistryHost`] were configured for that host, and no secret is in an error or in
 //! `Debug` output. Whether a connection is safe enough is decided in `auth`.
 
 mod docker;
@@ -199,7 +199,7 @@ pub enum CredentialError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong, without the file's content.
+        /// The fault, without the file's content.
         what: String,
     },
     /// A Docker helper failed.
@@ -207,7 +207,7 @@ pub enum CredentialError {
     Helper {
         /// The end of the program's name.
         name: String,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// A credential contains characters that a header cannot.

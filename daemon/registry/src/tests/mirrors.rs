@@ -2,16 +2,19 @@
 
 use std::io::Write as _;
 use std::net::TcpListener;
+use std::sync::Arc;
 
 use super::server::{Reply, Server, ok, response};
 use super::*;
-use crate::FailureKind;
+use crate::{FailureKind, Sender};
 
 /// How a mirror fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mirror {
     /// It has other tags of the model, and lists them.
     Tags,
+    /// It has the tag `latest` of the model, and lists nothing.
+    Unlisted,
     /// It has nothing, and lists nothing.
     Empty,
     Denied,
@@ -22,13 +25,14 @@ enum Mirror {
     Broken,
     LoginPage,
 }
-use Mirror::{Broken, Denied, Down, Empty, LoginPage, Plain, Tags};
+use Mirror::{Broken, Denied, Down, Empty, LoginPage, Plain, Tags, Unlisted};
 
 async fn start(mirror: Mirror) -> Server {
     Server::start(move |seen, _| {
         Reply::Whole(match mirror {
             Tags if seen.path.contains("/tags/list") => ok(br#"{"tags":["8b-q4","8b-q8"]}"#),
-            Tags | Empty | Plain | Down => response(404, "", b""),
+            Unlisted if seen.path.ends_with("/manifests/latest") => ok(manifest_json().as_bytes()),
+            Tags | Unlisted | Empty | Plain | Down => response(404, "", b""),
             Denied => response(401, "", b""),
             Broken => response(503, "", b""),
             LoginPage => response(200, "Content-Type: text/html\r\n", b"<!doctype html>"),
@@ -100,7 +104,11 @@ async fn most_relevant_error_of_several_mirrors_is_reported_and_the_others_are_i
         (&[Down, Broken], Upstream, DOWN, Some("status 503")),
         (&[Broken, Down], Upstream, "status 503", Some(DOWN)),
         (&[Empty, Empty], NotFound, "not found at", Some(LACKS)),
-        (&[Empty], NotFound, "not found at", None),
+        (&[Empty], NotFound, "not found at", Some("https://ollama.com/library/tiny/tags lists")),
+        (&[Unlisted], NotFound, "which has tiny:latest", Some("https://ollama.com/library/tiny/tags lists")),
+        (&[Unlisted, Tags], NotFound, "which has tiny:latest", Some("but 8b-q4, 8b-q8")),
+        (&[Empty, Unlisted], NotFound, "which has tiny:latest", Some(LACKS)),
+        (&[LoginPage, Empty], Upstream, "login page", Some(LACKS)),
         (&[Down], Upstream, DOWN, None),
     ] {
         let error = failure(mirrors).await;
@@ -124,7 +132,7 @@ async fn absence_at_the_host_itself_is_worth_more_than_a_mirror_that_is_down() {
     assert!(error.hint().unwrap().contains("connection refused"), "{error}");
 }
 
-/// What one mirror denies or garbles, another may deliver.
+/// After a mirror refuses or sends wrong data, the next one is tried.
 #[tokio::test]
 async fn next_mirror_is_asked_after_every_failure_of_a_server() {
     let good = Server::always(ok(manifest_json().as_bytes())).await;
@@ -133,4 +141,24 @@ async fn next_mirror_is_asked_after_every_failure_of_a_server() {
         let mirrors = [("registry.ollama.ai".to_owned(), vec![bad.url(""), good.url("")])].into();
         client_of(mirrors).manifest(&"tiny".parse().unwrap()).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn avoided_servers_are_requested_last_and_over_other_connections() {
+    let servers = [Server::always(ok(WEIGHTS)).await, Server::always(ok(WEIGHTS)).await];
+    let [first, second] = servers.each_ref().map(|server| server.url("").replace("http://", ""));
+    let bases = servers.each_ref().map(|server| server.url("")).to_vec();
+    let client = client_of([("registry.ollama.ai".to_owned(), bases)].into());
+    let file = RemoteFile::layer(&"tiny".parse().unwrap(), &weights());
+    let stream = client.open(&file).await.unwrap();
+    let sender = Arc::clone(stream.sender());
+    assert_eq!((sender.server(), sender.to_string()), (&*first, first.clone()));
+    let client = client.with_fresh_connections();
+    let none: [&Sender; 0] = [];
+    for avoiding in [file.avoiding(none), file.avoiding([&*sender])] {
+        assert_eq!(client.open(&avoiding).await.unwrap().sender().server(), second);
+    }
+    let both = [sender, Arc::clone(client.open(&file.avoiding(none)).await.unwrap().sender())];
+    let avoiding = file.avoiding(both.iter().map(|sender| &**sender));
+    assert_eq!(client.open(&avoiding).await.unwrap().sender().server(), first, "one of them is needed");
 }
